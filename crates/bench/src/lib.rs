@@ -1,0 +1,1 @@
+//! Workloads, figures and plots for Thalweg.

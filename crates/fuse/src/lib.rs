@@ -1,0 +1,1 @@
+//! FUSE adapters for Thalweg: a volume as one file.

@@ -1,0 +1,1 @@
+//! NBD server for Thalweg volumes.

@@ -1,0 +1,1 @@
+//! Simulated disks in virtual time, crashes, faults and reference models for Thalweg.

@@ -1,0 +1,171 @@
+//! The contract of a block store: atomicity and durability of versioned blocks.
+//!
+//! Isolation is not its business. A transaction layer decides who commits; what commits is applied
+//! here, and what is applied becomes visible at once, in version order.
+//!
+//! **The crash rule.** After a crash a store recovers to the state of one version, no older than
+//! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
+//! transaction in part.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::device::DeviceError;
+
+/// Bytes in a block.
+pub const BLOCK_SIZE: usize = 4096;
+
+/// A logical block address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Lba(pub u64);
+
+/// A commit timestamp. Versions are contiguous and never reused; version 0 is the empty store.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Version(pub u64);
+
+impl Version {
+    /// The version after this one.
+    pub const fn next(self) -> Version {
+        Version(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What kind of block a write changes. Stores with weaker data modes treat the two differently.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Class {
+    /// A user's bytes.
+    #[default]
+    Data,
+    /// Structure that other blocks hang on.
+    Metadata,
+}
+
+/// One block of a transaction.
+#[derive(Clone, Debug)]
+pub struct Write {
+    /// The block.
+    pub lba: Lba,
+    /// Its whole new content, [`BLOCK_SIZE`] bytes; `None` discards the block, which then reads
+    /// as zeros.
+    pub content: Option<Bytes>,
+    /// The bytes that differ from the content before.
+    pub changed: Range<u32>,
+    /// Data or metadata.
+    pub class: Class,
+}
+
+impl Write {
+    /// A write of a whole data block.
+    pub fn block(lba: Lba, content: Bytes) -> Write {
+        Write { lba, content: Some(content), changed: 0..BLOCK_SIZE as u32, class: Class::Data }
+    }
+}
+
+/// Blocks with versions, applied atomically and made durable on request.
+#[async_trait]
+pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
+    /// The number of logical blocks.
+    fn blocks(&self) -> u64;
+
+    /// The newest version that a new reader sees. A commit that has been acknowledged is in it.
+    fn now(&self) -> Version;
+
+    /// The newest content of `count` blocks from `lba` on with a version not above `at`: one
+    /// buffer for each block, `None` where nothing is stored and the block reads as zeros.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when no copy of a block matches its checksum.
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError>;
+
+    /// Applies one transaction's writes as the next version, atomically; later writes to the same
+    /// block win. It is visible when this returns, and durable after a [`BlockStore::sync`].
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError>;
+
+    /// Discards `count` blocks from `lba` on as the next version: they read as zeros, and their
+    /// space may be reclaimed.
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError>;
+
+    /// Returns when everything up to `version` survives a crash. Concurrent callers share a flush.
+    async fn sync(&self, version: Version) -> Result<(), StoreError>;
+
+    /// Keeps `version` readable until the guard is dropped. `None` when it is gone already.
+    fn hold(&self, version: Version) -> Option<Hold>;
+
+    /// Which of `count` blocks from `lba` on hold data at `at`, as runs of (length, stored).
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)>;
+}
+
+/// Keeps a version readable; released when dropped.
+pub struct Hold {
+    version: Version,
+    release: Option<Box<dyn FnOnce(Version) + Send + Sync>>,
+}
+
+impl Hold {
+    /// A guard that calls `release` when dropped.
+    pub fn new(version: Version, release: impl FnOnce(Version) + Send + Sync + 'static) -> Hold {
+        Hold { version, release: Some(Box::new(release)) }
+    }
+
+    /// The version held.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(release) = self.release.take() {
+            release(self.version);
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hold").field(&self.version).finish()
+    }
+}
+
+/// What can go wrong in a block store; each kind is named after what the caller must do.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum StoreError {
+    /// Give up: the request makes no sense for this store.
+    #[error("invalid request: {0}")]
+    Invalid(String),
+    /// Give up, or free something: there is no room for the write.
+    #[error("no space left on the volume; trim or delete data, delete snapshots, or extend it")]
+    NoSpace,
+    /// Give up on this block: no copy of it matches its checksum.
+    #[error("block {} is damaged: no copy matches its checksum ({detail})", lba.0)]
+    Corrupt {
+        /// The logical block.
+        lba: Lba,
+        /// Where it lies and what was tried.
+        detail: String,
+    },
+    /// Stop: a flush or a write failed earlier. The store serves reads until it is reopened.
+    #[error("the store refuses writes since an earlier failure: {0}")]
+    Poisoned(Arc<str>),
+    /// The version asked for has been reclaimed.
+    #[error("version {0} is no longer kept")]
+    Gone(Version),
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

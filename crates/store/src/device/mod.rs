@@ -1,0 +1,268 @@
+//! Devices: where bytes live, and what is assumed of them.
+//!
+//! A medium promises this and no more: a sector is written whole or not at all; nothing is durable
+//! before a flush returns; between two flushes any subset of the writes may survive, in any order;
+//! a read may fail, or return bytes that were not written, and it is the caller's checksums that
+//! must say so.
+//!
+//! Every byte and every flush carries a [`Purpose`] and is counted under it.
+
+mod buffer;
+mod counters;
+mod memory;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+pub use buffer::{AlignedBuf, MEMORY_ALIGNMENT};
+pub use counters::{Counters, Tallies, Tally};
+pub use memory::MemoryDevice;
+
+/// A shared handle to any device.
+pub type DeviceRef = Arc<dyn Device>;
+
+/// Why bytes move, and so the name under which they are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Purpose {
+    /// Blocks that a user wrote or reads.
+    UserData,
+    /// A redo journal.
+    Journal,
+    /// Entries of the inverse map.
+    Map,
+    /// Blocks that cleaning moves.
+    Cleaning,
+    /// Checkpoints of the index.
+    Checkpoint,
+    /// Copies in a cache.
+    Cache,
+    /// Labels: who a device belongs to.
+    Label,
+    /// Copies that restore redundancy: rebuild, repair, scrub.
+    Repair,
+}
+
+impl Purpose {
+    /// Every purpose, in the order of their counters.
+    pub const ALL: [Purpose; 8] = [
+        Purpose::UserData,
+        Purpose::Journal,
+        Purpose::Map,
+        Purpose::Cleaning,
+        Purpose::Checkpoint,
+        Purpose::Cache,
+        Purpose::Label,
+        Purpose::Repair,
+    ];
+
+    /// The purpose's name in metrics and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Purpose::UserData => "user_data",
+            Purpose::Journal => "journal",
+            Purpose::Map => "map",
+            Purpose::Cleaning => "cleaning",
+            Purpose::Checkpoint => "checkpoint",
+            Purpose::Cache => "cache",
+            Purpose::Label => "label",
+            Purpose::Repair => "repair",
+        }
+    }
+}
+
+/// What a device looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size in bytes, a multiple of `sector`.
+    pub size: u64,
+    /// The unit that is written whole or not at all, in bytes: 512 or 4096. Offsets and lengths of
+    /// reads and writes are multiples of it.
+    pub sector: u32,
+}
+
+impl Geometry {
+    /// Checks that `[offset, offset + len)` lies inside the device and on sector boundaries.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misaligned`] or [`DeviceError::OutOfRange`].
+    pub fn check(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let sector = u64::from(self.sector);
+        if !offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
+            return Err(DeviceError::Misaligned { offset, len, sector: self.sector });
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size => Ok(()),
+            _ => Err(DeviceError::OutOfRange { offset, len, size: self.size }),
+        }
+    }
+}
+
+/// Requests that a device has accepted and not yet finished.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueDepth {
+    /// Reads.
+    pub reads: usize,
+    /// Writes, flushes and discards.
+    pub writes: usize,
+}
+
+/// How awake a device is asked to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    /// Ready for requests.
+    Active,
+    /// Spun down until the next request, as far as the device can.
+    Standby,
+}
+
+/// The part that a device plays in a chain. A mirror uses it to let its idle side rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It takes writes.
+    Tail,
+    /// It serves reads and cleaning.
+    Body,
+}
+
+/// Where bytes live. Offsets and lengths are bytes, in whole sectors.
+#[async_trait]
+pub trait Device: Send + Sync + fmt::Debug {
+    /// Size and sector.
+    fn geometry(&self) -> Geometry;
+
+    /// Reads `len` bytes at `offset`. The returned buffer is aligned to [`MEMORY_ALIGNMENT`].
+    async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError>;
+
+    /// Writes `data`, buffer after buffer, at `offset`; each buffer is whole sectors. The write is
+    /// durable only after a later [`Device::flush`]. The buffers should be aligned to
+    /// [`MEMORY_ALIGNMENT`]; others are copied where the device needs alignment.
+    async fn write(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError>;
+
+    /// Makes every write that completed before this call durable.
+    async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError>;
+
+    /// Tells the device that the range's content is not needed. What a later read of it returns is
+    /// undefined.
+    async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError>;
+
+    /// Requests in flight.
+    fn queue_depth(&self) -> QueueDepth;
+
+    /// What has reached this device so far, by purpose. For a device made of devices, the sum over
+    /// its members.
+    fn tallies(&self) -> Tallies;
+
+    /// The devices that this one is made of; empty for a plain device.
+    fn members(&self) -> Vec<DeviceRef> {
+        Vec::new()
+    }
+
+    /// A short name for messages: a path, or how the device is composed.
+    fn name(&self) -> String;
+
+    /// How many copies of each byte there are.
+    fn copies(&self) -> usize {
+        1
+    }
+
+    /// Reads from the copy numbered `copy` alone: the way around a copy that returns wrong bytes.
+    async fn read_copy(
+        &self,
+        copy: usize,
+        offset: u64,
+        len: usize,
+        purpose: Purpose,
+    ) -> Result<Bytes, DeviceError> {
+        debug_assert_eq!(copy, 0);
+        self.read(offset, len, purpose).await
+    }
+
+    /// Overwrites the copy numbered `copy` alone with bytes known to be right.
+    async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
+        debug_assert_eq!(copy, 0);
+        self.write(offset, vec![data], Purpose::Repair).await
+    }
+
+    /// Asks for a power state; the default ignores it.
+    async fn set_power(&self, _power: Power) {}
+
+    /// Says which part the device plays in its chain from now on; the default ignores it.
+    async fn set_role(&self, _role: Role) {}
+}
+
+/// What can go wrong on a device.
+#[derive(Debug, thiserror::Error, Clone)]
+pub enum DeviceError {
+    /// The request is not in whole sectors. Give up: the caller is wrong.
+    #[error("request of {len} bytes at {offset} is not in whole sectors of {sector} bytes")]
+    Misaligned {
+        /// First byte of the request.
+        offset: u64,
+        /// Length of the request in bytes.
+        len: u64,
+        /// The device's sector in bytes.
+        sector: u32,
+    },
+    /// The request leaves the device. Give up: the caller is wrong.
+    #[error("request of {len} bytes at {offset} leaves a device of {size} bytes")]
+    OutOfRange {
+        /// First byte of the request.
+        offset: u64,
+        /// Length of the request in bytes.
+        len: u64,
+        /// The device's size in bytes.
+        size: u64,
+    },
+    /// The operating system, or a simulated fault, refused the request.
+    #[error("{device}: {operation} failed: {source}")]
+    Io {
+        /// The device's name.
+        device: String,
+        /// "read", "write", "flush", "discard" or "open".
+        operation: &'static str,
+        /// What the system said.
+        source: Arc<std::io::Error>,
+    },
+    /// Somebody else has the device open.
+    #[error("{device} is in use by another process; stop it, or name another device")]
+    Locked {
+        /// The device's name.
+        device: String,
+    },
+    /// The medium has no room left for the write.
+    #[error("{device}: no space left on the medium")]
+    NoSpace {
+        /// The device's name.
+        device: String,
+    },
+    /// The device's driver has gone. Stop.
+    #[error("{device} is closed")]
+    Closed {
+        /// The device's name.
+        device: String,
+    },
+}
+
+impl DeviceError {
+    /// Wraps a system error, telling a full medium apart.
+    pub fn io(device: &str, operation: &'static str, source: std::io::Error) -> DeviceError {
+        match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => DeviceError::NoSpace { device: device.to_owned() },
+            _ => DeviceError::Io { device: device.to_owned(), operation, source: Arc::new(source) },
+        }
+    }
+}
+
+/// The length of a gathered write in bytes.
+pub fn total_len(data: &[Bytes]) -> u64 {
+    data.iter().map(|buffer| buffer.len() as u64).sum()
+}

@@ -1,0 +1,15 @@
+//! Blocks that are durable, atomic and steady under load.
+//!
+//! A write passes through these modules in one direction, top to bottom, and a module imports
+//! only what stands below it:
+//!
+//! - [`volume`]: a byte-addressed volume, the one trait that protocol adapters see;
+//! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
+//! - [`block`]: the contract of a block store: versions, atomic application, durability;
+//! - [`device`]: files and raw devices, memory, mirrors, stripes;
+//! - [`env`]: clock, randomness, tasks: the only way to them.
+
+pub mod block;
+pub mod device;
+pub mod env;
+pub mod volume;

@@ -1,0 +1,71 @@
+//! A byte-addressed volume: the one trait that protocol adapters see.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::block::StoreError;
+
+/// A run of bytes that are stored, or that read as zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes.
+    pub len: u64,
+    /// Whether anything is stored; if not, the run reads as zeros.
+    pub stored: bool,
+}
+
+/// A volume as a protocol adapter sees it: bytes in units of [`Volume::min_block`].
+///
+/// Offsets and lengths are multiples of `min_block`; a request beyond [`Volume::size`] is
+/// [`StoreError::Invalid`]. A write is visible when it returns, and durable after a later
+/// [`Volume::flush`], or at once with `fua`.
+#[async_trait]
+pub trait Volume: Send + Sync + fmt::Debug + 'static {
+    /// Size in bytes. It may grow or shrink while the volume is served.
+    fn size(&self) -> u64;
+
+    /// The smallest unit of a request in bytes.
+    fn min_block(&self) -> u32 {
+        512
+    }
+
+    /// The unit in bytes that is served without reading first.
+    fn preferred_block(&self) -> u32 {
+        4096
+    }
+
+    /// Whether writes are refused.
+    fn is_read_only(&self) -> bool;
+
+    /// Reads `len` bytes at `offset`: buffers whose lengths add up to `len`.
+    async fn read(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, StoreError>;
+
+    /// Writes `data` at `offset`. Give it a buffer aligned as [`crate::device::AlignedBuf`], and
+    /// nothing is copied.
+    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError>;
+
+    /// Makes `len` bytes at `offset` read as zeros. With `keep_allocated` the space stays reserved
+    /// for later writes as far as the store can promise that.
+    async fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        keep_allocated: bool,
+        fua: bool,
+    ) -> Result<(), StoreError>;
+
+    /// Discards `len` bytes at `offset`. Whole blocks then read as zeros; the rest is kept.
+    async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<(), StoreError>;
+
+    /// Makes every write that returned before this call durable.
+    async fn flush(&self) -> Result<(), StoreError>;
+
+    /// What is stored in `len` bytes at `offset`, as runs that add up to `len`.
+    async fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, StoreError>;
+}
+
+/// A shared handle to any volume.
+pub type VolumeRef = Arc<dyn Volume>;

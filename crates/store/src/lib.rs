@@ -10,6 +10,7 @@
 //! - [`env`]: clock, randomness, tasks: the only way to them.
 
 pub mod block;
+pub mod chain;
 pub mod device;
 pub mod env;
 pub mod volume;

@@ -1,3 +1,303 @@
 //! A log chained over drives, with a multi-version index (Gecko; the store under Isotope).
+//!
+//! Physical space is the concatenation of *links*, cut into *segments*. Writes go to the tail and
+//! nowhere else; reads and cleaning go to the body, so that neither disturbs the drive that writes.
+//!
+//! # The way of a write
+//!
+//! 1. [`Chain::apply`](crate::block::BlockStore::apply) gives the transaction its version, a place
+//!    in the users' log (`stream`), map entries and index slots (`index`): all of it in memory and
+//!    under one lock. It is visible now.
+//! 2. Queued blocks go to the tail link in large runs (`write`).
+//! 3. A *round* (`commit`) makes them durable: data, flush, map sectors, flush. A short round
+//!    writes both at once and flushes once; recovery then checks the contents of the blocks above
+//!    the last `durable` position. Concurrent callers of `sync` share a round.
+//! 4. A checkpoint (`checkpoint`) now and then bounds what recovery (`recovery`) reads.
+//! 5. The cleaner (`clean`) frees segments of the body.
+//!
+//! # Invariants
+//!
+//! 1. The index refers to a block only after its entry was appended; a reader finds the content of
+//!    a block that no device has yet in `State::pending`.
+//! 2. A segment is written again only after a checkpoint that does not refer to it has become
+//!    durable. So every entry that a replay from the newest checkpoint meets is still in place.
+//! 3. Map entries of a log become durable in the log's order.
+//! 4. Nothing is acknowledged after a failed write or flush: the store is poisoned, and serves
+//!    reads until it is reopened.
 
 pub mod cache;
+mod checkpoint;
+mod clean;
+mod commit;
+pub mod format;
+mod holds;
+mod index;
+mod label;
+mod options;
+mod read;
+mod recovery;
+mod segments;
+mod state;
+mod status;
+mod stream;
+mod write;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::device::{DeviceError, DeviceRef};
+use crate::env::{Env, Task};
+use cache::Cache;
+pub use format::Cleaning;
+use label::Layout;
+pub use label::{Label, Snapshot};
+pub use options::{Create, Link, Options, Parts};
+pub use recovery::Recovered;
+use state::State;
+use status::Counts;
+pub use status::{CountStatus, LinkStatus, Status};
+
+/// What can go wrong when a chain is made, opened or changed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ChainError {
+    /// The map device holds no whole label.
+    #[error(
+        "no volume label on the map device: it is not part of a volume, or both copies are damaged"
+    )]
+    NoLabel,
+    /// The volume was written by a newer program.
+    #[error(
+        "the volume has format {0}, and this program knows {known}; use a newer one",
+        known = format::FORMAT_VERSION
+    )]
+    NewerFormat(u32),
+    /// A link is not there.
+    #[error("link {number} ({id}) is missing; attach its device, or name it")]
+    MissingLink {
+        /// The link's place in the chain, from 0.
+        number: usize,
+        /// Its identity.
+        id: Uuid,
+    },
+    /// The request makes no sense for this chain.
+    #[error("{0}")]
+    Invalid(String),
+    /// What recovery needs is damaged.
+    #[error("{0}")]
+    Damaged(String),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A chain: see the [module](self).
+pub struct Chain {
+    inner: Arc<Inner>,
+    tasks: Mutex<Vec<Task<()>>>,
+}
+
+struct Inner {
+    env: Env,
+    options: Options,
+    volume: Uuid,
+    tag: u32,
+    layout: Layout,
+    segment_blocks: u32,
+    /// Bytes that the map device writes whole.
+    map_unit: usize,
+    map: DeviceRef,
+    map_link: Option<Uuid>,
+    state: Mutex<State>,
+    rounds: Mutex<commit::Rounds>,
+    checkpoints: tokio::sync::Mutex<checkpoint::Area>,
+    /// Held by whoever changes the label.
+    label_lock: tokio::sync::Mutex<()>,
+    /// Held by whoever moves live blocks.
+    cleaning_lock: tokio::sync::Mutex<()>,
+    tail_cache: Arc<Cache>,
+    body_cache: Option<Arc<Cache>>,
+    /// Room was made: writers and the cleaner may try again.
+    room: Notify,
+    /// A batch reached its device.
+    written: Notify,
+    queue_kick: [Notify; 2],
+    clean_kick: Notify,
+    checkpoint_kick: Notify,
+    counts: Counts,
+}
+
+impl fmt::Debug for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chain").field("volume", &self.inner.volume).finish_non_exhaustive()
+    }
+}
+
+impl Chain {
+    /// Bytes that the map area of such a chain takes.
+    pub fn map_bytes(segment_blocks: u32, max_segments: u32) -> u64 {
+        recovery::layout_for(segment_blocks, max_segments).total()
+    }
+
+    /// Writes the label of a new, empty chain over whatever the devices held.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] when sizes do not fit each other.
+    pub async fn create(env: &Env, parts: Parts, create: &Create) -> Result<(), ChainError> {
+        recovery::create(env, parts, create).await
+    }
+
+    /// Opens a chain, recovering it if it was not closed, and says what recovery found.
+    ///
+    /// # Errors
+    /// [`ChainError::MissingLink`], [`ChainError::NewerFormat`], [`ChainError::Damaged`] …
+    pub async fn open(
+        env: &Env,
+        parts: Parts,
+        options: Options,
+    ) -> Result<(Chain, Recovered), ChainError> {
+        recovery::open(env, parts, options).await
+    }
+
+    fn start(inner: Arc<Inner>) -> Chain {
+        let env = inner.env.clone();
+        let tasks = vec![
+            env.spawn(write::run_writer(inner.clone(), stream::USERS)),
+            env.spawn(write::run_writer(inner.clone(), stream::BODY)),
+            env.spawn(commit::run_timer(inner.clone())),
+            env.spawn(clean::run_cleaner(inner.clone())),
+            env.spawn(checkpoint::run_checkpoints(inner.clone())),
+        ];
+        Chain { inner, tasks: Mutex::new(tasks) }
+    }
+
+    /// Makes everything durable, writes a checkpoint and stops the chain's tasks.
+    ///
+    /// # Errors
+    /// A device's; what `sync` acknowledged is safe all the same.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.inner.poison_check()?;
+        let result = checkpoint::write(&self.inner).await;
+        self.tasks.lock().clear();
+        self.inner.poison("the volume was closed");
+        result
+    }
+
+    /// Writes a checkpoint now.
+    ///
+    /// # Errors
+    /// A device's; the store is then poisoned.
+    pub async fn checkpoint(&self) -> Result<(), StoreError> {
+        checkpoint::write(&self.inner).await
+    }
+
+    /// Cleans up to `segments` segments of the body now, oldest first, whatever their live share
+    /// is; returns how many were cleaned. They are writable after the next checkpoint.
+    ///
+    /// # Errors
+    /// A device's.
+    pub async fn clean(&self, segments: usize) -> Result<usize, StoreError> {
+        clean::clean_some(&self.inner, segments).await
+    }
+
+    /// The chain's state in numbers.
+    pub fn status(&self) -> Status {
+        status::of(&self.inner)
+    }
+
+    /// The label as it is now.
+    pub fn label(&self) -> Label {
+        self.inner.state.lock().label.clone()
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        self.tasks.lock().clear();
+    }
+}
+
+#[async_trait]
+impl BlockStore for Chain {
+    fn blocks(&self) -> u64 {
+        self.inner.state.lock().index.blocks()
+    }
+
+    fn now(&self) -> Version {
+        self.inner.state.lock().version
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        read::read(&self.inner, lba, count, at).await
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        write::apply(&self.inner, writes).await
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        write::discard(&self.inner, lba, count).await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        Counts::add(&self.inner.counts.syncs, 1);
+        commit::sync(&self.inner, version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        let mut state = self.inner.state.lock();
+        if !state.can_hold(version) {
+            return None;
+        }
+        state.holds.take(version);
+        let inner = Arc::downgrade(&self.inner);
+        Some(Hold::new(version, move |version| {
+            if let Some(inner) = inner.upgrade() {
+                inner.state.lock().release(version);
+                inner.clean_kick.notify_one();
+            }
+        }))
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.inner.state.lock().allocation(lba, count, at)
+    }
+}
+
+impl Inner {
+    fn poison(&self, why: &str) {
+        let mut state = self.state.lock();
+        if state.poison.is_none() {
+            state.poison = Some(why.into());
+        }
+        drop(state);
+        self.room.notify_waiters();
+        self.written.notify_waiters();
+    }
+
+    /// Poisons the store after a failure that left a log's durability in doubt.
+    fn fail(&self, error: impl Into<StoreError>) -> StoreError {
+        let error = error.into();
+        tracing::error!(volume = %self.volume, %error, "the volume refuses writes from now on");
+        self.poison(&error.to_string());
+        error
+    }
+
+    fn poison_check(&self) -> Result<(), StoreError> {
+        self.state.lock().poison_check()
+    }
+}

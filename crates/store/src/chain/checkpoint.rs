@@ -1,0 +1,375 @@
+//! Checkpoints: the index at one position of the log.
+//!
+//! A checkpoint is a *base*, the whole index, or a *delta*, what changed since the record before.
+//! Deltas follow their base in one half of the area; when they outgrow it, the next base goes to
+//! the other half. Opening reads the newest base and its deltas, and replays the log from there.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::format::{
+    CHECKPOINT_MAGIC, CheckpointHeader, FORMAT_VERSION, LogRecord, NO_SEGMENT, PAGE, SECTOR,
+};
+use super::index::{Content, Frozen, Location, Versions};
+use super::read::{Verified, read_verified};
+use super::stream::Stream;
+use super::{ChainError, Counts, Inner, State, commit};
+use crate::block::{StoreError, Version};
+use crate::device::{AlignedBuf, DeviceRef, Purpose};
+
+/// Bytes in one request.
+const REQUEST: usize = 1 << 20;
+/// "Not stored", in a run.
+const ABSENT: u32 = u32::MAX;
+/// Bytes that a half has for headers and the segments' sequences, besides 16 for each block.
+pub(super) const HALF_SLACK: u64 = 1 << 20;
+
+/// Where the next record goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Area {
+    pub(super) generation: u64,
+    pub(super) number: u32,
+    /// First free byte in the half of this generation.
+    pub(super) end: u64,
+    pub(super) base_bytes: u64,
+}
+
+/// A record, ready to be written.
+struct Record {
+    header: CheckpointHeader,
+    payload: Vec<u8>,
+    emptied: Vec<u32>,
+    entries: u64,
+}
+
+impl Area {
+    /// Whether the next record has to be a base, rather than a delta of `payload` bytes: none was
+    /// written, the half is full, or the deltas have outgrown their base.
+    fn wants_base(&self, payload: usize, half: u64) -> bool {
+        let end = self.end + bytes_for(payload);
+        self.generation == 0 || end > half || end > 2 * self.base_bytes.max(HALF_SLACK / 2)
+    }
+}
+
+/// Writes a checkpoint and frees the segments that only an older one needed.
+pub(super) async fn write(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    let mut area = inner.checkpoints.lock().await;
+    let (mut record, frozen) = capture(inner, &area);
+    if let Some(frozen) = frozen {
+        encode_base(&mut record, &frozen);
+        let generation = area.generation + 1;
+        *area = Area { generation, base_bytes: bytes_for(record.payload.len()), ..Area::default() };
+        Counts::add(&inner.counts.bases, 1);
+    }
+    let bytes = bytes_for(record.payload.len());
+    if area.end + bytes > inner.layout.checkpoint_half {
+        return Err(inner.fail(StoreError::NoSpace));
+    }
+    commit::everything(inner).await?;
+    seal(&mut record, &area);
+    put(inner, &record, &area).await.map_err(|error| inner.fail(error))?;
+    area.end += bytes;
+    area.number += 1;
+    Counts::add(&inner.counts.checkpoints, 1);
+    let mut state = inner.state.lock();
+    state.entries_since -= record.entries;
+    state.segments.free(&record.emptied);
+    for log in [super::stream::USERS, super::stream::BODY] {
+        state.reserve(log);
+    }
+    drop(state);
+    inner.room.notify_waiters();
+    inner.clean_kick.notify_one();
+    Ok(())
+}
+
+/// Bytes that a record with such a payload takes.
+pub(super) fn bytes_for(payload: usize) -> u64 {
+    PAGE as u64 + (payload as u64).next_multiple_of(PAGE as u64)
+}
+
+/// Notes the state of this moment: what changed, and the whole index when a base is due.
+fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>) {
+    let mut state = inner.state.lock();
+    let dirty = std::mem::take(&mut state.dirty);
+    let mut changes = Payload::default();
+    changes.contents(dirty.iter().map(|lba| (lba, state.index.content(lba))));
+    let mut payload = sequences(&state);
+    changes.append_to(&mut payload);
+    let base = area.wants_base(payload.len(), inner.layout.checkpoint_half);
+    let frozen = base.then(|| state.index.freeze());
+    let header = CheckpointHeader {
+        magic: CHECKPOINT_MAGIC,
+        format: FORMAT_VERSION.into(),
+        checksum: 0.into(),
+        volume: *inner.volume.as_bytes(),
+        generation: 0.into(),
+        number: 0.into(),
+        payload_checksum: 0.into(),
+        payload: 0.into(),
+        version: state.version.0.into(),
+        next_seq: state.next_seq.into(),
+        logs: [log_record(&state.users), state.body.as_ref().map_or(NO_LOG, log_record)],
+        segments: state.segments.len().into(),
+        runs: changes.runs.into(),
+        several: changes.several.into(),
+        reserved: [0; 12],
+    };
+    let (emptied, entries) = (state.segments.emptied(), state.entries_since);
+    (Record { header, payload, emptied, entries }, frozen)
+}
+
+fn sequences(state: &State) -> Vec<u8> {
+    let ids = 0..state.segments.len();
+    ids.flat_map(|id| state.segments.get(id).seq.to_le_bytes()).collect()
+}
+
+const NO_LOG: LogRecord =
+    LogRecord { segment: U32::new(NO_SEGMENT), slot: U32::ZERO, seq: zerocopy::little_endian::U64::ZERO };
+
+fn log_record(stream: &Stream) -> LogRecord {
+    let (tail, open) = (stream.tail(), stream.open());
+    LogRecord { segment: open.id.into(), slot: tail.slot().into(), seq: tail.seq().into() }
+}
+
+/// Turns a captured delta into a base.
+fn encode_base(record: &mut Record, frozen: &Frozen) {
+    let mut whole = Payload::default();
+    whole.contents(frozen.contents());
+    record.payload.truncate(record.header.segments.get() as usize * size_of::<u64>());
+    whole.append_to(&mut record.payload);
+    record.header.runs = whole.runs.into();
+    record.header.several = whole.several.into();
+}
+
+fn seal(record: &mut Record, area: &Area) {
+    let header = &mut record.header;
+    header.generation = area.generation.into();
+    header.number = area.number.into();
+    header.payload = (record.payload.len() as u64).into();
+    header.payload_checksum = crc32c::crc32c(&record.payload).into();
+    header.checksum = crc32c::crc32c(&header.as_bytes()[CHECKED_FROM..]).into();
+}
+
+/// Bytes of the header before those that its checksum covers.
+const CHECKED_FROM: usize = 16;
+
+async fn put(inner: &Inner, record: &Record, area: &Area) -> Result<(), StoreError> {
+    let start = record_start(inner, area.generation, area.end);
+    let mut at = start + PAGE as u64;
+    for piece in record.payload.chunks(REQUEST) {
+        let mut buffer = AlignedBuf::zeroed(piece.len().next_multiple_of(PAGE));
+        buffer[..piece.len()].copy_from_slice(piece);
+        let len = buffer.len() as u64;
+        inner.map.write(at, vec![buffer.freeze()], Purpose::Checkpoint).await?;
+        at += len;
+    }
+    inner.map.flush(Purpose::Checkpoint).await?;
+    let mut page = AlignedBuf::zeroed(PAGE);
+    let header = record.header.as_bytes();
+    page[..header.len()].copy_from_slice(header);
+    page[SECTOR..SECTOR + header.len()].copy_from_slice(header);
+    inner.map.write(start, vec![page.freeze()], Purpose::Checkpoint).await?;
+    inner.map.flush(Purpose::Checkpoint).await?;
+    Ok(())
+}
+
+fn record_start(inner: &Inner, generation: u64, offset: u64) -> u64 {
+    inner.layout.checkpoint + (generation % 2) * inner.layout.checkpoint_half + offset
+}
+
+/// Runs and blocks with several versions, as bytes.
+#[derive(Default)]
+struct Payload {
+    run_bytes: Vec<u8>,
+    several_bytes: Vec<u8>,
+    runs: u32,
+    several: u32,
+    /// Where the last run's count stands, and the block that would extend the run.
+    open: Option<(usize, u32)>,
+}
+
+impl Payload {
+    fn contents(&mut self, contents: impl Iterator<Item = (u32, Content)>) {
+        for (lba, content) in contents {
+            match content {
+                Content::Absent => self.single(lba, ABSENT, 0),
+                Content::One(at) => self.single(lba, at.block, at.check),
+                Content::Several(versions) => self.versions(lba, &versions),
+            }
+        }
+    }
+
+    fn single(&mut self, lba: u32, block: u32, check: u32) {
+        let count_at = match self.open {
+            Some((count_at, next)) if next == lba => count_at,
+            _ => {
+                self.run_bytes.extend_from_slice(&lba.to_le_bytes());
+                self.run_bytes.extend_from_slice(&0u32.to_le_bytes());
+                self.runs += 1;
+                self.run_bytes.len() - 4
+            }
+        };
+        self.run_bytes.extend_from_slice(&block.to_le_bytes());
+        self.run_bytes.extend_from_slice(&check.to_le_bytes());
+        let count = ((self.run_bytes.len() - count_at - 4) / 8) as u32;
+        self.run_bytes[count_at..count_at + 4].copy_from_slice(&count.to_le_bytes());
+        self.open = Some((count_at, lba + 1));
+    }
+
+    fn versions(&mut self, lba: u32, versions: &Versions) {
+        self.several += 1;
+        let bytes = &mut self.several_bytes;
+        bytes.extend_from_slice(&lba.to_le_bytes());
+        bytes.extend_from_slice(&(versions.len() as u32).to_le_bytes());
+        for (version, at) in versions {
+            bytes.extend_from_slice(&version.0.to_le_bytes());
+            let (block, check) = at.map_or((ABSENT, 0), |at| (at.block, at.check));
+            bytes.extend_from_slice(&block.to_le_bytes());
+            bytes.extend_from_slice(&check.to_le_bytes());
+        }
+    }
+
+    fn append_to(&self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(&self.run_bytes);
+        bytes.extend_from_slice(&self.several_bytes);
+    }
+}
+
+/// A decoded record.
+pub(super) struct Loaded {
+    pub(super) header: CheckpointHeader,
+    pub(super) sequences: Vec<u64>,
+    pub(super) contents: Vec<(u32, Content)>,
+}
+
+/// What a header says, and how much there is to read after it.
+pub(super) fn decode_header(page: &[u8], volume: &[u8; 16]) -> Option<CheckpointHeader> {
+    [0, SECTOR].into_iter().find_map(|at| {
+        let bytes = page.get(at..at + SECTOR)?;
+        let (header, _) = CheckpointHeader::read_from_prefix(bytes).ok()?;
+        let whole = header.magic == CHECKPOINT_MAGIC
+            && header.format.get() <= FORMAT_VERSION
+            && header.volume == *volume
+            && crc32c::crc32c(&header.as_bytes()[CHECKED_FROM..]) == header.checksum.get();
+        whole.then_some(header)
+    })
+}
+
+/// Decodes a payload; `None` when it does not hold what the header says.
+pub(super) fn decode_payload(header: &CheckpointHeader, payload: &[u8]) -> Option<Loaded> {
+    let mut reader = Reader(payload);
+    let segments = header.segments.get() as usize;
+    if segments > payload.len() / 8 {
+        return None;
+    }
+    let sequences = (0..segments).map(|_| reader.u64()).collect::<Option<Vec<u64>>>()?;
+    let mut contents = Vec::new();
+    for _ in 0..header.runs.get() {
+        let (first, count) = (reader.u32()?, reader.u32()?);
+        for step in 0..count {
+            let (block, check) = (reader.u32()?, reader.u32()?);
+            let content = match block {
+                ABSENT => Content::Absent,
+                block => Content::One(Location { block, check }),
+            };
+            contents.push((first.checked_add(step)?, content));
+        }
+    }
+    for _ in 0..header.several.get() {
+        let (lba, count) = (reader.u32()?, reader.u32()?);
+        let mut versions = Versions::new();
+        for _ in 0..count {
+            let version = Version(reader.u64()?);
+            let (block, check) = (reader.u32()?, reader.u32()?);
+            versions.push((version, (block != ABSENT).then_some(Location { block, check })));
+        }
+        contents.push((lba, Content::Several(versions)));
+    }
+    Some(Loaded { header: *header, sequences, contents })
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn u32(&mut self) -> Option<u32> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_le_bytes(*bytes))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        let (bytes, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*bytes))
+    }
+}
+
+/// Reads one record at `at`.
+///
+/// # Errors
+/// [`ChainError::Damaged`] when its head is whole and its payload is not: that is no torn write.
+pub(super) async fn read_record(
+    map: &DeviceRef,
+    volume: &[u8; 16],
+    at: u64,
+    room: u64,
+) -> Result<Option<Loaded>, ChainError> {
+    if room < PAGE as u64 {
+        return Ok(None);
+    }
+    let whole = |page: &[u8]| decode_header(page, volume).is_some();
+    let head = read_verified(map, at, PAGE, Purpose::Checkpoint, whole).await;
+    let Ok(Verified::Whole { content: page, .. }) = head else { return Ok(None) };
+    let Some(header) = decode_header(&page, volume) else { return Ok(None) };
+    let len = header.payload.get();
+    if len > room - PAGE as u64 {
+        return Ok(None);
+    }
+    let payload = read_payload(map, at + PAGE as u64, &header).await?;
+    let loaded = payload.and_then(|bytes| decode_payload(&header, &bytes));
+    loaded.map(Some).ok_or_else(|| {
+        let (generation, number) = (header.generation, header.number);
+        ChainError::Damaged(format!("checkpoint {generation}.{number} is damaged"))
+    })
+}
+
+/// The payload from the first copy that matches its checksum.
+async fn read_payload(
+    map: &DeviceRef,
+    start: u64,
+    header: &CheckpointHeader,
+) -> Result<Option<Bytes>, ChainError> {
+    let len = header.payload.get() as usize;
+    for copy in 0..map.copies() {
+        let mut payload = AlignedBuf::zeroed(len.next_multiple_of(PAGE));
+        let mut whole = true;
+        let mut at = 0;
+        while at < payload.len() {
+            let take = REQUEST.min(payload.len() - at);
+            match map.read_copy(copy, start + at as u64, take, Purpose::Checkpoint).await {
+                Ok(bytes) => payload[at..at + take].copy_from_slice(&bytes),
+                Err(_) => whole = false,
+            }
+            at += take;
+        }
+        if whole && crc32c::crc32c(&payload[..len]) == header.payload_checksum.get() {
+            return Ok(Some(payload.freeze().slice(..len)));
+        }
+    }
+    Ok(None)
+}
+
+/// Writes checkpoints when the log has grown or segments wait to be free.
+pub(super) async fn run_checkpoints(inner: Arc<Inner>) {
+    loop {
+        inner.checkpoint_kick.notified().await;
+        if let Err(error) = write(&inner).await {
+            tracing::warn!(volume = %inner.volume, %error, "checkpoints stop");
+            return;
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Cleaning: live blocks leave a segment of the body, so that the segment can be written again.
+//!
+//! *Move-to-tail* (Gecko 3.1) appends them to the users' log; *compact-in-body* (3.1.3) to a log of
+//! its own in free segments of the body, which leaves the tail's drive alone. Either way cleaning
+//! reads the body only. Victims are the segments with the fewest live blocks, the oldest first among
+//! equals.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use zerocopy::FromBytes;
+
+use super::format::{Kind, MapEntry, MapSector, SECTOR, block_checksum};
+use super::index::Location;
+use super::read::read_copies;
+use super::segments::SegmentState;
+use super::stream::{BODY, USERS};
+use super::{Counts, Inner, Options, State, checkpoint};
+use crate::block::{BLOCK_SIZE, Lba, StoreError};
+use crate::device::Purpose;
+
+/// Blocks that are moved under one lock.
+const GROUP: usize = 32;
+/// Blocks in one request to the body.
+const RUN_BLOCKS: usize = 256;
+/// Dead blocks that are read along with live ones rather than skipped.
+const GAP_BLOCKS: u32 = 16;
+/// Blocks of held versions that are looked at between two segments.
+const AGE_BLOCKS: usize = 16 * 1024;
+
+/// Whether free segments have become few.
+pub(super) fn wanted(state: &State, options: &Options) -> bool {
+    state.segments.free_count() < low_mark(state, options)
+}
+
+/// Free segments below which cleaning starts.
+fn low_mark(state: &State, options: &Options) -> usize {
+    let share = f64::from(state.segments.total()) * options.clean_below;
+    (share as usize).max(state.segments.links.len() + 4)
+}
+
+/// Cleans when free segments become few.
+pub(super) async fn run_cleaner(inner: Arc<Inner>) {
+    loop {
+        inner.clean_kick.notified().await;
+        if let Err(error) = clean_until_enough(&inner).await {
+            tracing::warn!(volume = %inner.volume, %error, "cleaning stops");
+            return;
+        }
+    }
+}
+
+async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    loop {
+        let (enough, emptied) = {
+            let mut state = inner.state.lock();
+            state.poison_check()?;
+            let holds = state.holds.clone();
+            state.index.age(&holds, AGE_BLOCKS);
+            state.reap();
+            let emptied = state.segments.emptied().len();
+            let low = low_mark(&state, &inner.options);
+            (state.segments.free_count() + emptied >= low + low / 4 + 1, emptied)
+        };
+        inner.bury();
+        if enough {
+            if emptied > 0 && wanted(&inner.state.lock(), &inner.options) {
+                inner.checkpoint_kick.notify_one();
+            }
+            return Ok(());
+        }
+        let _cleaning = inner.cleaning_lock.lock().await;
+        match choose(inner) {
+            Some(victim) => clean_segment(inner, victim).await?,
+            None if emptied > 0 => {}
+            None => return Ok(()),
+        }
+        if inner.state.lock().segments.free_count() <= inner.state.lock().segments.links.len() + 1 {
+            checkpoint::write(inner).await?;
+        }
+    }
+}
+
+/// The segment with the fewest live blocks, unless cleaning it would gain nothing.
+fn choose(inner: &Inner) -> Option<u32> {
+    let mut state = inner.state.lock();
+    let victim = candidates(&state).next();
+    if victim.is_some() {
+        return victim;
+    }
+    // All that died lies on the tail's link: the tail has to go elsewhere first.
+    let elsewhere = state.segments.links.len() > 1 && dead_on_tail(&state);
+    if elsewhere && state.move_tail().is_ok() {
+        Counts::add(&inner.counts.tail_switches, 1);
+        return candidates(&state).next();
+    }
+    None
+}
+
+/// Segments worth cleaning, best first.
+fn candidates(state: &State) -> impl Iterator<Item = u32> + use<> {
+    let per = state.segments.per();
+    let mut ids: Vec<u32> = (0..state.segments.len())
+        .filter(|id| state.can_clean(*id) && state.segments.get(*id).live < per)
+        .collect();
+    ids.sort_by_key(|id| {
+        let segment = state.segments.get(*id);
+        (segment.live, segment.seq)
+    });
+    ids.into_iter()
+}
+
+fn dead_on_tail(state: &State) -> bool {
+    let tail = state.tail_link();
+    let per = state.segments.per();
+    !state
+        .segments
+        .ids(|segment| {
+            usize::from(segment.link) == tail
+                && segment.state == SegmentState::Used
+                && segment.live < per
+        })
+        .is_empty()
+}
+
+/// See [`super::Chain::clean`].
+pub(super) async fn clean_some(inner: &Arc<Inner>, segments: usize) -> Result<usize, StoreError> {
+    let mut cleaned = 0;
+    for _ in 0..segments {
+        let _cleaning = inner.cleaning_lock.lock().await;
+        let victim = {
+            let state = inner.state.lock();
+            let ids = (0..state.segments.len()).filter(|id| state.can_clean(*id));
+            ids.min_by_key(|id| state.segments.get(*id).seq)
+        };
+        let Some(victim) = victim else { break };
+        clean_segment(inner, victim).await?;
+        cleaned += 1;
+    }
+    Ok(cleaned)
+}
+
+/// A live block of a victim.
+struct Live {
+    block: u32,
+    entry: MapEntry,
+}
+
+/// Moves every live block out of a segment.
+pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
+    Counts::add(&inner.counts.segments_cleaned, 1);
+    let entries = entries_of(inner, victim).await;
+    let live = {
+        let state = inner.state.lock();
+        let refers =
+            |live: &Live| state.index.refers(live.entry.lba.0 as u32, live.block);
+        entries.into_iter().filter(refers).collect::<Vec<_>>()
+    };
+    for run in live.chunk_by(|a, b| b.block - a.block <= GAP_BLOCKS) {
+        let mut rest = run;
+        while let Some(first) = rest.first() {
+            let fits = |live: &&Live| live.block - first.block < RUN_BLOCKS as u32;
+            let (now, later) = rest.split_at(rest.iter().take_while(fits).count());
+            let contents = read_live(inner, now).await;
+            for group in contents.chunks(GROUP) {
+                move_group(inner, group).await?;
+            }
+            rest = later;
+        }
+    }
+    if inner.state.lock().segments.get(victim).live > 0 {
+        settle_rest(inner, victim);
+    }
+    inner.bury();
+    Ok(())
+}
+
+/// A segment that kept live blocks holds some that cannot be read, or the map did not tell of them.
+fn settle_rest(inner: &Inner, victim: u32) {
+    let mut state = inner.state.lock();
+    let damaged = state.segments.get(victim).state == SegmentState::Used;
+    state.segments.get_mut(victim).damaged = damaged;
+    tracing::error!(
+        volume = %inner.volume,
+        segment = victim,
+        "a segment holds blocks that no copy can give back; it is kept as it is"
+    );
+}
+
+/// What a segment's blocks hold: from its map, or from the index where the map is damaged.
+async fn entries_of(inner: &Inner, victim: u32) -> Vec<Live> {
+    match mapped_entries(inner, victim).await {
+        Some(entries) => entries,
+        None => indexed_entries(inner, victim),
+    }
+}
+
+async fn mapped_entries(inner: &Inner, victim: u32) -> Option<Vec<Live>> {
+    let len = inner.layout.segment_map();
+    let seq = inner.state.lock().segments.get(victim).seq;
+    let bytes = inner.map.read(inner.layout.map_of(victim), len, Purpose::Cleaning).await.ok()?;
+    let mut entries = Vec::new();
+    let mut block = victim * inner.segment_blocks;
+    for (index, sector) in bytes.chunks_exact(SECTOR).enumerate() {
+        let sector = MapSector::ref_from_bytes(sector).ok()?;
+        let head = sector.verify(inner.tag, index as u16).filter(|head| head.seq == seq)?;
+        for entry in sector.entries() {
+            let entry = entry.decode()?;
+            if matches!(entry.kind, Kind::Data | Kind::Moved) {
+                entries.push(Live { block, entry });
+            }
+            block += 1;
+        }
+        if block != (victim * inner.segment_blocks) + (index as u32 + 1) * super::format::ENTRIES_PER_SECTOR {
+            debug_assert!(head.count > 0);
+            return None;
+        }
+    }
+    Some(entries)
+}
+
+/// The blocks of a segment that the index refers to. Their versions are the index's: exact where a
+/// block has several, and irrelevant where it has one.
+fn indexed_entries(inner: &Inner, victim: u32) -> Vec<Live> {
+    let state = inner.state.lock();
+    let mut entries = Vec::new();
+    state.index.for_each(|lba, at| {
+        if state.segments.of(at.block) == victim {
+            let version = state.index.version_of(lba, at.block).unwrap_or(state.version);
+            let entry = MapEntry {
+                kind: Kind::Moved,
+                last: true,
+                lba: Lba(u64::from(lba)),
+                version,
+                check: at.check,
+            };
+            entries.push(Live { block: at.block, entry });
+        }
+    });
+    entries.sort_unstable_by_key(|live| live.block);
+    entries
+}
+
+/// The contents of live blocks within one run; those that no copy can give back are left out.
+async fn read_live<'a>(inner: &Inner, run: &'a [Live]) -> Vec<(&'a Live, Bytes)> {
+    let (first, last) = (run[0].block, run[run.len() - 1].block);
+    let place = {
+        let state = inner.state.lock();
+        state.segments.place(first).map(|(link, at)| (state.segments.links[link].device.clone(), at))
+    };
+    let Some((device, offset)) = place else { return Vec::new() };
+    let len = (last - first + 1) as usize * BLOCK_SIZE;
+    let bytes = device.read(offset, len, Purpose::Cleaning).await.ok();
+    let mut contents = Vec::with_capacity(run.len());
+    for live in run {
+        let entry = &live.entry;
+        let at = (live.block - first) as usize * BLOCK_SIZE;
+        let content = bytes.as_ref().map(|bytes| bytes.slice(at..at + BLOCK_SIZE));
+        let content = content.filter(|content| block_checksum(entry.lba, content) == entry.check);
+        let content = match content {
+            Some(content) => Some(content),
+            None => {
+                let location = Location { block: live.block, check: entry.check };
+                read_copies(inner, entry.lba, location).await.ok()
+            }
+        };
+        match content {
+            Some(content) => contents.push((live, content)),
+            None => Counts::add(&inner.counts.damaged, 1),
+        }
+    }
+    contents
+}
+
+/// Appends copies of blocks that still live, when the log has room for them.
+async fn move_group(inner: &Arc<Inner>, group: &[(&Live, Bytes)]) -> Result<(), StoreError> {
+    loop {
+        let room = inner.room.notified();
+        {
+            let mut state = inner.state.lock();
+            state.poison_check()?;
+            let log = if state.body.is_some() { BODY } else { USERS };
+            if state.unwritten * BLOCK_SIZE < inner.options.dirty_bytes {
+                let moved = move_now(&mut state, log, group);
+                inner.after_append(&mut state);
+                drop(state);
+                inner.bury();
+                Counts::add(&inner.counts.blocks_moved, moved?);
+                return Ok(());
+            }
+            inner.queue_kick[log].notify_one();
+        }
+        room.await;
+    }
+}
+
+/// Compaction falls back on the tail when no segment of the body is free (Gecko 3.1.3).
+fn move_now(
+    state: &mut State,
+    log: usize,
+    group: &[(&Live, Bytes)],
+) -> Result<u64, StoreError> {
+    let mut moved = 0;
+    for (live, content) in group {
+        let entry = &live.entry;
+        let there = match state.relocate(log, entry, live.block, content.clone()) {
+            Err(StoreError::NoSpace) if log == BODY => {
+                state.relocate(USERS, entry, live.block, content.clone())
+            }
+            other => other,
+        };
+        moved += u64::from(there?);
+    }
+    Ok(moved)
+}
+
+impl State {
+    /// Takes the tail to another link, so that the one it was on can be cleaned.
+    pub(super) fn move_tail(&mut self) -> Result<(), StoreError> {
+        let tail = self.tail_link();
+        let links = self.segments.links.len();
+        let mut others = (1..links).map(|step| (tail + step) % links);
+        let next = others.find_map(|link| self.segments.next_on(link, 0, 0));
+        let next = next.ok_or(StoreError::NoSpace)?;
+        self.close_segment(USERS);
+        let reserved = self.users.open().next;
+        if reserved != super::format::NO_SEGMENT {
+            self.segments.unreserve(reserved);
+        }
+        self.segments.open(next);
+        self.users.set_next(next);
+        self.roll(USERS, true)
+    }
+}

@@ -1,0 +1,419 @@
+//! What the chain keeps on its map device, byte for byte.
+//!
+//! ```text
+//! map area:  label A | label B | checkpoint half 0 | checkpoint half 1 | map of segment 0 | 1 | …
+//! ```
+//!
+//! The *label* ([`LabelHeader`], then links, snapshots and voids) says what the volume is. It is
+//! written to A and B in turn; the valid one with the higher sequence counts.
+//!
+//! The *map* holds one [`Entry`] for each physical block, in the block's place: it is the inverse
+//! map of Gecko 3.1.1 and the metadata log of Isotope 4.2.3 in one. Its unit is a sector of 512
+//! bytes ([`MapSector`]), which every device writes whole or not at all: a sector that is written
+//! again with more entries is afterwards either the old or the new one, and the old one's entries
+//! are a prefix of the new one's, so that no acknowledged entry is lost to a torn page.
+//!
+//! A sector counts only if its checksum holds and it names this volume, its own place and the
+//! sequence of the segment that its log expects there. A log's entries end at the first sector that
+//! does not count, at the first block above the sectors' `durable` position whose content does not
+//! match its checksum, and then at the last whole transaction.
+//!
+//! A *checkpoint* is the index at one position of the log. A half holds a base and the deltas that
+//! follow it; see [`CheckpointHeader`].
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::block::{Lba, Version};
+
+/// Version of every structure here; readers refuse a higher one.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Bytes in a map sector.
+pub const SECTOR: usize = 512;
+/// Entries in a map sector.
+pub const ENTRIES_PER_SECTOR: u32 = 30;
+/// Bytes in a map page.
+pub const PAGE: usize = 4096;
+/// Entries in a map page.
+pub const ENTRIES_PER_PAGE: u32 = ENTRIES_PER_SECTOR * (PAGE / SECTOR) as u32;
+/// Bytes in each of the two copies of the label.
+pub const LABEL_BYTES: u64 = 128 * 1024;
+/// "No segment".
+pub const NO_SEGMENT: u32 = u32::MAX;
+
+/// First bytes of a label.
+pub const LABEL_MAGIC: [u8; 8] = *b"THALWEGV";
+/// First bytes of a checkpoint record.
+pub const CHECKPOINT_MAGIC: [u8; 8] = *b"THALWEGC";
+
+/// A place in a log: the sequence of a segment and a block in it. Positions of one log are ordered.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Position(pub u64);
+
+impl Position {
+    /// Bits that hold the block's number in its segment.
+    const SLOT_BITS: u32 = 20;
+    /// The largest number of blocks in a segment.
+    pub const MAX_SLOTS: u32 = (1 << Self::SLOT_BITS) - 1;
+
+    /// The block numbered `slot` of the segment with sequence `seq`.
+    pub const fn new(seq: u64, slot: u32) -> Position {
+        Position((seq << Self::SLOT_BITS) | slot as u64)
+    }
+
+    /// The segment's sequence.
+    pub const fn seq(self) -> u64 {
+        self.0 >> Self::SLOT_BITS
+    }
+
+    /// The block's number in its segment.
+    pub const fn slot(self) -> u32 {
+        (self.0 & Self::MAX_SLOTS as u64) as u32
+    }
+}
+
+impl std::fmt::Debug for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.seq(), self.slot())
+    }
+}
+
+/// What an entry says of its physical block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The block holds the content of a logical block, written by a transaction.
+    Data,
+    /// The block holds a copy that cleaning made; its version is the original's.
+    Moved,
+    /// The block holds nothing; a run of logical blocks, whose length stands in the place of the
+    /// checksum, was discarded.
+    Discard,
+    /// The block holds nothing: the segment was closed before it was full.
+    Pad,
+}
+
+/// A decoded map entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapEntry {
+    /// What the entry says.
+    pub kind: Kind,
+    /// Whether it is the last of its transaction.
+    pub last: bool,
+    /// The logical block, or the first one of a discarded run.
+    pub lba: Lba,
+    /// The transaction's version.
+    pub version: Version,
+    /// Checksum of the content ([`block_checksum`]), or the length of a discarded run.
+    pub check: u32,
+}
+
+/// One map entry as stored. `lba` has 40 bits, `version` 48.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Entry {
+    check: U32,
+    lba_low: U32,
+    lba_high: u8,
+    kind: u8,
+    version_high: U16,
+    version_low: U32,
+}
+
+const KIND_DATA: u8 = 1;
+const KIND_MOVED: u8 = 2;
+const KIND_DISCARD: u8 = 3;
+const KIND_PAD: u8 = 4;
+const KIND_LAST: u8 = 0x80;
+
+impl Entry {
+    /// The stored form.
+    pub fn encode(entry: &MapEntry) -> Entry {
+        let kind = match entry.kind {
+            Kind::Data => KIND_DATA,
+            Kind::Moved => KIND_MOVED,
+            Kind::Discard => KIND_DISCARD,
+            Kind::Pad => KIND_PAD,
+        };
+        Entry {
+            check: entry.check.into(),
+            lba_low: (entry.lba.0 as u32).into(),
+            lba_high: (entry.lba.0 >> 32) as u8,
+            kind: kind | if entry.last { KIND_LAST } else { 0 },
+            version_high: ((entry.version.0 >> 32) as u16).into(),
+            version_low: (entry.version.0 as u32).into(),
+        }
+    }
+
+    /// The entry, or `None` when its kind is unknown.
+    pub fn decode(&self) -> Option<MapEntry> {
+        let kind = match self.kind & !KIND_LAST {
+            KIND_DATA => Kind::Data,
+            KIND_MOVED => Kind::Moved,
+            KIND_DISCARD => Kind::Discard,
+            KIND_PAD => Kind::Pad,
+            _ => return None,
+        };
+        Some(MapEntry {
+            kind,
+            last: self.kind & KIND_LAST != 0,
+            lba: Lba(u64::from(self.lba_low.get()) | u64::from(self.lba_high) << 32),
+            version: Version(
+                u64::from(self.version_low.get()) | u64::from(self.version_high.get()) << 32,
+            ),
+            check: self.check.get(),
+        })
+    }
+}
+
+/// A map sector: who wrote it, and up to 30 entries.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct MapSector {
+    /// CRC-32C of the rest of the sector.
+    checksum: U32,
+    /// [`volume_tag`] of the volume.
+    tag: U32,
+    /// Sequence of the segment: unique, and higher for each segment that is opened.
+    seq_low: U32,
+    seq_high: U16,
+    /// Blocks between the last position whose entries were durable and this sector's first one;
+    /// [`u16::MAX`] for more, or unknown. A gap before that position is damage, not a crash.
+    uncommitted: U16,
+    /// Everything below this position was durable on the data devices when the sector was written.
+    durable: U64,
+    /// The segment in which this log goes on, [`NO_SEGMENT`] while that is open.
+    next: U32,
+    /// The sector's number within its segment's map.
+    index: U16,
+    /// Entries in use.
+    count: u8,
+    /// 0: the users' log, 1: the log of compaction in the body.
+    log: u8,
+    entries: [Entry; ENTRIES_PER_SECTOR as usize],
+}
+
+/// What a sector says besides its entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SectorHead {
+    /// Sequence of the segment.
+    pub seq: u64,
+    /// Position below which data was durable.
+    pub durable: Position,
+    /// Blocks before this sector's first one whose entries were not known to be durable.
+    pub uncommitted: u16,
+    /// The segment in which the log goes on.
+    pub next: u32,
+    /// Number of the sector in its segment's map.
+    pub index: u16,
+    /// Entries in use.
+    pub count: u8,
+    /// Which log.
+    pub log: u8,
+}
+
+impl MapSector {
+    /// The stored form of `entries`, at most [`ENTRIES_PER_SECTOR`].
+    pub fn seal(tag: u32, head: SectorHead, entries: &[Entry]) -> MapSector {
+        let mut sector = MapSector::new_zeroed();
+        sector.tag = tag.into();
+        sector.seq_low = (head.seq as u32).into();
+        sector.seq_high = ((head.seq >> 32) as u16).into();
+        sector.uncommitted = head.uncommitted.into();
+        sector.durable = head.durable.0.into();
+        sector.next = head.next.into();
+        sector.index = head.index.into();
+        sector.count = entries.len() as u8;
+        sector.log = head.log;
+        sector.entries[..entries.len()].copy_from_slice(entries);
+        sector.checksum = crc32c::crc32c(&sector.as_bytes()[4..]).into();
+        sector
+    }
+
+    /// The sector's head when it is whole, of the volume `tag` and in its own place `index`.
+    pub fn verify(&self, tag: u32, index: u16) -> Option<SectorHead> {
+        let whole = crc32c::crc32c(&self.as_bytes()[4..]) == self.checksum.get();
+        let ours = self.tag.get() == tag && self.index.get() == index;
+        let counted = u32::from(self.count) <= ENTRIES_PER_SECTOR;
+        let seq = u64::from(self.seq_low.get()) | u64::from(self.seq_high.get()) << 32;
+        (whole && ours && counted && seq != 0).then(|| SectorHead {
+            seq,
+            uncommitted: self.uncommitted.get(),
+            durable: Position(self.durable.get()),
+            next: self.next.get(),
+            index,
+            count: self.count,
+            log: self.log,
+        })
+    }
+
+    /// The entries in use.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries[..usize::from(self.count).min(self.entries.len())]
+    }
+}
+
+/// A short form of a volume's identity, for structures that are too small to hold it whole.
+pub fn volume_tag(volume: uuid::Uuid) -> u32 {
+    crc32c::crc32c(volume.as_bytes())
+}
+
+/// The checksum of a block's content. It covers the logical address, so that a block which lies in
+/// another one's place does not pass.
+pub fn block_checksum(lba: Lba, content: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&lba.0.to_le_bytes()), content)
+}
+
+/// How cleaning frees a segment, as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cleaning {
+    /// Live blocks go to the tail (Gecko 3.1).
+    MoveToTail,
+    /// Live blocks go to free segments of the body (Gecko 3.1.3).
+    CompactInBody,
+}
+
+/// Head of a label. Links, snapshots and voids follow it in this order.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct LabelHeader {
+    /// [`LABEL_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`FORMAT_VERSION`].
+    pub format: U32,
+    /// CRC-32C of the label from `sequence` to the end of its records.
+    pub checksum: U32,
+    /// Higher in each label that is written.
+    pub sequence: U64,
+    /// The volume.
+    pub volume: [u8; 16],
+    /// Logical blocks.
+    pub blocks: U64,
+    /// Blocks in a segment, a multiple of [`ENTRIES_PER_PAGE`].
+    pub segment_blocks: U32,
+    /// Segments for which the map area has room.
+    pub max_segments: U32,
+    /// Bytes in each half of the checkpoint area.
+    pub checkpoint_half: U64,
+    /// 0: move to tail, 1: compact in body.
+    pub cleaning: u8,
+    /// Padding.
+    pub reserved: [u8; 3],
+    /// Link records.
+    pub links: U32,
+    /// Snapshot records.
+    pub snapshots: U32,
+    /// Void records.
+    pub voids: U32,
+    /// When the volume was made, seconds since 1970.
+    pub created: U64,
+    /// Padding.
+    pub reserved2: [u8; 40],
+}
+
+/// A link of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct LinkRecord {
+    /// The link's identity.
+    pub id: [u8; 16],
+    /// Its first segment.
+    pub base: U32,
+    /// Its segments.
+    pub segments: U32,
+    /// 0: in use, 1: being emptied so that it can be taken out.
+    pub leaving: u8,
+    /// Padding.
+    pub reserved: [u8; 7],
+}
+
+/// A named snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SnapshotRecord {
+    /// Name in UTF-8, filled with zeros.
+    pub name: [u8; 64],
+    /// The version that it keeps.
+    pub version: U64,
+    /// When it was made, seconds since 1970.
+    pub created: U64,
+    /// The volume's logical blocks then.
+    pub blocks: U64,
+    /// Padding.
+    pub reserved: [u8; 8],
+}
+
+/// Versions above `from` and up to `to` that a roll-back took back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct VoidRecord {
+    /// The version that was restored.
+    pub from: U64,
+    /// The newest version when that happened.
+    pub to: U64,
+}
+
+/// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.
+///
+/// The payload is durable before the head is written: a head that holds, over a payload that does
+/// not, is damage and not a crash. Payload: segment sequences (u64 each), then runs of single-version
+/// blocks (lba u32, count u32, then count times physical block u32 and checksum u32, physical
+/// [`u32::MAX`] for "not stored"), then blocks with several versions (lba u32, count u32, then count
+/// times version u64, physical u32, checksum u32). A delta replaces what it names.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CheckpointHeader {
+    /// [`CHECKPOINT_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`FORMAT_VERSION`].
+    pub format: U32,
+    /// CRC-32C of the rest of this header.
+    pub checksum: U32,
+    /// The volume.
+    pub volume: [u8; 16],
+    /// Higher in each base; a delta has its base's.
+    pub generation: U64,
+    /// 0 for a base, then 1, 2, … for its deltas.
+    pub number: U32,
+    /// CRC-32C of the payload.
+    pub payload_checksum: U32,
+    /// Bytes of payload.
+    pub payload: U64,
+    /// The newest version that the index holds.
+    pub version: U64,
+    /// The next segment sequence.
+    pub next_seq: U64,
+    /// Where the logs stood.
+    pub logs: [LogRecord; 2],
+    /// Segment sequences in the payload.
+    pub segments: U32,
+    /// Runs in the payload.
+    pub runs: U32,
+    /// Blocks with several versions in the payload.
+    pub several: U32,
+    /// Padding.
+    pub reserved: [u8; 12],
+}
+
+/// Where a log stood at a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct LogRecord {
+    /// The open segment, [`NO_SEGMENT`] when the log is not in use.
+    pub segment: U32,
+    /// The next block in it.
+    pub slot: U32,
+    /// Its sequence.
+    pub seq: U64,
+}
+
+const _: () = {
+    assert!(size_of::<Entry>() == 16);
+    assert!(size_of::<MapSector>() == SECTOR);
+    assert!(size_of::<LabelHeader>() == 128);
+    assert!(size_of::<LinkRecord>() == 32);
+    assert!(size_of::<SnapshotRecord>() == 96);
+    assert!(size_of::<VoidRecord>() == 16);
+    assert!(size_of::<CheckpointHeader>() == 128);
+};

@@ -1,0 +1,308 @@
+//! The label: what the volume is.
+
+use uuid::Uuid;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::ChainError;
+use super::format::{
+    Cleaning, ENTRIES_PER_PAGE, FORMAT_VERSION, LABEL_BYTES, LABEL_MAGIC, LabelHeader, LinkRecord,
+    PAGE, Position, SnapshotRecord, VoidRecord,
+};
+use crate::block::Version;
+use crate::device::{AlignedBuf, Device, DeviceRef, Purpose};
+
+/// A named version.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Snapshot {
+    /// Its name, at most 64 bytes.
+    pub name: String,
+    /// The version that it keeps readable.
+    #[serde(serialize_with = "version_number")]
+    pub version: Version,
+    /// When it was made, seconds since 1970.
+    pub created: u64,
+    /// The volume's logical blocks then.
+    pub blocks: u64,
+}
+
+fn version_number<S: serde::Serializer>(version: &Version, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(version.0)
+}
+
+/// A volume's label, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Higher in each label that is written.
+    pub sequence: u64,
+    /// The volume's identity.
+    pub volume: Uuid,
+    /// Logical blocks.
+    pub blocks: u64,
+    /// Blocks in a segment.
+    pub segment_blocks: u32,
+    /// Segments for which the map area has room.
+    pub max_segments: u32,
+    /// Bytes in each half of the checkpoint area.
+    pub checkpoint_half: u64,
+    /// How segments are cleaned.
+    pub cleaning: Cleaning,
+    /// When the volume was made, seconds since 1970.
+    pub created: u64,
+    /// The chain's links, in order.
+    pub links: Vec<LinkRecord>,
+    /// Named snapshots, oldest first.
+    pub snapshots: Vec<Snapshot>,
+    /// Versions that roll-backs took back: above the first, up to the second.
+    pub voids: Vec<(Version, Version)>,
+}
+
+/// Most snapshots that a label has room for.
+pub const MAX_SNAPSHOTS: usize = 1000;
+/// Most links in a chain.
+pub const MAX_LINKS: usize = 256;
+/// Most roll-backs that a label remembers.
+pub const MAX_VOIDS: usize = 512;
+
+const _: () = assert!(
+    size_of::<LabelHeader>()
+        + MAX_LINKS * size_of::<LinkRecord>()
+        + MAX_SNAPSHOTS * size_of::<SnapshotRecord>()
+        + MAX_VOIDS * size_of::<VoidRecord>()
+        <= LABEL_BYTES as usize
+);
+
+/// Where things lie in the map area.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) checkpoint: u64,
+    pub(super) checkpoint_half: u64,
+    map: u64,
+    segment_map: u64,
+    max_segments: u32,
+}
+
+impl Layout {
+    /// The layout of a map area for segments of `segment_blocks` blocks.
+    pub(super) fn new(segment_blocks: u32, max_segments: u32, checkpoint_half: u64) -> Layout {
+        let checkpoint = 2 * LABEL_BYTES;
+        Layout {
+            checkpoint,
+            checkpoint_half,
+            map: checkpoint + 2 * checkpoint_half,
+            segment_map: u64::from(segment_blocks / ENTRIES_PER_PAGE) * PAGE as u64,
+            max_segments,
+        }
+    }
+
+    /// First byte of a segment's map.
+    pub(super) fn map_of(&self, segment: u32) -> u64 {
+        self.map + u64::from(segment) * self.segment_map
+    }
+
+    /// Bytes in a segment's map.
+    pub(super) fn segment_map(&self) -> usize {
+        self.segment_map as usize
+    }
+
+    /// Bytes in the whole area.
+    pub(super) fn total(&self) -> u64 {
+        self.map_of(self.max_segments)
+    }
+}
+
+impl Label {
+    pub(super) fn layout(&self) -> Layout {
+        Layout::new(self.segment_blocks, self.max_segments, self.checkpoint_half)
+    }
+
+    /// Whether a roll-back took `version` back.
+    pub(super) fn is_void(&self, version: Version) -> bool {
+        self.voids.iter().any(|(from, to)| version > *from && version <= *to)
+    }
+
+    /// The snapshot called `name`.
+    pub fn snapshot(&self, name: &str) -> Option<&Snapshot> {
+        self.snapshots.iter().find(|snapshot| snapshot.name == name)
+    }
+
+    /// The stored form, [`LABEL_BYTES`] long.
+    pub(super) fn encode(&self) -> AlignedBuf {
+        let mut buffer = AlignedBuf::zeroed(LABEL_BYTES as usize);
+        let mut header = LabelHeader {
+            magic: LABEL_MAGIC,
+            format: FORMAT_VERSION.into(),
+            checksum: 0.into(),
+            sequence: self.sequence.into(),
+            volume: *self.volume.as_bytes(),
+            blocks: self.blocks.into(),
+            segment_blocks: self.segment_blocks.into(),
+            max_segments: self.max_segments.into(),
+            checkpoint_half: self.checkpoint_half.into(),
+            cleaning: matches!(self.cleaning, Cleaning::CompactInBody).into(),
+            reserved: [0; 3],
+            links: (self.links.len() as u32).into(),
+            snapshots: (self.snapshots.len() as u32).into(),
+            voids: (self.voids.len() as u32).into(),
+            created: self.created.into(),
+            reserved2: [0; 40],
+        };
+        let mut records: Vec<u8> = self.links.as_bytes().to_vec();
+        for snapshot in &self.snapshots {
+            records.extend_from_slice(encode_snapshot(snapshot).as_bytes());
+        }
+        for (from, to) in &self.voids {
+            let record = VoidRecord { from: from.0.into(), to: to.0.into() };
+            records.extend_from_slice(record.as_bytes());
+        }
+        let checked = &header.as_bytes()[CHECKED_FROM..];
+        header.checksum = crc32c::crc32c_append(crc32c::crc32c(checked), &records).into();
+        let (head, body) = buffer.split_at_mut(size_of::<LabelHeader>());
+        head.copy_from_slice(header.as_bytes());
+        body[..records.len()].copy_from_slice(&records);
+        buffer
+    }
+
+    /// Decodes a label.
+    ///
+    /// # Errors
+    /// [`ChainError::NewerFormat`], or [`ChainError::NoLabel`] when the bytes are no whole label.
+    pub fn decode(bytes: &[u8]) -> Result<Label, ChainError> {
+        let (header, mut rest) =
+            LabelHeader::read_from_prefix(bytes).map_err(|_| ChainError::NoLabel)?;
+        if header.magic != LABEL_MAGIC {
+            return Err(ChainError::NoLabel);
+        }
+        if header.format.get() > FORMAT_VERSION {
+            return Err(ChainError::NewerFormat(header.format.get()));
+        }
+        let counts = [header.links.get(), header.snapshots.get(), header.voids.get()];
+        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS];
+        if counts.iter().zip(most).any(|(count, most)| *count as usize > most) {
+            return Err(ChainError::NoLabel);
+        }
+        let records = rest;
+        let links: Vec<LinkRecord> = take(&mut rest, counts[0])?;
+        let snapshots: Vec<SnapshotRecord> = take(&mut rest, counts[1])?;
+        let voids: Vec<VoidRecord> = take(&mut rest, counts[2])?;
+        let used = &records[..records.len() - rest.len()];
+        let checked = &header.as_bytes()[CHECKED_FROM..];
+        if crc32c::crc32c_append(crc32c::crc32c(checked), used) != header.checksum.get() {
+            return Err(ChainError::NoLabel);
+        }
+        let label = Label {
+            sequence: header.sequence.get(),
+            volume: Uuid::from_bytes(header.volume),
+            blocks: header.blocks.get(),
+            segment_blocks: header.segment_blocks.get(),
+            max_segments: header.max_segments.get(),
+            checkpoint_half: header.checkpoint_half.get(),
+            cleaning: match header.cleaning {
+                0 => Cleaning::MoveToTail,
+                _ => Cleaning::CompactInBody,
+            },
+            created: header.created.get(),
+            links,
+            snapshots: snapshots.iter().map(decode_snapshot).collect(),
+            voids: voids
+                .iter()
+                .map(|void| (Version(void.from.get()), Version(void.to.get())))
+                .collect(),
+        };
+        label.check()
+    }
+
+    /// Refuses numbers that no label of ours has, so that no arithmetic on them can overflow.
+    fn check(self) -> Result<Label, ChainError> {
+        let segments_fit = self.links.iter().all(|link| {
+            link.base.get().checked_add(link.segments.get()).is_some_and(|end| end <= self.max_segments)
+        });
+        let blocks = u64::from(self.max_segments) * u64::from(self.segment_blocks);
+        let whole = self.segment_blocks != 0
+            && self.segment_blocks.is_multiple_of(ENTRIES_PER_PAGE)
+            && self.segment_blocks <= Position::MAX_SLOTS
+            && blocks < u64::from(super::index::MAX_PHYSICAL)
+            && self.blocks < u64::from(super::index::MAX_PHYSICAL)
+            && self.checkpoint_half.is_multiple_of(PAGE as u64)
+            && self.checkpoint_half < 1 << 48;
+        match whole && segments_fit {
+            true => Ok(self),
+            false => Err(ChainError::NoLabel),
+        }
+    }
+
+    /// Reads both copies and returns the newer one that is whole.
+    ///
+    /// # Errors
+    /// [`ChainError::NoLabel`] when neither is, [`ChainError::NewerFormat`], or a device error.
+    pub async fn read(map: &dyn Device) -> Result<Label, ChainError> {
+        if map.geometry().size < 2 * LABEL_BYTES {
+            return Err(ChainError::NoLabel);
+        }
+        let mut newest: Result<Label, ChainError> = Err(ChainError::NoLabel);
+        for slot in 0..2 {
+            for copy in 0..map.copies() {
+                let at = slot * LABEL_BYTES;
+                let read = map.read_copy(copy, at, LABEL_BYTES as usize, Purpose::Label).await;
+                let found = match read {
+                    Ok(bytes) => Label::decode(&bytes),
+                    Err(error) => Err(error.into()),
+                };
+                newest = match (newest, found) {
+                    (Ok(old), Ok(new)) if new.sequence > old.sequence => Ok(new),
+                    (Ok(old), _) => Ok(old),
+                    (Err(_), Ok(new)) => Ok(new),
+                    (Err(ChainError::NoLabel), Err(error)) => Err(error),
+                    (Err(error), Err(_)) => Err(error),
+                };
+            }
+        }
+        newest
+    }
+
+    /// Writes the label over both copies, one after the other, with the next sequence: a crash
+    /// leaves one of them whole, and later damage to either costs nothing.
+    pub(super) async fn write(&mut self, map: &DeviceRef) -> Result<(), ChainError> {
+        self.sequence += 1;
+        let bytes = self.encode().freeze();
+        for slot in 0..2 {
+            map.write(slot * LABEL_BYTES, vec![bytes.clone()], Purpose::Label).await?;
+            map.flush(Purpose::Label).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the header before those that its checksum covers.
+const CHECKED_FROM: usize = 16;
+
+fn take<T: FromBytes>(rest: &mut &[u8], count: u32) -> Result<Vec<T>, ChainError> {
+    let mut records = Vec::new();
+    for _ in 0..count {
+        let (record, left) = T::read_from_prefix(rest).map_err(|_| ChainError::NoLabel)?;
+        records.push(record);
+        *rest = left;
+    }
+    Ok(records)
+}
+
+fn encode_snapshot(snapshot: &Snapshot) -> SnapshotRecord {
+    let mut name = [0; 64];
+    name[..snapshot.name.len()].copy_from_slice(snapshot.name.as_bytes());
+    SnapshotRecord {
+        name,
+        version: snapshot.version.0.into(),
+        created: snapshot.created.into(),
+        blocks: snapshot.blocks.into(),
+        reserved: [0; 8],
+    }
+}
+
+fn decode_snapshot(record: &SnapshotRecord) -> Snapshot {
+    let end = record.name.iter().position(|byte| *byte == 0).unwrap_or(record.name.len());
+    Snapshot {
+        name: String::from_utf8_lossy(&record.name[..end]).into_owned(),
+        version: Version(record.version.get()),
+        created: record.created.get(),
+        blocks: record.blocks.get(),
+    }
+}

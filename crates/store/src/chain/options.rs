@@ -1,0 +1,81 @@
+//! What a chain is made of, and how it is told to behave.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::Cleaning;
+use crate::device::DeviceRef;
+
+/// A link's device, and who it is.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// The identity in the label.
+    pub id: Uuid,
+    /// Where its segments lie, from byte 0 on.
+    pub device: DeviceRef,
+}
+
+/// The devices of a chain.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// The links; a new chain has them in this order, an old one knows its own.
+    pub links: Vec<Link>,
+    /// The map area.
+    pub map: DeviceRef,
+    /// The link whose device holds the map area too: one flush then covers both.
+    pub map_link: Option<Uuid>,
+    /// An SSD for the tail cache.
+    pub tail_cache: Option<DeviceRef>,
+    /// An SSD for the body cache.
+    pub body_cache: Option<DeviceRef>,
+}
+
+/// What a chain does at run time.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// RAM of the tail cache in blocks.
+    pub tail_cache_blocks: usize,
+    /// RAM of the body cache in blocks; 0 without an SSD means no body cache.
+    pub body_cache_blocks: usize,
+    /// Writes that nobody syncs become durable after this long.
+    pub commit_interval: Duration,
+    /// Bytes that may wait for their device before writers have to; at least 2 MiB count.
+    pub dirty_bytes: usize,
+    /// Cleaning starts when fewer than this share of the segments is free.
+    pub clean_below: f64,
+    /// Whether the cleaner starts by itself, before writers have to wait for it.
+    pub auto_clean: bool,
+    /// Map sectors of log after which a checkpoint is written: what recovery reads at most, besides
+    /// the checkpoint and the rest of the segments that the log is in.
+    pub checkpoint_sectors: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            tail_cache_blocks: 16 * 1024,
+            body_cache_blocks: 0,
+            commit_interval: Duration::from_secs(1),
+            dirty_bytes: 64 << 20,
+            clean_below: 0.15,
+            auto_clean: true,
+            checkpoint_sectors: 1200,
+        }
+    }
+}
+
+/// How a chain is made.
+#[derive(Clone, Debug)]
+pub struct Create {
+    /// The volume's identity.
+    pub volume: Uuid,
+    /// Logical blocks.
+    pub blocks: u64,
+    /// Blocks in a segment, a multiple of [`super::format::ENTRIES_PER_PAGE`].
+    pub segment_blocks: u32,
+    /// Segments that the map area shall have room for, links added later included.
+    pub max_segments: u32,
+    /// How segments are cleaned.
+    pub cleaning: Cleaning,
+}

@@ -1,0 +1,308 @@
+//! Reads: from the index to bytes whose checksum matches.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::try_join_all;
+
+use super::format::block_checksum;
+use super::index::Location;
+use super::write::check_range;
+use super::{Counts, Inner};
+use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
+use crate::device::{DeviceRef, Purpose};
+
+/// Blocks in one request to a device.
+const RUN_BLOCKS: usize = 256;
+/// How often a block that moved while it was read is looked up again.
+const RETRIES: usize = 8;
+
+/// One block of a read.
+enum Step {
+    Zero,
+    Ready(Bytes),
+    Fetch(Location),
+}
+
+/// See [`crate::block::BlockStore::read`].
+pub(super) async fn read(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    count: u64,
+    at: Version,
+) -> Result<Vec<Option<Bytes>>, StoreError> {
+    check_range(inner, lba, count)?;
+    Counts::add(&inner.counts.user_blocks_read, count);
+    let steps = plan(inner, lba, count, at);
+    let mut blocks: Vec<Option<Bytes>> = Vec::with_capacity(steps.len());
+    let mut missing: Vec<(usize, Location)> = Vec::new();
+    for (number, step) in steps.into_iter().enumerate() {
+        match step {
+            Step::Zero => blocks.push(None),
+            Step::Ready(content) => blocks.push(Some(content)),
+            Step::Fetch(location) => {
+                let lba = Lba(lba.0 + number as u64);
+                let cached = from_caches(inner, lba, location).await;
+                if cached.is_none() {
+                    missing.push((number, location));
+                }
+                blocks.push(cached);
+            }
+        }
+    }
+    let runs = group(&missing);
+    let reads = runs.into_iter().map(|run| read_run(inner, lba, at, run));
+    for fetched in try_join_all(reads).await? {
+        for (number, content) in fetched {
+            blocks[number] = content;
+        }
+    }
+    Ok(blocks)
+}
+
+fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Vec<Step> {
+    let state = inner.state.lock();
+    let step = |lba: u64| match state.index.get(lba as u32, at) {
+        None => Step::Zero,
+        Some(location) => match state.pending.get(&location.block) {
+            Some(content) => Step::Ready(content.clone()),
+            None => Step::Fetch(location),
+        },
+    };
+    (lba.0..lba.0 + count).map(step).collect()
+}
+
+/// The content from a cache, if one has it whole.
+async fn from_caches(inner: &Inner, lba: Lba, location: Location) -> Option<Bytes> {
+    let key = u64::from(location.block);
+    let caches = std::iter::once(&inner.tail_cache).chain(inner.body_cache.as_ref());
+    for cache in caches {
+        if let Some(content) = cache.get(key).await {
+            if block_checksum(lba, &content) == location.check {
+                return Some(content);
+            }
+            cache.remove(key);
+        }
+    }
+    None
+}
+
+/// Missing blocks as runs that are contiguous on the devices.
+fn group(missing: &[(usize, Location)]) -> Vec<&[(usize, Location)]> {
+    missing
+        .chunk_by(|(_, before), (_, after)| before.block + 1 == after.block)
+        .flat_map(|run| run.chunks(RUN_BLOCKS))
+        .collect()
+}
+
+type Fetched = Vec<(usize, Option<Bytes>)>;
+
+/// Blocks that one request reads.
+struct Piece<'a> {
+    blocks: &'a [(usize, Location)],
+    device: DeviceRef,
+    offset: u64,
+    on_tail: bool,
+}
+
+/// Cuts a run where it crosses from one segment, and so perhaps one link, to the next; `None` when
+/// some of it lies on a link that has left.
+fn cut<'a>(inner: &Inner, run: &'a [(usize, Location)]) -> Option<Vec<Piece<'a>>> {
+    let state = inner.state.lock();
+    let per = state.segments.per();
+    let tail = state.tail_link();
+    run.chunk_by(|(_, a), (_, b)| a.block / per == b.block / per)
+        .map(|blocks| {
+            let (link, offset) = state.segments.place(blocks[0].1.block)?;
+            let device = state.segments.links[link].device.clone();
+            Some(Piece { blocks, device, offset, on_tail: link == tail })
+        })
+        .collect()
+}
+
+/// Reads a run of blocks from its link, checks them, and looks again at those that do not match.
+async fn read_run(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    at: Version,
+    run: &[(usize, Location)],
+) -> Result<Fetched, StoreError> {
+    let Some(pieces) = cut(inner, run) else { return read_again(inner, lba, at, run).await };
+    let mut fetched = Fetched::with_capacity(run.len());
+    for piece in pieces {
+        let len = piece.blocks.len() * BLOCK_SIZE;
+        let Ok(bytes) = piece.device.read(piece.offset, len, Purpose::UserData).await else {
+            fetched.extend(read_again(inner, lba, at, piece.blocks).await?);
+            continue;
+        };
+        for (at_block, (number, location)) in piece.blocks.iter().enumerate() {
+            let content = bytes.slice(at_block * BLOCK_SIZE..(at_block + 1) * BLOCK_SIZE);
+            let this = Lba(lba.0 + *number as u64);
+            if block_checksum(this, &content) == location.check {
+                remember(inner, location.block, &content, piece.on_tail);
+                fetched.push((*number, Some(content)));
+            } else {
+                fetched.extend(read_again(inner, lba, at, &[(*number, *location)]).await?);
+            }
+        }
+    }
+    Ok(fetched)
+}
+
+/// A block that was read from a drive goes to that drive's cache.
+fn remember(inner: &Inner, block: u32, content: &Bytes, on_tail: bool) {
+    if on_tail {
+        Counts::add(&inner.counts.tail_reads, 1);
+        inner.tail_cache.fill(u64::from(block), content.clone());
+    } else if let Some(cache) = &inner.body_cache {
+        cache.fill(u64::from(block), content.clone());
+    }
+}
+
+/// Reads blocks one by one: they moved meanwhile, or their device returned something else.
+async fn read_again(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    at: Version,
+    blocks: &[(usize, Location)],
+) -> Result<Fetched, StoreError> {
+    let mut fetched = Fetched::with_capacity(blocks.len());
+    for (number, _) in blocks {
+        let this = Lba(lba.0 + *number as u64);
+        fetched.push((*number, read_one(inner, this, at).await?));
+    }
+    Ok(fetched)
+}
+
+/// Reads one block with care: every copy, and again when it moved in between.
+async fn read_one(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    at: Version,
+) -> Result<Option<Bytes>, StoreError> {
+    let mut failure = None;
+    for _ in 0..RETRIES {
+        let step = plan(inner, lba, 1, at).pop().unwrap_or(Step::Zero);
+        let location = match step {
+            Step::Zero => return Ok(None),
+            Step::Ready(content) => return Ok(Some(content)),
+            Step::Fetch(location) => location,
+        };
+        match read_copies(inner, lba, location).await {
+            Ok(content) => return Ok(Some(content)),
+            Err(error) => failure = Some(error),
+        }
+        let again = inner.state.lock().index.get(lba.0 as u32, at);
+        if again == Some(location) {
+            break;
+        }
+    }
+    Counts::add(&inner.counts.damaged, 1);
+    Err(failure.unwrap_or_else(|| StoreError::Corrupt {
+        lba,
+        detail: "it moved faster than it could be read".to_owned(),
+    }))
+}
+
+/// Keeps a segment from being written anew while one of its blocks is read or mended.
+struct Pin<'a> {
+    inner: &'a Inner,
+    segment: u32,
+}
+
+impl<'a> Pin<'a> {
+    /// Pins the segment of `block`; `None` when `lba` does not lie there any more.
+    fn new(inner: &'a Inner, lba: Lba, block: u32) -> Option<(Pin<'a>, DeviceRef, u64)> {
+        let mut state = inner.state.lock();
+        if !state.index.refers(lba.0 as u32, block) {
+            return None;
+        }
+        let (link, offset) = state.segments.place(block)?;
+        let segment = state.segments.of(block);
+        state.segments.get_mut(segment).pins += 1;
+        Some((Pin { inner, segment }, state.segments.links[link].device.clone(), offset))
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().segments.get_mut(self.segment).pins -= 1;
+    }
+}
+
+/// Reads a block from each copy until one matches, and mends the copies that do not.
+///
+/// # Errors
+/// [`StoreError::Corrupt`], or the device's error when no copy could be read at all.
+pub(super) async fn read_copies(
+    inner: &Inner,
+    lba: Lba,
+    location: Location,
+) -> Result<Bytes, StoreError> {
+    let Some((_pin, device, offset)) = Pin::new(inner, lba, location.block) else {
+        return Err(StoreError::Corrupt { lba, detail: "it has moved".to_owned() });
+    };
+    let right = |content: &[u8]| block_checksum(lba, content) == location.check;
+    match read_verified(&device, offset, BLOCK_SIZE, Purpose::UserData, right).await? {
+        Verified::Whole { content, mended } => {
+            Counts::add(&inner.counts.repaired, mended as u64);
+            Ok(content)
+        }
+        Verified::Damaged => Err(StoreError::Corrupt {
+            lba,
+            detail: format!("{} at byte {offset}, {} copies", device.name(), device.copies()),
+        }),
+    }
+}
+
+/// What reading every copy gave.
+pub(super) enum Verified {
+    /// A copy that is right, and how many others were overwritten with it.
+    Whole {
+        /// The right bytes.
+        content: Bytes,
+        /// Copies that were mended.
+        mended: usize,
+    },
+    /// No copy is right.
+    Damaged,
+}
+
+/// Reads from each copy until one is `right`, and overwrites the others that are not with it.
+///
+/// # Errors
+/// The last device error when no copy could be read.
+pub(super) async fn read_verified(
+    device: &DeviceRef,
+    offset: u64,
+    len: usize,
+    purpose: Purpose,
+    right: impl Fn(&[u8]) -> bool,
+) -> Result<Verified, StoreError> {
+    let mut wrong = Vec::new();
+    let mut failure = None;
+    let mut any_read = false;
+    for copy in 0..device.copies() {
+        match device.read_copy(copy, offset, len, purpose).await {
+            Ok(content) if right(&content) => {
+                let mut mended = 0;
+                for bad in wrong {
+                    mended += usize::from(device.repair_copy(bad, offset, content.clone()).await.is_ok());
+                }
+                return Ok(Verified::Whole { content, mended });
+            }
+            Ok(_) => {
+                any_read = true;
+                wrong.push(copy);
+            }
+            Err(error) => {
+                failure = Some(error);
+                wrong.push(copy);
+            }
+        }
+    }
+    match failure {
+        Some(error) if !any_read => Err(error.into()),
+        _ => Ok(Verified::Damaged),
+    }
+}

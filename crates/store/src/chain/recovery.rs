@@ -1,0 +1,736 @@
+//! Making and opening a chain: the label, the newest checkpoint, and the logs that follow it.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use roaring::RoaringBitmap;
+use tokio::sync::Notify;
+use zerocopy::FromBytes;
+
+use super::cache::{Cache, RamOrder};
+use super::checkpoint::{self, Area, HALF_SLACK, Loaded};
+use super::format::{
+    ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
+    NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
+};
+use super::holds::Holds;
+use super::index::{Index, Location, MAX_PHYSICAL};
+use super::label::{Label, Layout};
+use super::read::{Verified, read_verified};
+use super::segments::{SegmentState, Segments};
+use super::state::{State, reserved_segments};
+use super::stream::{BODY, SegmentMap, Stream, USERS};
+use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts};
+use crate::block::{BLOCK_SIZE, Lba, Version};
+use crate::device::{AlignedBuf, DeviceRef, Purpose};
+use crate::env::{Env, HashMap};
+
+/// What opening a chain found and read.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Recovered {
+    /// Bytes of the checkpoint: a base and its deltas.
+    pub checkpoint_bytes: u64,
+    /// Bytes of map read after it.
+    pub map_bytes: u64,
+    /// Bytes of blocks read because only their checksum tells whether they were written.
+    pub checked_bytes: u64,
+    /// Entries of the logs that the checkpoint did not hold.
+    pub replayed: u64,
+    /// Entries beyond the end of what survived as a whole.
+    pub dropped: u64,
+    /// The version that was recovered.
+    pub version: u64,
+}
+
+/// The layout of a map area that has room for so much.
+pub(super) fn layout_for(segment_blocks: u32, max_segments: u32) -> Layout {
+    let blocks = u64::from(max_segments) * u64::from(segment_blocks);
+    let half = 16 * blocks + 8 * u64::from(max_segments) + HALF_SLACK;
+    Layout::new(segment_blocks, max_segments, half.next_multiple_of(PAGE as u64))
+}
+
+fn invalid(why: impl Into<String>) -> ChainError {
+    ChainError::Invalid(why.into())
+}
+
+/// The records of links that follow each other from segment `base` on.
+pub(super) fn link_record(
+    link: &super::Link,
+    base: u32,
+    segment_blocks: u32,
+) -> Result<LinkRecord, ChainError> {
+    let segment_bytes = u64::from(segment_blocks) * BLOCK_SIZE as u64;
+    let segments = link.device.geometry().size / segment_bytes;
+    if segments < 4 {
+        return Err(invalid(format!(
+            "{} is too small for a link: it has room for {segments} segments of {segment_bytes} \
+             bytes, and a link needs 4",
+            link.device.name()
+        )));
+    }
+    let segments = u32::try_from(segments).map_err(|_| invalid("a link is too large"))?;
+    Ok(LinkRecord {
+        id: *link.id.as_bytes(),
+        base: base.into(),
+        segments: segments.into(),
+        leaving: 0,
+        reserved: [0; 7],
+    })
+}
+
+/// See [`Chain::create`].
+pub(super) async fn create(env: &Env, parts: Parts, create: &Create) -> Result<(), ChainError> {
+    let per = create.segment_blocks;
+    if per == 0 || !per.is_multiple_of(ENTRIES_PER_PAGE) || per > Position::MAX_SLOTS {
+        return Err(invalid(format!("a segment has a multiple of {ENTRIES_PER_PAGE} blocks")));
+    }
+    let mut links = Vec::new();
+    let mut base = 0;
+    for link in &parts.links {
+        let record = link_record(link, base, per)?;
+        base += record.segments.get();
+        links.push(record);
+    }
+    let layout = layout_for(per, create.max_segments);
+    let label = Label {
+        sequence: 0,
+        volume: create.volume,
+        blocks: create.blocks,
+        segment_blocks: per,
+        max_segments: create.max_segments,
+        checkpoint_half: layout.checkpoint_half,
+        cleaning: create.cleaning,
+        created: env.wall_clock(),
+        links,
+        snapshots: Vec::new(),
+        voids: Vec::new(),
+    };
+    check_sizes(&label, &parts)?;
+    let mut state = empty_state(label, &parts)?;
+    state.users = open_stream(&mut state, USERS, 0);
+    state.add_body();
+    let inner = Arc::new(build(env, parts, Options::default(), state, Area::default()));
+    checkpoint::write(&inner).await?;
+    let mut label = inner.state.lock().label.clone();
+    label.write(&inner.map).await
+}
+
+fn check_sizes(label: &Label, parts: &Parts) -> Result<(), ChainError> {
+    if label.links.is_empty() {
+        return Err(invalid("a chain needs at least one link"));
+    }
+    let segments: u64 = label.links.iter().map(|link| u64::from(link.segments.get())).sum();
+    if segments > u64::from(label.max_segments) {
+        return Err(invalid(format!(
+            "the links have {segments} segments, and the map area has room for {}",
+            label.max_segments
+        )));
+    }
+    let physical = u64::from(label.max_segments) * u64::from(label.segment_blocks);
+    if physical >= u64::from(MAX_PHYSICAL) {
+        return Err(invalid("a chain has less than 16 TiB of physical space"));
+    }
+    let compaction = label.cleaning == Cleaning::CompactInBody && label.links.len() > 1;
+    let reserve = u64::from(reserved_segments(label.links.len() as u32, compaction));
+    let most = segments.saturating_sub(reserve) * u64::from(label.segment_blocks);
+    if label.blocks == 0 || label.blocks > most {
+        return Err(invalid(format!(
+            "the volume cannot have {} blocks: its links hold up to {most} besides what cleaning \
+             needs; make it smaller or its links larger",
+            label.blocks
+        )));
+    }
+    let (need, have) = (label.layout().total(), parts.map.geometry().size);
+    if need > have {
+        return Err(invalid(format!("the map area needs {need} bytes and has {have}")));
+    }
+    Ok(())
+}
+
+/// A state without blocks or logs, in which every segment is free.
+fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
+    let mut segments = Segments::new(label.segment_blocks);
+    for (number, record) in label.links.iter().enumerate() {
+        let id = uuid::Uuid::from_bytes(record.id);
+        let link = parts.links.iter().find(|link| link.id == id);
+        let link = link.ok_or(ChainError::MissingLink { number, id })?;
+        let need = u64::from(record.segments.get())
+            * u64::from(label.segment_blocks)
+            * BLOCK_SIZE as u64;
+        let have = link.device.geometry().size;
+        if have < need {
+            return Err(invalid(format!(
+                "link {number} ({}) has shrunk: it needs {need} bytes and has {have}",
+                link.device.name()
+            )));
+        }
+        segments.add_link(record, link.device.clone());
+    }
+    let mut holds = Holds::default();
+    label.snapshots.iter().for_each(|snapshot| holds.take(snapshot.version));
+    let tag = volume_tag(label.volume);
+    let placeholder = SegmentMap::fresh(0, 0);
+    Ok(State {
+        index: Index::new(label.blocks),
+        users: Stream::new(USERS, tag, label.segment_blocks, placeholder),
+        label,
+        segments,
+        holds,
+        version: Version(0),
+        committed: Version(0),
+        body: None,
+        next_seq: 1,
+        pending: HashMap::default(),
+        unwritten: 0,
+        dirty: RoaringBitmap::new(),
+        entries_since: 0,
+        poison: None,
+        dead: Vec::new(),
+    })
+}
+
+/// A new log in the free segment `id`.
+fn open_stream(state: &mut State, log: usize, id: u32) -> Stream {
+    state.segments.open(id);
+    let seq = state.next_seq;
+    state.next_seq += 1;
+    state.segments.get_mut(id).seq = seq;
+    let tag = volume_tag(state.label.volume);
+    Stream::new(log, tag, state.label.segment_blocks, SegmentMap::fresh(id, seq))
+}
+
+impl State {
+    /// Starts the log of compaction if the volume wants one and there is a body to write to.
+    pub(super) fn add_body(&mut self) {
+        let wanted = self.label.cleaning == Cleaning::CompactInBody;
+        if self.body.is_some() || !wanted || self.segments.links.len() < 2 {
+            return;
+        }
+        let tail = self.tail_link();
+        let links = (0..self.segments.links.len()).filter(|link| *link != tail);
+        let free = links.filter_map(|link| self.segments.next_on(link, 0, 0)).next();
+        if let Some(id) = free {
+            self.body = Some(open_stream(self, BODY, id));
+        }
+    }
+}
+
+fn build(env: &Env, parts: Parts, options: Options, state: State, area: Area) -> Inner {
+    let label = &state.label;
+    let sector = parts.map.geometry().sector as usize;
+    let body = parts.body_cache.is_some() || options.body_cache_blocks > 0;
+    Inner {
+        env: env.clone(),
+        volume: label.volume,
+        tag: volume_tag(label.volume),
+        layout: label.layout(),
+        segment_blocks: label.segment_blocks,
+        map_unit: sector.clamp(SECTOR, PAGE),
+        map: parts.map,
+        map_link: parts.map_link,
+        state: Mutex::new(state),
+        rounds: Mutex::default(),
+        checkpoints: tokio::sync::Mutex::new(area),
+        label_lock: tokio::sync::Mutex::new(()),
+        cleaning_lock: tokio::sync::Mutex::new(()),
+        tail_cache: Cache::new(env, options.tail_cache_blocks, parts.tail_cache),
+        body_cache: body
+            .then(|| Cache::with_order(env, options.body_cache_blocks, parts.body_cache, RamOrder::Lru)),
+        room: Notify::new(),
+        written: Notify::new(),
+        queue_kick: [Notify::new(), Notify::new()],
+        clean_kick: Notify::new(),
+        checkpoint_kick: Notify::new(),
+        counts: Counts::default(),
+        options,
+    }
+}
+
+/// See [`Chain::open`].
+pub(super) async fn open(
+    env: &Env,
+    parts: Parts,
+    options: Options,
+) -> Result<(Chain, Recovered), ChainError> {
+    let label = Label::read(&*parts.map).await?;
+    let mut state = empty_state(label, &parts)?;
+    check_sizes(&state.label, &parts)?;
+    // After a crash of this program alone, the devices' caches may hold what is not yet durable.
+    parts.map.flush(Purpose::Map).await?;
+    for link in &parts.links {
+        link.device.flush(Purpose::UserData).await?;
+    }
+    let mut found = Recovered::default();
+    let (area, logs) = load_checkpoint(&parts.map, &mut state, &mut found).await?;
+    let replay = Replay { map: parts.map.clone(), tag: volume_tag(state.label.volume) };
+    let users = replay.read_log(&state, USERS, logs[USERS], &mut found).await?;
+    let body = match logs[BODY].segment.get() {
+        NO_SEGMENT => None,
+        _ => Some(replay.read_log(&state, BODY, logs[BODY], &mut found).await?),
+    };
+    apply_logs(&mut state, &users, body.as_ref(), &mut found);
+    replay.seal(&state, &users).await?;
+    if let Some(body) = &body {
+        replay.seal(&state, body).await?;
+    }
+    resume(&mut state, users, body);
+    found.version = state.version.0;
+    let inner = Arc::new(build(env, parts, options, state, area));
+    checkpoint::write(&inner).await?;
+    inner.state.lock().add_body();
+    Ok((Chain::start(inner), found))
+}
+
+/// Reads the newest base and its deltas into `state`.
+async fn load_checkpoint(
+    map: &DeviceRef,
+    state: &mut State,
+    found: &mut Recovered,
+) -> Result<(Area, [LogRecord; 2]), ChainError> {
+    let layout = state.label.layout();
+    let volume = *state.label.volume.as_bytes();
+    let mut newest: Option<(u64, u64)> = None;
+    for half in 0..2 {
+        let at = layout.checkpoint + half * layout.checkpoint_half;
+        let whole = |page: &[u8]| checkpoint::decode_header(page, &volume).is_some();
+        let read = read_verified(map, at, PAGE, Purpose::Checkpoint, whole).await;
+        if let Ok(Verified::Whole { content, .. }) = read {
+            let header = checkpoint::decode_header(&content, &volume);
+            let generation = header.map_or(0, |header| header.generation.get());
+            if newest.is_none_or(|(other, _)| other < generation) {
+                newest = Some((generation, at));
+            }
+        }
+    }
+    let (generation, start) =
+        newest.ok_or_else(|| ChainError::Damaged("no checkpoint is whole".to_owned()))?;
+    let mut area = Area { generation, ..Area::default() };
+    let mut logs = None;
+    loop {
+        let room = layout.checkpoint_half - area.end;
+        let record = checkpoint::read_record(map, &volume, start + area.end, room).await?;
+        let next = record.filter(|record| {
+            let header = &record.header;
+            header.generation.get() == generation && header.number.get() == area.number
+        });
+        let Some(record) = next else { break };
+        area.end += checkpoint::bytes_for(record.header.payload.get() as usize);
+        if area.number == 0 {
+            area.base_bytes = area.end;
+        }
+        area.number += 1;
+        logs = Some(record.header.logs);
+        load_record(state, record);
+    }
+    let logs = logs.ok_or_else(|| ChainError::Damaged("no checkpoint is whole".to_owned()))?;
+    found.checkpoint_bytes = area.end;
+    let mut places = Vec::new();
+    state.index.for_each(|_, at| places.push(at.block));
+    for block in places {
+        if !state.segments.exists(state.segments.of(block)) {
+            return Err(ChainError::Damaged(format!("the index names block {block} of no link")));
+        }
+        state.segments.add_live(block);
+    }
+    Ok((area, logs))
+}
+
+fn load_record(state: &mut State, record: Loaded) {
+    for (id, seq) in record.sequences.iter().enumerate() {
+        if state.segments.exists(id as u32) {
+            state.segments.get_mut(id as u32).seq = *seq;
+        }
+    }
+    for (lba, content) in record.contents {
+        state.index.load(lba, content);
+    }
+    state.version = Version(record.header.version.get());
+    state.next_seq = record.header.next_seq.get();
+}
+
+/// A log's entries after the checkpoint.
+struct Log {
+    number: usize,
+    /// Segments in the log's order: where it stood first.
+    segments: Vec<LogSegment>,
+    /// Entries from the checkpoint on, as far as they survived as a whole.
+    entries: Vec<(Position, u32, MapEntry)>,
+    /// Where they end.
+    end: Position,
+    /// Sectors beyond the end that look like this log's: they must not be met again.
+    stale: Vec<(u32, u16)>,
+    /// The highest sequence seen.
+    top: u64,
+}
+
+struct LogSegment {
+    id: u32,
+    seq: u64,
+    next: u32,
+    /// Entries from block 0 on; those before the first page that was read are placeholders.
+    entries: Vec<Entry>,
+}
+
+struct Replay {
+    map: DeviceRef,
+    tag: u32,
+}
+
+impl Replay {
+    /// Reads a log from where the checkpoint left it.
+    async fn read_log(
+        &self,
+        state: &State,
+        number: usize,
+        from: LogRecord,
+        found: &mut Recovered,
+    ) -> Result<Log, ChainError> {
+        let start = Position::new(from.seq.get(), from.slot.get());
+        let mut log = Log {
+            number,
+            segments: Vec::new(),
+            entries: Vec::new(),
+            end: start,
+            stale: Vec::new(),
+            top: from.seq.get(),
+        };
+        let mut durable = start;
+        let (mut id, mut slot, mut seq) = (from.segment.get(), from.slot.get(), Some(start.seq()));
+        let first_new = state.next_seq;
+        let mut open = true;
+        while id != NO_SEGMENT && state.segments.exists(id) && !log.visited(id) {
+            let first = slot / ENTRIES_PER_PAGE * (ENTRIES_PER_PAGE / ENTRIES_PER_SECTOR);
+            let sectors = self.read_sectors(state, id, first, found).await?;
+            let expected = seq.or_else(|| {
+                let heads = sectors.iter().filter_map(Sector::head);
+                let mut ours = heads.filter(|head| {
+                    usize::from(head.log) == number && head.seq >= first_new && head.seq > log.top
+                });
+                ours.next().map(|head| head.seq)
+            });
+            let Some(expected) = expected else { break };
+            log.top = log.top.max(expected);
+            let mut segment = LogSegment::new(id, expected, first);
+            let gap_before = !open;
+            for (at, sector) in sectors.into_iter().enumerate() {
+                let index = first + at as u32;
+                match sector {
+                    Sector::Unreadable if open => return Err(damaged_map(id, index)),
+                    Sector::Whole(head, entries)
+                        if head.seq == expected && usize::from(head.log) == number =>
+                    {
+                        durable = durable.max(head.durable);
+                        segment.next = head.next;
+                        if open {
+                            segment.entries.extend_from_slice(&entries);
+                            open = u32::from(head.count) == ENTRIES_PER_SECTOR;
+                            continue;
+                        }
+                        let committed = (index * ENTRIES_PER_SECTOR)
+                            .saturating_sub(u32::from(head.uncommitted));
+                        let known = head.uncommitted != u16::MAX;
+                        if known && (gap_before || committed > segment.entries.len() as u32) {
+                            return Err(damaged_map(id, index));
+                        }
+                        log.stale.push((id, index as u16));
+                    }
+                    _ => open = false,
+                }
+            }
+            let next = segment.next;
+            log.take(segment, start, state.label.segment_blocks)?;
+            (id, slot, seq) = (next, 0, None);
+        }
+        self.settle(state, &mut log, start, durable, found).await?;
+        Ok(log)
+    }
+
+    /// The sectors of a segment's map from the one numbered `first` on.
+    async fn read_sectors(
+        &self,
+        state: &State,
+        id: u32,
+        first: u32,
+        found: &mut Recovered,
+    ) -> Result<Vec<Sector>, ChainError> {
+        let layout = state.label.layout();
+        let len = layout.segment_map() - first as usize * SECTOR;
+        let at = layout.map_of(id) + u64::from(first) * SECTOR as u64;
+        let mut sectors = Vec::new();
+        found.map_bytes += len as u64;
+        let whole = self.map.read(at, len, Purpose::Map).await.ok();
+        for page in (0..len).step_by(PAGE) {
+            let bytes = match &whole {
+                Some(bytes) => Some(bytes.slice(page..page + PAGE)),
+                None => self.read_page(at + page as u64).await,
+            };
+            for number in 0..PAGE / SECTOR {
+                let index = first as usize + page / SECTOR + number;
+                let bytes = bytes.as_ref().map(|bytes| &bytes[number * SECTOR..][..SECTOR]);
+                sectors.push(Sector::decode(bytes, self.tag, index as u16));
+            }
+        }
+        Ok(sectors)
+    }
+
+    /// A page from the first copy that can be read.
+    async fn read_page(&self, at: u64) -> Option<bytes::Bytes> {
+        for copy in 0..self.map.copies() {
+            if let Ok(bytes) = self.map.read_copy(copy, at, PAGE, Purpose::Map).await {
+                return Some(bytes);
+            }
+        }
+        None
+    }
+
+    /// Cuts a log where it stops being whole: at damage that a crash explains, at content that was
+    /// never written, inside a transaction.
+    async fn settle(
+        &self,
+        state: &State,
+        log: &mut Log,
+        start: Position,
+        durable: Position,
+        found: &mut Recovered,
+    ) -> Result<(), ChainError> {
+        let all = log.entries.len();
+        let doubtful = log.entries.partition_point(|(at, _, _)| *at < durable);
+        let mut whole = all;
+        for (number, (_, block, entry)) in log.entries.iter().enumerate().skip(doubtful) {
+            if matches!(entry.kind, Kind::Data | Kind::Moved) {
+                found.checked_bytes += BLOCK_SIZE as u64;
+                if !holds(state, *block, entry).await? {
+                    whole = number;
+                    break;
+                }
+            }
+        }
+        while whole > 0 && !log.entries[whole - 1].2.last {
+            whole -= 1;
+        }
+        log.entries.truncate(whole);
+        found.dropped += (all - whole) as u64;
+        found.replayed += whole as u64;
+        log.cut(log.entries.last().map_or(start, |(at, _, _)| Position(at.0 + 1)));
+        Ok(())
+    }
+
+    /// Overwrites what lies beyond a log's end, so that a later recovery does not take it for what
+    /// will be written there.
+    async fn seal(&self, state: &State, log: &Log) -> Result<(), ChainError> {
+        let layout = state.label.layout();
+        let unit = (self.map.geometry().sector as usize).clamp(SECTOR, PAGE);
+        let mut any = false;
+        for (id, index) in &log.stale {
+            let at = usize::from(*index) * SECTOR;
+            let start = at / unit * unit;
+            let offset = layout.map_of(*id) + start as u64;
+            // The unit's other sectors may hold entries that count.
+            let mut buffer = AlignedBuf::copy_of(&self.map.read(offset, unit, Purpose::Map).await?);
+            buffer[at - start..at - start + SECTOR].fill(0);
+            self.map.write(offset, vec![buffer.freeze()], Purpose::Map).await?;
+            any = true;
+        }
+        if any {
+            self.map.flush(Purpose::Map).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A map sector as read.
+enum Sector {
+    /// It holds for this volume and its place.
+    Whole(SectorHead, Vec<Entry>),
+    /// It does not: never written, or torn, or another's.
+    Other,
+    /// No copy could be read.
+    Unreadable,
+}
+
+impl Sector {
+    fn decode(bytes: Option<&[u8]>, tag: u32, index: u16) -> Sector {
+        let Some(bytes) = bytes else { return Sector::Unreadable };
+        let Ok(sector) = MapSector::ref_from_bytes(bytes) else { return Sector::Other };
+        match sector.verify(tag, index) {
+            Some(head) => Sector::Whole(head, sector.entries().to_vec()),
+            None => Sector::Other,
+        }
+    }
+
+    fn head(&self) -> Option<&SectorHead> {
+        match self {
+            Sector::Whole(head, _) => Some(head),
+            _ => None,
+        }
+    }
+}
+
+fn damaged_map(segment: u32, sector: u32) -> ChainError {
+    ChainError::Damaged(format!(
+        "the map of segment {segment} is damaged before or at sector {sector}, and what it held \
+         was durable"
+    ))
+}
+
+/// Whether a block holds what its entry says. A block that cannot be read is taken to: a crash does
+/// not explain it, and readers will be told.
+async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
+    let Some((link, offset)) = state.segments.place(block) else { return Ok(false) };
+    let device = &state.segments.links[link].device;
+    let right = |content: &[u8]| block_checksum(entry.lba, content) == entry.check;
+    match read_verified(device, offset, BLOCK_SIZE, Purpose::UserData, right).await {
+        Ok(Verified::Whole { .. }) | Err(_) => Ok(true),
+        Ok(Verified::Damaged) => Ok(false),
+    }
+}
+
+impl LogSegment {
+    fn new(id: u32, seq: u64, first: u32) -> LogSegment {
+        let pad =
+            MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: Version(0), check: 0 };
+        let entries = vec![Entry::encode(&pad); (first * ENTRIES_PER_SECTOR) as usize];
+        LogSegment { id, seq, next: NO_SEGMENT, entries }
+    }
+}
+
+impl Log {
+    fn visited(&self, id: u32) -> bool {
+        self.segments.iter().any(|segment| segment.id == id)
+    }
+
+    /// Adds a segment's entries from `start` on.
+    fn take(&mut self, segment: LogSegment, start: Position, per: u32) -> Result<(), ChainError> {
+                for (slot, entry) in segment.entries.iter().enumerate() {
+            let at = Position::new(segment.seq, slot as u32);
+            if at < start {
+                continue;
+            }
+            let entry = entry.decode().ok_or_else(|| {
+                ChainError::Damaged(format!("unknown map entry in segment {}", segment.id))
+            })?;
+            self.entries.push((at, segment.id * per + slot as u32, entry));
+        }
+        self.segments.push(segment);
+        Ok(())
+    }
+
+    /// Ends the log at `end`; sectors after it are stale.
+    fn cut(&mut self, end: Position) {
+        self.end = end;
+        let keep = self.segments.iter().position(|segment| segment.seq == end.seq()).unwrap_or(0);
+        for segment in &mut self.segments[keep..] {
+            let kept = if segment.seq == end.seq() { end.slot() } else { 0 };
+            let first = kept.div_ceil(ENTRIES_PER_SECTOR);
+            let last = (segment.entries.len() as u32).div_ceil(ENTRIES_PER_SECTOR);
+            self.stale.extend((first..last).map(|index| (segment.id, index as u16)));
+            segment.entries.truncate(kept as usize);
+        }
+        self.segments.truncate(keep + 1);
+    }
+}
+
+/// Replays the users' log, then that of compaction.
+fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Recovered) {
+    let mut newest: HashMap<u32, Version> = HashMap::default();
+    for (_, block, entry) in &users.entries {
+        replay_entry(state, *block, entry, &mut newest);
+    }
+    for (_, block, entry) in body.iter().flat_map(|body| &body.entries) {
+        replay_entry(state, *block, entry, &mut newest);
+    }
+    let voids = state.label.voids.clone();
+    for (from, to) in voids {
+        for lba in state.index.take_back(from, to, &state.holds) {
+            state.dirty.insert(lba);
+        }
+        state.version = state.version.max(to);
+    }
+    state.index.settle_all(&state.holds);
+    state.reap();
+    state.dead.clear();
+    let top = body.map_or(0, |body| body.top).max(users.top);
+    state.next_seq = state.next_seq.max(top + 1);
+    state.committed = state.version;
+    found.version = state.version.0;
+}
+
+fn replay_entry(
+    state: &mut State,
+    block: u32,
+    entry: &MapEntry,
+    newest: &mut HashMap<u32, Version>,
+) {
+    let lba = entry.lba.0 as u32;
+    let place = Location { block, check: entry.check };
+    match entry.kind {
+        Kind::Pad => {}
+        Kind::Data | Kind::Discard if state.label.is_void(entry.version) => {}
+        Kind::Data => {
+            newest.insert(lba, entry.version);
+            state.put(lba, entry.version, Some(place));
+        }
+        Kind::Discard => {
+            let end = (u64::from(lba) + u64::from(entry.check)).min(state.index.blocks()) as u32;
+            // Only blocks that are stored can have a version to compare with.
+            for at in lba..end {
+                if state.index.get(at, Version(u64::MAX)).is_some() {
+                    newest.insert(at, entry.version);
+                }
+            }
+            state.put_discard(lba, entry.check, entry.version);
+        }
+        Kind::Moved => {
+            let known = newest.get(&lba).copied();
+            state.segments.add_live(block);
+            match state.index.relocate_version(lba, entry.version, known, place) {
+                true => {
+                    state.dirty.insert(lba);
+                }
+                false => state.segments.drop_live(block),
+            }
+            state.reap();
+        }
+    }
+    state.version = match entry.kind {
+        Kind::Data | Kind::Discard => state.version.max(entry.version),
+        _ => state.version,
+    };
+}
+
+/// Lets the logs go on where they ended.
+fn resume(state: &mut State, users: Log, body: Option<Log>) {
+    for log in std::iter::once(&users).chain(body.as_ref()) {
+        for segment in &log.segments {
+            state.segments.get_mut(segment.id).seq = segment.seq;
+        }
+    }
+    let ids = state.segments.ids(|segment| segment.state != SegmentState::Absent);
+    for id in ids {
+        state.segments.open(id);
+        state.segments.close(id);
+    }
+    let body_stream = body.and_then(|body| resume_log(state, body));
+    if let Some(stream) = resume_log(state, users) {
+        state.users = stream;
+    }
+    state.body = body_stream;
+}
+
+fn resume_log(state: &mut State, mut log: Log) -> Option<Stream> {
+    let number = log.number;
+    let last = log.segments.pop()?;
+    state.segments.open(last.id);
+    let filled = last.entries.len() as u32;
+    let map = SegmentMap {
+        id: last.id,
+        seq: last.seq,
+        next: NO_SEGMENT,
+        entries: last.entries,
+        committed: filled,
+        // What follows the end in its sector, and the name of the next segment, go.
+        renamed: filled > 0,
+    };
+    let tag = volume_tag(state.label.volume);
+    Some(Stream::new(number, tag, state.label.segment_blocks, map))
+}

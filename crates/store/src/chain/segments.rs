@@ -1,0 +1,236 @@
+//! Physical space: links, their segments, and how many live blocks each holds.
+//!
+//! A segment's life: *free* → *open* (a log writes it) → *used* → *emptied* (no live block) → *free*.
+//! The last step waits for a checkpoint: until then a crash would replay entries that refer to it,
+//! or restore a version whose content lies in it.
+
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+
+use super::format::LinkRecord;
+use crate::block::BLOCK_SIZE;
+use crate::device::DeviceRef;
+
+/// Where a segment stands in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SegmentState {
+    /// Belongs to no link.
+    Absent,
+    /// May be written.
+    Free,
+    /// A log writes it, or has reserved it to go on in.
+    Open,
+    /// Closed; may hold live blocks.
+    Used,
+    /// Closed, without live blocks, and not yet past a checkpoint.
+    Emptied,
+}
+
+/// One segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) state: SegmentState,
+    pub(super) link: u16,
+    /// Blocks that the index refers to.
+    pub(super) live: u32,
+    /// Sequence of its last opening; 0 for never.
+    pub(super) seq: u64,
+    /// Holds a block that no copy can give back; it is not cleaned.
+    pub(super) damaged: bool,
+    /// Tasks that read or mend it, and need it not to be written anew meanwhile.
+    pub(super) pins: u16,
+}
+
+const NOWHERE: Segment =
+    Segment { state: SegmentState::Absent, link: 0, live: 0, seq: 0, damaged: false, pins: 0 };
+
+/// A link of the chain.
+#[derive(Debug)]
+pub(super) struct LinkState {
+    pub(super) id: Uuid,
+    pub(super) device: DeviceRef,
+    pub(super) base: u32,
+    pub(super) count: u32,
+    /// It is being emptied, and takes no more writes.
+    pub(super) leaving: bool,
+    pub(super) free: BTreeSet<u32>,
+}
+
+/// Every segment of every link.
+#[derive(Debug)]
+pub(super) struct Segments {
+    per: u32,
+    table: Vec<Segment>,
+    pub(super) links: Vec<LinkState>,
+    live: u64,
+}
+
+impl Segments {
+    /// No links; segments of `per` blocks.
+    pub(super) fn new(per: u32) -> Segments {
+        Segments { per, table: Vec::new(), links: Vec::new(), live: 0 }
+    }
+
+    /// Adds a link whose segments are all free.
+    pub(super) fn add_link(&mut self, record: &LinkRecord, device: DeviceRef) {
+        let (base, count) = (record.base.get(), record.segments.get());
+        let link = self.links.len() as u16;
+        let end = (base + count) as usize;
+        if self.table.len() < end {
+            self.table.resize(end, NOWHERE);
+        }
+        for id in base..base + count {
+            self.table[id as usize] = Segment { state: SegmentState::Free, link, ..NOWHERE };
+        }
+        self.links.push(LinkState {
+            id: Uuid::from_bytes(record.id),
+            device,
+            base,
+            count,
+            leaving: record.leaving != 0,
+            free: (base..base + count).collect(),
+        });
+    }
+
+    /// Takes a link without live blocks out.
+    pub(super) fn remove_link(&mut self, link: usize) {
+        let gone = self.links.remove(link);
+        for id in gone.base..gone.base + gone.count {
+            self.table[id as usize] = NOWHERE;
+        }
+        for segment in &mut self.table {
+            if usize::from(segment.link) > link {
+                segment.link -= 1;
+            }
+        }
+    }
+
+    /// Blocks in a segment.
+    pub(super) fn per(&self) -> u32 {
+        self.per
+    }
+
+    /// One more than the highest segment.
+    pub(super) fn len(&self) -> u32 {
+        self.table.len() as u32
+    }
+
+    pub(super) fn get(&self, id: u32) -> &Segment {
+        &self.table[id as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, id: u32) -> &mut Segment {
+        &mut self.table[id as usize]
+    }
+
+    /// Whether `id` names a segment of some link.
+    pub(super) fn exists(&self, id: u32) -> bool {
+        self.table.get(id as usize).is_some_and(|segment| segment.state != SegmentState::Absent)
+    }
+
+    /// The segment of a physical block.
+    pub(super) fn of(&self, block: u32) -> u32 {
+        block / self.per
+    }
+
+    /// The link that holds a physical block, and the block's first byte there; `None` when the
+    /// link has left the chain.
+    pub(super) fn place(&self, block: u32) -> Option<(usize, u64)> {
+        let segment = self.of(block);
+        if !self.exists(segment) {
+            return None;
+        }
+        let link = usize::from(self.get(segment).link);
+        let first = u64::from(self.links[link].base) * u64::from(self.per);
+        Some((link, (u64::from(block) - first) * BLOCK_SIZE as u64))
+    }
+
+    /// Counts a new reference to a physical block.
+    pub(super) fn add_live(&mut self, block: u32) {
+        let id = self.of(block);
+        self.table[id as usize].live += 1;
+        self.live += 1;
+    }
+
+    /// Counts a lost reference to a physical block.
+    pub(super) fn drop_live(&mut self, block: u32) {
+        let id = self.of(block);
+        let segment = &mut self.table[id as usize];
+        segment.live -= 1;
+        self.live -= 1;
+        if segment.live == 0 && segment.state == SegmentState::Used {
+            segment.state = SegmentState::Emptied;
+        }
+    }
+
+    /// Live blocks altogether.
+    pub(super) fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Takes a given segment for writing.
+    pub(super) fn open(&mut self, id: u32) {
+        let segment = &mut self.table[id as usize];
+        segment.state = SegmentState::Open;
+        let link = usize::from(segment.link);
+        self.links[link].free.remove(&id);
+    }
+
+    /// Gives an open segment back that was reserved and never written.
+    pub(super) fn unreserve(&mut self, id: u32) {
+        let link = usize::from(self.table[id as usize].link);
+        self.table[id as usize].state = SegmentState::Free;
+        self.links[link].free.insert(id);
+    }
+
+    /// Ends the writing of a segment.
+    pub(super) fn close(&mut self, id: u32) {
+        let segment = &mut self.table[id as usize];
+        segment.state =
+            if segment.live == 0 { SegmentState::Emptied } else { SegmentState::Used };
+    }
+
+    /// The emptied segments.
+    pub(super) fn emptied(&self) -> Vec<u32> {
+        self.ids(|segment| segment.state == SegmentState::Emptied)
+    }
+
+    /// The segments that `wanted` accepts.
+    pub(super) fn ids(&self, wanted: impl Fn(&Segment) -> bool) -> Vec<u32> {
+        let chosen = self.table.iter().enumerate().filter(|(_, segment)| wanted(segment));
+        chosen.map(|(id, _)| id as u32).collect()
+    }
+
+    /// Makes emptied segments writable, now that a checkpoint does not need them.
+    pub(super) fn free(&mut self, emptied: &[u32]) {
+        for &id in emptied {
+            let segment = &mut self.table[id as usize];
+            if segment.state == SegmentState::Emptied && segment.pins == 0 {
+                segment.state = SegmentState::Free;
+                let link = usize::from(segment.link);
+                self.links[link].free.insert(id);
+            }
+        }
+    }
+
+    /// Free segments on all links that take writes.
+    pub(super) fn free_count(&self) -> usize {
+        self.links.iter().filter(|link| !link.leaving).map(|link| link.free.len()).sum()
+    }
+
+    /// Segments on all links that take writes.
+    pub(super) fn total(&self) -> u32 {
+        self.links.iter().filter(|link| !link.leaving).map(|link| link.count).sum()
+    }
+
+    /// The next free segment on `link`, in ascending order after `after` and then from the start,
+    /// leaving `keep` of them alone.
+    pub(super) fn next_on(&self, link: usize, after: u32, keep: usize) -> Option<u32> {
+        let state = self.links.get(link)?;
+        if state.leaving || state.free.len() <= keep {
+            return None;
+        }
+        state.free.range(after..).next().or_else(|| state.free.first()).copied()
+    }
+}

@@ -1,0 +1,371 @@
+//! Everything that changes under the chain's one lock.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use roaring::RoaringBitmap;
+
+use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
+use super::holds::Holds;
+use super::index::{Index, Location};
+use super::label::Label;
+use super::segments::{SegmentState, Segments};
+use super::stream::{BODY, Stream, USERS};
+use crate::block::{Lba, StoreError, Version, Write};
+use crate::device::Purpose;
+use crate::env::HashMap;
+
+/// Free segments that a users' write leaves to the cleaner, on each link.
+const KEEP_PER_LINK: usize = 1;
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) label: Label,
+    pub(super) index: Index,
+    pub(super) segments: Segments,
+    pub(super) holds: Holds,
+    /// The newest version.
+    pub(super) version: Version,
+    /// The newest version that survives a crash.
+    pub(super) committed: Version,
+    /// The users' log, and the log of compaction when the volume has one.
+    pub(super) users: Stream,
+    pub(super) body: Option<Stream>,
+    pub(super) next_seq: u64,
+    /// Contents of live blocks that no device has yet, by physical block.
+    pub(super) pending: HashMap<u32, Bytes>,
+    /// Blocks, live or dead, that no device has yet.
+    pub(super) unwritten: usize,
+    /// Logical blocks that changed since the last checkpoint.
+    pub(super) dirty: RoaringBitmap,
+    /// Map entries appended since the last checkpoint.
+    pub(super) entries_since: u64,
+    pub(super) poison: Option<Arc<str>>,
+    /// Caches to tell of blocks that died: filled under the lock, emptied by `Inner::bury`.
+    pub(super) dead: Vec<u32>,
+}
+
+/// What a transaction's blocks became, for those who carry on without the lock.
+pub(super) enum Room {
+    /// There is room for the blocks.
+    Yes,
+    /// Cleaning or a checkpoint will make room.
+    Wait,
+    /// There is none, and cleaning cannot make any.
+    Full,
+}
+
+impl State {
+    pub(super) fn poison_check(&self) -> Result<(), StoreError> {
+        match &self.poison {
+            Some(why) => Err(StoreError::Poisoned(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// The link that the tail is on.
+    pub(super) fn tail_link(&self) -> usize {
+        usize::from(self.segments.get(self.users.open().id).link)
+    }
+
+    pub(super) fn stream(&mut self, log: usize) -> &mut Stream {
+        match (log, &mut self.body) {
+            (BODY, Some(body)) => body,
+            _ => &mut self.users,
+        }
+    }
+
+    /// Physical blocks that may be live before writes are refused: all but what cleaning needs to
+    /// work and the logs to go on.
+    pub(super) fn capacity(&self) -> u64 {
+        let links = self.segments.links.iter().filter(|link| !link.leaving).count() as u32;
+        let reserve = reserved_segments(links, self.body.is_some());
+        let usable = self.segments.total().saturating_sub(reserve);
+        u64::from(usable) * u64::from(self.segments.per())
+    }
+
+    /// Whether `blocks` more blocks can be appended for users.
+    pub(super) fn room(&self, blocks: u32) -> Room {
+        if self.segments.live() + u64::from(blocks) > self.capacity() + self.overwrite_slack() {
+            return Room::Full;
+        }
+        let per = self.segments.per();
+        let mut room = u64::from(self.users.room());
+        if self.users.open().next != NO_SEGMENT {
+            room += u64::from(per);
+        }
+        if room < u64::from(blocks) {
+            let keep = KEEP_PER_LINK;
+            let links = self.segments.links.iter().filter(|link| !link.leaving);
+            let free: usize = links.map(|link| link.free.len().saturating_sub(keep)).sum();
+            room += free as u64 * u64::from(per);
+        }
+        match room >= u64::from(blocks) {
+            true => Room::Yes,
+            false => Room::Wait,
+        }
+    }
+
+    /// A full volume without old versions may still be overwritten: then the old blocks die as the
+    /// new ones come.
+    fn overwrite_slack(&self) -> u64 {
+        match self.holds.oldest() {
+            None => u64::from(self.segments.per()),
+            Some(_) => 0,
+        }
+    }
+
+    /// Appends one entry to a log and returns its physical block.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSpace`] when the log needs a new segment and none is free.
+    pub(super) fn append(
+        &mut self,
+        log: usize,
+        entry: &MapEntry,
+        content: Option<Bytes>,
+        purpose: Purpose,
+    ) -> Result<u32, StoreError> {
+        if self.stream(log).room() == 0 {
+            self.roll(log, purpose == Purpose::Cleaning)?;
+        }
+        self.entries_since += 1;
+        let pending = content.clone();
+        let block = self.stream(log).append(entry, content, purpose);
+        if let Some(content) = pending {
+            self.pending.insert(block, content);
+            self.unwritten += 1;
+        }
+        Ok(block)
+    }
+
+    /// Takes a log on to its next segment.
+    pub(super) fn roll(&mut self, log: usize, cleaning: bool) -> Result<(), StoreError> {
+        let open = self.stream(log).open();
+        let (old, reserved) = (open.id, open.next);
+        let usable = reserved != NO_SEGMENT && self.fits(log, reserved);
+        let next = match usable {
+            true => reserved,
+            false => {
+                let next = self.choose(log, cleaning).ok_or(StoreError::NoSpace)?;
+                if reserved != NO_SEGMENT {
+                    self.segments.unreserve(reserved);
+                }
+                next
+            }
+        };
+        self.segments.open(next);
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.segments.get_mut(next).seq = seq;
+        self.stream(log).roll(next, seq);
+        self.segments.close(old);
+        self.reserve(log);
+        Ok(())
+    }
+
+    /// Chooses the segment that follows the open one ahead of time, so that the map names it.
+    pub(super) fn reserve(&mut self, log: usize) {
+        if self.stream(log).open().next != NO_SEGMENT {
+            return;
+        }
+        if let Some(next) = self.choose(log, false) {
+            self.segments.open(next);
+            self.stream(log).set_next(next);
+        }
+    }
+
+    /// Whether a log may go on in a segment that it reserved: compaction keeps off the tail's link,
+    /// and both off links that leave.
+    fn fits(&self, log: usize, segment: u32) -> bool {
+        let link = usize::from(self.segments.get(segment).link);
+        let leaving = self.segments.links[link].leaving;
+        !leaving && (log == USERS || link != self.tail_link() || self.segments.links.len() == 1)
+    }
+
+    /// A free segment for a log. Users stay on the tail's link while it has one, then go on to the
+    /// next link in the chain; compaction takes the body link with the most.
+    fn choose(&self, log: usize, cleaning: bool) -> Option<u32> {
+        let keep = if cleaning { 0 } else { KEEP_PER_LINK };
+        let tail = self.tail_link();
+        let links = self.segments.links.len();
+        if log == BODY {
+            let body = (0..links).filter(|link| *link != tail || links == 1);
+            let link = body.max_by_key(|link| {
+                let state = &self.segments.links[*link];
+                if state.leaving { 0 } else { state.free.len() }
+            })?;
+            return self.segments.next_on(link, 0, 0);
+        }
+        let open = self.users.open().id;
+        self.segments.next_on(tail, open + 1, keep).or_else(|| {
+            let mut others = (1..links).map(|step| (tail + step) % links);
+            others.find_map(|link| self.segments.next_on(link, 0, keep))
+        })
+    }
+
+    /// Fills the open segment of a log with pads, so that it goes on in another one.
+    pub(super) fn close_segment(&mut self, log: usize) {
+        let pad = MapEntry {
+            kind: Kind::Pad,
+            last: true,
+            lba: Lba(0),
+            version: self.version,
+            check: 0,
+        };
+        while self.stream(log).room() > 0 {
+            self.stream(log).append(&pad, None, Purpose::Map);
+            self.entries_since += 1;
+        }
+    }
+
+    /// Applies one transaction; the caller has made sure that there is room.
+    pub(super) fn apply(
+        &mut self,
+        writes: &[Write],
+        checks: &[u32],
+    ) -> Result<Version, StoreError> {
+        let version = self.version.next();
+        for (at, (write, check)) in writes.iter().zip(checks).enumerate() {
+            let last = at + 1 == writes.len();
+            let (kind, check) = match write.content {
+                Some(_) => (Kind::Data, *check),
+                None => (Kind::Discard, 1),
+            };
+            let entry = MapEntry { kind, last, lba: write.lba, version, check };
+            let block = self.append(USERS, &entry, write.content.clone(), Purpose::UserData)?;
+            let lba = write.lba.0 as u32;
+            let place = write.content.is_some().then_some(Location { block, check });
+            self.put(lba, version, place);
+        }
+        self.version = version;
+        Ok(version)
+    }
+
+    /// Discards a run as one version.
+    pub(super) fn discard(&mut self, lba: Lba, count: u32) -> Result<Version, StoreError> {
+        let version = self.version.next();
+        let entry = MapEntry { kind: Kind::Discard, last: true, lba, version, check: count };
+        self.append(USERS, &entry, None, Purpose::Map)?;
+        self.put_discard(lba.0 as u32, count, version);
+        self.version = version;
+        Ok(version)
+    }
+
+    /// Marks a run of blocks as not stored.
+    pub(super) fn put_discard(&mut self, lba: u32, count: u32, version: Version) {
+        let end = (u64::from(lba) + u64::from(count)).min(self.index.blocks()) as u32;
+        let mut at = lba;
+        while at < end {
+            match self.index.empty_until(at) {
+                Some(next) => at = next,
+                None => {
+                    self.put(at, version, None);
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// Changes the index, and accounts for what lives and dies.
+    pub(super) fn put(&mut self, lba: u32, version: Version, place: Option<Location>) {
+        if let Some(at) = place {
+            self.segments.add_live(at.block);
+        }
+        self.index.put(lba, version, place, &self.holds);
+        self.dirty.insert(lba);
+        self.reap();
+    }
+
+    /// Accounts for the physical blocks that the index has let go.
+    pub(super) fn reap(&mut self) {
+        for block in self.index.take_freed() {
+            self.segments.drop_live(block);
+            self.pending.remove(&block);
+            self.dead.push(block);
+        }
+    }
+
+    /// Moves the version of `lba` that lies in `from`, if one still does: a copy for cleaning.
+    pub(super) fn relocate(
+        &mut self,
+        log: usize,
+        entry: &MapEntry,
+        from: u32,
+        content: Bytes,
+    ) -> Result<bool, StoreError> {
+        let lba = entry.lba.0 as u32;
+        if !self.index.refers(lba, from) {
+            return Ok(false);
+        }
+        let entry = MapEntry { kind: Kind::Moved, last: true, ..*entry };
+        debug_assert_eq!(block_checksum(entry.lba, &content), entry.check);
+        let to = self.append(log, &entry, Some(content), Purpose::Cleaning)?;
+        self.segments.add_live(to);
+        self.index.relocate(lba, from, to);
+        self.dirty.insert(lba);
+        self.reap();
+        Ok(true)
+    }
+
+    /// Whether a reader may still ask for `version`.
+    pub(super) fn can_hold(&self, version: Version) -> bool {
+        version == self.version || self.holds.contains(version)
+    }
+
+    /// Ends a hold.
+    pub(super) fn release(&mut self, version: Version) {
+        let was_oldest = self.holds.oldest() == Some(version);
+        if !self.holds.release(version) {
+            return;
+        }
+        match was_oldest {
+            // The rest is looked at when the cleaner comes by.
+            true => {
+                self.index.age(&self.holds, 1024);
+            }
+            false => self.index.settle_all(&self.holds),
+        }
+        self.reap();
+    }
+
+    /// Runs of stored and absent blocks.
+    pub(super) fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        let mut runs: Vec<(u64, bool)> = Vec::new();
+        let mut add = |len: u64, stored: bool| match runs.last_mut() {
+            Some(last) if last.1 == stored => last.0 += len,
+            _ => runs.push((len, stored)),
+        };
+        let mut block = lba.0;
+        let end = lba.0 + count;
+        while block < end {
+            match self.index.empty_until(block as u32) {
+                Some(next) => {
+                    let next = u64::from(next).min(end);
+                    add(next - block, false);
+                    block = next;
+                }
+                None => {
+                    add(1, self.index.get(block as u32, at).is_some());
+                    block += 1;
+                }
+            }
+        }
+        runs
+    }
+
+    /// Whether a segment may be cleaned: closed, durable, whole, and not where the tail is.
+    pub(super) fn can_clean(&self, id: u32) -> bool {
+        let segment = self.segments.get(id);
+        let in_body = self.segments.links.len() == 1 || usize::from(segment.link) != self.tail_link();
+        let mapped = self.users.holds_map_of(id)
+            || self.body.as_ref().is_some_and(|body| body.holds_map_of(id));
+        segment.state == SegmentState::Used && in_body && !segment.damaged && !mapped
+    }
+}
+
+/// Segments that are kept from users, so that cleaning can always work: one on each link, an open
+/// and a reserved one for each log, and some to gain from.
+pub(super) fn reserved_segments(links: u32, compaction: bool) -> u32 {
+    links * KEEP_PER_LINK as u32 + if compaction { 6 } else { 4 }
+}

@@ -1,0 +1,166 @@
+//! A chain's state in numbers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uuid::Uuid;
+
+use super::cache::CacheStats;
+use super::{Cleaning, Inner, Snapshot};
+use crate::device::Tallies;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What happened since the chain was opened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+        pub struct CountStatus { $($(#[$doc])* pub $name: u64,)* }
+
+        /// The live counters behind [`CountStatus`].
+        #[derive(Debug, Default)]
+        pub(super) struct Counts { $(pub(super) $name: AtomicU64,)* }
+
+        impl Counts {
+            fn status(&self) -> CountStatus {
+                CountStatus { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Blocks that users wrote.
+    user_blocks_written,
+    /// Blocks that users read.
+    user_blocks_read,
+    /// Calls of `sync`.
+    syncs,
+    /// Rounds of group commit.
+    rounds,
+    /// Rounds that wrote data and map at once.
+    short_rounds,
+    /// Blocks that cleaning moved.
+    blocks_moved,
+    /// Segments that cleaning went through.
+    segments_cleaned,
+    /// Checkpoints written, bases among them.
+    checkpoints,
+    /// Bases written.
+    bases,
+    /// Blocks read from the tail link because no cache held them.
+    tail_reads,
+    /// Copies of blocks that were overwritten with the right bytes.
+    repaired,
+    /// Blocks that no copy could give back, each time one was met.
+    damaged,
+    /// How often cleaning made the tail go to another link early.
+    tail_switches,
+}
+
+impl Counts {
+    pub(super) fn add(counter: &AtomicU64, more: u64) {
+        counter.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
+/// A chain's state in numbers.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Status {
+    /// Logical blocks.
+    pub blocks: u64,
+    /// Physical blocks that some version of a logical block lies in.
+    pub live_blocks: u64,
+    /// Physical blocks on all links.
+    pub physical_blocks: u64,
+    /// Blocks that may be live before writes are refused.
+    pub capacity_blocks: u64,
+    /// The newest version.
+    pub version: u64,
+    /// The newest version that survives a crash.
+    pub durable_version: u64,
+    /// Segments that may be written.
+    pub free_segments: u64,
+    /// Segments on all links.
+    pub segments: u64,
+    /// Blocks in a segment.
+    pub segment_blocks: u32,
+    /// Logical blocks that have several versions.
+    pub several_versions: u64,
+    /// Bytes of memory that the index takes.
+    pub index_bytes: u64,
+    /// How segments are cleaned.
+    pub cleaning: Cleaning,
+    /// Why writes are refused, if they are.
+    pub poisoned: Option<String>,
+    /// The links, in order.
+    pub links: Vec<LinkStatus>,
+    /// Named snapshots.
+    pub snapshots: Vec<Snapshot>,
+    /// What happened since the chain was opened.
+    pub counts: CountStatus,
+    /// The tail cache.
+    pub tail_cache: CacheStats,
+    /// The body cache.
+    pub body_cache: Option<CacheStats>,
+    /// What reached the map area.
+    pub map_io: Tallies,
+}
+
+/// One link in numbers.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct LinkStatus {
+    /// Its identity.
+    pub id: Uuid,
+    /// Its device.
+    pub device: String,
+    /// Whether the log's tail is on it.
+    pub tail: bool,
+    /// Whether it is being emptied.
+    pub leaving: bool,
+    /// Its segments.
+    pub segments: u64,
+    /// Its free segments.
+    pub free_segments: u64,
+    /// Live blocks on it.
+    pub live_blocks: u64,
+    /// What reached its device.
+    pub io: Tallies,
+}
+
+/// See [`super::Chain::status`].
+pub(super) fn of(inner: &Inner) -> Status {
+    let state = inner.state.lock();
+    let tail = state.tail_link();
+    let links = state.segments.links.iter().enumerate().map(|(number, link)| {
+        let ids = link.base..link.base + link.count;
+        LinkStatus {
+            id: link.id,
+            device: link.device.name(),
+            tail: number == tail,
+            leaving: link.leaving,
+            segments: u64::from(link.count),
+            free_segments: link.free.len() as u64,
+            live_blocks: ids.map(|id| u64::from(state.segments.get(id).live)).sum(),
+            io: link.device.tallies(),
+        }
+    });
+    Status {
+        blocks: state.index.blocks(),
+        live_blocks: state.segments.live(),
+        physical_blocks: u64::from(state.segments.total()) * u64::from(inner.segment_blocks),
+        capacity_blocks: state.capacity(),
+        version: state.version.0,
+        durable_version: state.committed.0,
+        free_segments: state.segments.free_count() as u64,
+        segments: u64::from(state.segments.total()),
+        segment_blocks: inner.segment_blocks,
+        several_versions: state.index.several().0 as u64,
+        index_bytes: state.index.memory(),
+        cleaning: state.label.cleaning,
+        poisoned: state.poison.as_ref().map(ToString::to_string),
+        links: links.collect(),
+        snapshots: state.label.snapshots.clone(),
+        counts: inner.counts.status(),
+        tail_cache: inner.tail_cache.stats(),
+        body_cache: inner.body_cache.as_ref().map(|cache| cache.stats()),
+        map_io: inner.map.tallies(),
+    }
+}

@@ -1,0 +1,317 @@
+//! One log: the segment that it writes, the map entries that are not yet durable, and the blocks
+//! that no device has yet.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use bytes::Bytes;
+use zerocopy::IntoBytes;
+
+use super::format::{
+    ENTRIES_PER_SECTOR, Entry, MapEntry, MapSector, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead,
+};
+use crate::device::{AlignedBuf, Purpose};
+
+/// The users' log, at the tail of the chain.
+pub(super) const USERS: usize = 0;
+/// The log of compaction in the body.
+pub(super) const BODY: usize = 1;
+
+/// Entries of a segment that is open, or whose entries are not all durable.
+#[derive(Debug)]
+pub(super) struct SegmentMap {
+    pub(super) id: u32,
+    pub(super) seq: u64,
+    pub(super) next: u32,
+    pub(super) entries: Vec<Entry>,
+    /// Entries that are durable on the map device.
+    pub(super) committed: u32,
+    /// The last sector must be written again: it names the next segment.
+    pub(super) renamed: bool,
+}
+
+impl SegmentMap {
+    fn is_committed(&self) -> bool {
+        self.committed as usize == self.entries.len() && !self.renamed
+    }
+}
+
+/// A block that waits for its device.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) position: Position,
+    pub(super) block: u32,
+    pub(super) content: Bytes,
+    pub(super) purpose: Purpose,
+}
+
+/// A run of blocks on its way to a device.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) log: usize,
+    pub(super) start: Position,
+    pub(super) first: u32,
+    pub(super) contents: Vec<Bytes>,
+    pub(super) purpose: Purpose,
+}
+
+/// Sectors to be written to the map of one segment.
+#[derive(Debug)]
+pub(super) struct MapWrite {
+    pub(super) segment: u32,
+    /// First byte within the segment's map.
+    pub(super) offset: u64,
+    pub(super) bytes: Bytes,
+}
+
+/// A log.
+#[derive(Debug)]
+pub(super) struct Stream {
+    log: usize,
+    tag: u32,
+    per: u32,
+    /// Oldest first; the last one is open.
+    maps: VecDeque<SegmentMap>,
+    queue: VecDeque<Queued>,
+    in_flight: BTreeSet<Position>,
+    /// Below this, data survives a crash.
+    pub(super) durable: Position,
+    /// Below this, map entries survive a crash too.
+    pub(super) committed: Position,
+    /// Links with completed writes that no flush has covered.
+    pub(super) unflushed: BTreeSet<usize>,
+}
+
+impl Stream {
+    /// A log that goes on at `slot` of the segment `id`, whose earlier entries are durable.
+    pub(super) fn new(log: usize, tag: u32, per: u32, map: SegmentMap) -> Stream {
+        let at = Position::new(map.seq, map.entries.len() as u32);
+        Stream {
+            log,
+            tag,
+            per,
+            maps: VecDeque::from([map]),
+            queue: VecDeque::new(),
+            in_flight: BTreeSet::new(),
+            durable: at,
+            committed: at,
+            unflushed: BTreeSet::new(),
+        }
+    }
+
+    /// The open segment's map.
+    pub(super) fn open(&self) -> &SegmentMap {
+        self.maps.back().expect("a log always has an open segment")
+    }
+
+    pub(super) fn open_mut(&mut self) -> &mut SegmentMap {
+        self.maps.back_mut().expect("a log always has an open segment")
+    }
+
+    /// The next position.
+    pub(super) fn tail(&self) -> Position {
+        let open = self.open();
+        Position::new(open.seq, open.entries.len() as u32)
+    }
+
+    /// Blocks left in the open segment.
+    pub(super) fn room(&self) -> u32 {
+        self.per - self.open().entries.len() as u32
+    }
+
+    /// Blocks in the queue.
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Adds an entry, and its content if it has any; the physical block that it got.
+    pub(super) fn append(
+        &mut self,
+        entry: &MapEntry,
+        content: Option<Bytes>,
+        purpose: Purpose,
+    ) -> u32 {
+        debug_assert!(self.room() > 0);
+        let position = self.tail();
+        let open = self.open_mut();
+        let block = open.id * self.per + position.slot();
+        let open = self.open_mut();
+        open.entries.push(Entry::encode(entry));
+        if let Some(content) = content {
+            self.queue.push_back(Queued { position, block, content, purpose });
+        }
+        block
+    }
+
+    /// Goes on in the segment `id` with sequence `seq`.
+    pub(super) fn roll(&mut self, id: u32, seq: u64) {
+        self.set_next(id);
+        self.maps.push_back(SegmentMap {
+            id,
+            seq,
+            next: NO_SEGMENT,
+            entries: Vec::with_capacity(self.per as usize),
+            committed: 0,
+            renamed: false,
+        });
+    }
+
+    /// Names the segment in which the log goes on after the open one.
+    pub(super) fn set_next(&mut self, id: u32) {
+        let open = self.open_mut();
+        if open.next != id {
+            open.next = id;
+            open.renamed = !open.entries.is_empty();
+        }
+    }
+
+    /// Everything below this position has reached its device, though perhaps only its cache.
+    pub(super) fn written(&self) -> Position {
+        let queued = self.queue.front().map(|queued| queued.position);
+        let in_flight = self.in_flight.first().copied();
+        queued.into_iter().chain(in_flight).min().unwrap_or_else(|| self.tail())
+    }
+
+    /// Blocks whose content recovery would have to check if a crash came now.
+    pub(super) fn window(&self) -> u32 {
+        let tail = self.tail();
+        match tail.seq() == self.durable.seq() {
+            true => tail.slot() - self.durable.slot(),
+            false => u32::MAX,
+        }
+    }
+
+    /// Takes the longest run of at most `most` queued blocks below `until` that one request can
+    /// write.
+    pub(super) fn take_batch(&mut self, until: Position, most: usize) -> Option<Batch> {
+        let first = self.queue.front().filter(|queued| queued.position < until)?;
+        let (start, block, purpose) = (first.position, first.block, first.purpose);
+        let segment = block / self.per;
+        let mut contents = Vec::new();
+        while let Some(queued) = self.queue.front() {
+            let next = block + contents.len() as u32;
+            let fits = queued.block == next
+                && queued.block / self.per == segment
+                && queued.purpose == purpose
+                && queued.position < until
+                && contents.len() < most;
+            if !fits {
+                break;
+            }
+            contents.extend(self.queue.pop_front().map(|queued| queued.content));
+        }
+        self.in_flight.insert(start);
+        Some(Batch { log: self.log, start, first: block, contents, purpose })
+    }
+
+    /// Notes that a batch has reached `link`.
+    pub(super) fn finish_batch(&mut self, start: Position, link: usize) {
+        self.in_flight.remove(&start);
+        self.unflushed.insert(link);
+    }
+
+    /// The map sectors that make every entry below `until` durable, in units of `unit` bytes.
+    pub(super) fn map_writes(&mut self, until: Position, unit: usize) -> Vec<MapWrite> {
+        let marks = Marks {
+            tag: self.tag,
+            log: self.log as u8,
+            durable: self.durable,
+            committed: self.committed,
+        };
+        let mut writes = Vec::new();
+        for map in self.maps.iter_mut().filter(|map| map.seq <= until.seq()) {
+            let filled = match map.seq == until.seq() {
+                true => until.slot() as usize,
+                false => map.entries.len(),
+            };
+            if map.renamed || filled > map.committed as usize {
+                writes.push(seal(map, filled, &marks, unit));
+            }
+        }
+        writes
+    }
+
+    /// Notes that the entries below `target` are durable on the map device.
+    pub(super) fn commit(&mut self, target: Position) {
+        self.committed = self.committed.max(target);
+        for map in &mut self.maps {
+            match map.seq.cmp(&target.seq()) {
+                std::cmp::Ordering::Less => map.committed = map.entries.len() as u32,
+                std::cmp::Ordering::Equal => map.committed = map.committed.max(target.slot()),
+                std::cmp::Ordering::Greater => {}
+            }
+        }
+        while self.maps.len() > 1 && self.maps.front().is_some_and(SegmentMap::is_committed) {
+            self.maps.pop_front();
+        }
+    }
+
+    /// The sequences of the segments whose maps are still in memory.
+    pub(super) fn holds_map_of(&self, segment: u32) -> bool {
+        self.maps.iter().any(|map| map.id == segment)
+    }
+}
+
+/// What every sector of a round says.
+struct Marks {
+    tag: u32,
+    log: u8,
+    durable: Position,
+    committed: Position,
+}
+
+impl Marks {
+    /// Blocks between the committed position and the block `slot` of a segment.
+    fn uncommitted(&self, seq: u64, slot: usize) -> u16 {
+        match self.committed.seq() == seq {
+            true => u16::try_from(slot.saturating_sub(self.committed.slot() as usize))
+                .unwrap_or(u16::MAX),
+            false => u16::MAX,
+        }
+    }
+}
+
+/// The sectors of `map` with those of its first `filled` entries that are not yet durable.
+fn seal(map: &mut SegmentMap, filled: usize, marks: &Marks, unit: usize) -> MapWrite {
+    let per = ENTRIES_PER_SECTOR as usize;
+    let mut first = map.committed as usize / per;
+    if map.renamed {
+        first = first.min(filled.div_ceil(per).saturating_sub(1));
+    }
+    let in_unit = unit / SECTOR;
+    let first = first / in_unit * in_unit;
+    let end = filled.div_ceil(per).next_multiple_of(in_unit);
+    let mut bytes = AlignedBuf::zeroed((end - first) * SECTOR);
+    for (index, room) in (first..end).zip(bytes.chunks_exact_mut(SECTOR)) {
+        let entries = &map.entries[(index * per).min(filled)..((index + 1) * per).min(filled)];
+        if entries.is_empty() {
+            continue;
+        }
+        let head = SectorHead {
+            seq: map.seq,
+            durable: marks.durable,
+            uncommitted: marks.uncommitted(map.seq, index * per),
+            next: map.next,
+            index: index as u16,
+            count: entries.len() as u8,
+            log: marks.log,
+        };
+        room.copy_from_slice(MapSector::seal(marks.tag, head, entries).as_bytes());
+    }
+    map.renamed = false;
+    debug_assert!(unit.is_multiple_of(SECTOR) && PAGE.is_multiple_of(unit));
+    MapWrite { segment: map.id, offset: (first * SECTOR) as u64, bytes: bytes.freeze() }
+}
+
+impl SegmentMap {
+    /// The map of a segment that is about to be written.
+    pub(super) fn fresh(id: u32, seq: u64) -> SegmentMap {
+        SegmentMap {
+            id,
+            seq,
+            next: NO_SEGMENT,
+            entries: Vec::new(),
+            committed: 0,
+            renamed: false,
+        }
+    }
+}

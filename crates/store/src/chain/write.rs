@@ -1,0 +1,244 @@
+//! Writes: from a transaction to the tail's device.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::stream::{FuturesUnordered, StreamExt};
+
+use super::format::{Position, block_checksum};
+use super::state::Room;
+use super::stream::Batch;
+use super::{Counts, Inner};
+use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
+use crate::device::Purpose;
+
+/// Blocks in one request to a device.
+pub(super) const BATCH_BLOCKS: usize = 256;
+/// Blocks that must wait before they are written although nobody asks for it.
+const LAZY_BLOCKS: usize = 128;
+/// Requests to one device at a time.
+const REQUESTS: usize = 4;
+/// Blocks in one transaction: each fits a segment and the one that is reserved after it.
+pub(super) const MAX_TRANSACTION: usize = super::format::ENTRIES_PER_PAGE as usize;
+/// Blocks that one discard record covers at most, so that the lock is not held for long.
+const DISCARD_BLOCKS: u64 = 64 * 1024;
+
+/// See [`crate::block::BlockStore::apply`].
+pub(super) async fn apply(inner: &Arc<Inner>, writes: Vec<Write>) -> Result<Version, StoreError> {
+    check_writes(inner, &writes)?;
+    let check = |write: &Write| {
+        write.content.as_ref().map_or(0, |content| block_checksum(write.lba, content))
+    };
+    let checks: Vec<u32> = writes.iter().map(check).collect();
+    let blocks = writes.len() as u32;
+    let version = with_room(inner, blocks, |state| state.apply(&writes, &checks)).await?;
+    Counts::add(&inner.counts.user_blocks_written, u64::from(blocks));
+    Ok(version)
+}
+
+/// See [`crate::block::BlockStore::discard`].
+pub(super) async fn discard(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    count: u64,
+) -> Result<Version, StoreError> {
+    check_range(inner, lba, count)?;
+    let mut version = inner.state.lock().version;
+    let mut at = lba.0;
+    while at < lba.0 + count {
+        let run = (lba.0 + count - at).min(DISCARD_BLOCKS);
+        let stored = inner.state.lock().allocation(Lba(at), run, Version(u64::MAX));
+        if stored.iter().any(|(_, stored)| *stored) {
+            version =
+                with_room(inner, 1, |state| state.discard(Lba(at), run as u32)).await?;
+        }
+        at += run;
+    }
+    Ok(version)
+}
+
+pub(super) fn check_range(inner: &Inner, lba: Lba, count: u64) -> Result<(), StoreError> {
+    let blocks = inner.state.lock().index.blocks();
+    match lba.0.checked_add(count) {
+        Some(end) if end <= blocks => Ok(()),
+        _ => Err(StoreError::Invalid(format!(
+            "blocks {} to {} leave a volume of {blocks} blocks",
+            lba.0,
+            lba.0.saturating_add(count)
+        ))),
+    }
+}
+
+fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
+    if writes.is_empty() || writes.len() > MAX_TRANSACTION {
+        return Err(StoreError::Invalid(format!(
+            "a transaction has 1 to {MAX_TRANSACTION} blocks, not {}",
+            writes.len()
+        )));
+    }
+    for write in writes {
+        check_range(inner, write.lba, 1)?;
+        if write.content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
+            return Err(StoreError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
+        }
+    }
+    Ok(())
+}
+
+/// Runs `change` under the lock as soon as `blocks` blocks can be appended; wakes who must know.
+async fn with_room<T>(
+    inner: &Arc<Inner>,
+    blocks: u32,
+    change: impl FnOnce(&mut super::State) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let mut waited = inner.room.notified();
+    loop {
+        {
+            let mut state = inner.state.lock();
+            state.poison_check()?;
+            let dirty = state.unwritten * BLOCK_SIZE;
+            match state.room(blocks) {
+                Room::Yes if dirty < inner.options.dirty_bytes => {
+                    let result = change(&mut state);
+                    inner.after_append(&mut state);
+                    drop(state);
+                    inner.bury();
+                    return result;
+                }
+                Room::Yes => inner.queue_kick.iter().for_each(|kick| kick.notify_one()),
+                Room::Wait => {
+                    inner.clean_kick.notify_one();
+                    inner.checkpoint_kick.notify_one();
+                }
+                Room::Full => match state.segments.emptied().is_empty() {
+                    true => return Err(StoreError::NoSpace),
+                    false => inner.checkpoint_kick.notify_one(),
+                },
+            }
+        }
+        // Registered before the next look at the state, so that no wake-up is lost.
+        std::mem::replace(&mut waited, inner.room.notified()).await;
+    }
+}
+
+impl Inner {
+    /// Wakes the tasks that an append concerns.
+    pub(super) fn after_append(&self, state: &mut super::State) {
+        for log in [super::stream::USERS, super::stream::BODY] {
+            if state.stream(log).queued() >= LAZY_BLOCKS {
+                self.queue_kick[log].notify_one();
+            }
+        }
+        let sectors = state.entries_since / u64::from(super::format::ENTRIES_PER_SECTOR);
+        if sectors >= u64::from(self.options.checkpoint_sectors) {
+            self.checkpoint_kick.notify_one();
+        }
+        if self.options.auto_clean && super::clean::wanted(state, &self.options) {
+            self.clean_kick.notify_one();
+        }
+    }
+
+    /// Tells the caches of blocks that died.
+    pub(super) fn bury(&self) {
+        let dead = std::mem::take(&mut self.state.lock().dead);
+        for block in dead {
+            self.tail_cache.remove(u64::from(block));
+            if let Some(cache) = &self.body_cache {
+                cache.remove(u64::from(block));
+            }
+        }
+    }
+}
+
+/// Writes a batch to its link and notes that it arrived.
+pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), StoreError> {
+    let (device, link, offset) = {
+        let state = inner.state.lock();
+        let place = state.segments.place(batch.first);
+        // A link leaves the chain only when nothing is written to it any more.
+        let (link, offset) = place.expect("a batch is written to a segment of the chain");
+        (state.segments.links[link].device.clone(), link, offset)
+    };
+    let contents = batch.contents.clone();
+    if let Err(error) = device.write(offset, contents, batch.purpose).await {
+        return Err(inner.fail(error));
+    }
+    finish(inner, &batch, link);
+    inner.written.notify_waiters();
+    inner.room.notify_waiters();
+    Ok(())
+}
+
+/// The blocks of a batch leave `pending`; those that still live go to the tail cache.
+fn finish(inner: &Inner, batch: &Batch, link: usize) {
+    let mut kept: Vec<(u32, Bytes)> = Vec::with_capacity(batch.contents.len());
+    {
+        let state = inner.state.lock();
+        let cached = batch.purpose == Purpose::UserData || link == state.tail_link();
+        for at in 0..batch.contents.len() {
+            let block = batch.first + at as u32;
+            if let Some(content) = state.pending.get(&block).filter(|_| cached) {
+                kept.push((block, content.clone()));
+            }
+        }
+    }
+    for (block, content) in kept {
+        inner.tail_cache.put(u64::from(block), content);
+    }
+    let mut state = inner.state.lock();
+    for at in 0..batch.contents.len() {
+        state.pending.remove(&(batch.first + at as u32));
+    }
+    state.unwritten -= batch.contents.len();
+    state.stream(batch.log).finish_batch(batch.start, link);
+}
+
+/// Takes queued blocks below `until` and writes them, several requests at a time.
+pub(super) async fn drain(
+    inner: &Arc<Inner>,
+    log: usize,
+    until: Position,
+) -> Result<(), StoreError> {
+    let mut requests = FuturesUnordered::new();
+    loop {
+        while requests.len() < REQUESTS {
+            let batch = inner.state.lock().stream(log).take_batch(until, BATCH_BLOCKS);
+            match batch {
+                Some(batch) => requests.push(write_batch(inner, batch)),
+                None => break,
+            }
+        }
+        match requests.next().await {
+            Some(result) => result?,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Writes what gathers in a log's queue.
+pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
+    loop {
+        inner.queue_kick[log].notified().await;
+        let mut requests = FuturesUnordered::new();
+        loop {
+            while requests.len() < REQUESTS {
+                let batch = {
+                    let mut state = inner.state.lock();
+                    let stream = state.stream(log);
+                    let enough = stream.queued() >= LAZY_BLOCKS;
+                    let until = stream.tail();
+                    enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
+                };
+                match batch {
+                    Some(batch) => requests.push(write_batch(&inner, batch)),
+                    None => break,
+                }
+            }
+            match requests.next().await {
+                Some(Ok(())) => {}
+                Some(Err(_)) => return,
+                None => break,
+            }
+        }
+    }
+}

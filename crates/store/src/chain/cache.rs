@@ -1,1 +1,256 @@
 //! The tail cache: no read should reach the drive that takes the writes (Gecko, 3.1.2).
+//!
+//! Blocks are named by their physical address in the chain, in blocks; what lies under a key does
+//! not change until the key is removed, put again, or evicted. There are two tiers, and a block is
+//! in one of them:
+//!
+//! - RAM, first in first out. Every block written to the tail enters here. An overwrite gives the
+//!   logical block a new physical address, and the chain removes the old one: if that is still in
+//!   RAM, it never costs the SSD a write;
+//! - an SSD, least recently used. Blocks that leave RAM wait there until a batch is full, and one
+//!   task writes the batch, in runs of consecutive slots where the free slots allow. They are read
+//!   from RAM until the write has ended.
+//!
+//! Writers never wait for the SSD: when it falls behind, evicted blocks are dropped. When a write
+//! to it fails, or reads of it keep failing, it is taken out and RAM goes on alone. Nothing on it
+//! outlives the process: a cache starts empty, and the SSD is never flushed.
+//!
+//! With [`RamOrder::Lru`] the same type is the optional read cache of the body: there blocks enter
+//! by [`Cache::fill`] alone.
+//!
+//! The cache does not verify what the SSD returns. The caller has the block's checksum; on a
+//! mismatch it calls [`Cache::remove`] and reads the drive.
+//!
+//! - [`policy`]: who stays and who goes, without I/O;
+//! - `slots`: the SSD's part of it;
+//! - `index`: keys and lists in flat arrays;
+//! - `frames`: the memory of cached blocks.
+
+mod frames;
+mod index;
+pub mod policy;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::block::BLOCK_SIZE;
+use crate::device::{DeviceError, DeviceRef, Purpose};
+use crate::env::{Env, Task};
+use frames::FramePool;
+pub use policy::{CacheStats, RamOrder, Tier};
+use policy::{Found, Move, Policy};
+
+/// Runs of one batch that are written at a time.
+const WRITES_IN_FLIGHT: usize = 8;
+/// Failed reads in a row after which the SSD counts as failed. One alone may be a bad sector.
+const READ_FAILURES: u32 = 8;
+/// Entries looked at under one hold of the lock while a range is removed.
+const SWEEP: u32 = 4096;
+
+/// A cache of blocks in RAM and on an SSD; see the [module](self).
+#[derive(Debug)]
+pub struct Cache {
+    shared: Arc<Shared>,
+    /// Moves blocks to the SSD; ends with the cache.
+    _mover: Option<Task<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    frames: Arc<FramePool>,
+    ssd: Option<DeviceRef>,
+    batch_ready: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    policy: Policy<Bytes>,
+    read_failures: u32,
+}
+
+impl Cache {
+    /// A tail cache: `ram_blocks` blocks of RAM, first in first out, and all of `ssd`. Either tier
+    /// may be absent. Beyond `ram_blocks`, up to 4 MiB are on their way to the SSD.
+    pub fn new(env: &Env, ram_blocks: usize, ssd: Option<DeviceRef>) -> Arc<Cache> {
+        Cache::with_order(env, ram_blocks, ssd, RamOrder::Fifo)
+    }
+
+    /// A cache whose blocks leave RAM in the given order.
+    pub fn with_order(
+        env: &Env,
+        ram_blocks: usize,
+        ssd: Option<DeviceRef>,
+        order: RamOrder,
+    ) -> Arc<Cache> {
+        let slots = ssd.as_ref().map_or(0, |ssd| ssd.geometry().size / BLOCK_SIZE as u64);
+        let policy = Policy::new(ram_blocks, u32::try_from(slots).unwrap_or(u32::MAX), order);
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { policy, read_failures: 0 }),
+            frames: Arc::default(),
+            ssd: ssd.clone(),
+            batch_ready: Notify::new(),
+        });
+        let mover = ssd.map(|ssd| env.spawn(move_to_ssd(Arc::clone(&shared), ssd)));
+        Arc::new(Cache { shared, _mover: mover })
+    }
+
+    /// Takes in a block that was just written, [`BLOCK_SIZE`] bytes, in place of what was under
+    /// `key`. The bytes are copied. Never waits for a device.
+    pub fn put(&self, key: u64, block: Bytes) {
+        self.admit(&block, |policy, copy| policy.put(key, copy));
+    }
+
+    /// Takes in a block that was read from its drive after a miss, unless the key is here already.
+    /// It is treated as a new block: youngest in RAM, and on to the SSD from there, so that a block
+    /// which is read again and again after it fell out costs one SSD write, not a read of the tail
+    /// each time. The caller sees to it that the key still names this block.
+    pub fn fill(&self, key: u64, block: Bytes) {
+        if self.contains(key).is_none() {
+            self.admit(&block, |policy, copy| policy.fill(key, copy));
+        }
+    }
+
+    /// The block under `key` from RAM, else from the SSD. A failed read of the SSD is a miss, and
+    /// drops the key.
+    pub async fn get(&self, key: u64) -> Option<Bytes> {
+        let found = self.shared.state.lock().policy.get(key);
+        let at = match found {
+            Found::Ram(block) => return Some(block),
+            Found::Ssd(at) => at,
+            Found::Miss => return None,
+        };
+        let ssd = self.shared.ssd.as_ref()?;
+        let read = ssd.read(slot_offset(at.slot), BLOCK_SIZE, Purpose::Cache).await;
+        let mut state = self.shared.state.lock();
+        let hit = state.policy.read_done(key, at, read.is_ok());
+        match read {
+            Ok(block) => {
+                state.read_failures = 0;
+                hit.then_some(block)
+            }
+            Err(error) => {
+                state.read_failed(ssd, &error);
+                None
+            }
+        }
+    }
+
+    /// Where the block under `key` is, if it is here.
+    pub fn contains(&self, key: u64) -> Option<Tier> {
+        self.shared.state.lock().policy.locate(key)
+    }
+
+    /// Drops the block under `key`: it was overwritten, or it turned out to be damaged.
+    pub fn remove(&self, key: u64) {
+        self.shared.state.lock().policy.remove(key);
+    }
+
+    /// Drops every block in `keys` that was here when this was called: the tail moved to another
+    /// link. Holds the lock for a few thousand entries at a time.
+    pub fn remove_range(&self, keys: Range<u64>) {
+        // RAM first: a block only ever moves from RAM to the SSD, so none slips by.
+        self.sweep(|policy, from| policy.sweep_ram(from, SWEEP, |key| keys.contains(&key)));
+        self.sweep(|policy, from| policy.sweep_ssd(from, SWEEP, |key| keys.contains(&key)));
+    }
+
+    /// What the cache did so far, and what it holds.
+    pub fn stats(&self) -> CacheStats {
+        self.shared.state.lock().policy.stats()
+    }
+
+    fn admit(&self, block: &[u8], enter: impl FnOnce(&mut Policy<Bytes>, Bytes)) {
+        debug_assert_eq!(block.len(), BLOCK_SIZE);
+        let copy = self.shared.frames.copy_of(block);
+        let mut state = self.shared.state.lock();
+        enter(&mut state.policy, copy);
+        let ready = state.policy.has_batch();
+        drop(state);
+        if ready {
+            self.shared.batch_ready.notify_one();
+        }
+    }
+
+    fn sweep(&self, mut step: impl FnMut(&mut Policy<Bytes>, u32) -> bool) {
+        let mut from = 0;
+        while step(&mut self.shared.state.lock().policy, from) {
+            from += SWEEP;
+        }
+    }
+}
+
+impl State {
+    fn read_failed(&mut self, ssd: &DeviceRef, error: &DeviceError) {
+        self.read_failures += 1;
+        tracing::warn!(device = ssd.name(), %error, "a cached block is lost; it is read from its drive");
+        if self.read_failures >= READ_FAILURES {
+            self.take_out(ssd, error);
+        }
+    }
+
+    fn take_out(&mut self, ssd: &DeviceRef, error: &DeviceError) {
+        if !self.policy.stats().ssd_failed {
+            self.policy.take_out_ssd();
+            tracing::warn!(
+                device = ssd.name(),
+                %error,
+                "the cache device failed and is not used until the next start; replace it"
+            );
+        }
+    }
+}
+
+/// Writes one batch after the other to the SSD, until the cache is dropped or the SSD fails.
+async fn move_to_ssd(shared: Arc<Shared>, ssd: DeviceRef) {
+    loop {
+        let batch = shared.state.lock().policy.take_batch();
+        if batch.is_empty() {
+            shared.batch_ready.notified().await;
+            continue;
+        }
+        let writes = runs(batch).into_iter().map(|run| write_run(&shared, &ssd, run));
+        futures::stream::iter(writes).buffer_unordered(WRITES_IN_FLIGHT).collect::<()>().await;
+        if shared.state.lock().policy.stats().ssd_failed {
+            return;
+        }
+    }
+}
+
+async fn write_run(shared: &Shared, ssd: &DeviceRef, run: Vec<Move<Bytes>>) {
+    let offset = run.first().map_or(0, |block| slot_offset(block.slot));
+    let blocks = run.iter().map(|block| block.value.clone()).collect();
+    let written = ssd.write(offset, blocks, Purpose::Cache).await;
+    let mut state = shared.state.lock();
+    for block in run {
+        state.policy.write_done(block, written.is_ok());
+    }
+    if let Err(error) = written {
+        state.take_out(ssd, &error);
+    }
+}
+
+/// A batch, cut into runs of consecutive slots.
+fn runs(batch: Vec<Move<Bytes>>) -> Vec<Vec<Move<Bytes>>> {
+    let mut runs: Vec<Vec<Move<Bytes>>> = Vec::new();
+    for block in batch {
+        match runs.last_mut() {
+            Some(run) if run.last().is_some_and(|last| last.slot + 1 == block.slot) => {
+                run.push(block);
+            }
+            _ => runs.push(vec![block]),
+        }
+    }
+    runs
+}
+
+fn slot_offset(slot: u32) -> u64 {
+    u64::from(slot) * BLOCK_SIZE as u64
+}

@@ -1,0 +1,349 @@
+//! Who stays and who goes: the policy of both tiers, without I/O and without locks.
+//!
+//! A block's way: *resident* in RAM, then *waiting* for a batch to fill, then *writing*, then on
+//! the SSD. It can be read at every step, and a key is at one step at a time. A key that is removed
+//! before its batch is taken costs the SSD nothing: this is how overwrites are coalesced.
+
+use super::index::{Index, List, MAX_ENTRIES};
+use super::slots::{SlotRef, Slots};
+
+/// The most blocks in a batch for the SSD: 1 MiB.
+const MAX_BATCH: u32 = 256;
+/// Blocks on their way to the SSD, as a multiple of the batch, before further ones are dropped.
+const BATCHES_UNDER_WAY: usize = 4;
+
+/// In which order blocks leave RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum RamOrder {
+    /// Oldest first, read or not: for the tail, where every block enters by being written.
+    #[default]
+    Fifo,
+    /// Least recently used first: for a read cache.
+    Lru,
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// In RAM.
+    Ram,
+    /// On the SSD.
+    Ssd,
+}
+
+/// What a look-up found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found<V> {
+    /// In RAM, with what is kept for it.
+    Ram(V),
+    /// On the SSD. Read it there, then tell [`Policy::read_done`].
+    Ssd(SlotRef),
+    /// Nowhere.
+    Miss,
+}
+
+/// What a cache did so far, and what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct CacheStats {
+    /// Reads served from RAM.
+    pub ram_hits: u64,
+    /// Reads served from the SSD.
+    pub ssd_hits: u64,
+    /// Reads served by neither.
+    pub misses: u64,
+    /// Blocks written to the SSD.
+    pub ssd_block_writes: u64,
+    /// Blocks that were overwritten or removed while in RAM, and so never written to the SSD.
+    pub coalesced: u64,
+    /// Blocks that left RAM to make room.
+    pub ram_evictions: u64,
+    /// Evicted blocks that were dropped because the SSD had fallen behind.
+    pub dropped: u64,
+    /// Reads of the SSD that failed.
+    pub ssd_read_errors: u64,
+    /// Blocks in RAM now, with those on their way to the SSD.
+    pub ram_blocks: u64,
+    /// Blocks on the SSD now.
+    pub ssd_blocks: u64,
+    /// Whether the SSD failed and was taken out.
+    pub ssd_failed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Free,
+    Resident,
+    Waiting,
+    Writing,
+    /// Removed while being written: the frame and the slot are free when the write has ended.
+    Cancelled,
+}
+
+/// One block of a batch for the SSD.
+#[derive(Debug)]
+pub struct Move<V> {
+    /// The block.
+    pub key: u64,
+    /// Where it goes.
+    pub slot: u32,
+    /// What is kept for it.
+    pub value: V,
+    frame: u32,
+}
+
+/// The policy of both tiers, over keys and whatever is kept for a key in RAM.
+#[derive(Debug)]
+pub struct Policy<V> {
+    order: RamOrder,
+    ram_blocks: usize,
+    batch: usize,
+    frames: Index,
+    stages: Vec<Stage>,
+    values: Vec<Option<V>>,
+    resident: List,
+    waiting: List,
+    writing: usize,
+    ssd: Slots,
+    stats: CacheStats,
+}
+
+impl<V: Clone> Policy<V> {
+    /// A policy for `ram_blocks` blocks in RAM and `ssd_slots` on the SSD; either may be zero.
+    /// Beyond `ram_blocks`, up to four batches of at most 256 blocks are on their way to the SSD.
+    pub fn new(ram_blocks: usize, ssd_slots: u32, order: RamOrder) -> Policy<V> {
+        let batch = (ssd_slots / 8).clamp(1, MAX_BATCH) as usize;
+        let under_way = if ssd_slots > 0 { batch * BATCHES_UNDER_WAY } else { 0 };
+        let ram_blocks = ram_blocks.min(MAX_ENTRIES as usize - under_way - 1);
+        Policy {
+            order,
+            ram_blocks,
+            batch,
+            frames: Index::with_capacity(ram_blocks + under_way + 1),
+            stages: Vec::new(),
+            values: Vec::new(),
+            resident: List::default(),
+            waiting: List::default(),
+            writing: 0,
+            ssd: Slots::new(ssd_slots),
+            stats: CacheStats::default(),
+        }
+    }
+
+    /// A block was written: it is now the youngest in RAM, and an older one under its key is gone.
+    pub fn put(&mut self, key: u64, value: V) {
+        self.remove(key);
+        self.insert(key, value);
+    }
+
+    /// A block was read from its drive after a miss: it enters RAM as the youngest, in either
+    /// order. Does nothing when the key is here already.
+    pub fn fill(&mut self, key: u64, value: V) {
+        if self.locate(key).is_none() {
+            self.insert(key, value);
+        }
+    }
+
+    /// Looks a block up to read it.
+    pub fn get(&mut self, key: u64) -> Found<V> {
+        if let Some(frame) = self.frames.find(key) {
+            if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
+                self.resident.make_youngest(&mut self.frames, frame);
+            }
+            if let Some(value) = &self.values[frame as usize] {
+                self.stats.ram_hits += 1;
+                return Found::Ram(value.clone());
+            }
+        }
+        match self.ssd.touch(key) {
+            Some(at) => Found::Ssd(at),
+            None => {
+                self.stats.misses += 1;
+                Found::Miss
+            }
+        }
+    }
+
+    /// A read of the SSD has ended. Whether it returned the key's block: not when it failed, which
+    /// drops the key, and not when the slot has been handed on in the meantime.
+    pub fn read_done(&mut self, key: u64, at: SlotRef, succeeded: bool) -> bool {
+        let current = self.ssd.is_current(key, at);
+        if !succeeded {
+            self.stats.ssd_read_errors += 1;
+            if current {
+                self.ssd.remove(key);
+            }
+        }
+        let hit = current && succeeded;
+        *(if hit { &mut self.stats.ssd_hits } else { &mut self.stats.misses }) += 1;
+        hit
+    }
+
+    /// Where a block is; counts as no use of it.
+    pub fn locate(&self, key: u64) -> Option<Tier> {
+        if self.frames.find(key).is_some() {
+            return Some(Tier::Ram);
+        }
+        self.ssd.contains(key).then_some(Tier::Ssd)
+    }
+
+    /// Drops a block; says where it was.
+    pub fn remove(&mut self, key: u64) -> Option<Tier> {
+        let Some(frame) = self.frames.find(key) else {
+            return self.ssd.remove(key).then_some(Tier::Ssd);
+        };
+        match self.stages[frame as usize] {
+            Stage::Resident => self.resident.remove(&mut self.frames, frame),
+            Stage::Waiting => self.waiting.remove(&mut self.frames, frame),
+            _ => {
+                self.frames.unbind(frame);
+                self.stages[frame as usize] = Stage::Cancelled;
+                self.values[frame as usize] = None;
+                return Some(Tier::Ram);
+            }
+        }
+        self.stats.coalesced += 1;
+        self.free(frame);
+        Some(Tier::Ram)
+    }
+
+    /// Whether enough blocks are waiting for a batch.
+    pub fn has_batch(&self) -> bool {
+        self.waiting.len() >= self.batch
+    }
+
+    /// The next batch for the SSD, in the order of its slots; empty when not enough blocks are
+    /// waiting. The SSD's least recently used blocks make room. Each block must be given back to
+    /// [`Policy::write_done`].
+    pub fn take_batch(&mut self) -> Vec<Move<V>> {
+        if !self.has_batch() {
+            return Vec::new();
+        }
+        let mut slots: Vec<u32> = (0..self.batch).map_while(|_| self.ssd.take()).collect();
+        // The oldest block goes to the lowest slot: what was written in a run is later evicted,
+        // and so written again, in a run.
+        slots.sort_unstable();
+        slots.into_iter().filter_map(|slot| self.start_move(slot)).collect()
+    }
+
+    fn start_move(&mut self, slot: u32) -> Option<Move<V>> {
+        let frame = self.waiting.pop_oldest(&mut self.frames)?;
+        let value = self.values[frame as usize].clone()?;
+        self.stages[frame as usize] = Stage::Writing;
+        self.writing += 1;
+        Some(Move { key: self.frames.key(frame), slot, value, frame })
+    }
+
+    /// A block's write to the SSD has ended; if it succeeded, and the block was not removed in the
+    /// meantime, the block is on the SSD now, and else nowhere.
+    pub fn write_done(&mut self, block: Move<V>, succeeded: bool) {
+        self.writing -= 1;
+        self.stats.ssd_block_writes += u64::from(succeeded);
+        let alive = self.stages[block.frame as usize] == Stage::Writing;
+        if alive {
+            self.free(block.frame);
+        } else {
+            self.recycle(block.frame);
+        }
+        // No slot is left once the SSD was taken out.
+        if block.slot < self.ssd.extent() {
+            if alive && succeeded {
+                self.ssd.insert(block.slot, block.key);
+            } else {
+                self.ssd.release(block.slot);
+            }
+        }
+    }
+
+    /// Takes the SSD out: its blocks and those waiting for it are dropped, RAM goes on alone.
+    pub fn take_out_ssd(&mut self) {
+        self.ssd = Slots::new(0);
+        self.stats.ssd_failed = true;
+        while let Some(frame) = self.waiting.pop_oldest(&mut self.frames) {
+            self.free(frame);
+        }
+    }
+
+    /// What was done so far, and what is held now.
+    pub fn stats(&self) -> CacheStats {
+        CacheStats {
+            ram_blocks: self.frames.bound() as u64,
+            ssd_blocks: self.ssd.len() as u64,
+            ..self.stats
+        }
+    }
+
+    /// Drops the keys that `doomed` picks among the RAM frames `from..from + count`; whether there
+    /// are frames beyond.
+    pub(super) fn sweep_ram(
+        &mut self,
+        from: u32,
+        count: u32,
+        doomed: impl Fn(u64) -> bool,
+    ) -> bool {
+        let end = from.saturating_add(count).min(self.frames.extent());
+        for frame in from..end {
+            let bound = !matches!(self.stages[frame as usize], Stage::Free | Stage::Cancelled);
+            if bound && doomed(self.frames.key(frame)) {
+                self.remove(self.frames.key(frame));
+            }
+        }
+        end < self.frames.extent()
+    }
+
+    /// The same for the SSD's slots.
+    pub(super) fn sweep_ssd(
+        &mut self,
+        from: u32,
+        count: u32,
+        doomed: impl Fn(u64) -> bool,
+    ) -> bool {
+        let end = from.saturating_add(count).min(self.ssd.extent());
+        for slot in from..end {
+            if let Some(key) = self.ssd.key(slot).filter(|key| doomed(*key)) {
+                self.ssd.remove(key);
+            }
+        }
+        end < self.ssd.extent()
+    }
+
+    fn insert(&mut self, key: u64, value: V) {
+        let frame = self.frames.reuse().unwrap_or_else(|| {
+            self.stages.push(Stage::Free);
+            self.values.push(None);
+            self.frames.extend()
+        });
+        self.stages[frame as usize] = Stage::Resident;
+        self.values[frame as usize] = Some(value);
+        self.frames.bind(frame, key);
+        self.resident.push_youngest(&mut self.frames, frame);
+        if self.resident.len() > self.ram_blocks {
+            if let Some(oldest) = self.resident.pop_oldest(&mut self.frames) {
+                self.evict(oldest);
+            }
+        }
+    }
+
+    fn evict(&mut self, frame: u32) {
+        self.stats.ram_evictions += 1;
+        let has_ssd = self.ssd.capacity() > 0;
+        let under_way = self.waiting.len() + self.writing;
+        if has_ssd && under_way < self.batch * BATCHES_UNDER_WAY {
+            self.stages[frame as usize] = Stage::Waiting;
+            self.waiting.push_youngest(&mut self.frames, frame);
+        } else {
+            self.stats.dropped += u64::from(has_ssd);
+            self.free(frame);
+        }
+    }
+
+    fn free(&mut self, frame: u32) {
+        self.frames.unbind(frame);
+        self.recycle(frame);
+    }
+
+    fn recycle(&mut self, frame: u32) {
+        self.stages[frame as usize] = Stage::Free;
+        self.values[frame as usize] = None;
+        self.frames.release(frame);
+    }
+}

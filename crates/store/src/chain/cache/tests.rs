@@ -1,0 +1,1 @@
+//! The cache against naive references and on devices.

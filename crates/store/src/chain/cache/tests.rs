@@ -1,1 +1,4 @@
-//! The cache against naive references and on devices.
+//! The cache against a naive reference, and on devices that stall and fail.
+
+mod behaviour;
+mod model;

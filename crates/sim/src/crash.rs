@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rand::seq::{IteratorRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
-use thalweg_store::device::{Device as _, DeviceRef};
+use thalweg_store::device::DeviceRef;
 use thalweg_store::env::{HashMap, Rng};
 
 use crate::content::Content;

@@ -10,11 +10,11 @@
 //! - [`model`]: a naive reference for blocks, and the check of the crash rule;
 //! - [`volume`]: a naive volume in RAM.
 
-//pub mod busy;
+pub mod busy;
 pub mod content;
 pub mod crash;
 //pub mod faults;
-//pub mod hdd;
+pub mod hdd;
 //pub mod model;
 pub mod ramdisk;
 pub mod recording;

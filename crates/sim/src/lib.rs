@@ -19,7 +19,7 @@ pub mod hdd;
 pub mod ramdisk;
 pub mod recording;
 pub mod runtime;
-//pub mod ssd;
+pub mod ssd;
 //pub mod volume;
 
 pub use runtime::{run, run_within};

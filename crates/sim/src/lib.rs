@@ -13,13 +13,13 @@
 pub mod busy;
 pub mod content;
 pub mod crash;
-//pub mod faults;
+pub mod faults;
 pub mod hdd;
-//pub mod model;
+pub mod model;
 pub mod ramdisk;
 pub mod recording;
 pub mod runtime;
 pub mod ssd;
-//pub mod volume;
+pub mod volume;
 
 pub use runtime::{run, run_within};

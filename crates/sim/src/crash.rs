@@ -116,7 +116,6 @@ struct Replay {
     /// Changes not durable: first those ended, in the order of their ends, then the others.
     volatile: Vec<Volatile>,
     flushes_begun: HashMap<usize, usize>,
-    marks: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -129,14 +128,7 @@ struct Volatile {
 impl Replay {
     fn new(log: Arc<Log>) -> Replay {
         let durable = log.origins.iter().map(|origin| origin.content.clone()).collect();
-        Replay {
-            log,
-            point: 0,
-            durable,
-            volatile: Vec::new(),
-            flushes_begun: HashMap::default(),
-            marks: 0,
-        }
+        Replay { log, point: 0, durable, volatile: Vec::new(), flushes_begun: HashMap::default() }
     }
 
     fn advance_to(&mut self, point: usize) {
@@ -162,7 +154,7 @@ impl Replay {
                     self.end_flush(device, begun);
                 }
             }
-            Event::Mark(_) => self.marks += 1,
+            Event::Mark(_) => {}
         }
     }
 
@@ -273,7 +265,6 @@ impl Replay {
             point: self.point,
             shape,
             volatile: self.volatile.len(),
-            marks: self.marks,
         }
     }
 }
@@ -288,7 +279,6 @@ pub struct CrashImage {
     point: usize,
     shape: Shape,
     volatile: usize,
-    marks: usize,
 }
 
 impl CrashImage {
@@ -317,11 +307,10 @@ impl CrashImage {
     /// The marks that had been made when the crash came, the newest first.
     pub fn acknowledged(&self) -> impl Iterator<Item = u64> + '_ {
         let events = self.log.events[..self.point].iter().rev();
-        let marks = events.filter_map(|event| match event {
+        events.filter_map(|event| match event {
             Event::Mark(tag) => Some(*tag),
             _ => None,
-        });
-        marks.take(self.marks)
+        })
     }
 
     /// Where the crash came and what survived, for a message.
@@ -346,8 +335,12 @@ impl CrashImage {
         match event {
             Event::WriteBegan(number) => format!("{} began", write(number)),
             Event::WriteEnded(number) => format!("{} ended", write(number)),
-            Event::FlushBegan { flush, device } => format!("flush {flush} of {} began", name(device)),
-            Event::FlushEnded { flush, device } => format!("flush {flush} of {} ended", name(device)),
+            Event::FlushBegan { flush, device } => {
+                format!("flush {flush} of {} began", name(device))
+            }
+            Event::FlushEnded { flush, device } => {
+                format!("flush {flush} of {} ended", name(device))
+            }
             Event::Mark(tag) => format!("mark {tag}"),
         }
     }
@@ -430,7 +423,8 @@ mod tests {
     /// A log of two devices, and of writes (device, first sector, one byte for each sector).
     fn log(writes: &[(usize, u64, &[u8])], events: &[Event]) -> Arc<Log> {
         let geometry = Geometry { size: 8192, sector: 512 };
-        let origin = |name: &str| Origin { name: name.to_owned(), geometry, content: Content::new() };
+        let origin =
+            |name: &str| Origin { name: name.to_owned(), geometry, content: Content::new() };
         let change = |(device, first, bytes): &(usize, u64, &[u8])| {
             let data: Vec<_> = bytes.iter().map(|byte| Bytes::from(vec![*byte; 512])).collect();
             let len = data.len() as u64 * 512;
@@ -459,7 +453,15 @@ mod tests {
 
     fn plenty(points: Points) -> Policy {
         let many = 400;
-        Policy { points, exhaustive: 0, prefixes: 9, missing: 9, subsets: many, torn: many, shuffled: many }
+        Policy {
+            points,
+            exhaustive: 0,
+            prefixes: 9,
+            missing: 9,
+            subsets: many,
+            torn: many,
+            shuffled: many,
+        }
     }
 
     /// Every state of the first device at a point.
@@ -498,7 +500,8 @@ mod tests {
 
     #[test]
     fn overwritten_versions_survive_independently_in_every_sector() {
-        let writes: [(usize, u64, &[u8]); 3] = [(0, 0, &[1, 1]), (0, 0, &[2, 2, 2]), (0, 1, &[3, 3])];
+        let writes: [(usize, u64, &[u8]); 3] =
+            [(0, 0, &[1, 1]), (0, 0, &[2, 2, 2]), (0, 1, &[3, 3])];
         let [begin, end] = flush(0, 0);
         let events = [
             [WriteBegan(0), WriteEnded(0), begin, end],
@@ -520,12 +523,30 @@ mod tests {
     }
 
     #[test]
+    fn the_older_of_two_whole_writes_may_win() {
+        let writes: [(usize, u64, &[u8]); 2] = [(0, 0, &[2, 2]), (0, 1, &[3, 3])];
+        let log = log(&writes, &[WriteBegan(0), WriteEnded(0), WriteBegan(1), WriteEnded(1)]);
+        let states = |shape: fn(u64) -> Shape| -> BTreeSet<_> {
+            (0..200).map(|seed| state(&CrashImage::at(&log, 4, shape(seed)))[0]).collect()
+        };
+        let in_order = [[0, 0, 0], [2, 2, 0], [0, 3, 3], [2, 3, 3]].into();
+        assert_eq!(states(Shape::Subset), in_order);
+        assert_eq!(states(Shape::Shuffled), &in_order | &[[2, 2, 3]].into());
+    }
+
+    #[test]
     fn every_subset_is_made_of_few_writes_and_prefixes_and_gaps_of_many() {
         let writes: [(usize, u64, &[u8]); 3] = [(0, 0, &[1]), (1, 0, &[2]), (0, 2, &[3])];
         let events: Vec<_> = (0..3).flat_map(|i| [WriteBegan(i), WriteEnded(i)]).collect();
         let log = log(&writes, &events);
         let shapes = |exhaustive| {
-            let policy = Policy { exhaustive, subsets: 0, torn: 0, shuffled: 0, ..plenty(Points::At(vec![6])) };
+            let policy = Policy {
+                exhaustive,
+                subsets: 0,
+                torn: 0,
+                shuffled: 0,
+                ..plenty(Points::At(vec![6]))
+            };
             let images = Images::new(Arc::clone(&log), &mut Rng::seed_from_u64(1), &policy);
             images.map(|image| state(&image)).collect::<Vec<_>>()
         };
@@ -551,7 +572,10 @@ mod tests {
             let image = CrashImage::at(&log, point, Shape::Nothing);
             image.acknowledged().collect::<Vec<_>>()
         };
-        assert_eq!((marks(0), marks(2), marks(3), marks(5)), (vec![], vec![5], vec![6, 5], vec![7, 6, 5]));
+        assert_eq!(
+            (marks(0), marks(2), marks(3), marks(5)),
+            (vec![], vec![5], vec![6, 5], vec![7, 6, 5])
+        );
     }
 
     #[test]
@@ -565,7 +589,8 @@ mod tests {
             }
         }
         let log = log(&writes, &events);
-        let images = Images::new(Arc::clone(&log), &mut Rng::seed_from_u64(2), &plenty(Points::Flushes));
+        let images =
+            Images::new(Arc::clone(&log), &mut Rng::seed_from_u64(2), &plenty(Points::Flushes));
         let mut points = BTreeSet::new();
         for image in images.step_by(7) {
             points.insert(image.point());

@@ -192,7 +192,8 @@ impl BlockModel {
             let fitting = self.fitting(lba, content.as_ref());
             let both = allowed.intersect(&fitting);
             if both.0.is_empty() {
-                let found = format!("{}, which it held in versions {fitting}", name(content.as_ref()));
+                let found =
+                    format!("{}, which it held in versions {fitting}", name(content.as_ref()));
                 let nearby = self.nearby(lba, &allowed);
                 return Err(Mismatch { lba, found, allowed, nearby });
             }

@@ -19,8 +19,8 @@ use thalweg_store::env::{Env, Time};
 
 use crate::busy::{BusyTimes, Kind, ServiceTime};
 use crate::content::Content;
-use ftl::{Ftl, Work};
 pub use ftl::Wear;
+use ftl::{Ftl, Work};
 
 /// What becomes of writes that a drive has acknowledged and not yet programmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +209,8 @@ impl SolidState {
 
     /// Occupies the bus for `len` bytes that are ready at `ready`; when they are over.
     fn use_bus(&self, state: &mut State, ready: u64, len: u64) -> u64 {
-        state.bus = state.bus.max(ready) + len.saturating_mul(1_000_000_000) / self.spec.bus_rate.max(1);
+        state.bus =
+            state.bus.max(ready) + len.saturating_mul(1_000_000_000) / self.spec.bus_rate.max(1);
         state.bus
     }
 

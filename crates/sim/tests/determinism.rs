@@ -1,5 +1,7 @@
 //! A run of one seed gives one trace.
 
+#![allow(clippy::unwrap_used)]
+
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;

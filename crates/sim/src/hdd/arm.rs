@@ -137,7 +137,9 @@ enum Spindle {
     Spinning,
     /// To be stopped once nothing is left to do.
     Stopping,
-    Standby { since: Time },
+    Standby {
+        since: Time,
+    },
 }
 
 #[derive(Debug)]
@@ -519,7 +521,8 @@ impl Shared {
         state.powered = false;
         state.epoch += 1;
         if let Some((job, plan)) = state.moving.take() {
-            let passed = self.mechanics.bytes_in(job.access().offset, now.saturating_sub(plan.moving()));
+            let passed =
+                self.mechanics.bytes_in(job.access().offset, now.saturating_sub(plan.moving()));
             if let Some((offset, data)) = job.written() {
                 write_part(&mut state.content, offset, data, passed, self.spec.sector);
             }

@@ -143,11 +143,12 @@ impl Ftl {
 
     fn append(&mut self, page: u32, work: &mut Work) {
         let unit = &mut self.units[work.unit];
-        if unit.filled == self.block_pages
-            && let Some(block) = unit.free.pop()
-        {
-            unit.open = block;
-            unit.filled = 0;
+        if unit.filled == self.block_pages {
+            // The reserve keeps a block free here: a unit is chosen by its room.
+            if let Some(block) = unit.free.pop() {
+                unit.open = block;
+                unit.filled = 0;
+            }
         }
         let physical = unit.open * self.block_pages + unit.filled;
         unit.filled += 1;
@@ -193,7 +194,12 @@ mod tests {
     use thalweg_store::env::Rng;
 
     fn spec(over_provisioning: f64) -> SolidStateSpec {
-        SolidStateSpec { over_provisioning, block_pages: 64, units: 4, ..SolidStateSpec::sata(64 << 20) }
+        SolidStateSpec {
+            over_provisioning,
+            block_pages: 64,
+            units: 4,
+            ..SolidStateSpec::sata(64 << 20)
+        }
     }
 
     fn overwrite(ftl: &mut Ftl, pages: u64, count: u64, random: bool) -> f64 {

@@ -1,1 +1,25 @@
 //! Simulated disks in virtual time, crashes, faults and reference models for Thalweg.
+//!
+//! - [`runtime`]: runs a future in virtual time, as a function of a seed;
+//! - [`content`]: what a simulated medium holds, sparse and cheap to clone; [`ramdisk`]: the same
+//!   as a device that takes no time;
+//! - [`hdd`], [`ssd`]: a hard disk and a solid-state drive that take the time of real ones;
+//! - [`recording`]: devices that log every write and flush in one order; [`crash`]: the images that
+//!   a crash could leave of them;
+//! - [`faults`]: a wrapper that makes any device fail on command;
+//! - [`model`]: a naive reference for blocks, and the check of the crash rule;
+//! - [`volume`]: a naive volume in RAM.
+
+pub mod busy;
+pub mod content;
+pub mod crash;
+pub mod faults;
+pub mod hdd;
+pub mod model;
+pub mod ramdisk;
+pub mod recording;
+pub mod runtime;
+pub mod ssd;
+pub mod volume;
+
+pub use runtime::{run, run_within};

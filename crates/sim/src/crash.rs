@@ -1,0 +1,603 @@
+//! The images that a crash could leave of recorded devices.
+//!
+//! A crash comes after a number of events. A write that ended before a flush of its device began is
+//! durable once that flush has ended. Of every other write that had begun, any part may have
+//! survived, sector by sector and in any order.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rand::seq::{IteratorRandom, SliceRandom};
+use rand::{RngExt, SeedableRng};
+use thalweg_store::device::DeviceRef;
+use thalweg_store::env::{HashMap, Rng};
+
+use crate::content::Content;
+use crate::ramdisk::RamDisk;
+use crate::recording::{Change, Event, Log};
+
+/// After which events to crash.
+#[derive(Clone, Debug)]
+pub enum Points {
+    /// Just before and just after the end of every flush, and at the end of the log.
+    Flushes,
+    /// After every event, and before the first.
+    Every,
+    /// At so many random points, and at the end of the log.
+    Sampled(usize),
+    /// After so many events each.
+    At(Vec<usize>),
+}
+
+/// Which images to make at each crash point.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Where to crash.
+    pub points: Points,
+    /// When at most so many writes are not durable, every subset of them is made.
+    pub exhaustive: usize,
+    /// At most so many prefixes, besides nothing and everything.
+    pub prefixes: usize,
+    /// At most so many images in which a single write is missing.
+    pub missing: usize,
+    /// Random subsets of whole writes.
+    pub subsets: usize,
+    /// Random subsets of sectors.
+    pub torn: usize,
+    /// Random subsets in random order, so that an overwritten version may survive; half of them
+    /// torn.
+    pub shuffled: usize,
+}
+
+impl Policy {
+    /// Some fifty images around every flush.
+    pub fn thorough() -> Policy {
+        Policy {
+            points: Points::Flushes,
+            exhaustive: 4,
+            prefixes: 16,
+            missing: 16,
+            subsets: 4,
+            torn: 8,
+            shuffled: 8,
+        }
+    }
+
+    /// A dozen images at each of `points` random points.
+    pub fn sampled(points: usize) -> Policy {
+        Policy {
+            points: Points::Sampled(points),
+            exhaustive: 1,
+            prefixes: 2,
+            missing: 2,
+            subsets: 2,
+            torn: 2,
+            shuffled: 2,
+        }
+    }
+
+    /// The same images at other points.
+    pub fn at(mut self, points: Points) -> Policy {
+        self.points = points;
+        self
+    }
+}
+
+/// Which of the writes that are not durable at a crash point survive, in the order in which they
+/// ended; those still under way come last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// None of them.
+    Nothing,
+    /// All of them.
+    Everything,
+    /// The first so many.
+    Prefix(usize),
+    /// All but this one.
+    Missing(usize),
+    /// Those whose bit is set.
+    Mask(u64),
+    /// A random subset.
+    Subset(u64),
+    /// A random subset of their sectors.
+    Torn(u64),
+    /// A random subset in a random order.
+    Shuffled(u64),
+    /// A random subset of their sectors in a random order.
+    ShuffledTorn(u64),
+}
+
+/// The state of all devices at a point of the log.
+#[derive(Clone, Debug)]
+struct Replay {
+    log: Arc<Log>,
+    point: usize,
+    durable: Vec<Content>,
+    /// Changes not durable: first those ended, in the order of their ends, then the others.
+    volatile: Vec<Volatile>,
+    flushes_begun: HashMap<usize, usize>,
+}
+
+#[derive(Clone, Debug)]
+struct Volatile {
+    number: usize,
+    ended: Option<usize>,
+    change: Arc<Change>,
+}
+
+impl Replay {
+    fn new(log: Arc<Log>) -> Replay {
+        let durable = log.origins.iter().map(|origin| origin.content.clone()).collect();
+        Replay { log, point: 0, durable, volatile: Vec::new(), flushes_begun: HashMap::default() }
+    }
+
+    fn advance_to(&mut self, point: usize) {
+        while self.point < point.min(self.log.events.len()) {
+            let event = self.log.events[self.point];
+            self.step(event);
+            self.point += 1;
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        match event {
+            Event::WriteBegan(number) => {
+                let change = Arc::clone(&self.log.changes[number]);
+                self.volatile.push(Volatile { number, ended: None, change });
+            }
+            Event::WriteEnded(number) => self.end_write(number),
+            Event::FlushBegan { flush, .. } => {
+                self.flushes_begun.insert(flush, self.point);
+            }
+            Event::FlushEnded { flush, device } => {
+                if let Some(begun) = self.flushes_begun.remove(&flush) {
+                    self.end_flush(device, begun);
+                }
+            }
+            Event::Mark(_) => {}
+        }
+    }
+
+    fn end_write(&mut self, number: usize) {
+        let Some(at) = self.volatile.iter().rposition(|write| write.number == number) else {
+            return;
+        };
+        let mut write = self.volatile.remove(at);
+        write.ended = Some(self.point);
+        let ended = self.volatile.partition_point(|write| write.ended.is_some());
+        self.volatile.insert(ended, write);
+    }
+
+    /// Everything on `device` that had ended when the flush began is durable.
+    fn end_flush(&mut self, device: usize, begun: usize) {
+        let durable = &mut self.durable[device];
+        self.volatile.retain(|write| {
+            let kept = write.change.device != device || write.ended.is_none_or(|end| end > begun);
+            if !kept {
+                write.change.apply(durable);
+            }
+            kept
+        });
+    }
+
+    /// Every device's content when `shape` says what survives.
+    fn contents(&self, shape: Shape) -> Vec<Content> {
+        let mut contents = self.durable.clone();
+        match shape {
+            Shape::Nothing => {}
+            Shape::Everything => self.keep(&mut contents, |_| true),
+            Shape::Prefix(count) => self.keep(&mut contents, |i| i < count),
+            Shape::Missing(missing) => self.keep(&mut contents, |i| i != missing),
+            Shape::Mask(mask) => self.keep(&mut contents, |i| i < 64 && mask & (1 << i) != 0),
+            Shape::Subset(seed) => self.scatter(&mut contents, seed, false, false),
+            Shape::Torn(seed) => self.scatter(&mut contents, seed, false, true),
+            Shape::Shuffled(seed) => self.scatter(&mut contents, seed, true, false),
+            Shape::ShuffledTorn(seed) => self.scatter(&mut contents, seed, true, true),
+        }
+        contents
+    }
+
+    fn keep(&self, contents: &mut [Content], keep: impl Fn(usize) -> bool) {
+        for (i, Volatile { change, .. }) in self.volatile.iter().enumerate() {
+            if keep(i) {
+                change.apply(&mut contents[change.device]);
+            }
+        }
+    }
+
+    fn scatter(&self, contents: &mut [Content], seed: u64, shuffled: bool, torn: bool) {
+        let mut rng = Rng::seed_from_u64(seed);
+        let mut order: Vec<usize> = (0..self.volatile.len()).collect();
+        if shuffled {
+            order.shuffle(&mut rng);
+        }
+        let survival = [0.1, 0.5, 0.5, 0.9][rng.random_range(0..4)];
+        for i in order {
+            let change = &self.volatile[i].change;
+            let content = &mut contents[change.device];
+            let sector = u64::from(self.log.origins[change.device].geometry.sector);
+            if torn {
+                change.apply_torn(content, sector, || rng.random_bool(survival));
+            } else if rng.random_bool(survival) {
+                change.apply(content);
+            }
+        }
+    }
+
+    /// What to make here, without shapes that give the same image for certain.
+    fn shapes(&self, policy: &Policy, rng: &mut Rng) -> Vec<Shape> {
+        let count = self.volatile.len();
+        if count == 0 {
+            return vec![Shape::Nothing];
+        }
+        let mut shapes = vec![Shape::Nothing, Shape::Everything];
+        let whole = count <= policy.exhaustive.min(16);
+        if whole {
+            shapes.extend((1..(1u64 << count) - 1).map(Shape::Mask));
+        } else {
+            shapes.extend((1..count).sample(rng, policy.prefixes).into_iter().map(Shape::Prefix));
+            let missing = (0..count).sample(rng, policy.missing);
+            shapes.extend(missing.into_iter().map(Shape::Missing));
+            shapes.extend((0..policy.subsets).map(|_| Shape::Subset(rng.random())));
+        }
+        shapes.extend((0..policy.torn).map(|_| Shape::Torn(rng.random())));
+        if count > 1 {
+            let halves = (0..policy.shuffled).map(|i| match i % 2 {
+                0 => Shape::Shuffled(rng.random()),
+                _ => Shape::ShuffledTorn(rng.random()),
+            });
+            shapes.extend(halves);
+        }
+        shapes
+    }
+
+    fn image(&self, shape: Shape) -> CrashImage {
+        let origins = self.log.origins.iter();
+        let disks = origins.zip(self.contents(shape)).map(|(origin, content)| {
+            Arc::new(RamDisk::with_content(&origin.name, origin.geometry, content))
+        });
+        let disks: Vec<_> = disks.collect();
+        let devices = disks.iter().map(|disk| Arc::clone(disk) as DeviceRef).collect();
+        CrashImage {
+            devices,
+            disks,
+            log: Arc::clone(&self.log),
+            point: self.point,
+            shape,
+            volatile: self.volatile.len(),
+        }
+    }
+}
+
+/// What a crash could have left of every device.
+#[derive(Debug)]
+pub struct CrashImage {
+    /// The devices, in the order in which they were recorded. They may be written.
+    pub devices: Vec<DeviceRef>,
+    disks: Vec<Arc<RamDisk>>,
+    log: Arc<Log>,
+    point: usize,
+    shape: Shape,
+    volatile: usize,
+}
+
+impl CrashImage {
+    /// The image of `shape` at a crash after `point` events.
+    pub fn at(log: &Arc<Log>, point: usize, shape: Shape) -> CrashImage {
+        let mut replay = Replay::new(Arc::clone(log));
+        replay.advance_to(point);
+        replay.image(shape)
+    }
+
+    /// The same devices with their content.
+    pub fn disks(&self) -> &[Arc<RamDisk>] {
+        &self.disks
+    }
+
+    /// How many events had happened when the crash came.
+    pub fn point(&self) -> usize {
+        self.point
+    }
+
+    /// What survived.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The marks that had been made when the crash came, the newest first.
+    pub fn acknowledged(&self) -> impl Iterator<Item = u64> + '_ {
+        let events = self.log.events[..self.point].iter().rev();
+        events.filter_map(|event| match event {
+            Event::Mark(tag) => Some(*tag),
+            _ => None,
+        })
+    }
+
+    /// Where the crash came and what survived, for a message.
+    pub fn describe(&self) -> String {
+        let last = self.point.checked_sub(1).map(|i| self.name_event(self.log.events[i]));
+        format!(
+            "crash at point {} of {} (after {}); of {} writes not durable survived: {:?}",
+            self.point,
+            self.log.events.len(),
+            last.unwrap_or_else(|| "nothing".to_owned()),
+            self.volatile,
+            self.shape
+        )
+    }
+
+    fn name_event(&self, event: Event) -> String {
+        let name = |device: usize| &self.log.origins[device].name;
+        let write = |number: usize| {
+            let Change { device, offset, len, .. } = &*self.log.changes[number];
+            format!("write {number} of {len} bytes at {offset} of {}", name(*device))
+        };
+        match event {
+            Event::WriteBegan(number) => format!("{} began", write(number)),
+            Event::WriteEnded(number) => format!("{} ended", write(number)),
+            Event::FlushBegan { flush, device } => {
+                format!("flush {flush} of {} began", name(device))
+            }
+            Event::FlushEnded { flush, device } => {
+                format!("flush {flush} of {} ended", name(device))
+            }
+            Event::Mark(tag) => format!("mark {tag}"),
+        }
+    }
+}
+
+/// The images of a log, from its first crash point to its last.
+pub struct Images {
+    replay: Replay,
+    points: std::vec::IntoIter<usize>,
+    shapes: std::vec::IntoIter<Shape>,
+    policy: Policy,
+    rng: Rng,
+}
+
+impl Images {
+    /// The images of `log` that `policy` asks for.
+    pub fn new(log: Arc<Log>, rng: &mut Rng, policy: &Policy) -> Images {
+        let mut rng = Rng::seed_from_u64(rng.random());
+        let points = points_of(&log, &policy.points, &mut rng);
+        Images {
+            replay: Replay::new(log),
+            points: points.into_iter(),
+            shapes: Vec::new().into_iter(),
+            policy: policy.clone(),
+            rng,
+        }
+    }
+}
+
+/// The crash points that `points` names, ascending and without repetition.
+fn points_of(log: &Log, points: &Points, rng: &mut Rng) -> Vec<usize> {
+    let end = log.events.len();
+    let mut points: Vec<usize> = match points {
+        Points::Every => (0..=end).collect(),
+        Points::At(points) => points.iter().map(|point| *point.min(&end)).collect(),
+        Points::Sampled(count) => (0..end).sample(rng, *count).into_iter().chain([end]).collect(),
+        Points::Flushes => {
+            let events = log.events.iter().enumerate();
+            let ends = events.filter(|(_, event)| matches!(event, Event::FlushEnded { .. }));
+            ends.flat_map(|(i, _)| [i, i + 1]).chain([end]).collect()
+        }
+    };
+    points.sort_unstable();
+    points.dedup();
+    points
+}
+
+impl Iterator for Images {
+    type Item = CrashImage;
+
+    fn next(&mut self) -> Option<CrashImage> {
+        loop {
+            if let Some(shape) = self.shapes.next() {
+                return Some(self.replay.image(shape));
+            }
+            let point = self.points.next()?;
+            self.replay.advance_to(point);
+            self.shapes = self.replay.shapes(&self.policy, &mut self.rng).into_iter();
+        }
+    }
+}
+
+impl fmt::Debug for Images {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Images(at point {} of {})", self.replay.point, self.replay.log.events.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use bytes::Bytes;
+    use thalweg_store::device::Geometry;
+
+    use super::*;
+    use crate::recording::{Origin, Payload};
+    use Event::{FlushBegan, FlushEnded, Mark, WriteBegan, WriteEnded};
+
+    /// A log of two devices, and of writes (device, first sector, one byte for each sector).
+    fn log(writes: &[(usize, u64, &[u8])], events: &[Event]) -> Arc<Log> {
+        let geometry = Geometry { size: 8192, sector: 512 };
+        let origin =
+            |name: &str| Origin { name: name.to_owned(), geometry, content: Content::new() };
+        let change = |(device, first, bytes): &(usize, u64, &[u8])| {
+            let data: Vec<_> = bytes.iter().map(|byte| Bytes::from(vec![*byte; 512])).collect();
+            let len = data.len() as u64 * 512;
+            let payload = Payload::Data(data);
+            Arc::new(Change { device: *device, offset: first * 512, len, payload })
+        };
+        let mut log = Log::default();
+        log.origins = vec![origin("a"), origin("b")];
+        log.changes = writes.iter().map(change).collect();
+        log.events = events.to_vec();
+        Arc::new(log)
+    }
+
+    /// The first bytes of the first three sectors of both devices.
+    fn state(image: &CrashImage) -> [[u8; 3]; 2] {
+        let device = |i: usize| {
+            let content = image.disks[i].content();
+            std::array::from_fn(|sector| {
+                let bytes = content.read(sector as u64 * 512, 512);
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a sector is whole");
+                bytes[0]
+            })
+        };
+        [device(0), device(1)]
+    }
+
+    fn plenty(points: Points) -> Policy {
+        let many = 400;
+        Policy {
+            points,
+            exhaustive: 0,
+            prefixes: 9,
+            missing: 9,
+            subsets: many,
+            torn: many,
+            shuffled: many,
+        }
+    }
+
+    /// Every state of the first device at a point.
+    fn states(log: &Arc<Log>, point: usize, policy: &Policy) -> BTreeSet<[u8; 3]> {
+        let policy = policy.clone().at(Points::At(vec![point]));
+        let images = Images::new(Arc::clone(log), &mut Rng::seed_from_u64(1), &policy);
+        images.map(|image| state(&image)[0]).collect()
+    }
+
+    fn flush(flush: usize, device: usize) -> [Event; 2] {
+        [FlushBegan { flush, device }, FlushEnded { flush, device }]
+    }
+
+    #[test]
+    fn a_write_is_durable_once_a_flush_that_began_after_its_end_has_ended() {
+        let [begin, end] = flush(0, 0);
+        let log = log(&[(0, 0, &[1])], &[WriteBegan(0), WriteEnded(0), begin, end]);
+        let policy = plenty(Points::Every);
+        assert_eq!(states(&log, 0, &policy), [[0, 0, 0]].into());
+        for point in 1..4 {
+            assert_eq!(states(&log, point, &policy), [[0, 0, 0], [1, 0, 0]].into());
+        }
+        assert_eq!(states(&log, 4, &policy), [[1, 0, 0]].into());
+    }
+
+    #[test]
+    fn a_flush_leaves_out_what_had_not_ended_when_it_began_and_other_devices() {
+        let [begin, end] = flush(0, 0);
+        let policy = plenty(Points::Every);
+        let late = log(&[(0, 0, &[1])], &[WriteBegan(0), begin, WriteEnded(0), end]);
+        assert_eq!(states(&late, 4, &policy), [[0, 0, 0], [1, 0, 0]].into());
+        let [begin, end] = flush(0, 1);
+        let other = log(&[(0, 0, &[1])], &[WriteBegan(0), WriteEnded(0), begin, end]);
+        assert_eq!(states(&other, 4, &policy), [[0, 0, 0], [1, 0, 0]].into());
+    }
+
+    #[test]
+    fn overwritten_versions_survive_independently_in_every_sector() {
+        let writes: [(usize, u64, &[u8]); 3] =
+            [(0, 0, &[1, 1]), (0, 0, &[2, 2, 2]), (0, 1, &[3, 3])];
+        let [begin, end] = flush(0, 0);
+        let events = [
+            [WriteBegan(0), WriteEnded(0), begin, end],
+            [WriteBegan(1), WriteEnded(1), WriteBegan(2), WriteEnded(2)],
+        ];
+        let log = log(&writes, &events.concat());
+        let mut expected = BTreeSet::new();
+        for first in [1, 2] {
+            for second in [1, 2, 3] {
+                for third in [0, 2, 3] {
+                    expected.insert([first, second, third]);
+                }
+            }
+        }
+        assert_eq!(states(&log, 8, &plenty(Points::Every)), expected);
+        let whole = Policy { torn: 0, shuffled: 0, ..plenty(Points::Every) };
+        let expected = [[1, 1, 0], [2, 2, 2], [1, 3, 3], [2, 3, 3]].into();
+        assert_eq!(states(&log, 8, &whole), expected, "whole writes in order");
+    }
+
+    #[test]
+    fn the_older_of_two_whole_writes_may_win() {
+        let writes: [(usize, u64, &[u8]); 2] = [(0, 0, &[2, 2]), (0, 1, &[3, 3])];
+        let log = log(&writes, &[WriteBegan(0), WriteEnded(0), WriteBegan(1), WriteEnded(1)]);
+        let states = |shape: fn(u64) -> Shape| -> BTreeSet<_> {
+            (0..200).map(|seed| state(&CrashImage::at(&log, 4, shape(seed)))[0]).collect()
+        };
+        let in_order = [[0, 0, 0], [2, 2, 0], [0, 3, 3], [2, 3, 3]].into();
+        assert_eq!(states(Shape::Subset), in_order);
+        assert_eq!(states(Shape::Shuffled), &in_order | &[[2, 2, 3]].into());
+    }
+
+    #[test]
+    fn every_subset_is_made_of_few_writes_and_prefixes_and_gaps_of_many() {
+        let writes: [(usize, u64, &[u8]); 3] = [(0, 0, &[1]), (1, 0, &[2]), (0, 2, &[3])];
+        let events: Vec<_> = (0..3).flat_map(|i| [WriteBegan(i), WriteEnded(i)]).collect();
+        let log = log(&writes, &events);
+        let shapes = |exhaustive| {
+            let policy = Policy {
+                exhaustive,
+                subsets: 0,
+                torn: 0,
+                shuffled: 0,
+                ..plenty(Points::At(vec![6]))
+            };
+            let images = Images::new(Arc::clone(&log), &mut Rng::seed_from_u64(1), &policy);
+            images.map(|image| state(&image)).collect::<Vec<_>>()
+        };
+        let all = shapes(3);
+        assert_eq!((all.len(), all.iter().collect::<BTreeSet<_>>().len()), (8, 8));
+        let few: BTreeSet<_> = shapes(0).into_iter().collect();
+        let expected = [
+            [[0, 0, 0], [0, 0, 0]],
+            [[1, 0, 0], [0, 0, 0]],
+            [[1, 0, 0], [2, 0, 0]],
+            [[1, 0, 3], [2, 0, 0]],
+            [[0, 0, 3], [2, 0, 0]],
+            [[1, 0, 3], [0, 0, 0]],
+        ];
+        assert_eq!(few, expected.into());
+    }
+
+    #[test]
+    fn marks_before_the_crash_are_acknowledged() {
+        let events = [Mark(5), WriteBegan(0), Mark(6), WriteEnded(0), Mark(7)];
+        let log = log(&[(0, 0, &[1])], &events);
+        let marks = |point| {
+            let image = CrashImage::at(&log, point, Shape::Nothing);
+            image.acknowledged().collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (marks(0), marks(2), marks(3), marks(5)),
+            (vec![], vec![5], vec![6, 5], vec![7, 6, 5])
+        );
+    }
+
+    #[test]
+    fn an_image_is_made_again_from_its_point_and_shape() {
+        let writes: Vec<_> = (0..12u64).map(|i| (i as usize % 2, i % 3, &[7u8, 8][..])).collect();
+        let mut events = Vec::new();
+        for i in 0..12 {
+            events.extend([WriteBegan(i), WriteEnded(i)]);
+            if i % 5 == 4 {
+                events.extend(flush(i, i % 2));
+            }
+        }
+        let log = log(&writes, &events);
+        let images =
+            Images::new(Arc::clone(&log), &mut Rng::seed_from_u64(2), &plenty(Points::Flushes));
+        let mut points = BTreeSet::new();
+        for image in images.step_by(7) {
+            points.insert(image.point());
+            let again = CrashImage::at(&log, image.point(), image.shape());
+            assert_eq!(state(&again), state(&image), "{}", image.describe());
+            assert_eq!(image.devices[1].name(), "b");
+        }
+        assert_eq!(points, [11, 12, 23, 24, 28].into());
+    }
+}

@@ -1,0 +1,594 @@
+//! The arm of a hard disk: which request it serves next, and how long that takes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_store::device::{AlignedBuf, DeviceError, Power, Purpose, total_len};
+use thalweg_store::env::{Env, Time};
+use tokio::sync::{Notify, oneshot};
+
+use super::cache::WriteCache;
+use super::mechanics::{Mechanics, Positioning};
+use super::{HardDiskSpec, Scheduling};
+use crate::busy::{BusyTimes, Kind, ServiceTime};
+use crate::content::Content;
+
+/// The clock's grain: an event less than this after the arm was free came at once.
+const GRAIN: u64 = 1_000;
+
+/// Bytes that a sequential stream moves before the arm turns to others that wait.
+const BURST: u64 = 1 << 20;
+
+/// What a request asks for.
+#[derive(Debug)]
+pub(super) enum Operation {
+    Read { len: usize },
+    Write { data: Vec<Bytes> },
+}
+
+impl Operation {
+    fn kind(&self) -> Kind {
+        match self {
+            Operation::Read { .. } => Kind::Read,
+            Operation::Write { .. } => Kind::Write,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Operation::Read { len } => *len as u64,
+            Operation::Write { data } => total_len(data),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Request {
+    operation: Operation,
+    offset: u64,
+    purpose: Purpose,
+    arrival: u64,
+    reply: oneshot::Sender<Result<Bytes, DeviceError>>,
+}
+
+/// What the arm does next: serve a waiting request, or write back a cached run.
+#[derive(Debug)]
+enum Job {
+    Serve(Request),
+    Destage { offset: u64, data: Bytes, purpose: Purpose },
+}
+
+impl Job {
+    /// The bytes that it puts on the medium.
+    fn written(&self) -> Option<(u64, &[Bytes])> {
+        match self {
+            Job::Serve(Request { operation: Operation::Write { data }, offset, .. }) => {
+                Some((*offset, data))
+            }
+            Job::Serve(_) => None,
+            Job::Destage { offset, data, .. } => Some((*offset, std::slice::from_ref(data))),
+        }
+    }
+
+    fn access(&self) -> Access {
+        match self {
+            Job::Serve(request) => request.access(),
+            Job::Destage { offset, data, .. } => {
+                Access { kind: Kind::Write, offset: *offset, len: data.len() as u64 }
+            }
+        }
+    }
+
+    fn purpose(&self) -> Purpose {
+        match self {
+            Job::Serve(request) => request.purpose,
+            Job::Destage { purpose, .. } => *purpose,
+        }
+    }
+}
+
+impl Request {
+    fn access(&self) -> Access {
+        Access { kind: self.operation.kind(), offset: self.offset, len: self.operation.len() }
+    }
+}
+
+/// A range to be moved under the head.
+#[derive(Clone, Copy, Debug)]
+struct Access {
+    kind: Kind,
+    offset: u64,
+    len: u64,
+}
+
+/// The course of one access, in nanoseconds of the environment's time.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    start: u64,
+    positioning: Positioning,
+    transfer: u64,
+    /// The address that the head has reached at the end.
+    reached: u64,
+}
+
+impl Plan {
+    fn moving(&self) -> u64 {
+        self.start + self.positioning.seek + self.positioning.rotation
+    }
+
+    fn done(&self) -> u64 {
+        self.moving() + self.transfer
+    }
+
+    fn service_time(&self) -> ServiceTime {
+        ServiceTime {
+            seek: Duration::from_nanos(self.positioning.seek),
+            rotation: Duration::from_nanos(self.positioning.rotation),
+            transfer: Duration::from_nanos(self.transfer),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spindle {
+    Spinning,
+    /// To be stopped once nothing is left to do.
+    Stopping,
+    Standby {
+        since: Time,
+    },
+}
+
+#[derive(Debug)]
+struct State {
+    content: Content,
+    pending: VecDeque<Request>,
+    cache: WriteCache,
+    /// Flushes wait for the cached writes up to this number.
+    flush_to: u64,
+    /// When the arm is free.
+    free_at: u64,
+    /// When the bus is free.
+    bus_free_at: u64,
+    /// Kind of the last access.
+    last: Option<Kind>,
+    /// The address after the last access.
+    head: u64,
+    /// The address that the head had reached at `free_at`; beyond `head` after reading ahead.
+    reached: u64,
+    /// Bytes moved in sequence up to `head`.
+    streamed: u64,
+    /// Bytes written back since the last request.
+    destaged: u64,
+    /// The job under the head.
+    moving: Option<(Job, Plan)>,
+    busy: BusyTimes,
+    spindle: Spindle,
+    standby: Duration,
+    spin_ups: u64,
+    powered: bool,
+    /// Counts power cuts.
+    epoch: u64,
+}
+
+/// What the device and its arm share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    env: Env,
+    pub(super) name: String,
+    pub(super) spec: HardDiskSpec,
+    mechanics: Mechanics,
+    state: Mutex<State>,
+    /// Wakes the arm.
+    work: Notify,
+    /// Wakes those who wait for the cache.
+    destaged: Notify,
+}
+
+/// Runs the arm for ever.
+pub(super) async fn serve(shared: Arc<Shared>) {
+    loop {
+        match shared.begin() {
+            Some((done, epoch)) => {
+                shared.env.sleep_until(Time::from_nanos(done)).await;
+                shared.end(epoch);
+            }
+            None => shared.work.notified().await,
+        }
+    }
+}
+
+impl State {
+    /// The course of `access` when the arm turns to it at `now`.
+    fn plan(&self, shared: &Shared, access: Access, now: u64) -> Plan {
+        let Access { kind, offset, len } = access;
+        let start = if now < self.free_at + GRAIN { self.free_at } else { now };
+        let idle = start - self.free_at;
+        let mechanics = &shared.mechanics;
+        let plan = |positioning, transfer, reached| Plan { start, positioning, transfer, reached };
+        let streaming = self.last == Some(kind) && self.head == offset;
+        let at_once = Positioning { seek: 0, rotation: 0 };
+        match kind {
+            Kind::Read if streaming => {
+                let ahead = self.reached + mechanics.bytes_in(self.reached, idle);
+                let most = (self.head + shared.spec.read_ahead).min(shared.spec.size);
+                let ahead = ahead.min(most.max(self.reached));
+                let left = (offset + len).saturating_sub(ahead);
+                let transfer = mechanics.transfer(ahead, left).max(shared.bus_time(len));
+                plan(at_once, transfer, ahead.max(offset + len))
+            }
+            Kind::Write if streaming && idle <= nanos(shared.spec.streaming_gap) => {
+                plan(at_once, mechanics.transfer(offset, len), offset + len)
+            }
+            _ => {
+                let positioning = mechanics.position(self.reached, offset, kind, start);
+                plan(positioning, mechanics.transfer(offset, len), offset + len)
+            }
+        }
+    }
+
+    /// The waiting request to serve next, by index.
+    fn choose(&self, shared: &Shared, now: u64) -> Option<usize> {
+        let oldest = self.pending.front()?;
+        match shared.spec.scheduling {
+            Scheduling::Fifo => Some(0),
+            Scheduling::ShortestAccess { max_wait, .. }
+                if now.saturating_sub(oldest.arrival) > nanos(max_wait) =>
+            {
+                Some(0)
+            }
+            Scheduling::ShortestAccess { depth, .. } => {
+                let oldest = self.pending.iter().take(depth.max(1)).enumerate();
+                // A stream is always the shortest: left alone it would starve the others.
+                let stream = self.head..self.head + 8 * BURST;
+                let had_its_turn = |request: &Request| {
+                    self.streamed >= BURST
+                        && self.last == Some(request.operation.kind())
+                        && stream.contains(&request.offset)
+                };
+                let reach = |request: &Request| self.plan(shared, request.access(), now).moving();
+                let cost = |request: &Request| (had_its_turn(request), reach(request));
+                oldest.min_by_key(|(_, request)| cost(request)).map(|(i, _)| i)
+            }
+            Scheduling::Elevator { depth } => {
+                let oldest = self.pending.iter().take(depth.max(1)).enumerate();
+                let ahead = |offset: u64| (offset < self.head, offset);
+                oldest.min_by_key(|(_, request)| ahead(request.offset)).map(|(i, _)| i)
+            }
+        }
+    }
+
+    /// Takes the next job: a request before a cached run, except that runs come in bursts between
+    /// requests while the cache is half full or a flush waits.
+    fn take_job(&mut self, shared: &Shared, now: u64) -> Option<Job> {
+        let pressing = self.cache.bytes() > shared.spec.write_cache / 2
+            || !self.cache.is_durable(self.flush_to);
+        let run = self.cache.next_after(self.head).map(|(offset, run)| (offset, run.purpose));
+        if let Some((offset, purpose)) = run {
+            let in_burst = self.destaged == 0 || (self.destaged < BURST && offset == self.head);
+            if self.pending.is_empty() || (pressing && in_burst) {
+                let data = self.cache.begin(offset)?;
+                self.destaged += data.len() as u64;
+                return Some(Job::Destage { offset, data, purpose });
+            }
+        }
+        let index = self.choose(shared, now)?;
+        self.destaged = 0;
+        self.pending.remove(index).map(Job::Serve)
+    }
+
+    fn wake_spindle(&mut self, shared: &Shared, now: Time) {
+        if let Spindle::Standby { since } = self.spindle {
+            self.standby += now.since(since);
+            self.spin_ups += 1;
+            self.free_at = (now + shared.spec.spin_up).as_nanos();
+            self.last = None;
+        }
+        self.spindle = Spindle::Spinning;
+    }
+
+    /// Puts a finished job on the medium, and answers it.
+    fn finish(&mut self, job: Job) {
+        if let Some((offset, data)) = job.written() {
+            self.content.write_all(offset, data);
+        }
+        match job {
+            Job::Destage { .. } => self.cache.end(),
+            Job::Serve(Request { operation, offset, reply, .. }) => {
+                let data = match operation {
+                    Operation::Read { len } => self.read(offset, len),
+                    Operation::Write { data } => {
+                        self.cache.remove(offset, total_len(&data));
+                        Bytes::new()
+                    }
+                };
+                // A requester that has gone away needs no answer.
+                let _ = reply.send(Ok(data));
+            }
+        }
+    }
+
+    fn read(&self, offset: u64, len: usize) -> Bytes {
+        let mut buffer = AlignedBuf::zeroed(len);
+        self.content.read_into(offset, &mut buffer);
+        self.cache.overlay(offset, &mut buffer);
+        buffer.freeze()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(env: &Env, name: &str, spec: HardDiskSpec, content: Content) -> Shared {
+        let now = env.now().as_nanos();
+        let state = State {
+            content,
+            pending: VecDeque::new(),
+            cache: WriteCache::default(),
+            flush_to: 0,
+            free_at: now,
+            bus_free_at: now,
+            last: None,
+            head: 0,
+            reached: 0,
+            streamed: 0,
+            destaged: 0,
+            moving: None,
+            busy: BusyTimes::default(),
+            spindle: Spindle::Spinning,
+            standby: Duration::ZERO,
+            spin_ups: 0,
+            powered: true,
+            epoch: 0,
+        };
+        Shared {
+            env: env.clone(),
+            name: name.to_owned(),
+            mechanics: Mechanics::new(&spec),
+            spec,
+            state: Mutex::new(state),
+            work: Notify::new(),
+            destaged: Notify::new(),
+        }
+    }
+
+    /// Starts the next job. When it will be done, and the epoch in which it was started.
+    fn begin(&self) -> Option<(u64, u64)> {
+        let now = self.env.now();
+        let state = &mut *self.state.lock();
+        if !state.powered {
+            return None;
+        }
+        let Some(job) = state.take_job(self, now.as_nanos()) else {
+            if state.spindle == Spindle::Stopping {
+                state.spindle = Spindle::Standby { since: now };
+            }
+            return None;
+        };
+        state.wake_spindle(self, now);
+        let access = job.access();
+        let plan = state.plan(self, access, now.as_nanos());
+        state.busy.add(access.kind, job.purpose(), plan.service_time());
+        state.free_at = plan.done();
+        state.last = Some(access.kind);
+        state.streamed = match access.offset == state.head {
+            true => state.streamed + access.len,
+            false => access.len,
+        };
+        state.head = access.offset + access.len;
+        state.reached = plan.reached;
+        state.moving = Some((job, plan));
+        Some((plan.done(), state.epoch))
+    }
+
+    fn end(&self, epoch: u64) {
+        let state = &mut *self.state.lock();
+        if state.epoch != epoch {
+            return;
+        }
+        if let Some((job, _)) = state.moving.take() {
+            state.finish(job);
+            self.destaged.notify_waiters();
+        }
+    }
+
+    /// Queues a request, and waits for its answer.
+    pub(super) async fn request(
+        &self,
+        operation: Operation,
+        offset: u64,
+        purpose: Purpose,
+    ) -> Result<Bytes, DeviceError> {
+        let name = match operation.kind() {
+            Kind::Read => "read",
+            Kind::Write => "write",
+        };
+        let (reply, answer) = oneshot::channel();
+        {
+            let mut state = self.state.lock();
+            if !state.powered {
+                return Err(self.no_power(name));
+            }
+            let arrival = self.env.now().as_nanos();
+            state.pending.push_back(Request { operation, offset, purpose, arrival, reply });
+        }
+        self.work.notify_one();
+        answer.await.unwrap_or_else(|_| Err(self.no_power(name)))
+    }
+
+    /// The range when all of it is in the write cache.
+    pub(super) async fn read_cached(
+        &self,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<Bytes>, DeviceError> {
+        let (data, done) = {
+            let mut state = self.state.lock();
+            if !state.powered {
+                return Err(self.no_power("read"));
+            }
+            if state.cache.is_empty() {
+                return Ok(None);
+            }
+            let mut buffer = AlignedBuf::zeroed(len);
+            if !state.cache.overlay(offset, &mut buffer) {
+                return Ok(None);
+            }
+            (buffer.freeze(), self.use_bus(&mut state, len as u64))
+        };
+        self.env.sleep_until(done).await;
+        Ok(Some(data))
+    }
+
+    /// Puts a write into the cache as soon as there is room, and returns after the bus.
+    pub(super) async fn write_cached(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        len: u64,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let done = loop {
+            let destaged = self.destaged.notified();
+            {
+                let mut state = self.state.lock();
+                if !state.powered {
+                    return Err(self.no_power("write"));
+                }
+                if state.cache.bytes() + len <= self.spec.write_cache {
+                    state.cache.insert(offset, &data, purpose);
+                    break self.use_bus(&mut state, len);
+                }
+            }
+            destaged.await;
+        };
+        self.work.notify_one();
+        self.env.sleep_until(done).await;
+        Ok(())
+    }
+
+    /// Waits until everything cached so far is on the medium.
+    pub(super) async fn flush(&self) -> Result<(), DeviceError> {
+        let (target, epoch) = {
+            let mut state = self.state.lock();
+            let target = state.cache.newest();
+            state.flush_to = state.flush_to.max(target);
+            (target, state.epoch)
+        };
+        self.work.notify_one();
+        loop {
+            let destaged = self.destaged.notified();
+            {
+                let state = self.state.lock();
+                if !state.powered || state.epoch != epoch {
+                    return Err(self.no_power("flush"));
+                }
+                if state.cache.is_durable(target) {
+                    return Ok(());
+                }
+            }
+            destaged.await;
+        }
+    }
+
+    pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let mut state = self.state.lock();
+        if !state.powered {
+            return Err(self.no_power("discard"));
+        }
+        state.cache.remove(offset, len);
+        state.content.discard(offset, len);
+        self.destaged.notify_waiters();
+        Ok(())
+    }
+
+    pub(super) fn set_power(&self, power: Power) {
+        let state = &mut *self.state.lock();
+        match power {
+            Power::Standby if state.spindle == Spindle::Spinning => {
+                state.spindle = Spindle::Stopping;
+            }
+            Power::Standby => {}
+            Power::Active => state.wake_spindle(self, self.env.now()),
+        }
+        self.work.notify_one();
+    }
+
+    pub(super) fn power_cut(&self) {
+        let state = &mut *self.state.lock();
+        let now = self.env.now().as_nanos();
+        state.powered = false;
+        state.epoch += 1;
+        if let Some((job, plan)) = state.moving.take() {
+            let passed =
+                self.mechanics.bytes_in(job.access().offset, now.saturating_sub(plan.moving()));
+            if let Some((offset, data)) = job.written() {
+                write_part(&mut state.content, offset, data, passed, self.spec.sector);
+            }
+        }
+        state.cache.clear();
+        // Dropping a request fails it.
+        state.pending.clear();
+        self.destaged.notify_waiters();
+    }
+
+    pub(super) fn power_on(&self) {
+        let state = &mut *self.state.lock();
+        if !state.powered {
+            state.powered = true;
+            state.spindle = Spindle::Spinning;
+            state.free_at = (self.env.now() + self.spec.spin_up).as_nanos();
+            state.last = None;
+            self.work.notify_one();
+        }
+    }
+
+    pub(super) fn busy(&self) -> BusyTimes {
+        self.state.lock().busy
+    }
+
+    pub(super) fn standby(&self) -> (Duration, u64) {
+        let state = self.state.lock();
+        let current = match state.spindle {
+            Spindle::Standby { since } => self.env.now().since(since),
+            _ => Duration::ZERO,
+        };
+        (state.standby + current, state.spin_ups)
+    }
+
+    pub(super) fn medium(&self) -> Content {
+        self.state.lock().content.clone()
+    }
+
+    fn bus_time(&self, len: u64) -> u64 {
+        len.saturating_mul(1_000_000_000) / self.spec.bus_rate.max(1)
+    }
+
+    fn use_bus(&self, state: &mut State, len: u64) -> Time {
+        let now = self.env.now().as_nanos();
+        let start = if now < state.bus_free_at + GRAIN { state.bus_free_at } else { now };
+        state.bus_free_at = start + self.bus_time(len);
+        Time::from_nanos(state.bus_free_at)
+    }
+
+    fn no_power(&self, operation: &'static str) -> DeviceError {
+        DeviceError::io(&self.name, operation, std::io::Error::other("the power was cut"))
+    }
+}
+
+/// Writes those whole sectors of `data` that lie in its first `passed` bytes.
+fn write_part(content: &mut Content, offset: u64, data: &[Bytes], passed: u64, sector: u32) {
+    let mut left = passed - passed % u64::from(sector.max(1));
+    let mut at = offset;
+    for buffer in data {
+        let take = left.min(buffer.len() as u64);
+        content.write(at, &buffer[..take as usize]);
+        at += take;
+        left -= take;
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,214 @@
+//! A disk's volatile write cache: what was acknowledged and is not on the medium.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use thalweg_store::device::Purpose;
+
+/// A run of bytes to be written.
+#[derive(Clone, Debug)]
+pub(super) struct Dirty {
+    pub(super) data: Bytes,
+    pub(super) purpose: Purpose,
+    /// The oldest write whose durability hangs on this run.
+    seq: u64,
+    /// Tells the run from a later one at the same place.
+    id: u64,
+}
+
+/// A run that the arm is writing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Destaging {
+    pub(super) offset: u64,
+    seq: u64,
+    id: u64,
+}
+
+/// Runs that do not overlap, by offset; the newest bytes win.
+#[derive(Debug, Default)]
+pub(super) struct WriteCache {
+    runs: BTreeMap<u64, Dirty>,
+    bytes: u64,
+    /// How many runs have each `seq`.
+    seqs: BTreeMap<u64, usize>,
+    destaging: Option<Destaging>,
+    next_seq: u64,
+    next_id: u64,
+}
+
+impl WriteCache {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// The number of the newest write.
+    pub(super) fn newest(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// Whether no byte of a write up to `seq` is missing on the medium.
+    pub(super) fn is_durable(&self, seq: u64) -> bool {
+        let waiting = self.seqs.first_key_value().is_some_and(|(oldest, _)| *oldest <= seq);
+        !waiting && self.destaging.is_none_or(|run| run.seq > seq)
+    }
+
+    /// Takes in a write. A write that it covers in part must still become durable or be
+    /// superseded before a flush that came in between returns: its number goes over to the bytes
+    /// that cover it, unless the arm is writing it already.
+    pub(super) fn insert(&mut self, offset: u64, data: &[Bytes], purpose: Purpose) {
+        self.next_seq += 1;
+        let mut at = offset;
+        for buffer in data.iter().filter(|buffer| !buffer.is_empty()) {
+            let replaced = self.remove(at, buffer.len() as u64);
+            let seq = replaced.unwrap_or(self.next_seq).min(self.next_seq);
+            self.put(at, Dirty { data: buffer.clone(), purpose, seq, id: 0 });
+            at += buffer.len() as u64;
+        }
+    }
+
+    fn put(&mut self, offset: u64, mut run: Dirty) {
+        self.next_id += 1;
+        run.id = self.next_id;
+        self.bytes += run.data.len() as u64;
+        *self.seqs.entry(run.seq).or_default() += 1;
+        self.runs.insert(offset, run);
+    }
+
+    fn take(&mut self, offset: u64) -> Option<Dirty> {
+        let run = self.runs.remove(&offset)?;
+        self.bytes -= run.data.len() as u64;
+        if let Some(count) = self.seqs.get_mut(&run.seq) {
+            *count -= 1;
+            if *count == 0 {
+                self.seqs.remove(&run.seq);
+            }
+        }
+        Some(run)
+    }
+
+    /// The offsets of the runs that overlap `len` bytes at `offset`.
+    fn overlapping(&self, offset: u64, len: u64) -> Vec<u64> {
+        let before = self.runs.range(..offset).next_back();
+        let reaching = before.filter(|(start, run)| *start + run.data.len() as u64 > offset);
+        let inside = self.runs.range(offset..offset.saturating_add(len));
+        reaching.into_iter().chain(inside).map(|(start, _)| *start).collect()
+    }
+
+    /// Forgets what is cached of `len` bytes at `offset`. The oldest number among it, apart from
+    /// the run being written.
+    pub(super) fn remove(&mut self, offset: u64, len: u64) -> Option<u64> {
+        let end = offset + len;
+        let mut oldest = None;
+        for start in self.overlapping(offset, len) {
+            let Some(run) = self.take(start) else { continue };
+            if self.destaging.is_none_or(|destaging| destaging.id != run.id) {
+                oldest = Some(oldest.unwrap_or(run.seq).min(run.seq));
+            }
+            let run_end = start + run.data.len() as u64;
+            if start < offset {
+                let data = run.data.slice(..(offset - start) as usize);
+                self.put(start, Dirty { data, ..run.clone() });
+            }
+            if run_end > end {
+                let data = run.data.slice((end - start) as usize..);
+                self.put(end, Dirty { data, ..run });
+            }
+        }
+        oldest
+    }
+
+    /// Overlays what is cached of the range that starts at `offset`. Whether that was all of it.
+    pub(super) fn overlay(&self, offset: u64, into: &mut [u8]) -> bool {
+        let end = offset + into.len() as u64;
+        let mut covered = 0;
+        for start in self.overlapping(offset, into.len() as u64) {
+            let data = &self.runs[&start].data;
+            let (from, to) = (start.max(offset), (start + data.len() as u64).min(end));
+            let source = &data[(from - start) as usize..(to - start) as usize];
+            into[(from - offset) as usize..(to - offset) as usize].copy_from_slice(source);
+            covered += to - from;
+        }
+        covered == into.len() as u64
+    }
+
+    /// The next run for an arm that sweeps upwards and returns to the lowest run at the end.
+    pub(super) fn next_after(&self, head: u64) -> Option<(u64, &Dirty)> {
+        let ahead = self.runs.range(head..).next();
+        ahead.or_else(|| self.runs.first_key_value()).map(|(offset, run)| (*offset, run))
+    }
+
+    /// Notes that the arm writes the run at `offset` from now on; its bytes.
+    pub(super) fn begin(&mut self, offset: u64) -> Option<Bytes> {
+        let run = self.runs.get(&offset)?;
+        self.destaging = Some(Destaging { offset, seq: run.seq, id: run.id });
+        Some(run.data.clone())
+    }
+
+    /// Notes that the run being written is on the medium.
+    pub(super) fn end(&mut self) {
+        let Some(done) = self.destaging.take() else { return };
+        if self.runs.get(&done.offset).is_some_and(|run| run.id == done.id) {
+            self.take(done.offset);
+        }
+    }
+
+    /// Forgets everything, as a power cut does.
+    pub(super) fn clear(&mut self) {
+        let (next_seq, next_id) = (self.next_seq, self.next_id);
+        *self = WriteCache { next_seq, next_id, ..WriteCache::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer(byte: u8, len: usize) -> Bytes {
+        Bytes::from(vec![byte; len])
+    }
+
+    #[test]
+    fn the_newest_bytes_win_and_parts_remain() {
+        let mut cache = WriteCache::default();
+        cache.insert(0, &[buffer(1, 10)], Purpose::Map);
+        cache.insert(3, &[buffer(2, 2), buffer(3, 2)], Purpose::Map);
+        let mut read = [9; 12];
+        assert!(!cache.overlay(0, &mut read));
+        assert_eq!(read, [1, 1, 1, 2, 2, 3, 3, 1, 1, 1, 9, 9]);
+        assert!(cache.overlay(2, &mut read[..8]));
+        assert_eq!(cache.bytes(), 10);
+        assert_eq!(cache.next_after(4).map(|(offset, _)| offset), Some(5));
+        assert_eq!(cache.next_after(100).map(|(offset, _)| offset), Some(0));
+    }
+
+    #[test]
+    fn an_overwrite_inherits_the_duty_to_become_durable() {
+        let mut cache = WriteCache::default();
+        cache.insert(0, &[buffer(1, 10)], Purpose::Map);
+        let first = cache.newest();
+        cache.insert(0, &[buffer(2, 10)], Purpose::Map);
+        assert!(!cache.is_durable(first));
+        cache.begin(0).unwrap();
+        assert!(!cache.is_durable(first));
+        cache.end();
+        assert!(cache.is_durable(cache.newest()) && cache.is_empty());
+    }
+
+    #[test]
+    fn an_overwrite_of_what_is_being_written_does_not() {
+        let mut cache = WriteCache::default();
+        cache.insert(0, &[buffer(1, 10)], Purpose::Map);
+        let first = cache.newest();
+        cache.begin(0).unwrap();
+        cache.insert(0, &[buffer(2, 10)], Purpose::Map);
+        cache.end();
+        assert!(cache.is_durable(first) && !cache.is_durable(cache.newest()));
+        let mut read = [0; 10];
+        assert!(cache.overlay(0, &mut read));
+        assert_eq!(read, [2; 10]);
+    }
+}

@@ -75,7 +75,11 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             None if emptied > 0 => {}
             None => return Ok(()),
         }
-        if inner.state.lock().segments.free_count() <= inner.state.lock().segments.links.len() + 1 {
+        let urgent = {
+            let state = inner.state.lock();
+            state.segments.free_count() <= state.segments.links.len() + 1
+        };
+        if urgent {
             checkpoint::write(inner).await?;
         }
     }

@@ -399,7 +399,9 @@ impl Replay {
         let first_new = state.next_seq;
         let mut open = true;
         while id != NO_SEGMENT && state.segments.exists(id) && !log.visited(id) {
-            let first = slot / ENTRIES_PER_PAGE * (ENTRIES_PER_PAGE / ENTRIES_PER_SECTOR);
+            // The last page of a full segment names the next one.
+            let page = slot.min(state.label.segment_blocks - 1) / ENTRIES_PER_PAGE;
+            let first = page * (ENTRIES_PER_PAGE / ENTRIES_PER_SECTOR);
             let sectors = self.read_sectors(state, id, first, found).await?;
             let expected = seq.or_else(|| {
                 let heads = sectors.iter().filter_map(Sector::head);

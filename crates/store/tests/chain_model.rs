@@ -1,0 +1,75 @@
+//! Random histories of a chain against a naive model, with reopening.
+
+mod support;
+
+use support::{Pair, Shape, random_step};
+use thalweg_sim::model::BlockModel;
+use thalweg_sim::runtime::run;
+use thalweg_store::block::BlockStore;
+use thalweg_store::chain::Cleaning;
+use thalweg_store::device::{DeviceRef, MemoryDevice};
+use std::sync::Arc;
+
+fn history(seed: u64, shape: Shape, steps: usize) {
+    run(seed, |env| async move {
+        let devices = shape.devices(|name, geometry| {
+            Arc::new(MemoryDevice::with_geometry(name, geometry)) as DeviceRef
+        });
+        shape.format(&env, &devices).await;
+        let mut rng = env.rng();
+        let (chain, _) = shape.open(&env, &devices).await.unwrap();
+        let mut moved = 0;
+        let mut pair = Pair { chain, model: BlockModel::new(shape.blocks) };
+        for number in 0..steps {
+            let step = random_step(&mut rng, shape.blocks);
+            pair.step(&env, &step).await.unwrap();
+            if number % 100 == 99 {
+                pair.compare().await;
+            }
+            if number % 400 == 399 {
+                moved += pair.chain.status().counts.blocks_moved;
+                // Reopened in turns after a clean end and after one that only synced.
+                match number % 800 == 799 {
+                    true => pair.chain.close().await.unwrap(),
+                    false => pair.chain.sync(pair.chain.now()).await.unwrap(),
+                }
+                drop(pair.chain);
+                let (chain, found) = shape.open(&env, &devices).await.unwrap();
+                assert_eq!(found.version, pair.model.now().0, "{found:?}");
+                pair.chain = chain;
+                pair.compare().await;
+            }
+        }
+        assert!(moved > 0, "the history never cleaned");
+    });
+}
+
+#[test]
+fn move_to_tail_follows_the_model() {
+    for seed in 0..6 {
+        history(seed, Shape::small(Cleaning::MoveToTail), 1600);
+    }
+}
+
+#[test]
+fn compact_in_body_follows_the_model() {
+    for seed in 0..6 {
+        history(seed, Shape::small(Cleaning::CompactInBody), 1600);
+    }
+}
+
+#[test]
+fn a_single_link_follows_the_model() {
+    let shape = Shape {
+        links: 1,
+        segments_per_link: 10,
+        blocks: 900,
+        ..Shape::small(Cleaning::MoveToTail)
+    };
+    history(7, shape, 1600);
+}
+
+#[test]
+fn sectors_of_a_page_follow_the_model() {
+    history(8, Shape { sector: 4096, ..Shape::small(Cleaning::MoveToTail) }, 1600);
+}

@@ -1,0 +1,216 @@
+//! A chain on simulated devices beside a naive model, and random histories for both.
+
+#![allow(dead_code, unreachable_pub)]
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::RngExt;
+use thalweg_sim::model::BlockModel;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Create, Link, Options, Parts, Recovered};
+use thalweg_store::device::{DeviceRef, Geometry};
+use thalweg_store::env::{Env, Rng};
+use uuid::Uuid;
+
+/// Blocks in a segment: the smallest.
+pub const SEGMENT: u32 = 240;
+
+/// The shape of a chain.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub links: usize,
+    pub segments_per_link: u32,
+    pub blocks: u64,
+    pub sector: u32,
+    pub cleaning: Cleaning,
+    /// The map area lies on the first link's device.
+    pub map_on_link: bool,
+}
+
+impl Shape {
+    pub fn small(cleaning: Cleaning) -> Shape {
+        Shape {
+            links: 3,
+            segments_per_link: 5,
+            blocks: 700,
+            sector: 512,
+            cleaning,
+            map_on_link: false,
+        }
+    }
+
+    pub fn link_bytes(&self) -> u64 {
+        u64::from(self.segments_per_link) * u64::from(SEGMENT) * BLOCK_SIZE as u64
+    }
+
+    pub fn map_bytes(&self) -> u64 {
+        Chain::map_bytes(SEGMENT, self.max_segments())
+    }
+
+    pub fn max_segments(&self) -> u32 {
+        self.links as u32 * self.segments_per_link + 8
+    }
+
+    /// The devices that `make` gives, by name: the links, then the map.
+    pub fn devices(&self, make: impl Fn(&str, Geometry) -> DeviceRef) -> Vec<DeviceRef> {
+        let geometry = |size| Geometry { size, sector: self.sector };
+        let mut devices: Vec<DeviceRef> = (0..self.links)
+            .map(|link| make(&format!("link{link}"), geometry(self.link_bytes())))
+            .collect();
+        devices.push(make("map", geometry(self.map_bytes())));
+        devices
+    }
+
+    pub fn parts(&self, devices: &[DeviceRef]) -> Parts {
+        let link = |number: usize| Link { id: link_id(number), device: devices[number].clone() };
+        Parts {
+            links: (0..self.links).map(link).collect(),
+            map: devices[self.links].clone(),
+            map_link: None,
+            tail_cache: None,
+            body_cache: None,
+        }
+    }
+
+    pub fn create(&self) -> Create {
+        Create {
+            volume: Uuid::from_u128(7),
+            blocks: self.blocks,
+            segment_blocks: SEGMENT,
+            max_segments: self.max_segments(),
+            cleaning: self.cleaning,
+        }
+    }
+
+    pub async fn format(&self, env: &Env, devices: &[DeviceRef]) {
+        Chain::create(env, self.parts(devices), &self.create()).await.unwrap();
+    }
+
+    pub async fn open(
+        &self,
+        env: &Env,
+        devices: &[DeviceRef],
+    ) -> Result<(Chain, Recovered), ChainError> {
+        Chain::open(env, self.parts(devices), options()).await
+    }
+}
+
+pub fn link_id(number: usize) -> Uuid {
+    Uuid::from_u128(100 + number as u128)
+}
+
+/// Options under which a short history meets everything.
+pub fn options() -> Options {
+    Options {
+        tail_cache_blocks: 64,
+        commit_interval: Duration::from_millis(50),
+        checkpoint_sectors: 24,
+        ..Options::default()
+    }
+}
+
+/// Content that names its block and version.
+pub fn content(lba: u64, stamp: u64) -> Bytes {
+    let mut pattern = [0; 16];
+    pattern[..8].copy_from_slice(&lba.to_le_bytes());
+    pattern[8..].copy_from_slice(&(stamp + 1).to_le_bytes());
+    Bytes::from(pattern.repeat(BLOCK_SIZE / 16))
+}
+
+/// One step of a history.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// A transaction on these blocks.
+    Apply(Vec<u64>),
+    /// A run is discarded.
+    Discard(u64, u64),
+    /// Everything so far becomes durable.
+    Sync,
+    /// Segments are cleaned.
+    Clean(usize),
+    /// A checkpoint is written.
+    Checkpoint,
+    /// Time passes.
+    Wait(u64),
+}
+
+/// A random step on `blocks` blocks, most of them on a hot tenth.
+pub fn random_step(rng: &mut Rng, blocks: u64) -> Step {
+    let lba = |rng: &mut Rng| match rng.random_bool(0.5) {
+        true => rng.random_range(0..blocks / 10),
+        false => rng.random_range(0..blocks),
+    };
+    match rng.random_range(0..100) {
+        0..60 => {
+            let count = if rng.random_bool(0.1) { rng.random_range(5..60) } else { rng.random_range(1..5) };
+            Step::Apply((0..count).map(|_| lba(rng)).collect())
+        }
+        60..66 => {
+            let first = lba(rng);
+            Step::Discard(first, rng.random_range(1..=(blocks - first).min(40)))
+        }
+        66..88 => Step::Sync,
+        88..92 => Step::Clean(1),
+        92..94 => Step::Checkpoint,
+        _ => Step::Wait(rng.random_range(1..40_000)),
+    }
+}
+
+/// A chain and its model, in step.
+pub struct Pair {
+    pub chain: Chain,
+    pub model: BlockModel,
+}
+
+impl Pair {
+    /// Runs one step on both; the version that is durable after it, if the step says so.
+    pub async fn step(&mut self, env: &Env, step: &Step) -> Result<Option<Version>, StoreError> {
+        match step {
+            Step::Apply(lbas) => {
+                let stamp = self.model.now().0;
+                let write = |lba: &u64| Write::block(Lba(*lba), content(*lba, stamp));
+                let writes: Vec<Write> = lbas.iter().map(write).collect();
+                let version = self.chain.apply(writes.clone()).await?;
+                assert_eq!(version, self.model.apply(&writes));
+            }
+            Step::Discard(lba, count) => {
+                let version = self.chain.discard(Lba(*lba), *count).await?;
+                if version > self.model.now() {
+                    assert_eq!(version, self.model.discard(Lba(*lba), *count));
+                }
+            }
+            Step::Sync => {
+                let version = self.chain.now();
+                self.chain.sync(version).await?;
+                return Ok(Some(version));
+            }
+            Step::Clean(segments) => {
+                self.chain.clean(*segments).await?;
+            }
+            Step::Checkpoint => {
+                let version = self.chain.now();
+                self.chain.checkpoint().await?;
+                return Ok(Some(version));
+            }
+            Step::Wait(micros) => env.sleep(Duration::from_micros(*micros)).await,
+        }
+        Ok(None)
+    }
+
+    /// Compares every block.
+    pub async fn compare(&self) {
+        let now = self.chain.now();
+        assert_eq!(now, self.model.now());
+        let blocks = read_all(&self.chain, now).await.unwrap();
+        for (lba, found) in blocks.into_iter().enumerate() {
+            let expected = self.model.read(Lba(lba as u64), now);
+            assert!(found == expected, "block {lba}");
+        }
+    }
+}
+
+/// Every block of a chain at a version.
+pub async fn read_all(chain: &Chain, at: Version) -> Result<Vec<Option<Bytes>>, StoreError> {
+    chain.read(Lba(0), chain.blocks(), at).await
+}

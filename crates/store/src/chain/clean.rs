@@ -72,8 +72,12 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
         let _cleaning = inner.cleaning_lock.lock().await;
         match choose(inner) {
             Some(victim) => clean_segment(inner, victim).await?,
-            None if emptied > 0 => {}
-            None => return Ok(()),
+            None => {
+                if emptied > 0 {
+                    inner.checkpoint_kick.notify_one();
+                }
+                return Ok(());
+            }
         }
         let urgent = {
             let state = inner.state.lock();

@@ -9,6 +9,7 @@
 
 mod buffer;
 mod counters;
+mod file;
 mod memory;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use bytes::Bytes;
 
 pub use buffer::{AlignedBuf, MEMORY_ALIGNMENT};
 pub use counters::{Counters, Tallies, Tally};
+pub use file::{Access, Engine, FileDevice, FileOptions};
 pub use memory::MemoryDevice;
 
 /// A shared handle to any device.

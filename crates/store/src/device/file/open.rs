@@ -51,11 +51,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceE
 }
 
 /// Makes a file of `size` bytes, durable together with its name, and opens and locks it.
-pub(super) fn create(
-    path: &Path,
-    size: u64,
-    options: &FileOptions,
-) -> Result<Opened, DeviceError> {
+pub(super) fn create(path: &Path, size: u64, options: &FileOptions) -> Result<Opened, DeviceError> {
     let name = path.display().to_string();
     let mut flags = OpenOptions::new();
     flags.read(true).write(true).create_new(true).mode(0o600);

@@ -77,9 +77,8 @@ impl Driver {
     }
 
     fn start() -> io::Result<Driver> {
-        let doorbell = nix::sys::eventfd::EventFd::from_flags(
-            nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
-        )?;
+        let doorbell =
+            nix::sys::eventfd::EventFd::from_flags(nix::sys::eventfd::EfdFlags::EFD_CLOEXEC)?;
         let doorbell = std::fs::File::from(std::os::fd::OwnedFd::from(doorbell));
         let shared = Arc::new(Shared { inbox: Mutex::default(), doorbell });
         let (started, ready) = std::sync::mpsc::channel();
@@ -297,9 +296,7 @@ fn entry(transfer: &mut Transfer) -> squeue::Entry {
     let segments = transfer.segments();
     let count = segments.len() as u32;
     match (call, segments) {
-        (Call::Sync, _) => {
-            opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
-        }
+        (Call::Sync, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         (Call::Read, [one]) => {
             let len = one.iov_len.min(MAX_CALL) as u32;
             opcode::Read::new(fd, one.iov_base.cast(), len).offset(position).build()
@@ -308,9 +305,7 @@ fn entry(transfer: &mut Transfer) -> squeue::Entry {
             let len = one.iov_len.min(MAX_CALL) as u32;
             opcode::Write::new(fd, one.iov_base.cast(), len).offset(position).build()
         }
-        (Call::Read, many) => {
-            opcode::Readv::new(fd, many.as_ptr(), count).offset(position).build()
-        }
+        (Call::Read, many) => opcode::Readv::new(fd, many.as_ptr(), count).offset(position).build(),
         (Call::Write, many) => {
             opcode::Writev::new(fd, many.as_ptr(), count).offset(position).build()
         }

@@ -1,7 +1,8 @@
 //! Synchronous 4 KiB writes to a file or block device, each followed by a flush: rate and processor
 //! time at depth 1 and 32, through io_uring and through blocking threads.
 //!
-//! `cargo run --release --example device_rate -- FILE`; makes FILE when there is none.
+//! `cargo run --release --example device_rate -- FILE [MILLISECONDS]`; makes FILE when there is none,
+//! and measures each case for that long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,6 @@ use thalweg_store::env::Env;
 
 const SIZE: u64 = 256 << 20;
 const BLOCK: usize = 4096;
-const SPAN: Duration = Duration::from_secs(2);
 
 /// Processor time of the process so far, kernel included.
 fn processor_time() -> Duration {
@@ -22,10 +22,16 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-async fn measure(env: &Env, device: &Arc<FileDevice>, depth: u64, flush: bool) -> String {
+async fn measure(
+    env: &Env,
+    device: &Arc<FileDevice>,
+    span: Duration,
+    depth: u64,
+    flush: bool,
+) -> String {
     let done = Arc::new(AtomicU64::new(0));
     let (from, spent) = (env.now(), processor_time());
-    let until = from + SPAN;
+    let until = from + span;
     let block = AlignedBuf::copy_of(&[0x5a; BLOCK]).freeze();
     let writers: Vec<_> = (0..depth)
         .map(|writer| {
@@ -59,6 +65,8 @@ async fn measure(env: &Env, device: &Arc<FileDevice>, depth: u64, flush: bool) -
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let path = std::env::args().nth(1).ok_or("name a file or a block device to write to")?;
+    let span = std::env::args().nth(2).map_or(Ok(1000), |span| span.parse())?;
+    let span = Duration::from_millis(span);
     let env = Env::real();
     if !std::path::Path::new(&path).exists() {
         let device = FileDevice::create(&path, SIZE, &FileOptions::default()).await?;
@@ -74,7 +82,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             let device = Arc::new(FileDevice::open(&path, &options).await?);
             for depth in [1, 32] {
                 for flush in [false, true] {
-                    let result = measure(&env, &device, depth, flush).await;
+                    let result = measure(&env, &device, span, depth, flush).await;
                     println!("{engine:?} depth {depth:>2} flush {flush:<5} {result}");
                 }
             }

@@ -1,5 +1,7 @@
 //! Every kind of device against a plain vector of bytes; locks, limits and fallbacks of files.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Mirrors that lose sides, and get them back.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! What the device tests share: a device that fails on demand, and random requests.
 
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -202,11 +202,10 @@ pub async fn run_against_model(device: &dyn Device, requests: Vec<Request>) -> M
                     let skewed = misaligned && i % 2 == 0;
                     data.push(pattern(count * unit, fill.wrapping_add(i as u8), skewed));
                 }
-                let mut at = (first * u64::from(sector)) as usize;
-                let offset = at as u64;
-                for byte in data.iter().flatten() {
-                    model.bytes[at] = Some(*byte);
-                    at += 1;
+                let offset = first * u64::from(sector);
+                let written = &mut model.bytes[offset as usize..];
+                for (known, byte) in written.iter_mut().zip(data.iter().flatten()) {
+                    *known = Some(*byte);
                 }
                 device.write(offset, data, Purpose::UserData).await.unwrap();
             }

@@ -9,7 +9,11 @@
 
 mod buffer;
 mod counters;
+mod file;
 mod memory;
+mod mirror;
+mod partition;
+mod stripe;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +23,11 @@ use bytes::Bytes;
 
 pub use buffer::{AlignedBuf, MEMORY_ALIGNMENT};
 pub use counters::{Counters, Tallies, Tally};
+pub use file::{Access, Engine, FileDevice, FileOptions};
 pub use memory::MemoryDevice;
+pub use mirror::{Mirror, MirrorError, Side, SideState, SyncRecord};
+pub use partition::Partition;
+pub use stripe::{Stripe, StripeError};
 
 /// A shared handle to any device.
 pub type DeviceRef = Arc<dyn Device>;

@@ -1,0 +1,300 @@
+//! Regular files and raw block devices.
+//!
+//! Requests bypass the page cache (`O_DIRECT`) and go through io_uring; where a filesystem or a
+//! system refuses one or the other, the device says so once and works without it.
+//!
+//! A request whose future is dropped still runs to its end: its buffers live until the kernel is
+//! done, and a dropped write may or may not reach the medium.
+
+mod blocking;
+mod open;
+mod transfer;
+mod uring;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use self::open::Opened;
+use self::transfer::Transfer;
+use self::uring::Driver;
+use super::{
+    AlignedBuf, Counters, Device, DeviceError, Geometry, Purpose, QueueDepth, Tallies, total_len,
+};
+
+/// Who else may have the device open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nobody.
+    Exclusive,
+    /// Others that ask for shared access too. Each owns the ranges that it locks with
+    /// [`FileDevice::lock_range`].
+    Shared,
+}
+
+/// How requests reach the operating system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// io_uring, or blocking threads where it is refused.
+    Auto,
+    /// Blocking threads.
+    Blocking,
+}
+
+/// How a file is opened or made.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// Who else may have it open; nobody by default.
+    pub access: Access,
+    /// Whether to bypass the page cache where the filesystem allows it; it does by default.
+    pub direct: bool,
+    /// How requests reach the operating system.
+    pub engine: Engine,
+    /// Whether a new file gets its room only as it is written. By default it is reserved.
+    pub sparse: bool,
+    /// The sector in bytes, 512 or 4096, instead of what the medium says. A smaller sector than
+    /// the physical one gives up the promise that a power cut spares its neighbours.
+    pub sector: Option<u32>,
+}
+
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions {
+            access: Access::Exclusive,
+            direct: true,
+            engine: Engine::Auto,
+            sparse: false,
+            sector: None,
+        }
+    }
+}
+
+/// Why the operating system did not do what it was asked.
+#[derive(Debug)]
+enum Failure {
+    /// The driver has gone.
+    Closed,
+    /// An error of the system.
+    Io(io::Error),
+}
+
+#[derive(Debug)]
+enum Runner {
+    Uring(Arc<Driver>),
+    Blocking,
+}
+
+/// A regular file or a raw block device, locked while it is open.
+#[derive(Debug)]
+pub struct FileDevice {
+    name: String,
+    file: Arc<File>,
+    geometry: Geometry,
+    is_block_device: bool,
+    direct: bool,
+    memory_alignment: usize,
+    runner: Runner,
+    counters: Counters,
+}
+
+impl FileDevice {
+    /// Opens the file or block device at `path`. The sector is the larger of the unit of direct I/O
+    /// and the physical sector of the drive below, where they can be found; size is rounded down
+    /// to it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Locked`] when it is in use, else what the system says.
+    pub async fn open(
+        path: impl AsRef<Path>,
+        options: &FileOptions,
+    ) -> Result<FileDevice, DeviceError> {
+        FileDevice::start(path.as_ref(), options, open::open).await
+    }
+
+    /// Makes a file of `size` bytes at `path`, where nothing may be, and opens it. The file and its
+    /// name are durable when this returns; its content is zeros.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSpace`] when its room cannot be reserved, [`DeviceError::Misaligned`] when
+    /// `size` is not whole sectors, else what the system says. Nothing is left behind.
+    pub async fn create(
+        path: impl AsRef<Path>,
+        size: u64,
+        options: &FileOptions,
+    ) -> Result<FileDevice, DeviceError> {
+        let make = move |path: &Path, options: &FileOptions| open::create(path, size, options);
+        FileDevice::start(path.as_ref(), options, make).await
+    }
+
+    async fn start<F>(path: &Path, options: &FileOptions, get: F) -> Result<FileDevice, DeviceError>
+    where
+        F: FnOnce(&Path, &FileOptions) -> Result<Opened, DeviceError> + Send + 'static,
+    {
+        let name = path.display().to_string();
+        let (owned, asked): (PathBuf, FileOptions) = (path.to_owned(), options.clone());
+        let opened = tokio::task::spawn_blocking(move || get(&owned, &asked))
+            .await
+            .map_err(|_| DeviceError::Closed { device: name.clone() })??;
+        if options.direct && !opened.direct {
+            tracing::warn!(device = name, "no direct I/O here; using the page cache");
+        }
+        Ok(FileDevice {
+            runner: runner(options.engine, &name),
+            name,
+            file: Arc::new(opened.file),
+            geometry: opened.geometry,
+            is_block_device: opened.is_block_device,
+            direct: opened.direct,
+            memory_alignment: opened.memory,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Whether requests bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether requests go through io_uring.
+    pub fn uses_io_uring(&self) -> bool {
+        matches!(self.runner, Runner::Uring(_))
+    }
+
+    /// Whether this is a block device.
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// Locks `[offset, offset + len)` against every other open of the same file, in this process
+    /// and others, until this device is closed. Locks do not restrict requests: they are how those
+    /// that share a device agree.
+    ///
+    /// # Errors
+    /// [`DeviceError::Locked`] when another open holds a part of the range.
+    pub fn lock_range(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.geometry.check(offset, len)?;
+        open::lock_range(&self.file, &self.name, offset, len)
+    }
+
+    async fn run(
+        &self,
+        operation: &'static str,
+        transfer: Transfer,
+    ) -> Result<Transfer, DeviceError> {
+        let outcome = match &self.runner {
+            Runner::Uring(driver) => driver.run(transfer).await,
+            Runner::Blocking => blocking::run(transfer).await,
+        };
+        outcome.map_err(|failure| match failure {
+            Failure::Closed => DeviceError::Closed { device: self.name.clone() },
+            Failure::Io(error) => DeviceError::io(&self.name, operation, error),
+        })
+    }
+
+    /// `data` in memory that direct I/O accepts: neighbours that must be copied share one copy.
+    fn aligned(&self, data: Vec<Bytes>) -> Vec<Bytes> {
+        let fits = |bytes: &Bytes| bytes.as_ptr().addr().is_multiple_of(self.memory_alignment);
+        if !self.direct || data.iter().all(fits) {
+            return data;
+        }
+        let gathered = data.chunk_by(|left, right| !fits(left) && !fits(right));
+        gathered
+            .map(|run| match run {
+                [one] if fits(one) => one.clone(),
+                run => gather(run),
+            })
+            .collect()
+    }
+}
+
+fn gather(run: &[Bytes]) -> Bytes {
+    let mut copy = AlignedBuf::zeroed(run.iter().map(Bytes::len).sum());
+    let mut filled = 0;
+    for bytes in run {
+        copy[filled..filled + bytes.len()].copy_from_slice(bytes);
+        filled += bytes.len();
+    }
+    copy.freeze()
+}
+
+fn runner(engine: Engine, name: &str) -> Runner {
+    if engine == Engine::Blocking {
+        return Runner::Blocking;
+    }
+    match Driver::shared() {
+        Ok(driver) => Runner::Uring(driver),
+        Err(error) => {
+            tracing::warn!(device = name, %error, "no io_uring here; using blocking threads");
+            Runner::Blocking
+        }
+    }
+}
+
+#[async_trait]
+impl Device for FileDevice {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError> {
+        self.geometry.check(offset, len as u64)?;
+        let _queued = self.counters.read(purpose, len as u64);
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        let transfer = Transfer::read(self.file.clone(), offset, len, self.geometry.sector);
+        Ok(self.run("read", transfer).await?.into_bytes())
+    }
+
+    async fn write(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.geometry.check(offset, len)?;
+        let _queued = self.counters.write(purpose, len);
+        if len == 0 {
+            return Ok(());
+        }
+        let data = self.aligned(data);
+        let transfer = Transfer::write(self.file.clone(), offset, data, self.geometry.sector);
+        self.run("write", transfer).await.map(drop)
+    }
+
+    async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
+        let _queued = self.counters.flush(purpose);
+        self.run("flush", Transfer::sync(self.file.clone())).await.map(drop)
+    }
+
+    /// Gives a block device's range back (`BLKDISCARD`), or punches a hole into a file, which also
+    /// gives up the room that was reserved there. Media that can do neither ignore it.
+    async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.geometry.check(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let (file, is_block) = (self.file.clone(), self.is_block_device);
+        tokio::task::spawn_blocking(move || open::discard(&file, is_block, offset, len))
+            .await
+            .map_err(|_| DeviceError::Closed { device: self.name.clone() })?
+            .map_err(|error| DeviceError::io(&self.name, "discard", error))
+    }
+
+    fn queue_depth(&self) -> QueueDepth {
+        self.counters.queue_depth()
+    }
+
+    fn tallies(&self) -> Tallies {
+        self.counters.tallies()
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}

@@ -1,0 +1,47 @@
+//! Transfers on tokio's blocking threads: for systems that refuse io_uring.
+
+use std::io;
+
+use super::Failure;
+use super::transfer::{Call, Step, Transfer};
+
+/// Runs `transfer` to its end on a blocking thread. A caller that goes away leaves it running.
+pub(super) async fn run(transfer: Transfer) -> Result<Transfer, Failure> {
+    match tokio::task::spawn_blocking(move || finish(transfer)).await {
+        Ok(outcome) => outcome.map_err(Failure::Io),
+        Err(_) => Err(Failure::Closed),
+    }
+}
+
+fn finish(mut transfer: Transfer) -> io::Result<Transfer> {
+    loop {
+        let result = call(&mut transfer);
+        match transfer.advance(result) {
+            Step::Again => {}
+            Step::Done(outcome) => return outcome.map(|()| transfer),
+        }
+    }
+}
+
+/// One system call: its result, or the negative error.
+fn call(transfer: &mut Transfer) -> i64 {
+    let (fd, call) = (transfer.fd(), transfer.call());
+    let Ok(position) = libc::off_t::try_from(transfer.position()) else {
+        return -i64::from(libc::EINVAL);
+    };
+    let segments = transfer.segments();
+    let count = segments.len() as libc::c_int;
+    // SAFETY: the transfer owns the descriptor and the memory that the segments name, for the whole
+    // call.
+    let result = unsafe {
+        match call {
+            Call::Read => libc::preadv(fd, segments.as_ptr(), count, position) as i64,
+            Call::Write => libc::pwritev(fd, segments.as_ptr(), count, position) as i64,
+            Call::Sync => i64::from(libc::fdatasync(fd)),
+        }
+    };
+    if result >= 0 {
+        return result;
+    }
+    -i64::from(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}

@@ -1,0 +1,258 @@
+//! Opening: type, locks, size and sector of a file or a block device.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
+
+use super::{Access, FileOptions};
+use crate::device::{DeviceError, Geometry, MEMORY_ALIGNMENT};
+
+mod request {
+    //! Requests to a block device.
+    nix::ioctl_read_bad!(logical_sector, nix::request_code_none!(0x12, 104), libc::c_int);
+    nix::ioctl_read_bad!(physical_sector, nix::request_code_none!(0x12, 123), libc::c_uint);
+    nix::ioctl_read!(size, 0x12, 114, u64);
+    nix::ioctl_write_ptr_bad!(discard, nix::request_code_none!(0x12, 119), [u64; 2]);
+}
+
+/// The largest sector that the layers above know.
+const MAX_SECTOR: u32 = 4096;
+
+/// What opening found.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) file: File,
+    pub(super) geometry: Geometry,
+    pub(super) is_block_device: bool,
+    pub(super) direct: bool,
+    /// Alignment in bytes that direct I/O asks of memory.
+    pub(super) memory: usize,
+}
+
+/// Opens and locks what is at `path`.
+pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceError> {
+    let name = path.display().to_string();
+    let failed = |error| DeviceError::io(&name, "open", error);
+    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let message = "neither a regular file nor a block device";
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
+    }
+    let mut flags = OpenOptions::new();
+    flags.read(true).write(true);
+    let (file, direct) = open_direct(path, &mut flags, options, kind.is_block_device())
+        .map_err(|error| locked_or_failed(&name, error))?;
+    lock(&file, &name, options.access)?;
+    describe(file, direct, &name, options)
+}
+
+/// Makes a file of `size` bytes, durable together with its name, and opens and locks it.
+pub(super) fn create(path: &Path, size: u64, options: &FileOptions) -> Result<Opened, DeviceError> {
+    let name = path.display().to_string();
+    let mut flags = OpenOptions::new();
+    flags.read(true).write(true).create_new(true).mode(0o600);
+    let (file, direct) = open_direct(path, &mut flags, options, false)
+        .map_err(|error| DeviceError::io(&name, "create", error))?;
+    lock(&file, &name, options.access)?;
+    let filled = allocate(&file, size, options.sparse)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| sync_directory(path))
+        .map_err(|error| DeviceError::io(&name, "create", error))
+        .and_then(|()| describe(file, direct, &name, options));
+    let whole = filled.and_then(|opened| match opened.geometry {
+        Geometry { size: usable, .. } if usable == size && size > 0 => Ok(opened),
+        Geometry { sector, .. } => Err(DeviceError::Misaligned { offset: 0, len: size, sector }),
+    });
+    if whole.is_err() {
+        // The file is ours alone, new and locked; half made it helps nobody.
+        let _ = std::fs::remove_file(path);
+    }
+    whole
+}
+
+/// Opens with `O_DIRECT`, or without where the filesystem refuses it.
+fn open_direct(
+    path: &Path,
+    flags: &mut OpenOptions,
+    options: &FileOptions,
+    is_block_device: bool,
+) -> io::Result<(File, bool)> {
+    let exclusive = match (is_block_device, options.access) {
+        (true, Access::Exclusive) => libc::O_EXCL,
+        _ => 0,
+    };
+    if options.direct {
+        match flags.custom_flags(exclusive | libc::O_DIRECT).open(path) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                // The refused call may have made the file.
+                flags.create_new(false);
+            }
+            opened => return Ok((opened?, true)),
+        }
+    }
+    let file = match flags.custom_flags(exclusive).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            flags.create_new(true).open(path)?
+        }
+        opened => opened?,
+    };
+    Ok((file, false))
+}
+
+fn locked_or_failed(name: &str, error: io::Error) -> DeviceError {
+    match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EWOULDBLOCK) => DeviceError::Locked { device: name.to_owned() },
+        _ => DeviceError::io(name, "open", error),
+    }
+}
+
+/// Locks the whole file against openers of the other kind, until it is closed.
+fn lock(file: &File, name: &str, access: Access) -> Result<(), DeviceError> {
+    let operation = match access {
+        Access::Exclusive => libc::LOCK_EX,
+        Access::Shared => libc::LOCK_SH,
+    };
+    // SAFETY: the call takes no memory.
+    match unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(locked_or_failed(name, io::Error::last_os_error())),
+    }
+}
+
+/// Locks a range against every other opener that locks ranges, until the file is closed.
+pub(super) fn lock_range(
+    file: &File,
+    name: &str,
+    offset: u64,
+    len: u64,
+) -> Result<(), DeviceError> {
+    let range = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: offset as libc::off_t,
+        l_len: len as libc::off_t,
+        l_pid: 0,
+    };
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
+        Ok(_) => Ok(()),
+        Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
+            Err(DeviceError::Locked { device: name.to_owned() })
+        }
+        Err(error) => Err(DeviceError::io(name, "lock", error.into())),
+    }
+}
+
+/// Gives the file its size: with room reserved, unless it is to be sparse.
+fn allocate(file: &File, size: u64, sparse: bool) -> io::Result<()> {
+    if !sparse {
+        match fallocate(file, FallocateFlags::empty(), 0, signed(size)?) {
+            Err(nix::Error::EOPNOTSUPP) => {
+                tracing::warn!("the filesystem reserves no room; the new file is sparse");
+            }
+            reserved => return Ok(reserved?),
+        }
+    }
+    file.set_len(size)
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => File::open(".")?.sync_all(),
+    }
+}
+
+/// Gives a range back, as far as the medium can.
+pub(super) fn discard(file: &File, is_block: bool, offset: u64, len: u64) -> io::Result<()> {
+    let given = if is_block {
+        // SAFETY: the descriptor is open and the kernel only reads the range.
+        unsafe { request::discard(file.as_raw_fd(), &[offset, len]) }.map(drop)
+    } else {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(file, flags, signed(offset)?, signed(len)?)
+    };
+    match given {
+        Err(nix::Error::EOPNOTSUPP | nix::Error::ENOTTY | nix::Error::ENOSYS) => Ok(()),
+        given => Ok(given?),
+    }
+}
+
+fn signed(bytes: u64) -> io::Result<i64> {
+    i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+/// Direct I/O's alignments, as far as the filesystem tells: memory, then offsets.
+fn direct_alignment(file: &File) -> Option<(u32, u32)> {
+    // SAFETY: statx is a plain C structure, for which zeros are valid.
+    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is an empty C string, and `stat` is ours to be written.
+    let failed = unsafe {
+        let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
+        libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, &mut stat)
+    };
+    let told = failed == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0;
+    told.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// The physical sector of the block device under a file, where there is one.
+fn sector_below(file: &File) -> Option<u32> {
+    let device = file.metadata().ok()?.dev();
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let base = format!("/sys/dev/block/{major}:{minor}");
+    // A partition has no queue of its own; its disk is one up.
+    ["queue", "../queue"].iter().find_map(|queue| {
+        let path = format!("{base}/{queue}/physical_block_size");
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    })
+}
+
+/// Finds size and sector. A sector is the larger of what must be (the unit that requests are made
+/// of) and what is physical: a smaller write would make the drive read, change and write back a
+/// physical sector, and a power cut could then damage neighbours that nobody wrote.
+fn describe(
+    file: File,
+    mut direct: bool,
+    name: &str,
+    options: &FileOptions,
+) -> Result<Opened, DeviceError> {
+    let failed = |error| DeviceError::io(name, "open", error);
+    let metadata = file.metadata().map_err(failed)?;
+    let is_block_device = metadata.file_type().is_block_device();
+    let alignment = direct_alignment(&file);
+    let (size, unit, physical) = if is_block_device {
+        block_device(&file).map_err(failed)?
+    } else {
+        // Offset zero says that this file, unlike its filesystem, takes no direct I/O.
+        direct &= alignment.is_none_or(|(_, unit)| (1..=MAX_SECTOR).contains(&unit));
+        let unit = alignment.filter(|_| direct).map_or(512, |(_, unit)| unit.max(512));
+        (metadata.len(), unit, sector_below(&file).unwrap_or(unit))
+    };
+    let natural = physical.clamp(unit, MAX_SECTOR.max(unit));
+    let sector = options.sector.unwrap_or(natural);
+    if unit > MAX_SECTOR || !sector.is_multiple_of(unit) || ![512, 4096].contains(&sector) {
+        let message = format!("sector of {sector} bytes over units of {unit}: use 512 or 4096");
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
+    }
+    let memory = match alignment {
+        Some((memory, _)) if memory > 0 => (memory as usize).min(MEMORY_ALIGNMENT),
+        _ => unit as usize,
+    };
+    let geometry = Geometry { size: size - size % u64::from(sector), sector };
+    Ok(Opened { file, geometry, is_block_device, direct, memory })
+}
+
+/// A block device's size, logical and physical sector, in bytes.
+fn block_device(file: &File) -> io::Result<(u64, u32, u32)> {
+    let (mut size, mut logical, mut physical) = (0, 0, 0);
+    // SAFETY: each call writes one number of the type that it is given.
+    unsafe {
+        request::size(file.as_raw_fd(), &mut size)?;
+        request::logical_sector(file.as_raw_fd(), &mut logical)?;
+        request::physical_sector(file.as_raw_fd(), &mut physical)?;
+    }
+    Ok((size, u32::try_from(logical).unwrap_or(u32::MAX), physical))
+}

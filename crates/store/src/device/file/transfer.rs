@@ -1,0 +1,201 @@
+//! One request to the operating system, with the memory it works on.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::device::{AlignedBuf, total_len};
+
+/// The most buffers that the kernel takes in one call (IOV_MAX).
+const MAX_SEGMENTS: usize = 1024;
+
+/// What moves.
+#[derive(Debug)]
+enum Payload {
+    Read(AlignedBuf),
+    Write(Vec<Bytes>),
+    Sync,
+}
+
+/// How the operating system is to be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    /// Read into the segments.
+    Read,
+    /// Write from the segments.
+    Write,
+    /// Make the file's data durable.
+    Sync,
+}
+
+/// Whether a transfer needs another call.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Call again for the rest.
+    Again,
+    /// It is over.
+    Done(io::Result<()>),
+}
+
+/// A read, a gathered write or a sync of `file`. It owns its buffers, so whoever owns the transfer
+/// while the kernel works on it keeps that memory valid.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    file: Arc<File>,
+    payload: Payload,
+    offset: u64,
+    len: usize,
+    done: usize,
+    sector: usize,
+    segments: Vec<libc::iovec>,
+}
+
+// SAFETY: the segments point into the payload, which the transfer owns and which is Send.
+unsafe impl Send for Transfer {}
+
+impl Transfer {
+    pub(super) fn read(file: Arc<File>, offset: u64, len: usize, sector: u32) -> Transfer {
+        Transfer::new(file, Payload::Read(AlignedBuf::zeroed(len)), offset, len, sector)
+    }
+
+    pub(super) fn write(file: Arc<File>, offset: u64, data: Vec<Bytes>, sector: u32) -> Transfer {
+        let len = usize::try_from(total_len(&data)).unwrap_or(usize::MAX);
+        Transfer::new(file, Payload::Write(data), offset, len, sector)
+    }
+
+    pub(super) fn sync(file: Arc<File>) -> Transfer {
+        Transfer::new(file, Payload::Sync, 0, 0, 1)
+    }
+
+    fn new(file: Arc<File>, payload: Payload, offset: u64, len: usize, sector: u32) -> Transfer {
+        let sector = sector as usize;
+        Transfer { file, payload, offset, len, done: 0, sector, segments: Vec::new() }
+    }
+
+    pub(super) fn call(&self) -> Call {
+        match self.payload {
+            Payload::Read(_) => Call::Read,
+            Payload::Write(_) => Call::Write,
+            Payload::Sync => Call::Sync,
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Where the next call starts.
+    pub(super) fn position(&self) -> u64 {
+        self.offset + self.done as u64
+    }
+
+    /// The memory of the next call: valid until the transfer is changed or dropped, wherever it is
+    /// moved.
+    pub(super) fn segments(&mut self) -> &[libc::iovec] {
+        self.segments.clear();
+        match &mut self.payload {
+            Payload::Read(buffer) => self.segments.push(segment_mut(&mut buffer[self.done..])),
+            Payload::Write(data) => {
+                let mut skip = self.done;
+                for buffer in data.iter() {
+                    if skip < buffer.len() {
+                        self.segments.push(segment(&buffer[skip..]));
+                        skip = 0;
+                    } else {
+                        skip -= buffer.len();
+                    }
+                    if self.segments.len() == MAX_SEGMENTS {
+                        break;
+                    }
+                }
+            }
+            Payload::Sync => {}
+        }
+        &self.segments
+    }
+
+    /// Takes in the result of a call: the number of bytes that it moved, or a negative error.
+    pub(super) fn advance(&mut self, result: i64) -> Step {
+        if result < 0 {
+            let error = i32::try_from(-result).unwrap_or(libc::EIO);
+            return match error {
+                libc::EINTR | libc::EAGAIN => Step::Again,
+                _ => Step::Done(Err(io::Error::from_raw_os_error(error))),
+            };
+        }
+        let moved = usize::try_from(result).unwrap_or(0);
+        if matches!(self.payload, Payload::Sync) || self.done + moved >= self.len {
+            return Step::Done(Ok(()));
+        }
+        // Direct I/O can only go on from a sector's start; the torn rest is moved once more.
+        let whole = moved - moved % self.sector;
+        if whole > 0 {
+            self.done += whole;
+            return Step::Again;
+        }
+        Step::Done(Err(match self.call() {
+            Call::Read => io::ErrorKind::UnexpectedEof.into(),
+            Call::Write | Call::Sync => io::ErrorKind::WriteZero.into(),
+        }))
+    }
+
+    /// What was read; empty for other transfers.
+    pub(super) fn into_bytes(self) -> Bytes {
+        match self.payload {
+            Payload::Read(buffer) => buffer.freeze(),
+            Payload::Write(_) | Payload::Sync => Bytes::new(),
+        }
+    }
+}
+
+fn segment(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+fn segment_mut(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(transfer: &mut Transfer) -> Vec<usize> {
+        transfer.segments().iter().map(|segment| segment.iov_len).collect()
+    }
+
+    fn file() -> Arc<File> {
+        Arc::new(File::open("/dev/null").unwrap())
+    }
+
+    #[test]
+    fn a_short_write_goes_on_from_the_last_whole_sector() {
+        let data = vec![Bytes::from(vec![0; 1024]), Bytes::from(vec![0; 2048])];
+        let mut transfer = Transfer::write(file(), 4096, data, 512);
+        assert_eq!(lengths(&mut transfer), [1024, 2048]);
+        assert!(matches!(transfer.advance(1024 + 700), Step::Again));
+        assert_eq!(transfer.position(), 4096 + 1536);
+        assert_eq!(lengths(&mut transfer), [1536]);
+        assert!(matches!(transfer.advance(-i64::from(libc::EINTR)), Step::Again));
+        assert!(matches!(transfer.advance(1536), Step::Done(Ok(()))));
+    }
+
+    #[test]
+    fn no_progress_is_an_error() {
+        let mut transfer = Transfer::read(file(), 0, 4096, 512);
+        assert!(matches!(transfer.advance(100), Step::Done(Err(_))));
+        assert!(matches!(transfer.advance(0), Step::Done(Err(_))));
+        assert!(matches!(transfer.advance(-i64::from(libc::EIO)), Step::Done(Err(_))));
+    }
+
+    #[test]
+    fn a_call_takes_no_more_buffers_than_the_kernel_does() {
+        let mut transfer = Transfer::write(file(), 0, vec![Bytes::from(vec![0; 512]); 1500], 512);
+        assert_eq!(transfer.segments().len(), MAX_SEGMENTS);
+        assert!(matches!(transfer.advance(1024 * 512), Step::Again));
+        assert_eq!(transfer.segments().len(), 1500 - MAX_SEGMENTS);
+    }
+}

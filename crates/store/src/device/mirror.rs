@@ -1,0 +1,597 @@
+//! Copies of the same bytes on several devices (RAID-1).
+//!
+//! - A write or flush goes to every side in sync, and returns when all have answered. A side that
+//!   fails it is put out; the request stands while a side in sync has it.
+//! - A side that is out misses writes and must never be read, also after a crash. So the owner
+//!   records durably who is in sync ([`SyncRecord`]), and no write or flush returns while a
+//!   failure is not yet recorded.
+//! - A failed read is answered by another side, which also repairs the first; a side that cannot
+//!   be repaired is put out.
+//! - Overlapping writes are done one after the other, so that the sides take them in one order.
+//! - After a crash, sides may differ in what was written and not flushed: a read may return either,
+//!   and different answers at different times. Whoever relies on such bytes after recovery writes
+//!   them back first, which makes the sides equal.
+
+mod range_lock;
+mod rebuild;
+mod sides;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::join_all;
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+
+use self::range_lock::RangeLocks;
+use self::sides::{Outcome, Sides};
+use super::{
+    Counters, Device, DeviceError, DeviceRef, Geometry, Power, Purpose, QueueDepth, Role, Tallies,
+    total_len,
+};
+use crate::env::Env;
+
+/// A side as its owner found it.
+#[derive(Clone, Debug)]
+pub enum Side {
+    /// It holds every write.
+    InSync(DeviceRef),
+    /// It missed writes, or is new.
+    Stale(DeviceRef),
+    /// It is not there.
+    Missing,
+}
+
+/// How a side is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SideState {
+    /// It holds every write, and serves reads.
+    InSync,
+    /// It is being made equal to the others.
+    Rebuilding {
+        /// Bytes that are equal.
+        done: u64,
+        /// Bytes of the mirror.
+        total: u64,
+    },
+    /// It missed writes, or is new.
+    Stale,
+    /// A request failed on it, and it misses writes since.
+    Failed,
+    /// It is not there.
+    Missing,
+}
+
+/// What the mirror's owner keeps durably: which sides may be read after a restart.
+#[async_trait]
+pub trait SyncRecord: Send + Sync {
+    /// Makes durable that exactly the sides marked in `in_sync` hold every write. Called one at a
+    /// time: after a side failed, before any further write or flush is acknowledged; and when a
+    /// rebuild is complete, before the side is read. It must not write or flush through the mirror,
+    /// which waits for it, but on devices of its own or on single sides.
+    ///
+    /// # Errors
+    /// Whatever kept it from being durable. The write or flush that waits fails with it, and the
+    /// next one tries again.
+    async fn record(&self, in_sync: &[bool]) -> Result<(), DeviceError>;
+}
+
+/// Keeps no record: for mirrors that do not outlive the process.
+#[async_trait]
+impl SyncRecord for () {
+    async fn record(&self, _in_sync: &[bool]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// Why a mirror cannot be had as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum MirrorError {
+    /// One side is no mirror.
+    #[error("a mirror needs at least two sides; it has {sides}")]
+    TooFewSides {
+        /// How many there are.
+        sides: usize,
+    },
+    /// Nothing can be read.
+    #[error("no side of the mirror is in sync; bring back the one that was used last")]
+    NoneInSync,
+    /// A side does not fit the mirror.
+    #[error("{device} cannot be a side: the mirror has {size} bytes in sectors of {sector}")]
+    DoesNotFit {
+        /// The device.
+        device: String,
+        /// The mirror's size in bytes.
+        size: u64,
+        /// The mirror's sector in bytes.
+        sector: u32,
+    },
+    /// There is no side of this number.
+    #[error("the mirror has no side {side}")]
+    NoSuchSide {
+        /// The number, from 0.
+        side: usize,
+    },
+    /// Only a side that is out can be replaced or rebuilt.
+    #[error("side {side} is {state:?}; only a side that is out can be replaced or rebuilt")]
+    NotOut {
+        /// The number, from 0.
+        side: usize,
+        /// How it is doing.
+        state: SideState,
+    },
+    /// The last side in sync cannot be taken out.
+    #[error("side {side} is the last one in sync; rebuild another first")]
+    LastInSync {
+        /// The number, from 0.
+        side: usize,
+    },
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Two or more devices that hold the same bytes. Clones share the same mirror.
+#[derive(Clone, Debug)]
+pub struct Mirror {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    env: Env,
+    geometry: Geometry,
+    standby: bool,
+    resting: AtomicBool,
+    sides: Mutex<Sides>,
+    states: watch::Sender<Vec<SideState>>,
+    locks: RangeLocks,
+    record: Arc<dyn SyncRecord>,
+    /// Held while the owner records.
+    recording: tokio::sync::Mutex<()>,
+    /// Failures that are durably recorded; see [`Sides::failures`].
+    recorded: AtomicU64,
+    /// For the queue's depth alone: bytes are counted by the sides.
+    queue: Counters,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mirror").field("sides", &self.sides).finish_non_exhaustive()
+    }
+}
+
+impl Mirror {
+    /// A mirror of `sides`, as large as the smallest one in sync. With `standby`, its second sides
+    /// rest while the mirror is in the body of a chain ([`Role::Body`]).
+    ///
+    /// # Errors
+    /// [`MirrorError`] when the sides do not make a mirror.
+    pub fn new(
+        env: &Env,
+        sides: Vec<Side>,
+        record: Arc<dyn SyncRecord>,
+        standby: bool,
+    ) -> Result<Mirror, MirrorError> {
+        if sides.len() < 2 {
+            return Err(MirrorError::TooFewSides { sides: sides.len() });
+        }
+        let geometry = common_geometry(&sides)?;
+        for side in &sides {
+            if let Side::Stale(device) = side {
+                fits(device, geometry)?;
+            }
+        }
+        let sides = Sides::new(sides);
+        Ok(Mirror {
+            shared: Arc::new(Shared {
+                env: env.clone(),
+                geometry,
+                standby,
+                resting: AtomicBool::new(false),
+                states: watch::Sender::new(sides.states()),
+                sides: Mutex::new(sides),
+                locks: RangeLocks::default(),
+                record,
+                recording: tokio::sync::Mutex::default(),
+                recorded: AtomicU64::new(0),
+                queue: Counters::default(),
+            }),
+        })
+    }
+
+    /// How each side is doing, now and on every change; also a rebuild's progress.
+    pub fn states(&self) -> watch::Receiver<Vec<SideState>> {
+        self.shared.states.subscribe()
+    }
+
+    /// Takes a side out, as if it had failed, and has that recorded.
+    ///
+    /// # Errors
+    /// [`MirrorError::LastInSync`] when nothing could be read without it.
+    pub async fn take_out(&self, side: usize) -> Result<(), MirrorError> {
+        let asked = DeviceError::Closed { device: format!("side {side}, taken out") };
+        self.shared.change(|sides| match sides.state(side) {
+            None => Err(MirrorError::NoSuchSide { side }),
+            Some(SideState::InSync) if !sides.fail(side, &asked) => {
+                Err(MirrorError::LastInSync { side })
+            }
+            Some(_) => {
+                sides.fail(side, &asked);
+                Ok(())
+            }
+        })?;
+        Ok(self.shared.after_failures().await?)
+    }
+
+    /// Puts `device` in the place of a side that is out. It is stale until it is rebuilt.
+    ///
+    /// # Errors
+    /// [`MirrorError`] when it does not fit or the side is in use.
+    pub fn replace(&self, side: usize, device: DeviceRef) -> Result<(), MirrorError> {
+        fits(&device, self.shared.geometry)?;
+        self.shared.change(|sides| match sides.state(side) {
+            None => Err(MirrorError::NoSuchSide { side }),
+            Some(state @ (SideState::InSync | SideState::Rebuilding { .. })) => {
+                Err(MirrorError::NotOut { side, state })
+            }
+            Some(_) => {
+                sides.replace(side, device);
+                Ok(())
+            }
+        })
+    }
+
+    /// Makes a side that is out equal to the others, while reads and writes go on. Its progress is
+    /// in [`Mirror::states`]. Dropping the future gives the rebuild up.
+    ///
+    /// # Errors
+    /// [`MirrorError::Device`] when the side, or every source, fails; the side stays out.
+    pub async fn rebuild(&self, side: usize) -> Result<(), MirrorError> {
+        rebuild::run(&self.shared, side).await
+    }
+}
+
+/// The size and sector that every side in sync can serve.
+fn common_geometry(sides: &[Side]) -> Result<Geometry, MirrorError> {
+    let all: Vec<Geometry> = sides
+        .iter()
+        .filter_map(|side| match side {
+            Side::InSync(device) => Some(device.geometry()),
+            Side::Stale(_) | Side::Missing => None,
+        })
+        .collect();
+    let sector = all.iter().map(|geometry| geometry.sector).max();
+    let size = all.iter().map(|geometry| geometry.size).min();
+    let (Some(sector), Some(size)) = (sector, size) else { return Err(MirrorError::NoneInSync) };
+    Ok(Geometry { size: size - size % u64::from(sector), sector })
+}
+
+fn fits(device: &DeviceRef, geometry: Geometry) -> Result<(), MirrorError> {
+    let Geometry { size, sector } = geometry;
+    let own = device.geometry();
+    if own.size >= size && sector.is_multiple_of(own.sector) {
+        return Ok(());
+    }
+    Err(MirrorError::DoesNotFit { device: device.name(), size, sector })
+}
+
+impl Shared {
+    /// Changes the sides and tells whoever watches.
+    fn change<T>(&self, how: impl FnOnce(&mut Sides) -> T) -> T {
+        let mut sides = self.sides.lock();
+        let result = how(&mut sides);
+        let now = sides.states();
+        self.states.send_if_modified(|states| {
+            let changed = *states != now;
+            *states = now;
+            changed
+        });
+        result
+    }
+
+    /// Runs `work` to its end even when the caller goes away: a write that reached one side alone
+    /// would leave the sides different, and one still under way would escape its range lock.
+    async fn to_end<T, F>(&self, work: F) -> Result<T, DeviceError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DeviceError>> + Send + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let task = self.env.spawn(async move {
+            let _ = reply.send(work.await);
+        });
+        task.detach();
+        answer.await.unwrap_or_else(|_| Err(DeviceError::Closed { device: self.name() }))
+    }
+
+    async fn write(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let _held = self.locks.lock(offset..offset + total_len(&data)).await;
+        let targets = self.sides.lock().writable(offset);
+        let outcomes = join_all(targets.iter().map(|(side, device)| {
+            let data = data.clone();
+            async move { (*side, device.write(offset, data, purpose).await) }
+        }));
+        self.settle(outcomes.await).await
+    }
+
+    async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
+        let targets = self.sides.lock().flushable();
+        let outcomes = join_all(
+            targets.iter().map(|(side, device)| async { (*side, device.flush(purpose).await) }),
+        );
+        self.settle(outcomes.await).await
+    }
+
+    async fn discard(&self, offset: u64, len: u64) {
+        let _held = self.locks.lock(offset..offset + len).await;
+        let targets = self.sides.lock().writable(offset);
+        for outcome in join_all(targets.iter().map(|(_, side)| side.discard(offset, len))).await {
+            // The content is undefined either way.
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "a discard was not done");
+            }
+        }
+    }
+
+    async fn settle(&self, outcomes: Vec<Outcome>) -> Result<(), DeviceError> {
+        self.change(|sides| sides.settle(outcomes))?;
+        self.after_failures().await
+    }
+
+    /// Returns when every failure so far is recorded.
+    async fn after_failures(&self) -> Result<(), DeviceError> {
+        let is_recorded = || self.recorded.load(Ordering::Acquire) >= self.sides.lock().failures();
+        if is_recorded() {
+            return Ok(());
+        }
+        let _recording = self.recording.lock().await;
+        if is_recorded() {
+            return Ok(());
+        }
+        let (in_sync, failures) = {
+            let sides = self.sides.lock();
+            (sides.in_sync(), sides.failures())
+        };
+        self.record.record(&in_sync).await?;
+        self.set_recorded(failures);
+        self.apply_power().await;
+        Ok(())
+    }
+
+    fn set_recorded(&self, failures: u64) {
+        self.recorded.fetch_max(failures, Ordering::Release);
+    }
+
+    /// Reads from one side after the other; those that failed are repaired by the one that did not.
+    async fn read(
+        self: &Arc<Self>,
+        offset: u64,
+        len: usize,
+        purpose: Purpose,
+    ) -> Result<Bytes, DeviceError> {
+        let resting = self.resting.load(Ordering::Relaxed);
+        let mut tried = Vec::new();
+        let mut failure = None;
+        loop {
+            let chosen = self.sides.lock().choose(offset, len, resting, &tried);
+            let Some((side, device)) = chosen else {
+                return Err(failure.unwrap_or(DeviceError::Closed { device: self.name() }));
+            };
+            match device.read(offset, len, purpose).await {
+                Ok(bytes) => {
+                    for bad in tried {
+                        self.repair(bad, offset, len).await;
+                    }
+                    return Ok(bytes);
+                }
+                Err(error) => failure = Some(error),
+            }
+            tried.push(side);
+        }
+    }
+
+    /// Writes a range that `side` cannot read anew, from another side. The side is put out when
+    /// that fails, or when the range still cannot be read.
+    async fn repair(self: &Arc<Self>, side: usize, offset: u64, len: usize) {
+        let shared = self.clone();
+        let repaired = self.to_end(async move {
+            let _held = shared.locks.lock(offset..offset + len as u64).await;
+            let device = shared.sides.lock().readable(&[]).into_iter().find(|(i, _)| *i == side);
+            let Some((_, device)) = device else { return Ok(()) };
+            let bytes = shared.read_any(offset, len, Purpose::Repair, &[side]).await?;
+            let written = device.write(offset, vec![bytes], Purpose::Repair).await;
+            let again = match written {
+                Ok(()) => device.read(offset, len, Purpose::Repair).await.map(drop),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = again {
+                shared.change(|sides| sides.fail(side, &error));
+                shared.after_failures().await?;
+            }
+            Ok(())
+        });
+        if let Err(error) = repaired.await {
+            tracing::warn!(side, %error, "a side of a mirror could not be repaired");
+        }
+    }
+
+    /// The side and its own copy that make the mirror's copy numbered `copy`.
+    fn locate(&self, copy: usize) -> Option<(usize, usize, DeviceRef)> {
+        let sides = self.sides.lock();
+        let mut first = 0;
+        for side in 0..sides.states().len() {
+            let device = sides.device(side);
+            let count = device.as_ref().map_or(1, |device| device.copies());
+            if copy < first + count {
+                let is_in_sync = sides.state(side) == Some(SideState::InSync);
+                return device.filter(|_| is_in_sync).map(|device| (side, copy - first, device));
+            }
+            first += count;
+        }
+        None
+    }
+
+    async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
+        let _held = self.locks.lock(offset..offset + data.len() as u64).await;
+        let (side, inner, device) = self.locate(copy).ok_or_else(|| self.out("repair"))?;
+        let repaired = device.repair_copy(inner, offset, data).await;
+        if let Err(error) = &repaired {
+            self.change(|sides| sides.fail(side, error));
+            self.after_failures().await?;
+        }
+        repaired
+    }
+
+    /// Puts to rest, or wakes, whom the role says.
+    async fn apply_power(&self) {
+        if !self.standby {
+            return;
+        }
+        let resting = self.resting.load(Ordering::Relaxed);
+        let sides = self.sides.lock().readable(&[]);
+        let asked = sides.iter().enumerate().map(|(order, (_, device))| {
+            let power = if resting && order > 0 { Power::Standby } else { Power::Active };
+            device.set_power(power)
+        });
+        join_all(asked).await;
+    }
+
+    fn out(&self, operation: &'static str) -> DeviceError {
+        let reason = "this copy is not in sync; rebuild its side";
+        DeviceError::io(&self.name(), operation, std::io::Error::other(reason))
+    }
+
+    fn lost(&self, side: usize) -> DeviceError {
+        let reason = format!("side {side} went out of use during its rebuild; start it again");
+        DeviceError::io(&self.name(), "rebuild", std::io::Error::other(reason))
+    }
+
+    fn name(&self) -> String {
+        let devices = self.sides.lock().devices();
+        let names: Vec<String> = devices.iter().map(|device| device.name()).collect();
+        format!("mirror({})", names.join(", "))
+    }
+}
+
+#[async_trait]
+impl Device for Mirror {
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError> {
+        self.shared.geometry.check(offset, len as u64)?;
+        let _queued = self.shared.queue.read(purpose, len as u64);
+        match len {
+            0 => Ok(Bytes::new()),
+            _ => self.shared.read(offset, len, purpose).await,
+        }
+    }
+
+    async fn write(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.shared.geometry.check(offset, len)?;
+        let _queued = self.shared.queue.write(purpose, len);
+        if len == 0 {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let work = async move { shared.write(offset, data, purpose).await };
+        self.shared.to_end(work).await
+    }
+
+    async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
+        let _queued = self.shared.queue.flush(purpose);
+        let shared = self.shared.clone();
+        self.shared.to_end(async move { shared.flush(purpose).await }).await
+    }
+
+    async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.shared.geometry.check(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let work = async move {
+            shared.discard(offset, len).await;
+            Ok(())
+        };
+        self.shared.to_end(work).await
+    }
+
+    fn queue_depth(&self) -> QueueDepth {
+        self.shared.queue.queue_depth()
+    }
+
+    fn tallies(&self) -> Tallies {
+        let mut sum = Tallies::default();
+        self.members().iter().for_each(|device| sum += device.tallies());
+        sum
+    }
+
+    fn members(&self) -> Vec<DeviceRef> {
+        self.shared.sides.lock().devices()
+    }
+
+    fn name(&self) -> String {
+        self.shared.name()
+    }
+
+    /// One for each side, also for those that are out; their copies cannot be read.
+    fn copies(&self) -> usize {
+        let sides = self.shared.sides.lock();
+        let count = |side| sides.device(side).map_or(1, |device| device.copies());
+        (0..sides.states().len()).map(count).sum()
+    }
+
+    async fn read_copy(
+        &self,
+        copy: usize,
+        offset: u64,
+        len: usize,
+        purpose: Purpose,
+    ) -> Result<Bytes, DeviceError> {
+        self.shared.geometry.check(offset, len as u64)?;
+        let _queued = self.shared.queue.read(purpose, len as u64);
+        let located = self.shared.locate(copy);
+        let (_, inner, device) = located.ok_or_else(|| self.shared.out("read"))?;
+        device.read_copy(inner, offset, len, purpose).await
+    }
+
+    /// The caller sees to it that it writes nothing else to the range meanwhile: the bytes would be
+    /// right no more. A copy that cannot be written is put out.
+    async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
+        self.shared.geometry.check(offset, data.len() as u64)?;
+        let _queued = self.shared.queue.write(Purpose::Repair, data.len() as u64);
+        if data.is_empty() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let work = async move { shared.repair_copy(copy, offset, data).await };
+        self.shared.to_end(work).await
+    }
+
+    async fn set_power(&self, power: Power) {
+        join_all(self.members().iter().map(|device| device.set_power(power))).await;
+    }
+
+    async fn set_role(&self, role: Role) {
+        join_all(self.members().iter().map(|device| device.set_role(role))).await;
+        let resting = self.shared.standby && role == Role::Body;
+        self.shared.resting.store(resting, Ordering::Relaxed);
+        self.shared.apply_power().await;
+    }
+}

@@ -1,0 +1,130 @@
+//! Locks on byte ranges: who overlaps, waits.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// Locks on byte ranges, granted in the order of asking among those that overlap.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RangeLocks {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Held ranges, start to end. They never overlap.
+    held: BTreeMap<u64, u64>,
+    /// Those that wait, oldest first. A closed sender is a waiter that has gone away.
+    waiting: VecDeque<(Range<u64>, oneshot::Sender<RangeGuard>)>,
+}
+
+/// A range held until this is dropped.
+#[derive(Debug)]
+pub(super) struct RangeGuard {
+    state: Arc<Mutex<State>>,
+    range: Range<u64>,
+}
+
+impl RangeLocks {
+    /// Waits until nobody holds, or asked earlier for, a part of `range`.
+    pub(super) async fn lock(&self, range: Range<u64>) -> RangeGuard {
+        let granted = {
+            let mut state = self.state.lock();
+            if state.is_free(&range, state.waiting.len()) {
+                return self.hold(&mut state, range);
+            }
+            let (grant, granted) = oneshot::channel();
+            state.waiting.push_back((range.clone(), grant));
+            granted
+        };
+        match granted.await {
+            Ok(guard) => guard,
+            // A waiter is only taken from the queue to be granted.
+            Err(_) => unreachable!("a waiting range lock was dropped"),
+        }
+    }
+
+    fn hold(&self, state: &mut State, range: Range<u64>) -> RangeGuard {
+        state.held.insert(range.start, range.end);
+        RangeGuard { state: self.state.clone(), range }
+    }
+}
+
+impl State {
+    /// Whether `range` overlaps no held range and none of the first `ahead` waiters.
+    fn is_free(&self, range: &Range<u64>, ahead: usize) -> bool {
+        let below = self.held.range(..range.end).next_back();
+        below.is_none_or(|(_, end)| *end <= range.start)
+            && !self.waiting.iter().take(ahead).any(|(other, grant)| {
+                !grant.is_closed() && other.start < range.end && range.start < other.end
+            })
+    }
+}
+
+impl Drop for RangeGuard {
+    fn drop(&mut self) {
+        let mut granted = Vec::new();
+        let mut state = self.state.lock();
+        state.held.remove(&self.range.start);
+        state.waiting.retain(|(_, grant)| !grant.is_closed());
+        let mut at = 0;
+        while at < state.waiting.len() {
+            let range = state.waiting[at].0.clone();
+            if !state.is_free(&range, at) {
+                at += 1;
+                continue;
+            }
+            if let Some((range, grant)) = state.waiting.remove(at) {
+                state.held.insert(range.start, range.end);
+                granted.push((grant, RangeGuard { state: self.state.clone(), range }));
+            }
+        }
+        drop(state);
+        for (grant, guard) in granted {
+            // One that has just gone away gives its guard back, which releases it again.
+            let _ = grant.send(guard);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn overlapping_ranges_wait_in_order_and_others_do_not() {
+        let locks = RangeLocks::default();
+        let first = locks.lock(0..10).await;
+        let mut second = Box::pin(locks.lock(5..20));
+        assert!(second.as_mut().now_or_never().is_none());
+        // Free of what is held, yet behind a waiter that overlaps it.
+        let mut third = Box::pin(locks.lock(15..30));
+        assert!(third.as_mut().now_or_never().is_none());
+        let apart = locks.lock(30..40).now_or_never();
+        assert!(apart.is_some());
+        drop(first);
+        let second = second.now_or_never().unwrap();
+        assert!(third.as_mut().now_or_never().is_none());
+        drop(second);
+        assert!(third.now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_waiter_that_goes_away_blocks_nobody() {
+        let locks = RangeLocks::default();
+        let held = locks.lock(0..10).await;
+        let mut gone = Box::pin(locks.lock(0..30));
+        assert!(gone.as_mut().now_or_never().is_none());
+        let mut behind = Box::pin(locks.lock(20..30));
+        assert!(behind.as_mut().now_or_never().is_none());
+        drop(gone);
+        drop(held);
+        assert!(behind.now_or_never().is_some());
+        assert!(locks.state.lock().held.is_empty());
+    }
+}

@@ -1,0 +1,118 @@
+//! Rebuilding a side: a line moves from the first byte to the last.
+//!
+//! Below the line the side is equal to the others, and writes go to it as well. Above it nothing
+//! holds, and writes pass it by. The copier moves the line over one chunk at a time, and holds the
+//! chunk's range meanwhile: no write is under way there while it reads the old content and writes
+//! it, so none can be lost between the two.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{MirrorError, Shared, SideState};
+use crate::device::{DeviceError, Purpose};
+
+/// Bytes copied at a time.
+const CHUNK: u64 = 1 << 20;
+
+/// Makes the side stale again unless the rebuild ends well.
+struct Attempt<'a> {
+    shared: &'a Shared,
+    side: usize,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.shared.change(|sides| sides.end(self.side, false));
+    }
+}
+
+pub(super) async fn run(shared: &Arc<Shared>, side: usize) -> Result<(), MirrorError> {
+    let total = shared.geometry.size;
+    shared.change(|sides| match sides.state(side) {
+        None => Err(MirrorError::NoSuchSide { side }),
+        Some(SideState::Stale | SideState::Failed) => {
+            sides.begin(side, total);
+            Ok(())
+        }
+        Some(state) => Err(MirrorError::NotOut { side, state }),
+    })?;
+    let _attempt = Attempt { shared, side };
+    for from in (0..total).step_by(CHUNK as usize) {
+        let to = total.min(from + CHUNK);
+        let copier = shared.clone();
+        // A chunk whose rebuild is given up is still finished: its range stays held until then.
+        shared.to_end(async move { copier.copy(side, from, to).await }).await?;
+    }
+    let finisher = shared.clone();
+    shared.to_end(async move { finisher.finish(side).await }).await?;
+    Ok(())
+}
+
+impl Shared {
+    /// Copies `[from, to)` to `side` and moves its line there.
+    async fn copy(&self, side: usize, from: u64, to: u64) -> Result<(), DeviceError> {
+        let _held = self.locks.lock(from..to).await;
+        let device = {
+            let sides = self.sides.lock();
+            match (sides.state(side), sides.device(side)) {
+                (Some(SideState::Rebuilding { .. }), Some(device)) => device,
+                _ => return Err(self.lost(side)),
+            }
+        };
+        let bytes = self.read_any(from, (to - from) as usize, Purpose::Repair, &[side]).await?;
+        if let Err(error) = device.write(from, vec![bytes], Purpose::Repair).await {
+            self.change(|sides| sides.fail(side, &error));
+            return Err(error);
+        }
+        match self.change(|sides| sides.advance(side, &device, from, to)) {
+            true => Ok(()),
+            false => Err(self.lost(side)),
+        }
+    }
+
+    /// Makes the copy durable, has that recorded, and only then lets the side be read.
+    async fn finish(&self, side: usize) -> Result<(), DeviceError> {
+        let Some(device) = self.sides.lock().device(side) else { return Err(self.lost(side)) };
+        if let Err(error) = device.flush(Purpose::Repair).await {
+            self.change(|sides| sides.fail(side, &error));
+            return Err(error);
+        }
+        let _recording = self.recording.lock().await;
+        let (mut in_sync, failures) = {
+            let sides = self.sides.lock();
+            match sides.state(side) {
+                Some(SideState::Rebuilding { .. }) => (sides.in_sync(), sides.failures()),
+                _ => return Err(self.lost(side)),
+            }
+        };
+        in_sync[side] = true;
+        self.record.record(&in_sync).await?;
+        self.set_recorded(failures);
+        // One that failed during the record is counted as a failure of its own, and whoever met it
+        // waits for us and then records again.
+        match self.change(|sides| sides.end(side, true)) {
+            true => Ok(()),
+            false => Err(self.lost(side)),
+        }
+    }
+
+    /// Reads from the first side in sync that can, without repairing any.
+    pub(super) async fn read_any(
+        &self,
+        offset: u64,
+        len: usize,
+        purpose: Purpose,
+        except: &[usize],
+    ) -> Result<Bytes, DeviceError> {
+        let sides = self.sides.lock().readable(except);
+        let mut failure = None;
+        for (_, device) in sides {
+            match device.read(offset, len, purpose).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| DeviceError::Closed { device: self.name() }))
+    }
+}

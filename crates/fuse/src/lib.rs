@@ -1,1 +1,18 @@
-//! FUSE adapters for Thalweg: a volume as one file.
+//! FUSE adapters for Thalweg: a volume as one file, and as a kernel block device.
+//!
+//! - [`attach`](mod@attach): a kernel block device from a volume: the file of [`disk`] under a loop
+//!   device;
+//! - [`stale`]: cleans up what a server that was killed has left behind;
+//! - [`probe`](mod@probe): which ways to a kernel block device this machine has;
+//! - [`loopdev`]: the kernel's loop devices;
+//! - [`mounts`]: the kernel's mount table;
+//! - [`disk`]: a FUSE filesystem with one file, whose bytes are a volume;
+//! - [`bytes`](mod@bytes): any byte range of a volume, however its blocks lie.
+
+pub mod attach;
+pub mod bytes;
+pub mod disk;
+pub mod loopdev;
+pub mod mounts;
+pub mod probe;
+pub mod stale;

@@ -1,0 +1,538 @@
+//! A kernel block device from a volume: the file of [`crate::disk`] under a loop device.
+//!
+//! **What is durable.** A flush of the block device, as `sync` on a filesystem above it makes one,
+//! becomes `fsync` of the file, and that becomes `Volume::flush`. Neither the loop device (direct
+//! I/O) nor FUSE keeps a copy in between, so an acknowledged `sync` is the volume's own.
+//!
+//! **One at a time.** The loop driver sends reads and writes without waiting for them, but waits for
+//! each flush, trim and zeroing before it looks at its next request.
+//!
+//! **Memory.** A server whose memory runs out must not wait for its own block device to write dirty
+//! pages: see [`become_io_flusher`].
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thalweg_store::block::StoreError;
+use thalweg_store::env::Env;
+use thalweg_store::volume::VolumeRef;
+use tokio::sync::watch;
+
+use crate::disk::{self, FILE_NAME, MountOptions, Mounted};
+use crate::loopdev::{self, LoopDevice, LoopError, LoopOptions};
+use crate::mounts;
+use crate::probe::{Method, probe};
+use crate::stale::{canonical, gone, mounted};
+
+/// How long a device that is not mounted may stay open elsewhere before it counts as in use.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The largest logical block that every kernel takes.
+const LARGEST_BLOCK: u32 = 4096;
+/// Of `linux/prctl.h`.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+
+/// How a volume is attached.
+#[derive(Clone, Debug)]
+pub struct AttachOptions {
+    /// The device's logical block in bytes, 512 to 4096. By default the volume's preferred block:
+    /// no request then makes the volume read before it writes. A disk image with a partition table
+    /// or a filesystem made for 512-byte sectors needs 512.
+    pub block_size: Option<u32>,
+    /// Threads that take requests from the kernel.
+    pub threads: usize,
+    /// Make devices of the partitions found.
+    pub partition_scan: bool,
+    /// Have the kernel free the device when the server dies and nobody uses it. Until then
+    /// `losetup -d` has no effect; use [`Attached::detach`].
+    pub autoclear: bool,
+    /// The volume's name, for the mount table.
+    pub name: String,
+}
+
+impl Default for AttachOptions {
+    fn default() -> AttachOptions {
+        AttachOptions {
+            block_size: None,
+            threads: 2,
+            partition_scan: false,
+            autoclear: false,
+            name: "volume".to_owned(),
+        }
+    }
+}
+
+/// Why a volume is not attached, or not detached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The machine has no way to a kernel block device.
+    #[error("no kernel block device can be made here: {0}")]
+    Unavailable(String),
+    /// The options do not fit the volume.
+    #[error("{0}")]
+    Invalid(String),
+    /// Something is mounted where the volume's file should be.
+    #[error(
+        "{} has a {kind} mounted on it; detach it or name another directory, \
+         or recover it if its server has died", mountpoint.display()
+    )]
+    Occupied {
+        /// The directory.
+        mountpoint: PathBuf,
+        /// The filesystem's type.
+        kind: String,
+    },
+    /// The directory is missing, or others may write to it.
+    #[error("{} cannot hold a mount: {source}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// FUSE refused.
+    #[error("the volume's file cannot be mounted on {}: {source}", mountpoint.display())]
+    Mount {
+        /// The directory.
+        mountpoint: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The loop driver refused.
+    #[error(transparent)]
+    Loop(#[from] LoopError),
+    /// Somebody uses the device. It stays attached.
+    #[error("{} is in use{}; unmount it or close it first, or force the detach", device.display(), places(mounts))]
+    Busy {
+        /// The device.
+        device: PathBuf,
+        /// Where it is mounted, as far as this process can see.
+        mounts: Vec<PathBuf>,
+    },
+    /// What the kernel had still to write could not be made durable. The device stays attached.
+    #[error("the last writes to {} failed: {source}; look at the volume before you force the detach", device.display())]
+    Flush {
+        /// The device.
+        device: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The volume's own flush failed after the device was gone.
+    #[error("the volume could not be flushed: {0}")]
+    Volume(#[from] StoreError),
+    /// The mount could not be taken away.
+    #[error("the volume's file cannot be unmounted: {0}")]
+    Unmount(#[source] io::Error),
+    /// The system refused something that should always work.
+    #[error("{0}")]
+    System(#[source] io::Error),
+}
+
+fn places(mounts: &[PathBuf]) -> String {
+    let places: Vec<_> = mounts.iter().map(|path| path.display().to_string()).collect();
+    if places.is_empty() { String::new() } else { format!(", mounted on {}", places.join(", ")) }
+}
+
+/// Whether a detach minds who uses the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Force {
+    /// Refuse while anybody uses it.
+    No,
+    /// Write back what can be, then cut everybody off: they get I/O errors.
+    Yes,
+}
+
+/// An attached volume. [`Attached::detach`] it: dropping it lets go without waiting or flushing.
+#[derive(Debug)]
+pub struct Attached {
+    /// The block device, such as `/dev/loop0`.
+    pub device: PathBuf,
+    /// The file underneath.
+    pub file: PathBuf,
+    env: Env,
+    volume: VolumeRef,
+    releases: watch::Receiver<u64>,
+    parts: Option<Parts>,
+}
+
+/// What must be taken away again, whatever happens. Dropping it may block for I/O.
+#[derive(Debug)]
+struct Parts {
+    mountpoint: PathBuf,
+    /// Field order: the keeper of the device is closed before the mount that serves it goes.
+    device: Option<(LoopDevice, Option<File>)>,
+    mounted: Option<Mounted>,
+}
+
+impl Parts {
+    fn file(&self) -> PathBuf {
+        self.mountpoint.join(FILE_NAME)
+    }
+
+    /// The device, as long as it is over our file.
+    fn bound(&self) -> Option<LoopDevice> {
+        let device = self.device.as_ref().map(|(device, _)| *device)?;
+        (device.backing_file()? == self.file()).then_some(device)
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if let Some(open) = self.bound().and_then(|device| device.open().ok())
+            // Once open it cannot pass to another file, but before that it could.
+            && self.bound().is_some()
+            && let Err(error) = loopdev::clear(&open)
+        {
+            tracing::warn!(%error, "the loop device stays");
+        }
+        self.device = None;
+        if self.mounted.is_some()
+            && let Err(error) = unmount(&self.mountpoint, libc::MNT_DETACH)
+        {
+            tracing::warn!(%error, mountpoint = %self.mountpoint.display(), "the mount stays");
+        }
+    }
+}
+
+/// Attaches `volume` as a block device. Its file is mounted on the directory `mountpoint`, made
+/// when missing; see [`directory`] for where. Must be called inside a tokio runtime, as root.
+///
+/// # Errors
+/// See [`AttachError`]; nothing is left behind.
+pub async fn attach(
+    env: &Env,
+    volume: VolumeRef,
+    mountpoint: &Path,
+    options: &AttachOptions,
+) -> Result<Attached, AttachError> {
+    let looped = probe().into_iter().find(|each| each.method == Method::Loop);
+    if let Some(unusable) = looped.filter(|each| !each.usable) {
+        return Err(AttachError::Unavailable(unusable.reason));
+    }
+    let block_size = block_size(&volume, options.block_size)?;
+    let runtime = tokio::runtime::Handle::current();
+    let (env, options) = (env.clone(), options.clone());
+    let mountpoint = mountpoint.to_owned();
+    // All of it in one blocking step: if the caller goes away meanwhile, the result is dropped and
+    // takes everything away again.
+    blocking(move || {
+        let mountpoint = prepare(&mountpoint)?;
+        let mount = MountOptions { threads: options.threads, name: options.name.clone() };
+        let mounted = disk::mount(&env, runtime, volume.clone(), &mountpoint, &mount)
+            .map_err(|source| AttachError::Mount { mountpoint: mountpoint.clone(), source })?;
+        let releases = mounted.releases.clone();
+        let mut parts = Parts { mountpoint, device: None, mounted: Some(mounted) };
+        let device = bind(&mut parts, &volume, block_size, &options)?;
+        let (device, file) = (device.path(), parts.file());
+        Ok(Attached { device, file, env, volume, releases, parts: Some(parts) })
+    })
+    .await
+}
+
+/// Puts a loop device over the mounted file.
+fn bind(
+    parts: &mut Parts,
+    volume: &VolumeRef,
+    block_size: u32,
+    options: &AttachOptions,
+) -> Result<LoopDevice, AttachError> {
+    let read_only = volume.is_read_only();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!read_only)
+        .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
+        .open(parts.file())
+        .map_err(|source| AttachError::Mount { mountpoint: parts.mountpoint.clone(), source })?;
+    let options = LoopOptions {
+        block_size,
+        read_only,
+        autoclear: options.autoclear,
+        partition_scan: options.partition_scan,
+    };
+    let (device, keeper) = loopdev::configure(&file, &options)?;
+    parts.device = Some((device, options.autoclear.then_some(keeper)));
+    if !device.is_direct() {
+        tracing::warn!(device = %device.path().display(), "the loop device has no direct I/O");
+    }
+    Ok(device)
+}
+
+/// The device's logical block: what was asked for, or the volume's preferred block.
+fn block_size(volume: &VolumeRef, asked: Option<u32>) -> Result<u32, AttachError> {
+    let size = volume.size();
+    let smallest = volume.min_block().max(512);
+    let fits = |block: u32| {
+        block.is_power_of_two()
+            && (smallest..=LARGEST_BLOCK).contains(&block)
+            && size.is_multiple_of(u64::from(block))
+    };
+    if size == 0 {
+        return Err(AttachError::Invalid("the volume is empty; extend it first".to_owned()));
+    }
+    let wanted = asked.unwrap_or(volume.preferred_block().clamp(512, LARGEST_BLOCK));
+    match fits(wanted) {
+        true => Ok(wanted),
+        // Not asked for: a size in odd blocks is better served by small ones than cut short.
+        false if asked.is_none() && fits(smallest) => Ok(smallest),
+        false => Err(AttachError::Invalid(format!(
+            "a block of {wanted} bytes does not fit a volume of {size} bytes with blocks of \
+             {smallest}; choose a power of two from {smallest} to {LARGEST_BLOCK} that divides it"
+        ))),
+    }
+}
+
+/// Where the mount of the volume `name` goes: a directory under `/run/thalweg` for root, under
+/// `$XDG_RUNTIME_DIR/thalweg` for others. It is made when missing; its parent is the user's own.
+///
+/// # Errors
+/// [`AttachError::Directory`] when others could reach it, [`AttachError::Invalid`] when `name` is
+/// not a plain name.
+pub fn directory(name: &str) -> Result<PathBuf, AttachError> {
+    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+        return Err(AttachError::Invalid(format!("{name:?} cannot name a directory")));
+    }
+    // SAFETY: the call only reads the process's identity and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let base = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(base) if user != 0 => PathBuf::from(base),
+        _ => PathBuf::from("/run"),
+    };
+    let parent = base.join("thalweg");
+    private(&parent)?;
+    let path = parent.join(name);
+    match mounts::at(&path).map_err(AttachError::System)? {
+        // Perhaps a dead mount, which cannot be looked into.
+        Some(_) => Ok(path),
+        None => private(&path).map(|()| path),
+    }
+}
+
+/// Makes a directory that is this user's alone, or checks that it is.
+fn private(path: &Path) -> Result<(), AttachError> {
+    let failed = |source| AttachError::Directory { path: path.to_owned(), source };
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    let found = std::fs::symlink_metadata(path).map_err(failed)?;
+    // SAFETY: the call only reads the process's identity and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(failed(io::Error::other("it must be a directory of this user with mode 0700")))
+}
+
+/// A directory on which nothing is mounted yet, by its canonical path.
+fn prepare(mountpoint: &Path) -> Result<PathBuf, AttachError> {
+    let failed = |source| AttachError::Directory { path: mountpoint.to_owned(), source };
+    let Some(path) = canonical(mountpoint)? else {
+        return Err(failed(io::ErrorKind::NotFound.into()));
+    };
+    if let Some(mount) = mounts::at(&path).map_err(AttachError::System)? {
+        return Err(AttachError::Occupied { mountpoint: path, kind: mount.kind });
+    }
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    path.canonicalize().map_err(failed)
+}
+
+impl Attached {
+    /// Ends when the device is detached: by [`Attached::detach`], from outside (`losetup -d`), or
+    /// because the mount has ended. Call [`Attached::detach`] then to take the rest away.
+    pub async fn wait(&self) {
+        let mut releases = self.releases.clone();
+        while self.parts.as_ref().is_some_and(|parts| parts.bound().is_some()) {
+            if releases.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Tells the kernel the volume's size anew, after it was extended or shrunk.
+    ///
+    /// # Errors
+    /// [`AttachError::System`] with what the kernel says.
+    pub async fn resize(&self) -> Result<(), AttachError> {
+        let Some(device) = self.parts.as_ref().and_then(Parts::bound) else { return Ok(()) };
+        blocking(move || {
+            device.open().and_then(|open| loopdev::resize(&open)).map_err(AttachError::System)
+        })
+        .await
+    }
+
+    /// Writes back what the kernel holds, flushes the volume, and takes the device and the mount
+    /// away. A second call does nothing.
+    ///
+    /// # Errors
+    /// [`AttachError::Busy`] and [`AttachError::Flush`] leave the volume attached, and never come
+    /// when forced.
+    pub async fn detach(&mut self, force: Force) -> Result<(), AttachError> {
+        let Some(device) = self.parts.as_ref().map(Parts::bound) else { return Ok(()) };
+        if let Some(device) = device {
+            self.unbind(device, force).await?;
+        }
+        let Some(parts) = self.parts.take() else { return Ok(()) };
+        let flushed = match self.volume.is_read_only() {
+            true => Ok(()),
+            false => self.volume.flush().await,
+        };
+        blocking(move || take_down(parts, force)).await?;
+        Ok(flushed?)
+    }
+
+    /// Has the kernel let go of the file, or, forced, cuts the device off from it.
+    async fn unbind(&mut self, device: LoopDevice, force: Force) -> Result<(), AttachError> {
+        let open = blocking(move || quiesce(device, force)).await?;
+        // The device must be closed by all, ourselves included, before the kernel lets go.
+        let kept = self.parts.as_mut().and_then(|parts| parts.device.as_mut());
+        let keeper = kept.and_then(|(_, keeper)| keeper.take());
+        let autoclear = keeper.is_some();
+        blocking(move || {
+            drop((keeper, open));
+            Ok(())
+        })
+        .await?;
+        if gone(&self.env, device, &self.file, PATIENCE).await || force == Force::Yes {
+            return Ok(());
+        }
+        let keeper = blocking(move || stay(device, autoclear)).await?;
+        if let Some(parts) = &mut self.parts {
+            parts.device = Some((device, keeper));
+        }
+        Err(AttachError::Busy { device: device.path(), mounts: mounted(device) })
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let Some(parts) = self.parts.take() else { return };
+        // Closing the device waits for its writes, which tasks of the runtime serve: not on a thread
+        // that may be one of theirs.
+        let thread = std::thread::Builder::new().name("thalweg-detach".to_owned());
+        if let Err(error) = thread.spawn(move || drop(parts)) {
+            tracing::warn!(%error, "the loop device and its mount stay");
+        }
+    }
+}
+
+/// Writes back what the kernel holds for the device, and marks the device to be let go of when the
+/// returned handle, and every other, is closed.
+fn quiesce(device: LoopDevice, force: Force) -> Result<File, AttachError> {
+    let open = match (device.open_exclusive(), force) {
+        (Ok(open), _) => open,
+        (Err(_), Force::Yes) => device.open().map_err(AttachError::System)?,
+        (Err(error), Force::No) if error.raw_os_error() == Some(libc::EBUSY) => {
+            return Err(AttachError::Busy { device: device.path(), mounts: mounted(device) });
+        }
+        (Err(error), Force::No) => return Err(AttachError::System(error)),
+    };
+    if force == Force::Yes {
+        mounted(device).iter().for_each(|mountpoint| sync_filesystem(mountpoint));
+    }
+    match (open.sync_all(), force) {
+        (Err(source), Force::No) => {
+            return Err(AttachError::Flush { device: device.path(), source });
+        }
+        (Err(error), Force::Yes) => tracing::error!(%error, "the last writes are lost"),
+        (Ok(()), _) => {}
+    }
+    match loopdev::clear(&open) {
+        Err(error) if error.raw_os_error() != Some(libc::ENXIO) => Err(AttachError::System(error)),
+        _ => Ok(open),
+    }
+}
+
+/// Takes a detach back: the device stays, even when its present user closes it.
+fn stay(device: LoopDevice, autoclear: bool) -> Result<Option<File>, AttachError> {
+    let open = device.open().map_err(AttachError::System)?;
+    if autoclear {
+        return Ok(Some(open));
+    }
+    match loopdev::keep(&open) {
+        Err(error) if error.raw_os_error() != Some(libc::ENXIO) => Err(AttachError::System(error)),
+        _ => Ok(None),
+    }
+}
+
+/// Best effort, before the filesystem is cut off from its device.
+fn sync_filesystem(mountpoint: &Path) {
+    let Ok(directory) = File::open(mountpoint) else { return };
+    // SAFETY: the descriptor is open for the call.
+    if unsafe { libc::syncfs(directory.as_raw_fd()) } != 0 {
+        let error = io::Error::last_os_error();
+        tracing::error!(%error, mountpoint = %mountpoint.display(), "the last writes are lost");
+    }
+}
+
+/// Takes the mount away and waits for its threads.
+fn take_down(mut parts: Parts, force: Force) -> Result<(), AttachError> {
+    let Some(mounted) = parts.mounted.take() else { return Ok(()) };
+    let cut = parts.bound().is_some() && force == Force::Yes;
+    // With MNT_FORCE the kernel ends the connection: whoever waits for an answer gets an error.
+    let flags = if cut { libc::MNT_FORCE | libc::MNT_DETACH } else { 0 };
+    match unmount(&parts.mountpoint, flags) {
+        Ok(()) => {}
+        // Somebody has the file open beside the loop device.
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            unmount(&parts.mountpoint, libc::MNT_FORCE | libc::MNT_DETACH)
+                .map_err(AttachError::Unmount)?;
+        }
+        // It was unmounted from outside. If something still holds the file, it is served on.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            if mounted.releases.has_changed().is_ok() {
+                return Ok(());
+            }
+        }
+        Err(error) => return Err(AttachError::Unmount(error)),
+    }
+    parts.device = None;
+    if let Err(error) = mounted.session.join() {
+        tracing::warn!(%error, "a thread that served the kernel failed");
+    }
+    // It may have been there before us, or hold files: then it stays.
+    let _ = std::fs::remove_dir(&parts.mountpoint);
+    Ok(())
+}
+
+/// `umount2`.
+pub(crate) fn unmount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
+    let path = std::ffi::CString::new(mountpoint.as_os_str().as_bytes())?;
+    // SAFETY: the path is a terminated string, alive for the call.
+    match unsafe { libc::umount2(path.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Runs `work` where it may block: what it waits for is often served by tasks of this runtime.
+pub(crate) async fn blocking<T, F>(work: F) -> Result<T, AttachError>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Result<T, AttachError> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(AttachError::System(io::Error::other(error))),
+    }
+}
+
+/// Tells the kernel that this thread, and every thread that it starts later, serves a block
+/// device: when memory is short, it does not wait for the device to write dirty pages. Call it
+/// first in `main`, before the runtime starts. Needs `CAP_SYS_RESOURCE`.
+///
+/// # Errors
+/// `EPERM` without the capability, `EINVAL` before Linux 5.6.
+pub fn become_io_flusher() -> io::Result<()> {
+    // SAFETY: the request takes plain integers.
+    match unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

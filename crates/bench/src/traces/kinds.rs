@@ -8,8 +8,10 @@
 //!   scattered over the address space: database pages, directories, mail indices, logs that wrap;
 //! - a *run* continues one of a few sequential writers through the whole data set: builds, copies,
 //!   mailbox moves. A writer starts over at a random place when its run ends;
-//! - a *recent* read repeats a write, at a distance back in the history of writes that is
-//!   log-uniform, from the latest to the whole history kept: consumers follow producers;
+//! - a *rewrite* repeats a recent write: a log that is appended in pieces smaller than a block, a
+//!   journal, a directory that is filled. The distance back in the history of writes is
+//!   log-uniform, from the latest to the whole history kept;
+//! - a *recent* read repeats a write at such a distance: consumers follow producers;
 //! - a *hot* read goes where hot writes go;
 //! - a *scan* reads the data set in runs, written lately or not: backups, indexing, cold files.
 
@@ -21,20 +23,23 @@ use thalweg_store::env::Rng;
 
 use super::Access;
 
-/// How one server behaves.
+/// How one server behaves. Shares are of blocks, not of requests: what is known of servers is how
+/// much they read, write and rewrite.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kind {
     /// The server's name in the table.
     pub name: &'static str,
     /// GB that it writes, from the table.
     pub writes_gb: f64,
-    /// The share of requests that read.
+    /// The share of what it accesses that it reads.
     pub read_share: f64,
     /// GB that it stores.
     pub data_gb: f64,
     /// GB that are rewritten again and again.
     pub hot_gb: f64,
-    /// The share of writes that are hot.
+    /// The share of what it writes that rewrites what it wrote lately.
+    pub rewrites: f64,
+    /// The share of its other writes that is hot.
     pub hot_share: f64,
     /// Zipf's exponent over the hot set.
     pub skew: f64,
@@ -59,6 +64,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.55,
         data_gb: 500.0,
         hot_gb: 6.0,
+        rewrites: 0.15,
         hot_share: 0.75,
         skew: 1.1,
         hot_blocks: 2,
@@ -74,6 +80,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.45,
         data_gb: 600.0,
         hot_gb: 12.0,
+        rewrites: 0.25,
         hot_share: 0.85,
         skew: 1.1,
         hot_blocks: 2,
@@ -89,6 +96,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.70,
         data_gb: 900.0,
         hot_gb: 8.0,
+        rewrites: 0.15,
         hot_share: 0.70,
         skew: 1.1,
         hot_blocks: 8,
@@ -104,6 +112,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.60,
         data_gb: 100.0,
         hot_gb: 4.0,
+        rewrites: 0.20,
         hot_share: 0.95,
         skew: 1.2,
         hot_blocks: 2,
@@ -119,6 +128,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.50,
         data_gb: 600.0,
         hot_gb: 8.0,
+        rewrites: 0.20,
         hot_share: 0.80,
         skew: 1.1,
         hot_blocks: 4,
@@ -134,6 +144,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.65,
         data_gb: 1200.0,
         hot_gb: 8.0,
+        rewrites: 0.20,
         hot_share: 0.75,
         skew: 1.1,
         hot_blocks: 2,
@@ -149,6 +160,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.70,
         data_gb: 400.0,
         hot_gb: 4.0,
+        rewrites: 0.25,
         hot_share: 0.80,
         skew: 1.1,
         hot_blocks: 1,
@@ -164,6 +176,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.40,
         data_gb: 150.0,
         hot_gb: 4.0,
+        rewrites: 0.20,
         hot_share: 0.75,
         skew: 1.05,
         hot_blocks: 2,
@@ -179,6 +192,7 @@ pub const KINDS: [Kind; 9] = [
         read_share: 0.75,
         data_gb: 1300.0,
         hot_gb: 6.0,
+        rewrites: 0.20,
         hot_share: 0.75,
         skew: 1.1,
         hot_blocks: 2,
@@ -189,7 +203,35 @@ pub const KINDS: [Kind; 9] = [
     },
 ];
 
-/// Writes that a recent read may repeat, as a share of all that a server stores.
+/// The odds of each sort of request, from the shares of blocks.
+#[derive(Clone, Copy, Debug)]
+struct Odds {
+    read: f64,
+    hot_write: f64,
+    recent_read: f64,
+    hot_read: f64,
+}
+
+impl Odds {
+    fn of(kind: &Kind) -> Odds {
+        let (hot, run) = (f64::from(kind.hot_blocks), f64::from(kind.run_blocks));
+        // Requests for each block of a sort.
+        let hot_writes = kind.hot_share / hot;
+        let writes = hot_writes + (1.0 - kind.hot_share) / run;
+        let recent_reads = kind.recent_reads * writes;
+        let hot_reads = kind.hot_reads / hot;
+        let reads = recent_reads + hot_reads + (1.0 - kind.recent_reads - kind.hot_reads) / run;
+        let (all_reads, all_writes) = (kind.read_share * reads, (1.0 - kind.read_share) * writes);
+        Odds {
+            read: all_reads / (all_reads + all_writes),
+            hot_write: hot_writes / writes,
+            recent_read: recent_reads / reads,
+            hot_read: hot_reads / reads,
+        }
+    }
+}
+
+/// Writes that may be repeated, as a share of all that a server stores.
 const HISTORY_SHARE: f64 = 0.02;
 const WRITERS: usize = 4;
 const BLOCKS_PER_GB: f64 = 1e9 / 4096.0;
@@ -205,6 +247,7 @@ struct Run {
 #[derive(Debug)]
 pub struct Generator {
     kind: Kind,
+    odds: Odds,
     rng: Rng,
     /// Blocks in the address space.
     span: u64,
@@ -227,6 +270,7 @@ impl Generator {
         let history_limit = (span as f64 * HISTORY_SHARE) as usize / kind.hot_blocks as usize;
         Generator {
             kind,
+            odds: Odds::of(&kind),
             rng: Rng::seed_from_u64(seed),
             span,
             hot_places,
@@ -245,11 +289,15 @@ impl Generator {
 
     /// The next request.
     pub fn access(&mut self) -> Access {
-        if self.rng.random_bool(self.kind.read_share) { self.read() } else { self.write() }
+        if self.rng.random_bool(self.odds.read) { self.read() } else { self.write() }
     }
 
     fn write(&mut self) -> Access {
-        let (block, blocks) = if self.rng.random_bool(self.kind.hot_share) {
+        let rewrite = self.rng.random_bool(self.kind.rewrites);
+        let earlier = if rewrite { self.recent() } else { None };
+        let (block, blocks) = if let Some(earlier) = earlier {
+            earlier
+        } else if self.rng.random_bool(self.odds.hot_write) {
             self.hot_place()
         } else {
             let writer = self.rng.random_range(0..WRITERS);
@@ -268,12 +316,11 @@ impl Generator {
 
     fn read(&mut self) -> Access {
         let sort: f64 = self.rng.random();
-        let recent = self.kind.recent_reads;
-        if sort < recent && !self.history.is_empty() {
-            let back = (self.history.len() as f64).powf(self.rng.random()) as usize - 1;
-            return Access { write: false, ..self.history[back.min(self.history.len() - 1)] };
-        }
-        let (block, blocks) = if sort < recent + self.kind.hot_reads {
+        let recent = self.odds.recent_read;
+        let earlier = if sort < recent { self.recent() } else { None };
+        let (block, blocks) = if let Some(earlier) = earlier {
+            earlier
+        } else if sort < recent + self.odds.hot_read {
             self.hot_place()
         } else {
             let mut scan = self.scan;
@@ -282,6 +329,13 @@ impl Generator {
             place
         };
         Access { write: false, block, blocks }
+    }
+
+    /// A recent write, if there was any.
+    fn recent(&mut self) -> Option<(u64, u32)> {
+        let back = (self.history.len() as f64).powf(self.rng.random()) as usize;
+        let earlier = self.history.get(back.saturating_sub(1))?;
+        Some((earlier.block, earlier.blocks))
     }
 
     /// A place of the hot set: its rank by Zipf's law, scattered over the address space.
@@ -336,11 +390,21 @@ mod tests {
     }
 
     #[test]
-    fn a_server_reads_as_often_as_its_kind_says() {
+    fn shares_of_blocks_are_as_the_kind_says() {
         for kind in KINDS {
             let mut trace = Generator::new(kind, SCALE, 1);
-            let reads = (0..20_000).filter(|_| !trace.access().write).count();
-            assert!((reads as f64 / 20_000.0 - kind.read_share).abs() < 0.02, "{}", kind.name);
+            let (mut read, mut hot, mut written) = (0.0, 0.0, 0.0);
+            for access in (0..200_000).map(|_| trace.access()) {
+                let blocks = f64::from(access.blocks);
+                if !access.write {
+                    read += blocks;
+                } else {
+                    written += blocks;
+                    hot += if access.blocks == kind.hot_blocks { blocks } else { 0.0 };
+                }
+            }
+            assert!((read / (read + written) - kind.read_share).abs() < 0.02, "{}", kind.name);
+            assert!((hot / written - kind.hot_share).abs() < 0.03, "{}", kind.name);
         }
     }
 }

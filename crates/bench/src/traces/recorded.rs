@@ -241,9 +241,9 @@ mod tests {
 
     #[test]
     fn every_format_is_recognised_and_read() {
-        let msr = "128166372003061629,usr,0,Read,7014609920,4096,41286\n\
-                   128166372016382155,usr,1,Write,7014609920,8192,1963\n\
-                   128166372026382155,usr,0,Write,7014609920,512,1963\n";
+        let msr = "128166372003061629,usr,0,Read,7014612992,4096,41286\n\
+                   128166372016382155,usr,1,Write,7014612992,8192,1963\n\
+                   128166372026382155,usr,0,Write,7014612992,512,1963\n";
         assert_eq!(blocks(msr), [(false, 0), (true, 1), (true, 2), (true, 0)]);
         let etw = "BeginHeader\n   DiskRead,  TimeStamp, Process Name ( PID), ThreadID, IrpPtr, \
                    ByteOffset, IOSize, ElapsedTime, DiskNum, IrpFlags\nEndHeader\n   DiskWrite, 44, \
@@ -263,7 +263,7 @@ mod tests {
             ("hello\n", 1),
             ("1 2 3 4 5\n1 2 3 x 5\n", 2),
             ("1 2 3 4 5\n1 2 3 4\n", 2),
-            ("1 0 18446744073709551615 1 0\n1 0 18446744073709551615 1 0\n", 2),
+            ("1 0 8 1 0\n1 0 18446744073709551615 1 0\n", 2),
             ("1,usr,0,Read,0,99999999999999,1\n", 1),
             ("1,usr,0,Read,0,1,1\n1,usr,0,Erase,0,1,1\n", 2),
         ];

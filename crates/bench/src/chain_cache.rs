@@ -232,7 +232,8 @@ fn report(options: &Options, outcomes: &[Outcome]) -> Report {
     for (name, pick) in FIFTH_FIGURES {
         report.figure(name, (0..FIFTHS).map(|nth| pick(outcomes, nth)).collect::<Vec<f64>>());
     }
-    report.charts = vec![hit_chart(&hits, &ram_hits), lifetime_chart(&reductions)];
+    report.charts =
+        vec![hit_chart(&hits, &ram_hits), fifth_chart(outcomes), lifetime_chart(&reductions)];
     report
 }
 
@@ -277,6 +278,20 @@ fn hit_chart(hits: &[f64], ram_hits: &[f64]) -> Chart {
             Series::measured("RAM + SSD", best_first(hits, 100.0)),
             Series::measured("RAM alone", best_first(ram_hits, 100.0)),
         ],
+    }
+}
+
+fn fifth_chart(outcomes: &[Outcome]) -> Chart {
+    let line = |(name, pick): &FifthFigure| {
+        let point = |nth| ((nth as f64 + 0.5) / FIFTHS as f64 * 100.0, pick(outcomes, nth) * 100.0);
+        Series::measured(name, (0..FIFTHS).map(point).collect())
+    };
+    Chart {
+        title: "Hit rate as the tail fills up (figure 3.6)".to_owned(),
+        x: "tail filled (%)".to_owned(),
+        y: "reads of the tail served (%)".to_owned(),
+        shape: Shape::Lines,
+        series: FIFTH_FIGURES.iter().map(line).collect(),
     }
 }
 

@@ -1,1 +1,114 @@
 //! Workloads, figures and plots for Thalweg.
+//!
+//! A benchmark is one file with one function `run(&Options) -> Result<Report, BenchError>`, and one
+//! line in [`list`]. Its figures are counts or virtual time wherever that is possible, so that
+//! they are a function of the seed and the sizes alone.
+//!
+//! - [`report`]: what a run returns, as JSON and as SVG;
+//! - [`plot`]: bars and lines, the paper's values beside ours;
+//! - [`traces`]: generated block traces of servers, and readers of recorded ones;
+//! - [`chain_cache`]: how well the tail cache keeps reads from the tail.
+
+pub mod chain_cache;
+pub mod plot;
+pub mod report;
+pub mod traces;
+
+use std::path::PathBuf;
+
+pub use report::{Figures, Report};
+
+/// What a run may be told. Every benchmark takes what concerns it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Seed of everything that is random.
+    pub seed: u64,
+    /// The size of the run as a share of the paper's; `None` for the benchmark's own default.
+    pub scale: Option<f64>,
+    /// Recorded traces to replay in place of generated ones, where the benchmark replays traces.
+    pub traces: Vec<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { seed: 1, scale: None, traces: Vec::new() }
+    }
+}
+
+/// One benchmark.
+#[derive(Clone, Copy, Debug)]
+pub struct BenchEntry {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it shows, in one line.
+    pub about: &'static str,
+    /// Runs it to its end.
+    pub run: fn(&Options) -> Result<Report, BenchError>,
+}
+
+const BENCHES: &[BenchEntry] = &[chain_cache::ENTRY];
+
+/// Every benchmark.
+pub fn list() -> &'static [BenchEntry] {
+    BENCHES
+}
+
+/// Runs the benchmark called `name`.
+///
+/// # Errors
+/// [`BenchError::Unknown`], or what the benchmark met.
+pub fn run(name: &str, options: &Options) -> Result<Report, BenchError> {
+    let entry = list().iter().find(|entry| entry.name == name);
+    let entry = entry.ok_or_else(|| BenchError::Unknown(name.to_owned()))?;
+    (entry.run)(options)
+}
+
+/// What can go wrong in a benchmark.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// There is no such benchmark.
+    #[error("there is no benchmark called {0}; `thalweg bench --list` names them")]
+    Unknown(String),
+    /// The options make no sense.
+    #[error("invalid option: {0}")]
+    Invalid(String),
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A trace is in no format that is known, or breaks off.
+    #[error("{}, line {line}: {detail}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What was expected.
+        detail: String,
+    },
+    /// A plot could not be drawn.
+    #[error("cannot draw the plot: {0}")]
+    Plot(String),
+    /// What is measured failed.
+    #[error(transparent)]
+    Failed(Box<dyn std::error::Error + Send + Sync>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_unknown_ones_refused() {
+        let mut names: Vec<_> = list().iter().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), list().len());
+        let missing = run("no-such-bench", &Options::default());
+        assert!(matches!(missing, Err(BenchError::Unknown(_))));
+    }
+}

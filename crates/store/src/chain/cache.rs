@@ -24,9 +24,11 @@
 //! - [`policy`]: who stays and who goes, without I/O;
 //! - `slots`: the SSD's part of it;
 //! - `index`: keys and lists in flat arrays;
+//! - `ghosts`: which blocks were missed lately;
 //! - `frames`: the memory of cached blocks.
 
 mod frames;
+mod ghosts;
 mod index;
 pub mod policy;
 mod slots;
@@ -109,10 +111,12 @@ impl Cache {
         self.admit(&block, |policy, copy| policy.put(key, copy));
     }
 
-    /// Takes in a block that was read from its drive after a miss, unless the key is here already.
-    /// It is treated as a new block: youngest in RAM, and on to the SSD from there, so that a block
-    /// which is read again and again after it fell out costs one SSD write, not a read of the tail
-    /// each time. The caller sees to it that the key still names this block.
+    /// Offers a block that was read from its drive after a miss; nothing happens when the key is
+    /// here already. A read cache takes it in at once. A tail cache, whose room is for what was just
+    /// written, takes it in when it is offered a second time not long after the first; it is then
+    /// treated as a new block, so that a block which fell out and is wanted again and again costs
+    /// two reads of the tail and one SSD write, and a scan costs the cache nothing. The caller
+    /// sees to it that the key still names this block.
     pub fn fill(&self, key: u64, block: Bytes) {
         if self.contains(key).is_none() {
             self.admit(&block, |policy, copy| policy.fill(key, copy));

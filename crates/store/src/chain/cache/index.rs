@@ -122,9 +122,13 @@ impl Index {
     }
 
     fn bucket(&self, key: u64) -> usize {
-        let hash = FixedState::with_seed(0).hash_one(key);
-        hash as usize & (self.buckets.len() - 1)
+        hash(key) as usize & (self.buckets.len() - 1)
     }
+}
+
+/// A hash of `key`, the same in every run.
+pub(super) fn hash(key: u64) -> u64 {
+    FixedState::with_seed(0).hash_one(key)
 }
 
 /// A list of entries from youngest to oldest. Its links live in the [`Index`].

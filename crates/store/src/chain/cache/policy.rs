@@ -4,6 +4,7 @@
 //! the SSD. It can be read at every step, and a key is at one step at a time. A key that is removed
 //! before its batch is taken costs the SSD nothing: this is how overwrites are coalesced.
 
+use super::ghosts::Ghosts;
 use super::index::{Index, List, MAX_ENTRIES};
 use super::slots::{SlotRef, Slots};
 
@@ -104,6 +105,7 @@ pub struct Policy<V> {
     waiting: List,
     writing: usize,
     ssd: Slots,
+    ghosts: Ghosts,
     stats: CacheStats,
 }
 
@@ -125,6 +127,7 @@ impl<V: Clone> Policy<V> {
             waiting: List::default(),
             writing: 0,
             ssd: Slots::new(ssd_slots),
+            ghosts: Ghosts::new(ram_blocks + ssd_slots as usize),
             stats: CacheStats::default(),
         }
     }
@@ -135,10 +138,11 @@ impl<V: Clone> Policy<V> {
         self.insert(key, value);
     }
 
-    /// A block was read from its drive after a miss: it enters RAM as the youngest, in either
-    /// order. Does nothing when the key is here already.
+    /// A block was read from its drive after a miss. With [`RamOrder::Lru`] it enters RAM as the
+    /// youngest; with [`RamOrder::Fifo`] only when it is missed a second time not long after the
+    /// first. Does nothing when the key is here already.
     pub fn fill(&mut self, key: u64, value: V) {
-        if self.locate(key).is_none() {
+        if self.locate(key).is_none() && (self.order == RamOrder::Lru || self.ghosts.meet(key)) {
             self.insert(key, value);
         }
     }

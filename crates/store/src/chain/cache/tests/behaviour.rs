@@ -282,6 +282,18 @@ async fn filled_alone_it_is_a_least_recently_used_read_cache() {
 }
 
 #[tokio::test]
+async fn a_tail_cache_takes_in_what_is_missed_twice() {
+    let cache = Cache::new(&Env::real(), 64, None);
+    cache.put(0, block(0));
+    for key in 1..100 {
+        cache.fill(key, block(key));
+    }
+    assert_eq!(cache.stats().ram_blocks, 1, "a scan leaves what was written alone");
+    cache.fill(99, block(99));
+    assert_eq!(cache.get(99).await, Some(block(99)));
+}
+
+#[tokio::test]
 async fn a_cached_block_does_not_keep_the_buffer_it_came_from() {
     let cache = Cache::new(&Env::real(), 4, None);
     let large = Bytes::from(vec![1; 64 * BLOCK_SIZE]);

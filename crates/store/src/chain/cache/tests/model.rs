@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use crate::chain::cache::ghosts::Ghosts;
 use crate::chain::cache::policy::{Found, Move, Policy, RamOrder, Tier};
 
 #[derive(Clone, Debug)]
@@ -56,6 +57,7 @@ struct Reference {
     /// Blocks of the batch that were removed: they still occupy room.
     cancelled: usize,
     ssd: Vec<(u64, u32)>,
+    ghosts: Ghosts,
     coalesced: u64,
     dropped: u64,
     ssd_block_writes: u64,
@@ -77,6 +79,7 @@ impl Reference {
             writing: Vec::new(),
             cancelled: 0,
             ssd: Vec::new(),
+            ghosts: Ghosts::new(ram_blocks + slots as usize),
             coalesced: 0,
             dropped: 0,
             ssd_block_writes: 0,
@@ -93,6 +96,13 @@ impl Reference {
             } else if self.slots > 0 {
                 self.dropped += 1;
             }
+        }
+    }
+
+    fn fill(&mut self, key: u64, content: u32) {
+        let missing = self.locate(key).is_none();
+        if missing && (self.order == RamOrder::Lru || self.ghosts.meet(key)) {
+            self.insert(key, content);
         }
     }
 
@@ -224,9 +234,7 @@ fn run(ram_blocks: usize, slots: u32, order: RamOrder, ops: Vec<Op>) {
                 subject.policy.put(key, content);
             }
             Op::Fill(key) => {
-                if reference.locate(key).is_none() {
-                    reference.insert(key, content);
-                }
+                reference.fill(key, content);
                 subject.policy.fill(key, content);
             }
             Op::Get(key) => assert_eq!(subject.get(key), reference.get(key)),

@@ -1,0 +1,57 @@
+//! What a run returns, as JSON and as SVG.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::BenchError;
+use crate::plot::{self, Chart};
+
+/// Named figures: numbers, or arrays of numbers.
+pub type Figures = Map<String, Value>;
+
+/// The result of one run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The benchmark's name.
+    pub bench: &'static str,
+    /// The seed of the run.
+    pub seed: u64,
+    /// What was measured.
+    pub figures: Figures,
+    /// The paper's figures with ours beside them.
+    #[serde(skip)]
+    pub charts: Vec<Chart>,
+}
+
+impl Report {
+    /// A report without figures.
+    pub fn new(bench: &'static str, seed: u64) -> Report {
+        Report { bench, seed, figures: Figures::new(), charts: Vec::new() }
+    }
+
+    /// Adds a figure: a number, a string, or an array of them.
+    pub fn figure(&mut self, name: &str, value: impl Into<Value>) -> &mut Report {
+        self.figures.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// The figure called `name`, if it is a number.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        self.figures.get(name)?.as_f64()
+    }
+
+    /// One JSON object: `bench`, `seed`, `figures`.
+    pub fn to_json(&self) -> Value {
+        serde_json::json!({ "bench": self.bench, "seed": self.seed, "figures": self.figures })
+    }
+
+    /// Draws the charts, one below the other, into an SVG file.
+    ///
+    /// # Errors
+    /// [`BenchError::Plot`] when there is nothing to draw, or the file cannot be written.
+    pub fn draw(&self, path: &Path) -> Result<(), BenchError> {
+        plot::draw(&self.charts, path)
+    }
+}

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
 use thalweg_store::env::Env;
 
-#[allow(dead_code)]
-#[path = "../tests/support/memory.rs"]
+#[allow(dead_code, unreachable_pub)]
+#[path = "../tests/nbd/memory.rs"]
 mod memory;
 
 #[tokio::main]

@@ -57,6 +57,11 @@ impl MemoryVolume {
         self.size.store(size, Ordering::SeqCst);
     }
 
+    /// Stores ones without a request.
+    pub fn preset(&self, offset: u64, len: usize) {
+        self.store(offset, len, |_, len| Some(Bytes::from(vec![1; len])));
+    }
+
     fn check(&self, offset: u64, len: u64) -> Result<(), StoreError> {
         if let Some(error) = self.failure.lock().clone() {
             return Err(error);

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 pub const FUA: u16 = 1;
@@ -62,18 +62,25 @@ pub fn be64(bytes: &[u8]) -> u64 {
     u64::from_be_bytes(bytes[..8].try_into().unwrap())
 }
 
-pub struct Client {
-    pub stream: UnixStream,
+pub struct Client<S = UnixStream> {
+    pub stream: S,
     cookie: u64,
 }
 
 impl Client {
     pub async fn connect(path: &Path) -> Client {
-        Client { stream: UnixStream::connect(path).await.unwrap(), cookie: 100 }
+        Client::on(UnixStream::connect(path).await.unwrap())
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    pub fn on(stream: S) -> Client<S> {
+        Client { stream, cookie: 100 }
     }
 
     pub async fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).await.unwrap();
+        self.stream.flush().await.unwrap();
     }
 
     pub async fn receive(&mut self, len: usize) -> Vec<u8> {

@@ -7,6 +7,7 @@ mod garbage;
 mod handshake;
 mod lifecycle;
 mod memory;
+mod tls;
 mod transmission;
 
 use std::path::PathBuf;

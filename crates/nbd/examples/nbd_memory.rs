@@ -10,6 +10,11 @@ use thalweg_store::env::Env;
 #[path = "../tests/nbd/memory.rs"]
 mod memory;
 
+/// A payload is a page-aligned block of its own, for which the system's allocator grows its heap
+/// page by page.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args_os().skip(1);

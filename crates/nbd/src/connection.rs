@@ -26,7 +26,8 @@ use crate::output::Output;
 use crate::protocol::{Command, ProtocolError, Request};
 use crate::stats::ServerStats;
 
-/// Replies are sent when they add up to this many bytes, although more requests have arrived.
+/// No request is admitted while replies of this many bytes wait to be sent: they leave before more
+/// are made, and a client that takes none is not read further.
 const BATCH_BYTES: usize = 256 * 1024;
 
 /// How much a connection takes on before it waits.
@@ -34,8 +35,7 @@ const BATCH_BYTES: usize = 256 * 1024;
 pub(crate) struct Backpressure {
     /// Requests in flight.
     pub(crate) requests: usize,
-    /// Payload bytes of requests in flight and of replies that the client has not taken. The last
-    /// request admitted may exceed it.
+    /// Payload bytes of requests in flight. The last request admitted may exceed it.
     pub(crate) bytes: usize,
 }
 
@@ -166,13 +166,14 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
 
     fn has_room(&self) -> bool {
         self.running.len() < self.backpressure.requests
-            && self.running_bytes + self.output.len() < self.backpressure.bytes
+            && self.running_bytes < self.backpressure.bytes
+            && self.output.len() < BATCH_BYTES
     }
 
     /// Starts the requests that have arrived.
     fn admit(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progress = false;
-        while self.is_open && self.has_room() && self.output.len() < BATCH_BYTES {
+        while self.is_open && self.has_room() {
             let limits = || self.session.served.limits(self.session.structured, self.allocation);
             match self.input.next(limits) {
                 Ok(Some(arrival)) => self.start(arrival, cx),

@@ -38,8 +38,9 @@ pub struct ServerConfig {
     pub shutdown_grace: Duration,
     /// Requests in flight for each connection.
     pub max_requests: usize,
-    /// Payload bytes in memory for each connection. Up to two more payloads of 32 MiB may come
-    /// on top: the one that is being received, and the last one admitted.
+    /// Payload bytes of requests in flight for each connection. Up to three more payloads of
+    /// 32 MiB may come on top: the one that is being received, the last one admitted, and the last
+    /// reply.
     pub max_bytes: usize,
 }
 

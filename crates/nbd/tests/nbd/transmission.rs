@@ -279,9 +279,32 @@ async fn requests_in_flight_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_no_replies_is_not_read_further() {
+async fn bytes_in_flight_are_bounded() {
     let config = ServerConfig { max_bytes: MIB as usize, ..quick_config() };
     let fixture = Fixture::with(MemoryVolume::new(8 * MIB), config);
+    let client = fixture.client().await;
+    fixture.volume.stalls_writes.store(true, Ordering::SeqCst);
+    let (mut reading, mut writing) = client.stream.into_split();
+    let sending = async {
+        for index in 0..32u8 {
+            let mut bytes = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, index];
+            bytes.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0]);
+            bytes.resize(28 + 262_144, index);
+            writing.write_all(&bytes).await.unwrap();
+        }
+    };
+    let mut sending = std::pin::pin!(sending);
+    let env = thalweg_store::env::Env::real();
+    let early = env.timeout(std::time::Duration::from_millis(300), sending.as_mut()).await;
+    assert_eq!(early, None, "8 MiB were taken although 1 MiB is in flight");
+    fixture.volume.gate.add_permits(32);
+    sending.await;
+    tokio::io::AsyncReadExt::read_exact(&mut reading, &mut [0; 32 * 16]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_takes_no_replies_is_not_read_further() {
+    let fixture = Fixture::new();
     let mut client = fixture.client().await;
     for _ in 0..64 {
         client.request(READ, DF, 0, 1 << 20).await;

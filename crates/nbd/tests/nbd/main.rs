@@ -1,5 +1,5 @@
 //! The server as its clients see it: a client of our own for every rule, and other people's.
-#![allow(unreachable_pub)]
+#![allow(unreachable_pub, clippy::unwrap_used)]
 
 mod client;
 mod foreign;

@@ -88,7 +88,11 @@ impl MemoryVolume {
             let take = (BLOCK - first).min(len - done);
             let piece = content(done, take);
             if take == BLOCK {
-                blocks[block] = piece;
+                // A block of a long payload is copied, or it would keep the whole of it in memory.
+                blocks[block] = match piece {
+                    Some(bytes) if len > BLOCK => Some(AlignedBuf::copy_of(&bytes).freeze()),
+                    piece => piece,
+                };
             } else {
                 let mut merged = AlignedBuf::zeroed(BLOCK);
                 if let Some(old) = &blocks[block] {

@@ -47,10 +47,13 @@ struct Record {
 
 impl Area {
     /// Whether the next record has to be a base, rather than a delta of `payload` bytes: none was
-    /// written, the half is full, or the deltas have outgrown their base.
-    fn wants_base(&self, payload: usize, half: u64) -> bool {
+    /// written, the half is full, or the deltas are many or have outgrown their base.
+    fn wants_base(&self, payload: usize, half: u64, max_deltas: u32) -> bool {
         let end = self.end + bytes_for(payload);
-        self.generation == 0 || end > half || end > 2 * self.base_bytes.max(HALF_SLACK / 2)
+        self.generation == 0
+            || self.number > max_deltas
+            || end > half
+            || end > 2 * self.base_bytes.max(HALF_SLACK / 2)
     }
 }
 
@@ -99,7 +102,7 @@ fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>) {
     changes.contents(dirty.iter().map(|lba| (lba, state.index.content(lba))));
     let mut payload = sequences(&state);
     changes.append_to(&mut payload);
-    let base = area.wants_base(payload.len(), inner.layout.checkpoint_half);
+    let base = area.wants_base(payload.len(), inner.layout.checkpoint_half, inner.options.max_deltas);
     let frozen = base.then(|| state.index.freeze());
     let header = CheckpointHeader {
         magic: CHECKPOINT_MAGIC,

@@ -249,9 +249,9 @@ pub(super) struct Loaded {
     pub(super) contents: Vec<(u32, Content)>,
 }
 
-/// What a header says, and how much there is to read after it.
+/// The header in a page: the newer one of its two copies, if either is whole.
 pub(super) fn decode_header(page: &[u8], volume: &[u8; 16]) -> Option<CheckpointHeader> {
-    [0, SECTOR].into_iter().find_map(|at| {
+    let copies = [0, SECTOR].into_iter().filter_map(|at| {
         let bytes = page.get(at..at + SECTOR)?;
         let (header, _) = CheckpointHeader::read_from_prefix(bytes).ok()?;
         let whole = header.magic == CHECKPOINT_MAGIC
@@ -259,7 +259,8 @@ pub(super) fn decode_header(page: &[u8], volume: &[u8; 16]) -> Option<Checkpoint
             && header.volume == *volume
             && crc32c::crc32c(&header.as_bytes()[CHECKED_FROM..]) == header.checksum.get();
         whole.then_some(header)
-    })
+    });
+    copies.max_by_key(|header| (header.generation.get(), header.number.get()))
 }
 
 /// Decodes a payload; `None` when it does not hold what the header says.
@@ -311,33 +312,47 @@ impl Reader<'_> {
     }
 }
 
-/// Reads one record at `at`.
+/// A record of the checkpoint area that may be there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) generation: u64,
+    pub(super) number: u32,
+    /// Its first byte on the map device.
+    pub(super) at: u64,
+    /// Bytes left in its half.
+    pub(super) room: u64,
+}
+
+/// Reads a record; `None` when another one, or none, is in its place.
 ///
 /// # Errors
 /// [`ChainError::Damaged`] when its head is whole and its payload is not: that is no torn write.
 pub(super) async fn read_record(
     map: &DeviceRef,
     volume: &[u8; 16],
-    at: u64,
-    room: u64,
+    wanted: Wanted,
 ) -> Result<Option<Loaded>, ChainError> {
+    let Wanted { generation, number, at, room } = wanted;
     if room < PAGE as u64 {
         return Ok(None);
     }
-    let whole = |page: &[u8]| decode_header(page, volume).is_some();
+    // The head of an older record may stand over a payload that was half overwritten.
+    let header_of = |page: &[u8]| {
+        decode_header(page, volume).filter(|header| {
+            header.generation.get() == generation && header.number.get() == number
+        })
+    };
+    let whole = |page: &[u8]| header_of(page).is_some();
     let head = read_verified(map, at, PAGE, Purpose::Checkpoint, whole).await;
     let Ok(Verified::Whole { content: page, .. }) = head else { return Ok(None) };
-    let Some(header) = decode_header(&page, volume) else { return Ok(None) };
-    let len = header.payload.get();
-    if len > room - PAGE as u64 {
-        return Ok(None);
+    let Some(header) = header_of(&page) else { return Ok(None) };
+    let damaged = || ChainError::Damaged(format!("checkpoint {generation}.{number} is damaged"));
+    if header.payload.get() > room - PAGE as u64 {
+        return Err(damaged());
     }
     let payload = read_payload(map, at + PAGE as u64, &header).await?;
     let loaded = payload.and_then(|bytes| decode_payload(&header, &bytes));
-    loaded.map(Some).ok_or_else(|| {
-        let (generation, number) = (header.generation, header.number);
-        ChainError::Damaged(format!("checkpoint {generation}.{number} is damaged"))
-    })
+    loaded.map(Some).ok_or_else(damaged)
 }
 
 /// The payload from the first copy that matches its checksum.

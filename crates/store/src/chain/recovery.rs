@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use zerocopy::FromBytes;
 
 use super::cache::{Cache, RamOrder};
-use super::checkpoint::{self, Area, HALF_SLACK, Loaded};
+use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
 use super::format::{
     ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
     NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
@@ -307,13 +307,13 @@ async fn load_checkpoint(
     let mut area = Area { generation, ..Area::default() };
     let mut logs = None;
     loop {
-        let room = layout.checkpoint_half - area.end;
-        let record = checkpoint::read_record(map, &volume, start + area.end, room).await?;
-        let next = record.filter(|record| {
-            let header = &record.header;
-            header.generation.get() == generation && header.number.get() == area.number
-        });
-        let Some(record) = next else { break };
+        let wanted = Wanted {
+            generation,
+            number: area.number,
+            at: start + area.end,
+            room: layout.checkpoint_half - area.end,
+        };
+        let Some(record) = checkpoint::read_record(map, &volume, wanted).await? else { break };
         area.end += checkpoint::bytes_for(record.header.payload.get() as usize);
         if area.number == 0 {
             area.base_bytes = area.end;

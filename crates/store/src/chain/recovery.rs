@@ -651,10 +651,16 @@ fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Re
     state.index.settle_all(&state.holds);
     state.reap();
     state.dead.clear();
-    let top = body.map_or(0, |body| body.top).max(users.top);
-    state.next_seq = state.next_seq.max(top + 1);
+    state.next_seq = first_unused_seq(state, users.top.max(body.map_or(0, |body| body.top)));
     state.committed = state.version;
     found.version = state.version.0;
+}
+
+/// A sequence that no segment had before the crash. Since the checkpoint each segment was opened at
+/// most once, perhaps without the log that led there having survived: its sectors must not count
+/// when the segment is opened again.
+fn first_unused_seq(state: &State, top: u64) -> u64 {
+    (state.next_seq + u64::from(state.segments.len())).max(top + 1)
 }
 
 fn replay_entry(

@@ -75,12 +75,14 @@ pub(super) async fn is_whole(inner: &Inner) -> bool {
     let area = inner.checkpoints.lock().await;
     let mut at = 0;
     for number in 0..area.number {
-        let start = record_start(inner, area.generation, at);
-        let room = inner.layout.checkpoint_half - at;
-        match read_record(&inner.map, inner.volume.as_bytes(), start, room).await {
-            Ok(Some(record)) if record.header.number.get() == number => {
-                at += bytes_for(record.header.payload.get() as usize);
-            }
+        let wanted = Wanted {
+            generation: area.generation,
+            number,
+            at: record_start(inner, area.generation, at),
+            room: inner.layout.checkpoint_half - at,
+        };
+        match read_record(&inner.map, inner.volume.as_bytes(), wanted).await {
+            Ok(Some(record)) => at += bytes_for(record.header.payload.get() as usize),
             _ => return false,
         }
     }

@@ -120,7 +120,7 @@ impl Pool {
         if manifest.stage != Stage::Ready {
             return Err(PoolError::Unfinished { folder: folder.to_owned() });
         }
-        let seats = take_seats(&*media, folder, &manifest).await?;
+        let seats = take_seats(env, &*media, folder, &manifest).await?;
         let (put, absent) = put_together(env, &seats, options.standby).await?;
         let opened = Chain::open(env, put.parts, options.chain.clone()).await;
         let (chain, recovered) = opened.map_err(|error| name_missing(error, absent))?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -14,6 +15,10 @@ use super::PoolError;
 use crate::chain::{Link, Parts};
 use crate::device::{Access, DeviceError, DeviceRef, Mirror, Partition, Side, Stripe};
 use crate::env::Env;
+
+/// How often, and after what pause, a device that is in use is tried again.
+const TRIES: usize = 10;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A device of the manifest, and what was found there.
 #[derive(Debug)]
@@ -56,6 +61,7 @@ pub(super) struct Assembled {
 
 /// Opens every device of the manifest and reads its label.
 pub(super) async fn take_seats(
+    env: &Env,
     media: &dyn Media,
     folder: &Path,
     manifest: &Manifest,
@@ -79,7 +85,7 @@ pub(super) async fn take_seats(
                     return Err(PoolError::Twice { first, second });
                 }
                 let access = if shared { Access::Shared } else { Access::Exclusive };
-                let device = media.open(&path, access, manifest.sector).await;
+                let device = open_when_free(env, media, &path, access, manifest.sector).await;
                 // Somebody else serves this volume: that is no missing device.
                 if let Err(error @ DeviceError::Locked { .. }) = device {
                     return Err(error.into());
@@ -103,6 +109,23 @@ pub(super) async fn take_seats(
     }
     same_device_twice(&seats)?;
     Ok(seats)
+}
+
+/// Opens a device. Whoever has it open may just have been closed, and lets go of it in a moment.
+async fn open_when_free(
+    env: &Env,
+    media: &dyn Media,
+    path: &Path,
+    access: Access,
+    sector: Option<u32>,
+) -> Result<Opened, DeviceError> {
+    for _ in 1..TRIES {
+        match media.open(path, access, sector).await {
+            Err(DeviceError::Locked { .. }) => env.sleep(PAUSE).await,
+            opened => return opened,
+        }
+    }
+    media.open(path, access, sector).await
 }
 
 /// Finds and locks the slot that a place of the manifest means.

@@ -120,7 +120,7 @@ async fn make_chain(
     plan: &Plan,
     manifest: &Manifest,
 ) -> Result<(), PoolError> {
-    let seats = take_seats(media, folder, manifest).await?;
+    let seats = take_seats(env, media, folder, manifest).await?;
     let (put, absent) = put_together(env, &seats, false).await?;
     if let Some((_, error)) = absent.into_iter().next() {
         return Err(error);

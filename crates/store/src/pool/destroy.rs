@@ -19,7 +19,7 @@ use crate::env::Env;
 /// [`crate::device::DeviceError::Locked`] while the volume is open.
 pub async fn destroy_on(env: &Env, media: &dyn Media, folder: &Path) -> Result<(), PoolError> {
     let mut manifest = Manifest::read(media, folder).await?;
-    let seats = take_seats(media, folder, &manifest).await?;
+    let seats = take_seats(env, media, folder, &manifest).await?;
     manifest.stage = Stage::Unfinished;
     manifest.write(media, folder).await?;
     for seat in seats {

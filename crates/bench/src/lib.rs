@@ -7,9 +7,11 @@
 //! - [`report`]: what a run returns, as JSON and as SVG;
 //! - [`plot`]: bars and lines, the paper's values beside ours;
 //! - [`traces`]: generated block traces of servers, and readers of recorded ones;
-//! - [`chain_cache`]: how well the tail cache keeps reads from the tail.
+//! - [`chain_cache`]: how well the tail cache keeps reads from the tail;
+//! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
+pub mod nbd;
 pub mod plot;
 pub mod report;
 pub mod traces;
@@ -27,11 +29,14 @@ pub struct Options {
     pub scale: Option<f64>,
     /// Recorded traces to replay in place of generated ones, where the benchmark replays traces.
     pub traces: Vec<PathBuf>,
+    /// Where benchmarks that use a real disk put their files; the system's folder for temporary
+    /// files when not given.
+    pub dir: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { seed: 1, scale: None, traces: Vec::new() }
+        Options { seed: 1, scale: None, traces: Vec::new(), dir: None }
     }
 }
 
@@ -46,7 +51,7 @@ pub struct BenchEntry {
     pub run: fn(&Options) -> Result<Report, BenchError>,
 }
 
-const BENCHES: &[BenchEntry] = &[chain_cache::ENTRY];
+const BENCHES: &[BenchEntry] = &[chain_cache::ENTRY, nbd::ENTRY];
 
 /// Every benchmark.
 pub fn list() -> &'static [BenchEntry] {

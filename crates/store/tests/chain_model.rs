@@ -2,13 +2,13 @@
 
 mod support;
 
+use std::sync::Arc;
 use support::{Pair, Shape, random_step};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::BlockStore;
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{DeviceRef, MemoryDevice};
-use std::sync::Arc;
 
 fn history(seed: u64, shape: Shape, steps: usize) {
     run(seed, |env| async move {

@@ -57,7 +57,35 @@ impl Area {
 /// Writes a checkpoint and frees the segments that only an older one needed.
 pub(super) async fn write(inner: &Arc<Inner>) -> Result<(), StoreError> {
     let mut area = inner.checkpoints.lock().await;
-    let (mut record, frozen) = capture(inner, &area);
+    write_next(inner, &mut area).await
+}
+
+/// Writes the whole index anew, to the other half.
+pub(super) async fn write_base(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    let mut area = inner.checkpoints.lock().await;
+    area.end = inner.layout.checkpoint_half;
+    write_next(inner, &mut area).await
+}
+
+/// Whether the newest base and its deltas can be read from every copy.
+pub(super) async fn is_whole(inner: &Inner) -> bool {
+    let area = inner.checkpoints.lock().await;
+    let mut at = 0;
+    for number in 0..area.number {
+        let start = record_start(inner, area.generation, at);
+        let room = inner.layout.checkpoint_half - at;
+        match read_record(&inner.map, inner.volume.as_bytes(), start, room).await {
+            Ok(Some(record)) if record.header.number.get() == number => {
+                at += bytes_for(record.header.payload.get() as usize);
+            }
+            _ => return false,
+        }
+    }
+    true
+}
+
+async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreError> {
+    let (mut record, frozen) = capture(inner, area);
     if let Some(frozen) = frozen {
         encode_base(&mut record, &frozen);
         let generation = area.generation + 1;
@@ -69,8 +97,8 @@ pub(super) async fn write(inner: &Arc<Inner>) -> Result<(), StoreError> {
         return Err(inner.fail(StoreError::NoSpace));
     }
     commit::everything(inner).await?;
-    seal(&mut record, &area);
-    put(inner, &record, &area).await.map_err(|error| inner.fail(error))?;
+    seal(&mut record, area);
+    put(inner, &record, area).await.map_err(|error| inner.fail(error))?;
     area.end += bytes;
     area.number += 1;
     Counts::add(&inner.counts.checkpoints, 1);
@@ -127,8 +155,11 @@ fn sequences(state: &State) -> Vec<u8> {
     ids.flat_map(|id| state.segments.get(id).seq.to_le_bytes()).collect()
 }
 
-const NO_LOG: LogRecord =
-    LogRecord { segment: U32::new(NO_SEGMENT), slot: U32::ZERO, seq: zerocopy::little_endian::U64::ZERO };
+const NO_LOG: LogRecord = LogRecord {
+    segment: U32::new(NO_SEGMENT),
+    slot: U32::ZERO,
+    seq: zerocopy::little_endian::U64::ZERO,
+};
 
 fn log_record(stream: &Stream) -> LogRecord {
     let (tail, open) = (stream.tail(), stream.open());

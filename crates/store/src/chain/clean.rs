@@ -160,8 +160,7 @@ pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(),
     let entries = entries_of(inner, victim).await;
     let live = {
         let state = inner.state.lock();
-        let refers =
-            |live: &Live| state.index.refers(live.entry.lba.0 as u32, live.block);
+        let refers = |live: &Live| state.index.refers(live.entry.lba.0 as u32, live.block);
         entries.into_iter().filter(refers).collect::<Vec<_>>()
     };
     for run in live.chunk_by(|a, b| b.block - a.block <= GAP_BLOCKS) {
@@ -219,7 +218,10 @@ async fn mapped_entries(inner: &Inner, victim: u32) -> Option<Vec<Live>> {
             }
             block += 1;
         }
-        if block != (victim * inner.segment_blocks) + (index as u32 + 1) * super::format::ENTRIES_PER_SECTOR {
+        if block
+            != (victim * inner.segment_blocks)
+                + (index as u32 + 1) * super::format::ENTRIES_PER_SECTOR
+        {
             debug_assert!(head.count > 0);
             return None;
         }
@@ -254,7 +256,10 @@ async fn read_live<'a>(inner: &Inner, run: &'a [Live]) -> Vec<(&'a Live, Bytes)>
     let (first, last) = (run[0].block, run[run.len() - 1].block);
     let place = {
         let state = inner.state.lock();
-        state.segments.place(first).map(|(link, at)| (state.segments.links[link].device.clone(), at))
+        state
+            .segments
+            .place(first)
+            .map(|(link, at)| (state.segments.links[link].device.clone(), at))
     };
     let Some((device, offset)) = place else { return Vec::new() };
     let len = (last - first + 1) as usize * BLOCK_SIZE;
@@ -303,11 +308,7 @@ async fn move_group(inner: &Arc<Inner>, group: &[(&Live, Bytes)]) -> Result<(), 
 }
 
 /// Compaction falls back on the tail when no segment of the body is free (Gecko 3.1.3).
-fn move_now(
-    state: &mut State,
-    log: usize,
-    group: &[(&Live, Bytes)],
-) -> Result<u64, StoreError> {
+fn move_now(state: &mut State, log: usize, group: &[(&Live, Bytes)]) -> Result<u64, StoreError> {
     let mut moved = 0;
     for (live, content) in group {
         let entry = &live.entry;
@@ -331,8 +332,7 @@ impl State {
         let next = others.find_map(|link| self.segments.next_on(link, 0, 0));
         let next = next.ok_or(StoreError::NoSpace)?;
         self.close_segment(USERS);
-        let reserved = self.users.open().next;
-        if reserved != super::format::NO_SEGMENT {
+        if let Some(reserved) = self.users.forget_next() {
             self.segments.unreserve(reserved);
         }
         self.segments.open(next);

@@ -133,10 +133,7 @@ async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
 }
 
 /// Fixes what a round covers, and takes it if it is short.
-fn begin(
-    inner: &Inner,
-    scope: Scope,
-) -> Result<(Vec<Part>, Version, Option<Short>), StoreError> {
+fn begin(inner: &Inner, scope: Scope) -> Result<(Vec<Part>, Version, Option<Short>), StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
     let version = state.version;

@@ -313,7 +313,9 @@ pub struct LabelHeader {
 }
 
 /// A link of the chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct LinkRecord {
     /// The link's identity.
@@ -329,7 +331,9 @@ pub struct LinkRecord {
 }
 
 /// A named snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct SnapshotRecord {
     /// Name in UTF-8, filled with zeros.
@@ -345,13 +349,17 @@ pub struct SnapshotRecord {
 }
 
 /// Versions above `from` and up to `to` that a roll-back took back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct VoidRecord {
     /// The version that was restored.
     pub from: U64,
     /// The newest version when that happened.
     pub to: U64,
+    /// The next segment sequence then: when every segment is newer, the record has served.
+    pub seq: U64,
 }
 
 /// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.
@@ -397,7 +405,9 @@ pub struct CheckpointHeader {
 }
 
 /// Where a log stood at a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct LogRecord {
     /// The open segment, [`NO_SEGMENT`] when the log is not in use.
@@ -414,6 +424,6 @@ const _: () = {
     assert!(size_of::<LabelHeader>() == 128);
     assert!(size_of::<LinkRecord>() == 32);
     assert!(size_of::<SnapshotRecord>() == 96);
-    assert!(size_of::<VoidRecord>() == 16);
+    assert!(size_of::<VoidRecord>() == 24);
     assert!(size_of::<CheckpointHeader>() == 128);
 };

@@ -39,6 +39,11 @@ impl Holds {
         self.0.range(from..until).next().is_some()
     }
 
+    /// The newest version held.
+    pub(super) fn newest(&self) -> Option<Version> {
+        self.0.keys().next_back().copied()
+    }
+
     /// Whether `version` itself is held.
     pub(super) fn contains(&self, version: Version) -> bool {
         self.0.contains_key(&version)

@@ -81,6 +81,8 @@ pub(super) struct Index {
     aging: VecDeque<(Version, u32)>,
     /// Physical blocks that lost their last reference since the last call of `take_freed`.
     freed: Vec<u32>,
+    /// Logical blocks that lost an old version since the last call of `take_settled`.
+    settled: Vec<u32>,
 }
 
 impl Index {
@@ -92,6 +94,7 @@ impl Index {
             several: HashMap::default(),
             aging: VecDeque::new(),
             freed: Vec::new(),
+            settled: Vec::new(),
         };
         index.resize(blocks);
         index
@@ -185,13 +188,7 @@ impl Index {
 
     /// Gives a block new content as of `version`, which is newer than all before. Old content
     /// stays as long as `holds` need it.
-    pub(super) fn put(
-        &mut self,
-        lba: u32,
-        version: Version,
-        new: Option<Location>,
-        holds: &Holds,
-    ) {
+    pub(super) fn put(&mut self, lba: u32, version: Version, new: Option<Location>, holds: &Holds) {
         let slot = self.slot(lba);
         if slot.block == SEVERAL {
             if let Some(versions) = self.several.get_mut(&lba) {
@@ -241,6 +238,9 @@ impl Index {
                 true => kept.push((version, location)),
                 false => self.freed.extend(location.map(|at| at.block)),
             }
+        }
+        if kept.len() < versions.len() {
+            self.settled.push(lba);
         }
         // A discard at the start says no more than absence does.
         while matches!(kept.first(), Some((_, None))) && kept.len() > 1 {
@@ -387,6 +387,11 @@ impl Index {
         self.freed.drain(..)
     }
 
+    /// The logical blocks that lost an old version since the last call.
+    pub(super) fn take_settled(&mut self) -> std::vec::Drain<'_, u32> {
+        self.settled.drain(..)
+    }
+
     /// Calls `visit` with each logical block and each place that it refers to.
     pub(super) fn for_each(&self, mut visit: impl FnMut(u32, Location)) {
         for (number, chunk) in self.chunks.iter().enumerate() {
@@ -425,10 +430,8 @@ impl Frozen {
                 )
             })
         });
-        let several = self
-            .several
-            .iter()
-            .map(|(lba, versions)| (*lba, Content::Several(versions.clone())));
+        let several =
+            self.several.iter().map(|(lba, versions)| (*lba, Content::Several(versions.clone())));
         single.chain(several)
     }
 }

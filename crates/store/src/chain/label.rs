@@ -52,16 +52,27 @@ pub struct Label {
     pub links: Vec<LinkRecord>,
     /// Named snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
-    /// Versions that roll-backs took back: above the first, up to the second.
-    pub voids: Vec<(Version, Version)>,
+    /// What roll-backs took back.
+    pub voids: Vec<Void>,
+}
+
+/// Versions above `from` and up to `to`, which a roll-back took back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Void {
+    /// The version that was restored.
+    pub from: Version,
+    /// The newest version when that happened.
+    pub to: Version,
+    /// The next segment sequence then: no later segment holds an entry that the record is about.
+    pub seq: u64,
 }
 
 /// Most snapshots that a label has room for.
-pub const MAX_SNAPSHOTS: usize = 1000;
+pub(super) const MAX_SNAPSHOTS: usize = 1000;
 /// Most links in a chain.
-pub const MAX_LINKS: usize = 256;
+pub(super) const MAX_LINKS: usize = 256;
 /// Most roll-backs that a label remembers.
-pub const MAX_VOIDS: usize = 512;
+pub(super) const MAX_VOIDS: usize = 512;
 
 const _: () = assert!(
     size_of::<LabelHeader>()
@@ -117,7 +128,7 @@ impl Label {
 
     /// Whether a roll-back took `version` back.
     pub(super) fn is_void(&self, version: Version) -> bool {
-        self.voids.iter().any(|(from, to)| version > *from && version <= *to)
+        self.voids.iter().any(|void| version > void.from && version <= void.to)
     }
 
     /// The snapshot called `name`.
@@ -150,8 +161,9 @@ impl Label {
         for snapshot in &self.snapshots {
             records.extend_from_slice(encode_snapshot(snapshot).as_bytes());
         }
-        for (from, to) in &self.voids {
-            let record = VoidRecord { from: from.0.into(), to: to.0.into() };
+        for void in &self.voids {
+            let (from, to) = (void.from.0.into(), void.to.0.into());
+            let record = VoidRecord { from, to, seq: void.seq.into() };
             records.extend_from_slice(record.as_bytes());
         }
         let checked = &header.as_bytes()[CHECKED_FROM..];
@@ -205,7 +217,11 @@ impl Label {
             snapshots: snapshots.iter().map(decode_snapshot).collect(),
             voids: voids
                 .iter()
-                .map(|void| (Version(void.from.get()), Version(void.to.get())))
+                .map(|void| Void {
+                    from: Version(void.from.get()),
+                    to: Version(void.to.get()),
+                    seq: void.seq.get(),
+                })
                 .collect(),
         };
         label.check()
@@ -214,7 +230,10 @@ impl Label {
     /// Refuses numbers that no label of ours has, so that no arithmetic on them can overflow.
     fn check(self) -> Result<Label, ChainError> {
         let segments_fit = self.links.iter().all(|link| {
-            link.base.get().checked_add(link.segments.get()).is_some_and(|end| end <= self.max_segments)
+            link.base
+                .get()
+                .checked_add(link.segments.get())
+                .is_some_and(|end| end <= self.max_segments)
         });
         let blocks = u64::from(self.max_segments) * u64::from(self.segment_blocks);
         let whole = self.segment_blocks != 0

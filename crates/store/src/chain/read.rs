@@ -175,11 +175,7 @@ async fn read_again(
 }
 
 /// Reads one block with care: every copy, and again when it moved in between.
-async fn read_one(
-    inner: &Arc<Inner>,
-    lba: Lba,
-    at: Version,
-) -> Result<Option<Bytes>, StoreError> {
+async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<Bytes>, StoreError> {
     let mut failure = None;
     for _ in 0..RETRIES {
         let step = plan(inner, lba, 1, at).pop().unwrap_or(Step::Zero);
@@ -205,14 +201,14 @@ async fn read_one(
 }
 
 /// Keeps a segment from being written anew while one of its blocks is read or mended.
-struct Pin<'a> {
+pub(super) struct Pin<'a> {
     inner: &'a Inner,
     segment: u32,
 }
 
 impl<'a> Pin<'a> {
     /// Pins the segment of `block`; `None` when `lba` does not lie there any more.
-    fn new(inner: &'a Inner, lba: Lba, block: u32) -> Option<(Pin<'a>, DeviceRef, u64)> {
+    pub(super) fn new(inner: &'a Inner, lba: Lba, block: u32) -> Option<(Pin<'a>, DeviceRef, u64)> {
         let mut state = inner.state.lock();
         if !state.index.refers(lba.0 as u32, block) {
             return None;
@@ -226,7 +222,10 @@ impl<'a> Pin<'a> {
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        self.inner.state.lock().segments.get_mut(self.segment).pins -= 1;
+        let mut state = self.inner.state.lock();
+        let segment = state.segments.get_mut(self.segment);
+        // The segment's link may have left the chain meanwhile.
+        segment.pins = segment.pins.saturating_sub(1);
     }
 }
 
@@ -287,7 +286,8 @@ pub(super) async fn read_verified(
             Ok(content) if right(&content) => {
                 let mut mended = 0;
                 for bad in wrong {
-                    mended += usize::from(device.repair_copy(bad, offset, content.clone()).await.is_ok());
+                    mended +=
+                        usize::from(device.repair_copy(bad, offset, content.clone()).await.is_ok());
                 }
                 return Ok(Verified::Whole { content, mended });
             }

@@ -154,9 +154,8 @@ fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
         let id = uuid::Uuid::from_bytes(record.id);
         let link = parts.links.iter().find(|link| link.id == id);
         let link = link.ok_or(ChainError::MissingLink { number, id })?;
-        let need = u64::from(record.segments.get())
-            * u64::from(label.segment_blocks)
-            * BLOCK_SIZE as u64;
+        let need =
+            u64::from(record.segments.get()) * u64::from(label.segment_blocks) * BLOCK_SIZE as u64;
         let have = link.device.geometry().size;
         if have < need {
             return Err(invalid(format!(
@@ -185,6 +184,7 @@ fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
         dirty: RoaringBitmap::new(),
         entries_since: 0,
         poison: None,
+        frozen: 0,
         dead: Vec::new(),
     })
 }
@@ -234,8 +234,9 @@ fn build(env: &Env, parts: Parts, options: Options, state: State, area: Area) ->
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
         tail_cache: Cache::new(env, options.tail_cache_blocks, parts.tail_cache),
-        body_cache: body
-            .then(|| Cache::with_order(env, options.body_cache_blocks, parts.body_cache, RamOrder::Lru)),
+        body_cache: body.then(|| {
+            Cache::with_order(env, options.body_cache_blocks, parts.body_cache, RamOrder::Lru)
+        }),
         room: Notify::new(),
         written: Notify::new(),
         queue_kick: [Notify::new(), Notify::new()],
@@ -603,7 +604,7 @@ impl Log {
 
     /// Adds a segment's entries from `start` on.
     fn take(&mut self, segment: LogSegment, start: Position, per: u32) -> Result<(), ChainError> {
-                for (slot, entry) in segment.entries.iter().enumerate() {
+        for (slot, entry) in segment.entries.iter().enumerate() {
             let at = Position::new(segment.seq, slot as u32);
             if at < start {
                 continue;
@@ -642,11 +643,9 @@ fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Re
         replay_entry(state, *block, entry, &mut newest);
     }
     let voids = state.label.voids.clone();
-    for (from, to) in voids {
-        for lba in state.index.take_back(from, to, &state.holds) {
-            state.dirty.insert(lba);
-        }
-        state.version = state.version.max(to);
+    for void in voids {
+        state.take_back(void.from, void.to);
+        state.version = state.version.max(void.to);
     }
     state.index.settle_all(&state.holds);
     state.reap();

@@ -187,8 +187,7 @@ impl Segments {
     /// Ends the writing of a segment.
     pub(super) fn close(&mut self, id: u32) {
         let segment = &mut self.table[id as usize];
-        segment.state =
-            if segment.live == 0 { SegmentState::Emptied } else { SegmentState::Used };
+        segment.state = if segment.live == 0 { SegmentState::Emptied } else { SegmentState::Used };
     }
 
     /// The emptied segments.

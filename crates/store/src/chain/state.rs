@@ -41,6 +41,8 @@ pub(super) struct State {
     /// Map entries appended since the last checkpoint.
     pub(super) entries_since: u64,
     pub(super) poison: Option<Arc<str>>,
+    /// Those who need that no user writes for a moment.
+    pub(super) frozen: u32,
     /// Caches to tell of blocks that died: filled under the lock, emptied by `Inner::bury`.
     pub(super) dead: Vec<u32>,
 }
@@ -206,13 +208,8 @@ impl State {
 
     /// Fills the open segment of a log with pads, so that it goes on in another one.
     pub(super) fn close_segment(&mut self, log: usize) {
-        let pad = MapEntry {
-            kind: Kind::Pad,
-            last: true,
-            lba: Lba(0),
-            version: self.version,
-            check: 0,
-        };
+        let pad =
+            MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: self.version, check: 0 };
         while self.stream(log).room() > 0 {
             self.stream(log).append(&pad, None, Purpose::Map);
             self.entries_since += 1;
@@ -277,8 +274,17 @@ impl State {
         self.reap();
     }
 
-    /// Accounts for the physical blocks that the index has let go.
+    /// Takes back the versions above `from` and up to `to`.
+    pub(super) fn take_back(&mut self, from: Version, to: Version) {
+        for lba in self.index.take_back(from, to, &self.holds) {
+            self.dirty.insert(lba);
+        }
+        self.reap();
+    }
+
+    /// Accounts for the versions that the index has let go.
     pub(super) fn reap(&mut self) {
+        self.dirty.extend(self.index.take_settled());
         for block in self.index.take_freed() {
             self.segments.drop_live(block);
             self.pending.remove(&block);
@@ -357,7 +363,8 @@ impl State {
     /// Whether a segment may be cleaned: closed, durable, whole, and not where the tail is.
     pub(super) fn can_clean(&self, id: u32) -> bool {
         let segment = self.segments.get(id);
-        let in_body = self.segments.links.len() == 1 || usize::from(segment.link) != self.tail_link();
+        let in_body =
+            self.segments.links.len() == 1 || usize::from(segment.link) != self.tail_link();
         let mapped = self.users.holds_map_of(id)
             || self.body.as_ref().is_some_and(|body| body.holds_map_of(id));
         segment.state == SegmentState::Used && in_body && !segment.damaged && !mapped

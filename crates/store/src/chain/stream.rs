@@ -164,6 +164,14 @@ impl Stream {
         }
     }
 
+    /// Forgets which segment was to follow the open one; returns it.
+    pub(super) fn forget_next(&mut self) -> Option<u32> {
+        let open = self.open_mut();
+        let next = std::mem::replace(&mut open.next, NO_SEGMENT);
+        open.renamed |= next != NO_SEGMENT && !open.entries.is_empty();
+        (next != NO_SEGMENT).then_some(next)
+    }
+
     /// Everything below this position has reached its device, though perhaps only its cache.
     pub(super) fn written(&self) -> Position {
         let queued = self.queue.front().map(|queued| queued.position);
@@ -305,13 +313,6 @@ fn seal(map: &mut SegmentMap, filled: usize, marks: &Marks, unit: usize) -> MapW
 impl SegmentMap {
     /// The map of a segment that is about to be written.
     pub(super) fn fresh(id: u32, seq: u64) -> SegmentMap {
-        SegmentMap {
-            id,
-            seq,
-            next: NO_SEGMENT,
-            entries: Vec::new(),
-            committed: 0,
-            renamed: false,
-        }
+        SegmentMap { id, seq, next: NO_SEGMENT, entries: Vec::new(), committed: 0, renamed: false }
     }
 }

@@ -49,8 +49,7 @@ pub(super) async fn discard(
         let run = (lba.0 + count - at).min(DISCARD_BLOCKS);
         let stored = inner.state.lock().allocation(Lba(at), run, Version(u64::MAX));
         if stored.iter().any(|(_, stored)| *stored) {
-            version =
-                with_room(inner, 1, |state| state.discard(Lba(at), run as u32)).await?;
+            version = with_room(inner, 1, |state| state.discard(Lba(at), run as u32)).await?;
         }
         at += run;
     }
@@ -98,6 +97,7 @@ async fn with_room<T>(
             state.poison_check()?;
             let dirty = state.unwritten * BLOCK_SIZE;
             match state.room(blocks) {
+                _ if state.frozen > 0 => {}
                 Room::Yes if dirty < inner.options.dirty_bytes => {
                     let result = change(&mut state);
                     inner.after_append(&mut state);

@@ -143,7 +143,8 @@ pub fn random_step(rng: &mut Rng, blocks: u64) -> Step {
     };
     match rng.random_range(0..100) {
         0..60 => {
-            let count = if rng.random_bool(0.1) { rng.random_range(5..60) } else { rng.random_range(1..5) };
+            let count =
+                if rng.random_bool(0.1) { rng.random_range(5..60) } else { rng.random_range(1..5) };
             Step::Apply((0..count).map(|_| lba(rng)).collect())
         }
         60..66 => {

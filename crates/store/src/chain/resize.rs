@@ -1,0 +1,271 @@
+//! Chains that grow and shrink while in use (Gecko 3.1.4).
+
+use std::sync::Arc;
+
+use super::clean::clean_segment;
+use super::format::LinkRecord;
+use super::index::Content;
+use super::label::MAX_LINKS;
+use super::recovery::link_record;
+use super::segments::SegmentState;
+use super::snapshot::Freeze;
+use super::state::reserved_segments;
+use super::stream::{BODY, USERS};
+use super::{Chain, ChainError, Inner, Link, State, checkpoint};
+use crate::block::Version;
+
+fn invalid(why: impl Into<String>) -> ChainError {
+    ChainError::Invalid(why.into())
+}
+
+impl Chain {
+    /// Changes the number of logical blocks.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] when the links cannot hold so many, or when something is stored, now
+    /// or in a snapshot, beyond the new end.
+    pub async fn resize(&self, blocks: u64) -> Result<(), ChainError> {
+        let inner = &self.inner;
+        let _label = inner.label_lock.lock().await;
+        let _frozen = Freeze::new(inner);
+        let old = {
+            let state = inner.state.lock();
+            state.poison_check()?;
+            let most = state.capacity();
+            if blocks == 0 || blocks > most {
+                return Err(invalid(format!(
+                    "the links hold up to {most} blocks besides what cleaning needs, not \
+                     {blocks}; add a link first"
+                )));
+            }
+            check_end(&state, blocks)?;
+            state.index.blocks()
+        };
+        if blocks < old {
+            // A replay must not meet entries beyond the new end.
+            checkpoint::write(inner).await?;
+            inner.state.lock().index.resize(blocks);
+        }
+        inner.change_label(|label| label.blocks = blocks).await?;
+        inner.state.lock().index.resize(blocks);
+        Ok(())
+    }
+
+    /// Adds a link at the end of the chain; its segments may be written at once.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] when it is too small, there already, or the map area has no room
+    /// for it.
+    pub async fn add_link(&self, link: Link) -> Result<(), ChainError> {
+        let inner = &self.inner;
+        let _label = inner.label_lock.lock().await;
+        let record = {
+            let state = inner.state.lock();
+            state.poison_check()?;
+            new_record(&state, &link)?
+        };
+        inner.change_label(|label| label.links.push(record)).await?;
+        {
+            let mut state = inner.state.lock();
+            state.segments.add_link(&record, link.device);
+            state.add_body();
+        }
+        inner.room.notify_waiters();
+        checkpoint::write(inner).await?;
+        Ok(())
+    }
+
+    /// Moves everything off a link and takes it out of the chain. `progress` is called with the
+    /// blocks moved and those that there were. A crash meanwhile leaves the link in the chain, to
+    /// be emptied by another call.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] when the other links cannot hold what is stored;
+    /// [`ChainError::Damaged`] when the link holds blocks that no copy can give back.
+    pub async fn remove_link(
+        &self,
+        id: uuid::Uuid,
+        progress: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Result<(), ChainError> {
+        let inner = &self.inner;
+        let _label = inner.label_lock.lock().await;
+        {
+            let state = inner.state.lock();
+            state.poison_check()?;
+            check_removal(&state, id)?;
+        }
+        inner.change_label(|label| set_leaving(&mut label.links, id)).await?;
+        self.leave(id)?;
+        self.empty(id, progress).await?;
+        self.take_out(id).await
+    }
+
+    /// Takes both logs off a link.
+    fn leave(&self, id: uuid::Uuid) -> Result<(), ChainError> {
+        let mut state = self.inner.state.lock();
+        let Some(link) = link_number(&state, id) else { return Ok(()) };
+        state.segments.links[link].leaving = true;
+        for log in [USERS, BODY] {
+            if log == BODY && state.body.is_none() {
+                continue;
+            }
+            let on_link =
+                |state: &State, segment: u32| usize::from(state.segments.get(segment).link) == link;
+            let next = state.stream(log).open().next;
+            if state.segments.exists(next) && on_link(&state, next) {
+                state.stream(log).forget_next();
+                state.segments.unreserve(next);
+            }
+            let open = state.stream(log).open().id;
+            if on_link(&state, open) {
+                state.close_segment(log);
+                state.roll(log, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn empty(
+        &self,
+        id: uuid::Uuid,
+        progress: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Result<(), ChainError> {
+        let inner = &self.inner;
+        let total = on_link(inner, id).1;
+        loop {
+            let (victim, live) = on_link(inner, id);
+            progress(total.saturating_sub(live), total);
+            if live == 0 {
+                return Ok(());
+            }
+            let Some(victim) = victim else {
+                return Err(ChainError::Damaged(format!(
+                    "{live} blocks of the link cannot be read from any copy; scrub names them"
+                )));
+            };
+            // Entries that are not durable yet are not for cleaning, and freed room comes late.
+            checkpoint::write(inner).await?;
+            let _cleaning = inner.cleaning_lock.lock().await;
+            let ready = inner.state.lock().can_clean(victim);
+            if ready {
+                clean_segment(inner, victim).await?;
+            }
+        }
+    }
+
+    /// The last step: nothing refers to the link any more.
+    async fn take_out(&self, id: uuid::Uuid) -> Result<(), ChainError> {
+        let inner = &self.inner;
+        let _cleaning = inner.cleaning_lock.lock().await;
+        let _frozen = Freeze::new(inner);
+        checkpoint::write(inner).await?;
+        inner.change_label(|label| label.links.retain(|link| link.id != *id.as_bytes())).await?;
+        let mut state = inner.state.lock();
+        debug_assert!(state.unwritten == 0 && state.users.unflushed.is_empty());
+        if let Some(link) = link_number(&state, id) {
+            state.segments.remove_link(link);
+        }
+        Ok(())
+    }
+}
+
+fn link_number(state: &State, id: uuid::Uuid) -> Option<usize> {
+    state.segments.links.iter().position(|link| link.id == id)
+}
+
+fn set_leaving(links: &mut [LinkRecord], id: uuid::Uuid) {
+    for link in links.iter_mut().filter(|link| link.id == *id.as_bytes()) {
+        link.leaving = 1;
+    }
+}
+
+/// A segment of the link that can be emptied, and the link's live blocks.
+fn on_link(inner: &Arc<Inner>, id: uuid::Uuid) -> (Option<u32>, u64) {
+    let state = inner.state.lock();
+    let Some(link) = link_number(&state, id) else { return (None, 0) };
+    let of_link = state.segments.ids(|segment| usize::from(segment.link) == link);
+    let live = of_link.iter().map(|id| u64::from(state.segments.get(*id).live)).sum();
+    let victim = of_link.into_iter().find(|id| {
+        let segment = state.segments.get(*id);
+        segment.state == SegmentState::Used && segment.live > 0 && !segment.damaged
+    });
+    (victim, live)
+}
+
+/// Nothing may be stored at or beyond `blocks`, in any version.
+fn check_end(state: &State, blocks: u64) -> Result<(), ChainError> {
+    let mut lba = blocks;
+    while lba < state.index.blocks() {
+        match state.index.empty_until(lba as u32) {
+            Some(next) => lba = u64::from(next),
+            None if state.index.content(lba as u32) == Content::Absent => lba += 1,
+            None => {
+                let now = state.index.get(lba as u32, Version(u64::MAX)).is_some();
+                let (what, advice) = match now {
+                    true => ("the volume", "discard it first (fstrim, blkdiscard)"),
+                    false => ("a snapshot", "delete the snapshot first"),
+                };
+                return Err(invalid(format!(
+                    "block {lba} is stored in {what} and lies beyond {blocks} blocks; {advice}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The record of a link to be added, in the first gap of segment numbers that it fits.
+fn new_record(state: &State, link: &Link) -> Result<LinkRecord, ChainError> {
+    if link_number(state, link.id).is_some() {
+        return Err(invalid(format!("link {} is part of the chain already", link.id)));
+    }
+    if state.label.links.len() >= MAX_LINKS {
+        return Err(invalid(format!("a chain has at most {MAX_LINKS} links")));
+    }
+    let mut record = link_record(link, 0, state.label.segment_blocks)?;
+    let mut taken: Vec<(u32, u32)> = state
+        .label
+        .links
+        .iter()
+        .map(|link| (link.base.get(), link.base.get() + link.segments.get()))
+        .collect();
+    taken.sort_unstable();
+    let mut base = 0;
+    for (first, end) in taken {
+        if base + record.segments.get() <= first {
+            break;
+        }
+        base = end;
+    }
+    if base + record.segments.get() > state.label.max_segments {
+        return Err(invalid(format!(
+            "the map area has room for {} segments, and the new link would need up to {}; make \
+             the volume with more growth, or add a smaller link",
+            state.label.max_segments,
+            base + record.segments.get()
+        )));
+    }
+    record.base = base.into();
+    Ok(record)
+}
+
+/// The other links must hold what is stored, and the volume's blocks.
+fn check_removal(state: &State, id: uuid::Uuid) -> Result<(), ChainError> {
+    let Some(link) = link_number(state, id) else {
+        return Err(invalid(format!("the chain has no link {id}")));
+    };
+    let others = state.segments.links.iter().enumerate();
+    let others = others.filter(|(number, other)| *number != link && !other.leaving);
+    let (links, segments) =
+        others.fold((0, 0), |(links, sum), (_, other)| (links + 1, sum + other.count));
+    let reserve = reserved_segments(links, state.body.is_some());
+    let most = u64::from(segments.saturating_sub(reserve)) * u64::from(state.segments.per());
+    let need = state.index.blocks().max(state.segments.live());
+    match links > 0 && need <= most {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "the other links hold up to {most} blocks, and the volume needs {need}; shrink it, \
+             delete snapshots, or add a link first"
+        ))),
+    }
+}

@@ -1,0 +1,223 @@
+//! Scrub: reads every copy of everything that counts, and mends what it can.
+
+use std::sync::Arc;
+
+use zerocopy::FromBytes;
+
+use super::clean::clean_segment;
+use super::format::{ENTRIES_PER_SECTOR, LABEL_BYTES, MapSector, SECTOR, block_checksum};
+use super::index::Location;
+use super::label::Label;
+use super::read::read_copies;
+use super::segments::SegmentState;
+use super::{Chain, ChainError, Counts, Inner, checkpoint};
+use crate::block::{BLOCK_SIZE, Lba, StoreError};
+use crate::device::{DeviceRef, Purpose};
+
+/// Blocks in one request.
+const RUN_BLOCKS: usize = 256;
+/// Damaged blocks that a report names.
+const NAMED: usize = 100;
+
+/// What a scrub found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct ScrubReport {
+    /// Blocks whose every copy was read.
+    pub blocks: u64,
+    /// Copies that did not match and were overwritten with one that did.
+    pub repaired: u64,
+    /// Blocks that no copy could give back.
+    pub damaged: u64,
+    /// The first hundred of them, as logical blocks.
+    pub damaged_blocks: Vec<u64>,
+    /// Segments whose map was damaged; their blocks were moved, so that the map counts no more.
+    pub maps_replaced: u64,
+    /// Copies of the label that were damaged and written again.
+    pub labels_replaced: u64,
+    /// Whether the checkpoint was damaged and written again.
+    pub checkpoint_replaced: bool,
+}
+
+/// A block to be checked.
+struct Check {
+    lba: u32,
+    at: Location,
+}
+
+impl Chain {
+    /// Reads every copy of every live block, the maps, the checkpoint and the labels, and mends
+    /// what another copy or the index can tell. `progress` is called with blocks done and all.
+    ///
+    /// # Errors
+    /// A failure that ends the scrub; damage is in the report, not an error.
+    pub async fn scrub(
+        &self,
+        progress: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Result<ScrubReport, ChainError> {
+        let inner = &self.inner;
+        let mut report = ScrubReport::default();
+        scrub_labels(inner, &mut report).await?;
+        scrub_checkpoint(inner, &mut report).await?;
+        let mut checks = Vec::new();
+        inner.state.lock().index.for_each(|lba, at| checks.push(Check { lba, at }));
+        checks.sort_unstable_by_key(|check| check.at.block);
+        let total = checks.len() as u64;
+        for run in runs(&checks, inner.segment_blocks) {
+            progress(report.blocks, total);
+            scrub_run(inner, run, &mut report).await;
+            report.blocks += run.len() as u64;
+        }
+        progress(total, total);
+        scrub_maps(inner, &mut report).await?;
+        Ok(report)
+    }
+}
+
+/// Checks in order of place, cut where they are not contiguous or a request is full.
+fn runs(checks: &[Check], per: u32) -> impl Iterator<Item = &[Check]> {
+    checks
+        .chunk_by(move |a, b| a.at.block + 1 == b.at.block && a.at.block / per == b.at.block / per)
+        .flat_map(|run| run.chunks(RUN_BLOCKS))
+}
+
+async fn scrub_run(inner: &Arc<Inner>, run: &[Check], report: &mut ScrubReport) {
+    let place = {
+        let state = inner.state.lock();
+        let place = state.segments.place(run[0].at.block);
+        place.map(|(link, offset)| (state.segments.links[link].device.clone(), offset))
+    };
+    let Some((device, offset)) = place else { return };
+    let mut suspects = vec![false; run.len()];
+    for copy in 0..device.copies() {
+        check_copy(&device, copy, offset, run, &mut suspects).await;
+    }
+    for (check, _) in run.iter().zip(suspects).filter(|(_, suspect)| *suspect) {
+        mend(inner, check, report).await;
+    }
+}
+
+/// Reads a run from one copy and marks the blocks that do not match.
+async fn check_copy(
+    device: &DeviceRef,
+    copy: usize,
+    offset: u64,
+    run: &[Check],
+    suspects: &mut [bool],
+) {
+    let read = device.read_copy(copy, offset, run.len() * BLOCK_SIZE, Purpose::Repair).await;
+    for (number, (check, suspect)) in run.iter().zip(suspects).enumerate() {
+        let right = read.as_ref().is_ok_and(|bytes| {
+            let content = &bytes[number * BLOCK_SIZE..][..BLOCK_SIZE];
+            block_checksum(Lba(u64::from(check.lba)), content) == check.at.check
+        });
+        *suspect |= !right;
+    }
+}
+
+/// Looks at one block again, copy by copy, unless it has moved or is not written yet.
+async fn mend(inner: &Arc<Inner>, check: &Check, report: &mut ScrubReport) {
+    let current = |inner: &Inner| {
+        let state = inner.state.lock();
+        state.index.refers(check.lba, check.at.block)
+            && !state.pending.contains_key(&check.at.block)
+    };
+    if !current(inner) {
+        return;
+    }
+    let lba = Lba(u64::from(check.lba));
+    match mend_copies(inner, lba, check.at).await {
+        Ok(mended) => report.repaired += mended,
+        Err(_) if !current(inner) => {}
+        Err(error) => {
+            tracing::error!(volume = %inner.volume, %error, "scrub found a damaged block");
+            report.damaged += 1;
+            if report.damaged_blocks.len() < NAMED {
+                report.damaged_blocks.push(lba.0);
+            }
+        }
+    }
+}
+
+/// Overwrites each copy that does not match; how many there were.
+async fn mend_copies(inner: &Inner, lba: Lba, at: Location) -> Result<u64, StoreError> {
+    let before = inner.counts.repaired.load(std::sync::atomic::Ordering::Relaxed);
+    let content = read_copies(inner, lba, at).await?;
+    let mut mended = inner.counts.repaired.load(std::sync::atomic::Ordering::Relaxed) - before;
+    // `read_copies` ends at the first copy that is right: the later ones are still to be seen.
+    let Some((_pin, device, offset)) = super::read::Pin::new(inner, lba, at.block) else {
+        return Ok(mended);
+    };
+    for copy in 0..device.copies() {
+        let read = device.read_copy(copy, offset, BLOCK_SIZE, Purpose::Repair).await;
+        let right = read.is_ok_and(|bytes| block_checksum(lba, &bytes) == at.check);
+        if !right && device.repair_copy(copy, offset, content.clone()).await.is_ok() {
+            mended += 1;
+            Counts::add(&inner.counts.repaired, 1);
+        }
+    }
+    Ok(mended)
+}
+
+async fn scrub_labels(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), ChainError> {
+    let _label = inner.label_lock.lock().await;
+    let sequence = inner.state.lock().label.sequence;
+    let mut bad = 0;
+    for slot in 0..2 {
+        for copy in 0..inner.map.copies() {
+            let at = slot * LABEL_BYTES;
+            let read = inner.map.read_copy(copy, at, LABEL_BYTES as usize, Purpose::Label).await;
+            let label = read.ok().and_then(|bytes| Label::decode(&bytes).ok());
+            bad += u64::from(label.is_none_or(|label| label.sequence != sequence));
+        }
+    }
+    if bad > 0 {
+        inner.change_label(|_| {}).await?;
+        report.labels_replaced = bad;
+    }
+    Ok(())
+}
+
+async fn scrub_checkpoint(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), ChainError> {
+    if !checkpoint::is_whole(inner).await {
+        checkpoint::write_base(inner).await?;
+        report.checkpoint_replaced = true;
+    }
+    Ok(())
+}
+
+/// Segments whose map does not hold are cleaned: the index knows their blocks.
+async fn scrub_maps(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), ChainError> {
+    let used = inner.state.lock().segments.ids(|segment| segment.state == SegmentState::Used);
+    for id in used {
+        let _cleaning = inner.cleaning_lock.lock().await;
+        let seq = {
+            let state = inner.state.lock();
+            state.can_clean(id).then(|| state.segments.get(id).seq)
+        };
+        let Some(seq) = seq else { continue };
+        if !map_is_whole(inner, id, seq).await {
+            tracing::warn!(volume = %inner.volume, segment = id, "a segment's map is damaged");
+            clean_segment(inner, id).await?;
+            report.maps_replaced += 1;
+        }
+    }
+    Ok(())
+}
+
+async fn map_is_whole(inner: &Inner, id: u32, seq: u64) -> bool {
+    let (at, len) = (inner.layout.map_of(id), inner.layout.segment_map());
+    for copy in 0..inner.map.copies() {
+        let Ok(bytes) = inner.map.read_copy(copy, at, len, Purpose::Repair).await else {
+            return false;
+        };
+        let whole = bytes.chunks_exact(SECTOR).enumerate().all(|(index, sector)| {
+            let sector = MapSector::ref_from_bytes(sector).ok();
+            let head = sector.and_then(|sector| sector.verify(inner.tag, index as u16));
+            head.is_some_and(|head| head.seq == seq && u32::from(head.count) == ENTRIES_PER_SECTOR)
+        });
+        if !whole {
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,180 @@
+//! Named snapshots: versions that stay readable until they are deleted, also across restarts.
+
+use std::sync::Arc;
+
+use super::label::{Label, MAX_SNAPSHOTS, MAX_VOIDS, Void};
+use super::segments::SegmentState;
+use super::{Chain, ChainError, Inner, Snapshot, checkpoint, commit};
+use crate::block::Version;
+
+/// Keeps users from writing while it lives. Reads go on.
+pub(super) struct Freeze<'a>(&'a Inner);
+
+impl<'a> Freeze<'a> {
+    pub(super) fn new(inner: &'a Inner) -> Freeze<'a> {
+        inner.state.lock().frozen += 1;
+        Freeze(inner)
+    }
+}
+
+impl Drop for Freeze<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().frozen -= 1;
+        self.0.room.notify_waiters();
+    }
+}
+
+fn invalid(why: impl Into<String>) -> ChainError {
+    ChainError::Invalid(why.into())
+}
+
+impl Inner {
+    /// Changes the label durably, then in memory. The caller holds `label_lock`.
+    pub(super) async fn change_label(
+        &self,
+        change: impl FnOnce(&mut Label),
+    ) -> Result<(), ChainError> {
+        let mut label = self.state.lock().label.clone();
+        change(&mut label);
+        if let Err(error) = label.write(&self.map).await {
+            // Which of the two labels survives a crash is unknown: nobody may build on either.
+            self.poison(&error.to_string());
+            return Err(error);
+        }
+        self.state.lock().label = label;
+        Ok(())
+    }
+}
+
+impl Chain {
+    /// The snapshot called `name`.
+    pub fn snapshot(&self, name: &str) -> Option<Snapshot> {
+        self.inner.state.lock().label.snapshot(name).cloned()
+    }
+
+    /// Keeps the newest version readable under `name`, durably.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] for a name that is taken, empty, longer than 64 bytes or holds one
+    /// of `/ @` or a control character, and when there are too many snapshots.
+    pub async fn create_snapshot(&self, name: &str) -> Result<Snapshot, ChainError> {
+        let inner = &self.inner;
+        let _label = inner.label_lock.lock().await;
+        let version = {
+            let mut state = inner.state.lock();
+            state.poison_check()?;
+            check_name(&state.label, name)?;
+            let version = state.version;
+            state.holds.take(version);
+            version
+        };
+        let result = keep(inner, name, version).await;
+        if result.is_err() {
+            inner.state.lock().release(version);
+        }
+        result
+    }
+
+    /// Deletes a snapshot: what only it kept may be reclaimed.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] when there is none of that name.
+    pub async fn delete_snapshot(&self, name: &str) -> Result<(), ChainError> {
+        let inner = &self.inner;
+        let _label = inner.label_lock.lock().await;
+        let version = self.find(name)?.version;
+        inner.poison_check()?;
+        inner
+            .change_label(|label| label.snapshots.retain(|snapshot| snapshot.name != name))
+            .await?;
+        inner.state.lock().release(version);
+        inner.bury();
+        inner.clean_kick.notify_one();
+        Ok(())
+    }
+
+    /// Takes the volume back to a snapshot: what was written after it is gone. The snapshot stays.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] when there is none of that name, or somebody still needs a newer
+    /// version: delete newer snapshots and stop serving them first.
+    pub async fn rollback(&self, name: &str) -> Result<(), ChainError> {
+        let inner = &self.inner;
+        let _label = inner.label_lock.lock().await;
+        let _cleaning = inner.cleaning_lock.lock().await;
+        let snapshot = self.find(name)?;
+        let _frozen = Freeze::new(inner);
+        let newest = self.check_rollback(&snapshot)?;
+        commit::sync(inner, newest).await?;
+        // From the new label on, recovery takes the versions back as well.
+        inner
+            .change_label(|label| {
+                let void = Void { from: snapshot.version, to: newest, seq: 0 };
+                let seq = inner.state.lock().next_seq;
+                label.voids.push(Void { seq, ..void });
+            })
+            .await?;
+        inner.state.lock().take_back(snapshot.version, newest);
+        inner.bury();
+        checkpoint::write(inner).await?;
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Result<Snapshot, ChainError> {
+        self.snapshot(name).ok_or_else(|| invalid(format!("there is no snapshot called {name:?}")))
+    }
+
+    /// The newest version, if everything after `snapshot` may go.
+    fn check_rollback(&self, snapshot: &Snapshot) -> Result<Version, ChainError> {
+        let mut state = self.inner.state.lock();
+        state.poison_check()?;
+        let newer = state.label.snapshots.iter().filter(|other| other.version > snapshot.version);
+        let newer: Vec<&str> = newer.map(|other| other.name.as_str()).collect();
+        if !newer.is_empty() {
+            return Err(invalid(format!("delete the newer snapshots first: {}", newer.join(", "))));
+        }
+        if state.holds.newest() > Some(snapshot.version) {
+            return Err(invalid("somebody is reading a newer version; end that first"));
+        }
+        let oldest = state
+            .segments
+            .ids(|segment| matches!(segment.state, SegmentState::Used | SegmentState::Open))
+            .into_iter()
+            .map(|id| state.segments.get(id).seq)
+            .min();
+        state.label.voids.retain(|void| oldest.is_none_or(|oldest| oldest < void.seq));
+        if state.label.voids.len() >= MAX_VOIDS {
+            return Err(invalid(
+                "too many roll-backs that the log still remembers; write on, and try again later",
+            ));
+        }
+        Ok(state.version)
+    }
+}
+
+/// Makes a held version durable and gives it its name.
+async fn keep(inner: &Arc<Inner>, name: &str, version: Version) -> Result<Snapshot, ChainError> {
+    commit::sync(inner, version).await?;
+    let blocks = inner.state.lock().index.blocks();
+    let snapshot =
+        Snapshot { name: name.to_owned(), version, created: inner.env.wall_clock(), blocks };
+    inner.change_label(|label| label.snapshots.push(snapshot.clone())).await?;
+    Ok(snapshot)
+}
+
+fn check_name(label: &Label, name: &str) -> Result<(), ChainError> {
+    let odd = |c: char| c == '/' || c == '@' || c.is_control();
+    if name.is_empty() || name.len() > 64 || name.chars().any(odd) {
+        return Err(invalid(format!(
+            "{name:?} is no name for a snapshot: 1 to 64 bytes without '/', '@' or control \
+             characters"
+        )));
+    }
+    if label.snapshot(name).is_some() {
+        return Err(invalid(format!("there is a snapshot called {name:?} already")));
+    }
+    match label.snapshots.len() < MAX_SNAPSHOTS {
+        true => Ok(()),
+        false => Err(invalid(format!("a volume has at most {MAX_SNAPSHOTS} snapshots"))),
+    }
+}

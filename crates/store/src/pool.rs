@@ -10,6 +10,7 @@
 //! by volumes, each of which locks its own extents only.
 
 mod assemble;
+mod change;
 mod create;
 mod destroy;
 mod error;
@@ -33,6 +34,7 @@ use uuid::Uuid;
 
 pub use assemble::PoolMirror;
 use assemble::{Seat, put_together, take_seats};
+pub use change::{ExtendRequest, Progress, ShrinkRequest};
 pub use create::create_on;
 pub use destroy::destroy_on;
 pub use error::PoolError;
@@ -78,11 +80,13 @@ pub struct Pool {
     manifest: tokio::sync::Mutex<Manifest>,
     name: String,
     id: Uuid,
+    sector: Option<u32>,
+    standby: bool,
     chain: Arc<Chain>,
     volume: Arc<StoreVolume<Chain>>,
     members: Mutex<Vec<Member>>,
     mirrors: Mutex<Vec<PoolMirror>>,
-    warnings: Mutex<Vec<String>>,
+    warnings: Vec<String>,
     recovered: Recovered,
 }
 
@@ -132,14 +136,17 @@ impl Pool {
             folder: folder.to_owned(),
             name: manifest.name.clone(),
             id: manifest.volume,
+            sector: manifest.sector,
+            standby: options.standby,
             manifest: tokio::sync::Mutex::new(manifest),
             volume: Arc::new(StoreVolume::live(chain.clone())),
             chain,
             members: Mutex::new(seats.into_iter().map(Member::from).collect()),
             mirrors: Mutex::new(put.mirrors),
-            warnings: Mutex::new(put.warnings),
+            warnings: put.warnings,
             recovered,
         };
+        pool.free_leftovers().await?;
         Ok(pool)
     }
 
@@ -170,7 +177,7 @@ impl Pool {
 
     /// What was noticed as the volume was opened: missing or stale sides, a missing cache.
     pub fn warnings(&self) -> Vec<String> {
-        self.warnings.lock().clone()
+        self.warnings.clone()
     }
 
     /// The volume as it was when a snapshot was made, read-only.
@@ -219,12 +226,18 @@ impl From<Seat> for Member {
     }
 }
 
+impl From<Member> for Seat {
+    fn from(member: Member) -> Seat {
+        let device = member.path.display().to_string();
+        let found = member.slot.ok_or(PoolError::Blank { device });
+        Seat { place: member.place, path: member.path, found }
+    }
+}
+
 impl Member {
     fn status(&self, mirrors: &[PoolMirror]) -> MemberStatus {
         let place = &self.place;
-        let mirror = mirrors.iter().find(|mirror| {
-            mirror.group == place.group && mirror.column == usize::from(place.column)
-        });
+        let mirror = mirrors.iter().find(|mirror| mirror.holds(place));
         let side = mirror.and_then(|mirror| {
             mirror.mirror.states().borrow().get(usize::from(place.side)).copied()
         });

@@ -51,6 +51,15 @@ pub struct PoolMirror {
     pub(super) labels: Arc<SideLabels>,
 }
 
+impl PoolMirror {
+    /// Whether the device at `place` is one of its sides.
+    pub(super) fn holds(&self, place: &Place) -> bool {
+        self.role == place.role
+            && self.group == place.group
+            && self.column == usize::from(place.column)
+    }
+}
+
 /// A group put together.
 #[derive(Debug)]
 pub(super) struct Assembled {

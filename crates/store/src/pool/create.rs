@@ -85,7 +85,7 @@ async fn create_all(
     }
     let mut links = Vec::new();
     for link in &new.links {
-        links.push(prepare::link_room(media, link, new.sector, new.force).await?);
+        links.push(prepare::link_room(media, link, new.sector, new.force, None).await?);
     }
     let plan = plan(new, links)?;
     let total: u64 = plan.links.iter().sum();

@@ -20,6 +20,12 @@ pub(super) struct Label {
 }
 
 impl Label {
+    /// The members that others than `own` have.
+    pub(super) fn others(&self, own: Option<uuid::Uuid>) -> impl Iterator<Item = &Member> {
+        let members = self.members.iter().map(|(_, member)| member);
+        members.filter(move |member| Some(member.volume) != own)
+    }
+
     /// The members that `volume` owns.
     pub(super) fn of(&self, volume: uuid::Uuid) -> impl Iterator<Item = &(usize, Member)> {
         self.members.iter().filter(move |(_, member)| member.volume == volume)

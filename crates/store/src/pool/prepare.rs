@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use super::PoolError;
 use super::format::{DATA_START, Member, PAIR, Role, Sharing};
 use super::label::{self, Label, Slot, gap};
@@ -80,11 +82,12 @@ pub(super) async fn link_room(
     link: &LinkSpec,
     sector: Option<u32>,
     force: bool,
+    own: Option<Uuid>,
 ) -> Result<u64, PoolError> {
     let mut smallest = u64::MAX;
     for device in link.devices() {
         let opened = media.open(&device.path, Access::Exclusive, sector).await?;
-        check_blank(&opened, force).await?;
+        check_blank(&opened, force, own).await?;
         smallest = smallest.min(room(&opened)?);
     }
     Ok(smallest)
@@ -103,14 +106,20 @@ pub(super) fn room(opened: &Opened) -> Result<u64, PoolError> {
     }
 }
 
-/// Refuses a device that holds something, unless that may be lost.
-pub(super) async fn check_blank(opened: &Opened, force: bool) -> Result<(), PoolError> {
+/// Refuses a device that holds something, unless that may be lost. A label of the volume `own` may:
+/// the caller knows that the device is no member of it.
+pub(super) async fn check_blank(
+    opened: &Opened,
+    force: bool,
+    own: Option<Uuid>,
+) -> Result<(), PoolError> {
     let device = opened.device.name();
     match label::find(&*opened.device).await {
         _ if force => return Ok(()),
         Ok(None) => {}
-        Ok(Some(Label { members, .. })) if !members.is_empty() => {
-            let (_, Member { name, volume, .. }) = members[0].clone();
+        Ok(Some(label)) if label.others(own).next().is_some() => {
+            let other = label.others(own).next().map(|member| (member.name.clone(), member.volume));
+            let (name, volume) = other.unwrap_or_default();
             return Err(PoolError::OtherVolume { device, name, volume });
         }
         // A header without members owns nothing.
@@ -146,7 +155,7 @@ pub(super) async fn check_claim(
         }
         Ok(Some(label)) if !label.members.is_empty() && !force => Err(not_shared(&opened)),
         _ => {
-            check_blank(&opened, force).await?;
+            check_blank(&opened, force, None).await?;
             let have = room(&opened)?;
             match have < need {
                 true => Err(PoolError::TooSmall {
@@ -227,7 +236,7 @@ async fn directory(
     match found {
         Ok(Some(label)) if label.header.sharing == Sharing::Shared => return Ok((opened, label)),
         Ok(Some(label)) if !label.members.is_empty() && !force => return Err(not_shared(&opened)),
-        _ => check_blank(&opened, force).await?,
+        _ => check_blank(&opened, force, None).await?,
     }
     let header = label::format(env, &opened.device, Sharing::Shared).await?;
     Ok((opened, Label { header, members: Vec::new(), damaged: 0 }))

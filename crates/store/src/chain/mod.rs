@@ -37,6 +37,7 @@ mod options;
 mod read;
 mod recovery;
 mod resize;
+mod roles;
 mod scrub;
 mod segments;
 mod snapshot;
@@ -137,6 +138,7 @@ struct Inner {
     queue_kick: [Notify; 2],
     clean_kick: Notify,
     checkpoint_kick: Notify,
+    role_kick: Notify,
     counts: Counts,
 }
 
@@ -180,6 +182,7 @@ impl Chain {
             env.spawn(commit::run_timer(inner.clone())),
             env.spawn(clean::run_cleaner(inner.clone())),
             env.spawn(checkpoint::run_checkpoints(inner.clone())),
+            env.spawn(roles::run_roles(inner.clone())),
         ];
         Chain { inner, tasks: Mutex::new(tasks) }
     }

@@ -40,7 +40,9 @@ pub struct Options {
     pub body_cache_blocks: usize,
     /// Writes that nobody syncs become durable after this long.
     pub commit_interval: Duration,
-    /// Bytes that may wait for their device before writers have to; at least 2 MiB count.
+    /// Bytes that may wait for their device before writers have to; at least 2 MiB count. Cleaning
+    /// stops at half of it: what waits at the tail is written in order, so that users keep at least
+    /// half of the tail's rate.
     pub dirty_bytes: usize,
     /// Cleaning starts when fewer than this share of the segments is free.
     pub clean_below: f64,

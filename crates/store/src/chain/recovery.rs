@@ -183,6 +183,8 @@ fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
         next_seq: 1,
         pending: HashMap::default(),
         unwritten: 0,
+        moving: [0; 2],
+        told: [u16::MAX; 6],
         dirty: RoaringBitmap::new(),
         entries_since: 0,
         poison: None,
@@ -244,6 +246,7 @@ fn build(env: &Env, parts: Parts, options: Options, state: State, area: Area) ->
         queue_kick: [Notify::new(), Notify::new()],
         clean_kick: Notify::new(),
         checkpoint_kick: Notify::new(),
+        role_kick: Notify::new(),
         counts: Counts::default(),
         options,
     }

@@ -250,6 +250,18 @@ impl MapSector {
         })
     }
 
+    /// Whether the sector looks like one of the volume `tag` in its place, be it whole or not: all
+    /// but one of its marks say so.
+    pub fn is_marked(&self, tag: u32, index: u16) -> bool {
+        let count = u32::from(self.count);
+        let marks = [
+            self.tag.get() == tag,
+            self.index.get() == index,
+            (1..=ENTRIES_PER_SECTOR).contains(&count) && self.log <= 1,
+        ];
+        marks.into_iter().filter(|mark| *mark).count() >= 2
+    }
+
     /// Whether a sector that does not verify was once one of the volume `tag`, of the segment with
     /// sequence `seq` of a log, in its place: all but one of its marks say so. No crash makes such
     /// a sector.

@@ -30,6 +30,8 @@ mod checkpoint;
 mod clean;
 mod commit;
 pub mod format;
+#[doc(hidden)]
+pub mod fuzz;
 mod holds;
 mod index;
 mod label;

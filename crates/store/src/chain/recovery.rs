@@ -412,7 +412,13 @@ impl Replay {
                 });
                 ours.next().map(|head| head.seq)
             });
-            let Some(expected) = expected else { break };
+            let Some(expected) = expected else {
+                let hidden = |(index, sector): (usize, &Sector)| sector.hides(self.tag, index);
+                if open && sectors.iter().enumerate().any(hidden) {
+                    return Err(damaged_map(id, 0));
+                }
+                break;
+            };
             log.top = log.top.max(expected);
             let mut segment = LogSegment::new(id, expected, first);
             let gap_before = !open;
@@ -577,6 +583,15 @@ impl Sector {
         match sector.verify(tag, index) {
             Some(head) => Sector::Whole(head, sector.entries().to_vec()),
             None => Sector::Other(Box::new(*sector)),
+        }
+    }
+
+    /// Whether it may be the damaged rest of a sector that counted.
+    fn hides(&self, tag: u32, index: usize) -> bool {
+        match self {
+            Sector::Whole(..) => false,
+            Sector::Other(sector) => sector.is_marked(tag, index as u16),
+            Sector::Unreadable => true,
         }
     }
 

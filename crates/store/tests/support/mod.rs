@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod crash;
+pub mod scribble;
 
 use std::sync::Arc;
 use std::time::Duration;

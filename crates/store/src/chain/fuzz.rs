@@ -1,0 +1,63 @@
+//! Every decoder, for bytes that anybody may have written. Each either refuses them or gives what
+//! encodes to the same again.
+
+use uuid::Uuid;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::checkpoint::{decode_header, decode_payload, decode_witness};
+use super::format::{CheckpointHeader, Entry, LABEL_BYTES, MapSector, PAGE, SECTOR};
+use super::label::Label;
+
+/// A label.
+pub fn label(bytes: &[u8]) {
+    let Ok(label) = Label::decode(bytes) else { return };
+    assert!(label.layout().total() >= 2 * LABEL_BYTES);
+    assert_eq!(Label::decode(&label.encode()).ok(), Some(label));
+}
+
+/// A map sector, as the volume `tag` finds it in the place `index`.
+pub fn sector(bytes: &[u8], tag: u32, index: u16) {
+    let Ok((sector, _)) = MapSector::read_from_prefix(bytes) else { return };
+    sector.is_marked(tag, index);
+    sector.resembles(tag, index, 7, 0);
+    for entry in sector.entries().iter().filter_map(Entry::decode) {
+        assert_eq!(Entry::encode(&entry).decode(), Some(entry));
+    }
+    if let Some(head) = sector.verify(tag, index) {
+        assert!(sector.is_marked(tag, index));
+        let again = MapSector::seal(tag, head, sector.entries());
+        assert_eq!(again.verify(tag, index), Some(head));
+    }
+}
+
+/// A checkpoint record: its head's page, then its payload. The payload also as if it belonged to
+/// whatever head the first bytes make, since a checksum keeps most others away.
+pub fn checkpoint(bytes: &[u8], volume: Uuid) {
+    let (page, payload) = bytes.split_at(bytes.len().min(PAGE));
+    decode_witness(page, volume.as_bytes());
+    if let Some(header) = decode_header(page, volume.as_bytes()) {
+        decode_payload(&header, payload);
+    }
+    if let Ok((header, rest)) = CheckpointHeader::read_from_prefix(bytes) {
+        if let Some(loaded) = decode_payload(&header, rest) {
+            assert!(loaded.contents.len() * 8 <= rest.len());
+        }
+    }
+}
+
+/// Bytes that each decoder accepts, to begin from: a label and a map sector.
+pub fn seeds(label: &Label) -> Vec<Vec<u8>> {
+    let label = label.encode().to_vec();
+    let mut sector = vec![0; SECTOR];
+    let head = super::format::SectorHead {
+        seq: 7,
+        durable: super::format::Position::new(7, 3),
+        uncommitted: 3,
+        next: 2,
+        index: 1,
+        count: 0,
+        log: 0,
+    };
+    sector.copy_from_slice(MapSector::seal(9, head, &[]).as_bytes());
+    vec![label, sector]
+}

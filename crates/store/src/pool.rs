@@ -102,11 +102,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError`] says what is missing and what to do.
-    pub async fn open(
-        env: &Env,
-        folder: &Path,
-        options: &OpenOptions,
-    ) -> Result<Pool, PoolError> {
+    pub async fn open(env: &Env, folder: &Path, options: &OpenOptions) -> Result<Pool, PoolError> {
         Pool::open_on(env, Arc::new(FileMedia), folder, options).await
     }
 

@@ -155,7 +155,12 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
     }
 
     /// Writes blocks of which the first and the last may be covered in part.
-    async fn write_span(&self, span: Span, offset: u64, data: &Bytes) -> Result<Version, StoreError> {
+    async fn write_span(
+        &self,
+        span: Span,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<Version, StoreError> {
         let mut version = Version(0);
         for start in span.blocks.clone().step_by(TRANSACTION as usize) {
             let blocks = start..span.blocks.end.min(start + TRANSACTION);

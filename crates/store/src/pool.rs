@@ -252,10 +252,10 @@ impl Member {
 
 /// The chain knows which link is missing, and the manifest where it was.
 fn name_missing(error: ChainError, absent: Vec<(Uuid, PoolError)>) -> PoolError {
-    if let ChainError::MissingLink { id, .. } = &error {
-        if let Some((_, why)) = absent.into_iter().find(|(group, _)| group == id) {
-            return why;
-        }
+    if let ChainError::MissingLink { id, .. } = &error
+        && let Some((_, why)) = absent.into_iter().find(|(group, _)| group == id)
+    {
+        return why;
     }
     error.into()
 }

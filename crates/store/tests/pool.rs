@@ -1,5 +1,7 @@
 //! Volumes put together from files.
 
+#![allow(clippy::unwrap_used)]
+
 #[path = "pool/bad_input.rs"]
 mod bad_input;
 #[path = "pool/changes.rs"]

@@ -1,5 +1,7 @@
 //! The volume over a chain beside a naive volume.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use bytes::Bytes;

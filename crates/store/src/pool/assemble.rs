@@ -68,6 +68,9 @@ pub(super) struct Assembled {
     pub(super) mirrors: Vec<PoolMirror>,
 }
 
+/// A path, what is there, and what opening it gave.
+type Opening = (PathBuf, (u64, u64), Result<Opened, PoolError>);
+
 /// Opens every device of the manifest and reads its label.
 pub(super) async fn take_seats(
     env: &Env,
@@ -75,7 +78,7 @@ pub(super) async fn take_seats(
     folder: &Path,
     manifest: &Manifest,
 ) -> Result<Vec<Seat>, PoolError> {
-    let mut opened: Vec<(PathBuf, (u64, u64), Result<Opened, PoolError>)> = Vec::new();
+    let mut opened: Vec<Opening> = Vec::new();
     let mut seats = Vec::new();
     for place in &manifest.devices {
         let path = manifest::from_stored(folder, &place.path);

@@ -35,8 +35,8 @@ const SIZE: u64 = 512 << 20;
 const LINK: u64 = 1 << 30;
 /// Blocks in a segment.
 const SEGMENT: u32 = 240 * 8;
-/// Seconds of one measurement.
-const SECONDS: u64 = 2;
+/// Seconds of one measurement, at scale 1.
+const SECONDS: f64 = 1.0;
 /// Turns.
 const ROUNDS: usize = 3;
 
@@ -114,8 +114,8 @@ fn pause(span: Duration) {
 /// [`BenchError::Failed`] when a program is missing or a load fails.
 pub fn run(options: &Options) -> Result<Report, BenchError> {
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let dir = tempfile::tempdir_in(&parent)
-        .map_err(|source| BenchError::Io { path: parent, source })?;
+    let dir =
+        tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -130,7 +130,8 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     }
     let mut report = Report::new("nbd", options.seed);
     for row in rows() {
-        let rates = measure(&row, &sockets, options.seed)?;
+        let rates = measure(&row, &sockets, options)?;
+        eprintln!("{}: {rates:.0?}", row.name());
         for (peer, at) in [("qemu_nbd", 1), ("nbdkit", 2)] {
             let ratios = rates.iter().map(|rates| rates[0] / rates[at]).collect();
             report.figure(&format!("{}_vs_{peer}", row.name()), median(ratios));
@@ -147,28 +148,33 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// The rates of the three servers, a triple for each round.
-fn measure(row: &Row, sockets: &[PathBuf; 3], seed: u64) -> Result<Vec<[f64; 3]>, BenchError> {
+fn measure(
+    row: &Row,
+    sockets: &[PathBuf; 3],
+    options: &Options,
+) -> Result<Vec<[f64; 3]>, BenchError> {
     let mut rounds = Vec::new();
     for round in 0..ROUNDS {
         let mut rates = [0.0; 3];
         // Another one begins each round.
         for turn in 0..3 {
             let at = (round + turn) % 3;
-            rates[at] = load(&sockets[at], row, seed + round as u64)?;
+            rates[at] = load(&sockets[at], row, options, round as u64)?;
         }
         rounds.push(rates);
     }
     Ok(rounds)
 }
 
-fn load(socket: &Path, row: &Row, seed: u64) -> Result<f64, BenchError> {
+fn load(socket: &Path, row: &Row, options: &Options, round: u64) -> Result<f64, BenchError> {
+    let millis = (options.scale.unwrap_or(1.0) * SECONDS * 1000.0).max(100.0) as u64;
     let mut arguments = vec![
         format!("--rw={}", row.pattern),
         format!("--bs={}", row.block),
         format!("--iodepth={}", row.depth),
-        format!("--randseed={seed}"),
+        format!("--randseed={}", options.seed + round),
         "--time_based".to_owned(),
-        format!("--runtime={SECONDS}"),
+        format!("--runtime={millis}ms"),
         "--ramp_time=200ms".to_owned(),
     ];
     if row.fsync && row.pattern != "read" {

@@ -243,7 +243,8 @@ impl State {
             Scheduling::ShortestAccess { depth, .. } => {
                 let oldest = self.pending.iter().take(depth.max(1)).enumerate();
                 // A stream is always the shortest: left alone it would starve the others.
-                let stream = self.head..self.head + 8 * BURST;
+                let near = 8 * BURST;
+                let stream = self.head.saturating_sub(near)..self.head + near;
                 let had_its_turn = |request: &Request| {
                     self.streamed >= BURST
                         && self.last == Some(request.operation.kind())

@@ -8,11 +8,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::{StreamExt, stream};
 use zerocopy::FromBytes;
 
 use super::format::{Kind, MapEntry, MapSector, SECTOR, block_checksum};
 use super::index::Location;
-use super::read::read_copies;
+use super::read::{Pin, read_copies};
 use super::segments::SegmentState;
 use super::stream::{BODY, USERS};
 use super::{Counts, Inner, Options, State, checkpoint};
@@ -23,6 +24,8 @@ use crate::device::Purpose;
 const GROUP: usize = 32;
 /// Blocks in one request to the body.
 const RUN_BLOCKS: usize = 256;
+/// Runs that are read ahead of the one that is being moved, so that the body's drive does not wait.
+const RUNS_AHEAD: usize = 2;
 /// Dead blocks that are read along with live ones rather than skipped.
 const GAP_BLOCKS: u32 = 16;
 /// Blocks of held versions that are looked at between two segments.
@@ -97,7 +100,7 @@ fn choose(inner: &Inner) -> Option<u32> {
         return victim;
     }
     // All that died lies on the tail's link: the tail has to go elsewhere first.
-    let elsewhere = state.segments.links.len() > 1 && dead_on_tail(&state);
+    let elsewhere = state.segments.links.len() > 1 && gains_elsewhere(&state);
     if elsewhere && state.move_tail().is_ok() {
         Counts::add(&inner.counts.tail_switches, 1);
         return candidates(&state).next();
@@ -118,17 +121,18 @@ fn candidates(state: &State) -> impl Iterator<Item = u32> + use<> {
     ids.into_iter()
 }
 
-fn dead_on_tail(state: &State) -> bool {
+/// Whether cleaning the tail's link would free more than taking the tail elsewhere costs: what is
+/// left of the open segments is lost. Without this rule the tail could go to and fro for ever.
+fn gains_elsewhere(state: &State) -> bool {
     let tail = state.tail_link();
     let per = state.segments.per();
-    !state
-        .segments
-        .ids(|segment| {
-            usize::from(segment.link) == tail
-                && segment.state == SegmentState::Used
-                && segment.live < per
-        })
-        .is_empty()
+    let worth = state.segments.ids(|segment| {
+        let used = segment.state == SegmentState::Used && !segment.damaged;
+        used && usize::from(segment.link) == tail
+    });
+    let dead: u32 = worth.iter().map(|id| per - state.segments.get(*id).live).sum();
+    let lost = state.users.room() + state.body.as_ref().map_or(0, |body| body.room());
+    dead > lost + per
 }
 
 /// See [`super::Chain::clean`].
@@ -149,6 +153,7 @@ pub(super) async fn clean_some(inner: &Arc<Inner>, segments: usize) -> Result<us
 }
 
 /// A live block of a victim.
+#[derive(Clone, Copy)]
 struct Live {
     block: u32,
     entry: MapEntry,
@@ -157,22 +162,19 @@ struct Live {
 /// Moves every live block out of a segment.
 pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
     Counts::add(&inner.counts.segments_cleaned, 1);
+    // Users may empty the segment meanwhile: what was read of it must not meet what is written next.
+    let _pin = Pin::segment(inner, victim);
     let entries = entries_of(inner, victim).await;
     let live = {
         let state = inner.state.lock();
         let refers = |live: &Live| state.index.refers(live.entry.lba.0 as u32, live.block);
         entries.into_iter().filter(refers).collect::<Vec<_>>()
     };
-    for run in live.chunk_by(|a, b| b.block - a.block <= GAP_BLOCKS) {
-        let mut rest = run;
-        while let Some(first) = rest.first() {
-            let fits = |live: &&Live| live.block - first.block < RUN_BLOCKS as u32;
-            let (now, later) = rest.split_at(rest.iter().take_while(fits).count());
-            let contents = read_live(inner, now).await;
-            for group in contents.chunks(GROUP) {
-                move_group(inner, group).await?;
-            }
-            rest = later;
+    let reads = runs(&live).into_iter().map(|run| read_live(inner.clone(), run));
+    let mut reads = stream::iter(reads).buffered(RUNS_AHEAD + 1);
+    while let Some(contents) = reads.next().await {
+        for group in contents.chunks(GROUP) {
+            move_group(inner, group).await?;
         }
     }
     if inner.state.lock().segments.get(victim).live > 0 {
@@ -180,6 +182,20 @@ pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(),
     }
     inner.bury();
     Ok(())
+}
+
+/// Live blocks in runs that one request reads.
+fn runs(live: &[Live]) -> Vec<Vec<Live>> {
+    let mut runs = Vec::new();
+    for mut rest in live.chunk_by(|a, b| b.block - a.block <= GAP_BLOCKS) {
+        while let Some(first) = rest.first() {
+            let fits = |live: &&Live| live.block - first.block < RUN_BLOCKS as u32;
+            let (run, later) = rest.split_at(rest.iter().take_while(fits).count());
+            runs.push(run.to_vec());
+            rest = later;
+        }
+    }
+    runs
 }
 
 /// A segment that kept live blocks holds some that cannot be read, or the map did not tell of them.
@@ -252,7 +268,7 @@ fn indexed_entries(inner: &Inner, victim: u32) -> Vec<Live> {
 }
 
 /// The contents of live blocks within one run; those that no copy can give back are left out.
-async fn read_live<'a>(inner: &Inner, run: &'a [Live]) -> Vec<(&'a Live, Bytes)> {
+async fn read_live(inner: Arc<Inner>, run: Vec<Live>) -> Vec<(Live, Bytes)> {
     let (first, last) = (run[0].block, run[run.len() - 1].block);
     let place = {
         let state = inner.state.lock();
@@ -265,7 +281,7 @@ async fn read_live<'a>(inner: &Inner, run: &'a [Live]) -> Vec<(&'a Live, Bytes)>
     let len = (last - first + 1) as usize * BLOCK_SIZE;
     let bytes = device.read(offset, len, Purpose::Cleaning).await.ok();
     let mut contents = Vec::with_capacity(run.len());
-    for live in run {
+    for live in &run {
         let entry = &live.entry;
         let at = (live.block - first) as usize * BLOCK_SIZE;
         let content = bytes.as_ref().map(|bytes| bytes.slice(at..at + BLOCK_SIZE));
@@ -274,11 +290,11 @@ async fn read_live<'a>(inner: &Inner, run: &'a [Live]) -> Vec<(&'a Live, Bytes)>
             Some(content) => Some(content),
             None => {
                 let location = Location { block: live.block, check: entry.check };
-                read_copies(inner, entry.lba, location).await.ok()
+                read_copies(&inner, entry.lba, location).await.ok()
             }
         };
         match content {
-            Some(content) => contents.push((live, content)),
+            Some(content) => contents.push((*live, content)),
             None => Counts::add(&inner.counts.damaged, 1),
         }
     }
@@ -286,29 +302,38 @@ async fn read_live<'a>(inner: &Inner, run: &'a [Live]) -> Vec<(&'a Live, Bytes)>
 }
 
 /// Appends copies of blocks that still live, when the log has room for them.
-async fn move_group(inner: &Arc<Inner>, group: &[(&Live, Bytes)]) -> Result<(), StoreError> {
+async fn move_group(inner: &Arc<Inner>, group: &[(Live, Bytes)]) -> Result<(), StoreError> {
     loop {
         let room = inner.room.notified();
-        {
+        let wants_checkpoint = {
             let mut state = inner.state.lock();
             state.poison_check()?;
-            let log = if state.body.is_some() { BODY } else { USERS };
-            if state.unwritten * BLOCK_SIZE < inner.options.dirty_bytes {
+            let log = state.cleaning_log();
+            let fits = log == USERS || state.body_has_room(group.len());
+            if !fits && state.segments.can_free() {
+                true
+            } else if state.moving[log] * BLOCK_SIZE < inner.options.dirty_bytes / 2 {
                 let moved = move_now(&mut state, log, group);
                 inner.after_append(&mut state);
                 drop(state);
                 inner.bury();
                 Counts::add(&inner.counts.blocks_moved, moved?);
                 return Ok(());
+            } else {
+                inner.queue_kick[log].notify_one();
+                false
             }
-            inner.queue_kick[log].notify_one();
+        };
+        match wants_checkpoint {
+            // It frees what was emptied: better than to go on at the tail.
+            true => checkpoint::write(inner).await?,
+            false => room.await,
         }
-        room.await;
     }
 }
 
 /// Compaction falls back on the tail when no segment of the body is free (Gecko 3.1.3).
-fn move_now(state: &mut State, log: usize, group: &[(&Live, Bytes)]) -> Result<u64, StoreError> {
+fn move_now(state: &mut State, log: usize, group: &[(Live, Bytes)]) -> Result<u64, StoreError> {
     let mut moved = 0;
     for (live, content) in group {
         let entry = &live.entry;
@@ -324,6 +349,32 @@ fn move_now(state: &mut State, log: usize, group: &[(&Live, Bytes)]) -> Result<u
 }
 
 impl State {
+    /// The log that cleaning appends to. That of compaction goes elsewhere when the tail has come to
+    /// its link; while it cannot, cleaning appends to the users' log rather than disturb it.
+    fn cleaning_log(&mut self) -> usize {
+        let Some(open) = self.body.as_ref().map(|body| body.open().id) else { return USERS };
+        if self.fits(BODY, open) {
+            return BODY;
+        }
+        if self.choose(BODY, true).is_none() {
+            return USERS;
+        }
+        self.close_segment(BODY);
+        match self.roll(BODY, true) {
+            Ok(()) => BODY,
+            Err(_) => USERS,
+        }
+    }
+
+    /// Whether the log of compaction can take `blocks` blocks without a new checkpoint.
+    fn body_has_room(&self, blocks: usize) -> bool {
+        let Some(body) = &self.body else { return false };
+        let next = body.open().next;
+        body.room() as usize >= blocks
+            || (next != super::format::NO_SEGMENT && self.fits(BODY, next))
+            || self.choose(BODY, true).is_some()
+    }
+
     /// Takes the tail to another link, so that the one it was on can be cleaned.
     pub(super) fn move_tail(&mut self) -> Result<(), StoreError> {
         let tail = self.tail_link();

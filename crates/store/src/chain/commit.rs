@@ -127,6 +127,7 @@ async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
         stream.commit(part.target);
     }
     state.committed = state.committed.max(version);
+    inner.check_roles(&mut state);
     drop(state);
     inner.room.notify_waiters();
     Ok(())

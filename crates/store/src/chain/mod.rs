@@ -37,6 +37,7 @@ mod options;
 mod read;
 mod recovery;
 mod resize;
+mod roles;
 mod scrub;
 mod segments;
 mod snapshot;
@@ -137,6 +138,7 @@ struct Inner {
     queue_kick: [Notify; 2],
     clean_kick: Notify,
     checkpoint_kick: Notify,
+    role_kick: Notify,
     counts: Counts,
 }
 
@@ -180,6 +182,7 @@ impl Chain {
             env.spawn(commit::run_timer(inner.clone())),
             env.spawn(clean::run_cleaner(inner.clone())),
             env.spawn(checkpoint::run_checkpoints(inner.clone())),
+            env.spawn(roles::run_roles(inner.clone())),
         ];
         Chain { inner, tasks: Mutex::new(tasks) }
     }
@@ -191,7 +194,7 @@ impl Chain {
     pub async fn close(&self) -> Result<(), StoreError> {
         self.inner.poison_check()?;
         let result = checkpoint::write(&self.inner).await;
-        self.tasks.lock().clear();
+        self.stop();
         self.inner.poison("the volume was closed");
         result
     }
@@ -224,9 +227,18 @@ impl Chain {
     }
 }
 
+impl Chain {
+    /// Ends the tasks, and a round that its callers gave up: both hold the devices.
+    fn stop(&self) {
+        self.tasks.lock().clear();
+        let rounds = std::mem::take(&mut *self.inner.rounds.lock());
+        drop(rounds);
+    }
+}
+
 impl Drop for Chain {
     fn drop(&mut self) {
-        self.tasks.lock().clear();
+        self.stop();
     }
 }
 

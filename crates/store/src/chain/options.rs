@@ -40,7 +40,9 @@ pub struct Options {
     pub body_cache_blocks: usize,
     /// Writes that nobody syncs become durable after this long.
     pub commit_interval: Duration,
-    /// Bytes that may wait for their device before writers have to; at least 2 MiB count.
+    /// Bytes that may wait for their device before writers have to; at least 2 MiB count. Cleaning
+    /// stops at half of it: what waits at the tail is written in order, so that users keep at least
+    /// half of the tail's rate.
     pub dirty_bytes: usize,
     /// Cleaning starts when fewer than this share of the segments is free.
     pub clean_below: f64,
@@ -49,6 +51,8 @@ pub struct Options {
     /// Map sectors of log after which a checkpoint is written: what recovery reads at most, besides
     /// the checkpoint and the rest of the segments that the log is in.
     pub checkpoint_sectors: u32,
+    /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
+    pub max_deltas: u32,
 }
 
 impl Default for Options {
@@ -61,6 +65,7 @@ impl Default for Options {
             clean_below: 0.15,
             auto_clean: true,
             checkpoint_sectors: 1200,
+            max_deltas: 256,
         }
     }
 }

@@ -218,6 +218,12 @@ impl<'a> Pin<'a> {
         state.segments.get_mut(segment).pins += 1;
         Some((Pin { inner, segment }, state.segments.links[link].device.clone(), offset))
     }
+
+    /// Pins a segment.
+    pub(super) fn segment(inner: &'a Inner, segment: u32) -> Pin<'a> {
+        inner.state.lock().segments.get_mut(segment).pins += 1;
+        Pin { inner, segment }
+    }
 }
 
 impl Drop for Pin<'_> {

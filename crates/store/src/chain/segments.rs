@@ -213,6 +213,11 @@ impl Segments {
         }
     }
 
+    /// Whether a checkpoint now would make segments writable.
+    pub(super) fn can_free(&self) -> bool {
+        self.table.iter().any(|segment| segment.state == SegmentState::Emptied && segment.pins == 0)
+    }
+
     /// Free segments on all links that take writes.
     pub(super) fn free_count(&self) -> usize {
         self.links.iter().filter(|link| !link.leaving).map(|link| link.free.len()).sum()

@@ -36,6 +36,10 @@ pub(super) struct State {
     pub(super) pending: HashMap<u32, Bytes>,
     /// Blocks, live or dead, that no device has yet.
     pub(super) unwritten: usize,
+    /// Those of them that cleaning appended, by log.
+    pub(super) moving: [usize; 2],
+    /// The links that were last announced as written: see `roles`.
+    pub(super) told: [u16; 6],
     /// Logical blocks that changed since the last checkpoint.
     pub(super) dirty: RoaringBitmap,
     /// Map entries appended since the last checkpoint.
@@ -137,6 +141,7 @@ impl State {
         if let Some(content) = pending {
             self.pending.insert(block, content);
             self.unwritten += 1;
+            self.moving[log] += usize::from(purpose == Purpose::Cleaning);
         }
         Ok(block)
     }
@@ -179,7 +184,7 @@ impl State {
 
     /// Whether a log may go on in a segment that it reserved: compaction keeps off the tail's link,
     /// and both off links that leave.
-    fn fits(&self, log: usize, segment: u32) -> bool {
+    pub(super) fn fits(&self, log: usize, segment: u32) -> bool {
         let link = usize::from(self.segments.get(segment).link);
         let leaving = self.segments.links[link].leaving;
         !leaving && (log == USERS || link != self.tail_link() || self.segments.links.len() == 1)
@@ -187,7 +192,7 @@ impl State {
 
     /// A free segment for a log. Users stay on the tail's link while it has one, then go on to the
     /// next link in the chain; compaction takes the body link with the most.
-    fn choose(&self, log: usize, cleaning: bool) -> Option<u32> {
+    pub(super) fn choose(&self, log: usize, cleaning: bool) -> Option<u32> {
         let keep = if cleaning { 0 } else { KEEP_PER_LINK };
         let tail = self.tail_link();
         let links = self.segments.links.len();

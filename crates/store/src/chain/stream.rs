@@ -103,6 +103,11 @@ impl Stream {
         self.maps.back().expect("a log always has an open segment")
     }
 
+    /// The segment of the oldest entry that is not yet durable.
+    pub(super) fn oldest_segment(&self) -> u32 {
+        self.maps.front().map_or(self.open().id, |map| map.id)
+    }
+
     pub(super) fn open_mut(&mut self) -> &mut SegmentMap {
         self.maps.back_mut().expect("a log always has an open segment")
     }

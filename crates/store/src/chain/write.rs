@@ -7,7 +7,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 
 use super::format::{Position, block_checksum};
 use super::state::Room;
-use super::stream::Batch;
+use super::stream::{BODY, Batch, USERS};
 use super::{Counts, Inner};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
 use crate::device::Purpose;
@@ -95,7 +95,7 @@ async fn with_room<T>(
         {
             let mut state = inner.state.lock();
             state.poison_check()?;
-            let dirty = state.unwritten * BLOCK_SIZE;
+            let dirty = (state.unwritten - state.moving[BODY]) * BLOCK_SIZE;
             match state.room(blocks) {
                 _ if state.frozen > 0 => {}
                 Room::Yes if dirty < inner.options.dirty_bytes => {
@@ -129,6 +129,7 @@ impl Inner {
                 self.queue_kick[log].notify_one();
             }
         }
+        self.check_roles(state);
         let sectors = state.entries_since / u64::from(super::format::ENTRIES_PER_SECTOR);
         if sectors >= u64::from(self.options.checkpoint_sectors) {
             self.checkpoint_kick.notify_one();
@@ -190,6 +191,9 @@ fn finish(inner: &Inner, batch: &Batch, link: usize) {
         state.pending.remove(&(batch.first + at as u32));
     }
     state.unwritten -= batch.contents.len();
+    if batch.purpose == Purpose::Cleaning {
+        state.moving[batch.log] -= batch.contents.len();
+    }
     state.stream(batch.log).finish_batch(batch.start, link);
 }
 
@@ -224,8 +228,10 @@ pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
             while requests.len() < REQUESTS {
                 let batch = {
                     let mut state = inner.state.lock();
+                    // Without a log of compaction there is one writer, which keeps the order.
+                    let exists = log == USERS || state.body.is_some();
                     let stream = state.stream(log);
-                    let enough = stream.queued() >= LAZY_BLOCKS;
+                    let enough = exists && stream.queued() >= LAZY_BLOCKS;
                     let until = stream.tail();
                     enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
                 };

@@ -8,7 +8,7 @@
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
 //! - [`device`]: files and raw devices, memory, mirrors, stripes;
-//! - [`env`]: clock, randomness, tasks: the only way to them.
+//! - [`env`](mod@env): clock, randomness, tasks: the only way to them.
 
 pub mod block;
 pub mod chain;

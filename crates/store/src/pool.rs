@@ -102,11 +102,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError`] says what is missing and what to do.
-    pub async fn open(
-        env: &Env,
-        folder: &Path,
-        options: &OpenOptions,
-    ) -> Result<Pool, PoolError> {
+    pub async fn open(env: &Env, folder: &Path, options: &OpenOptions) -> Result<Pool, PoolError> {
         Pool::open_on(env, Arc::new(FileMedia), folder, options).await
     }
 
@@ -256,10 +252,10 @@ impl Member {
 
 /// The chain knows which link is missing, and the manifest where it was.
 fn name_missing(error: ChainError, absent: Vec<(Uuid, PoolError)>) -> PoolError {
-    if let ChainError::MissingLink { id, .. } = &error {
-        if let Some((_, why)) = absent.into_iter().find(|(group, _)| group == id) {
-            return why;
-        }
+    if let ChainError::MissingLink { id, .. } = &error
+        && let Some((_, why)) = absent.into_iter().find(|(group, _)| group == id)
+    {
+        return why;
     }
     error.into()
 }

@@ -1,5 +1,16 @@
 //! Volumes put together from files.
 
+#![allow(clippy::unwrap_used)]
+
+#[path = "pool/bad_input.rs"]
+mod bad_input;
+#[path = "pool/changes.rs"]
+mod changes;
+#[path = "pool/mirrors.rs"]
+mod mirrors;
+#[path = "pool/shared.rs"]
+mod shared;
+
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -8,6 +19,7 @@ use thalweg_store::device::DeviceError;
 use thalweg_store::env::Env;
 use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, LinkSpec, MemberState, NewVolume, OpenOptions, Pool, PoolError,
+    PoolStatus,
 };
 
 const MIB: u64 = 1 << 20;
@@ -42,6 +54,13 @@ impl Place {
         Pool::open(&self.env, &self.path(folder), &OpenOptions::default()).await
     }
 }
+
+fn state(status: &PoolStatus, name: &str) -> MemberState {
+    let member = status.members.iter().find(|member| member.path.ends_with(name)).unwrap();
+    member.state
+}
+
+fn quiet(_: u64, _: u64) {}
 
 fn pattern(len: u64, seed: u8) -> Bytes {
     (0..len).map(|i| (i / 512) as u8 ^ (i as u8) ^ seed).collect::<Vec<u8>>().into()

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::PoolError;
 use super::format::{Member, PAIR, Role, Sharing, slot_offset};
 use super::label::{self, Slot};
 use super::manifest::{self, Manifest, Place};
 use super::media::{Media, Opened};
 use super::sync::{SideLabels, Standing, diverged, judge};
-use super::PoolError;
 use crate::chain::{Link, Parts};
 use crate::device::{Access, DeviceError, DeviceRef, Mirror, Partition, Side, Stripe};
 use crate::env::Env;
@@ -68,6 +68,9 @@ pub(super) struct Assembled {
     pub(super) mirrors: Vec<PoolMirror>,
 }
 
+/// A path, what is there, and what opening it gave.
+type Opening = (PathBuf, (u64, u64), Result<Opened, PoolError>);
+
 /// Opens every device of the manifest and reads its label.
 pub(super) async fn take_seats(
     env: &Env,
@@ -75,7 +78,7 @@ pub(super) async fn take_seats(
     folder: &Path,
     manifest: &Manifest,
 ) -> Result<Vec<Seat>, PoolError> {
-    let mut opened: Vec<(PathBuf, (u64, u64), Result<Opened, PoolError>)> = Vec::new();
+    let mut opened: Vec<Opening> = Vec::new();
     let mut seats = Vec::new();
     for place in &manifest.devices {
         let path = manifest::from_stored(folder, &place.path);
@@ -138,11 +141,7 @@ async fn open_when_free(
 }
 
 /// Finds and locks the slot that a place of the manifest means.
-async fn find_slot(
-    opened: &Opened,
-    manifest: &Manifest,
-    place: &Place,
-) -> Result<Slot, PoolError> {
+async fn find_slot(opened: &Opened, manifest: &Manifest, place: &Place) -> Result<Slot, PoolError> {
     let name = opened.device.name();
     let label = label::find(&*opened.device)
         .await?
@@ -178,7 +177,8 @@ fn same_device_twice(seats: &[Seat]) -> Result<(), PoolError> {
         let Some(slot) = seat.slot() else { continue };
         for other in &seats[..number] {
             let same = other.slot().is_some_and(|other| {
-                other.member.device == slot.member.device && other.device.name() != slot.device.name()
+                other.member.device == slot.member.device
+                    && other.device.name() != slot.device.name()
             });
             if same {
                 let (first, second) =
@@ -210,10 +210,8 @@ pub(super) async fn assemble(
     standby: bool,
     warnings: &mut Vec<String>,
 ) -> Result<Assembled, PoolError> {
-    let seats: Vec<&Seat> = seats
-        .iter()
-        .filter(|seat| seat.place.role == role && seat.place.group == group)
-        .collect();
+    let seats: Vec<&Seat> =
+        seats.iter().filter(|seat| seat.place.role == role && seat.place.group == group).collect();
     let part = format!("{} {group}", role.name());
     let Some(model) = seats.iter().find_map(|seat| seat.slot()) else {
         return Err(missing(part, &seats));
@@ -295,6 +293,8 @@ async fn mirror(
     }
     let labels = Arc::new(SideLabels::new(slots));
     labels.confirm(&in_sync).await?;
+    let stale: Vec<bool> = standings.iter().map(|s| *s == Standing::Stale).collect();
+    labels.mark_stale(&stale).await;
     let path = |seat: &Option<&Seat>| seat.map(|seat| seat.path.clone()).unwrap_or_default();
     Ok(PoolMirror {
         role: Role::Link,

@@ -155,8 +155,7 @@ impl Pool {
         let media = &*self.media;
         let default = DATA_START + self.largest_extent();
         prepare::make_files(media, link.devices(), default, manifest.sector, made).await?;
-        let extent =
-            prepare::link_room(media, link, manifest.sector, force, Some(self.id)).await?;
+        let extent = prepare::link_room(media, link, manifest.sector, force, Some(self.id)).await?;
         let claims = link_claims(manifest, link, group, extent, 0);
         for claim in &claims {
             prepare::label(&self.env, media, claim, force).await?;

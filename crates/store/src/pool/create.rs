@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use uuid::Uuid;
 
+use super::PoolError;
 use super::assemble::{put_together, take_seats};
 use super::destroy;
 use super::format::{DATA_START, Member, NAME, Role};
@@ -19,7 +20,6 @@ use super::media::Media;
 use super::prepare::{self, Claim};
 use super::sizing;
 use super::spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume};
-use super::PoolError;
 use crate::block::BLOCK_SIZE;
 use crate::chain::{Chain, Create};
 use crate::env::Env;
@@ -171,9 +171,10 @@ fn check(new: &NewVolume) -> Result<(), PoolError> {
     if new.map.len() > 64 {
         return refuse("a mirror has at most 64 sides");
     }
-    let twice = new.map.iter().enumerate().find_map(|(number, side)| {
-        new.map[..number].iter().find(|other| other.path == side.path)
-    });
+    let twice =
+        new.map.iter().enumerate().find_map(|(number, side)| {
+            new.map[..number].iter().find(|other| other.path == side.path)
+        });
     if let Some(side) = twice {
         let path = side.path.display().to_string();
         return Err(PoolError::Twice { first: path.clone(), second: path });

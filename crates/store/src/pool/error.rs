@@ -46,8 +46,10 @@ pub enum PoolError {
     #[error("{0}")]
     Invalid(String),
     /// A device holds no label.
-    #[error("{device} carries no label of this volume: it is another device, or was wiped; \
-        name the right one, or replace it")]
+    #[error(
+        "{device} carries no label of this volume: it is another device, or was wiped; \
+        name the right one, or replace it"
+    )]
     Blank {
         /// The device's path.
         device: String,
@@ -70,8 +72,10 @@ pub enum PoolError {
         format: u32,
     },
     /// A device belongs to another volume.
-    #[error("{device} belongs to the volume {name} ({volume}); destroy that one first, or use force \
-        if nothing on it is needed")]
+    #[error(
+        "{device} belongs to the volume {name} ({volume}); destroy that one first, or use force \
+        if nothing on it is needed"
+    )]
     OtherVolume {
         /// The device's path.
         device: String,
@@ -117,8 +121,10 @@ pub enum PoolError {
         have: u64,
     },
     /// A device shared by several volumes has no room left.
-    #[error("{device} has no {need} contiguous bytes left (at most {have}); name another device, \
-        or ask for less")]
+    #[error(
+        "{device} has no {need} contiguous bytes left (at most {have}); name another device, \
+        or ask for less"
+    )]
     NoRoom {
         /// The device's path.
         device: String,
@@ -139,8 +145,10 @@ pub enum PoolError {
         causes: Vec<String>,
     },
     /// Sides of a mirror were used without each other.
-    #[error("{first} and {second} are sides of one mirror and were each used without the other; \
-        detach the one whose changes you give up, open the volume, and replace it")]
+    #[error(
+        "{first} and {second} are sides of one mirror and were each used without the other; \
+        detach the one whose changes you give up, open the volume, and replace it"
+    )]
     Diverged {
         /// One path.
         first: String,

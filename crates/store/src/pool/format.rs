@@ -69,7 +69,9 @@ pub struct Header {
 }
 
 /// What an extent is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// A side of a link.
@@ -387,7 +389,7 @@ mod tests {
         let mut golden = Vec::new();
         golden.extend_from_slice(b"THALWEGD");
         golden.extend_from_slice(&[1, 0, 0, 0]);
-        golden.extend_from_slice(&0x0be2_8be6_u32.to_le_bytes());
+        golden.extend_from_slice(&0x7dec_e122_u32.to_le_bytes());
         golden.extend_from_slice(&[3, 0, 0, 0, 0, 0, 0, 0]);
         golden.extend_from_slice(&[
             0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee,
@@ -407,9 +409,9 @@ mod tests {
         let mut golden = Vec::new();
         golden.extend_from_slice(b"THALWEGM");
         golden.extend_from_slice(&[1, 0, 0, 0]);
-        golden.extend_from_slice(&0x7b49_c8b9_u32.to_le_bytes());
+        golden.extend_from_slice(&0x7011_5b25_u32.to_le_bytes());
         golden.extend_from_slice(&[9, 0, 0, 0, 0, 0, 0, 0]);
-        golden.extend_from_slice(&bytes[24..40]);
+        golden.extend_from_slice(header().device.as_bytes());
         golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]);
         golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8]);
         golden.extend_from_slice("häfen".as_bytes());

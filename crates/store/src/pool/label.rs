@@ -177,7 +177,11 @@ impl Slot {
 }
 
 /// Where `length` bytes fit between the extents of `label`: the lowest gap.
-pub(super) fn place(device: &DeviceRef, label: &Label, length: u64) -> Result<(usize, u64), PoolError> {
+pub(super) fn place(
+    device: &DeviceRef,
+    label: &Label,
+    length: u64,
+) -> Result<(usize, u64), PoolError> {
     let name = device.name();
     if label.damaged > 0 {
         return Err(PoolError::Damaged { device: name });

@@ -70,7 +70,8 @@ impl Manifest {
     /// Reads the manifest in `folder`.
     pub(super) async fn read(media: &dyn Media, folder: &Path) -> Result<Manifest, PoolError> {
         let path = folder.join(FILE);
-        let text = media.read_manifest(folder).await.map_err(|error| PoolError::io(&path, error))?;
+        let text =
+            media.read_manifest(folder).await.map_err(|error| PoolError::io(&path, error))?;
         let text = text.ok_or_else(|| PoolError::NoVolume { folder: folder.to_owned() })?;
         let manifest: Manifest = toml::from_str(&text).map_err(|error| PoolError::Manifest {
             path: path.clone(),
@@ -78,9 +79,7 @@ impl Manifest {
         })?;
         match manifest.format {
             VERSION => Ok(manifest),
-            format => {
-                Err(PoolError::NewerFormat { device: path.display().to_string(), format })
-            }
+            format => Err(PoolError::NewerFormat { device: path.display().to_string(), format }),
         }
     }
 
@@ -91,10 +90,7 @@ impl Manifest {
             path: path.clone(),
             detail: error.to_string(),
         })?;
-        media
-            .write_manifest(folder, Some(&text))
-            .await
-            .map_err(|error| PoolError::io(&path, error))
+        media.write_manifest(folder, Some(&text)).await.map_err(|error| PoolError::io(&path, error))
     }
 }
 

@@ -33,11 +33,13 @@ pub(super) fn judge(claims: &[Claim]) -> Result<Vec<Standing>, (usize, usize)> {
     let newest = claims.iter().flatten().map(|(events, _)| *events).max().unwrap_or(0);
     let is_newest = |claim: &Claim| claim.is_some_and(|(events, _)| events == newest);
     for (side, claim) in claims.iter().enumerate() {
-        let Some((events, mask)) = claim else { continue };
+        // A mask of nobody is a side that is known to have missed writes, and claims nothing.
+        let Some((events, mask)) = claim.filter(|(_, mask)| *mask != 0) else { continue };
         for (other, theirs) in claims.iter().enumerate().filter(|(_, c)| is_newest(c)) {
-            let left_out = *mask & (1 << other) == 0 && other != side && theirs.is_some();
-            let both_newest = *events == newest && left_out;
-            let was_alone = *events < newest && *mask == 1 << side;
+            let claims = theirs.is_some_and(|(_, mask)| mask != 0);
+            let left_out = mask & (1 << other) == 0 && other != side && claims;
+            let both_newest = events == newest && left_out;
+            let was_alone = events < newest && mask == 1 << side;
             if both_newest || was_alone {
                 return Err((side.min(other), side.max(other)));
             }
@@ -45,7 +47,6 @@ pub(super) fn judge(claims: &[Claim]) -> Result<Vec<Standing>, (usize, usize)> {
     }
     let standing = |claim: &Claim| match claim {
         None => Standing::Missing,
-        // A mask of nobody is a side that was never in sync.
         Some((_, mask)) if is_newest(claim) && *mask != 0 => Standing::InSync,
         Some(_) => Standing::Stale,
     };
@@ -76,9 +77,25 @@ impl SideLabels {
     /// Has it recorded who is in sync if some side that was is not among them any more: it may
     /// come back, and must then be known to have missed what is written from now on.
     pub(super) async fn confirm(&self, in_sync: &[bool]) -> Result<(), DeviceError> {
-        match self.sides.lock().await.in_sync == mask(in_sync) {
+        let recorded = self.sides.lock().await.in_sync;
+        match recorded == mask(in_sync) {
             true => Ok(()),
             false => self.record(in_sync).await,
+        }
+    }
+
+    /// Marks sides as having missed writes, on themselves: one that comes back alone is then not
+    /// taken for the last one in sync. Those that cannot be marked are known by their counts.
+    pub(super) async fn mark_stale(&self, stale: &[bool]) {
+        let mut sides = self.sides.lock().await;
+        for (slot, _) in sides.slots.iter_mut().zip(stale).filter(|(_, stale)| **stale) {
+            let Some(slot) = slot.as_mut().filter(|slot| slot.member.in_sync != 0) else {
+                continue;
+            };
+            slot.member.in_sync = 0;
+            if let Err(error) = slot.write().await {
+                tracing::warn!(%error, "a side that missed writes was not marked");
+            }
         }
     }
 
@@ -142,6 +159,7 @@ mod tests {
         // A new side, beside one in sync and alone.
         assert_eq!(judge(&[Some((5, 1)), Some((0, 0))]), Ok(vec![InSync, Stale]));
         assert_eq!(judge(&[None, Some((0, 0))]), Ok(vec![Missing, Stale]));
+        assert_eq!(judge(&[None, Some((4, 0)), Some((4, 0))]), Ok(vec![Missing, Stale, Stale]));
         // Side 0 went out, then 2 did, and 0 was rebuilt from 1, which went out last.
         let claims = [Some((9, 0b001)), Some((8, 0b011)), Some((6, 0b110))];
         assert_eq!(judge(&claims), Ok(vec![InSync, Stale, Stale]));

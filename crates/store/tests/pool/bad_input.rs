@@ -1,0 +1,188 @@
+//! Bad input: each with its own error, and nothing lost.
+
+use std::os::unix::fs::FileExt;
+
+use super::*;
+
+async fn made(place: &Place) {
+    let new = NewVolume::new("v", 8 * MIB, place.plain(&["a", "b"]));
+    place.create("v", &new).await.unwrap();
+}
+
+fn scribble(path: &Path, at: u64, bytes: &[u8]) {
+    std::fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, at).unwrap();
+}
+
+#[tokio::test]
+async fn devices_that_hold_something_are_refused_without_force() {
+    let place = Place::new();
+    let signatures: [(u64, &[u8], &str); 8] = [
+        (1080, &[0x53, 0xef], "ext"),
+        (0, b"XFSB", "XFS"),
+        (65600, b"_BHRfS_M", "Btrfs"),
+        (512, b"LABELONE", "LVM"),
+        (4086, b"SWAPSPACE2", "swap"),
+        (512, b"EFI PART", "GPT"),
+        (510, &[0x55, 0xaa], "partition"),
+        (0, b"LUKS\xba\xbe", "LUKS"),
+    ];
+    for (at, magic, what) in signatures {
+        let file = std::fs::File::create(place.path("disk")).unwrap();
+        file.set_len(48 * MIB).unwrap();
+        scribble(&place.path("disk"), at, magic);
+        let mut new = NewVolume::new("v", 8 * MIB, place.plain(&["disk"]));
+        let error = place.create("v", &new).await.unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains("force"), "{error}");
+        let mut bytes = vec![0; magic.len()];
+        std::fs::File::open(place.path("disk")).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        assert_eq!(bytes, magic, "it was not touched");
+        new.force = true;
+        place.create("v", &new).await.unwrap();
+        drop(place.open("v").await.unwrap());
+        pool::destroy(&place.env, &place.path("v")).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn another_volumes_device_is_refused_without_force() {
+    let place = Place::new();
+    made(&place).await;
+    let error = place.create("w", &NewVolume::new("w", 4 * MIB, place.plain(&["a"]))).await;
+    let Err(PoolError::OtherVolume { name, .. }) = &error else { panic!("{error:?}") };
+    assert_eq!(name, "v");
+    drop(place.open("v").await.unwrap());
+    // One that is open is refused with force, too.
+    let pool = place.open("v").await.unwrap();
+    let mut new = NewVolume::new("w", 4 * MIB, place.plain(&["a"]));
+    new.force = true;
+    let error = place.create("w", &new).await;
+    assert!(matches!(error, Err(PoolError::Device(DeviceError::Locked { .. }))), "{error:?}");
+    drop(pool);
+}
+
+#[tokio::test]
+async fn a_device_of_another_volume_in_its_place_is_told() {
+    let place = Place::new();
+    made(&place).await;
+    place.create("w", &NewVolume::new("other", 4 * MIB, place.plain(&["c"]))).await.unwrap();
+    std::fs::rename(place.path("c"), place.path("b")).unwrap();
+    let error = place.open("v").await.unwrap_err().to_string();
+    assert!(error.contains("belongs to the volume other"), "{error}");
+}
+
+#[tokio::test]
+async fn the_same_device_twice_is_told() {
+    let place = Place::new();
+    let new = NewVolume::new("v", 8 * MIB, place.plain(&["a", "a"]));
+    let error = place.create("v", &new).await;
+    assert!(matches!(error, Err(PoolError::Twice { .. })), "{error:?}");
+    std::fs::File::create(place.path("a")).unwrap().set_len(48 * MIB).unwrap();
+    std::os::unix::fs::symlink(place.path("a"), place.path("link")).unwrap();
+    let new = NewVolume::new("v", 8 * MIB, place.plain(&["a", "link"]));
+    let error = place.create("v", &new).await;
+    assert!(matches!(error, Err(PoolError::Twice { .. })), "{error:?}");
+    std::fs::remove_file(place.path("a")).unwrap();
+    made(&place).await;
+    // A copy of one in the place of the other.
+    std::fs::copy(place.path("a"), place.path("b")).unwrap();
+    let error = place.open("v").await;
+    assert!(error.is_err());
+    std::fs::remove_file(place.path("b")).unwrap();
+    std::fs::hard_link(place.path("a"), place.path("b")).unwrap();
+    let error = place.open("v").await;
+    assert!(matches!(error, Err(PoolError::Twice { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn damaged_newer_and_wiped_labels_are_told_apart() {
+    let place = Place::new();
+    made(&place).await;
+    let whole = std::fs::read(place.path("b")).unwrap();
+    // One copy of each is enough.
+    scribble(&place.path("b"), 100, &[1; 8]);
+    scribble(&place.path("b"), 8192 + 4096, &[0; 4096]);
+    drop(place.open("v").await.unwrap());
+    scribble(&place.path("b"), 4096 + 100, &[1; 8]);
+    let error = place.open("v").await.unwrap_err().to_string();
+    assert!(error.contains("damaged in both copies"), "{error}");
+    scribble(&place.path("b"), 0, &whole[..8192]);
+    for copy in [0, 4096] {
+        let mut header = whole[copy..copy + 512].to_vec();
+        header[8] = 9;
+        scribble(&place.path("b"), copy as u64, &header);
+    }
+    let error = place.open("v").await.unwrap_err();
+    assert!(matches!(error, PoolError::NewerFormat { format: 9, .. }), "{error}");
+    scribble(&place.path("b"), 0, &[0; 8192]);
+    let error = place.open("v").await.unwrap_err().to_string();
+    assert!(error.contains("carries no label"), "{error}");
+    scribble(&place.path("b"), 0, &whole[..8192]);
+    drop(place.open("v").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_device_that_has_shrunk_is_too_small() {
+    let place = Place::new();
+    made(&place).await;
+    std::fs::File::options().write(true).open(place.path("b")).unwrap().set_len(2 * MIB).unwrap();
+    let error = place.open("v").await;
+    assert!(matches!(error, Err(PoolError::TooSmall { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn requests_that_make_no_sense_are_refused_before_anything_is_made() {
+    let place = Place::new();
+    let good = NewVolume::new("v", 8 * MIB, place.plain(&["a"]));
+    let bad: Vec<NewVolume> = vec![
+        NewVolume { name: String::new(), ..good.clone() },
+        NewVolume { name: "n".repeat(65), ..good.clone() },
+        NewVolume { size: 0, ..good.clone() },
+        NewVolume { links: vec![], ..good.clone() },
+        NewVolume { links: vec![LinkSpec::mirror(vec![])], ..good.clone() },
+        NewVolume { sector: Some(1000), ..good.clone() },
+        NewVolume { segment_blocks: Some(100), ..good.clone() },
+        NewVolume { growth: f64::NAN, ..good.clone() },
+        NewVolume {
+            size: 1 << 60,
+            links: vec![LinkSpec::plain(DeviceSpec::with_size(place.path("a"), 48 * MIB))],
+            ..good.clone()
+        },
+        NewVolume {
+            links: vec![LinkSpec::plain(DeviceSpec::with_size(place.path("a"), 3 * MIB))],
+            ..good.clone()
+        },
+        NewVolume {
+            links: vec![LinkSpec::plain(DeviceSpec::with_size(place.path("a"), 0))],
+            ..good.clone()
+        },
+    ];
+    for (number, new) in bad.into_iter().enumerate() {
+        let error = place.create("v", &new).await;
+        assert!(error.is_err(), "{number}");
+        assert!(!place.path("a").exists(), "{number}: {error:?}");
+        let left = place.open("v").await;
+        assert!(matches!(left, Err(PoolError::NoVolume { .. })), "{number}: {left:?}");
+    }
+    place.create("v", &good).await.unwrap();
+    let again = place.create("v", &good).await;
+    assert!(matches!(again, Err(PoolError::Exists { .. })), "{again:?}");
+}
+
+#[tokio::test]
+async fn a_damaged_manifest_is_told() {
+    let place = Place::new();
+    made(&place).await;
+    std::fs::write(place.path("v/volume.toml"), "format = 1\nname = 3").unwrap();
+    let error = place.open("v").await;
+    assert!(matches!(error, Err(PoolError::Manifest { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_volume_is_destroyed_once_and_its_devices_are_free() {
+    let place = Place::new();
+    made(&place).await;
+    pool::destroy(&place.env, &place.path("v")).await.unwrap();
+    let gone = pool::destroy(&place.env, &place.path("v")).await;
+    assert!(matches!(gone, Err(PoolError::NoVolume { .. })));
+    made(&place).await;
+}

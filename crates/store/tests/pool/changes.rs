@@ -1,0 +1,107 @@
+//! Volumes that grow, shrink and move.
+
+use thalweg_store::pool::{ExtendRequest, ShrinkRequest};
+
+use super::*;
+
+async fn open(place: &Place) -> Pool {
+    let mut new = NewVolume::new("v", 16 * MIB, place.plain(&["a", "b"]));
+    new.map = vec![place.device("map")];
+    new.growth = 4.0;
+    place.create("v", &new).await.unwrap();
+    place.open("v").await.unwrap()
+}
+
+fn link(place: &Place, name: &str, size: u64) -> ExtendRequest {
+    let device = DeviceSpec::with_size(place.path(name), size);
+    ExtendRequest { link: Some(LinkSpec::plain(device)), ..ExtendRequest::default() }
+}
+
+#[tokio::test]
+async fn a_volume_grows_by_a_link_and_shrinks_by_another() {
+    let place = Place::new();
+    let pool = open(&place).await;
+    fill(&pool, 1).await;
+    let request = ExtendRequest { size: Some(36 * MIB), ..link(&place, "c", 40 * MIB) };
+    pool.extend(&request).await.unwrap();
+    assert_eq!(pool.volume().size(), 36 * MIB);
+    fill(&pool, 2).await;
+    let error = pool.shrink(&ShrinkRequest::Size(16 * MIB), &quiet).await;
+    assert!(error.is_err(), "something is stored there");
+    pool.volume().trim(16 * MIB, 20 * MIB, false).await.unwrap();
+    pool.shrink(&ShrinkRequest::Size(16 * MIB), &quiet).await.unwrap();
+    let calls = std::sync::atomic::AtomicU64::new(0);
+    let count = |_, _| {
+        calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    };
+    pool.shrink(&ShrinkRequest::Link(place.path("a")), &count).await.unwrap();
+    assert!(calls.into_inner() > 0);
+    verify(&pool, 2).await;
+    drop(pool);
+    let pool = place.open("v").await.unwrap();
+    verify(&pool, 2).await;
+    assert_eq!(pool.status().members.len(), 3);
+    assert_eq!(pool.chain().label().links.len(), 2);
+    // Its device is nobody's.
+    place.create("w", &NewVolume::new("w", 4 * MIB, place.plain(&["a"]))).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lone_link_is_replaced_by_moving_everything_off() {
+    let place = Place::new();
+    let pool = open(&place).await;
+    fill(&pool, 4).await;
+    pool.replace(&place.path("b"), &place.device("c"), false, &quiet).await.unwrap();
+    std::fs::remove_file(place.path("b")).unwrap();
+    verify(&pool, 4).await;
+    drop(pool);
+    verify(&place.open("v").await.unwrap(), 4).await;
+}
+
+#[tokio::test]
+async fn a_link_that_cannot_be_added_leaves_nothing() {
+    let place = Place::new();
+    let pool = open(&place).await;
+    // The map area has no room for so many segments.
+    let error = pool.extend(&link(&place, "c", 400 * MIB)).await.unwrap_err();
+    assert!(matches!(error, PoolError::Chain(_)), "{error}");
+    assert!(!place.path("c").exists());
+    assert_eq!(pool.status().members.len(), 3);
+    drop(pool);
+    assert_eq!(place.open("v").await.unwrap().warnings(), [""; 0]);
+    let text = std::fs::read_to_string(place.path("v/volume.toml")).unwrap();
+    assert_eq!(text.matches("[[device]]").count(), 3);
+}
+
+#[tokio::test]
+async fn what_cannot_be_changed_says_so() {
+    let place = Place::new();
+    place.create("v", &NewVolume::new("v", 8 * MIB, place.plain(&["a", "b"]))).await.unwrap();
+    let pool = place.open("v").await.unwrap();
+    let map = pool.shrink(&ShrinkRequest::Link(place.path("a")), &quiet).await;
+    assert!(map.unwrap_err().to_string().contains("the map area lies on that link"));
+    let map = pool.replace(&place.path("a"), &place.device("c"), false, &quiet).await;
+    assert!(map.unwrap_err().to_string().contains("the map area lies on that link"));
+    let nobody = pool.replace(&place.path("x"), &place.device("c"), false, &quiet).await;
+    assert!(matches!(nobody, Err(PoolError::NoMember { .. })));
+    let twice = pool.extend(&link(&place, "b", 16 * MIB)).await;
+    assert!(matches!(twice, Err(PoolError::Twice { .. })), "{twice:?}");
+    let smaller = ExtendRequest { size: Some(MIB), ..ExtendRequest::default() };
+    assert!(matches!(pool.extend(&smaller).await, Err(PoolError::Invalid(_))));
+    assert!(!place.path("c").exists());
+}
+
+#[tokio::test]
+async fn snapshots_are_served_read_only() {
+    let place = Place::new();
+    let pool = open(&place).await;
+    fill(&pool, 1).await;
+    pool.chain().create_snapshot("before").await.unwrap();
+    pool.volume().write(0, pattern(4 * MIB, 77), true).await.unwrap();
+    let before = pool.snapshot_volume("before").unwrap();
+    assert!(before.is_read_only());
+    assert_eq!(before.read(0, MIB as usize).await.unwrap().concat(), pattern(MIB, 1));
+    assert!(before.write(0, pattern(512, 0), false).await.is_err());
+    before.flush().await.unwrap();
+    assert!(matches!(pool.snapshot_volume("after"), Err(PoolError::NoSnapshot(_))));
+}

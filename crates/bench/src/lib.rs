@@ -12,7 +12,8 @@
 //! - [`chain_reads`]: traces with reads, chained and striped;
 //! - [`chain_power`]: how long the body's second drives rest;
 //! - [`chain_restart`]: what opening reads after a crash;
-//! - [`chain_memory`]: RAM of the index for each stored block.
+//! - [`chain_memory`]: RAM of the index for each stored block;
+//! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
 pub mod chain_gc;
@@ -20,6 +21,7 @@ pub mod chain_memory;
 pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
+pub mod nbd;
 pub mod plot;
 mod replay;
 pub mod report;
@@ -39,11 +41,14 @@ pub struct Options {
     pub scale: Option<f64>,
     /// Recorded traces to replay in place of generated ones, where the benchmark replays traces.
     pub traces: Vec<PathBuf>,
+    /// Where benchmarks that use a real disk put their files; the system's folder for temporary
+    /// files when not given.
+    pub dir: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { seed: 1, scale: None, traces: Vec::new() }
+        Options { seed: 1, scale: None, traces: Vec::new(), dir: None }
     }
 }
 
@@ -65,6 +70,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    nbd::ENTRY,
 ];
 
 /// Every benchmark.

@@ -3,6 +3,7 @@
 //! A write passes through these modules in one direction, top to bottom, and a module imports
 //! only what stands below it:
 //!
+//! - [`pool`]: volumes put together from files and raw devices;
 //! - [`volume`]: a byte-addressed volume, the one trait that protocol adapters see;
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
@@ -13,4 +14,5 @@ pub mod block;
 pub mod chain;
 pub mod device;
 pub mod env;
+pub mod pool;
 pub mod volume;

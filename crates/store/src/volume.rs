@@ -1,4 +1,8 @@
-//! A byte-addressed volume: the one trait that protocol adapters see.
+//! A byte-addressed volume: the one trait that protocol adapters see, and the volume over a block
+//! store.
+
+mod locks;
+mod store;
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,6 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use self::store::StoreVolume;
 use crate::block::StoreError;
 
 /// A run of bytes that are stored, or that read as zeros.

@@ -7,13 +7,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use roaring::RoaringBitmap;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::format::{
     CHECKPOINT_MAGIC, CheckpointHeader, FORMAT_VERSION, LogRecord, NO_SEGMENT, PAGE, SECTOR,
+    WITNESS_MAGIC, Witness,
 };
 use super::index::{Content, Frozen, Location, Versions};
+use super::label::Layout;
 use super::read::{Verified, read_verified};
 use super::stream::Stream;
 use super::{ChainError, Counts, Inner, State, commit};
@@ -47,10 +50,13 @@ struct Record {
 
 impl Area {
     /// Whether the next record has to be a base, rather than a delta of `payload` bytes: none was
-    /// written, the half is full, or the deltas have outgrown their base.
-    fn wants_base(&self, payload: usize, half: u64) -> bool {
+    /// written, the half is full, or the deltas are many or have outgrown their base.
+    fn wants_base(&self, payload: usize, half: u64, max_deltas: u32) -> bool {
         let end = self.end + bytes_for(payload);
-        self.generation == 0 || end > half || end > 2 * self.base_bytes.max(HALF_SLACK / 2)
+        self.generation == 0
+            || self.number > max_deltas
+            || end > half
+            || end > 2 * self.base_bytes.max(HALF_SLACK / 2)
     }
 }
 
@@ -72,36 +78,61 @@ pub(super) async fn is_whole(inner: &Inner) -> bool {
     let area = inner.checkpoints.lock().await;
     let mut at = 0;
     for number in 0..area.number {
-        let start = record_start(inner, area.generation, at);
-        let room = inner.layout.checkpoint_half - at;
-        match read_record(&inner.map, inner.volume.as_bytes(), start, room).await {
-            Ok(Some(record)) if record.header.number.get() == number => {
-                at += bytes_for(record.header.payload.get() as usize);
-            }
+        let wanted = Wanted {
+            generation: area.generation,
+            number,
+            at: record_start(&inner.layout, area.generation, at),
+            room: room_in(&inner.layout) - at,
+        };
+        match read_record(&inner.map, inner.volume.as_bytes(), wanted).await {
+            Ok(Some(record)) => at += bytes_for(record.header.payload.get() as usize),
             _ => return false,
         }
     }
     true
 }
 
+/// A checkpoint under way. Dropped before its end, it gives back what it took.
+struct Attempt<'a> {
+    inner: &'a Inner,
+    dirty: Option<RoaringBitmap>,
+    /// Bytes went to the area: nobody knows what is there.
+    begun: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let Some(dirty) = self.dirty.take() else { return };
+        self.inner.state.lock().dirty |= dirty;
+        if self.begun {
+            self.inner.poison("a checkpoint was interrupted; open the volume again");
+        }
+    }
+}
+
 async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreError> {
-    let (mut record, frozen) = capture(inner, area);
+    let (mut record, frozen, dirty) = capture(inner, area);
+    let mut attempt = Attempt { inner, dirty: Some(dirty), begun: false };
+    let mut next = *area;
     if let Some(frozen) = frozen {
         encode_base(&mut record, &frozen);
         let generation = area.generation + 1;
-        *area = Area { generation, base_bytes: bytes_for(record.payload.len()), ..Area::default() };
-        Counts::add(&inner.counts.bases, 1);
+        next = Area { generation, base_bytes: bytes_for(record.payload.len()), ..Area::default() };
     }
     let bytes = bytes_for(record.payload.len());
-    if area.end + bytes > inner.layout.checkpoint_half {
+    if next.end + bytes > room_in(&inner.layout) {
         return Err(inner.fail(StoreError::NoSpace));
     }
     commit::everything(inner).await?;
-    seal(&mut record, area);
-    put(inner, &record, area).await.map_err(|error| inner.fail(error))?;
-    area.end += bytes;
-    area.number += 1;
+    seal(&mut record, &next);
+    attempt.begun = true;
+    put(inner, &record, &next).await.map_err(|error| inner.fail(error))?;
+    attempt.dirty = None;
+    next.end += bytes;
+    next.number += 1;
+    Counts::add(&inner.counts.bases, u64::from(next.generation > area.generation));
     Counts::add(&inner.counts.checkpoints, 1);
+    *area = next;
     let mut state = inner.state.lock();
     state.entries_since -= record.entries;
     state.segments.free(&record.emptied);
@@ -114,20 +145,25 @@ async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreErro
     Ok(())
 }
 
+/// Bytes for records in a half.
+pub(super) fn room_in(layout: &Layout) -> u64 {
+    layout.checkpoint_half.saturating_sub(PAGE as u64)
+}
+
 /// Bytes that a record with such a payload takes.
 pub(super) fn bytes_for(payload: usize) -> u64 {
     PAGE as u64 + (payload as u64).next_multiple_of(PAGE as u64)
 }
 
 /// Notes the state of this moment: what changed, and the whole index when a base is due.
-fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>) {
+fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>, RoaringBitmap) {
     let mut state = inner.state.lock();
     let dirty = std::mem::take(&mut state.dirty);
     let mut changes = Payload::default();
     changes.contents(dirty.iter().map(|lba| (lba, state.index.content(lba))));
     let mut payload = sequences(&state);
     changes.append_to(&mut payload);
-    let base = area.wants_base(payload.len(), inner.layout.checkpoint_half);
+    let base = area.wants_base(payload.len(), room_in(&inner.layout), inner.options.max_deltas);
     let frozen = base.then(|| state.index.freeze());
     let header = CheckpointHeader {
         magic: CHECKPOINT_MAGIC,
@@ -147,7 +183,7 @@ fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>) {
         reserved: [0; 12],
     };
     let (emptied, entries) = (state.segments.emptied(), state.entries_since);
-    (Record { header, payload, emptied, entries }, frozen)
+    (Record { header, payload, emptied, entries }, frozen, dirty)
 }
 
 fn sequences(state: &State) -> Vec<u8> {
@@ -189,7 +225,7 @@ fn seal(record: &mut Record, area: &Area) {
 const CHECKED_FROM: usize = 16;
 
 async fn put(inner: &Inner, record: &Record, area: &Area) -> Result<(), StoreError> {
-    let start = record_start(inner, area.generation, area.end);
+    let start = record_start(&inner.layout, area.generation, area.end);
     let mut at = start + PAGE as u64;
     for piece in record.payload.chunks(REQUEST) {
         let mut buffer = AlignedBuf::zeroed(piece.len().next_multiple_of(PAGE));
@@ -205,11 +241,83 @@ async fn put(inner: &Inner, record: &Record, area: &Area) -> Result<(), StoreErr
     page[SECTOR..SECTOR + header.len()].copy_from_slice(header);
     inner.map.write(start, vec![page.freeze()], Purpose::Checkpoint).await?;
     inner.map.flush(Purpose::Checkpoint).await?;
+    testify(inner, area).await
+}
+
+/// Writes down, in both halves, that the record is durable. The next flush covers it.
+async fn testify(inner: &Inner, area: &Area) -> Result<(), StoreError> {
+    let mut witness = Witness {
+        magic: WITNESS_MAGIC,
+        format: FORMAT_VERSION.into(),
+        checksum: 0.into(),
+        volume: *inner.volume.as_bytes(),
+        generation: area.generation.into(),
+        number: area.number.into(),
+        reserved: [0; 4],
+    };
+    witness.checksum = crc32c::crc32c(&witness.as_bytes()[CHECKED_FROM..]).into();
+    let mut page = AlignedBuf::zeroed(PAGE);
+    page[..size_of::<Witness>()].copy_from_slice(witness.as_bytes());
+    let page = page.freeze();
+    for half in 0..2 {
+        let at = half_start(&inner.layout, half);
+        inner.map.write(at, vec![page.clone()], Purpose::Checkpoint).await?;
+    }
     Ok(())
 }
 
-fn record_start(inner: &Inner, generation: u64, offset: u64) -> u64 {
-    inner.layout.checkpoint + (generation % 2) * inner.layout.checkpoint_half + offset
+fn half_start(layout: &Layout, half: u64) -> u64 {
+    layout.checkpoint + half * layout.checkpoint_half
+}
+
+/// First byte of the record that begins `offset` bytes after its base.
+pub(super) fn record_start(layout: &Layout, generation: u64, offset: u64) -> u64 {
+    half_start(layout, generation % 2) + PAGE as u64 + offset
+}
+
+/// Decodes a witness: generation and number of a record.
+pub(super) fn decode_witness(page: &[u8], volume: &[u8; 16]) -> Option<(u64, u32)> {
+    let (witness, _) = Witness::read_from_prefix(page).ok()?;
+    let whole = witness.magic == WITNESS_MAGIC
+        && witness.format.get() <= FORMAT_VERSION
+        && witness.volume == *volume
+        && crc32c::crc32c(&witness.as_bytes()[CHECKED_FROM..]) == witness.checksum.get();
+    whole.then_some((witness.generation.get(), witness.number.get()))
+}
+
+/// The newest record that any copy of any witness names.
+pub(super) async fn newest_witnessed(
+    map: &DeviceRef,
+    layout: &Layout,
+    volume: &[u8; 16],
+) -> Option<(u64, u32)> {
+    let mut newest = None;
+    for half in 0..2 {
+        for copy in 0..map.copies() {
+            let at = half_start(layout, half);
+            let page = map.read_copy(copy, at, PAGE, Purpose::Checkpoint).await;
+            newest = newest.max(page.ok().and_then(|page| decode_witness(&page, volume)));
+        }
+    }
+    newest
+}
+
+/// The generation of the newest base, if the head of any copy of one is whole.
+pub(super) async fn newest_base(
+    map: &DeviceRef,
+    layout: &Layout,
+    volume: &[u8; 16],
+) -> Option<u64> {
+    let mut newest = None;
+    for half in 0..2 {
+        for copy in 0..map.copies() {
+            let at = record_start(layout, half, 0);
+            let page = map.read_copy(copy, at, PAGE, Purpose::Checkpoint).await;
+            let header = page.ok().and_then(|page| decode_header(&page, volume));
+            newest = newest.max(header.map(|header| header.generation.get()));
+        }
+    }
+    newest
 }
 
 /// Runs and blocks with several versions, as bytes.
@@ -277,9 +385,9 @@ pub(super) struct Loaded {
     pub(super) contents: Vec<(u32, Content)>,
 }
 
-/// What a header says, and how much there is to read after it.
+/// The header in a page: the newer one of its two copies, if either is whole.
 pub(super) fn decode_header(page: &[u8], volume: &[u8; 16]) -> Option<CheckpointHeader> {
-    [0, SECTOR].into_iter().find_map(|at| {
+    let copies = [0, SECTOR].into_iter().filter_map(|at| {
         let bytes = page.get(at..at + SECTOR)?;
         let (header, _) = CheckpointHeader::read_from_prefix(bytes).ok()?;
         let whole = header.magic == CHECKPOINT_MAGIC
@@ -287,7 +395,8 @@ pub(super) fn decode_header(page: &[u8], volume: &[u8; 16]) -> Option<Checkpoint
             && header.volume == *volume
             && crc32c::crc32c(&header.as_bytes()[CHECKED_FROM..]) == header.checksum.get();
         whole.then_some(header)
-    })
+    });
+    copies.max_by_key(|header| (header.generation.get(), header.number.get()))
 }
 
 /// Decodes a payload; `None` when it does not hold what the header says.
@@ -339,33 +448,46 @@ impl Reader<'_> {
     }
 }
 
-/// Reads one record at `at`.
+/// A record of the checkpoint area that may be there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) generation: u64,
+    pub(super) number: u32,
+    /// Its first byte on the map device.
+    pub(super) at: u64,
+    /// Bytes left in its half.
+    pub(super) room: u64,
+}
+
+/// Reads a record; `None` when another one, or none, is in its place.
 ///
 /// # Errors
 /// [`ChainError::Damaged`] when its head is whole and its payload is not: that is no torn write.
 pub(super) async fn read_record(
     map: &DeviceRef,
     volume: &[u8; 16],
-    at: u64,
-    room: u64,
+    wanted: Wanted,
 ) -> Result<Option<Loaded>, ChainError> {
+    let Wanted { generation, number, at, room } = wanted;
     if room < PAGE as u64 {
         return Ok(None);
     }
-    let whole = |page: &[u8]| decode_header(page, volume).is_some();
+    // The head of an older record may stand over a payload that was half overwritten.
+    let header_of = |page: &[u8]| {
+        decode_header(page, volume)
+            .filter(|header| header.generation.get() == generation && header.number.get() == number)
+    };
+    let whole = |page: &[u8]| header_of(page).is_some();
     let head = read_verified(map, at, PAGE, Purpose::Checkpoint, whole).await;
     let Ok(Verified::Whole { content: page, .. }) = head else { return Ok(None) };
-    let Some(header) = decode_header(&page, volume) else { return Ok(None) };
-    let len = header.payload.get();
-    if len > room - PAGE as u64 {
-        return Ok(None);
+    let Some(header) = header_of(&page) else { return Ok(None) };
+    let damaged = || ChainError::Damaged(format!("checkpoint {generation}.{number} is damaged"));
+    if header.payload.get() > room - PAGE as u64 {
+        return Err(damaged());
     }
     let payload = read_payload(map, at + PAGE as u64, &header).await?;
     let loaded = payload.and_then(|bytes| decode_payload(&header, &bytes));
-    loaded.map(Some).ok_or_else(|| {
-        let (generation, number) = (header.generation, header.number);
-        ChainError::Damaged(format!("checkpoint {generation}.{number} is damaged"))
-    })
+    loaded.map(Some).ok_or_else(damaged)
 }
 
 /// The payload from the first copy that matches its checksum.

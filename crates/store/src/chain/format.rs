@@ -18,8 +18,8 @@
 //! does not count, at the first block above the sectors' `durable` position whose content does not
 //! match its checksum, and then at the last whole transaction.
 //!
-//! A *checkpoint* is the index at one position of the log. A half holds a base and the deltas that
-//! follow it; see [`CheckpointHeader`].
+//! A *checkpoint* is the index at one position of the log. A half holds a page for a [`Witness`], a
+//! base and the deltas that follow it; see [`CheckpointHeader`].
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -46,6 +46,9 @@ pub const NO_SEGMENT: u32 = u32::MAX;
 pub const LABEL_MAGIC: [u8; 8] = *b"THALWEGV";
 /// First bytes of a checkpoint record.
 pub const CHECKPOINT_MAGIC: [u8; 8] = *b"THALWEGC";
+
+/// First bytes of a witness.
+pub const WITNESS_MAGIC: [u8; 8] = *b"THALWEGW";
 
 /// A place in a log: the sequence of a segment and a block in it. Positions of one log are ordered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -247,6 +250,20 @@ impl MapSector {
         })
     }
 
+    /// Whether a sector that does not verify was once one of the volume `tag`, of the segment with
+    /// sequence `seq` of a log, in its place: all but one of its marks say so. No crash makes such
+    /// a sector.
+    pub fn resembles(&self, tag: u32, index: u16, seq: u64, log: u8) -> bool {
+        let this = u64::from(self.seq_low.get()) | u64::from(self.seq_high.get()) << 32;
+        let marks = [
+            self.tag.get() == tag,
+            self.index.get() == index,
+            this == seq,
+            self.log == log && u32::from(self.count) <= ENTRIES_PER_SECTOR && self.count > 0,
+        ];
+        marks.into_iter().filter(|mark| *mark).count() >= 3
+    }
+
     /// The entries in use.
     pub fn entries(&self) -> &[Entry] {
         &self.entries[..usize::from(self.count).min(self.entries.len())]
@@ -404,6 +421,27 @@ pub struct CheckpointHeader {
     pub reserved: [u8; 12],
 }
 
+/// First page of each half: a checkpoint record that was durable when this was written. Should that
+/// record be missing, it was damaged, and no older one can stand in for it.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Witness {
+    /// [`WITNESS_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`FORMAT_VERSION`].
+    pub format: U32,
+    /// CRC-32C of the rest.
+    pub checksum: U32,
+    /// The volume.
+    pub volume: [u8; 16],
+    /// The record's generation.
+    pub generation: U64,
+    /// Its number in the generation.
+    pub number: U32,
+    /// Padding.
+    pub reserved: [u8; 4],
+}
+
 /// Where a log stood at a checkpoint.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -426,4 +464,5 @@ const _: () = {
     assert!(size_of::<SnapshotRecord>() == 96);
     assert!(size_of::<VoidRecord>() == 24);
     assert!(size_of::<CheckpointHeader>() == 128);
+    assert!(size_of::<Witness>() == 48);
 };

@@ -194,7 +194,7 @@ impl Chain {
     pub async fn close(&self) -> Result<(), StoreError> {
         self.inner.poison_check()?;
         let result = checkpoint::write(&self.inner).await;
-        self.tasks.lock().clear();
+        self.stop();
         self.inner.poison("the volume was closed");
         result
     }
@@ -227,9 +227,18 @@ impl Chain {
     }
 }
 
+impl Chain {
+    /// Ends the tasks, and a round that its callers gave up: both hold the devices.
+    fn stop(&self) {
+        self.tasks.lock().clear();
+        let rounds = std::mem::take(&mut *self.inner.rounds.lock());
+        drop(rounds);
+    }
+}
+
 impl Drop for Chain {
     fn drop(&mut self) {
-        self.tasks.lock().clear();
+        self.stop();
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Options {
     /// Map sectors of log after which a checkpoint is written: what recovery reads at most, besides
     /// the checkpoint and the rest of the segments that the log is in.
     pub checkpoint_sectors: u32,
+    /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
+    pub max_deltas: u32,
 }
 
 impl Default for Options {
@@ -63,6 +65,7 @@ impl Default for Options {
             clean_below: 0.15,
             auto_clean: true,
             checkpoint_sectors: 1200,
+            max_deltas: 256,
         }
     }
 }

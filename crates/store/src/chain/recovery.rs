@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use zerocopy::FromBytes;
 
 use super::cache::{Cache, RamOrder};
-use super::checkpoint::{self, Area, HALF_SLACK, Loaded};
+use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
 use super::format::{
     ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
     NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
@@ -45,7 +45,9 @@ pub struct Recovered {
 /// The layout of a map area that has room for so much.
 pub(super) fn layout_for(segment_blocks: u32, max_segments: u32) -> Layout {
     let blocks = u64::from(max_segments) * u64::from(segment_blocks);
-    let half = 16 * blocks + 8 * u64::from(max_segments) + HALF_SLACK;
+    // A block that was discarded while a version was held takes 40 bytes in a checkpoint: its
+    // number, and two versions of which one is a place.
+    let half = 40 * blocks + 8 * u64::from(max_segments) + HALF_SLACK;
     Layout::new(segment_blocks, max_segments, half.next_multiple_of(PAGE as u64))
 }
 
@@ -293,31 +295,18 @@ async fn load_checkpoint(
 ) -> Result<(Area, [LogRecord; 2]), ChainError> {
     let layout = state.label.layout();
     let volume = *state.label.volume.as_bytes();
-    let mut newest: Option<(u64, u64)> = None;
-    for half in 0..2 {
-        let at = layout.checkpoint + half * layout.checkpoint_half;
-        let whole = |page: &[u8]| checkpoint::decode_header(page, &volume).is_some();
-        let read = read_verified(map, at, PAGE, Purpose::Checkpoint, whole).await;
-        if let Ok(Verified::Whole { content, .. }) = read {
-            let header = checkpoint::decode_header(&content, &volume);
-            let generation = header.map_or(0, |header| header.generation.get());
-            if newest.is_none_or(|(other, _)| other < generation) {
-                newest = Some((generation, at));
-            }
-        }
-    }
-    let (generation, start) =
-        newest.ok_or_else(|| ChainError::Damaged("no checkpoint is whole".to_owned()))?;
+    let newest = checkpoint::newest_base(map, &layout, &volume).await;
+    let generation = newest.ok_or_else(|| damaged_checkpoint("no checkpoint is whole"))?;
     let mut area = Area { generation, ..Area::default() };
     let mut logs = None;
     loop {
-        let room = layout.checkpoint_half - area.end;
-        let record = checkpoint::read_record(map, &volume, start + area.end, room).await?;
-        let next = record.filter(|record| {
-            let header = &record.header;
-            header.generation.get() == generation && header.number.get() == area.number
-        });
-        let Some(record) = next else { break };
+        let wanted = Wanted {
+            generation,
+            number: area.number,
+            at: checkpoint::record_start(&layout, generation, area.end),
+            room: checkpoint::room_in(&layout).saturating_sub(area.end),
+        };
+        let Some(record) = checkpoint::read_record(map, &volume, wanted).await? else { break };
         area.end += checkpoint::bytes_for(record.header.payload.get() as usize);
         if area.number == 0 {
             area.base_bytes = area.end;
@@ -326,7 +315,12 @@ async fn load_checkpoint(
         logs = Some(record.header.logs);
         load_record(state, record);
     }
-    let logs = logs.ok_or_else(|| ChainError::Damaged("no checkpoint is whole".to_owned()))?;
+    let logs = logs.ok_or_else(|| damaged_checkpoint("no checkpoint is whole"))?;
+    let witnessed = checkpoint::newest_witnessed(map, &layout, &volume).await;
+    if let Some((there, number)) = witnessed.filter(|newest| *newest >= (generation, area.number)) {
+        let why = format!("checkpoint {there}.{number} was durable, and its head is not whole");
+        return Err(damaged_checkpoint(&why));
+    }
     found.checkpoint_bytes = area.end;
     let mut places = Vec::new();
     state.index.for_each(|_, at| places.push(at.block));
@@ -337,6 +331,10 @@ async fn load_checkpoint(
         state.segments.add_live(block);
     }
     Ok((area, logs))
+}
+
+fn damaged_checkpoint(why: &str) -> ChainError {
+    ChainError::Damaged(why.to_owned())
 }
 
 fn load_record(state: &mut State, record: Loaded) {
@@ -422,6 +420,18 @@ impl Replay {
                 let index = first + at as u32;
                 match sector {
                     Sector::Unreadable if open => return Err(damaged_map(id, index)),
+                    // A sector is written whole or not at all: this is no crash's work.
+                    Sector::Other(sector)
+                        if sector.resembles(self.tag, index as u16, expected, number as u8) =>
+                    {
+                        if open {
+                            return Err(damaged_map(id, index));
+                        }
+                        log.stale.push((id, index as u16));
+                    }
+                    Sector::Whole(head, _) if head.seq > expected && head.seq >= first_new => {
+                        return Err(missed_checkpoint(id));
+                    }
                     Sector::Whole(head, entries)
                         if head.seq == expected && usize::from(head.log) == number =>
                     {
@@ -442,6 +452,10 @@ impl Replay {
                     }
                     _ => open = false,
                 }
+            }
+            // What the checkpoint refers to was durable before it.
+            if segment.entries.len() < slot as usize {
+                return Err(damaged_map(id, segment.entries.len() as u32 / ENTRIES_PER_SECTOR));
             }
             let next = segment.next;
             log.take(segment, start, state.label.segment_blocks)?;
@@ -515,6 +529,7 @@ impl Replay {
             whole -= 1;
         }
         log.entries.truncate(whole);
+        log.check_versions(state.version)?;
         found.dropped += (all - whole) as u64;
         found.replayed += whole as u64;
         log.cut(log.entries.last().map_or(start, |(at, _, _)| Position(at.0 + 1)));
@@ -548,19 +563,20 @@ impl Replay {
 enum Sector {
     /// It holds for this volume and its place.
     Whole(SectorHead, Vec<Entry>),
-    /// It does not: never written, or torn, or another's.
-    Other,
+    /// It does not: never written, or another's, or damaged.
+    Other(Box<MapSector>),
     /// No copy could be read.
     Unreadable,
 }
 
 impl Sector {
     fn decode(bytes: Option<&[u8]>, tag: u32, index: u16) -> Sector {
-        let Some(bytes) = bytes else { return Sector::Unreadable };
-        let Ok(sector) = MapSector::ref_from_bytes(bytes) else { return Sector::Other };
+        let Some(sector) = bytes.and_then(|bytes| MapSector::ref_from_bytes(bytes).ok()) else {
+            return Sector::Unreadable;
+        };
         match sector.verify(tag, index) {
             Some(head) => Sector::Whole(head, sector.entries().to_vec()),
-            None => Sector::Other,
+            None => Sector::Other(Box::new(*sector)),
         }
     }
 
@@ -576,6 +592,13 @@ fn damaged_map(segment: u32, sector: u32) -> ChainError {
     ChainError::Damaged(format!(
         "the map of segment {segment} is damaged before or at sector {sector}, and what it held \
          was durable"
+    ))
+}
+
+/// A segment was opened again after the checkpoint that is being replayed: a newer one is missing.
+fn missed_checkpoint(segment: u32) -> ChainError {
+    ChainError::Damaged(format!(
+        "segment {segment} was written after a newer checkpoint than any that is whole"
     ))
 }
 
@@ -621,6 +644,24 @@ impl Log {
         Ok(())
     }
 
+    /// Versions follow each other without a gap, or part of the log is missing.
+    fn check_versions(&self, mut version: Version) -> Result<(), ChainError> {
+        for (_, block, entry) in &self.entries {
+            if !matches!(entry.kind, Kind::Data | Kind::Discard) {
+                continue;
+            }
+            if entry.version < version || entry.version > version.next() {
+                return Err(ChainError::Damaged(format!(
+                    "the log goes from version {version} to {} at block {block}: a part of it, or \
+                     a newer checkpoint, is missing",
+                    entry.version
+                )));
+            }
+            version = entry.version;
+        }
+        Ok(())
+    }
+
     /// Ends the log at `end`; sectors after it are stale.
     fn cut(&mut self, end: Position) {
         self.end = end;
@@ -653,10 +694,16 @@ fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Re
     state.index.settle_all(&state.holds);
     state.reap();
     state.dead.clear();
-    let top = body.map_or(0, |body| body.top).max(users.top);
-    state.next_seq = state.next_seq.max(top + 1);
+    state.next_seq = first_unused_seq(state, users.top.max(body.map_or(0, |body| body.top)));
     state.committed = state.version;
     found.version = state.version.0;
+}
+
+/// A sequence that no segment had before the crash. Since the checkpoint each segment was opened at
+/// most once, perhaps without the log that led there having survived: its sectors must not count
+/// when the segment is opened again.
+fn first_unused_seq(state: &State, top: u64) -> u64 {
+    (state.next_seq + u64::from(state.segments.len())).max(top + 1)
 }
 
 fn replay_entry(

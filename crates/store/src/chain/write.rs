@@ -240,9 +240,8 @@ pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
                     // Without a log of compaction there is one writer, which keeps the order.
                     let exists = log == USERS || state.body.is_some();
                     let stream = state.stream(log);
-                    let enough = exists
-                        && stream.queued() >= LAZY_BLOCKS
-                        && stream.in_flight() < REQUESTS;
+                    let enough =
+                        exists && stream.queued() >= LAZY_BLOCKS && stream.in_flight() < REQUESTS;
                     let until = stream.tail();
                     enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
                 };

@@ -12,7 +12,7 @@
 //!   and different answers at different times. Whoever relies on such bytes after recovery writes
 //!   them back first, which makes the sides equal.
 
-mod range_lock;
+pub(crate) mod range_lock;
 mod rebuild;
 mod sides;
 

@@ -25,6 +25,7 @@ pub use buffer::{AlignedBuf, MEMORY_ALIGNMENT};
 pub use counters::{Counters, Tallies, Tally};
 pub use file::{Access, Engine, FileDevice, FileOptions};
 pub use memory::MemoryDevice;
+pub(crate) use mirror::range_lock::{RangeGuard, RangeLocks};
 pub use mirror::{Mirror, MirrorError, Side, SideState, SyncRecord};
 pub use partition::Partition;
 pub use stripe::{Stripe, StripeError};

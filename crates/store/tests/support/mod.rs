@@ -2,6 +2,9 @@
 
 #![allow(dead_code, unreachable_pub)]
 
+pub mod crash;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +12,7 @@ use rand::RngExt;
 use thalweg_sim::model::BlockModel;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Create, Link, Options, Parts, Recovered};
-use thalweg_store::device::{DeviceRef, Geometry};
+use thalweg_store::device::{DeviceRef, Geometry, Partition};
 use thalweg_store::env::{Env, Rng};
 use uuid::Uuid;
 
@@ -55,19 +58,35 @@ impl Shape {
     /// The devices that `make` gives, by name: the links, then the map.
     pub fn devices(&self, make: impl Fn(&str, Geometry) -> DeviceRef) -> Vec<DeviceRef> {
         let geometry = |size| Geometry { size, sector: self.sector };
+        let size = |link| match self.map_on_link && link == 0 {
+            true => self.link_bytes() + self.map_bytes(),
+            false => self.link_bytes(),
+        };
         let mut devices: Vec<DeviceRef> = (0..self.links)
-            .map(|link| make(&format!("link{link}"), geometry(self.link_bytes())))
+            .map(|link| make(&format!("link{link}"), geometry(size(link))))
             .collect();
-        devices.push(make("map", geometry(self.map_bytes())));
+        if !self.map_on_link {
+            devices.push(make("map", geometry(self.map_bytes())));
+        }
         devices
     }
 
     pub fn parts(&self, devices: &[DeviceRef]) -> Parts {
-        let link = |number: usize| Link { id: link_id(number), device: devices[number].clone() };
+        let part = |number: usize, start, size| {
+            Arc::new(Partition::new(devices[number].clone(), start, size).unwrap()) as DeviceRef
+        };
+        let device = |number: usize| match self.map_on_link && number == 0 {
+            true => part(0, 0, self.link_bytes()),
+            false => devices[number].clone(),
+        };
+        let link = |number: usize| Link { id: link_id(number), device: device(number) };
         Parts {
             links: (0..self.links).map(link).collect(),
-            map: devices[self.links].clone(),
-            map_link: None,
+            map: match self.map_on_link {
+                true => part(0, self.link_bytes(), self.map_bytes()),
+                false => devices[self.links].clone(),
+            },
+            map_link: self.map_on_link.then(|| link_id(0)),
             tail_cache: None,
             body_cache: None,
         }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 /// Locks on byte ranges, granted in the order of asking among those that overlap.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RangeLocks {
+pub(crate) struct RangeLocks {
     state: Arc<Mutex<State>>,
 }
 
@@ -23,14 +23,14 @@ struct State {
 
 /// A range held until this is dropped.
 #[derive(Debug)]
-pub(super) struct RangeGuard {
+pub(crate) struct RangeGuard {
     state: Arc<Mutex<State>>,
     range: Range<u64>,
 }
 
 impl RangeLocks {
     /// Waits until nobody holds, or asked earlier for, a part of `range`.
-    pub(super) async fn lock(&self, range: Range<u64>) -> RangeGuard {
+    pub(crate) async fn lock(&self, range: Range<u64>) -> RangeGuard {
         let granted = {
             let mut state = self.state.lock();
             if state.is_free(&range, state.waiting.len()) {

@@ -1,0 +1,40 @@
+//! Serves RAM over a Unix socket until interrupted: `nbd_memory SOCKET [MIB]`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
+use thalweg_store::env::Env;
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../tests/nbd/memory.rs"]
+mod memory;
+
+/// A payload is a page-aligned block of its own, for which the system's allocator grows its heap
+/// page by page.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args_os().skip(1);
+    let path = PathBuf::from(arguments.next().ok_or("usage: nbd_memory SOCKET [MIB]")?);
+    let mib: u64 = match arguments.next() {
+        Some(text) => text.to_str().ok_or("the size is not a number")?.parse()?,
+        None => 1024,
+    };
+    let server = Server::new(Env::real(), ServerConfig::default());
+    let volume = Arc::new(memory::MemoryVolume::new(mib << 20));
+    server.add_export(Export::new("memory", volume).description("RAM"))?;
+    server.listen_unix(&path, UnixSocketOptions::default(), None)?;
+    println!("nbd+unix:///?socket={}", path.display());
+    tokio::signal::ctrl_c().await?;
+    server.shutdown().await?;
+    for (name, stats) in server.stats().commands() {
+        let (requests, nanos) = (stats.requests.get(), stats.latency_nanos.get());
+        if let Some(mean) = nanos.checked_div(requests) {
+            println!("{name}: {requests} requests, {} bytes, mean {mean} ns", stats.bytes.get());
+        }
+    }
+    Ok(())
+}

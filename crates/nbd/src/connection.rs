@@ -1,0 +1,267 @@
+//! Transmission: one task for each connection.
+//!
+//! A request is polled once where it arrived. One that is done at once, as a write that only
+//! touches memory, costs no task switch; any other joins those in flight, and later requests pass
+//! it. Replies that come together leave together.
+//!
+//! A request in flight is never dropped half way: when the client disconnects or vanishes, the
+//! connection stops reading, and ends when the last one is done.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::stream::{FuturesUnordered, Stream};
+use thalweg_store::env::{Env, Time};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::execute::{Answer, execute};
+use crate::export::Served;
+use crate::handshake::Agreement;
+use crate::input::{Arrival, Input};
+use crate::output::Output;
+use crate::protocol::{Command, ProtocolError, Request};
+use crate::stats::ServerStats;
+
+/// No request is admitted while replies of this many bytes wait to be sent: they leave before more
+/// are made, and a client that takes none is not read further.
+const BATCH_BYTES: usize = 256 * 1024;
+
+/// How much a connection takes on before it waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backpressure {
+    /// Requests in flight.
+    pub(crate) requests: usize,
+    /// Payload bytes of requests in flight. The last request admitted may exceed it.
+    pub(crate) bytes: usize,
+}
+
+/// Why a connection failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectionError {
+    #[error("connection lost: {0}")]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Protocol(#[from] ProtocolError),
+    #[error("the client vanished in the middle of a request, which was not carried out")]
+    Vanished,
+}
+
+impl ConnectionError {
+    /// Whether the client broke the protocol, rather than the network.
+    pub(crate) fn is_clients_fault(&self) -> bool {
+        matches!(self, ConnectionError::Protocol(_))
+    }
+}
+
+/// What requests need to run, shared by those in flight.
+struct Session {
+    env: Env,
+    served: Arc<Served>,
+    structured: bool,
+}
+
+/// A request that has been carried out.
+struct Done {
+    request: Request,
+    started: Time,
+    answer: Answer,
+}
+
+type Running = Pin<Box<dyn Future<Output = Done> + Send>>;
+
+/// A connection in transmission.
+pub(crate) struct Connection<'a, S> {
+    stream: &'a mut S,
+    session: Arc<Session>,
+    stats: &'a ServerStats,
+    backpressure: Backpressure,
+    allocation: bool,
+    input: Input,
+    output: Output,
+    running: FuturesUnordered<Running>,
+    running_bytes: usize,
+    /// Whether requests are still accepted.
+    is_open: bool,
+    /// The first failure. After it nothing is sent.
+    failure: Option<ConnectionError>,
+}
+
+impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
+    pub(crate) fn new(
+        stream: &'a mut S,
+        env: Env,
+        agreement: Agreement,
+        stats: &'a ServerStats,
+        backpressure: Backpressure,
+    ) -> Self {
+        let Agreement { served, structured, allocation } = agreement;
+        Connection {
+            stream,
+            session: Arc::new(Session { env, served, structured }),
+            stats,
+            backpressure,
+            allocation,
+            input: Input::new(),
+            output: Output::new(structured),
+            running: FuturesUnordered::new(),
+            running_bytes: 0,
+            is_open: true,
+            failure: None,
+        }
+    }
+
+    /// Serves requests until the client disconnects or `stop` is ready.
+    pub(crate) async fn run(
+        mut self,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), ConnectionError> {
+        let mut stop = std::pin::pin!(stop);
+        std::future::poll_fn(|cx| {
+            loop {
+                let mut progress = self.collect(cx);
+                progress |= self.admit(cx);
+                progress |= self.send(cx);
+                if self.is_over() {
+                    return Poll::Ready(());
+                }
+                if progress {
+                    continue;
+                }
+                // Polled last: a completed future must not be polled again.
+                if self.is_open && stop.as_mut().poll(cx).is_ready() {
+                    self.is_open = false;
+                    continue;
+                }
+                return Poll::Pending;
+            }
+        })
+        .await;
+        self.failure.map_or(Ok(()), Err)
+    }
+
+    fn is_over(&self) -> bool {
+        let sent = self.output.is_empty() || self.failure.is_some();
+        !self.is_open && self.running.is_empty() && sent
+    }
+
+    fn fail(&mut self, failure: ConnectionError) {
+        self.is_open = false;
+        self.failure.get_or_insert(failure);
+    }
+
+    /// Takes up results of requests that were not done at once.
+    fn collect(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut progress = false;
+        while let Poll::Ready(Some(done)) = Pin::new(&mut self.running).poll_next(cx) {
+            self.running_bytes -= held_bytes(&done.request);
+            self.reply(done);
+            progress = true;
+        }
+        progress
+    }
+
+    fn has_room(&self) -> bool {
+        self.running.len() < self.backpressure.requests
+            && self.running_bytes < self.backpressure.bytes
+            && self.output.len() < BATCH_BYTES
+    }
+
+    /// Starts the requests that have arrived.
+    fn admit(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut progress = false;
+        while self.is_open && self.has_room() {
+            let limits = || self.session.served.limits(self.session.structured, self.allocation);
+            match self.input.next(limits) {
+                Ok(Some(arrival)) => self.start(arrival, cx),
+                Ok(None) => match self.fill(cx) {
+                    Poll::Ready(()) => {}
+                    Poll::Pending => return progress,
+                },
+                Err(error) => self.fail(error.into()),
+            }
+            progress = true;
+        }
+        progress
+    }
+
+    /// Receives bytes. Replies go out first: the client may be waiting for them.
+    fn fill(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.send(cx);
+        match self.input.poll_fill(self.stream, cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Ok(0)) if self.input.is_mid_request() => {
+                self.fail(ConnectionError::Vanished);
+            }
+            Poll::Ready(Ok(0)) => self.is_open = false,
+            Poll::Ready(Ok(_)) => {}
+            Poll::Ready(Err(error)) => self.fail(error.into()),
+        }
+        Poll::Ready(())
+    }
+
+    fn start(&mut self, arrival: Arrival, cx: &mut Context<'_>) {
+        let started = self.session.env.now();
+        let (request, payload) = match arrival {
+            Arrival::Request(request, payload) => (request, payload),
+            Arrival::Refused(request, errno, reason) => {
+                let answer = Answer::Error(errno, reason.to_owned());
+                return self.reply(Done { request, started, answer });
+            }
+        };
+        if request.command == Command::Disconnect {
+            self.is_open = false;
+            return;
+        }
+        let mut future = Box::pin(carry_out(self.session.clone(), request, payload, started));
+        match future.as_mut().poll(cx) {
+            Poll::Ready(done) => self.reply(done),
+            Poll::Pending => {
+                self.running_bytes += held_bytes(&request);
+                self.running.push(future);
+            }
+        }
+    }
+
+    fn reply(&mut self, Done { request, started, answer }: Done) {
+        let latency = self.session.env.now().since(started);
+        let stats = self.stats.command(request.command);
+        stats.record(u64::from(request.len), answer.is_error(), latency);
+        if self.failure.is_none() {
+            self.output.reply(&request, answer);
+        }
+    }
+
+    /// Sends replies; whether that moved anything.
+    fn send(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.failure.is_some() || self.output.is_empty() {
+            return false;
+        }
+        let before = self.output.len();
+        match self.output.poll_send(self.stream, cx) {
+            Poll::Pending => self.output.len() < before,
+            Poll::Ready(Ok(())) => true,
+            Poll::Ready(Err(error)) => {
+                self.fail(error.into());
+                true
+            }
+        }
+    }
+}
+
+/// Bytes that a request holds in memory while it is in flight.
+fn held_bytes(request: &Request) -> usize {
+    match request.command {
+        Command::Read | Command::Write => request.len as usize,
+        _ => 0,
+    }
+}
+
+async fn carry_out(session: Arc<Session>, request: Request, payload: Bytes, started: Time) -> Done {
+    let volume = session.served.volume().as_ref();
+    let answer = execute(volume, request, payload, session.structured).await;
+    Done { request, started, answer }
+}

@@ -1,0 +1,448 @@
+//! The server: exports, listeners, shutdown.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{FuturesUnordered, StreamExt};
+use parking_lot::Mutex;
+use thalweg_store::block::StoreError;
+use thalweg_store::env::{Env, Task};
+use thalweg_store::volume::VolumeRef;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::server::TlsStream;
+
+use crate::connection::{Backpressure, Connection};
+use crate::export::{Export, Registry, Served};
+use crate::handshake::{Agreement, HandshakeError, Negotiation, Outcome, Security, greet};
+use crate::socket::{self, SocketFile, UnixSocketOptions};
+use crate::stats::ServerStats;
+use crate::tls::TlsConfig;
+
+/// Pause after a failed accept: what fails, such as the limit of open files, rarely passes at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Limits of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerConfig {
+    /// Connections open at a time; further ones are closed at once.
+    pub max_connections: usize,
+    /// Time for a client to come through the handshake.
+    pub handshake_timeout: Duration,
+    /// Time for requests in flight to finish when the server or an export goes away.
+    pub shutdown_grace: Duration,
+    /// Requests in flight for each connection.
+    pub max_requests: usize,
+    /// Payload bytes of requests in flight for each connection. Up to three more payloads of
+    /// 32 MiB may come on top: the one that is being received, the last one admitted, and the last
+    /// reply.
+    pub max_bytes: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> ServerConfig {
+        ServerConfig {
+            max_connections: 256,
+            handshake_timeout: Duration::from_secs(10),
+            shutdown_grace: Duration::from_secs(10),
+            max_requests: 256,
+            max_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What can go wrong around a server; clients are told their own errors.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// An export cannot be served as asked.
+    #[error("cannot serve export {name:?}: {reason}")]
+    Export {
+        /// The export.
+        name: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// No such export.
+    #[error("there is no export {0:?}; list the exports")]
+    NoExport(String),
+    /// A Unix socket cannot be made.
+    #[error("cannot listen on {}: {source}", path.display())]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another server listens there.
+    #[error("another server listens on {}; stop it, or choose another path", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Something other than a socket is there.
+    #[error("{} exists and is not a socket; remove it, or choose another path", path.display())]
+    NotASocket {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A TCP port cannot be opened.
+    #[error("cannot listen on {address}: {source}; choose a free port of this machine")]
+    Tcp {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A volume could not be flushed when it stopped being served.
+    #[error("flushing export {name:?} failed: {source}; its last writes may be lost in a crash")]
+    Flush {
+        /// The export.
+        name: String,
+        /// What the volume said.
+        source: StoreError,
+    },
+}
+
+/// A handle to a server. Clones share it; when the last one is dropped, listeners and connections
+/// end at once. [`Server::shutdown`] ends them gracefully.
+#[derive(Clone, Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Arc<Mutex<Vec<Task<()>>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    env: Env,
+    config: ServerConfig,
+    registry: Registry,
+    stats: ServerStats,
+    stop: watch::Sender<bool>,
+    slots: Arc<Semaphore>,
+}
+
+impl Server {
+    /// A server without exports and listeners.
+    pub fn new(env: Env, config: ServerConfig) -> Server {
+        let slots = config.max_connections.min(Semaphore::MAX_PERMITS);
+        let shared = Shared {
+            env,
+            config,
+            registry: Registry::default(),
+            stats: ServerStats::default(),
+            stop: watch::Sender::new(false),
+            slots: Arc::new(Semaphore::new(slots)),
+        };
+        Server { shared: Arc::new(shared), listeners: Arc::default() }
+    }
+
+    /// Serves an export from now on.
+    ///
+    /// # Errors
+    /// [`ServerError::Export`] when the name is taken, or name or volume do not fit the protocol.
+    pub fn add_export(&self, export: Export) -> Result<(), ServerError> {
+        self.shared.registry.add(export)
+    }
+
+    /// Ends an export: requests in flight finish, its connections are closed, and the volume is
+    /// flushed and returned.
+    ///
+    /// # Errors
+    /// [`ServerError::NoExport`], or [`ServerError::Flush`].
+    pub async fn remove_export(&self, name: &str) -> Result<VolumeRef, ServerError> {
+        let removed = self.shared.registry.remove(name);
+        let served = removed.ok_or_else(|| ServerError::NoExport(name.to_owned()))?;
+        served.unused().await;
+        flush(&served).await?;
+        Ok(served.volume().clone())
+    }
+
+    /// The names of all exports.
+    pub fn exports(&self) -> Vec<String> {
+        self.shared.registry.all().iter().map(|served| served.name().to_owned()).collect()
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &ServerStats {
+        &self.shared.stats
+    }
+
+    /// Accepts connections on a Unix socket.
+    ///
+    /// # Errors
+    /// [`ServerError::InUse`], [`ServerError::NotASocket`] or [`ServerError::Socket`].
+    pub fn listen_unix(
+        &self,
+        path: &Path,
+        options: UnixSocketOptions,
+        tls: Option<TlsConfig>,
+    ) -> Result<(), ServerError> {
+        let (listener, file) = socket::bind(&self.shared.env, path, options)?;
+        self.start(Unix { listener, _file: file }, tls);
+        Ok(())
+    }
+
+    /// Accepts connections on a TCP address, and returns it with the port that was chosen if port
+    /// 0 was asked for. Without `tls` everything travels in the clear.
+    ///
+    /// # Errors
+    /// [`ServerError::Tcp`].
+    pub async fn listen_tcp(
+        &self,
+        address: SocketAddr,
+        tls: Option<TlsConfig>,
+    ) -> Result<SocketAddr, ServerError> {
+        let fail = |source| ServerError::Tcp { address, source };
+        let listener = TcpListener::bind(address).await.map_err(fail)?;
+        let address = listener.local_addr().map_err(fail)?;
+        self.start(listener, tls);
+        Ok(address)
+    }
+
+    fn start<A: Accept>(&self, listener: A, tls: Option<TlsConfig>) {
+        let task = self.shared.env.spawn(accept_all(self.shared.clone(), listener, tls));
+        self.listeners.lock().push(task);
+    }
+
+    /// Stops accepting, lets requests in flight finish within the grace, closes all connections,
+    /// removes the Unix sockets and flushes every volume.
+    ///
+    /// # Errors
+    /// The first [`ServerError::Flush`]; all volumes are flushed nevertheless.
+    pub async fn shutdown(&self) -> Result<(), ServerError> {
+        self.shared.stop.send_replace(true);
+        let listeners = std::mem::take(&mut *self.listeners.lock());
+        for listener in listeners {
+            listener.await;
+        }
+        let mut result = Ok(());
+        for served in self.shared.registry.all() {
+            result = result.and(flush(&served).await);
+        }
+        result
+    }
+}
+
+async fn flush(served: &Served) -> Result<(), ServerError> {
+    if served.volume().is_read_only() {
+        return Ok(());
+    }
+    let name = served.name().to_owned();
+    served.volume().flush().await.map_err(|source| ServerError::Flush { name, source })
+}
+
+/// A listener of one kind.
+trait Accept: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+struct Unix {
+    listener: UnixListener,
+    _file: SocketFile,
+}
+
+impl Accept for Unix {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        Ok(self.listener.accept().await?.0)
+    }
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        let (stream, _) = TcpListener::accept(self).await?;
+        // Small replies must not wait for acknowledgements of earlier ones, and a peer that lost
+        // its power must not hold a connection for ever.
+        stream.set_nodelay(true)?;
+        socket2::SockRef::from(&stream).set_keepalive(true)?;
+        Ok(stream)
+    }
+}
+
+/// Accepts connections until the server stops, then waits for those that are open.
+async fn accept_all<A: Accept>(shared: Arc<Shared>, listener: A, tls: Option<TlsConfig>) {
+    let mut stop = shared.stop.subscribe();
+    let mut connections: FuturesUnordered<Task<()>> = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = signalled(&mut stop) => break,
+            Some(_) = connections.next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok(stream) => connections.extend(admit(&shared, stream, &tls)),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    shared.env.sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    while connections.next().await.is_some() {}
+}
+
+/// Starts a connection's task if there is a slot for it.
+fn admit<S>(shared: &Arc<Shared>, stream: S, tls: &Option<TlsConfig>) -> Option<Task<()>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Ok(slot) = shared.slots.clone().try_acquire_owned() else {
+        shared.stats.connections_refused.add(1);
+        return None;
+    };
+    shared.stats.connections.add(1);
+    let (env, shared, tls) = (shared.env.clone(), shared.clone(), tls.clone());
+    Some(env.spawn(async move {
+        let _slot = slot;
+        let _open = OpenConnection::count(&shared.stats);
+        converse(&shared, stream, tls).await;
+    }))
+}
+
+/// Counts an open connection as long as it lives, also when its task is aborted.
+struct OpenConnection<'a>(&'a ServerStats);
+
+impl<'a> OpenConnection<'a> {
+    fn count(stats: &'a ServerStats) -> Self {
+        stats.connections_open.add(1);
+        OpenConnection(stats)
+    }
+}
+
+impl Drop for OpenConnection<'_> {
+    fn drop(&mut self) {
+        self.0.connections_open.sub(1);
+    }
+}
+
+/// A connection from greeting to end.
+async fn converse<S>(shared: &Shared, stream: S, tls: Option<TlsConfig>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let mut stop = shared.stop.subscribe();
+    let handshake =
+        shared.env.timeout(shared.config.handshake_timeout, negotiate(shared, stream, tls));
+    let negotiated = tokio::select! {
+        biased;
+        () = signalled(&mut stop) => return,
+        negotiated = handshake => negotiated,
+    };
+    match negotiated {
+        Some(Ok(Negotiated::Plain(stream, agreement))) => transmit(shared, stream, agreement).await,
+        Some(Ok(Negotiated::Tls(stream, agreement))) => transmit(shared, stream, agreement).await,
+        Some(Ok(Negotiated::Ended)) => {}
+        Some(Err(error)) => {
+            shared.stats.handshakes_failed.add(1);
+            tracing::debug!(%error, "handshake failed");
+        }
+        None => {
+            shared.stats.handshakes_failed.add(1);
+            tracing::debug!("handshake took too long");
+        }
+    }
+}
+
+/// A stream that is ready for transmission.
+enum Negotiated<S> {
+    Plain(S, Agreement),
+    Tls(Box<TlsStream<S>>, Agreement),
+    Ended,
+}
+
+async fn negotiate<S>(
+    shared: &Shared,
+    mut stream: S,
+    tls: Option<TlsConfig>,
+) -> Result<Negotiated<S>, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let security = match &tls {
+        None => Security::Plain,
+        Some(tls) if tls.is_required() => Security::TlsRequired,
+        Some(_) => Security::TlsOffered,
+    };
+    let registry = &shared.registry;
+    let flags = greet(&mut stream).await?;
+    match (Negotiation::new(&mut stream, registry, security, flags).run().await?, tls) {
+        (Outcome::Serve(agreement), _) => Ok(Negotiated::Plain(stream, agreement)),
+        (Outcome::StartTls, Some(tls)) => {
+            let mut stream = Box::new(tls.acceptor().accept(stream).await?);
+            let negotiation = Negotiation::new(&mut stream, registry, Security::Tls, flags);
+            match negotiation.run().await? {
+                Outcome::Serve(agreement) => Ok(Negotiated::Tls(stream, agreement)),
+                _ => {
+                    close(shared, &mut stream).await;
+                    Ok(Negotiated::Ended)
+                }
+            }
+        }
+        _ => {
+            close(shared, &mut stream).await;
+            Ok(Negotiated::Ended)
+        }
+    }
+}
+
+/// The transmission phase. When the server or the export goes away, it ends within the grace.
+async fn transmit<S>(shared: &Shared, mut stream: S, agreement: Agreement)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let export_stop = agreement.served.stop();
+    if *export_stop.borrow() {
+        return;
+    }
+    let ServerConfig { max_requests, max_bytes, shutdown_grace, .. } = shared.config;
+    let backpressure = Backpressure { requests: max_requests.max(1), bytes: max_bytes.max(1) };
+    let (env, stats) = (shared.env.clone(), &shared.stats);
+    let connection = Connection::new(&mut stream, env, agreement, stats, backpressure);
+    let deadline = async {
+        stopped(shared.stop.subscribe(), export_stop.clone()).await;
+        shared.env.sleep(shutdown_grace).await;
+    };
+    let stop = stopped(shared.stop.subscribe(), export_stop.clone());
+    tokio::select! {
+        biased;
+        result = connection.run(stop) => {
+            if let Err(error) = result {
+                stats.protocol_errors.add(u64::from(error.is_clients_fault()));
+                tracing::debug!(%error, "connection failed");
+            }
+        }
+        () = deadline => tracing::warn!("a connection did not end in time and is cut off"),
+    }
+    close(shared, &mut stream).await;
+}
+
+/// Ends the stream properly, as far as the client plays along.
+async fn close<S: AsyncWrite + Unpin>(shared: &Shared, stream: &mut S) {
+    let patience = shared.config.handshake_timeout;
+    if let Some(Err(error)) = shared.env.timeout(patience, stream.shutdown()).await {
+        tracing::trace!(%error, "the client was gone before the connection was closed");
+    }
+}
+
+async fn stopped(mut server: watch::Receiver<bool>, mut export: watch::Receiver<bool>) {
+    tokio::select! {
+        biased;
+        () = signalled(&mut server) => {}
+        () = signalled(&mut export) => {}
+    }
+}
+
+/// Returns when the signal is given, or can no longer be.
+async fn signalled(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}

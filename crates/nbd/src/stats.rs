@@ -1,0 +1,114 @@
+//! Counters of a server, readable at any time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::protocol::Command;
+
+/// Latency is counted in this many buckets: bucket `i` holds requests of at most 2^i µs that no
+/// lower bucket holds, and the last one holds the rest.
+pub const LATENCY_BUCKETS: usize = 28;
+
+/// A counter that threads add to.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub(&self, count: u64) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// The value now.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counters of one command.
+#[derive(Debug, Default)]
+pub struct CommandStats {
+    /// Requests answered, failed ones included.
+    pub requests: Counter,
+    /// Requests answered with an error.
+    pub errors: Counter,
+    /// Bytes that the requests without an error covered.
+    pub bytes: Counter,
+    /// Sum of latencies in nanoseconds.
+    pub latency_nanos: Counter,
+    latency: [Counter; LATENCY_BUCKETS],
+}
+
+impl CommandStats {
+    pub(crate) fn record(&self, bytes: u64, failed: bool, latency: Duration) {
+        self.requests.add(1);
+        if failed {
+            self.errors.add(1);
+        } else {
+            self.bytes.add(bytes);
+        }
+        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        self.latency_nanos.add(nanos);
+        self.latency[bucket(nanos)].add(1);
+    }
+
+    /// The latency histogram: (upper bound in microseconds, requests in this bucket alone). The
+    /// last bucket has no bound and says `u64::MAX`.
+    pub fn latency(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.latency.iter().enumerate().map(|(index, counter)| {
+            let last = index == LATENCY_BUCKETS - 1;
+            (if last { u64::MAX } else { 1 << index }, counter.get())
+        })
+    }
+}
+
+fn bucket(nanos: u64) -> usize {
+    let micros = nanos.div_ceil(1_000).max(1);
+    (micros.next_power_of_two().trailing_zeros() as usize).min(LATENCY_BUCKETS - 1)
+}
+
+/// Counters of a server.
+#[derive(Debug, Default)]
+pub struct ServerStats {
+    /// Connections accepted.
+    pub connections: Counter,
+    /// Connections open now.
+    pub connections_open: Counter,
+    /// Connections closed at once because too many were open.
+    pub connections_refused: Counter,
+    /// Connections that did not come through the handshake.
+    pub handshakes_failed: Counter,
+    /// Connections that ended because the client broke the protocol.
+    pub protocol_errors: Counter,
+    commands: [CommandStats; Command::COUNT],
+}
+
+impl ServerStats {
+    /// The counters of one command.
+    pub fn command(&self, command: Command) -> &CommandStats {
+        &self.commands[command.index()]
+    }
+
+    /// The counters of all commands with their names in metrics.
+    pub fn commands(&self) -> impl Iterator<Item = (&'static str, &CommandStats)> {
+        Command::NAMES.into_iter().zip(&self.commands)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_latency_falls_into_the_lowest_bucket_that_holds_it() {
+        assert_eq!(bucket(0), 0);
+        assert_eq!(bucket(1_000), 0);
+        assert_eq!(bucket(1_001), 1);
+        assert_eq!(bucket(4_000), 2);
+        assert_eq!(bucket(4_001), 3);
+        assert_eq!(bucket(u64::MAX), LATENCY_BUCKETS - 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! Volumes put together from files and raw devices.
+//!
+//! What a device is stands in a label on itself (`format`): whose it is, and its place there. Where
+//! the devices are stands in the *manifest*, `volume.toml` in the volume's folder. The labels are
+//! the truth: a manifest that names the wrong device leads to an error, never to wrong bytes.
+//!
+//! A link is a grid of devices: columns, over which it is striped, of sides, which are mirrors of
+//! each other. One column of one side is a plain device. The map area has sides too, or lies on the
+//! first link. Links have their devices for themselves; the devices of map and caches may be shared
+//! by volumes, each of which locks its own extents only.
+
+mod assemble;
+mod change;
+mod create;
+mod destroy;
+mod error;
+pub mod format;
+mod label;
+pub mod manifest;
+mod media;
+mod prepare;
+mod probe;
+mod sizing;
+mod spec;
+mod status;
+mod sync;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+pub use assemble::PoolMirror;
+use assemble::{Seat, put_together, take_seats};
+pub use change::{ExtendRequest, Progress, ShrinkRequest};
+pub use create::create_on;
+pub use destroy::destroy_on;
+pub use error::PoolError;
+use manifest::{Manifest, Stage};
+pub use media::{FileMedia, Found, Media, Opened};
+pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions};
+pub use status::{MemberState, MemberStatus, PoolStatus};
+
+use crate::block::BlockStore;
+use crate::chain::{Chain, ChainError, Recovered};
+use crate::env::Env;
+use crate::volume::{StoreVolume, Volume, VolumeRef};
+
+/// Makes the volume `new` from files and block devices, with its manifest in `folder`.
+///
+/// # Errors
+/// Says what to do next; whatever was made is undone.
+pub async fn create(env: &Env, folder: &Path, new: &NewVolume) -> Result<(), PoolError> {
+    create_on(env, &FileMedia, folder, new).await
+}
+
+/// Wipes the labels of the volume in `folder`, and removes its manifest. Files stay where they are.
+///
+/// # Errors
+/// [`crate::device::DeviceError::Locked`] while the volume is open.
+pub async fn destroy(env: &Env, folder: &Path) -> Result<(), PoolError> {
+    destroy_on(env, &FileMedia, folder).await
+}
+
+/// A device of an open volume.
+#[derive(Debug)]
+struct Member {
+    place: manifest::Place,
+    path: PathBuf,
+    slot: Option<label::Slot>,
+}
+
+/// An open volume. Its devices stay locked until it, its chain and its volumes are dropped.
+pub struct Pool {
+    env: Env,
+    media: Arc<dyn Media>,
+    folder: PathBuf,
+    manifest: tokio::sync::Mutex<Manifest>,
+    name: String,
+    id: Uuid,
+    sector: Option<u32>,
+    standby: bool,
+    chain: Arc<Chain>,
+    volume: Arc<StoreVolume<Chain>>,
+    members: Mutex<Vec<Member>>,
+    mirrors: Mutex<Vec<PoolMirror>>,
+    warnings: Vec<String>,
+    recovered: Recovered,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// Opens the volume whose manifest is in `folder`, recovering it if it was not closed. A mirror
+    /// that lacks a side is opened without it, with a warning.
+    ///
+    /// # Errors
+    /// [`PoolError`] says what is missing and what to do.
+    pub async fn open(env: &Env, folder: &Path, options: &OpenOptions) -> Result<Pool, PoolError> {
+        Pool::open_on(env, Arc::new(FileMedia), folder, options).await
+    }
+
+    /// As [`Pool::open`], with the devices that `media` finds.
+    ///
+    /// # Errors
+    /// As [`Pool::open`].
+    pub async fn open_on(
+        env: &Env,
+        media: Arc<dyn Media>,
+        folder: &Path,
+        options: &OpenOptions,
+    ) -> Result<Pool, PoolError> {
+        let manifest = Manifest::read(&*media, folder).await?;
+        if manifest.stage != Stage::Ready {
+            return Err(PoolError::Unfinished { folder: folder.to_owned() });
+        }
+        let seats = take_seats(env, &*media, folder, &manifest).await?;
+        let (put, absent) = put_together(env, &seats, options.standby).await?;
+        let opened = Chain::open(env, put.parts, options.chain.clone()).await;
+        let (chain, recovered) = opened.map_err(|error| name_missing(error, absent))?;
+        let chain = Arc::new(chain);
+        put.warnings.iter().for_each(|warning| tracing::warn!(volume = manifest.name, "{warning}"));
+        let pool = Pool {
+            env: env.clone(),
+            media,
+            folder: folder.to_owned(),
+            name: manifest.name.clone(),
+            id: manifest.volume,
+            sector: manifest.sector,
+            standby: options.standby,
+            manifest: tokio::sync::Mutex::new(manifest),
+            volume: Arc::new(StoreVolume::live(chain.clone())),
+            chain,
+            members: Mutex::new(seats.into_iter().map(Member::from).collect()),
+            mirrors: Mutex::new(put.mirrors),
+            warnings: put.warnings,
+            recovered,
+        };
+        pool.free_leftovers().await?;
+        Ok(pool)
+    }
+
+    /// The volume's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The volume's identity.
+    pub fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// The chain that the volume is on.
+    pub fn chain(&self) -> &Arc<Chain> {
+        &self.chain
+    }
+
+    /// The volume itself.
+    pub fn volume(&self) -> VolumeRef {
+        self.volume.clone()
+    }
+
+    /// What opening found and read.
+    pub fn recovered(&self) -> Recovered {
+        self.recovered
+    }
+
+    /// What was noticed as the volume was opened: missing or stale sides, a missing cache.
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.clone()
+    }
+
+    /// The volume as it was when a snapshot was made, read-only.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSnapshot`].
+    pub fn snapshot_volume(&self, name: &str) -> Result<VolumeRef, PoolError> {
+        let none = || PoolError::NoSnapshot(name.to_owned());
+        let label = self.chain.label();
+        let snapshot = label.snapshot(name).ok_or_else(none)?;
+        let hold = self.chain.hold(snapshot.version).ok_or_else(none)?;
+        Ok(Arc::new(StoreVolume::snapshot(self.chain.clone(), hold, snapshot.blocks)))
+    }
+
+    /// The mirrors among the volume's devices.
+    pub fn mirrors(&self) -> Vec<PoolMirror> {
+        self.mirrors.lock().clone()
+    }
+
+    /// The volume's state in numbers.
+    pub fn status(&self) -> PoolStatus {
+        let mirrors = self.mirrors.lock();
+        let members = self.members.lock();
+        PoolStatus {
+            name: self.name.clone(),
+            volume: self.id,
+            size: self.volume.size(),
+            chain: self.chain.status(),
+            members: members.iter().map(|member| member.status(&mirrors)).collect(),
+            warnings: self.warnings(),
+        }
+    }
+
+    /// Makes everything durable and stops the volume; writes are refused from then on.
+    ///
+    /// # Errors
+    /// A device's; what was flushed is safe all the same.
+    pub async fn close(&self) -> Result<(), PoolError> {
+        Ok(self.chain.close().await?)
+    }
+}
+
+impl From<Seat> for Member {
+    fn from(seat: Seat) -> Member {
+        Member { place: seat.place, path: seat.path, slot: seat.found.ok() }
+    }
+}
+
+impl From<Member> for Seat {
+    fn from(member: Member) -> Seat {
+        let device = member.path.display().to_string();
+        let found = member.slot.ok_or(PoolError::Blank { device });
+        Seat { place: member.place, path: member.path, found }
+    }
+}
+
+impl Member {
+    fn status(&self, mirrors: &[PoolMirror]) -> MemberStatus {
+        let place = &self.place;
+        let mirror = mirrors.iter().find(|mirror| mirror.holds(place));
+        let side = mirror.and_then(|mirror| {
+            mirror.mirror.states().borrow().get(usize::from(place.side)).copied()
+        });
+        let alone = if self.slot.is_some() { MemberState::Online } else { MemberState::Missing };
+        MemberStatus {
+            path: self.path.clone(),
+            role: place.role,
+            group: place.group,
+            column: place.column,
+            side: place.side,
+            state: side.map_or(alone, MemberState::from),
+            bytes: self.slot.as_ref().map_or(0, |slot| slot.member.length),
+        }
+    }
+}
+
+/// The chain knows which link is missing, and the manifest where it was.
+fn name_missing(error: ChainError, absent: Vec<(Uuid, PoolError)>) -> PoolError {
+    if let ChainError::MissingLink { id, .. } = &error {
+        if let Some((_, why)) = absent.into_iter().find(|(group, _)| group == id) {
+            return why;
+        }
+    }
+    error.into()
+}

@@ -1,0 +1,61 @@
+//! Destroying a volume: the manifest says so first, then labels are wiped, then the manifest goes.
+//! A crash in between leaves an unfinished volume, which can be destroyed again.
+
+use std::path::Path;
+
+use super::PoolError;
+use super::assemble::{Seat, take_seats};
+use super::format::{Role, Sharing};
+use super::label;
+use super::manifest::{Manifest, Stage};
+use super::media::Media;
+use super::prepare::lock_directory;
+use crate::env::Env;
+
+/// Wipes the labels of the volume in `folder`, and removes its manifest. Files are left where they
+/// are. Devices that are not there are skipped, with a warning.
+///
+/// # Errors
+/// [`crate::device::DeviceError::Locked`] while the volume is open.
+pub async fn destroy_on(env: &Env, media: &dyn Media, folder: &Path) -> Result<(), PoolError> {
+    let mut manifest = Manifest::read(media, folder).await?;
+    let seats = take_seats(env, media, folder, &manifest).await?;
+    manifest.stage = Stage::Unfinished;
+    manifest.write(media, folder).await?;
+    for seat in seats {
+        free(env, media, seat, manifest.sector).await?;
+    }
+    media.write_manifest(folder, None).await.map_err(|error| PoolError::io(folder, error))
+}
+
+/// Frees a member's slot, and wipes the label of a device that then belongs to nobody.
+pub(super) async fn free(
+    env: &Env,
+    media: &dyn Media,
+    seat: Seat,
+    sector: Option<u32>,
+) -> Result<(), PoolError> {
+    let slot = match seat.found {
+        Ok(slot) => slot,
+        Err(error) => {
+            tracing::warn!(path = %seat.path.display(), %error, "not wiped");
+            return Ok(());
+        }
+    };
+    if seat.place.role == Role::Link {
+        slot.free().await?;
+        label::wipe(&slot.device).await?;
+        return Ok(());
+    }
+    let (opened, label) = lock_directory(env, media, &seat.path, sector).await?;
+    slot.free().await?;
+    let others = label?.is_some_and(|label| {
+        label.header.sharing != Sharing::Shared
+            || label.damaged > 0
+            || label.members.iter().any(|(number, _)| *number != slot.number)
+    });
+    if !others {
+        label::wipe(&opened.device).await?;
+    }
+    Ok(())
+}

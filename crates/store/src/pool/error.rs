@@ -1,0 +1,196 @@
+//! What can go wrong with a volume's devices.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::block::StoreError;
+use crate::chain::ChainError;
+use crate::device::{DeviceError, MirrorError, StripeError};
+
+/// What can go wrong when a volume is made, opened, changed or destroyed.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The folder holds no volume.
+    #[error("no volume in {}: there is no {}; name a volume's folder, or create one there",
+        folder.display(), super::manifest::FILE)]
+    NoVolume {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The folder holds a volume already.
+    #[error("{} already holds a volume; destroy it first, or name another folder", folder.display())]
+    Exists {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The list of devices cannot be read.
+    #[error("{} is damaged ({detail}); restore it, or correct it by hand", path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A crash came while the volume was being made or destroyed.
+    #[error(
+        "the volume in {} was not made or destroyed to the end; destroy it, and create it again",
+        folder.display()
+    )]
+    Unfinished {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The request makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// A device holds no label.
+    #[error(
+        "{device} carries no label of this volume: it is another device, or was wiped; \
+        name the right one, or replace it"
+    )]
+    Blank {
+        /// The device's path.
+        device: String,
+    },
+    /// A label is damaged.
+    #[error("the label of {device} is damaged in both copies; replace the device")]
+    Damaged {
+        /// The device's path.
+        device: String,
+    },
+    /// A label was written by a newer program.
+    #[error(
+        "{device} has format {format}, and this program knows {known}; use a newer one",
+        known = super::format::FORMAT_VERSION
+    )]
+    NewerFormat {
+        /// The device's path.
+        device: String,
+        /// Its format.
+        format: u32,
+    },
+    /// A device belongs to another volume.
+    #[error(
+        "{device} belongs to the volume {name} ({volume}); destroy that one first, or use force \
+        if nothing on it is needed"
+    )]
+    OtherVolume {
+        /// The device's path.
+        device: String,
+        /// The other volume's name.
+        name: String,
+        /// Its identity.
+        volume: Uuid,
+    },
+    /// A device holds something else.
+    #[error("{device} holds {what}; use force if nothing on it is needed")]
+    Foreign {
+        /// The device's path.
+        device: String,
+        /// What was found.
+        what: &'static str,
+    },
+    /// A device cannot be shared in this way.
+    #[error("{device} {is}; {do_what}")]
+    Sharing {
+        /// The device's path.
+        device: String,
+        /// What it is.
+        is: &'static str,
+        /// What to do.
+        do_what: &'static str,
+    },
+    /// The same device is named twice.
+    #[error("{first} and {second} are the same device; name each device once")]
+    Twice {
+        /// One path.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A device has too little room.
+    #[error("{device} is too small: {need} bytes are needed, and it has {have}; use a larger one")]
+    TooSmall {
+        /// The device's path.
+        device: String,
+        /// Bytes needed.
+        need: u64,
+        /// Bytes that it has.
+        have: u64,
+    },
+    /// A device shared by several volumes has no room left.
+    #[error(
+        "{device} has no {need} contiguous bytes left (at most {have}); name another device, \
+        or ask for less"
+    )]
+    NoRoom {
+        /// The device's path.
+        device: String,
+        /// Bytes needed.
+        need: u64,
+        /// The largest gap.
+        have: u64,
+    },
+    /// Every copy of a part of the volume is missing.
+    #[error("{part} is missing ({}): {}; attach it, or correct its path in volume.toml",
+        paths.join(", "), causes.join("; "))]
+    Missing {
+        /// Which part.
+        part: String,
+        /// Where its devices were.
+        paths: Vec<String>,
+        /// Why each could not be used.
+        causes: Vec<String>,
+    },
+    /// Sides of a mirror were used without each other.
+    #[error(
+        "{first} and {second} are sides of one mirror and were each used without the other; \
+        detach the one whose changes you give up, open the volume, and replace it"
+    )]
+    Diverged {
+        /// One path.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// No member has this path.
+    #[error("{device} is no member of the volume; `status` lists them")]
+    NoMember {
+        /// The path.
+        device: String,
+    },
+    /// The volume has no snapshot of this name.
+    #[error("there is no snapshot called {0}; `snapshot list` names them")]
+    NoSnapshot(String),
+    /// The chain refused.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A mirror refused.
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
+    /// A stripe refused.
+    #[error(transparent)]
+    Stripe(#[from] StripeError),
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: Arc<std::io::Error>,
+    },
+}
+
+impl PoolError {
+    pub(super) fn io(path: &std::path::Path, source: std::io::Error) -> PoolError {
+        PoolError::Io { path: path.to_owned(), source: Arc::new(source) }
+    }
+}

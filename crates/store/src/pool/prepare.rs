@@ -1,0 +1,264 @@
+//! Devices before they are members: made, checked and labelled.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::PoolError;
+use super::format::{DATA_START, Member, PAIR, Role, Sharing};
+use super::label::{self, Label, Slot, gap};
+use super::media::{Media, Opened};
+use super::probe;
+use super::spec::{DeviceSpec, LinkSpec};
+use crate::block::BLOCK_SIZE;
+use crate::device::{Access, DeviceError};
+use crate::env::Env;
+
+/// An extent that a volume wants on a device. On a shared one it is placed as it is labelled.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) path: PathBuf,
+    pub(super) member: Member,
+    /// Whether less than its length will do.
+    pub(super) at_most: bool,
+}
+
+/// How often, and after what pause, a shared device's label is tried again while another volume
+/// changes it.
+const TRIES: usize = 50;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Refuses two paths of one device.
+pub(super) async fn refuse_same<'a>(
+    media: &dyn Media,
+    devices: impl Iterator<Item = &'a DeviceSpec>,
+) -> Result<(), PoolError> {
+    let mut known: Vec<(PathBuf, Option<(u64, u64)>)> = Vec::new();
+    for device in devices {
+        let path = std::path::absolute(&device.path).unwrap_or_else(|_| device.path.clone());
+        let found = media.find(&path).await.map_err(|error| PoolError::io(&path, error))?;
+        let identity = found.map(|found| found.identity);
+        let same = known
+            .iter()
+            .find(|(other, id)| *other == path || (identity.is_some() && *id == identity));
+        if let Some((first, _)) = same {
+            let (first, second) = (first.display().to_string(), path.display().to_string());
+            return Err(PoolError::Twice { first, second });
+        }
+        known.push((path, identity));
+    }
+    Ok(())
+}
+
+/// Makes a file for each of `devices` that is not there.
+pub(super) async fn make_files<'a>(
+    media: &dyn Media,
+    devices: impl Iterator<Item = &'a DeviceSpec>,
+    default: u64,
+    sector: Option<u32>,
+    made: &mut Vec<PathBuf>,
+) -> Result<(), PoolError> {
+    for device in devices {
+        let found = media.find(&device.path).await;
+        if found.map_err(|error| PoolError::io(&device.path, error))?.is_some() {
+            continue;
+        }
+        let size = device.size.unwrap_or(default);
+        let whole = size - size % BLOCK_SIZE as u64;
+        if whole < 2 * DATA_START {
+            let device = device.path.display().to_string();
+            return Err(PoolError::TooSmall { device, need: 2 * DATA_START, have: size });
+        }
+        media.create(&device.path, whole, sector).await?;
+        made.push(device.path.clone());
+    }
+    Ok(())
+}
+
+/// Bytes of the extents of a link: what its smallest device has room for.
+pub(super) async fn link_room(
+    media: &dyn Media,
+    link: &LinkSpec,
+    sector: Option<u32>,
+    force: bool,
+    own: Option<Uuid>,
+) -> Result<u64, PoolError> {
+    let mut smallest = u64::MAX;
+    for device in link.devices() {
+        let opened = media.open(&device.path, Access::Exclusive, sector).await?;
+        check_blank(&opened, force, own).await?;
+        smallest = smallest.min(room(&opened)?);
+    }
+    Ok(smallest)
+}
+
+/// Bytes that a device has for extents.
+pub(super) fn room(opened: &Opened) -> Result<u64, PoolError> {
+    let have = opened.device.geometry().size;
+    let room = have.saturating_sub(DATA_START) / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+    match room {
+        0 => {
+            let device = opened.device.name();
+            Err(PoolError::TooSmall { device, need: 2 * DATA_START, have })
+        }
+        room => Ok(room),
+    }
+}
+
+/// Refuses a device that holds something, unless that may be lost. A label of the volume `own` may:
+/// the caller knows that the device is no member of it.
+pub(super) async fn check_blank(
+    opened: &Opened,
+    force: bool,
+    own: Option<Uuid>,
+) -> Result<(), PoolError> {
+    let device = opened.device.name();
+    match label::find(&*opened.device).await {
+        _ if force => return Ok(()),
+        Ok(None) => {}
+        Ok(Some(label)) if label.others(own).next().is_some() => {
+            let other = label.others(own).next().map(|member| (member.name.clone(), member.volume));
+            let (name, volume) = other.unwrap_or_default();
+            return Err(PoolError::OtherVolume { device, name, volume });
+        }
+        // A header without members owns nothing.
+        Ok(Some(label)) if label.damaged == 0 => return Ok(()),
+        Ok(Some(_)) | Err(PoolError::Damaged { .. }) => {
+            let what = "a damaged volume label";
+            return Err(PoolError::Foreign { device, what });
+        }
+        Err(error) => return Err(error),
+    }
+    match probe::foreign(&*opened.device).await? {
+        Some(what) => Err(PoolError::Foreign { device, what }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a claim that cannot be met.
+pub(super) async fn check_claim(
+    media: &dyn Media,
+    claim: &Claim,
+    force: bool,
+) -> Result<(), PoolError> {
+    let sector = sector(claim);
+    if claim.member.role == Role::Link {
+        // Checked by whoever computed the claim's length.
+        return Ok(());
+    }
+    let opened = media.open(&claim.path, Access::Shared, sector).await?;
+    let need = if claim.at_most { BLOCK_SIZE as u64 } else { claim.member.length };
+    match label::find(&*opened.device).await {
+        Ok(Some(label)) if label.header.sharing == Sharing::Shared => {
+            label::place(&opened.device, &label, need).map(drop)
+        }
+        Ok(Some(label)) if !label.members.is_empty() && !force => Err(not_shared(&opened)),
+        _ => {
+            check_blank(&opened, force, None).await?;
+            let have = room(&opened)?;
+            match have < need {
+                true => Err(PoolError::TooSmall {
+                    device: opened.device.name(),
+                    need: need + DATA_START,
+                    have: have + DATA_START,
+                }),
+                false => Ok(()),
+            }
+        }
+    }
+}
+
+fn sector(claim: &Claim) -> Option<u32> {
+    Some(claim.member.sector).filter(|sector| *sector != 0)
+}
+
+fn not_shared(opened: &Opened) -> PoolError {
+    PoolError::Sharing {
+        device: opened.device.name(),
+        is: "is a link of a volume",
+        do_what: "links share their device with nobody; name another device",
+    }
+}
+
+/// Labels a claim's device, and takes the extent. A link's device is made over; on a shared one
+/// the claim becomes one more slot, which takes its room in one atomic write.
+pub(super) async fn label(
+    env: &Env,
+    media: &dyn Media,
+    claim: &Claim,
+    force: bool,
+) -> Result<Slot, PoolError> {
+    let mut slot = match claim.member.role {
+        Role::Link => {
+            let opened = media.open(&claim.path, Access::Exclusive, sector(claim)).await?;
+            let header = label::format(env, &opened.device, Sharing::Owned).await?;
+            let member = Member { device: header.device, ..claim.member.clone() };
+            Slot { device: opened.device, number: 0, member }
+        }
+        _ => take_shared(env, media, claim, force).await?,
+    };
+    slot.write().await?;
+    Ok(slot)
+}
+
+async fn take_shared(
+    env: &Env,
+    media: &dyn Media,
+    claim: &Claim,
+    force: bool,
+) -> Result<Slot, PoolError> {
+    let (opened, label) = directory(env, media, claim, force).await?;
+    let device = &opened.device;
+    let mut member = Member { device: label.header.device, ..claim.member.clone() };
+    if claim.at_most {
+        let (_, largest) = gap(&label, device.geometry().size, u64::MAX);
+        let most = largest / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        member.length = member.length.min(most.max(BLOCK_SIZE as u64));
+    }
+    let (number, start) = label::place(device, &label, member.length)?;
+    member.start = start;
+    // Written under the lock on the header, which ends as the device is closed.
+    let mut slot = Slot { device: device.clone(), number, member };
+    slot.write().await?;
+    Ok(slot)
+}
+
+/// Opens a shared device with its header locked, which makes the caller the only one to take or
+/// free slots, and formats it if it is new.
+async fn directory(
+    env: &Env,
+    media: &dyn Media,
+    claim: &Claim,
+    force: bool,
+) -> Result<(Opened, Label), PoolError> {
+    let (opened, found) = lock_directory(env, media, &claim.path, sector(claim)).await?;
+    match found {
+        Ok(Some(label)) if label.header.sharing == Sharing::Shared => return Ok((opened, label)),
+        Ok(Some(label)) if !label.members.is_empty() && !force => return Err(not_shared(&opened)),
+        _ => check_blank(&opened, force, None).await?,
+    }
+    let header = label::format(env, &opened.device, Sharing::Shared).await?;
+    Ok((opened, Label { header, members: Vec::new(), damaged: 0 }))
+}
+
+/// Opens a device that others may have open too, and locks its header as soon as it is free.
+pub(super) async fn lock_directory(
+    env: &Env,
+    media: &dyn Media,
+    path: &std::path::Path,
+    sector: Option<u32>,
+) -> Result<(Opened, Result<Option<Label>, PoolError>), PoolError> {
+    for _ in 1..TRIES {
+        let opened = media.open(path, Access::Shared, sector).await?;
+        match opened.lock_range(0, PAIR) {
+            Ok(()) => {
+                let found = label::find(&*opened.device).await;
+                return Ok((opened, found));
+            }
+            Err(DeviceError::Locked { .. }) => env.sleep(PAUSE).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(DeviceError::Locked { device: path.display().to_string() }.into())
+}

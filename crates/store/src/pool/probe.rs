@@ -1,0 +1,47 @@
+//! What a device holds that is not ours: the signatures by which others know their own.
+
+use crate::device::{Device, DeviceError, Purpose};
+
+/// A signature: bytes at a place.
+struct Signature {
+    at: u64,
+    bytes: &'static [u8],
+    what: &'static str,
+}
+
+const fn signature(at: u64, bytes: &'static [u8], what: &'static str) -> Signature {
+    Signature { at, bytes, what }
+}
+
+const SIGNATURES: &[Signature] = &[
+    signature(1080, &[0x53, 0xef], "an ext2, ext3 or ext4 filesystem"),
+    signature(0, b"XFSB", "an XFS filesystem"),
+    signature(0x1_0040, b"_BHRfS_M", "a Btrfs filesystem"),
+    signature(0, b"LABELONE", "an LVM physical volume"),
+    signature(512, b"LABELONE", "an LVM physical volume"),
+    signature(1024, b"LABELONE", "an LVM physical volume"),
+    signature(1536, b"LABELONE", "an LVM physical volume"),
+    signature(4086, b"SWAPSPACE2", "swap space"),
+    signature(4086, b"SWAP-SPACE", "swap space"),
+    signature(0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
+    signature(0, &[0xfc, 0x4e, 0x2b, 0xa9], "a side of an MD array"),
+    signature(4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a side of an MD array"),
+    signature(512, b"EFI PART", "a partition table (GPT)"),
+    signature(4096, b"EFI PART", "a partition table (GPT)"),
+    // The boot sector of FAT and NTFS ends like this too.
+    signature(510, &[0x55, 0xaa], "a partition table or boot sector"),
+];
+
+/// Bytes from the start that hold every signature.
+const LOOKED_AT: u64 = 128 * 1024;
+
+/// What `device` holds by its signature, if it holds anything known.
+pub(super) async fn foreign(device: &dyn Device) -> Result<Option<&'static str>, DeviceError> {
+    let len = device.geometry().size.min(LOOKED_AT);
+    let bytes = device.read(0, len as usize, Purpose::Label).await?;
+    let holds = |signature: &&Signature| {
+        let at = signature.at as usize;
+        bytes.get(at..at + signature.bytes.len()) == Some(signature.bytes)
+    };
+    Ok(SIGNATURES.iter().find(holds).map(|signature| signature.what))
+}

@@ -1,0 +1,327 @@
+//! The volume over a block store: live, or as it was at a version.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::locks::BlockLocks;
+use super::{Extent, Volume};
+use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::device::AlignedBuf;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Blocks in one transaction, the most that a store takes. A request of more is not atomic.
+const TRANSACTION: u64 = 240;
+/// What live reads ask for. Not the version that is newest as they begin: it may be overwritten,
+/// and gone, before the read gets to it.
+const NEWEST: Version = Version(u64::MAX);
+
+/// What blocks that hold nothing read as, and what zeros are written from.
+static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(64 * BLOCK_SIZE).freeze());
+
+/// A byte-addressed volume over a block store.
+///
+/// A write of at most 240 blocks is atomic, also in a crash. Blocks that a request covers in part
+/// are read, changed and written back, and lose no concurrent write; see `locks`.
+pub struct StoreVolume<S: BlockStore + ?Sized> {
+    store: Arc<S>,
+    /// Bytes of the last block that are not the volume's.
+    unused: u64,
+    frozen: Option<Frozen>,
+    locks: BlockLocks,
+}
+
+/// A version that is served read-only.
+#[derive(Debug)]
+struct Frozen {
+    hold: Hold,
+    size: u64,
+}
+
+impl<S: BlockStore + ?Sized> fmt::Debug for StoreVolume<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreVolume")
+            .field("size", &self.size())
+            .field("frozen", &self.frozen)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request, in blocks.
+struct Span {
+    /// Every block that it touches.
+    blocks: Range<u64>,
+    /// Those that it covers; empty, and somewhere in `blocks`, if there are none.
+    whole: Range<u64>,
+}
+
+impl Span {
+    fn new(offset: u64, len: u64) -> Span {
+        let blocks = offset / BLOCK..(offset + len).div_ceil(BLOCK);
+        let start = offset.div_ceil(BLOCK);
+        let whole = start..((offset + len) / BLOCK).max(start);
+        Span { blocks, whole }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.blocks == self.whole
+    }
+
+    /// The blocks that it covers in part: one or two.
+    fn parts(&self) -> impl Iterator<Item = u64> + use<> {
+        let whole = self.whole.clone();
+        let (first, last) = (self.blocks.start, self.blocks.end.saturating_sub(1));
+        let ends = [Some(first), (last > first).then_some(last)];
+        ends.into_iter().flatten().filter(move |block| !whole.contains(block))
+    }
+}
+
+impl<S: BlockStore + ?Sized> StoreVolume<S> {
+    /// The store as it is and becomes.
+    pub fn live(store: Arc<S>) -> StoreVolume<S> {
+        StoreVolume { store, unused: 0, frozen: None, locks: BlockLocks::default() }
+    }
+
+    /// The same volume, shorter by `unused` bytes, less than a block.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] when it is a block or more, or not in units of
+    /// [`Volume::min_block`].
+    pub fn without_last(mut self, unused: u64) -> Result<StoreVolume<S>, StoreError> {
+        if unused >= BLOCK || !unused.is_multiple_of(u64::from(self.min_block())) {
+            let why = format!("{unused} bytes are not less than a block in whole sectors");
+            return Err(StoreError::Invalid(why));
+        }
+        self.unused = unused;
+        Ok(self)
+    }
+
+    /// The first `blocks` blocks of the store at the version that `hold` keeps, read-only.
+    pub fn snapshot(store: Arc<S>, hold: Hold, blocks: u64) -> StoreVolume<S> {
+        let frozen = Some(Frozen { hold, size: blocks * BLOCK });
+        StoreVolume { store, unused: 0, frozen, locks: BlockLocks::default() }
+    }
+
+    fn version(&self) -> Version {
+        self.frozen.as_ref().map_or(NEWEST, |frozen| frozen.hold.version())
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), StoreError> {
+        let (unit, size) = (u64::from(self.min_block()), self.size());
+        if !offset.is_multiple_of(unit) || !len.is_multiple_of(unit) {
+            return Err(StoreError::Invalid(format!(
+                "{len} bytes at {offset} are not in units of {unit} bytes"
+            )));
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(StoreError::Invalid(format!(
+                "{len} bytes at {offset} leave a volume of {size} bytes"
+            ))),
+        }
+    }
+
+    fn check_change(&self, offset: u64, len: u64) -> Result<(), StoreError> {
+        match self.is_read_only() {
+            true => Err(StoreError::Invalid("the volume is read-only".to_owned())),
+            false => self.check(offset, len),
+        }
+    }
+
+    async fn finish(&self, version: Version, fua: bool) -> Result<(), StoreError> {
+        match fua {
+            true => self.store.sync(version).await,
+            false => Ok(()),
+        }
+    }
+
+    /// The content of `block` with the part that `[offset, ...)` of `data` covers replaced. The
+    /// caller has the block to itself.
+    async fn merged(&self, block: u64, offset: u64, data: &[u8]) -> Result<Bytes, StoreError> {
+        let old = self.store.read(Lba(block), 1, NEWEST).await?.pop().flatten();
+        let mut content = match old {
+            Some(old) => AlignedBuf::copy_of(&old),
+            None => AlignedBuf::zeroed(BLOCK_SIZE),
+        };
+        let start = block * BLOCK;
+        let from = start.max(offset);
+        let to = (start + BLOCK).min(offset + data.len() as u64);
+        content[(from - start) as usize..(to - start) as usize]
+            .copy_from_slice(&data[(from - offset) as usize..(to - offset) as usize]);
+        Ok(content.freeze())
+    }
+
+    /// Writes blocks of which the first and the last may be covered in part.
+    async fn write_span(
+        &self,
+        span: Span,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<Version, StoreError> {
+        let mut version = Version(0);
+        for start in span.blocks.clone().step_by(TRANSACTION as usize) {
+            let blocks = start..span.blocks.end.min(start + TRANSACTION);
+            let mut writes = Vec::with_capacity((blocks.end - blocks.start) as usize);
+            for block in blocks {
+                let content = match span.whole.contains(&block) {
+                    true => {
+                        let from = (block * BLOCK - offset) as usize;
+                        data.slice(from..from + BLOCK_SIZE)
+                    }
+                    false => self.merged(block, offset, data).await?,
+                };
+                writes.push(Write::block(Lba(block), content));
+            }
+            version = self.store.apply(writes).await?;
+        }
+        Ok(version)
+    }
+
+    /// Writes zeros over `blocks`, so that they are stored.
+    async fn write_zero_blocks(&self, blocks: Range<u64>) -> Result<Version, StoreError> {
+        let mut version = self.store.now();
+        for start in blocks.clone().step_by(TRANSACTION as usize) {
+            let blocks = start..blocks.end.min(start + TRANSACTION);
+            let zero = ZEROS.slice(..BLOCK_SIZE);
+            let writes = blocks.map(|block| Write::block(Lba(block), zero.clone()));
+            version = self.store.apply(writes.collect()).await?;
+        }
+        Ok(version)
+    }
+
+    /// Makes the part of `block` in `[offset, offset + len)` zero, if it is not already.
+    async fn zero_part(&self, block: u64, offset: u64, len: u64) -> Result<Version, StoreError> {
+        let stored = self.store.allocation(Lba(block), 1, NEWEST);
+        if !stored.iter().any(|(_, stored)| *stored) {
+            return Ok(self.store.now());
+        }
+        let start = (block * BLOCK).max(offset);
+        let end = ((block + 1) * BLOCK).min(offset + len);
+        let content = self.merged(block, start, &ZEROS[..(end - start) as usize]).await?;
+        self.store.apply(vec![Write::block(Lba(block), content)]).await
+    }
+}
+
+#[async_trait]
+impl<S: BlockStore + ?Sized> Volume for StoreVolume<S> {
+    fn size(&self) -> u64 {
+        match &self.frozen {
+            Some(frozen) => frozen.size,
+            None => (self.store.blocks() * BLOCK).saturating_sub(self.unused),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.frozen.is_some()
+    }
+
+    async fn read(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, StoreError> {
+        self.check(offset, len as u64)?;
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let Range { start, end } = Span::new(offset, len as u64).blocks;
+        let found = self.store.read(Lba(start), end - start, self.version()).await?;
+        let mut buffers = Vec::with_capacity(found.len());
+        let mut at = start * BLOCK;
+        for block in found {
+            let from = offset.saturating_sub(at) as usize;
+            let to = (offset + len as u64 - at).min(BLOCK) as usize;
+            buffers.push(match block {
+                Some(content) if to - from == BLOCK_SIZE => content,
+                Some(content) => content.slice(from..to),
+                None => ZEROS.slice(from..to),
+            });
+            at += BLOCK;
+        }
+        Ok(buffers)
+    }
+
+    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
+        let len = data.len() as u64;
+        self.check_change(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let span = Span::new(offset, len);
+        let version = {
+            let blocks = span.blocks.clone();
+            let _guard = match span.is_whole() {
+                true => self.locks.whole(blocks).await,
+                false => self.locks.partial(blocks).await,
+            };
+            self.write_span(span, offset, &data).await?
+        };
+        self.finish(version, fua).await
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        keep_allocated: bool,
+        fua: bool,
+    ) -> Result<(), StoreError> {
+        self.check_change(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let span = Span::new(offset, len);
+        let mut version = self.store.now();
+        for block in span.parts() {
+            let _guard = self.locks.partial(block..block + 1).await;
+            version = version.max(self.zero_part(block, offset, len).await?);
+        }
+        let whole = span.whole;
+        if !whole.is_empty() {
+            let _guard = self.locks.whole(whole.clone()).await;
+            let done = match keep_allocated {
+                true => self.write_zero_blocks(whole).await?,
+                false => self.store.discard(Lba(whole.start), whole.end - whole.start).await?,
+            };
+            version = version.max(done);
+        }
+        self.finish(version, fua).await
+    }
+
+    async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<(), StoreError> {
+        self.check_change(offset, len)?;
+        let whole = Span::new(offset, len).whole;
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let version = {
+            let _guard = self.locks.whole(whole.clone()).await;
+            self.store.discard(Lba(whole.start), whole.end - whole.start).await?
+        };
+        self.finish(version, fua).await
+    }
+
+    async fn flush(&self) -> Result<(), StoreError> {
+        match self.is_read_only() {
+            true => Ok(()),
+            false => self.store.sync(self.store.now()).await,
+        }
+    }
+
+    async fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, StoreError> {
+        self.check(offset, len)?;
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let Range { start, end } = Span::new(offset, len).blocks;
+        let runs = self.store.allocation(Lba(start), end - start, self.version());
+        let mut at = start * BLOCK;
+        let mut extents = Vec::with_capacity(runs.len());
+        for (blocks, stored) in runs {
+            let until = at + blocks * BLOCK;
+            let len = until.min(offset + len) - at.max(offset);
+            extents.push(Extent { len, stored });
+            at = until;
+        }
+        Ok(extents)
+    }
+}

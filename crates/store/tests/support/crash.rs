@@ -1,0 +1,369 @@
+//! Histories of several writers on recorded devices, and the check of every image that a crash
+//! could leave of them: also of crashes during recovery, and of what is written after it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use rand::seq::IteratorRandom;
+use thalweg_sim::crash::{CrashImage, Points, Policy};
+use thalweg_sim::model::BlockModel;
+use thalweg_sim::recording::Recorder;
+use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::chain::{Chain, ChainError, Options, Recovered};
+use thalweg_store::device::DeviceRef;
+use thalweg_store::env::{Env, Rng};
+
+use super::{Shape, Step, content, options, random_step, read_all};
+
+/// How a history is explored.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub shape: Shape,
+    /// Steps of each writer in a generation.
+    pub steps: usize,
+    pub writers: usize,
+    /// Crash points at which images are made of a generation.
+    pub points: usize,
+    /// Generations after the first: each begins with the recovery of some image of the one before.
+    pub generations: usize,
+    /// Images of each generation from which the next one begins.
+    pub branches: usize,
+    /// Rounds cover several segments: nobody but the timer and checkpoints commits.
+    pub lazy: bool,
+}
+
+impl Plan {
+    fn options(&self) -> Options {
+        let options = Options { max_deltas: 2, ..options() };
+        match self.lazy {
+            true => Options {
+                commit_interval: Duration::from_millis(400),
+                checkpoint_sectors: 50,
+                ..options
+            },
+            false => options,
+        }
+    }
+
+    async fn open(
+        &self,
+        env: &Env,
+        devices: &[DeviceRef],
+    ) -> Result<(Chain, Recovered), ChainError> {
+        Chain::open(env, self.shape.parts(devices), self.options()).await
+    }
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub images: u64,
+    pub recoveries_crashed: u64,
+    pub moved: u64,
+    pub dropped: u64,
+    pub replayed: u64,
+    pub checked: u64,
+    pub short_rounds: u64,
+    pub long_rounds: u64,
+    pub bases: u64,
+    pub deltas: u64,
+}
+
+impl Tally {
+    /// Adds another run's.
+    pub fn add(&mut self, other: &Tally) {
+        self.images += other.images;
+        self.recoveries_crashed += other.recoveries_crashed;
+        self.moved += other.moved;
+        self.dropped += other.dropped;
+        self.replayed += other.replayed;
+        self.checked += other.checked;
+        self.short_rounds += other.short_rounds;
+        self.long_rounds += other.long_rounds;
+        self.bases += other.bases;
+        self.deltas += other.deltas;
+    }
+
+    /// Fails when the histories left out what they are for.
+    pub fn assert_varied(&self) {
+        let counts = [
+            self.recoveries_crashed,
+            self.moved,
+            self.dropped,
+            self.replayed,
+            self.checked,
+            self.short_rounds,
+            self.long_rounds,
+            self.bases,
+            self.deltas,
+        ];
+        assert!(counts.iter().all(|count| *count > 10), "{self:?}");
+    }
+
+    fn found(&mut self, found: &Recovered) {
+        self.images += 1;
+        self.dropped += u64::from(found.dropped > 0);
+        self.replayed += found.replayed;
+        self.checked += u64::from(found.checked_bytes > 0);
+    }
+
+    fn add_counts(&mut self, chain: &Chain) {
+        let counts = chain.status().counts;
+        self.moved += counts.blocks_moved;
+        self.short_rounds += counts.short_rounds;
+        self.long_rounds += counts.rounds - counts.short_rounds;
+        self.bases += counts.bases;
+        self.deltas += counts.checkpoints - counts.bases;
+    }
+}
+
+/// What made a version.
+#[derive(Clone, Debug)]
+enum Made {
+    Apply(Vec<Write>),
+    Discard(Lba, u64),
+}
+
+/// What several writers did, in the order of versions.
+#[derive(Default)]
+struct History {
+    applied: BTreeMap<u64, Made>,
+    /// A discard of nothing stored returns the version of another change.
+    discarded: Vec<(u64, Lba, u64)>,
+}
+
+impl History {
+    fn into_model(mut self, mut model: BlockModel) -> BlockModel {
+        for (version, lba, count) in self.discarded {
+            if version > model.now().0 {
+                self.applied.entry(version).or_insert(Made::Discard(lba, count));
+            }
+        }
+        for (version, made) in self.applied {
+            let now = match made {
+                Made::Apply(writes) => model.apply(&writes),
+                Made::Discard(lba, count) => model.discard(lba, count),
+            };
+            assert_eq!(now, Version(version), "versions are contiguous");
+        }
+        model
+    }
+}
+
+/// One generation of writers on an open chain, recorded.
+struct Session {
+    chain: Arc<Chain>,
+    recorder: Recorder,
+    history: Arc<Mutex<History>>,
+    shape: Shape,
+}
+
+impl Session {
+    async fn write(&self, writer: usize, stamp: u64, rng: &mut Rng, burst: bool) {
+        let step = match random_step(rng, self.shape.blocks) {
+            // Long runs without a sync make rounds that cover several segments.
+            Step::Sync | Step::Checkpoint if burst => return,
+            // A discard's version is clear only if one writer makes them.
+            Step::Discard(..) if writer > 0 => Step::Sync,
+            step => step,
+        };
+        match step {
+            Step::Apply(lbas) => {
+                let write = |lba: &u64| Write::block(Lba(*lba), content(*lba, stamp));
+                let mut writes: Vec<Write> = lbas.iter().map(write).collect();
+                if rng.random_bool(0.1) {
+                    writes[0].content = None;
+                }
+                let version = self.chain.apply(writes.clone()).await.unwrap();
+                let before = self.history.lock().applied.insert(version.0, Made::Apply(writes));
+                assert!(before.is_none(), "two transactions are version {version}");
+            }
+            Step::Discard(lba, count) => {
+                let version = self.chain.discard(Lba(lba), count).await.unwrap();
+                self.history.lock().discarded.push((version.0, Lba(lba), count));
+            }
+            Step::Sync => {
+                let version = self.chain.now();
+                self.chain.sync(version).await.unwrap();
+                self.recorder.mark(version.0);
+            }
+            Step::Clean(segments) => {
+                self.chain.clean(segments).await.unwrap();
+            }
+            Step::Checkpoint => {
+                let version = self.chain.now();
+                self.chain.checkpoint().await.unwrap();
+                self.recorder.mark(version.0);
+            }
+            Step::Wait(_) => {}
+        }
+    }
+
+    /// Runs every writer to its end; what they did.
+    async fn run(self, env: &Env, plan: &Plan, rng: &mut Rng, stamp: u64) -> (Arc<Chain>, History) {
+        let session = Arc::new(self);
+        let tasks: Vec<_> = (0..plan.writers)
+            .map(|writer| {
+                let (session, env2, plan) = (session.clone(), env.clone(), *plan);
+                let mut rng = env.rng();
+                // The environment's streams alone would give each generation the same chances.
+                (0..stamp % 17).for_each(|_| drop(rng.random::<u64>()));
+                env.spawn(async move {
+                    let mut burst = plan.lazy;
+                    for number in 0..plan.steps {
+                        if rng.random_bool(if plan.lazy { 0.01 } else { 0.03 }) {
+                            burst = !burst;
+                        }
+                        let stamp = stamp + (number * 64 + writer) as u64;
+                        session.write(writer, stamp, &mut rng, burst).await;
+                        let pause = [0, 0, 20, 300, 3_000][rng.random_range(0..5)];
+                        env2.sleep(Duration::from_micros(pause)).await;
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("a writer panicked");
+        }
+        if rng.random_bool(0.3) {
+            session.chain.close().await.unwrap();
+            session.recorder.mark(session.chain.now().0);
+        }
+        let history = std::mem::take(&mut *session.history.lock());
+        (session.chain.clone(), history)
+    }
+}
+
+fn latency() -> Duration {
+    Duration::from_micros(200)
+}
+
+/// Explores one seed to its end.
+pub async fn explore(env: &Env, seed: u64, plan: &Plan) -> Tally {
+    let recorder = Recorder::with_latency(env, latency());
+    let devices = plan.shape.devices(|name, geometry| recorder.device(name, geometry));
+    plan.shape.format(env, &devices).await;
+    let mut explorer = Explorer { env: env.clone(), seed, plan: *plan, tally: Tally::default() };
+    let mut rng = env.rng();
+    let begun = recorder.position();
+    let model = BlockModel::new(plan.shape.blocks);
+    explorer.generation(&mut rng, (recorder, devices), begun, model, 0).await;
+    explorer.tally
+}
+
+struct Explorer {
+    env: Env,
+    seed: u64,
+    plan: Plan,
+    tally: Tally,
+}
+
+type Recorded = (Recorder, Vec<DeviceRef>);
+
+impl Explorer {
+    /// Opens the devices, writes, and checks every image from event `begun` on.
+    async fn generation(
+        &mut self,
+        rng: &mut Rng,
+        (recorder, devices): Recorded,
+        begun: usize,
+        model: BlockModel,
+        depth: usize,
+    ) {
+        let plan = self.plan;
+        let (chain, found) = plan.open(&self.env, &devices).await.unwrap();
+        let opened = recorder.position();
+        let start = Version(found.version);
+        recorder.mark(start.0);
+        let session = Session {
+            chain: Arc::new(chain),
+            recorder: recorder.clone(),
+            history: Arc::default(),
+            shape: plan.shape,
+        };
+        let stamp = 1 + (depth as u64 + 1) * 1_000_000 + rng.random_range(0..100_000) * 10;
+        let (chain, history) = session.run(&self.env, &plan, rng, stamp).await;
+        self.tally.add_counts(&chain);
+        drop(chain);
+        let before = model.clone();
+        let model = history.into_model(model);
+        self.crash_recovery(&recorder, &before, (begun, opened), start, depth, rng).await;
+        let points: Vec<usize> = (opened..recorder.position()).sample(rng, plan.points);
+        let policy = policy(depth).at(Points::At(points));
+        let images: Vec<CrashImage> = recorder.images(rng, &policy).collect();
+        let branches: Vec<usize> = match depth < plan.generations {
+            true => (0..images.len()).sample(rng, plan.branches),
+            false => Vec::new(),
+        };
+        for (number, image) in images.into_iter().enumerate() {
+            let next = branches
+                .contains(&number)
+                .then(|| Recorder::from_image(&self.env, latency(), &image));
+            let version = self.check(&image, &model, start, depth).await;
+            if let Some(recorded) = next {
+                let mut model = model.clone();
+                model.rewind(version);
+                Box::pin(self.generation(rng, recorded, 0, model, depth + 1)).await;
+            }
+        }
+    }
+
+    /// A crash while a volume is opened recovers to the same version again, however often.
+    async fn crash_recovery(
+        &mut self,
+        recorder: &Recorder,
+        model: &BlockModel,
+        (begun, opened): (usize, usize),
+        start: Version,
+        depth: usize,
+        rng: &mut Rng,
+    ) {
+        let points: Vec<usize> = (begun..=opened).sample(rng, self.plan.points / 8 + 1);
+        let images = recorder.images(rng, &policy(depth + 1).at(Points::At(points)));
+        for image in images {
+            let again = self.check(&image, model, start, depth).await;
+            assert_eq!(again, start, "seed {} depth {depth}: {}", self.seed, image.describe());
+            self.tally.recoveries_crashed += 1;
+        }
+    }
+
+    /// Opens an image and compares all of it; the version that it recovered to.
+    async fn check(
+        &mut self,
+        image: &CrashImage,
+        model: &BlockModel,
+        start: Version,
+        depth: usize,
+    ) -> Version {
+        let place = || format!("seed {} depth {depth}: {}", self.seed, image.describe());
+        let acknowledged =
+            image.acknowledged().max().map_or(start, |mark| Version(mark).max(start));
+        let opened = self.plan.open(&self.env, &image.devices).await;
+        let (chain, found) = opened.unwrap_or_else(|error| panic!("{}: {error}", place()));
+        let now = chain.now();
+        let blocks = read_all(&chain, now).await;
+        let blocks = blocks.unwrap_or_else(|error| panic!("{}: {error}", place()));
+        let versions = model
+            .check(acknowledged, model.now(), |lba| blocks[lba.0 as usize].clone())
+            .unwrap_or_else(|error| panic!("{}: {found:?}: {error}", place()));
+        assert!(versions.contains(now), "{}: now {now}, content of {versions}", place());
+        self.tally.found(&found);
+        now
+    }
+}
+
+fn policy(depth: usize) -> Policy {
+    let more = if depth == 0 { 2 } else { 1 };
+    Policy {
+        points: Points::Flushes,
+        exhaustive: 2,
+        prefixes: 2,
+        missing: 2 * more,
+        subsets: 2 * more,
+        torn: 2 * more,
+        shuffled: 2,
+    }
+}

@@ -180,19 +180,32 @@ fn run_mixes(options: &Options) -> Result<Report, BenchError> {
     if !(1e-5..=1.0).contains(&scale) {
         return Err(BenchError::Invalid(format!("the scale {scale} is not in 0.00001 to 1")));
     }
-    let sizes = Sizes::of_tail((TAIL_GB * BLOCKS_PER_GB * scale) as u64);
-    let outcomes: Vec<Outcome> = (0..)
-        .zip(traces::mixes())
-        .map(|(nth, kinds)| {
-            let mix = Mix::new(&kinds, scale, options.seed.wrapping_mul(31).wrapping_add(nth));
-            let span = mix.span();
-            fill_tail(mix, span, sizes)
-        })
-        .collect();
+    let outcomes = fill_tails(&traces::mixes(), scale, options.seed);
     let mut report = report(options, &outcomes);
-    report.figure("scale", scale).figure("tail_blocks", sizes.tail);
+    report.figure("scale", scale).figure("tail_blocks", tail_blocks(scale));
     report.figure("mixes", json!(traces::mixes()));
     Ok(report)
+}
+
+/// Blocks of a tail.
+fn tail_blocks(scale: f64) -> u64 {
+    (TAIL_GB * BLOCKS_PER_GB * scale) as u64
+}
+
+/// Fills one tail with each mix.
+fn fill_tails(mixes: &[Vec<usize>], scale: f64, seed: u64) -> Vec<Outcome> {
+    let sizes = Sizes::of_tail(tail_blocks(scale));
+    let fill = |(nth, kinds): (u64, &Vec<usize>)| {
+        let mix = Mix::new(kinds, scale, seed.wrapping_mul(31).wrapping_add(nth));
+        let span = mix.span();
+        fill_tail(mix, span, sizes)
+    };
+    (0..).zip(mixes).map(fill).collect()
+}
+
+/// The share of reads of the tail that its cache serves, for each mix.
+pub(crate) fn hit_rates(mixes: &[Vec<usize>], scale: f64, seed: u64) -> Vec<f64> {
+    fill_tails(mixes, scale, seed).iter().map(Outcome::hit_rate).collect()
 }
 
 /// Recorded traces are short: each fills a tail of the size that it writes.

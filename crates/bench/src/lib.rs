@@ -8,12 +8,24 @@
 //! - [`plot`]: bars and lines, the paper's values beside ours;
 //! - [`traces`]: generated block traces of servers, and readers of recorded ones;
 //! - [`chain_cache`]: how well the tail cache keeps reads from the tail;
+//! - [`chain_gc`]: what writers get while the volume is cleaned;
+//! - [`chain_reads`]: traces with reads, chained and striped;
+//! - [`chain_power`]: how long the body's second drives rest;
+//! - [`chain_restart`]: what opening reads after a crash;
+//! - [`chain_memory`]: RAM of the index for each stored block;
 //! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
+pub mod chain_gc;
+pub mod chain_memory;
+pub mod chain_power;
+pub mod chain_reads;
+pub mod chain_restart;
 pub mod nbd;
 pub mod plot;
+mod replay;
 pub mod report;
+mod rig;
 pub mod traces;
 
 use std::path::PathBuf;
@@ -51,7 +63,15 @@ pub struct BenchEntry {
     pub run: fn(&Options) -> Result<Report, BenchError>,
 }
 
-const BENCHES: &[BenchEntry] = &[chain_cache::ENTRY, nbd::ENTRY];
+const BENCHES: &[BenchEntry] = &[
+    chain_cache::ENTRY,
+    chain_gc::ENTRY,
+    chain_memory::ENTRY,
+    chain_power::ENTRY,
+    chain_reads::ENTRY,
+    chain_restart::ENTRY,
+    nbd::ENTRY,
+];
 
 /// Every benchmark.
 pub fn list() -> &'static [BenchEntry] {

@@ -128,6 +128,16 @@ impl Stream {
         self.queue.len()
     }
 
+    /// Requests that are under way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether blocks below `until` wait for a request.
+    pub(super) fn is_queued(&self, until: Position) -> bool {
+        self.queue.front().is_some_and(|queued| queued.position < until)
+    }
+
     /// Adds an entry, and its content if it has any; the physical block that it got.
     pub(super) fn append(
         &mut self,

@@ -16,8 +16,9 @@ use crate::device::Purpose;
 pub(super) const BATCH_BLOCKS: usize = 256;
 /// Blocks that must wait before they are written although nobody asks for it.
 const LAZY_BLOCKS: usize = 128;
-/// Requests to one device at a time.
-const REQUESTS: usize = 4;
+/// Requests of one log at a time: one is written while the next waits. With more, a disk that picks
+/// what its head reaches first leaves holes behind and comes back for them.
+const REQUESTS: usize = 2;
 /// Blocks in one transaction: each fits a segment and the one that is reserved after it.
 pub(super) const MAX_TRANSACTION: usize = super::format::ENTRIES_PER_PAGE as usize;
 /// Blocks that one discard record covers at most, so that the lock is not held for long.
@@ -205,15 +206,23 @@ pub(super) async fn drain(
 ) -> Result<(), StoreError> {
     let mut requests = FuturesUnordered::new();
     loop {
-        while requests.len() < REQUESTS {
-            let batch = inner.state.lock().stream(log).take_batch(until, BATCH_BLOCKS);
-            match batch {
-                Some(batch) => requests.push(write_batch(inner, batch)),
-                None => break,
+        let written = inner.written.notified();
+        let waits = loop {
+            let mut state = inner.state.lock();
+            state.poison_check()?;
+            let stream = state.stream(log);
+            if stream.in_flight() >= REQUESTS {
+                break stream.is_queued(until);
             }
-        }
+            match stream.take_batch(until, BATCH_BLOCKS) {
+                Some(batch) => requests.push(write_batch(inner, batch)),
+                None => break false,
+            }
+        };
         match requests.next().await {
             Some(result) => result?,
+            // The writer has the requests that are allowed.
+            None if waits => written.await,
             None => return Ok(()),
         }
     }
@@ -225,13 +234,14 @@ pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
         inner.queue_kick[log].notified().await;
         let mut requests = FuturesUnordered::new();
         loop {
-            while requests.len() < REQUESTS {
+            loop {
                 let batch = {
                     let mut state = inner.state.lock();
                     // Without a log of compaction there is one writer, which keeps the order.
                     let exists = log == USERS || state.body.is_some();
                     let stream = state.stream(log);
-                    let enough = exists && stream.queued() >= LAZY_BLOCKS;
+                    let enough =
+                        exists && stream.queued() >= LAZY_BLOCKS && stream.in_flight() < REQUESTS;
                     let until = stream.tail();
                     enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
                 };

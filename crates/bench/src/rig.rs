@@ -1,0 +1,253 @@
+//! Chains over simulated drives.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_sim::busy::{BusyTimes, Kind};
+use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
+use thalweg_sim::ssd::{SolidState, SolidStateSpec};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, Recovered};
+use thalweg_store::device::{Device, DeviceRef, Mirror, Side, Stripe};
+use thalweg_store::env::Env;
+use uuid::Uuid;
+
+use crate::BenchError;
+
+/// Blocks in a segment: 28 MB.
+pub(crate) const SEGMENT: u32 = 7_200;
+/// Bytes in a stripe unit.
+const STRIPE_UNIT: u64 = 64 * 1024;
+/// Blocks in the transactions that fill a chain.
+const FILL: u64 = 240;
+
+/// How drives make a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// Each is a link.
+    Chained,
+    /// They are one link, striped over all of them (RAID-0, RAID-10).
+    Striped,
+}
+
+/// A chain to be built.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) placement: Placement,
+    /// Drives, or mirrored pairs of drives.
+    pub(crate) drives: usize,
+    pub(crate) mirrored: bool,
+    /// Second sides rest in the body.
+    pub(crate) standby: bool,
+    /// Segments that fit on one drive.
+    pub(crate) drive_segments: u32,
+    /// Logical blocks.
+    pub(crate) blocks: u64,
+    pub(crate) cleaning: Cleaning,
+    /// Blocks of the SSDs that cache the tail and the body; 0 for none.
+    pub(crate) tail_ssd: u64,
+    pub(crate) body_ssd: u64,
+    pub(crate) options: Options,
+}
+
+impl Plan {
+    /// Blocks on one drive.
+    pub(crate) fn drive_blocks(&self) -> u64 {
+        u64::from(self.drive_segments) * u64::from(SEGMENT)
+    }
+}
+
+/// A chain over simulated drives.
+pub(crate) struct Rig {
+    pub(crate) env: Env,
+    pub(crate) chain: Arc<Chain>,
+    /// The drives in the order of the links, a mirror's sides beside each other.
+    pub(crate) disks: Vec<Vec<Arc<HardDisk>>>,
+    parts: Parts,
+    map: Arc<SolidState>,
+    stamp: u64,
+}
+
+/// What opening after a crash took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Restart {
+    pub(crate) recovered: Recovered,
+    /// Bytes read from all devices.
+    pub(crate) bytes_read: u64,
+    pub(crate) time: Duration,
+}
+
+impl Rig {
+    /// Builds an empty chain of drives of 10,000 rpm and 120 MB/s, with its map on a SATA SSD.
+    pub(crate) async fn build(env: &Env, plan: &Plan) -> Result<Rig, BenchError> {
+        let (disks, drives) = drives(env, plan)?;
+        let devices = match plan.placement {
+            Placement::Chained => drives,
+            Placement::Striped => {
+                vec![Arc::new(Stripe::new(drives, STRIPE_UNIT).map_err(failed)?) as DeviceRef]
+            }
+        };
+        let id = |number: usize| Uuid::from_u128(100 + number as u128);
+        let links = devices.into_iter().enumerate();
+        let segments = plan.drives as u32 * plan.drive_segments;
+        let ssd = |name: &str, bytes: u64| {
+            Arc::new(SolidState::new(env, name, SolidStateSpec::sata(bytes)))
+        };
+        let cache = |name: &str, blocks: u64| {
+            (blocks > 0).then(|| ssd(name, blocks * BLOCK_SIZE as u64) as DeviceRef)
+        };
+        let map = ssd("map", Chain::map_bytes(SEGMENT, segments));
+        let parts = Parts {
+            links: links.map(|(number, device)| Link { id: id(number), device }).collect(),
+            map: map.clone(),
+            map_link: None,
+            tail_cache: cache("tail-cache", plan.tail_ssd),
+            body_cache: cache("body-cache", plan.body_ssd),
+        };
+        let create = Create {
+            volume: Uuid::from_u128(7),
+            blocks: plan.blocks,
+            segment_blocks: SEGMENT,
+            max_segments: segments,
+            cleaning: plan.cleaning,
+        };
+        Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
+        let opened = Chain::open(env, parts.clone(), plan.options.clone()).await;
+        let (chain, _) = opened.map_err(failed)?;
+        Ok(Rig { env: env.clone(), chain: Arc::new(chain), disks, parts, map, stamp: 0 })
+    }
+
+    /// Cuts the power at every drive but those of caches, waits, and opens the chain again.
+    pub(crate) async fn cut_power_and_open(
+        self,
+        wait: Duration,
+        options: Options,
+    ) -> Result<Restart, BenchError> {
+        let Rig { env, chain, disks, parts, map, .. } = self;
+        drop(chain);
+        map.power_cut();
+        disks.iter().flatten().for_each(|disk| disk.power_cut());
+        map.power_on();
+        disks.iter().flatten().for_each(|disk| disk.power_on());
+        env.sleep(wait).await;
+        let read = || {
+            let links = parts.links.iter().map(|link| link.device.tallies());
+            links.chain([map.tallies()]).map(|tallies| tallies.total().read_bytes).sum::<u64>()
+        };
+        let (before, start) = (read(), env.now());
+        let opened = Chain::open(&env, parts.clone(), options).await;
+        let (_chain, recovered) = opened.map_err(failed)?;
+        let time = env.now().since(start);
+        Ok(Restart { recovered, bytes_read: read() - before, time })
+    }
+
+    /// Writes `count` blocks, each to the address that `lba` gives for it, in large transactions.
+    pub(crate) async fn fill(
+        &mut self,
+        count: u64,
+        mut lba: impl FnMut(u64) -> u64,
+    ) -> Result<(), BenchError> {
+        let mut done = 0;
+        while done < count {
+            let take = FILL.min(count - done);
+            let stamp = self.stamp;
+            let write = |at: u64| block(lba(done + at), stamp + at);
+            self.chain.apply((0..take).map(write).collect()).await.map_err(failed)?;
+            self.stamp += take;
+            done += take;
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable.
+    pub(crate) async fn sync(&self) -> Result<(), BenchError> {
+        self.chain.sync(self.chain.now()).await.map_err(failed)
+    }
+
+    /// The number of the link that the tail is on.
+    pub(crate) fn tail(&self) -> usize {
+        self.chain.status().links.iter().position(|link| link.tail).unwrap_or(0)
+    }
+
+    /// What the arms of a link's drives spent their time on.
+    pub(crate) fn busy(&self, link: usize) -> Vec<BusyTimes> {
+        self.disks[link].iter().map(|disk| disk.busy()).collect()
+    }
+
+    /// Seconds that a link's drives spent on anything but writing since `before`, and those that
+    /// their writes spent on seeks and rotation, added up over the drives.
+    pub(crate) fn disturbance(&self, link: usize, before: &[BusyTimes]) -> (f64, f64) {
+        let mut sum = (0.0, 0.0);
+        for (now, before) in self.busy(link).iter().zip(before) {
+            let since = now.since(before);
+            let writes = since.sum(Kind::Write);
+            sum.0 += since.sum(Kind::Read).total().as_secs_f64();
+            sum.1 += (writes.seek + writes.rotation).as_secs_f64();
+        }
+        sum
+    }
+}
+
+type Drives = (Vec<Vec<Arc<HardDisk>>>, Vec<DeviceRef>);
+
+/// The drives, and what stands for each of them or for each pair.
+fn drives(env: &Env, plan: &Plan) -> Result<Drives, BenchError> {
+    let mut disks = Vec::new();
+    let mut devices: Vec<DeviceRef> = Vec::new();
+    let spec = HardDiskSpec::sas_10k(plan.drive_blocks() * BLOCK_SIZE as u64);
+    for number in 0..plan.drives {
+        let disk =
+            |side: &str| Arc::new(HardDisk::new(env, &format!("disk{number}{side}"), spec.clone()));
+        let group = if plan.mirrored { vec![disk("a"), disk("b")] } else { vec![disk("")] };
+        devices.push(match plan.mirrored {
+            true => {
+                let sides = group.iter().map(|disk| Side::InSync(disk.clone() as DeviceRef));
+                let record = Arc::new(());
+                let mirror = Mirror::new(env, sides.collect(), record, plan.standby);
+                Arc::new(mirror.map_err(failed)?)
+            }
+            false => group[0].clone(),
+        });
+        disks.push(group);
+    }
+    Ok((disks, devices))
+}
+
+/// A block whose content names its address and a stamp, and repeats it: a simulated medium keeps
+/// such blocks in 16 bytes.
+pub(crate) fn block(lba: u64, stamp: u64) -> Write {
+    Write::block(Lba(lba), content(lba, stamp))
+}
+
+/// See [`block`].
+pub(crate) fn content(lba: u64, stamp: u64) -> Bytes {
+    let mut pattern = [0; 16];
+    pattern[..8].copy_from_slice(&lba.to_le_bytes());
+    pattern[8..].copy_from_slice(&(stamp + 1).to_le_bytes());
+    Bytes::from(pattern.repeat(BLOCK_SIZE / 16))
+}
+
+/// Megabytes per second for blocks in a span of virtual time.
+pub(crate) fn mb_per_s(blocks: u64, seconds: f64) -> f64 {
+    blocks as f64 * BLOCK_SIZE as f64 / 1e6 / seconds.max(1e-9)
+}
+
+/// Rounds a figure to what is worth printing.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// What is measured failed.
+pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> BenchError {
+    BenchError::Failed(Box::new(error))
+}
+
+/// The scale of a run, if it is in range.
+pub(crate) fn scale(options: &crate::Options, default: f64) -> Result<f64, BenchError> {
+    let scale = options.scale.unwrap_or(default);
+    match (1e-4..=1.0).contains(&scale) {
+        true => Ok(scale),
+        false => Err(BenchError::Invalid(format!("the scale {scale} is not in 0.0001 to 1"))),
+    }
+}

@@ -264,8 +264,12 @@ impl MapSector {
 
     /// Whether a sector that does not verify was once one of the volume `tag`, of the segment with
     /// sequence `seq` of a log, in its place: all but one of its marks say so. No crash makes such
-    /// a sector.
+    /// a sector. One that is whole and names another volume is what that left on the device.
     pub fn resembles(&self, tag: u32, index: u16, seq: u64, log: u8) -> bool {
+        let whole = crc32c::crc32c(&self.as_bytes()[4..]) == self.checksum.get();
+        if whole && self.tag.get() != tag {
+            return false;
+        }
         let this = u64::from(self.seq_low.get()) | u64::from(self.seq_high.get()) << 32;
         let marks = [
             self.tag.get() == tag,

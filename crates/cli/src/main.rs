@@ -1,3 +1,117 @@
-//! The `thalweg` command.
+//! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
+//!
+//! One file for each group of commands (`volume`, `serve`, `attach`, `dump`, `bench`, `shell`). A
+//! volume that is in use is administered through the process that has it open:
+//!
+//! - `request`: what can be asked of a volume;
+//! - `ask`: has a request answered, by the volume's server (`control`) or here;
+//! - `session`: the volumes that this process has open, and who uses them;
+//! - `opened`: one open volume.
 
-fn main() {}
+mod ask;
+mod attach;
+mod bench;
+mod control;
+mod dump;
+mod failure;
+mod metrics;
+mod opened;
+mod parts;
+mod progress;
+mod request;
+mod serve;
+mod session;
+mod shell;
+mod signals;
+mod size;
+mod status;
+mod target;
+mod volume;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use thalweg_store::env::Env;
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::{Failure, Outcome};
+
+/// Volumes whose small writes are durable, atomic and steady under load
+#[derive(Debug, Parser)]
+#[command(name = "thalweg", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Say more on standard error; twice for everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(subcommand)]
+    Volume(volume::Volume),
+    Serve(serve::Serve),
+    Attach(attach::Attach),
+    Detach(attach::Detach),
+    Dump(dump::DumpArgs),
+    Bench(bench::Bench),
+    Completions(shell::Completions),
+    Man(shell::Man),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_log(cli.verbose);
+    if matches!(cli.command, Command::Attach(_) | Command::Serve(_))
+        // Before the runtime's threads, which inherit it.
+        && let Err(error) = thalweg_fuse::attach::become_io_flusher()
+    {
+        tracing::debug!(%error, "this process is no I/O flusher; it can attach nothing without root");
+    }
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{:?}", miette::Report::new(failure));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start_log(verbose: u8) {
+    // What the FUSE library warns of are requests that a single file has no use for.
+    let level =
+        ["warn,fuser=error", "info,fuser=error", "debug", "trace"][usize::from(verbose.min(3))];
+    let filter = EnvFilter::try_from_env("THALWEG_LOG");
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|_| EnvFilter::new(level)))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+}
+
+fn run(command: Command) -> Outcome<()> {
+    match command {
+        Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => shell::completions(&args, Cli::command()),
+        Command::Man(args) => shell::man(&args, Cli::command()),
+        Command::Dump(args) => dump::run(args),
+        command => serve_or_ask(command),
+    }
+}
+
+/// The commands that need volumes, and so the runtime.
+fn serve_or_ask(command: Command) -> Outcome<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let env = Env::real();
+        match command {
+            Command::Volume(command) => volume::run(&env, command).await,
+            Command::Serve(args) => serve::run(&env, args).await,
+            Command::Attach(args) => attach::attach(&env, args).await,
+            Command::Detach(args) => attach::detach(&env, args).await,
+            _ => Err(Failure::new("this command needs no volume")),
+        }
+    })
+}

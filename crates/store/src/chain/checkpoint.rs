@@ -266,7 +266,7 @@ async fn testify(inner: &Inner, area: &Area) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn half_start(layout: &Layout, half: u64) -> u64 {
+pub(super) fn half_start(layout: &Layout, half: u64) -> u64 {
     layout.checkpoint + half * layout.checkpoint_half
 }
 

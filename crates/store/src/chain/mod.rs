@@ -29,6 +29,7 @@ pub mod cache;
 mod checkpoint;
 mod clean;
 mod commit;
+pub mod dump;
 pub mod format;
 #[doc(hidden)]
 pub mod fuzz;

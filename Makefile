@@ -1,0 +1,32 @@
+# make run        a tour: a volume, a filesystem on it, what happened underneath
+# make test       everything that is tested by itself, in minutes
+# make test-long  the same and what takes long
+# make check      formatting, lints, documentation, unit tests
+# make setup      what the others need from the system
+
+CARGO ?= cargo
+
+.PHONY: run test test-long check setup build
+
+run: setup
+	$(CARGO) build --release -p thalweg
+	scripts/tour
+
+test: setup
+	$(CARGO) test --workspace --all-targets --no-fail-fast
+	$(CARGO) test --workspace --doc
+
+test-long: setup
+	$(CARGO) test --release --workspace --all-targets --no-fail-fast -- --include-ignored
+
+check:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps
+	$(CARGO) test --workspace --lib --bins
+
+build:
+	$(CARGO) build --release -p thalweg
+
+setup:
+	@scripts/setup

@@ -1,0 +1,35 @@
+//! A request to a volume, whoever has it open: its server through the control socket, or, when it
+//! is idle, this process.
+
+use std::sync::Arc;
+
+use thalweg_store::env::Env;
+
+use crate::control::{Client, Handler};
+use crate::failure::Outcome;
+use crate::opened::Opened;
+use crate::progress;
+use crate::request::{Answer, Request};
+use crate::session::{Administered, Purpose, Session};
+use crate::target::Target;
+
+/// Has the request answered.
+pub(crate) async fn ask(
+    env: &Env,
+    target: &Target,
+    request: Request,
+    json: bool,
+) -> Outcome<Answer> {
+    let report = progress::for_user(json);
+    if let Some(mut client) = Client::connect(&target.folder).await? {
+        return client.ask(&request, &*report).await;
+    }
+    let opened = Opened::open(env, target).await?;
+    let session = Arc::new(Session::new(env, vec![opened], Purpose::Request));
+    let volume = session.volumes()[0].clone();
+    let answer = Administered { session: session.clone(), volume }.handle(request, &*report).await;
+    let closed = session.close().await;
+    let answer = answer?;
+    closed?;
+    Ok(answer)
+}

@@ -1,0 +1,267 @@
+//! `thalweg attach` and `thalweg detach`: a volume as a block device of the kernel.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use thalweg_fuse::stale::recover_stale;
+use thalweg_fuse::{disk, mounts};
+use thalweg_store::env::Env;
+
+use crate::control::Client;
+use crate::failure::{Failure, Outcome};
+use crate::opened::Opened;
+use crate::progress::{self, Silent};
+use crate::request::{Answer, AttachRequest, Request};
+use crate::serve::Running;
+use crate::session::{Purpose, Session};
+use crate::target::Target;
+
+/// What the process in the background writes goes here, in the volume's folder.
+pub(crate) const LOG: &str = "attach.log";
+
+/// Make a block device of a volume
+///
+/// Prints the device. A process in the background serves it until it is detached; when the volume
+/// is served already, its server does that. Needs root.
+#[derive(Debug, Args)]
+pub(crate) struct Attach {
+    /// The volume's folder, or FOLDER@SNAPSHOT
+    volume: String,
+    /// Serve the device in this process
+    #[arg(long)]
+    foreground: bool,
+    /// The device's logical block in bytes, 512 to 4096 [default: the volume's]
+    #[arg(long, value_name = "BYTES")]
+    block_size: Option<u32>,
+    /// Make devices of the partitions found
+    #[arg(long)]
+    partition_scan: bool,
+    /// Serve metrics for Prometheus over HTTP, on 127.0.0.1:PORT for example
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+    /// Print the device as a JSON object
+    #[arg(long)]
+    json: bool,
+    /// Say in JSON, on one line, what came of it: for the process that started this one
+    #[arg(long, hide = true, requires = "foreground")]
+    tell: bool,
+}
+
+/// Take a volume's block device away
+///
+/// Writes back what the kernel holds, flushes the volume and waits for that.
+#[derive(Debug, Args)]
+pub(crate) struct Detach {
+    /// The volume's folder, FOLDER@SNAPSHOT, or the device
+    #[arg(value_name = "VOLUME|DEVICE")]
+    what: String,
+    /// Cut off whoever uses the device, after writing back what can be
+    #[arg(long)]
+    force: bool,
+    /// Print the device as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a process in the background tells the one that started it.
+#[derive(Debug, Serialize, Deserialize)]
+enum Told {
+    Attached(PathBuf),
+    Failed(Failure),
+}
+
+pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
+    let target = Target::find(&args.volume)?;
+    if let Some(mut client) = Client::connect(&target.folder).await? {
+        let request = Request::Attach(how(&args, &target));
+        return match client.ask(&request, &*progress::for_user(args.json)).await? {
+            Answer::Attached { device } => {
+                show(&device, args.json);
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        };
+    }
+    match args.foreground {
+        true => foreground(env, &args, target).await,
+        false => background(&args, &target),
+    }
+}
+
+fn how(args: &Attach, target: &Target) -> AttachRequest {
+    AttachRequest {
+        snapshot: target.snapshot.clone(),
+        block_size: args.block_size,
+        partition_scan: args.partition_scan,
+    }
+}
+
+fn unexpected(answer: &Answer) -> Failure {
+    Failure::new(format!("the volume's server gave an answer out of place: {answer:?}"))
+        .help("it may be of another version; restart it")
+}
+
+fn show(device: &Path, json: bool) {
+    match json {
+        true => println!("{}", serde_json::json!({ "device": device })),
+        false => println!("{}", device.display()),
+    }
+}
+
+async fn foreground(env: &Env, args: &Attach, target: Target) -> Outcome<()> {
+    let started = start(env, args, target).await;
+    if args.tell {
+        let told = match &started {
+            Ok((_, device)) => Told::Attached(device.clone()),
+            Err(failure) => Told::Failed(failure.clone()),
+        };
+        tell(&told)?;
+    } else if let Ok((_, device)) = &started {
+        show(device, args.json);
+    }
+    started?.0.until_stopped().await
+}
+
+async fn start(env: &Env, args: &Attach, target: Target) -> Outcome<(Running, PathBuf)> {
+    let how = how(args, &target);
+    let whole = Target { snapshot: None, ..target };
+    let opened = Opened::open(env, &whole).await?;
+    let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
+    let attached = session.attach(&session.volumes()[0], &how).await;
+    let running = match &attached {
+        Ok(_) => Running::start(&session, args.metrics),
+        Err(failure) => Err(failure.clone()),
+    };
+    match (running, attached) {
+        (Ok(running), Ok(device)) => Ok((running, device)),
+        (Err(failure), _) | (_, Err(failure)) => {
+            session.close().await?;
+            Err(failure)
+        }
+    }
+}
+
+/// One line on standard output, which is then closed: the reader waits for its end.
+fn tell(told: &Told) -> Outcome<()> {
+    println!("{}", serde_json::to_string(told)?);
+    std::io::stdout().flush()?;
+    let nothing = OpenOptions::new().write(true).open("/dev/null")?;
+    // SAFETY: both descriptors are open, and nothing else owns descriptor 1.
+    match unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&nothing), 1) } {
+        1 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+/// Starts this program again, apart from the terminal, and waits until it serves the device.
+fn background(args: &Attach, target: &Target) -> Outcome<()> {
+    let path = target.folder.join(LOG);
+    let failed = |error: std::io::Error| {
+        Failure::of(&error)
+            .while_doing(format!("cannot start the background process ({})", path.display()))
+    };
+    let log =
+        OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command.args(["attach", "--foreground", "--tell"]);
+    if let Some(bytes) = args.block_size {
+        command.args(["--block-size", &bytes.to_string()]);
+    }
+    if args.partition_scan {
+        command.arg("--partition-scan");
+    }
+    if let Some(address) = args.metrics {
+        command.args(["--metrics", &address.to_string()]);
+    }
+    command.arg("--").arg(crate::target::export(
+        &target.folder.display().to_string(),
+        target.snapshot.as_deref(),
+    ));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/");
+    // SAFETY: between fork and exec, setsid is safe to call and touches no memory of ours.
+    unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    let mut child = command.spawn().map_err(failed)?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+    }
+    match serde_json::from_str(&line) {
+        Ok(Told::Attached(device)) => {
+            show(&device, args.json);
+            Ok(())
+        }
+        Ok(Told::Failed(failure)) => Err(failure),
+        Err(_) => Err(Failure::new("the background process ended without a word")
+            .help(format!("look into {}", path.display()))),
+    }
+}
+
+pub(crate) async fn detach(env: &Env, args: Detach) -> Outcome<()> {
+    let target = target_of(&args.what)?;
+    let Some(mut client) = Client::connect(&target.folder).await? else {
+        return clear(env, &target, args.json).await;
+    };
+    let request = Request::Detach { snapshot: target.snapshot.clone(), force: args.force };
+    match client.ask(&request, &Silent).await? {
+        Answer::Detached { device, ends } => {
+            if ends {
+                client.closed().await;
+            }
+            show(&device, args.json);
+            Ok(())
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Takes away what a process that died left of a block device.
+async fn clear(env: &Env, target: &Target, json: bool) -> Outcome<()> {
+    let found = recover_stale(env, &target.mountpoint()?).await?;
+    if let Some((device, mounts)) = found.in_use.first() {
+        let place = mounts.first().map_or(String::new(), |at| format!(" on {}", at.display()));
+        return Err(Failure::new(format!(
+            "{} is in use{place}, and its server is dead",
+            device.display()
+        ))
+        .help("unmount it; the device then goes by itself"));
+    }
+    if !found.unmounted {
+        return Err(Failure::new(format!("{} is not attached", target.export()))
+            .help("attach it: thalweg attach VOLUME"));
+    }
+    found.detached.iter().for_each(|device| show(device, json));
+    Ok(())
+}
+
+/// The volume that is meant, by its folder or by its device.
+fn target_of(what: &str) -> Outcome<Target> {
+    let path = Path::new(what);
+    let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+    if !is_device {
+        return Target::find(what);
+    }
+    let unknown = || {
+        Failure::new(format!("{what} is no block device of a volume")).help(
+            "name the volume's folder instead; losetup --list shows what loop devices are made of",
+        )
+    };
+    let name = path.canonicalize()?;
+    let sys = Path::new("/sys/block").join(name.file_name().ok_or_else(unknown)?);
+    let file = std::fs::read_to_string(sys.join("loop/backing_file")).map_err(|_| unknown())?;
+    let folder = Path::new(file.trim_end_matches('\n')).parent().ok_or_else(unknown)?;
+    let mount = mounts::at(folder)?.ok_or_else(unknown)?;
+    Target::find(mount.source.strip_prefix(disk::SOURCE).ok_or_else(unknown)?)
+}

@@ -1,0 +1,238 @@
+//! The control socket of a volume that is in use: how one process asks another to act on it.
+//!
+//! It is a Unix socket with mode 0600 in the volume's folder. A frame is a length (u32, little
+//! endian) and so many bytes of JSON. The client sends one [`Request`]; the server sends any number
+//! of [`Frame::Step`]s and then one [`Frame::Done`] or [`Frame::Failed`]. What was asked for goes on
+//! when the client goes away.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use thalweg_store::env::{Env, Task};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::sync::watch;
+
+use crate::failure::{Failure, Outcome};
+use crate::progress::{Report, Step};
+use crate::request::{Answer, Request};
+
+/// The socket's name in the volume's folder.
+pub(crate) const SOCKET: &str = "control.sock";
+/// Longest frame: a status with every snapshot that a label can hold fits many times.
+const MAX_FRAME: u32 = 16 << 20;
+/// A client that connects says at once what it wants.
+const PATIENCE: Duration = Duration::from_secs(10);
+const BACKLOG: u32 = 16;
+
+/// What a server says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Frame {
+    Step(Step),
+    Done(Box<Answer>),
+    Failed(Failure),
+}
+
+/// Whoever answers requests.
+pub(crate) trait Handler: Send + Sync + 'static {
+    fn handle(
+        &self,
+        request: Request,
+        report: &dyn Report,
+    ) -> impl Future<Output = Outcome<Answer>> + Send;
+}
+
+/// A socket's address is at most 107 bytes long, and folders may lie deep: so the address goes by
+/// way of a descriptor of the folder.
+struct Address {
+    _folder: File,
+    path: PathBuf,
+}
+
+fn address(folder: &Path) -> io::Result<Address> {
+    let file = File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", file.as_raw_fd()));
+    Ok(Address { _folder: file, path })
+}
+
+/// A listening control socket. Dropping it ends the listener and its conversations, and removes
+/// the socket.
+#[derive(Debug)]
+pub(crate) struct Control {
+    path: PathBuf,
+    _task: Task<()>,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(%error, path = %self.path.display(), "the control socket stays");
+        }
+    }
+}
+
+/// Answers requests on the volume in `folder`, whose lock this process holds: a socket that is
+/// there already was left by a process that died.
+pub(crate) fn listen<H: Handler>(env: &Env, folder: &Path, handler: Arc<H>) -> Outcome<Control> {
+    let path = folder.join(SOCKET);
+    let failed = |error: io::Error| {
+        Failure::of(&error).while_doing(format!("cannot listen on {}", path.display()))
+    };
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let listener = bind(folder).map_err(failed)?;
+    let task = env.spawn(accept(env.clone(), listener, handler));
+    Ok(Control { path, _task: task })
+}
+
+fn bind(folder: &Path) -> io::Result<UnixListener> {
+    let address = address(folder)?;
+    let socket = UnixSocket::new_stream()?;
+    // The file is made with the mode of the descriptor, so at no moment can others open it.
+    let mode = std::fs::Permissions::from_mode(0o600);
+    File::from(socket.as_fd().try_clone_to_owned()?).set_permissions(mode)?;
+    socket.bind(&address.path)?;
+    socket.listen(BACKLOG)
+}
+
+async fn accept<H: Handler>(env: Env, listener: UnixListener, handler: Arc<H>) {
+    let mut conversations: Vec<Task<()>> = Vec::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                conversations.retain(|task| !task.is_finished());
+                let (env2, handler) = (env.clone(), handler.clone());
+                conversations.push(env.spawn(async move {
+                    if let Err(error) = converse(&env2, stream, &*handler).await {
+                        tracing::debug!(%error, "a control connection failed");
+                    }
+                }));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a control connection");
+                env.sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Keeps the newest step for the conversation to send.
+struct Newest(watch::Sender<Option<Step>>);
+
+impl Report for Newest {
+    fn step(&self, step: Step) {
+        self.0.send_replace(Some(step));
+    }
+}
+
+async fn converse<H: Handler>(env: &Env, mut stream: UnixStream, handler: &H) -> io::Result<()> {
+    let request = env.timeout(PATIENCE, receive(&mut stream)).await;
+    let Some(request) = request.transpose()? else { return Ok(()) };
+    let (steps, mut newest) = watch::channel(None);
+    let report = Newest(steps);
+    let mut handled = std::pin::pin!(handler.handle(request, &report));
+    // Once the client is gone nothing is sent, and the work goes on.
+    let mut listening = true;
+    let result = loop {
+        tokio::select! {
+            biased;
+            result = &mut handled => break result,
+            Ok(()) = newest.changed() => {
+                let step = newest.borrow_and_update().clone();
+                if let Some(step) = step && listening {
+                    listening = send(&mut stream, &Frame::Step(step)).await.is_ok();
+                }
+            }
+        }
+    };
+    let last = match result {
+        Ok(answer) => Frame::Done(Box::new(answer)),
+        Err(failure) => Frame::Failed(failure),
+    };
+    send(&mut stream, &last).await?;
+    // The client may wait for this end: it comes when the client is done, or this process is.
+    let mut nothing = [0; 1];
+    stream.read(&mut nothing).await.map(drop)
+}
+
+/// A connection to the process that has a volume open.
+#[derive(Debug)]
+pub(crate) struct Client(UnixStream);
+
+impl Client {
+    /// Connects; `None` when no process has the volume open.
+    pub(crate) async fn connect(folder: &Path) -> Outcome<Option<Client>> {
+        let connected = match address(folder) {
+            Ok(address) => UnixStream::connect(&address.path).await,
+            Err(error) => Err(error),
+        };
+        match connected {
+            Ok(stream) => Ok(Some(Client(stream))),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
+            {
+                Ok(None)
+            }
+            Err(error) => {
+                let path = folder.join(SOCKET);
+                let failure =
+                    Failure::of(&error).while_doing(format!("cannot open {}", path.display()));
+                Err(failure.help("run as the user who serves the volume"))
+            }
+        }
+    }
+
+    /// Sends the request and waits for its answer.
+    pub(crate) async fn ask(&mut self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
+        let lost = |error: io::Error| {
+            Failure::of(&error)
+                .while_doing("the process that serves the volume went away")
+                .help("look at its messages; thalweg volume status shows how the volume is")
+        };
+        send(&mut self.0, request).await.map_err(lost)?;
+        loop {
+            match receive(&mut self.0).await.map_err(lost)? {
+                Frame::Step(step) => report.step(step),
+                Frame::Done(answer) => return Ok(*answer),
+                Frame::Failed(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Waits until the other process has closed the volume.
+    pub(crate) async fn closed(mut self) {
+        let mut nothing = [0; 1];
+        // An error is an end, too.
+        let _ = self.0.read(&mut nothing).await;
+    }
+}
+
+async fn send<S: AsyncWrite + Unpin, T: Serialize>(stream: &mut S, message: &T) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    let len = u32::try_from(bytes.len()).ok().filter(|len| *len <= MAX_FRAME);
+    let len = len.ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a message is too long"))?;
+    stream.write_all(&len.to_le_bytes()).await?;
+    stream.write_all(&bytes).await
+}
+
+async fn receive<S: AsyncRead + Unpin, T: DeserializeOwned>(stream: &mut S) -> io::Result<T> {
+    let len = stream.read_u32_le().await?;
+    if len > MAX_FRAME {
+        return Err(io::Error::new(ErrorKind::InvalidData, "a message is too long"));
+    }
+    let mut bytes = Vec::new();
+    stream.take(u64::from(len)).read_to_end(&mut bytes).await?;
+    if bytes.len() < len as usize {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(serde_json::from_slice(&bytes)?)
+}

@@ -1,0 +1,225 @@
+//! Numbers for Prometheus.
+//!
+//! The store and the NBD server count by themselves; here their counters are copied to what the
+//! exporter shows, once a second.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use thalweg_nbd::ServerStats;
+use thalweg_nbd::stats::LATENCY_BUCKETS;
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::chain::Status;
+use thalweg_store::chain::cache::CacheStats;
+use thalweg_store::device::Tallies;
+use thalweg_store::env::{Env, Task};
+
+use crate::failure::{Failure, Outcome};
+
+/// Time between two looks at the counters.
+const INTERVAL: Duration = Duration::from_secs(1);
+const LATENCY: &str = "thalweg_nbd_request_duration_seconds";
+
+/// Where numbers come from.
+pub(crate) trait Source: Send + Sync + 'static {
+    /// Every volume's name and state.
+    fn volumes(&self) -> Vec<(String, Status)>;
+    /// The NBD server's counters, when there is one.
+    fn server(&self) -> Option<&ServerStats>;
+}
+
+/// Serves the numbers over HTTP on `address` until the returned tasks are dropped.
+pub(crate) fn start(
+    env: &Env,
+    address: SocketAddr,
+    source: std::sync::Arc<impl Source>,
+) -> Outcome<[Task<()>; 2]> {
+    let failed = |error: &(dyn std::error::Error + 'static)| {
+        let failure = Failure::of(error).while_doing(format!("cannot serve metrics on {address}"));
+        failure.help("choose a free port of this machine, such as --metrics 127.0.0.1:9464")
+    };
+    let builder = PrometheusBuilder::new()
+        .with_http_listener(address)
+        .set_buckets_for_metric(Matcher::Full(LATENCY.to_owned()), &latency_bounds())
+        .map_err(|error| failed(&error))?;
+    let (recorder, exporter) = builder.build().map_err(|error| failed(&error))?;
+    metrics::set_global_recorder(recorder).map_err(|error| failed(&error))?;
+    describe();
+    let exporter = env.spawn(async move {
+        if exporter.await.is_err() {
+            tracing::error!("the metrics' listener has ended");
+        }
+    });
+    let env2 = env.clone();
+    let refresh = env.spawn(async move {
+        let mut seen = [[0; LATENCY_BUCKETS]; thalweg_nbd::protocol::Command::COUNT];
+        loop {
+            for (name, status) in source.volumes() {
+                record_volume(&name, &status);
+            }
+            if let Some(stats) = source.server() {
+                record_server(stats, &mut seen);
+            }
+            env2.sleep(INTERVAL).await;
+        }
+    });
+    Ok([exporter, refresh])
+}
+
+/// The upper bounds of the NBD server's own buckets, in seconds; the last one has none.
+fn latency_bounds() -> Vec<f64> {
+    (0..LATENCY_BUCKETS - 1).map(|power| (1u64 << power) as f64 / 1e6).collect()
+}
+
+fn describe() {
+    let counters = [
+        ("thalweg_device_read_bytes_total", Unit::Bytes, "Bytes read from a device"),
+        ("thalweg_device_written_bytes_total", Unit::Bytes, "Bytes written to a device"),
+        ("thalweg_device_reads_total", Unit::Count, "Read requests to a device"),
+        ("thalweg_device_writes_total", Unit::Count, "Write requests to a device"),
+        ("thalweg_device_flushes_total", Unit::Count, "Flushes of a device"),
+        ("thalweg_user_written_bytes_total", Unit::Bytes, "Bytes that users wrote"),
+        ("thalweg_user_read_bytes_total", Unit::Bytes, "Bytes that users read"),
+        ("thalweg_syncs_total", Unit::Count, "Requests to make writes durable"),
+        ("thalweg_commit_rounds_total", Unit::Count, "Rounds of group commit"),
+        ("thalweg_cleaning_moved_bytes_total", Unit::Bytes, "Bytes that cleaning moved"),
+        ("thalweg_cleaning_segments_total", Unit::Count, "Segments that cleaning went through"),
+        ("thalweg_checkpoints_total", Unit::Count, "Checkpoints of the index"),
+        ("thalweg_repaired_blocks_total", Unit::Count, "Copies overwritten with the right bytes"),
+        ("thalweg_damaged_blocks_total", Unit::Count, "Blocks that no copy could give back"),
+        ("thalweg_tail_reads_total", Unit::Count, "Blocks read from the tail for want of a cache"),
+        ("thalweg_cache_hits_total", Unit::Count, "Reads of blocks served from a cache"),
+        ("thalweg_cache_misses_total", Unit::Count, "Reads of blocks that no cache held"),
+        ("thalweg_nbd_requests_total", Unit::Count, "NBD requests answered"),
+        ("thalweg_nbd_errors_total", Unit::Count, "NBD requests answered with an error"),
+        ("thalweg_nbd_bytes_total", Unit::Bytes, "Bytes that NBD requests covered"),
+        ("thalweg_nbd_connections_total", Unit::Count, "NBD connections accepted"),
+    ];
+    for (name, unit, about) in counters {
+        describe_counter!(name, unit, about);
+    }
+    let gauges = [
+        ("thalweg_volume_size_bytes", Unit::Bytes, "Size of the volume"),
+        ("thalweg_volume_capacity_bytes", Unit::Bytes, "Bytes that may be live before writes fail"),
+        ("thalweg_volume_live_bytes", Unit::Bytes, "Bytes that some version needs"),
+        ("thalweg_index_memory_bytes", Unit::Bytes, "Memory that the index takes"),
+        ("thalweg_segments", Unit::Count, "Segments on all links"),
+        ("thalweg_free_segments", Unit::Count, "Segments that may be written"),
+        ("thalweg_version", Unit::Count, "The newest version"),
+        ("thalweg_durable_version", Unit::Count, "The newest version that survives a crash"),
+        ("thalweg_multiversion_blocks", Unit::Count, "Blocks that have several versions"),
+        ("thalweg_snapshots", Unit::Count, "Named snapshots"),
+        ("thalweg_refuses_writes", Unit::Count, "1 when the volume refuses writes after a failure"),
+        ("thalweg_cache_blocks", Unit::Count, "Blocks in a cache"),
+        ("thalweg_nbd_connections", Unit::Count, "NBD connections open"),
+    ];
+    for (name, unit, about) in gauges {
+        describe_gauge!(name, unit, about);
+    }
+    describe_histogram!(LATENCY, Unit::Seconds, "Time from an NBD request to its answer");
+}
+
+fn record_volume(name: &str, status: &Status) {
+    let blocks = |count: u64| count * BLOCK_SIZE as u64;
+    let volume = || name.to_owned();
+    let counts = &status.counts;
+    let totals = [
+        ("thalweg_user_written_bytes_total", blocks(counts.user_blocks_written)),
+        ("thalweg_user_read_bytes_total", blocks(counts.user_blocks_read)),
+        ("thalweg_syncs_total", counts.syncs),
+        ("thalweg_commit_rounds_total", counts.rounds),
+        ("thalweg_cleaning_moved_bytes_total", blocks(counts.blocks_moved)),
+        ("thalweg_cleaning_segments_total", counts.segments_cleaned),
+        ("thalweg_checkpoints_total", counts.checkpoints),
+        ("thalweg_repaired_blocks_total", counts.repaired),
+        ("thalweg_damaged_blocks_total", counts.damaged),
+        ("thalweg_tail_reads_total", counts.tail_reads),
+    ];
+    for (metric, value) in totals {
+        counter!(metric, "volume" => volume()).absolute(value);
+    }
+    let levels = [
+        ("thalweg_volume_size_bytes", blocks(status.blocks)),
+        ("thalweg_volume_capacity_bytes", blocks(status.capacity_blocks)),
+        ("thalweg_volume_live_bytes", blocks(status.live_blocks)),
+        ("thalweg_index_memory_bytes", status.index_bytes),
+        ("thalweg_segments", status.segments),
+        ("thalweg_free_segments", status.free_segments),
+        ("thalweg_version", status.version),
+        ("thalweg_durable_version", status.durable_version),
+        ("thalweg_multiversion_blocks", status.several_versions),
+        ("thalweg_snapshots", status.snapshots.len() as u64),
+        ("thalweg_refuses_writes", u64::from(status.poisoned.is_some())),
+    ];
+    for (metric, value) in levels {
+        gauge!(metric, "volume" => volume()).set(value as f64);
+    }
+    for link in &status.links {
+        // The path, without where on the device the link lies.
+        let device = link.device.split('[').next().unwrap_or_default();
+        record_device(name, device, &link.io);
+    }
+    record_device(name, "map", &status.map_io);
+    record_cache(name, "tail", &status.tail_cache);
+    if let Some(body) = &status.body_cache {
+        record_cache(name, "body", body);
+    }
+}
+
+fn record_device(volume: &str, device: &str, tallies: &Tallies) {
+    for (purpose, tally) in tallies.iter() {
+        let counts = [
+            ("thalweg_device_read_bytes_total", tally.read_bytes),
+            ("thalweg_device_written_bytes_total", tally.write_bytes),
+            ("thalweg_device_reads_total", tally.reads),
+            ("thalweg_device_writes_total", tally.writes),
+            ("thalweg_device_flushes_total", tally.flushes),
+        ];
+        for (metric, value) in counts {
+            let (volume, device) = (volume.to_owned(), device.to_owned());
+            let labels =
+                [("volume", volume), ("device", device), ("purpose", purpose.name().into())];
+            counter!(metric, &labels).absolute(value);
+        }
+    }
+}
+
+fn record_cache(volume: &str, cache: &'static str, stats: &CacheStats) {
+    let labels = |medium: &'static str| {
+        [("volume", volume.to_owned()), ("cache", cache.to_owned()), ("medium", medium.to_owned())]
+    };
+    counter!("thalweg_cache_hits_total", &labels("ram")).absolute(stats.ram_hits);
+    counter!("thalweg_cache_hits_total", &labels("ssd")).absolute(stats.ssd_hits);
+    gauge!("thalweg_cache_blocks", &labels("ram")).set(stats.ram_blocks as f64);
+    gauge!("thalweg_cache_blocks", &labels("ssd")).set(stats.ssd_blocks as f64);
+    let both = [("volume", volume.to_owned()), ("cache", cache.to_owned())];
+    counter!("thalweg_cache_misses_total", &both).absolute(stats.misses);
+}
+
+/// What was already handed to the histograms, by command and bucket.
+type Seen = [[u64; LATENCY_BUCKETS]; thalweg_nbd::protocol::Command::COUNT];
+
+fn record_server(stats: &ServerStats, seen: &mut Seen) {
+    counter!("thalweg_nbd_connections_total").absolute(stats.connections.get());
+    gauge!("thalweg_nbd_connections").set(stats.connections_open.get() as f64);
+    for ((command, stats), seen) in stats.commands().zip(seen) {
+        counter!("thalweg_nbd_requests_total", "command" => command).absolute(stats.requests.get());
+        counter!("thalweg_nbd_errors_total", "command" => command).absolute(stats.errors.get());
+        counter!("thalweg_nbd_bytes_total", "command" => command).absolute(stats.bytes.get());
+        let requests = histogram!(LATENCY, "command" => command);
+        for ((bound, count), seen) in stats.latency().zip(seen) {
+            // Buckets are exact. For the sum, a bucket's requests count as three quarters of its
+            // bound, the middle between it and the bound below.
+            let micros = bound.min(1 << (LATENCY_BUCKETS - 1)) as f64 * 0.75;
+            let more = count.saturating_sub(*seen);
+            if more > 0 {
+                requests.record_many(micros / 1e6, usize::try_from(more).unwrap_or(usize::MAX));
+            }
+            *seen = count;
+        }
+    }
+}

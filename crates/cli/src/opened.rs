@@ -1,0 +1,246 @@
+//! One volume that this process has open.
+
+use std::path::Path;
+
+use serde_json::Value;
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::chain::{Cleaning, Status};
+use thalweg_store::device::DeviceError;
+use thalweg_store::env::Env;
+use thalweg_store::pool::{
+    self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, NewVolume, OpenOptions, Pool, PoolError,
+    ShrinkRequest,
+};
+use thalweg_store::volume::VolumeRef;
+
+use crate::control::Client;
+use crate::failure::{Failure, Outcome};
+use crate::parts::{DeviceArg, LinkArg};
+use crate::progress::{Report, Step};
+use crate::request::{Answer, Request};
+use crate::target::Target;
+use crate::volume::{CleaningArg, Create};
+
+/// One volume that this process has open.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// The volume; no snapshot.
+    pub(crate) target: Target,
+    pool: Pool,
+    /// Held by whoever changes what the volume is made of.
+    changes: tokio::sync::Mutex<()>,
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Failure {
+        let help = match &error {
+            PoolError::Device(DeviceError::Locked { .. }) => Some(
+                "another process has it open; thalweg volume status shows which, if it is a server",
+            ),
+            PoolError::Missing { .. } => Some("thalweg dump DEVICE shows whose a device is"),
+            PoolError::Unfinished { .. } => Some("thalweg volume destroy FOLDER --yes"),
+            PoolError::OtherVolume { .. } | PoolError::Foreign { .. } => {
+                Some("--force writes over it")
+            }
+            _ => None,
+        };
+        let failure = Failure::of(&error);
+        match help {
+            Some(help) => failure.help(help),
+            None => failure,
+        }
+    }
+}
+
+impl From<thalweg_store::chain::ChainError> for Failure {
+    fn from(error: thalweg_store::chain::ChainError) -> Failure {
+        PoolError::from(error).into()
+    }
+}
+
+impl Opened {
+    /// Opens a volume.
+    pub(crate) async fn open(env: &Env, target: &Target) -> Outcome<Opened> {
+        let pool = Pool::open(env, &target.folder, &OpenOptions::default()).await?;
+        let found = pool.recovered();
+        tracing::info!(volume = target.name, ?found, "opened");
+        Ok(Opened { target: target.clone(), pool, changes: tokio::sync::Mutex::default() })
+    }
+
+    /// What clients read and write.
+    pub(crate) fn volume(&self) -> VolumeRef {
+        self.pool.volume()
+    }
+
+    /// A snapshot as clients see it, read-only.
+    pub(crate) fn snapshot(&self, name: &str) -> Outcome<VolumeRef> {
+        Ok(self.pool.snapshot_volume(name)?)
+    }
+
+    /// The names of all snapshots.
+    pub(crate) fn snapshots(&self) -> Vec<String> {
+        self.pool.chain().label().snapshots.into_iter().map(|snapshot| snapshot.name).collect()
+    }
+
+    /// The chain in numbers.
+    pub(crate) fn status(&self) -> Status {
+        self.pool.chain().status()
+    }
+
+    /// The volume in numbers.
+    pub(crate) fn status_json(&self) -> Outcome<Value> {
+        let mut status = serde_json::to_value(self.pool.status())?;
+        status["folder"] = self.target.folder.display().to_string().into();
+        Ok(status)
+    }
+
+    /// Makes everything durable and stops the volume.
+    pub(crate) async fn close(&self) -> Outcome<()> {
+        Ok(self.pool.close().await?)
+    }
+
+    /// Does what concerns the volume alone, not who uses it.
+    pub(crate) async fn execute(&self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
+        let _one_at_a_time = self.changes.try_lock().map_err(|_| {
+            Failure::new(format!("{} is being changed already", self.target.name))
+                .help("wait for that to end; thalweg volume status --watch shows it")
+        })?;
+        let chain = self.pool.chain();
+        match request {
+            Request::CreateSnapshot { name } => drop(chain.create_snapshot(name).await?),
+            Request::DeleteSnapshot { name } => chain.delete_snapshot(name).await?,
+            Request::Rollback { name } => chain.rollback(name).await?,
+            Request::Extend { link, size, force } => {
+                let link = link.as_ref().map(LinkArg::spec);
+                self.pool.extend(&ExtendRequest { size: *size, link, force: *force }).await?;
+            }
+            Request::Shrink { link, size } => {
+                // The size first: less is stored then, or at least no more.
+                let wanted = size.map(ShrinkRequest::Size);
+                for wanted in wanted.into_iter().chain(link.clone().map(ShrinkRequest::Link)) {
+                    self.pool.shrink(&wanted, &share_done("emptying", report)).await?;
+                }
+            }
+            Request::Replace { old, new, force } => {
+                let progress = share_done("filling the new device", report);
+                self.pool.replace(old, &new.spec(), *force, &progress).await?;
+            }
+            Request::Rebuild { device } => {
+                self.pool.rebuild(device.as_deref(), &share_done("rebuilding", report)).await?;
+            }
+            Request::Scrub => {
+                let found = chain.scrub(&share_done("scrubbing", report)).await?;
+                return Ok(Answer::Json(serde_json::to_value(found)?));
+            }
+            other => {
+                return Err(Failure::new(format!("{other:?} is nothing that a volume does")));
+            }
+        }
+        Ok(Answer::Done)
+    }
+}
+
+/// Reports how far something is.
+fn share_done(what: &str, report: &dyn Report) -> impl Fn(u64, u64) + Send + Sync {
+    move |done, total| report.step(Step { what: what.to_owned(), done, total })
+}
+
+impl DeviceArg {
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec { path: self.path.clone(), size: self.size }
+    }
+
+    /// A part of an SSD: the size is how much of it.
+    fn cache(&self) -> CacheSpec {
+        CacheSpec { device: DeviceSpec::new(&self.path), bytes: self.size }
+    }
+}
+
+impl LinkArg {
+    fn spec(&self) -> LinkSpec {
+        let specs = |members: &[DeviceArg]| members.iter().map(DeviceArg::spec).collect();
+        match self {
+            LinkArg::Device(device) => LinkSpec::plain(device.spec()),
+            LinkArg::Mirror(sides) => LinkSpec::mirror(specs(sides)),
+            LinkArg::Stripe(columns) => LinkSpec::stripe(specs(columns)),
+        }
+    }
+}
+
+/// Makes a volume, and returns where it is.
+pub(crate) async fn create(env: &Env, args: &Create) -> Outcome<Target> {
+    let folder = std::path::absolute(&args.folder)?;
+    std::fs::create_dir_all(&folder).map_err(|error| {
+        Failure::of(&error).while_doing(format!("cannot make {}", folder.display()))
+    })?;
+    pool::create(env, &folder, &new_volume(&folder, args)?).await?;
+    Target::volume(&folder.display().to_string())
+}
+
+fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
+    let name = folder.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| Failure::new("the folder has no name in UTF-8"))?;
+    let mut links: Vec<LinkSpec> = args.links.iter().map(LinkArg::spec).collect();
+    if links.is_empty() {
+        let file = |name: &str| LinkSpec::plain(DeviceSpec::new(folder.join(name)));
+        links = vec![file("link0"), file("link1")];
+    }
+    let mut new = NewVolume::new(name, args.size.0, links);
+    new.map = match &args.map {
+        None => Vec::new(),
+        Some(LinkArg::Device(device)) => vec![device.spec()],
+        Some(LinkArg::Mirror(sides)) => sides.iter().map(DeviceArg::spec).collect(),
+        Some(LinkArg::Stripe(_)) => {
+            return Err(
+                Failure::new("the map cannot be striped").help("name a device, or a mirror")
+            );
+        }
+    };
+    new.cache = args.cache.as_ref().map(DeviceArg::cache);
+    new.body_cache = args.body_cache.as_ref().map(DeviceArg::cache);
+    new.cleaning = match args.cleaning {
+        CleaningArg::MoveToTail => Cleaning::MoveToTail,
+        CleaningArg::CompactInBody => Cleaning::CompactInBody,
+    };
+    let segment = args.segment.map(|size| size.0.div_ceil(BLOCK_SIZE as u64));
+    new.segment_blocks = segment.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
+    new.growth = args.growth;
+    new.force = args.force;
+    Ok(new)
+}
+
+/// Destroys the volume in `folder`, and removes what this program made there.
+pub(crate) async fn destroy(env: &Env, folder: &Path) -> Outcome<()> {
+    let folder = std::path::absolute(folder)?;
+    if Client::connect(&folder).await?.is_some() {
+        return Err(Failure::new(format!("{} is being served or attached", folder.display()))
+            .help("detach it, or end its server, then destroy it"));
+    }
+    let files = own_files(&folder);
+    pool::destroy(env, &folder).await?;
+    for file in files {
+        if let Err(error) = std::fs::remove_file(&file) {
+            tracing::warn!(%error, file = %file.display(), "the file stays");
+        }
+    }
+    // It stays when it holds anything else.
+    let _ = std::fs::remove_dir(&folder);
+    Ok(())
+}
+
+/// The regular files in the volume's folder that it consists of: they were made for it. Files
+/// elsewhere are not ours to remove.
+fn own_files(folder: &Path) -> Vec<std::path::PathBuf> {
+    let text = std::fs::read_to_string(folder.join(pool::manifest::FILE)).unwrap_or_default();
+    let paths: Vec<_> = match toml::from_str::<pool::manifest::Manifest>(&text) {
+        Ok(manifest) => manifest.devices.into_iter().map(|place| place.path).collect(),
+        Err(_) => Vec::new(),
+    };
+    let inside = paths.into_iter().filter(|path| path.components().count() == 1);
+    let named = [crate::attach::LOG, crate::control::SOCKET].map(std::path::PathBuf::from);
+    let mut files: Vec<_> = inside.chain(named).map(|path| folder.join(path)).collect();
+    files.sort();
+    files.dedup();
+    files.retain(|file| std::fs::symlink_metadata(file).is_ok_and(|found| !found.is_dir()));
+    files
+}

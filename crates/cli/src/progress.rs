@@ -1,0 +1,66 @@
+//! Progress of what takes long: a bar on a terminal, nothing elsewhere.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+/// How far something is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Step {
+    /// What is being done.
+    pub(crate) what: String,
+    /// How much is done.
+    pub(crate) done: u64,
+    /// How much there is to do, in the same unit.
+    pub(crate) total: u64,
+}
+
+/// Takes every step of what is being done.
+pub(crate) trait Report: Send + Sync {
+    fn step(&self, step: Step);
+}
+
+/// Shows nothing.
+#[derive(Debug)]
+pub(crate) struct Silent;
+
+impl Report for Silent {
+    fn step(&self, _: Step) {}
+}
+
+/// A bar on standard error, which appears with the first step.
+#[derive(Debug, Default)]
+struct Bar(Mutex<Option<ProgressBar>>);
+
+impl Report for Bar {
+    fn step(&self, step: Step) {
+        let mut bar = self.0.lock();
+        let bar = bar.get_or_insert_with(|| ProgressBar::new(step.total).with_style(style()));
+        bar.set_length(step.total);
+        bar.set_message(step.what);
+        bar.set_position(step.done);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        if let Some(bar) = self.0.lock().take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style() -> ProgressStyle {
+    let template = "{msg} {wide_bar} {percent}%, {eta} left";
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// A bar where somebody may be looking at it.
+pub(crate) fn for_user(json: bool) -> Box<dyn Report> {
+    match !json && std::io::stderr().is_terminal() {
+        true => Box::new(Bar::default()),
+        false => Box::new(Silent),
+    }
+}

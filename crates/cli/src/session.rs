@@ -1,0 +1,378 @@
+//! The volumes that this process has open, who uses them, and what may be done to them meanwhile.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
+use thalweg_fuse::stale::recover_stale;
+use thalweg_nbd::{Export, Server, ServerConfig, ServerStats};
+use thalweg_store::chain::Status;
+use thalweg_store::env::Env;
+use thalweg_store::volume::VolumeRef;
+use tokio::sync::{Mutex, watch};
+
+use crate::control::Handler;
+use crate::failure::{Failure, Outcome};
+use crate::metrics;
+use crate::opened::Opened;
+use crate::progress::Report;
+use crate::request::{Answer, AttachRequest, Request};
+use crate::target::{Target, export};
+
+/// How often a session looks whether its block devices are still there.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long one look may take.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// Everything that one process has open.
+#[derive(Debug)]
+pub(crate) struct Session {
+    env: Env,
+    volumes: Vec<Arc<Opened>>,
+    server: Server,
+    attachments: Mutex<Vec<Attachment>>,
+    /// Turns true when the session is to end.
+    stop: watch::Sender<bool>,
+    /// The session ends when its last block device is gone.
+    ends_when_detached: bool,
+    exports_snapshots: bool,
+}
+
+#[derive(Debug)]
+struct Attachment {
+    volume: String,
+    snapshot: Option<String>,
+    attached: Attached,
+}
+
+/// What a session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// One request on an idle volume.
+    Request,
+    /// Clients that connect.
+    Serve,
+    /// A block device; it ends with that.
+    Attach,
+}
+
+impl Session {
+    /// A session over volumes that are open.
+    pub(crate) fn new(env: &Env, volumes: Vec<Opened>, purpose: Purpose) -> Session {
+        Session {
+            env: env.clone(),
+            volumes: volumes.into_iter().map(Arc::new).collect(),
+            server: Server::new(env.clone(), ServerConfig::default()),
+            attachments: Mutex::default(),
+            stop: watch::Sender::new(false),
+            ends_when_detached: purpose == Purpose::Attach,
+            exports_snapshots: purpose == Purpose::Serve,
+        }
+    }
+
+    pub(crate) fn env(&self) -> &Env {
+        &self.env
+    }
+
+    pub(crate) fn volumes(&self) -> &[Arc<Opened>] {
+        &self.volumes
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Turned true, it ends the session.
+    pub(crate) fn stop(&self) -> &watch::Sender<bool> {
+        &self.stop
+    }
+
+    /// Lets clients have a volume, or a snapshot of it.
+    pub(crate) fn export(&self, volume: &Opened, snapshot: Option<&str>) -> Outcome<()> {
+        let name = export(&volume.target.name, snapshot);
+        let exported = Export::new(name, bytes_of(volume, snapshot)?);
+        Ok(self
+            .server
+            .add_export(exported.description(volume.target.folder.display().to_string()))?)
+    }
+
+    /// Lets clients have a volume and all its snapshots.
+    pub(crate) fn export_all(&self, volume: &Opened) -> Outcome<()> {
+        self.export(volume, None)?;
+        volume.snapshots().iter().try_for_each(|name| self.export(volume, Some(name)))
+    }
+
+    /// Takes exports away whose name is right; their connections end.
+    async fn withdraw(&self, right: impl Fn(&str) -> bool) -> Outcome<Vec<String>> {
+        let mut names = self.server.exports();
+        names.retain(|name| right(name));
+        for name in &names {
+            self.server.remove_export(name).await?;
+        }
+        Ok(names)
+    }
+
+    /// Makes a block device of a volume or a snapshot.
+    pub(crate) async fn attach(
+        &self,
+        volume: &Opened,
+        request: &AttachRequest,
+    ) -> Outcome<PathBuf> {
+        let mut attachments = self.attachments.lock().await;
+        let target = Target { snapshot: request.snapshot.clone(), ..volume.target.clone() };
+        let same =
+            |known: &&Attachment| known.volume == target.name && known.snapshot == request.snapshot;
+        if let Some(known) = attachments.iter().find(same) {
+            let device = known.attached.device.display();
+            return Err(Failure::new(format!(
+                "{} is attached already, as {device}",
+                target.export()
+            ))
+            .help("use that device, or detach it first"));
+        }
+        let bytes = bytes_of(volume, request.snapshot.as_deref())?;
+        let mountpoint = target.mountpoint()?;
+        let stale = recover_stale(&self.env, &mountpoint).await?;
+        for (device, mounts) in &stale.in_use {
+            tracing::warn!(device = %device.display(), ?mounts, "a dead server's device is still in use");
+        }
+        let options = AttachOptions {
+            block_size: request.block_size,
+            partition_scan: request.partition_scan,
+            name: export(&target.folder.display().to_string(), request.snapshot.as_deref()),
+            ..AttachOptions::default()
+        };
+        let attached = attach(&self.env, bytes, &mountpoint, &options).await?;
+        let device = attached.device.clone();
+        attachments.push(Attachment { volume: target.name, snapshot: target.snapshot, attached });
+        Ok(device)
+    }
+
+    /// Flushes a block device and takes it away.
+    async fn detach(
+        &self,
+        volume: &Opened,
+        snapshot: &Option<String>,
+        force: bool,
+    ) -> Outcome<Answer> {
+        let mut attachments = self.attachments.lock().await;
+        let name = &volume.target.name;
+        let found =
+            attachments.iter().position(|it| it.volume == *name && it.snapshot == *snapshot);
+        let Some(found) = found else {
+            let name = export(name, snapshot.as_deref());
+            return Err(Failure::new(format!("{name} is not attached"))
+                .help("thalweg volume status shows what is attached"));
+        };
+        let force = if force { Force::Yes } else { Force::No };
+        attachments[found].attached.detach(force).await?;
+        let device = attachments.remove(found).attached.device.clone();
+        let ends = self.ends_when_detached && attachments.is_empty();
+        if ends {
+            self.stop.send_replace(true);
+        }
+        Ok(Answer::Detached { device, ends })
+    }
+
+    /// Ends the session when its last block device has been taken away from outside.
+    pub(crate) async fn watch_devices(&self) {
+        loop {
+            self.env.sleep(LOOK).await;
+            let mut attachments = self.attachments.lock().await;
+            let mut gone = Vec::new();
+            for (at, it) in attachments.iter().enumerate().rev() {
+                if self.env.timeout(GLANCE, it.attached.wait()).await.is_some() {
+                    gone.push(at);
+                }
+            }
+            for at in gone {
+                let mut it = attachments.remove(at);
+                if let Err(error) = it.attached.detach(Force::Yes).await {
+                    tracing::warn!(%error, "what is left of a block device stays");
+                }
+            }
+            if self.ends_when_detached && attachments.is_empty() {
+                self.stop.send_replace(true);
+            }
+        }
+    }
+
+    /// Takes every block device away, as soon as nobody uses it.
+    async fn detach_all(&self) {
+        let mut told = false;
+        let mut attachments = self.attachments.lock().await;
+        while let Some(last) = attachments.last_mut() {
+            match last.attached.detach(Force::No).await {
+                Ok(()) => drop(attachments.pop()),
+                Err(error @ AttachError::Busy { .. }) => {
+                    if !told {
+                        tracing::warn!("{error}; waiting for that, a second signal ends at once");
+                    }
+                    told = true;
+                    self.env.sleep(LOOK).await;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a block device could not be detached in order");
+                    attachments.pop();
+                }
+            }
+        }
+    }
+
+    /// Ends everything in order: clients, block devices, volumes. All of it is tried; the first
+    /// failure is returned.
+    pub(crate) async fn close(&self) -> Outcome<()> {
+        let mut result = self.server.shutdown().await.map_err(Failure::from);
+        self.detach_all().await;
+        for volume in &self.volumes {
+            result = result.and(volume.close().await);
+        }
+        result
+    }
+
+    /// The block devices made of a volume and its snapshots, as JSON.
+    async fn devices_of(&self, volume: &Opened) -> serde_json::Value {
+        let attachments = self.attachments.lock().await;
+        let of = attachments.iter().filter(|it| it.volume == volume.target.name);
+        of.map(|it| {
+            serde_json::json!({
+                "export": export(&it.volume, it.snapshot.as_deref()),
+                "device": it.attached.device,
+            })
+        })
+        .collect()
+    }
+
+    async fn is_attached(&self, volume: &Opened, right: impl Fn(Option<&str>) -> bool) -> bool {
+        let attachments = self.attachments.lock().await;
+        let mut all = attachments.iter();
+        all.any(|it| it.volume == volume.target.name && right(it.snapshot.as_deref()))
+    }
+
+    async fn refuse_if_attached(
+        &self,
+        volume: &Opened,
+        right: impl Fn(Option<&str>) -> bool,
+    ) -> Outcome<()> {
+        match self.is_attached(volume, right).await {
+            false => Ok(()),
+            true => Err(Failure::new(
+                "it is attached as a block device, and the kernel would not notice the change",
+            )
+            .help("unmount and detach it first: thalweg detach VOLUME")),
+        }
+    }
+
+    /// Answers a request on one of the volumes.
+    async fn answer(
+        &self,
+        volume: &Opened,
+        request: Request,
+        report: &dyn Report,
+    ) -> Outcome<Answer> {
+        match &request {
+            Request::Status => self.status(volume).await,
+            Request::Attach(how) => {
+                Ok(Answer::Attached { device: self.attach(volume, how).await? })
+            }
+            Request::Detach { snapshot, force } => self.detach(volume, snapshot, *force).await,
+            Request::CreateSnapshot { name } => {
+                let answer = volume.execute(&request, report).await?;
+                if self.exports_snapshots {
+                    self.export(volume, Some(name))?;
+                }
+                Ok(answer)
+            }
+            Request::DeleteSnapshot { name } => {
+                self.refuse_if_attached(volume, |snapshot| snapshot == Some(name)).await?;
+                let gone = export(&volume.target.name, Some(name));
+                self.withdraw(|name| name == gone).await?;
+                volume.execute(&request, report).await
+            }
+            Request::Rollback { .. } => self.roll_back(volume, &request, report).await,
+            Request::Extend { .. } | Request::Shrink { .. } => {
+                self.resize(volume, &request, report).await
+            }
+            _ => volume.execute(&request, report).await,
+        }
+    }
+
+    async fn status(&self, volume: &Opened) -> Outcome<Answer> {
+        let mut status = volume.status_json()?;
+        status["attached"] = self.devices_of(volume).await;
+        let own = &volume.target.name;
+        let mut exports = self.server.exports();
+        exports.retain(|name| name == own || name.starts_with(&format!("{own}@")));
+        status["exports"] = exports.into();
+        status["connections"] = self.server.stats().connections_open.get().into();
+        Ok(Answer::Json(status))
+    }
+
+    /// Clients must not go on with what they remember of the volume, so their connections end.
+    async fn roll_back(
+        &self,
+        volume: &Opened,
+        request: &Request,
+        report: &dyn Report,
+    ) -> Outcome<Answer> {
+        self.refuse_if_attached(volume, |snapshot| snapshot.is_none()).await?;
+        let own = volume.target.name.clone();
+        let withdrawn = self.withdraw(|name| name == own).await?;
+        let result = volume.execute(request, report).await;
+        if !withdrawn.is_empty() {
+            self.export(volume, None)?;
+        }
+        result
+    }
+
+    async fn resize(
+        &self,
+        volume: &Opened,
+        request: &Request,
+        report: &dyn Report,
+    ) -> Outcome<Answer> {
+        if matches!(request, Request::Shrink { size: Some(_), .. }) {
+            self.refuse_if_attached(volume, |snapshot| snapshot.is_none()).await?;
+        }
+        let answer = volume.execute(request, report).await?;
+        for it in self.attachments.lock().await.iter() {
+            if it.volume == volume.target.name {
+                it.attached.resize().await?;
+            }
+        }
+        Ok(answer)
+    }
+}
+
+/// What a client sees of a volume or of a snapshot.
+fn bytes_of(volume: &Opened, snapshot: Option<&str>) -> Outcome<VolumeRef> {
+    match snapshot {
+        None => Ok(volume.volume()),
+        Some(name) => volume.snapshot(name),
+    }
+}
+
+impl metrics::Source for Session {
+    fn volumes(&self) -> Vec<(String, Status)> {
+        let volumes = self.volumes.iter();
+        volumes.map(|volume| (volume.target.name.clone(), volume.status())).collect()
+    }
+
+    fn server(&self) -> Option<&ServerStats> {
+        Some(self.server.stats())
+    }
+}
+
+/// One volume of a session, as its control socket sees it.
+#[derive(Debug)]
+pub(crate) struct Administered {
+    pub(crate) session: Arc<Session>,
+    pub(crate) volume: Arc<Opened>,
+}
+
+impl Handler for Administered {
+    async fn handle(&self, request: Request, report: &dyn Report) -> Outcome<Answer> {
+        self.session.answer(&self.volume, request, report).await
+    }
+}

@@ -1,0 +1,298 @@
+//! `thalweg volume status`: a volume in numbers, once or again and again.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::env::{Env, HashMap};
+
+use crate::ask::ask;
+use crate::failure::{Failure, Outcome};
+use crate::request::{Answer, Request};
+use crate::size::Size;
+use crate::target::Target;
+
+/// What is shown of a status. A server of another version may say more, or less.
+#[derive(Debug, Deserialize)]
+struct View {
+    name: String,
+    folder: String,
+    chain: Chain,
+    #[serde(default)]
+    members: Vec<Member>,
+    #[serde(default)]
+    warnings: Vec<String>,
+    #[serde(default)]
+    attached: Vec<AttachedDevice>,
+    #[serde(default)]
+    exports: Vec<String>,
+    #[serde(default)]
+    connections: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Chain {
+    blocks: u64,
+    live_blocks: u64,
+    capacity_blocks: u64,
+    version: u64,
+    durable_version: u64,
+    free_segments: u64,
+    segments: u64,
+    segment_blocks: u64,
+    several_versions: u64,
+    index_bytes: u64,
+    cleaning: String,
+    poisoned: Option<String>,
+    links: Vec<Link>,
+    snapshots: Vec<Snapshot>,
+    counts: Counts,
+    tail_cache: Cache,
+    body_cache: Option<Cache>,
+    map_io: Tallies,
+}
+
+#[derive(Debug, Deserialize)]
+struct Link {
+    device: String,
+    tail: bool,
+    leaving: bool,
+    segments: u64,
+    free_segments: u64,
+    live_blocks: u64,
+    io: Tallies,
+}
+
+#[derive(Debug, Deserialize)]
+struct Member {
+    path: String,
+    role: String,
+    state: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct AttachedDevice {
+    export: String,
+    device: String,
+}
+
+/// A snapshot as a status has it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) name: String,
+    pub(crate) version: u64,
+    pub(crate) created: u64,
+    pub(crate) blocks: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Counts {
+    user_blocks_written: u64,
+    user_blocks_read: u64,
+    syncs: u64,
+    rounds: u64,
+    blocks_moved: u64,
+    segments_cleaned: u64,
+    checkpoints: u64,
+    repaired: u64,
+    damaged: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Cache {
+    ram_hits: u64,
+    ssd_hits: u64,
+    misses: u64,
+    ram_blocks: u64,
+    ssd_blocks: u64,
+}
+
+type Tallies = HashMap<String, Tally>;
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct Tally {
+    read_bytes: u64,
+    write_bytes: u64,
+    flushes: u64,
+}
+
+/// A volume's status as JSON, from whoever has it open.
+pub(crate) async fn fetch(env: &Env, target: &Target, json: bool) -> Outcome<Value> {
+    match ask(env, target, Request::Status, json).await? {
+        Answer::Json(status) => Ok(status),
+        other => Err(Failure::new(format!("the volume's server gave no status but {other:?}"))
+            .help("it may be of another version; restart it")),
+    }
+}
+
+/// Shows the status once, or again every `interval`.
+pub(crate) async fn show(
+    env: &Env,
+    target: &Target,
+    json: bool,
+    interval: Option<Duration>,
+) -> Outcome<()> {
+    let mut before: Option<View> = None;
+    loop {
+        let status = fetch(env, target, json).await?;
+        if json {
+            println!("{status}");
+        } else {
+            let view: View = serde_json::from_value(status)?;
+            if interval.is_some() && std::io::stdout().is_terminal() {
+                // Home, and clear what is below.
+                print!("\x1b[H\x1b[J");
+            }
+            print!("{}", text(&view, before.as_ref().zip(interval))?);
+            before = Some(view);
+        }
+        match interval {
+            Some(interval) => env.sleep(interval).await,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// The snapshots in a status.
+pub(crate) fn snapshots(status: &Value) -> Outcome<Vec<Snapshot>> {
+    Ok(serde_json::from_value(status["chain"]["snapshots"].clone())?)
+}
+
+fn blocks(count: u64) -> Size {
+    Size(count.saturating_mul(BLOCK_SIZE as u64))
+}
+
+fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, Failure> {
+    let mut out = String::new();
+    let written = summary(&mut out, view, before)
+        .and_then(|()| links(&mut out, view))
+        .and_then(|()| traffic(&mut out, view))
+        .and_then(|()| users(&mut out, view));
+    written.map_err(|error| Failure::of(&error))?;
+    Ok(out)
+}
+
+fn summary(out: &mut String, view: &View, before: Option<(&View, Duration)>) -> std::fmt::Result {
+    let chain = &view.chain;
+    writeln!(out, "{} ({}), {}", view.name, view.folder, blocks(chain.blocks))?;
+    if let Some(why) = &chain.poisoned {
+        writeln!(out, "  REFUSES WRITES: {why}")?;
+    }
+    let (live, capacity) = (blocks(chain.live_blocks), blocks(chain.capacity_blocks));
+    writeln!(out, "  stored      {live} of {capacity}")?;
+    let segment = blocks(chain.segment_blocks);
+    let (free, all) = (chain.free_segments, chain.segments);
+    writeln!(out, "  segments    {free} of {all} free, {segment} each")?;
+    let (version, durable) = (chain.version, chain.durable_version);
+    writeln!(out, "  version     {version}, durable up to {durable}")?;
+    let (several, memory) = (chain.several_versions, Size(chain.index_bytes));
+    writeln!(out, "  index       {memory} of memory, {several} blocks with several versions")?;
+    let counts = &chain.counts;
+    writeln!(
+        out,
+        "  users       {} written, {} read, {} syncs in {} rounds",
+        blocks(counts.user_blocks_written),
+        blocks(counts.user_blocks_read),
+        counts.syncs,
+        counts.rounds
+    )?;
+    if let Some((before, span)) = before {
+        let rate = |now: u64, then: u64| {
+            Size((blocks(now.saturating_sub(then)).0 as f64 / span.as_secs_f64()) as u64)
+        };
+        let then = &before.chain.counts;
+        let written = rate(counts.user_blocks_written, then.user_blocks_written);
+        let read = rate(counts.user_blocks_read, then.user_blocks_read);
+        let moved = rate(counts.blocks_moved, then.blocks_moved);
+        writeln!(out, "  now         {written}/s written, {read}/s read, {moved}/s moved")?;
+    }
+    let (moved, segments) = (blocks(counts.blocks_moved), counts.segments_cleaned);
+    writeln!(out, "  cleaning    {}, {segments} segments, {moved} moved", chain.cleaning)?;
+    writeln!(out, "  checkpoints {}", counts.checkpoints)?;
+    if counts.repaired + counts.damaged > 0 {
+        writeln!(out, "  damage      {} repaired, {} lost", counts.repaired, counts.damaged)?;
+    }
+    cache(out, "tail cache ", &chain.tail_cache)?;
+    chain.body_cache.as_ref().map_or(Ok(()), |body| cache(out, "body cache ", body))
+}
+
+fn cache(out: &mut String, name: &str, cache: &Cache) -> std::fmt::Result {
+    let Cache { ram_hits, ssd_hits, misses, ram_blocks, ssd_blocks } = cache;
+    let (ram, ssd) = (blocks(*ram_blocks), blocks(*ssd_blocks));
+    writeln!(
+        out,
+        "  {name} {ram_hits} hits in RAM ({ram}), {ssd_hits} on SSD ({ssd}), {misses} misses"
+    )
+}
+
+fn links(out: &mut String, view: &View) -> std::fmt::Result {
+    for (number, link) in view.chain.links.iter().enumerate() {
+        let part = match (link.tail, link.leaving) {
+            (_, true) => "leaving",
+            (true, _) => "tail",
+            _ => "body",
+        };
+        let Link { device, segments, free_segments, live_blocks, .. } = link;
+        let (live, device) = (blocks(*live_blocks), device.split('[').next().unwrap_or_default());
+        writeln!(
+            out,
+            "  link {number} {part:7} {free_segments}/{segments} free, {live} live, {device}"
+        )?;
+    }
+    for Member { path, role, state } in &view.members {
+        writeln!(out, "  {role:10} {:14} {path}", state_text(state))?;
+    }
+    view.warnings.iter().try_for_each(|warning| writeln!(out, "  NOTE: {warning}"))
+}
+
+/// A member's state in a word or two.
+fn state_text(state: &Value) -> String {
+    let rebuilding = &state["rebuilding"];
+    match (state.as_str(), rebuilding["done"].as_f64(), rebuilding["total"].as_f64()) {
+        (Some(word), _, _) => word.to_owned(),
+        (_, Some(done), Some(total)) => format!("rebuilding {:.0}%", 100.0 * done / total.max(1.0)),
+        _ => state.to_string(),
+    }
+}
+
+/// What reached the devices, by purpose.
+fn traffic(out: &mut String, view: &View) -> std::fmt::Result {
+    let mut sums: std::collections::BTreeMap<&str, Tally> = std::collections::BTreeMap::new();
+    let links = view.chain.links.iter().map(|link| &link.io);
+    for (purpose, tally) in links.chain([&view.chain.map_io]).flatten() {
+        let sum = sums.entry(purpose).or_default();
+        sum.read_bytes += tally.read_bytes;
+        sum.write_bytes += tally.write_bytes;
+        sum.flushes += tally.flushes;
+    }
+    writeln!(out, "  {:12} {:>12} {:>12} {:>9}", "purpose", "read", "written", "flushes")?;
+    for (purpose, Tally { read_bytes, write_bytes, flushes }) in &sums {
+        if read_bytes + write_bytes + flushes > 0 {
+            let (read, written) = (Size(*read_bytes).to_string(), Size(*write_bytes).to_string());
+            writeln!(out, "  {purpose:12} {read:>12} {written:>12} {flushes:>9}")?;
+        }
+    }
+    let users = blocks(view.chain.counts.user_blocks_written).0;
+    if users > 0 {
+        let all: u64 = sums.values().map(|tally| tally.write_bytes).sum();
+        let factor = all as f64 / users as f64;
+        writeln!(out, "  write amplification {factor:.2}, without caches")?;
+    }
+    Ok(())
+}
+
+fn users(out: &mut String, view: &View) -> std::fmt::Result {
+    for Snapshot { name, version, .. } in &view.chain.snapshots {
+        writeln!(out, "  snapshot {name}, version {version}")?;
+    }
+    for AttachedDevice { export, device } in &view.attached {
+        writeln!(out, "  attached {export} as {device}")?;
+    }
+    if !view.exports.is_empty() {
+        writeln!(out, "  served   {}, {} connections", view.exports.join(", "), view.connections)?;
+    }
+    Ok(())
+}

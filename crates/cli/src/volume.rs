@@ -1,0 +1,331 @@
+//! `thalweg volume`: make, look at, change and destroy volumes.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use thalweg_store::env::Env;
+
+use crate::ask::ask;
+use crate::failure::{Failure, Outcome};
+use crate::opened;
+use crate::parts::{DeviceArg, LinkArg};
+use crate::request::{Answer, Request};
+use crate::size::Size;
+use crate::status;
+use crate::target::Target;
+
+/// Make, look at, change and destroy volumes
+///
+/// A volume is a folder that says which files and devices it is made of. What is asked of a volume
+/// that is being served or attached, its server does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Volume {
+    Create(Create),
+    Status(Status),
+    Extend(Extend),
+    Shrink(Shrink),
+    Replace(Replace),
+    Rebuild(Rebuild),
+    /// Read and verify everything that is stored, and repair what can be
+    Scrub(OnVolume),
+    #[command(subcommand)]
+    Snapshot(Snapshot),
+    Destroy(Destroy),
+}
+
+/// Make a volume
+///
+/// Without --link it has two links, files in its folder that are together a quarter larger than the
+/// volume. A file that is not there is made, without :SIZE as large as its part needs.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// The folder; its name is the volume's
+    pub(crate) folder: PathBuf,
+    /// Size of the volume
+    #[arg(long)]
+    pub(crate) size: Size,
+    /// A link: PATH or PATH:SIZE of a device or file, mirror:A,B, or stripe:A,B; given once
+    /// for each link, in the order of the chain
+    #[arg(long = "link", value_name = "LINK")]
+    pub(crate) links: Vec<LinkArg>,
+    /// PATH or PATH:SIZE of a device or file for the map, or mirror:A,B: SSDs at best [default: a
+    /// part of the first link]
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) map: Option<LinkArg>,
+    /// PATH or PATH:SIZE of an SSD for the tail cache; SIZE is how much of it
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) cache: Option<DeviceArg>,
+    /// PATH or PATH:SIZE of an SSD for a cache of the body
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) body_cache: Option<DeviceArg>,
+    /// How segments are cleaned
+    #[arg(long, value_enum, default_value_t = CleaningArg::CompactInBody)]
+    pub(crate) cleaning: CleaningArg,
+    /// Size of a segment
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) segment: Option<Size>,
+    /// How much larger the chain may become: the map has room for so many times its links
+    #[arg(long, value_name = "FACTOR", default_value_t = 2.0)]
+    pub(crate) growth: f64,
+    /// Use devices although they hold something else, or belong to another volume
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print the new volume's status as a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How segments are cleaned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CleaningArg {
+    /// Live blocks are written to the tail again
+    MoveToTail,
+    /// Live blocks are compacted within the body, off the tail's way
+    CompactInBody,
+}
+
+/// Show a volume in numbers
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// The volume's folder
+    volume: String,
+    /// Show it again and again
+    #[arg(long)]
+    watch: bool,
+    /// Seconds between two looks
+    #[arg(long, default_value = "1", value_parser = seconds, requires = "watch")]
+    interval: Duration,
+    /// Print a JSON object, one on each line with --watch
+    #[arg(long)]
+    json: bool,
+}
+
+/// Add a link to a volume, give it a larger size, or both
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["link", "size"]))]
+pub(crate) struct Extend {
+    /// The volume's folder
+    volume: String,
+    /// The new link: PATH, PATH:SIZE, mirror:A,B, or stripe:A,B
+    #[arg(long)]
+    link: Option<LinkArg>,
+    /// The volume's new size
+    #[arg(long)]
+    size: Option<Size>,
+    /// Use the device although it holds something else, or belongs to another volume
+    #[arg(long)]
+    force: bool,
+    /// Print the status afterwards as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Take a link away from a volume, give it a smaller size, or both
+///
+/// What lies on the link is moved to the others first. Nothing may be stored beyond the new size.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["link", "size"]))]
+pub(crate) struct Shrink {
+    /// The volume's folder
+    volume: String,
+    /// The link, by the path of one of its devices
+    #[arg(long, value_name = "PATH")]
+    link: Option<PathBuf>,
+    /// The volume's new size
+    #[arg(long)]
+    size: Option<Size>,
+    /// Print the status afterwards as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Put another device in the place of one, and make it whole
+#[derive(Debug, Args)]
+pub(crate) struct Replace {
+    /// The volume's folder
+    volume: String,
+    /// Path of the old device, as status shows it
+    old: PathBuf,
+    /// The new one: PATH, or PATH:SIZE of a file to make
+    new: DeviceArg,
+    /// Use the device although it holds something else, or belongs to another volume
+    #[arg(long)]
+    force: bool,
+    /// Print the status afterwards as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make the sides of mirrors whole again that missed writes
+#[derive(Debug, Args)]
+pub(crate) struct Rebuild {
+    /// The volume's folder
+    volume: String,
+    /// The path of the side [default: all of them]
+    device: Option<PathBuf>,
+    /// Print the status afterwards as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A command on a whole volume.
+#[derive(Debug, Args)]
+pub(crate) struct OnVolume {
+    /// The volume's folder
+    volume: String,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Create, list, delete snapshots, or roll back to one
+#[derive(Debug, Subcommand)]
+pub(crate) enum Snapshot {
+    /// Keep the volume's present state under a name
+    Create(OnSnapshot),
+    /// List the snapshots
+    List(OnVolume),
+    /// Forget a snapshot
+    Delete(OnSnapshot),
+    /// Take the volume back to a snapshot; what was written since is lost
+    Rollback(OnSnapshot),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OnSnapshot {
+    /// The volume's folder
+    volume: String,
+    /// The snapshot's name
+    name: String,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Destroy a volume and everything on it
+#[derive(Debug, Args)]
+pub(crate) struct Destroy {
+    /// The volume's folder
+    volume: String,
+    /// Yes, everything on it
+    #[arg(long)]
+    yes: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = seconds.filter(|span| *span >= Duration::from_millis(100));
+    seconds.ok_or_else(|| format!("{text:?} is no number of seconds from 0.1 on"))
+}
+
+pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
+    match command {
+        Volume::Create(args) => create(env, args).await,
+        Volume::Status(args) => {
+            let target = Target::volume(&args.volume)?;
+            status::show(env, &target, args.json, args.watch.then_some(args.interval)).await
+        }
+        Volume::Extend(args) => extend(env, args).await,
+        Volume::Shrink(args) => {
+            let link = args.link.map(std::path::absolute).transpose()?;
+            let request = Request::Shrink { link, size: args.size.map(|size| size.0) };
+            change(env, &args.volume, request, args.json).await
+        }
+        Volume::Replace(args) => {
+            let (old, new) = (std::path::absolute(args.old)?, args.new.absolute()?);
+            let request = Request::Replace { old, new, force: args.force };
+            change(env, &args.volume, request, args.json).await
+        }
+        Volume::Rebuild(args) => {
+            let device = args.device.map(std::path::absolute).transpose()?;
+            change(env, &args.volume, Request::Rebuild { device }, args.json).await
+        }
+        Volume::Scrub(args) => scrub(env, &args).await,
+        Volume::Snapshot(command) => snapshot(env, command).await,
+        Volume::Destroy(args) => destroy(env, &args).await,
+    }
+}
+
+async fn create(env: &Env, args: Create) -> Outcome<()> {
+    let json = args.json;
+    let target = opened::create(env, &args).await?;
+    match json {
+        true => status::show(env, &target, true, None).await,
+        false => {
+            println!("{}", target.folder.display());
+            Ok(())
+        }
+    }
+}
+
+/// Has a change made, and with `json` shows how the volume is then.
+async fn change(env: &Env, volume: &str, request: Request, json: bool) -> Outcome<()> {
+    let target = Target::volume(volume)?;
+    ask(env, &target, request, json).await?;
+    match json {
+        true => status::show(env, &target, true, None).await,
+        false => Ok(()),
+    }
+}
+
+async fn extend(env: &Env, args: Extend) -> Outcome<()> {
+    let link = args.link.map(LinkArg::absolute).transpose()?;
+    let size = args.size.map(|size| size.0);
+    let request = Request::Extend { link, size, force: args.force };
+    change(env, &args.volume, request, args.json).await
+}
+
+async fn scrub(env: &Env, args: &OnVolume) -> Outcome<()> {
+    let target = Target::volume(&args.volume)?;
+    let Answer::Json(report) = ask(env, &target, Request::Scrub, args.json).await? else {
+        return Err(Failure::new("the volume's server gave no report"));
+    };
+    if args.json {
+        println!("{report}");
+    } else if let Some(fields) = report.as_object() {
+        fields.iter().for_each(|(name, value)| println!("{name:20} {value}"));
+    }
+    Ok(())
+}
+
+async fn snapshot(env: &Env, command: Snapshot) -> Outcome<()> {
+    let (args, request) = match command {
+        Snapshot::List(args) => return list(env, &args).await,
+        Snapshot::Create(args) => {
+            let name = args.name.clone();
+            (args, Request::CreateSnapshot { name })
+        }
+        Snapshot::Delete(args) => {
+            let name = args.name.clone();
+            (args, Request::DeleteSnapshot { name })
+        }
+        Snapshot::Rollback(args) => {
+            let name = args.name.clone();
+            (args, Request::Rollback { name })
+        }
+    };
+    change(env, &args.volume, request, args.json).await
+}
+
+async fn list(env: &Env, args: &OnVolume) -> Outcome<()> {
+    let status = status::fetch(env, &Target::volume(&args.volume)?, args.json).await?;
+    if args.json {
+        println!("{}", status["chain"]["snapshots"]);
+        return Ok(());
+    }
+    for snapshot in status::snapshots(&status)? {
+        let status::Snapshot { name, version, created, blocks } = snapshot;
+        let size = Size(blocks.saturating_mul(thalweg_store::block::BLOCK_SIZE as u64));
+        println!("{name}\tversion {version}\t{size}\tmade at {created}");
+    }
+    Ok(())
+}
+
+async fn destroy(env: &Env, args: &Destroy) -> Outcome<()> {
+    if !args.yes {
+        return Err(Failure::new(format!("this destroys {} and everything on it", args.volume))
+            .help("say that you mean it: --yes"));
+    }
+    opened::destroy(env, Path::new(&args.volume)).await
+}

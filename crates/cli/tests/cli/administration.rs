@@ -1,0 +1,170 @@
+//! Volumes that change while they are idle, and while they are served.
+
+use std::io::{Seek, SeekFrom, Write};
+use std::process::Command;
+
+use crate::run::{Home, bad, good, has, json};
+
+/// What `nbdcopy` and `qemu-img` are not needed for: random bytes by way of the server.
+fn fill(home: &Home, socket_uri: &str, len: usize) -> Vec<u8> {
+    let bytes: Vec<u8> =
+        (0..len).map(|at| ((at * 2_654_435_761) >> 7) as u8 ^ (at >> 12) as u8).collect();
+    std::fs::write(home.path("in"), &bytes).unwrap();
+    good(Command::new("nbdcopy").arg("--flush").arg(home.path("in")).arg(socket_uri));
+    bytes
+}
+
+fn content(home: &Home, uri: &str) -> Vec<u8> {
+    good(Command::new("nbdcopy").arg(uri).arg(home.path("out")));
+    std::fs::read(home.path("out")).unwrap()
+}
+
+#[test]
+fn a_volume_grows_and_shrinks_idle_and_served() {
+    let home = Home::with_volume(
+        "64M",
+        &["--map", "vol/map", "--link", "vol/a:60M", "--link", "vol/b:60M"],
+    );
+    let size = |home: &Home| home.status()["size"].as_u64().unwrap() >> 20;
+    good(&mut home.on_volume(&["extend"], &["--link", "vol/c:60M", "--size", "100M"]));
+    assert_eq!(size(&home), 100);
+    good(&mut home.on_volume(&["shrink"], &["--size", "64M"]));
+    let server = home.serve(&[]);
+    let bytes = has("nbdcopy").then(|| fill(&home, &server.uri("vol"), 64 << 20));
+    good(&mut home.on_volume(&["extend"], &["--link", "vol/d:60M", "--size", "128M"]));
+    assert_eq!(size(&home), 128);
+    if has("nbdinfo") {
+        let seen = good(Command::new("nbdinfo").args(["--size", &server.uri("vol")]));
+        assert_eq!(seen.trim(), (128 << 20).to_string());
+    }
+    good(&mut home.on_volume(&["shrink"], &["--size", "64M"]));
+    good(&mut home.on_volume(&["shrink"], &["--link", "vol/a"]));
+    assert_eq!(home.status()["chain"]["links"].as_array().unwrap().len(), 3);
+    if let Some(bytes) = &bytes {
+        assert!(content(&home, &server.uri("vol")) == *bytes);
+        let said = bad(&mut home.on_volume(&["shrink"], &["--size", "32M"]), 1);
+        assert!(said.contains("stored"), "{said}");
+    }
+    server.end();
+    let server = home.serve(&[]);
+    if let Some(bytes) = bytes {
+        assert!(content(&home, &server.uri("vol")) == bytes);
+    }
+    server.end();
+}
+
+/// Overwrites a stretch in the middle of a device.
+fn damage(path: &std::path::Path) {
+    let mut file = std::fs::File::options().write(true).open(path).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.seek(SeekFrom::Start(len / 3)).unwrap();
+    file.write_all(&vec![0x5a; (len / 4) as usize]).unwrap();
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn scrub_repairs_a_mirror_from_its_other_side() {
+    if !has("nbdcopy") {
+        return;
+    }
+    let mirror = "mirror:vol/a:100M,vol/b:100M";
+    let home = Home::with_volume("64M", &["--link", mirror, "--map", "vol/map"]);
+    let server = home.serve(&[]);
+    let bytes = fill(&home, &server.uri("vol"), 64 << 20);
+    server.end();
+    damage(&home.volume().join("b"));
+    let report = json(&mut home.on_volume(&["scrub"], &["--json"]));
+    assert!(report["repaired"].as_u64().unwrap() > 1000, "{report}");
+    assert_eq!(report["damaged"], 0);
+    let report = json(&mut home.on_volume(&["scrub"], &["--json"]));
+    assert_eq!(report["repaired"], 0, "the repair did not last");
+    damage(&home.volume().join("a"));
+    let server = home.serve(&[]);
+    assert!(content(&home, &server.uri("vol")) == bytes, "the other side was not repaired");
+    let report = json(&mut home.on_volume(&["scrub"], &["--json"]));
+    assert_eq!(report["damaged"], 0);
+    server.end();
+}
+
+#[test]
+fn damage_without_a_second_side_is_reported() {
+    if !has("nbdcopy") {
+        return;
+    }
+    let home = Home::with_volume("64M", &["--link", "vol/a:100M", "--map", "vol/map"]);
+    let server = home.serve(&[]);
+    fill(&home, &server.uri("vol"), 64 << 20);
+    server.end();
+    damage(&home.volume().join("a"));
+    let report = json(&mut home.on_volume(&["scrub"], &["--json"]));
+    assert!(report["damaged"].as_u64().unwrap() > 1000, "{report}");
+    let server = home.serve(&[]);
+    let read =
+        Command::new("nbdcopy").arg(server.uri("vol")).arg(home.path("out")).output().unwrap();
+    assert!(!read.status.success(), "damaged blocks were served");
+    server.end();
+}
+
+#[test]
+fn a_mirror_degrades_is_replaced_and_rebuilt() {
+    if !has("nbdcopy") {
+        return;
+    }
+    let mirror = "mirror:vol/a:100M,vol/b:100M";
+    let home = Home::with_volume("64M", &["--link", mirror, "--map", "vol/map"]);
+    std::fs::rename(home.volume().join("b"), home.path("aside")).unwrap();
+    let server = home.serve(&[]);
+    let bytes = fill(&home, &server.uri("vol"), 64 << 20);
+    assert_eq!(home.state("/b"), "missing");
+    assert!(!home.status()["warnings"].as_array().unwrap().is_empty());
+    server.end();
+    // The side comes back, and has missed writes.
+    std::fs::rename(home.path("aside"), home.volume().join("b")).unwrap();
+    assert_eq!(home.state("/b"), "stale");
+    good(&mut home.on_volume(&["rebuild"], &[]));
+    assert_eq!(home.state("/b"), "online");
+    // The other side goes for good, and is replaced while the volume is served.
+    std::fs::remove_file(home.volume().join("a")).unwrap();
+    let server = home.serve(&[]);
+    assert!(content(&home, &server.uri("vol")) == bytes);
+    good(&mut home.on_volume(&["replace"], &["vol/a", "vol/new:100M"]));
+    assert_eq!(home.state("/new"), "online");
+    server.end();
+    std::fs::remove_file(home.volume().join("b")).unwrap();
+    let server = home.serve(&[]);
+    assert!(content(&home, &server.uri("vol")) == bytes, "the new side does not hold everything");
+    server.end();
+}
+
+#[test]
+fn status_says_the_same_idle_and_served() {
+    let home = Home::with_volume("64M", &["--cache", "vol/cache:16M"]);
+    let idle = home.status();
+    let server = home.serve(&[]);
+    let served = home.status();
+    for field in ["name", "volume", "size", "folder"] {
+        assert_eq!(idle[field], served[field], "{field}");
+    }
+    assert_eq!(idle["exports"].as_array().unwrap().len(), 0);
+    assert_eq!(served["exports"].as_array().unwrap().len(), 1);
+    let text = good(&mut home.on_volume(&["status"], &[]));
+    assert!(text.contains("64 MiB") && text.contains("segments") && text.contains("purpose"));
+    server.end();
+}
+
+#[test]
+fn status_is_watched() {
+    use std::io::{BufRead, BufReader};
+    let home = Home::with_volume("64M", &[]);
+    let server = home.serve(&[]);
+    let mut watch = home.on_volume(&["status"], &["--watch", "--interval", "0.2", "--json"]);
+    let mut child = watch.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(3);
+    for line in lines {
+        let status: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+        assert_eq!(status["name"], "vol");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    server.end();
+}

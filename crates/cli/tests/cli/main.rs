@@ -1,0 +1,10 @@
+//! The program from outside: what a user types, what comes of it.
+
+#![allow(clippy::unwrap_used)]
+
+mod administration;
+mod bad_input;
+mod block_device;
+mod clients;
+mod run;
+mod text;

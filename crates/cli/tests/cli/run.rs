@@ -1,0 +1,170 @@
+//! Runs the program, and ends what it started.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The program with some arguments.
+pub(crate) fn thalweg<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thalweg"));
+    command.args(args).env("NO_COLOR", "1").env_remove("THALWEG_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end, which must be a good one.
+pub(crate) fn good(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?} failed: {}", text(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs a command to its end, which must be a failure with exit code `code`; returns what it says,
+/// in one line.
+pub(crate) fn bad(command: &mut Command, code: i32) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {}", text(&output));
+    // Long messages are broken into lines, with a mark before each.
+    let said = text(&output).replace('│', " ");
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+/// What a successful command prints, as JSON.
+pub(crate) fn json(command: &mut Command) -> Value {
+    let printed = good(command);
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error} in {printed}"))
+}
+
+/// A folder for one test, with a volume in it. What is served or attached is ended with it.
+pub(crate) struct Home {
+    folder: TempDir,
+}
+
+impl Home {
+    /// A folder without a volume.
+    pub(crate) fn empty() -> Home {
+        Home { folder: TempDir::with_prefix("thalweg-cli").unwrap() }
+    }
+
+    /// A volume called `vol` of `size`, made with further arguments.
+    pub(crate) fn with_volume(size: &str, args: &[&str]) -> Home {
+        let home = Home::empty();
+        let mut create = thalweg(["volume", "create"]);
+        create.arg(home.volume()).args(["--size", size]).args(args);
+        good(create.current_dir(home.folder.path()));
+        home
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn volume(&self) -> PathBuf {
+        self.path("vol")
+    }
+
+    /// `thalweg volume COMMAND… VOLUME`.
+    pub(crate) fn on_volume(&self, command: &[&str], args: &[&str]) -> Command {
+        let mut it = thalweg(["volume"]);
+        it.args(command).arg(self.volume()).args(args).current_dir(self.folder.path());
+        it
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        json(&mut self.on_volume(&["status"], &["--json"]))
+    }
+
+    pub(crate) fn serve(&self, args: &[&str]) -> Server {
+        Server::start(self, &self.volume().display().to_string(), args)
+    }
+
+    /// The state of the device whose path ends with `name`.
+    pub(crate) fn state(&self, name: &str) -> Value {
+        let status = self.status();
+        let members = status["members"].as_array().unwrap();
+        let is = |member: &&Value| member["path"].as_str().unwrap().ends_with(name);
+        members.iter().find(is).unwrap()["state"].clone()
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        // Only what a failing test left: nobody may be left attached.
+        let _ = thalweg(["detach", "--force"]).arg(self.volume()).output();
+    }
+}
+
+/// A server in the background.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) socket: PathBuf,
+    /// What it said when it was ready.
+    pub(crate) ready: Value,
+}
+
+impl Server {
+    pub(crate) fn start(home: &Home, target: &str, args: &[&str]) -> Server {
+        let socket = home.path("nbd.sock");
+        let mut command = thalweg(["serve", "--json", "--socket"]);
+        command.arg(&socket).arg(target).args(args).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "{command:?} ended: {:?}", child.wait());
+        Server { child, socket, ready: serde_json::from_str(&line).unwrap() }
+    }
+
+    pub(crate) fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+
+    pub(crate) fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Ends the server with a signal it can answer to, and waits for its good end.
+    pub(crate) fn end(mut self) {
+        good(Command::new("kill").args(["-TERM", &self.pid()]));
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status:?}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether a tool is there; says so when it is not.
+pub(crate) fn has(tool: &str) -> bool {
+    let places = "/usr/bin:/bin:/usr/sbin:/sbin".split(':');
+    let found = places.map(Path::new).any(|place| place.join(tool).exists());
+    if !found {
+        eprintln!("SKIPPED: {tool} is not installed; make setup installs it");
+    }
+    found
+}
+
+/// Whether this machine can attach a block device; says so when not.
+pub(crate) fn can_attach() -> bool {
+    // SAFETY: the call only reads the process's identity.
+    let root = unsafe { libc::geteuid() } == 0;
+    let there = ["/dev/fuse", "/dev/loop-control"].map(Path::new).iter().all(|it| it.exists());
+    if !(root && there) {
+        eprintln!("SKIPPED: attaching needs root, /dev/fuse and /dev/loop-control");
+    }
+    root && there
+}

@@ -87,8 +87,7 @@ fn a_map_of_large_sectors_on_the_first_link() {
 
 #[test]
 fn a_single_link() {
-    let shape =
-        Shape { links: 1, segments_per_link: 9, ..shape(Cleaning::MoveToTail) };
+    let shape = Shape { links: 1, segments_per_link: 9, ..shape(Cleaning::MoveToTail) };
     campaign(7_000, 15_000, plan(shape));
 }
 
@@ -159,7 +158,8 @@ async fn second_generation(env: &Env, shape: Shape, image: CrashImage) -> bool {
         }
         chain.sync(chain.now()).await.unwrap();
         let image = recorder.image(recorder.position(), thalweg_sim::crash::Shape::Nothing);
-        let (again, found) = Chain::open(env, shape.parts(&image.devices), patient()).await.unwrap();
+        let (again, found) =
+            Chain::open(env, shape.parts(&image.devices), patient()).await.unwrap();
         let blocks = read_all(&again, again.now()).await.unwrap();
         let read = |lba: Lba| blocks[lba.0 as usize].clone();
         let checked = model.check(model.now(), model.now(), read);

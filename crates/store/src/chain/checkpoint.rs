@@ -474,9 +474,8 @@ pub(super) async fn read_record(
     }
     // The head of an older record may stand over a payload that was half overwritten.
     let header_of = |page: &[u8]| {
-        decode_header(page, volume).filter(|header| {
-            header.generation.get() == generation && header.number.get() == number
-        })
+        decode_header(page, volume)
+            .filter(|header| header.generation.get() == generation && header.number.get() == number)
     };
     let whole = |page: &[u8]| header_of(page).is_some();
     let head = read_verified(map, at, PAGE, Purpose::Checkpoint, whole).await;

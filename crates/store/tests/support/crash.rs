@@ -48,7 +48,11 @@ impl Plan {
         }
     }
 
-    async fn open(&self, env: &Env, devices: &[DeviceRef]) -> Result<(Chain, Recovered), ChainError> {
+    async fn open(
+        &self,
+        env: &Env,
+        devices: &[DeviceRef],
+    ) -> Result<(Chain, Recovered), ChainError> {
         Chain::open(env, self.shape.parts(devices), self.options()).await
     }
 }
@@ -295,9 +299,9 @@ impl Explorer {
             false => Vec::new(),
         };
         for (number, image) in images.into_iter().enumerate() {
-            let next = branches.contains(&number).then(|| {
-                Recorder::from_image(&self.env, latency(), &image)
-            });
+            let next = branches
+                .contains(&number)
+                .then(|| Recorder::from_image(&self.env, latency(), &image));
             let version = self.check(&image, &model, start, depth).await;
             if let Some(recorded) = next {
                 let mut model = model.clone();
@@ -335,7 +339,8 @@ impl Explorer {
         depth: usize,
     ) -> Version {
         let place = || format!("seed {} depth {depth}: {}", self.seed, image.describe());
-        let acknowledged = image.acknowledged().max().map_or(start, |mark| Version(mark).max(start));
+        let acknowledged =
+            image.acknowledged().max().map_or(start, |mark| Version(mark).max(start));
         let opened = self.plan.open(&self.env, &image.devices).await;
         let (chain, found) = opened.unwrap_or_else(|error| panic!("{}: {error}", place()));
         let now = chain.now();

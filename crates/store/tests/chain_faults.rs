@@ -170,7 +170,9 @@ fn every_map_page(seed: u64, cleaning: Cleaning, harms: &'static [Harm]) {
         let pages = rig.disks[MAP].geometry().size / 4096;
         let stored: Vec<u64> = (0..pages).filter(|page| contents[MAP].is_stored(*page)).collect();
         let (mut refused, mut whole) = (0, 0);
-        for (page, harm) in stored.into_iter().flat_map(|page| harms.iter().map(move |h| (page, *h))) {
+        for (page, harm) in
+            stored.into_iter().flat_map(|page| harms.iter().map(move |h| (page, *h)))
+        {
             let mut contents = contents.clone();
             let at = page * 4096;
             for sector in 0..8 {
@@ -195,7 +197,8 @@ fn every_map_page(seed: u64, cleaning: Cleaning, harms: &'static [Harm]) {
                 Ok((chain, found)) => {
                     let now = chain.now();
                     assert_eq!(now, rig.acknowledged, "{harm:?} of page {page}: {found:?}");
-                    for (lba, block) in read_all(&chain, now).await.unwrap().into_iter().enumerate() {
+                    for (lba, block) in read_all(&chain, now).await.unwrap().into_iter().enumerate()
+                    {
                         let right = rig.model.read(Lba(lba as u64), now);
                         assert!(block == right, "{harm:?} of page {page}: block {lba}");
                     }

@@ -38,10 +38,9 @@ pub fn checkpoint(bytes: &[u8], volume: Uuid) {
     if let Some(header) = decode_header(page, volume.as_bytes()) {
         decode_payload(&header, payload);
     }
-    if let Ok((header, rest)) = CheckpointHeader::read_from_prefix(bytes) {
-        if let Some(loaded) = decode_payload(&header, rest) {
-            assert!(loaded.contents.len() * 8 <= rest.len());
-        }
+    let Ok((header, rest)) = CheckpointHeader::read_from_prefix(bytes) else { return };
+    if let Some(loaded) = decode_payload(&header, rest) {
+        assert!(loaded.contents.len() * 8 <= rest.len());
     }
 }
 

@@ -1,4 +1,17 @@
 //! Making and opening a chain: the label, the newest checkpoint, and the logs that follow it.
+//!
+//! What opening guarantees:
+//!
+//! - After a crash, however often recovery itself is cut short, it finds one version, no older than
+//!   what was acknowledged, and the same one each time.
+//! - One rotten copy of the label, or of a checkpoint record's head, costs nothing.
+//! - Rot or unreadable sectors in what recovery needs (a checkpoint record, the map of the log after
+//!   it) are [`ChainError::Damaged`]: nothing is written over, and no acknowledged write vanishes
+//!   in silence.
+//!
+//! What it does not: a map sector at the very end of the log whose write the device acknowledged
+//! and lost, or over which somebody wrote foreign bytes, looks like a crash before it. Nothing later
+//! tells of it. And a damaged checkpoint is not rebuilt from the map.
 
 use std::sync::Arc;
 

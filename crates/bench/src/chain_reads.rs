@@ -185,7 +185,7 @@ async fn measure(env: Env, case: Case, scale: f64, seed: u64) -> Result<Rates, B
     let players = Player::all(&case.servers, scale, seed, &rig.chain, &places, &played);
     let _playing = replay::start(&env, &players, WINDOW);
     let drive = plan.drive_blocks() as f64;
-    while (played.now().1 as f64) < drive * FILLED {
+    while (played.now()?.1 as f64) < drive * FILLED {
         env.sleep(Duration::from_millis(20)).await;
     }
     let chain = rig.chain.clone();
@@ -198,9 +198,9 @@ async fn measure(env: Env, case: Case, scale: f64, seed: u64) -> Result<Rates, B
         env.sleep(Duration::from_millis(500)).await;
     }
     let time = Duration::from_secs_f64(drive * BLOCK_SIZE as f64 / RATE * MEASURED);
-    let before = played.now();
+    let before = played.now()?;
     env.sleep(time).await;
-    let after = played.now();
+    let after = played.now()?;
     if cleaner.is_some_and(|cleaner| cleaner.is_finished()) {
         return Err(BenchError::Invalid("cleaning came to an end early".to_owned()));
     }

@@ -12,6 +12,7 @@ use thalweg_store::block::{BlockStore, Lba, StoreError};
 use thalweg_store::chain::Chain;
 use thalweg_store::env::Env;
 
+use crate::BenchError;
 use crate::rig;
 use crate::traces::{Access, Generator, KINDS};
 
@@ -43,7 +44,7 @@ impl Places {
 
     /// Where a read of the block `block` of trace `trace` goes that was never written.
     fn in_body(&self, trace: u64, block: u64) -> u32 {
-        let mixed = (block / TOGETHER ^ trace << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = ((block / TOGETHER) ^ (trace << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let slots = (self.body / TOGETHER).max(1);
         ((mixed >> 20) % slots * TOGETHER + block % TOGETHER) as u32
     }
@@ -54,12 +55,19 @@ impl Places {
 pub(crate) struct Played {
     pub(crate) read: AtomicU64,
     pub(crate) written: AtomicU64,
+    failure: Mutex<Option<StoreError>>,
 }
 
 impl Played {
     /// Blocks read and written so far.
-    pub(crate) fn now(&self) -> (u64, u64) {
-        (self.read.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
+    ///
+    /// # Errors
+    /// What a player met.
+    pub(crate) fn now(&self) -> Result<(u64, u64), BenchError> {
+        match self.failure.lock().clone() {
+            Some(error) => Err(rig::failed(error)),
+            None => Ok((self.read.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))),
+        }
     }
 }
 
@@ -135,8 +143,8 @@ impl Player {
     /// Plays requests one after the other, for ever or until the chain fails.
     pub(crate) async fn play(self: Arc<Player>) {
         loop {
-            // What went wrong shows in the rates: nothing is played any more.
-            if self.step().await.is_err() {
+            if let Err(error) = self.step().await {
+                *self.played.failure.lock() = Some(error);
                 return;
             }
         }

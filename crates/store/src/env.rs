@@ -81,7 +81,7 @@ enum Scale {
 }
 
 impl Scale {
-    fn to_tokio(self, span: Duration) -> Duration {
+    fn in_tokio(self, span: Duration) -> Duration {
         match self {
             Scale::Real => span,
             // Rounded up to a whole simulated microsecond: a sleeper never wakes early.
@@ -92,7 +92,7 @@ impl Scale {
         }
     }
 
-    fn from_tokio(self, span: Duration) -> u64 {
+    fn of_tokio(self, span: Duration) -> u64 {
         let nanos = match self {
             Scale::Real => span.as_nanos(),
             Scale::Simulated => span.as_nanos() / 1_000,
@@ -146,7 +146,7 @@ impl Env {
     #[allow(clippy::disallowed_methods)]
     pub fn now(&self) -> Time {
         let elapsed = tokio::time::Instant::now().duration_since(self.shared.start);
-        Time(self.shared.scale.from_tokio(elapsed))
+        Time(self.shared.scale.of_tokio(elapsed))
     }
 
     /// The wall clock, as seconds since 1970: for labels and messages, never for ordering.
@@ -164,20 +164,20 @@ impl Env {
     /// Sleeps for `span`, rounded up to the timer's grain (1 ms in real time, 1 µs in virtual time).
     #[allow(clippy::disallowed_methods)]
     pub async fn sleep(&self, span: Duration) {
-        tokio::time::sleep(self.shared.scale.to_tokio(span)).await;
+        tokio::time::sleep(self.shared.scale.in_tokio(span)).await;
     }
 
     /// Sleeps until `time`; returns at once when it has passed.
     #[allow(clippy::disallowed_methods)]
     pub async fn sleep_until(&self, time: Time) {
-        let span = self.shared.scale.to_tokio(Duration::from_nanos(time.0));
+        let span = self.shared.scale.in_tokio(Duration::from_nanos(time.0));
         tokio::time::sleep_until(self.shared.start + span).await;
     }
 
     /// Runs `future` for at most `span`; `None` when the time is up first.
     #[allow(clippy::disallowed_methods)]
     pub async fn timeout<F: Future>(&self, span: Duration, future: F) -> Option<F::Output> {
-        tokio::time::timeout(self.shared.scale.to_tokio(span), future).await.ok()
+        tokio::time::timeout(self.shared.scale.in_tokio(span), future).await.ok()
     }
 
     /// Starts a task. Dropping the returned handle aborts it; [`Task::detach`] lets it run on.
@@ -265,15 +265,15 @@ mod tests {
 
     #[test]
     fn a_simulated_span_is_rounded_up_to_a_microsecond() {
-        assert_eq!(Scale::Simulated.to_tokio(Duration::from_nanos(1)), Duration::from_millis(1));
+        assert_eq!(Scale::Simulated.in_tokio(Duration::from_nanos(1)), Duration::from_millis(1));
         assert_eq!(
-            Scale::Simulated.to_tokio(Duration::from_nanos(1_000)),
+            Scale::Simulated.in_tokio(Duration::from_nanos(1_000)),
             Duration::from_millis(1)
         );
         assert_eq!(
-            Scale::Simulated.to_tokio(Duration::from_nanos(1_001)),
+            Scale::Simulated.in_tokio(Duration::from_nanos(1_001)),
             Duration::from_millis(2)
         );
-        assert_eq!(Scale::Simulated.from_tokio(Duration::from_millis(2)), 2_000);
+        assert_eq!(Scale::Simulated.of_tokio(Duration::from_millis(2)), 2_000);
     }
 }

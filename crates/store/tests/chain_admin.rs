@@ -12,7 +12,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Link, Parts};
-use thalweg_store::device::{Device, DeviceRef, Geometry, MemoryDevice, Mirror, Purpose, Side};
+use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice, Mirror, Purpose, Side};
 use thalweg_store::env::{Env, Rng};
 
 fn memory(name: &str, geometry: Geometry) -> DeviceRef {

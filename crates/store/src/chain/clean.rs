@@ -36,10 +36,12 @@ pub(super) fn wanted(state: &State, options: &Options) -> bool {
     state.segments.free_count() < low_mark(state, options)
 }
 
-/// Free segments below which cleaning starts.
+/// Free segments below which cleaning starts: a share of all, but no more than half of what perfect
+/// cleaning could free, lest it move full segments about for ever; and enough for users to go on.
 fn low_mark(state: &State, options: &Options) -> usize {
-    let share = f64::from(state.segments.total()) * options.clean_below;
-    (share as usize).max(state.segments.links.len() + 4)
+    let share = (f64::from(state.segments.total()) * options.clean_below) as usize;
+    let links = state.segments.links.len();
+    share.max(links + 4).min((state.segments.spare() as usize / 2).max(links + 2))
 }
 
 /// Cleans when free segments become few.
@@ -63,7 +65,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             state.reap();
             let emptied = state.segments.emptied().len();
             let low = low_mark(&state, &inner.options);
-            (state.segments.free_count() + emptied >= low + low / 4 + 1, emptied)
+            (state.segments.free_count() + emptied >= low, emptied)
         };
         inner.bury();
         if enough {
@@ -202,7 +204,9 @@ fn runs(live: &[Live]) -> Vec<Vec<Live>> {
 fn settle_rest(inner: &Inner, victim: u32) {
     let mut state = inner.state.lock();
     let damaged = state.segments.get(victim).state == SegmentState::Used;
-    state.segments.get_mut(victim).damaged = damaged;
+    if damaged {
+        state.segments.set_damaged(victim);
+    }
     tracing::error!(
         volume = %inner.volume,
         segment = victim,

@@ -190,12 +190,12 @@ impl Index {
     /// stays as long as `holds` need it.
     pub(super) fn put(&mut self, lba: u32, version: Version, new: Option<Location>, holds: &Holds) {
         let slot = self.slot(lba);
-        if slot.block == SEVERAL {
-            if let Some(versions) = self.several.get_mut(&lba) {
-                versions.push((version, new));
-                self.settle(lba, holds);
-                return;
-            }
+        if slot.block == SEVERAL
+            && let Some(versions) = self.several.get_mut(&lba)
+        {
+            versions.push((version, new));
+            self.settle(lba, holds);
+            return;
         }
         let old = (slot.block != ABSENT && slot.block != SEVERAL)
             .then_some(Location { block: slot.block, check: slot.check });

@@ -33,7 +33,7 @@ use super::read::{Verified, read_verified};
 use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
-use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts};
+use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, scrub};
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::env::{Env, HashMap};
@@ -295,7 +295,13 @@ pub(super) async fn open(
     resume(&mut state, users, body);
     found.version = state.version.0;
     let inner = Arc::new(build(env, parts, options, state, area));
-    checkpoint::write(&inner).await?;
+    // Copies of the map that a crash left different must agree on what this recovery went by.
+    if inner.map.copies() > 1 {
+        checkpoint::write_base(&inner).await?;
+        scrub::renew_labels(&inner).await?;
+    } else {
+        checkpoint::write(&inner).await?;
+    }
     inner.state.lock().add_body();
     Ok((Chain::start(inner), found))
 }
@@ -497,11 +503,15 @@ impl Replay {
         let at = layout.map_of(id) + u64::from(first) * SECTOR as u64;
         let mut sectors = Vec::new();
         found.map_bytes += len as u64;
-        let whole = self.map.read(at, len, Purpose::Map).await.ok();
+        let whole = match self.map.copies() {
+            1 => self.map.read(at, len, Purpose::Map).await.ok(),
+            _ => None,
+        };
         for page in (0..len).step_by(PAGE) {
+            let index = (first as usize + page / SECTOR) as u16;
             let bytes = match &whole {
                 Some(bytes) => Some(bytes.slice(page..page + PAGE)),
-                None => self.read_page(at + page as u64).await,
+                None => self.agree(at + page as u64, index).await?,
             };
             for number in 0..PAGE / SECTOR {
                 let index = first as usize + page / SECTOR + number;
@@ -512,14 +522,34 @@ impl Replay {
         Ok(sectors)
     }
 
-    /// A page from the first copy that can be read.
-    async fn read_page(&self, at: u64) -> Option<bytes::Bytes> {
+    /// A page of the map as every copy has it from now on, `None` when no copy can be read.
+    ///
+    /// A crash may leave copies that differ in what no flush had covered, each of them valid. What
+    /// this recovery goes by must be what the next one finds, whichever copy it reads.
+    async fn agree(&self, at: u64, first: u16) -> Result<Option<bytes::Bytes>, ChainError> {
+        let mut copies = Vec::new();
         for copy in 0..self.map.copies() {
-            if let Ok(bytes) = self.map.read_copy(copy, at, PAGE, Purpose::Map).await {
-                return Some(bytes);
+            copies.extend(self.map.read_copy(copy, at, PAGE, Purpose::Map).await);
+        }
+        let Some(one) = copies.first() else { return Ok(None) };
+        let mut agreed = AlignedBuf::copy_of(one);
+        for (number, sector) in agreed.chunks_exact_mut(SECTOR).enumerate() {
+            let of_copy = |copy: &bytes::Bytes| {
+                let bytes = copy.slice(number * SECTOR..(number + 1) * SECTOR);
+                let found = MapSector::ref_from_bytes(&bytes).ok()?;
+                let head = found.verify(self.tag, first + number as u16)?;
+                Some(((head.seq, head.count), bytes.clone()))
+            };
+            if let Some((_, best)) = copies.iter().filter_map(of_copy).max_by_key(|(rank, _)| *rank)
+            {
+                sector.copy_from_slice(&best);
             }
         }
-        None
+        let agreed = agreed.freeze();
+        if copies.iter().any(|copy| *copy != agreed) {
+            self.map.write(at, vec![agreed.clone()], Purpose::Repair).await?;
+        }
+        Ok(Some(agreed))
     }
 
     /// Cuts a log where it stops being whole: at damage that a crash explains, at content that was

@@ -56,7 +56,7 @@ impl Chain {
     ) -> Result<ScrubReport, ChainError> {
         let inner = &self.inner;
         let mut report = ScrubReport::default();
-        scrub_labels(inner, &mut report).await?;
+        report.labels_replaced = renew_labels(inner).await?;
         scrub_checkpoint(inner, &mut report).await?;
         let mut checks = Vec::new();
         inner.state.lock().index.for_each(|lba, at| checks.push(Check { lba, at }));
@@ -158,7 +158,8 @@ async fn mend_copies(inner: &Inner, lba: Lba, at: Location) -> Result<u64, Store
     Ok(mended)
 }
 
-async fn scrub_labels(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), ChainError> {
+/// Writes the label anew where a copy of it is damaged or older; how many such copies there were.
+pub(super) async fn renew_labels(inner: &Inner) -> Result<u64, ChainError> {
     let _label = inner.label_lock.lock().await;
     let sequence = inner.state.lock().label.sequence;
     let mut bad = 0;
@@ -172,9 +173,8 @@ async fn scrub_labels(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<()
     }
     if bad > 0 {
         inner.change_label(|_| {}).await?;
-        report.labels_replaced = bad;
     }
-    Ok(())
+    Ok(bad)
 }
 
 async fn scrub_checkpoint(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), ChainError> {

@@ -64,12 +64,14 @@ pub(super) struct Segments {
     table: Vec<Segment>,
     pub(super) links: Vec<LinkState>,
     live: u64,
+    /// Segments that are kept because some of their blocks cannot be read.
+    damaged: u32,
 }
 
 impl Segments {
     /// No links; segments of `per` blocks.
     pub(super) fn new(per: u32) -> Segments {
-        Segments { per, table: Vec::new(), links: Vec::new(), live: 0 }
+        Segments { per, table: Vec::new(), links: Vec::new(), live: 0, damaged: 0 }
     }
 
     /// Adds a link whose segments are all free.
@@ -161,7 +163,25 @@ impl Segments {
         self.live -= 1;
         if segment.live == 0 && segment.state == SegmentState::Used {
             segment.state = SegmentState::Emptied;
+            self.damaged -= u32::from(std::mem::take(&mut segment.damaged));
         }
+    }
+
+    /// Keeps a segment as it is until nothing in it counts any more.
+    pub(super) fn set_damaged(&mut self, id: u32) {
+        let segment = &mut self.table[id as usize];
+        self.damaged += u32::from(!std::mem::replace(&mut segment.damaged, true));
+    }
+
+    /// Segments that are kept because some of their blocks cannot be read.
+    pub(super) fn damaged(&self) -> u32 {
+        self.damaged
+    }
+
+    /// Segments that would be free if every live block lay close to the next.
+    pub(super) fn spare(&self) -> u32 {
+        let live = self.live.div_ceil(u64::from(self.per)) as u32;
+        self.total().saturating_sub(live).saturating_sub(self.damaged)
     }
 
     /// Live blocks altogether.

@@ -86,7 +86,7 @@ impl State {
     pub(super) fn capacity(&self) -> u64 {
         let links = self.segments.links.iter().filter(|link| !link.leaving).count() as u32;
         let reserve = reserved_segments(links, self.body.is_some());
-        let usable = self.segments.total().saturating_sub(reserve);
+        let usable = self.segments.total().saturating_sub(reserve + self.segments.damaged());
         u64::from(usable) * u64::from(self.segments.per())
     }
 

@@ -320,10 +320,10 @@ impl<V: Clone> Policy<V> {
         self.values[frame as usize] = Some(value);
         self.frames.bind(frame, key);
         self.resident.push_youngest(&mut self.frames, frame);
-        if self.resident.len() > self.ram_blocks {
-            if let Some(oldest) = self.resident.pop_oldest(&mut self.frames) {
-                self.evict(oldest);
-            }
+        if self.resident.len() > self.ram_blocks
+            && let Some(oldest) = self.resident.pop_oldest(&mut self.frames)
+        {
+            self.evict(oldest);
         }
     }
 

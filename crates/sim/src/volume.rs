@@ -58,7 +58,7 @@ impl MemoryVolume {
     fn check(&self, offset: u64, len: u64) -> Result<(), StoreError> {
         let unit = u64::from(self.min_block);
         let size = self.size();
-        if offset % unit != 0 || len % unit != 0 {
+        if !offset.is_multiple_of(unit) || !len.is_multiple_of(unit) {
             let detail = format!("{len} bytes at {offset} are not in units of {unit} bytes");
             return Err(StoreError::Invalid(detail));
         }

@@ -1,5 +1,7 @@
 //! Snapshots, roll-back, growing, shrinking and scrubbing of a chain, against a model.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,8 @@
 //! Power cuts at any point of snapshots, roll-backs, growing, shrinking, and links that come and
 //! go: the state is that before or after, and nothing acknowledged is lost.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::collections::BTreeMap;

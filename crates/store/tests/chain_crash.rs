@@ -3,6 +3,8 @@
 //!
 //! With `THALWEG_LONG=n` each test explores n times as many histories, from other seeds.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::time::Duration;

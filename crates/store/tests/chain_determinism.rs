@@ -1,5 +1,7 @@
 //! One seed, one trace: every write and flush of a chain that cleans, in the same order.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::hash::{BuildHasher, Hash, Hasher};

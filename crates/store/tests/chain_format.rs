@@ -1,6 +1,8 @@
 //! Golden bytes: what is on the map device, as it was when the format was fixed. A change here is a
 //! new format version.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 //! Decoders and whole images on bytes that anybody may have written: what the targets in `fuzz/`
 //! do without end, for a few seconds.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use rand::{RngExt, SeedableRng};

@@ -1,6 +1,8 @@
 //! Power cuts of a chain whose map is mirrored: the sides may differ in what no flush had covered,
 //! and whichever side is left later must tell the same.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::sync::Arc;

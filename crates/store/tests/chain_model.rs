@@ -1,5 +1,7 @@
 //! Random histories of a chain against a naive model, with reopening.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::sync::Arc;

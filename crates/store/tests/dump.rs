@@ -1,5 +1,7 @@
 //! A dump shows what a map area holds, and what is damaged in it.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::Cursor;
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use bytes::Bytes;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::dump::dump;
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, format};
-use thalweg_store::device::{Device, DeviceRef, MemoryDevice, Purpose};
+use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose};
 use thalweg_store::env::Env;
 
 const SEGMENT_BLOCKS: u32 = format::ENTRIES_PER_PAGE;

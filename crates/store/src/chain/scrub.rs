@@ -55,8 +55,8 @@ impl Chain {
         progress: &(dyn Fn(u64, u64) + Send + Sync),
     ) -> Result<ScrubReport, ChainError> {
         let inner = &self.inner;
-        let mut report = ScrubReport::default();
-        report.labels_replaced = renew_labels(inner).await?;
+        let labels_replaced = renew_labels(inner).await?;
+        let mut report = ScrubReport { labels_replaced, ..ScrubReport::default() };
         scrub_checkpoint(inner, &mut report).await?;
         let mut checks = Vec::new();
         inner.state.lock().index.for_each(|lba, at| checks.push(Check { lba, at }));

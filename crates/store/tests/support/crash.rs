@@ -210,7 +210,9 @@ impl Session {
                 let (session, env2, plan) = (session.clone(), env.clone(), *plan);
                 let mut rng = env.rng();
                 // The environment's streams alone would give each generation the same chances.
-                (0..stamp % 17).for_each(|_| drop(rng.random::<u64>()));
+                for _ in 0..stamp % 17 {
+                    rng.random::<u64>();
+                }
                 env.spawn(async move {
                     let mut burst = plan.lazy;
                     for number in 0..plan.steps {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use roaring::RoaringBitmap;
 use tokio::sync::Notify;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::cache::{Cache, RamOrder};
 use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
@@ -382,6 +382,8 @@ struct Log {
     stale: Vec<(u32, u16)>,
     /// The highest sequence seen.
     top: u64,
+    /// The highest position below which data was said to be durable. It may lie beyond the end.
+    durable: Position,
 }
 
 struct LogSegment {
@@ -414,6 +416,7 @@ impl Replay {
             end: start,
             stale: Vec::new(),
             top: from.seq.get(),
+            durable: start,
         };
         let mut durable = start;
         let (mut id, mut slot, mut seq) = (from.segment.get(), from.slot.get(), Some(start.seq()));
@@ -487,6 +490,7 @@ impl Replay {
             (id, slot, seq) = (next, 0, None);
         }
         self.settle(state, &mut log, start, durable, found).await?;
+        log.durable = durable;
         Ok(log)
     }
 
@@ -588,22 +592,36 @@ impl Replay {
     /// Overwrites what lies beyond a log's end, so that a later recovery does not take it for what
     /// will be written there.
     async fn seal(&self, state: &State, log: &Log) -> Result<(), ChainError> {
-        let layout = state.label.layout();
-        let unit = (self.map.geometry().sector as usize).clamp(SECTOR, PAGE);
-        let mut any = false;
         for (id, index) in &log.stale {
-            let at = usize::from(*index) * SECTOR;
-            let start = at / unit * unit;
-            let offset = layout.map_of(*id) + start as u64;
-            // The unit's other sectors may hold entries that count.
-            let mut buffer = AlignedBuf::copy_of(&self.map.read(offset, unit, Purpose::Map).await?);
-            buffer[at - start..at - start + SECTOR].fill(0);
-            self.map.write(offset, vec![buffer.freeze()], Purpose::Map).await?;
-            any = true;
+            self.put_sector(state, *id, *index, &[0; SECTOR]).await?;
         }
-        if any {
+        if !log.stale.is_empty() {
             self.map.flush(Purpose::Map).await?;
         }
+        // Nor may what the last sector holds beyond the end be joined to what follows it.
+        if let Some((index, sector)) = log.last_sector(self.tag) {
+            let id = log.segments.last().map_or(0, |segment| segment.id);
+            self.put_sector(state, id, index, sector.as_bytes()).await?;
+            self.map.flush(Purpose::Map).await?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites one sector of a segment's map; others in the device's unit stay as they are.
+    async fn put_sector(
+        &self,
+        state: &State,
+        id: u32,
+        index: u16,
+        sector: &[u8],
+    ) -> Result<(), ChainError> {
+        let unit = (self.map.geometry().sector as usize).clamp(SECTOR, PAGE);
+        let at = usize::from(index) * SECTOR;
+        let start = at / unit * unit;
+        let offset = state.label.layout().map_of(id) + start as u64;
+        let mut buffer = AlignedBuf::copy_of(&self.map.read(offset, unit, Purpose::Map).await?);
+        buffer[at - start..at - start + SECTOR].copy_from_slice(sector);
+        self.map.write(offset, vec![buffer.freeze()], Purpose::Map).await?;
         Ok(())
     }
 }
@@ -718,6 +736,24 @@ impl Log {
             version = entry.version;
         }
         Ok(())
+    }
+
+    /// The sector in which the log ends, with nothing beyond the end; `None` at a sector's start.
+    fn last_sector(&self, tag: u32) -> Option<(u16, MapSector)> {
+        let last = self.segments.last()?;
+        let filled = last.entries.len();
+        let first = filled / ENTRIES_PER_SECTOR as usize * ENTRIES_PER_SECTOR as usize;
+        let index = (first / ENTRIES_PER_SECTOR as usize) as u16;
+        let head = SectorHead {
+            seq: last.seq,
+            durable: self.end,
+            uncommitted: u16::MAX,
+            next: NO_SEGMENT,
+            index,
+            count: (filled - first) as u8,
+            log: self.number as u8,
+        };
+        (filled > first).then(|| (index, MapSector::seal(tag, head, &last.entries[first..])))
     }
 
     /// Ends the log at `end`; sectors after it are stale.
@@ -841,5 +877,14 @@ fn resume_log(state: &mut State, mut log: Log) -> Option<Stream> {
         renamed: filled > 0,
     };
     let tag = volume_tag(state.label.volume);
-    Some(Stream::new(number, tag, state.label.segment_blocks, map))
+    let mut stream = Stream::new(number, tag, state.label.segment_blocks, map);
+    // A sector before the end may say that data was durable up to some position beyond it. That
+    // was so of blocks whose entries are lost: of what comes to their places it must not be believed.
+    let pad =
+        MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: state.version, check: 0 };
+    while stream.room() > 0 && stream.tail() < log.durable {
+        stream.append(&pad, None, Purpose::Map);
+        state.entries_since += 1;
+    }
+    Some(stream)
 }

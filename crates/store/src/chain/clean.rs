@@ -75,14 +75,19 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             return Ok(());
         }
         let _cleaning = inner.cleaning_lock.lock().await;
-        match choose(inner) {
-            Some(victim) => clean_segment(inner, victim).await?,
+        let cleaned = match choose(inner) {
+            Some(victim) => clean_segment(inner, victim).await,
             None => {
                 if emptied > 0 {
                     inner.checkpoint_kick.notify_one();
                 }
                 return Ok(());
             }
+        };
+        match cleaned {
+            // Until something dies, or is freed, there is nothing that cleaning could do.
+            Err(StoreError::NoSpace) => return Ok(()),
+            cleaned => cleaned?,
         }
         let urgent = {
             let state = inner.state.lock();
@@ -161,8 +166,29 @@ struct Live {
     entry: MapEntry,
 }
 
+/// Waits for room for all of a victim's blocks: cleaning that stopped half way would have used up
+/// what it needs to gain anything. Users leave that much alone; see [`State::room`].
+async fn make_room(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
+    loop {
+        {
+            let state = inner.state.lock();
+            if state.cleaning_room() >= u64::from(state.segments.get(victim).live) {
+                return Ok(());
+            }
+            if !state.segments.can_free() {
+                return Err(StoreError::NoSpace);
+            }
+        }
+        checkpoint::write(inner).await?;
+    }
+}
+
 /// Moves every live block out of a segment.
+///
+/// # Errors
+/// [`StoreError::NoSpace`] when they find no room, besides those of the devices.
 pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
+    make_room(inner, victim).await?;
     Counts::add(&inner.counts.segments_cleaned, 1);
     // Users may empty the segment meanwhile: what was read of it must not meet what is written next.
     let _pin = Pin::segment(inner, victim);

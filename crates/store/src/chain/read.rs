@@ -232,6 +232,10 @@ impl Drop for Pin<'_> {
         let segment = state.segments.get_mut(self.segment);
         // The segment's link may have left the chain meanwhile.
         segment.pins = segment.pins.saturating_sub(1);
+        if state.segments.can_free() {
+            // Whoever waits for room may have a checkpoint written now.
+            self.inner.room.notify_waiters();
+        }
     }
 }
 

@@ -95,21 +95,34 @@ impl State {
         if self.segments.live() + u64::from(blocks) > self.capacity() + self.overwrite_slack() {
             return Room::Full;
         }
-        let per = self.segments.per();
-        let mut room = u64::from(self.users.room());
-        if self.users.open().next != NO_SEGMENT {
-            room += u64::from(per);
-        }
-        if room < u64::from(blocks) {
-            let keep = KEEP_PER_LINK;
-            let links = self.segments.links.iter().filter(|link| !link.leaving);
-            let free: usize = links.map(|link| link.free.len().saturating_sub(keep)).sum();
-            room += free as u64 * u64::from(per);
-        }
-        match room >= u64::from(blocks) {
+        // What cleaning needs for its victim is no less the users' to leave alone when it lies in
+        // the open segment: users who fill that up would stop cleaning half way, and for ever.
+        let links = self.segments.links.iter().filter(|link| !link.leaving).count();
+        let kept = (links * KEEP_PER_LINK) as u64 * u64::from(self.segments.per());
+        match self.appendable() >= u64::from(blocks) + kept {
             true => Room::Yes,
             false => Room::Wait,
         }
+    }
+
+    /// Blocks that the users' log could take before a checkpoint frees any, down to the last free
+    /// segment.
+    fn appendable(&self) -> u64 {
+        let reserved = usize::from(self.users.open().next != NO_SEGMENT);
+        let segments = (self.segments.free_count() + reserved) as u64;
+        u64::from(self.users.room()) + segments * u64::from(self.segments.per())
+    }
+
+    /// Blocks that cleaning could append before a checkpoint frees any, to either log.
+    pub(super) fn cleaning_room(&self) -> u64 {
+        let Some(body) = &self.body else { return self.appendable() };
+        let usable = |segment: u32, blocks: u32| match segment {
+            NO_SEGMENT => 0,
+            segment if self.fits(BODY, segment) => u64::from(blocks),
+            _ => 0,
+        };
+        let (open, next) = (body.open().id, body.open().next);
+        self.appendable() + usable(open, body.room()) + usable(next, self.segments.per())
     }
 
     /// A full volume without old versions may still be overwritten: then the old blocks die as the

@@ -109,11 +109,13 @@ async fn with_room<T>(
                 Room::Yes => inner.queue_kick.iter().for_each(|kick| kick.notify_one()),
                 Room::Wait => {
                     inner.clean_kick.notify_one();
-                    inner.checkpoint_kick.notify_one();
+                    if state.segments.can_free() {
+                        inner.checkpoint_kick.notify_one();
+                    }
                 }
-                Room::Full => match state.segments.emptied().is_empty() {
-                    true => return Err(StoreError::NoSpace),
-                    false => inner.checkpoint_kick.notify_one(),
+                Room::Full => match state.segments.can_free() {
+                    true => inner.checkpoint_kick.notify_one(),
+                    false => return Err(StoreError::NoSpace),
                 },
             }
         }

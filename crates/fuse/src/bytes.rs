@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use thalweg_store::block::StoreError;
-use thalweg_store::device::AlignedBuf;
+use thalweg_store::device::{AlignedBuf, total_len};
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::RwLock;
 
@@ -70,16 +70,33 @@ impl ByteVolume {
     /// # Errors
     /// Those of the volume.
     pub async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
-        let wanted = range(offset, data.len() as u64)?;
+        self.write_vectored(offset, vec![data], fua).await
+    }
+
+    /// Writes the bytes of `data` one after the other from `offset` on, as
+    /// [`Volume::write_vectored`].
+    ///
+    /// # Errors
+    /// Those of the volume.
+    pub async fn write_vectored(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Result<(), StoreError> {
+        let wanted = range(offset, total_len(&data))?;
         let blocks = outward(&wanted, self.min_block());
         if blocks == wanted {
             let _shared = self.writes.read().await;
-            return self.volume.write(offset, data, fua).await;
+            return self.volume.write_vectored(offset, data, fua).await;
         }
         let _exclusive = self.writes.write().await;
-        let start = length(&(blocks.start..wanted.start))?;
+        let mut at = length(&(blocks.start..wanted.start))?;
         let mut buffer = self.edges(&blocks, &wanted).await?;
-        buffer[start..start + data.len()].copy_from_slice(&data);
+        for piece in data {
+            buffer[at..at + piece.len()].copy_from_slice(&piece);
+            at += piece.len();
+        }
         self.volume.write(blocks.start, buffer.freeze(), fua).await
     }
 

@@ -23,7 +23,7 @@ use fuser::{
 };
 use parking_lot::Mutex;
 use thalweg_store::block::StoreError;
-use thalweg_store::device::{AlignedBuf, DeviceError};
+use thalweg_store::device::{DeviceError, FrameBuf};
 use thalweg_store::env::{Env, Time};
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::watch;
@@ -301,11 +301,11 @@ impl Filesystem for Disk {
             return if data.is_empty() { reply.written(0) } else { reply.error(Errno::ENOSPC) };
         }
         let Ok(written) = u32::try_from(len) else { return reply.error(Errno::EINVAL) };
-        let data = AlignedBuf::copy_of(&data[..len]).freeze();
+        let data = FrameBuf::copy_of(&data[..len]).into_blocks();
         // O_SYNC includes this bit.
         let fua = flags.0 & libc::O_DSYNC != 0;
         self.run(move |served| async move {
-            match served.bytes.write(offset, data, fua).await {
+            match served.bytes.write_vectored(offset, data, fua).await {
                 Ok(()) => reply.written(written),
                 Err(error) => reply.error(errno("write", &error)),
             }

@@ -126,9 +126,14 @@ impl Volume for Slow {
         tokio::task::yield_now().await;
         read
     }
-    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
+    async fn write_vectored(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Result<(), StoreError> {
         tokio::task::yield_now().await;
-        self.0.write(offset, data, fua).await
+        self.0.write_vectored(offset, data, fua).await
     }
     async fn write_zeroes(&self, o: u64, l: u64, k: bool, f: bool) -> Result<(), StoreError> {
         self.0.write_zeroes(o, l, k, f).await

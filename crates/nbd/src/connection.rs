@@ -23,6 +23,7 @@ use crate::export::Served;
 use crate::handshake::Agreement;
 use crate::input::{Arrival, Input};
 use crate::output::Output;
+use crate::patience::Patience;
 use crate::protocol::{Command, ProtocolError, Request};
 use crate::stats::ServerStats;
 
@@ -84,6 +85,8 @@ pub(crate) struct Connection<'a, S> {
     output: Output,
     running: FuturesUnordered<Running>,
     running_bytes: usize,
+    /// Waits for the client, and for the volume.
+    patience: [Patience; 2],
     /// Whether requests are still accepted.
     is_open: bool,
     /// The first failure. After it nothing is sent.
@@ -109,6 +112,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
             output: Output::new(structured),
             running: FuturesUnordered::new(),
             running_bytes: 0,
+            patience: Default::default(),
             is_open: true,
             failure: None,
         }
@@ -129,6 +133,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
                     return Poll::Ready(());
                 }
                 if progress {
+                    self.patience.iter_mut().for_each(|wait| wait.ends(&self.session.env));
                     continue;
                 }
                 // Polled last: a completed future must not be polled again.
@@ -136,6 +141,8 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
                     self.is_open = false;
                     continue;
                 }
+                let wait = usize::from(!self.running.is_empty());
+                self.patience[wait].stays(&self.session.env, cx);
                 return Poll::Pending;
             }
         })
@@ -260,7 +267,12 @@ fn held_bytes(request: &Request) -> usize {
     }
 }
 
-async fn carry_out(session: Arc<Session>, request: Request, payload: Bytes, started: Time) -> Done {
+async fn carry_out(
+    session: Arc<Session>,
+    request: Request,
+    payload: Vec<Bytes>,
+    started: Time,
+) -> Done {
     let volume = session.served.volume().as_ref();
     let answer = execute(volume, request, payload, session.structured).await;
     Done { request, started, answer }

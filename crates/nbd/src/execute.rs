@@ -71,7 +71,7 @@ impl From<StoreError> for Failure {
 pub(crate) async fn execute(
     volume: &dyn Volume,
     request: Request,
-    payload: Bytes,
+    payload: Vec<Bytes>,
     structured: bool,
 ) -> Answer {
     let result = call(volume, request, payload, structured).await;
@@ -84,7 +84,7 @@ pub(crate) async fn execute(
 async fn call(
     volume: &dyn Volume,
     request: Request,
-    payload: Bytes,
+    payload: Vec<Bytes>,
     structured: bool,
 ) -> Result<Answer, Failure> {
     let offset = request.offset;
@@ -92,7 +92,7 @@ async fn call(
     let fua = request.has(command_flag::FUA);
     match request.command {
         Command::Read => return read(volume, request, structured).await.map(Answer::Data),
-        Command::Write => volume.write(offset, payload, fua).await?,
+        Command::Write => volume.write_vectored(offset, payload, fua).await?,
         Command::Flush => volume.flush().await?,
         Command::Trim => volume.trim(offset, len, fua).await?,
         Command::WriteZeroes => {

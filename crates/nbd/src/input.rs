@@ -1,14 +1,14 @@
 //! Cuts a client's bytes into requests.
 //!
-//! Many small requests come with one read of the socket. A payload gets an aligned buffer of its
-//! own, so that the volume may keep it; a long one is read straight into it.
+//! Many small requests come with one read of the socket. A payload gets memory of its own, block by
+//! block, so that the volume may keep it; a long one is read straight into it.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use thalweg_store::device::AlignedBuf;
+use thalweg_store::device::FrameBuf;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::protocol::{Errno, Limits, MAX_PAYLOAD, ProtocolError, REQUEST_LEN, Request};
@@ -27,7 +27,7 @@ const MAX_SKIP: u32 = 4 * MAX_PAYLOAD;
 #[derive(Debug)]
 pub(crate) enum Arrival {
     /// Its range and flags are valid; the payload is there.
-    Request(Request, Bytes),
+    Request(Request, Vec<Bytes>),
     /// It is refused; its payload has been skipped.
     Refused(Request, Errno, &'static str),
 }
@@ -35,7 +35,7 @@ pub(crate) enum Arrival {
 /// What the next bytes belong to.
 enum Expect {
     Header,
-    Payload { request: Request, buffer: AlignedBuf, filled: usize },
+    Payload { request: Request, buffer: FrameBuf, filled: usize },
     Skip { request: Request, left: usize, errno: Errno, reason: &'static str },
 }
 
@@ -79,7 +79,7 @@ impl Input {
         let len = request.payload_len();
         match verdict {
             Ok(()) => {
-                let buffer = AlignedBuf::zeroed(len as usize);
+                let buffer = FrameBuf::new(len as usize);
                 Ok(Expect::Payload { request, buffer, filled: 0 })
             }
             Err(_) if len > MAX_SKIP => Err(ProtocolError::Length),
@@ -93,10 +93,15 @@ impl Input {
         match &mut self.expect {
             Expect::Header => return None,
             Expect::Payload { buffer, filled, .. } => {
-                let take = received.len().min(buffer.len() - *filled);
-                buffer[*filled..*filled + take].copy_from_slice(&received[..take]);
-                self.start += take;
-                *filled += take;
+                let mut received = received;
+                while !received.is_empty() && *filled < buffer.len() {
+                    let room = buffer.from_mut(*filled);
+                    let take = received.len().min(room.len());
+                    room[..take].copy_from_slice(&received[..take]);
+                    received = &received[take..];
+                    self.start += take;
+                    *filled += take;
+                }
                 if *filled < buffer.len() {
                     return None;
                 }
@@ -114,8 +119,7 @@ impl Input {
         match std::mem::replace(&mut self.expect, Expect::Header) {
             Expect::Header => None,
             Expect::Payload { request, buffer, .. } => {
-                let payload = if buffer.is_empty() { Bytes::new() } else { buffer.freeze() };
-                Some(Arrival::Request(request, payload))
+                Some(Arrival::Request(request, buffer.into_blocks()))
             }
             Expect::Skip { request, errno, reason, .. } => {
                 Some(Arrival::Refused(request, errno, reason))
@@ -134,7 +138,7 @@ impl Input {
         if let Expect::Payload { buffer, filled, .. } = &mut self.expect
             && buffer.len() - *filled >= IN_PLACE
         {
-            let count = ready!(poll_read(stream, cx, &mut buffer[*filled..]))?;
+            let count = ready!(poll_read(stream, cx, buffer.from_mut(*filled)))?;
             *filled += count;
             return Poll::Ready(Ok(count));
         }

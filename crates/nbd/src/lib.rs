@@ -17,6 +17,7 @@ pub mod export;
 mod handshake;
 mod input;
 mod output;
+mod patience;
 pub mod protocol;
 pub mod server;
 pub mod socket;

@@ -107,7 +107,13 @@ impl Volume for MemoryVolume {
         Ok(vec![self.content.read().read(offset, len)])
     }
 
-    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
+    async fn write_vectored(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Result<(), StoreError> {
+        let data = data.concat();
         self.change(offset, data.len() as u64, fua, |content| content.write(offset, &data))
     }
 

@@ -48,9 +48,27 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// Reads `len` bytes at `offset`: buffers whose lengths add up to `len`.
     async fn read(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, StoreError>;
 
-    /// Writes `data` at `offset`. Give it a buffer aligned as [`crate::device::AlignedBuf`], and
-    /// nothing is copied.
-    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError>;
+    /// Writes `data` at `offset`.
+    ///
+    /// # Errors
+    /// Those of [`Volume::write_vectored`].
+    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
+        self.write_vectored(offset, vec![data], fua).await
+    }
+
+    /// Writes the bytes of `data` one after the other from `offset` on. Whole blocks that come one
+    /// by one, as from a [`crate::device::FrameBuf`], may be kept for as long as the volume likes,
+    /// and cost no copy.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for a range that is not in whole units or leaves the volume;
+    /// [`StoreError::NoSpace`]; those of the devices.
+    async fn write_vectored(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Result<(), StoreError>;
 
     /// Makes `len` bytes at `offset` read as zeros. With `keep_allocated` the space stays reserved
     /// for later writes as far as the store can promise that.

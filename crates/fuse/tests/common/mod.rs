@@ -108,7 +108,13 @@ impl Volume for MemoryVolume {
         Ok(all.chunks(BLOCK as usize).map(Bytes::copy_from_slice).collect())
     }
 
-    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
+    async fn write_vectored(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Result<(), StoreError> {
+        let data = data.concat();
         self.check(offset, data.len() as u64)?;
         self.largest_write.fetch_max(data.len() as u64, SeqCst);
         self.fua_writes.fetch_add(u64::from(fua), SeqCst);

@@ -138,7 +138,13 @@ impl Volume for MemoryVolume {
         Ok(buffers)
     }
 
-    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
+    async fn write_vectored(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Result<(), StoreError> {
+        let data = Bytes::from(data.concat());
         self.check(offset, data.len() as u64)?;
         self.pass_gate(&self.stalls_writes).await;
         self.fuas.fetch_add(u64::from(fua), Ordering::SeqCst);

@@ -24,10 +24,8 @@
 //! - [`policy`]: who stays and who goes, without I/O;
 //! - `slots`: the SSD's part of it;
 //! - `index`: keys and lists in flat arrays;
-//! - `ghosts`: which blocks were missed lately;
-//! - `frames`: the memory of cached blocks.
+//! - `ghosts`: which blocks were missed lately.
 
-mod frames;
 mod ghosts;
 mod index;
 pub mod policy;
@@ -44,9 +42,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::block::BLOCK_SIZE;
-use crate::device::{DeviceError, DeviceRef, Purpose};
+use crate::device::{DeviceError, DeviceRef, FrameBuf, Purpose};
 use crate::env::{Env, Task};
-use frames::FramePool;
 pub use policy::{CacheStats, RamOrder, Tier};
 use policy::{Found, Move, Policy};
 
@@ -68,7 +65,6 @@ pub struct Cache {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    frames: Arc<FramePool>,
     ssd: Option<DeviceRef>,
     batch_ready: Notify,
 }
@@ -97,7 +93,6 @@ impl Cache {
         let policy = Policy::new(ram_blocks, u32::try_from(slots).unwrap_or(u32::MAX), order);
         let shared = Arc::new(Shared {
             state: Mutex::new(State { policy, read_failures: 0 }),
-            frames: Arc::default(),
             ssd: ssd.clone(),
             batch_ready: Notify::new(),
         });
@@ -106,20 +101,32 @@ impl Cache {
     }
 
     /// Takes in a block that was just written, [`BLOCK_SIZE`] bytes, in place of what was under
-    /// `key`. The bytes are copied. Never waits for a device.
+    /// `key`. Its memory is kept as it is, so it should be the block's alone. Never waits for a
+    /// device.
     pub fn put(&self, key: u64, block: Bytes) {
-        self.admit(&block, |policy, copy| policy.put(key, copy));
+        self.put_all(vec![(key, block)]);
+    }
+
+    /// [`Cache::put`] of several blocks.
+    pub fn put_all(&self, blocks: Vec<(u64, Bytes)>) {
+        debug_assert!(blocks.iter().all(|(_, block)| block.len() == BLOCK_SIZE));
+        self.admit(|policy| {
+            for (key, block) in blocks {
+                policy.put(key, block);
+            }
+        });
     }
 
     /// Offers a block that was read from its drive after a miss; nothing happens when the key is
     /// here already. A read cache takes it in at once. A tail cache, whose room is for what was just
     /// written, takes it in when it is offered a second time not long after the first; it is then
     /// treated as a new block, so that a block which fell out and is wanted again and again costs
-    /// two reads of the tail and one SSD write, and a scan costs the cache nothing. The caller
-    /// sees to it that the key still names this block.
+    /// two reads of the tail and one SSD write, and a scan costs the cache nothing. The bytes are
+    /// copied. The caller sees to it that the key still names this block.
     pub fn fill(&self, key: u64, block: Bytes) {
         if self.contains(key).is_none() {
-            self.admit(&block, |policy, copy| policy.fill(key, copy));
+            let block = copy_of(&block);
+            self.admit(|policy| policy.fill(key, block));
         }
     }
 
@@ -171,11 +178,9 @@ impl Cache {
         self.shared.state.lock().policy.stats()
     }
 
-    fn admit(&self, block: &[u8], enter: impl FnOnce(&mut Policy<Bytes>, Bytes)) {
-        debug_assert_eq!(block.len(), BLOCK_SIZE);
-        let copy = self.shared.frames.copy_of(block);
+    fn admit(&self, enter: impl FnOnce(&mut Policy<Bytes>)) {
         let mut state = self.shared.state.lock();
-        enter(&mut state.policy, copy);
+        enter(&mut state.policy);
         let ready = state.policy.has_batch();
         drop(state);
         if ready {
@@ -253,6 +258,12 @@ fn runs(batch: Vec<Move<Bytes>>) -> Vec<Vec<Move<Bytes>>> {
         }
     }
     runs
+}
+
+/// The block in memory of its own: a slice of a larger buffer would keep all of that alive for as
+/// long as the block is cached.
+pub(super) fn copy_of(block: &[u8]) -> Bytes {
+    FrameBuf::copy_of(block).into_blocks().pop().unwrap_or_default()
 }
 
 fn slot_offset(slot: u32) -> u64 {

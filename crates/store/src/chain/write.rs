@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 
+use super::cache::copy_of;
 use super::format::{Position, block_checksum};
 use super::state::Room;
 use super::stream::{BODY, Batch, USERS};
@@ -76,8 +77,9 @@ fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
             writes.len()
         )));
     }
+    let highest = writes.iter().map(|write| write.lba).max().unwrap_or(Lba(0));
+    check_range(inner, highest, 1)?;
     for write in writes {
-        check_range(inner, write.lba, 1)?;
         if write.content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
             return Err(StoreError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
         }
@@ -175,20 +177,23 @@ pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), Store
 
 /// The blocks of a batch leave `pending`; those that still live go to the tail cache.
 fn finish(inner: &Inner, batch: &Batch, link: usize) {
-    let mut kept: Vec<(u32, Bytes)> = Vec::with_capacity(batch.contents.len());
+    let mut kept: Vec<(u64, Bytes)> = Vec::with_capacity(batch.contents.len());
+    // What cleaning read came in long runs.
+    let own = |content: &Bytes| match batch.purpose {
+        Purpose::UserData => content.clone(),
+        _ => copy_of(content),
+    };
     {
         let state = inner.state.lock();
         let cached = batch.purpose == Purpose::UserData || link == state.tail_link();
         for at in 0..batch.contents.len() {
             let block = batch.first + at as u32;
             if let Some(content) = state.pending.get(&block).filter(|_| cached) {
-                kept.push((block, content.clone()));
+                kept.push((u64::from(block), own(content)));
             }
         }
     }
-    for (block, content) in kept {
-        inner.tail_cache.put(u64::from(block), content);
-    }
+    inner.tail_cache.put_all(kept);
     let mut state = inner.state.lock();
     for at in 0..batch.contents.len() {
         state.pending.remove(&(batch.first + at as u32));

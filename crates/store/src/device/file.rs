@@ -84,7 +84,7 @@ enum Failure {
 
 #[derive(Debug)]
 enum Runner {
-    Uring(Arc<Driver>),
+    Uring(Driver),
     Blocking,
 }
 
@@ -225,7 +225,7 @@ fn runner(engine: Engine, name: &str) -> Runner {
     if engine == Engine::Blocking {
         return Runner::Blocking;
     }
-    match Driver::shared() {
+    match Driver::start() {
         Ok(driver) => Runner::Uring(driver),
         Err(error) => {
             tracing::warn!(device = name, %error, "no io_uring here; using blocking threads");

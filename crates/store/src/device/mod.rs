@@ -10,6 +10,7 @@
 mod buffer;
 mod counters;
 mod file;
+mod frames;
 mod memory;
 mod mirror;
 mod partition;
@@ -24,6 +25,7 @@ use bytes::Bytes;
 pub use buffer::{AlignedBuf, MEMORY_ALIGNMENT};
 pub use counters::{Counters, Tallies, Tally};
 pub use file::{Access, Engine, FileDevice, FileOptions};
+pub use frames::FrameBuf;
 pub use memory::MemoryDevice;
 pub(crate) use mirror::range_lock::{RangeGuard, RangeLocks};
 pub use mirror::{Mirror, MirrorError, Side, SideState, SyncRecord};

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::locks::BlockLocks;
 use super::{Extent, Volume};
 use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
-use crate::device::AlignedBuf;
+use crate::device::{AlignedBuf, FrameBuf, total_len};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks in one transaction, the most that a store takes. A request of more is not atomic.
@@ -154,28 +154,37 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
         Ok(content.freeze())
     }
 
-    /// Writes blocks of which the first and the last may be covered in part.
-    async fn write_span(
+    /// Blocks of which the first and the last may be covered in part.
+    async fn merge_ends(
         &self,
-        span: Span,
+        span: &Span,
         offset: u64,
-        data: &Bytes,
-    ) -> Result<Version, StoreError> {
+        data: &[Bytes],
+    ) -> Result<Vec<Bytes>, StoreError> {
+        let data = gather(data);
+        let mut blocks = Vec::with_capacity((span.blocks.end - span.blocks.start) as usize);
+        for block in span.blocks.clone() {
+            blocks.push(match span.whole.contains(&block) {
+                true => {
+                    let from = (block * BLOCK - offset) as usize;
+                    own(&data[from..from + BLOCK_SIZE])
+                }
+                false => self.merged(block, offset, &data).await?,
+            });
+        }
+        Ok(blocks)
+    }
+
+    /// Writes whole blocks from `first` on.
+    async fn write_blocks(&self, first: u64, blocks: Vec<Bytes>) -> Result<Version, StoreError> {
         let mut version = Version(0);
-        for start in span.blocks.clone().step_by(TRANSACTION as usize) {
-            let blocks = start..span.blocks.end.min(start + TRANSACTION);
-            let mut writes = Vec::with_capacity((blocks.end - blocks.start) as usize);
-            for block in blocks {
-                let content = match span.whole.contains(&block) {
-                    true => {
-                        let from = (block * BLOCK - offset) as usize;
-                        data.slice(from..from + BLOCK_SIZE)
-                    }
-                    false => self.merged(block, offset, data).await?,
-                };
-                writes.push(Write::block(Lba(block), content));
+        let mut writes = Vec::with_capacity(blocks.len().min(TRANSACTION as usize));
+        let last = blocks.len().saturating_sub(1);
+        for (number, content) in blocks.into_iter().enumerate() {
+            writes.push(Write::block(Lba(first + number as u64), content));
+            if writes.len() == TRANSACTION as usize || number == last {
+                version = self.store.apply(std::mem::take(&mut writes)).await?;
             }
-            version = self.store.apply(writes).await?;
         }
         Ok(version)
     }
@@ -203,6 +212,27 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
         let content = self.merged(block, start, &ZEROS[..(end - start) as usize]).await?;
         self.store.apply(vec![Write::block(Lba(block), content)]).await
     }
+}
+
+/// Whole blocks, each in memory of its own.
+fn blocks_of(data: Vec<Bytes>) -> Vec<Bytes> {
+    if data.iter().all(|piece| piece.len() == BLOCK_SIZE) {
+        return data;
+    }
+    FrameBuf::copy_of(&gather(&data)).into_blocks()
+}
+
+/// The pieces as one.
+fn gather(data: &[Bytes]) -> Bytes {
+    match data {
+        [one] => one.clone(),
+        many => Bytes::from(many.concat()),
+    }
+}
+
+/// A block in memory of its own.
+fn own(block: &[u8]) -> Bytes {
+    AlignedBuf::copy_of(block).freeze()
 }
 
 #[async_trait]
@@ -240,20 +270,27 @@ impl<S: BlockStore + ?Sized> Volume for StoreVolume<S> {
         Ok(buffers)
     }
 
-    async fn write(&self, offset: u64, data: Bytes, fua: bool) -> Result<(), StoreError> {
-        let len = data.len() as u64;
+    async fn write_vectored(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Result<(), StoreError> {
+        let len = total_len(&data);
         self.check_change(offset, len)?;
         if len == 0 {
             return Ok(());
         }
         let span = Span::new(offset, len);
-        let version = {
-            let blocks = span.blocks.clone();
-            let _guard = match span.is_whole() {
-                true => self.locks.whole(blocks).await,
-                false => self.locks.partial(blocks).await,
-            };
-            self.write_span(span, offset, &data).await?
+        let range = span.blocks.clone();
+        let version = if span.is_whole() {
+            let blocks = blocks_of(data);
+            let _guard = self.locks.whole(range).await;
+            self.write_blocks(span.blocks.start, blocks).await?
+        } else {
+            let _guard = self.locks.partial(range).await;
+            let blocks = self.merge_ends(&span, offset, &data).await?;
+            self.write_blocks(span.blocks.start, blocks).await?
         };
         self.finish(version, fua).await
     }

@@ -122,7 +122,8 @@ impl Transfer {
         if result < 0 {
             let error = i32::try_from(-result).unwrap_or(libc::EIO);
             return match error {
-                libc::EINTR | libc::EAGAIN => Step::Again,
+                // Cancelled: the thread that gave it to the kernel has ended meanwhile.
+                libc::EINTR | libc::EAGAIN | libc::ECANCELED => Step::Again,
                 _ => Step::Done(Err(io::Error::from_raw_os_error(error))),
             };
         }

@@ -1,19 +1,21 @@
-//! Transfers through io_uring: one ring and one driver thread for the process.
+//! Transfers through io_uring: a ring for each open device.
 //!
-//! Callers append to a queue; the driver thread takes the whole queue at once, so that requests
-//! which meet share a system call. While the thread sleeps in the kernel it also waits for an
-//! eventfd, which a caller rings only when the thread said that it is going to sleep. The thread
-//! owns every transfer from the moment it is queued until the kernel is done with it, so a caller
-//! that goes away takes no memory from under the kernel.
+//! Whoever asks for a transfer gives it to the kernel itself, and a task of the runtime in which
+//! the device was opened takes up what the kernel has done: no thread stands in between, whose
+//! wake-ups would cost a lone request more than the request. The ring owns every transfer from the
+//! moment it is queued until the kernel is done with it, so a caller that goes away takes no memory
+//! from under the kernel.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::os::fd::AsRawFd;
-use std::sync::{Arc, Weak};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, oneshot};
 
 use super::Failure;
 use super::transfer::{Call, Step, Transfer};
@@ -21,272 +23,280 @@ use super::transfer::{Call, Step, Transfer};
 /// Entries of the submission ring.
 const ENTRIES: u32 = 256;
 /// Transfers that the kernel may hold at once; the completion ring has room for all of them.
-const IN_KERNEL: usize = 2 * ENTRIES as usize - 1;
-/// The tag of the eventfd's read among the completions.
-const DOORBELL: u64 = u64::MAX;
+const IN_KERNEL: usize = 2 * ENTRIES as usize;
 /// The longest single segment of one call.
 const MAX_CALL: usize = 1 << 30;
 
-/// The driver of all open devices; its thread ends with the last of them.
-static DRIVER: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
-
-/// A handle to the driver thread.
+/// A device's ring.
 #[derive(Debug)]
 pub(super) struct Driver {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
-    inbox: Mutex<Inbox>,
-    /// An eventfd.
-    doorbell: std::fs::File,
+    ring: Mutex<Ring>,
+    fd: RawFd,
+    /// The kernel did not take everything: the task tries again.
+    refused: Notify,
+    /// The device was closed.
+    closed: Notify,
 }
 
-#[derive(Debug, Default)]
-struct Inbox {
-    jobs: VecDeque<Job>,
-    /// The thread sleeps, or is about to, and must be woken.
-    asleep: bool,
-    /// No device is left.
-    closing: bool,
-    /// The thread has ended.
-    closed: bool,
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
+
+struct Ring {
+    uring: IoUring,
+    /// Not yet given to the kernel.
+    waiting: VecDeque<Job>,
+    /// Given to the kernel, by tag.
+    in_kernel: Vec<Option<Job>>,
+    free: Vec<usize>,
+    state: Life,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// The device was closed; what it asked for still runs to its end.
+    Closing,
+    /// Nobody takes up completions any more.
+    Dead,
 }
 
 #[derive(Debug)]
 struct Job {
     transfer: Transfer,
-    reply: oneshot::Sender<Result<Transfer, Failure>>,
+    reply: oneshot::Sender<Outcome>,
+}
+
+type Outcome = Result<Transfer, Failure>;
+
+/// A job that is over. Callers are told without the lock, since they may run at once.
+struct Over {
+    reply: oneshot::Sender<Outcome>,
+    outcome: Outcome,
+}
+
+impl Over {
+    fn tell(self) {
+        // Nobody listens when the caller has gone away.
+        let _ = self.reply.send(self.outcome);
+    }
 }
 
 impl Driver {
-    /// The process's driver, started when there is none.
+    /// A ring, and the task that serves it. Must be called inside a tokio runtime that drives I/O.
     ///
     /// # Errors
     /// What the system says where io_uring cannot be had.
-    pub(super) fn shared() -> io::Result<Arc<Driver>> {
-        let mut current = DRIVER.lock();
-        if let Some(driver) = current.upgrade().filter(|driver| !driver.shared.inbox.lock().closed)
-        {
-            return Ok(driver);
-        }
-        let driver = Arc::new(Driver::start()?);
-        *current = Arc::downgrade(&driver);
-        Ok(driver)
-    }
-
-    fn start() -> io::Result<Driver> {
-        let doorbell =
-            nix::sys::eventfd::EventFd::from_flags(nix::sys::eventfd::EfdFlags::EFD_CLOEXEC)?;
-        let doorbell = std::fs::File::from(std::os::fd::OwnedFd::from(doorbell));
-        let shared = Arc::new(Shared { inbox: Mutex::default(), doorbell });
-        let (started, ready) = std::sync::mpsc::channel();
-        let for_thread = shared.clone();
-        // The ring belongs to the one thread that submits, so that thread makes it.
-        std::thread::Builder::new().name("thalweg-io".to_owned()).spawn(move || match ring() {
-            Ok(ring) => {
-                let _ = started.send(Ok(()));
-                Loop::new(ring, for_thread).run();
-            }
-            Err(error) => drop(started.send(Err(error))),
-        })?;
-        ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+    pub(super) fn start() -> io::Result<Driver> {
+        let uring = uring()?;
+        let fd = uring.as_raw_fd();
+        let shared = Arc::new(Shared {
+            ring: Mutex::new(Ring::new(uring)),
+            fd,
+            refused: Notify::new(),
+            closed: Notify::new(),
+        });
+        // SAFETY: the ring that the descriptor belongs to is open for as long as `shared` lives,
+        // which the watched value holds.
+        let watched =
+            unsafe { AsyncFd::register_with_interest(Watched(shared.clone()), Interest::READABLE) }
+                .map_err(|error| io::Error::other(error.to_string()))?;
+        // The task belongs to the device, whose requests exist in no simulated time.
+        #[allow(clippy::disallowed_methods)]
+        drop(tokio::spawn(serve(watched)));
         Ok(Driver { shared })
     }
 
     /// Runs `transfer` to its end. A caller that goes away leaves it running.
-    pub(super) async fn run(&self, transfer: Transfer) -> Result<Transfer, Failure> {
+    pub(super) async fn run(&self, transfer: Transfer) -> Outcome {
         let (reply, answer) = oneshot::channel();
-        self.shared.push(Job { transfer, reply });
+        self.shared.submit(Job { transfer, reply });
         answer.await.unwrap_or(Err(Failure::Closed))
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.shared.inbox.lock().closing = true;
-        self.shared.ring();
+        let mut ring = self.shared.ring.lock();
+        if ring.state == Life::Open {
+            ring.state = Life::Closing;
+        }
+        drop(ring);
+        self.shared.closed.notify_one();
     }
 }
 
 impl Shared {
-    /// Queues a job; one that comes after the thread's end is dropped, which its caller sees.
-    fn push(&self, job: Job) {
-        let mut inbox = self.inbox.lock();
-        if inbox.closed {
+    /// Queues a job and gives the kernel what it takes; one that comes after the task's end is
+    /// dropped, which its caller sees.
+    fn submit(&self, job: Job) {
+        let mut ring = self.ring.lock();
+        if ring.state == Life::Dead {
             return;
         }
-        inbox.jobs.push_back(job);
-        let asleep = std::mem::take(&mut inbox.asleep);
-        drop(inbox);
-        if asleep {
-            self.ring();
+        ring.waiting.push_back(job);
+        if !ring.submit() {
+            self.refused.notify_one();
         }
     }
 
-    fn ring(&self) {
-        // An eventfd refuses only when its counter is full, and then the thread is awake anyway.
-        let _ = (&self.doorbell).write(&1_u64.to_ne_bytes());
+    /// Takes up what the kernel has done, and gives it what waits.
+    fn reap(&self) {
+        let mut over = Vec::new();
+        let mut ring = self.ring.lock();
+        ring.complete(&mut over);
+        if !ring.submit() {
+            self.refused.notify_one();
+        }
+        drop(ring);
+        over.into_iter().for_each(Over::tell);
     }
 }
 
-/// A ring that completes requests only when the driver thread asks (Linux 6.1), or a plain one.
-fn ring() -> io::Result<IoUring> {
-    IoUring::builder()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .build(ENTRIES)
-        .or_else(|_| IoUring::new(ENTRIES))
+/// The ring's descriptor, which is readable when something has completed.
+struct Watched(Arc<Shared>);
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.fd
+    }
 }
 
-/// The driver thread's state.
-struct Loop {
-    ring: IoUring,
-    shared: Arc<Shared>,
-    /// Taken from the inbox, not yet given to the kernel.
-    waiting: VecDeque<Job>,
-    /// Given to the kernel, by tag.
-    in_kernel: Vec<Option<Job>>,
-    free: Vec<usize>,
-    /// Where the eventfd's counter is read to; on the heap, since the kernel writes there.
-    rung: Box<u64>,
-    armed: bool,
-    completions: Vec<(u64, i32)>,
+impl Drop for Watched {
+    /// The task ends, perhaps with its runtime and before the device: nothing would be taken up
+    /// from here on.
+    fn drop(&mut self) {
+        let mut over = Vec::new();
+        let mut ring = self.0.ring.lock();
+        ring.state = Life::Dead;
+        ring.waiting.clear();
+        ring.drain(&mut over);
+        drop(ring);
+        over.into_iter().for_each(Over::tell);
+    }
 }
 
-impl Loop {
-    fn new(ring: IoUring, shared: Arc<Shared>) -> Loop {
-        Loop {
-            ring,
-            shared,
+/// Serves a ring until its device is closed and nothing is in the kernel.
+async fn serve(watched: AsyncFd<Watched>) {
+    let shared = watched.get_ref().0.clone();
+    loop {
+        tokio::select! {
+            biased;
+            ready = watched.readable() => match ready {
+                // Cleared first: what completes from here on makes the descriptor ready again.
+                Ok(mut ready) => ready.clear_ready(),
+                Err(error) => {
+                    tracing::error!(%error, "io_uring cannot be watched; its device is closed");
+                    return;
+                }
+            },
+            () = shared.refused.notified() => tokio::task::yield_now().await,
+            () = shared.closed.notified() => {}
+        }
+        shared.reap();
+        let ring = shared.ring.lock();
+        if ring.state == Life::Closing && ring.is_idle() {
+            return;
+        }
+    }
+}
+
+/// A ring that interrupts no thread to complete requests (Linux 5.19), or a plain one.
+fn uring() -> io::Result<IoUring> {
+    IoUring::builder().setup_coop_taskrun().build(ENTRIES).or_else(|_| IoUring::new(ENTRIES))
+}
+
+impl Ring {
+    fn new(uring: IoUring) -> Ring {
+        Ring {
+            uring,
             waiting: VecDeque::new(),
             in_kernel: (0..IN_KERNEL).map(|_| None).collect(),
             free: (0..IN_KERNEL).rev().collect(),
-            rung: Box::new(0),
-            armed: false,
-            completions: Vec::with_capacity(IN_KERNEL + 1),
+            state: Life::Open,
         }
     }
 
-    fn run(mut self) {
-        loop {
-            let closing = self.take();
-            self.submit();
-            if closing && self.waiting.is_empty() && self.idle() {
-                break;
-            }
-            if let Err(error) = self.wait() {
-                tracing::error!(%error, "io_uring failed; its devices are closed");
-                break;
-            }
-            self.complete();
-        }
+    /// Whether nothing waits or is in the kernel.
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.free.len() == IN_KERNEL
     }
 
-    fn idle(&self) -> bool {
-        self.free.len() == IN_KERNEL
-    }
-
-    /// Takes what callers queued. From here to the next call a caller rings.
-    fn take(&mut self) -> bool {
-        let mut inbox = self.shared.inbox.lock();
-        self.waiting.append(&mut inbox.jobs);
-        inbox.asleep = true;
-        inbox.closing
-    }
-
-    fn submit(&mut self) {
-        if !self.armed {
-            let fd = types::Fd(self.shared.doorbell.as_raw_fd());
-            let target: *mut u64 = &mut *self.rung;
-            let read = opcode::Read::new(fd, target.cast(), 8).build().user_data(DOORBELL);
-            self.armed = self.push(&read);
-        }
+    /// Gives the kernel what waits, as far as there is room; whether it took what it was given.
+    fn submit(&mut self) -> bool {
         while !self.waiting.is_empty() && !self.free.is_empty() {
             let (Some(mut job), Some(tag)) = (self.waiting.pop_front(), self.free.pop()) else {
-                return;
+                break;
             };
             let entry = entry(&mut job.transfer).user_data(tag as u64);
-            if !self.push(&entry) {
+            // SAFETY: `in_kernel` keeps the entry's memory until its completion is seen; `drop`
+            // waits for that, or leaks it.
+            if unsafe { self.uring.submission().push(&entry) }.is_err() {
                 self.waiting.push_front(job);
                 self.free.push(tag);
-                return;
+                break;
             }
             self.in_kernel[tag] = Some(job);
         }
-    }
-
-    /// Appends to the submission ring, making room once when it is full.
-    fn push(&mut self, entry: &squeue::Entry) -> bool {
-        for _ in 0..2 {
-            // SAFETY: `in_kernel` and `rung` keep the entry's memory until its completion is seen;
-            // `drop` waits for that, or leaks them.
-            if unsafe { self.ring.submission().push(entry) }.is_ok() {
-                return true;
-            }
-            if self.ring.submit().is_err() {
-                return false;
-            }
+        if self.uring.submission().is_empty() {
+            return true;
         }
-        false
+        // What the kernel refuses for now stays in the ring.
+        self.uring.submit().is_ok() && self.uring.submission().is_empty()
     }
 
-    /// Sleeps until something has completed.
-    fn wait(&mut self) -> io::Result<()> {
-        match self.ring.submit_and_wait(1) {
-            Ok(_) => Ok(()),
-            // Nothing is lost: the entries stay in the ring, and completions make room.
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
-                _ => Err(error),
-            },
-        }
-    }
-
-    fn complete(&mut self) {
-        let mut completions = std::mem::take(&mut self.completions);
-        completions.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-        for (tag, result) in completions.drain(..) {
-            if tag == DOORBELL {
-                self.armed = false;
-                continue;
-            }
-            let tag = tag as usize;
-            let Some(mut job) = self.in_kernel[tag].take() else { continue };
-            self.free.push(tag);
-            match job.transfer.advance(i64::from(result)) {
-                Step::Again => self.waiting.push_front(job),
-                Step::Done(outcome) => {
-                    let answer = outcome.map(|()| job.transfer).map_err(Failure::Io);
-                    // Nobody listens when the caller has gone away.
-                    let _ = job.reply.send(answer);
+    fn complete(&mut self, over: &mut Vec<Over>) {
+        let (mut completions, in_kernel) = (self.uring.completion(), &mut self.in_kernel);
+        // Sees also those that come meanwhile.
+        loop {
+            for completion in completions.by_ref() {
+                let tag = completion.user_data() as usize;
+                let Some(mut job) = in_kernel.get_mut(tag).and_then(Option::take) else { continue };
+                self.free.push(tag);
+                match job.transfer.advance(i64::from(completion.result())) {
+                    Step::Again => self.waiting.push_front(job),
+                    Step::Done(outcome) => over.push(Over {
+                        reply: job.reply,
+                        outcome: outcome.map(|()| job.transfer).map_err(Failure::Io),
+                    }),
                 }
             }
+            completions.sync();
+            if completions.is_empty() {
+                return;
+            }
         }
-        self.completions = completions;
+    }
+
+    /// Waits for the kernel to be done with everything that it has.
+    fn drain(&mut self, over: &mut Vec<Over>) {
+        while self.free.len() < IN_KERNEL {
+            match self.uring.submit_and_wait(1) {
+                Ok(_) => {}
+                // Nothing is lost: the entries stay in the ring, and completions make room.
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
+                    _ => return,
+                },
+            }
+            self.complete(over);
+            // The torn rest of a transfer is not begun again.
+            self.waiting.clear();
+        }
     }
 }
 
-impl Drop for Loop {
-    /// Outlives the kernel's work on our memory, also when the thread panics.
+impl Drop for Ring {
     fn drop(&mut self) {
-        {
-            let mut inbox = self.shared.inbox.lock();
-            inbox.closed = true;
-            inbox.jobs.clear();
-        }
-        self.waiting.clear();
-        // A closing thread is woken by the eventfd, so that its read ends as well.
-        self.shared.ring();
-        while !self.idle() || self.armed {
-            if self.wait().is_err() {
-                std::mem::forget(std::mem::take(&mut self.in_kernel));
-                std::mem::forget(std::mem::take(&mut self.rung));
-                return;
-            }
-            self.complete();
-            self.waiting.clear();
+        self.drain(&mut Vec::new());
+        if self.free.len() < IN_KERNEL {
+            std::mem::forget(std::mem::take(&mut self.in_kernel));
         }
     }
 }

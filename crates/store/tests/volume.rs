@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use thalweg_sim::volume::MemoryVolume;
 use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
-use thalweg_store::device::MemoryDevice;
+use thalweg_store::device::{FrameBuf, MemoryDevice};
 use thalweg_store::env::Env;
 use thalweg_store::volume::{Extent, StoreVolume, Volume};
 use uuid::Uuid;
@@ -250,6 +250,34 @@ async fn a_whole_block_beside_a_part_is_never_half_lost() {
         assert!(found[..512].iter().chain(&found[1024..]).all(|byte| *byte == round));
         assert!(found[512] == round || found[512] == 255);
     }
+}
+
+#[tokio::test]
+async fn pieces_of_any_length_are_one_write_and_a_long_one_is_not_kept() {
+    let env = Env::real();
+    let volume = StoreVolume::live(chain(&env).await);
+    let all: Vec<u8> = (0..64 * 4096_u32).map(|at| (at / 512 % 251) as u8).collect();
+    let large = Bytes::from(all.clone());
+    for (offset, cuts) in [(0, vec![]), (4096, vec![512, 4096, 9000]), (512, vec![4096, 8192])] {
+        let mut pieces = Vec::new();
+        let mut rest = large.clone();
+        for cut in cuts {
+            pieces.push(rest.split_to(cut));
+        }
+        pieces.push(rest);
+        volume.write_vectored(offset, pieces, true).await.unwrap();
+        assert!(volume.read(offset, all.len()).await.unwrap().concat() == all);
+        assert!(large.is_unique(), "64 blocks are kept for one");
+    }
+    let mut frames = FrameBuf::new(10 * 4096);
+    let mut at = 0;
+    while at < frames.len() {
+        let room = frames.from_mut(at);
+        room.fill(7);
+        at += room.len();
+    }
+    volume.write_vectored(8192, frames.into_blocks(), false).await.unwrap();
+    assert!(volume.read(8192, 40960).await.unwrap().concat() == [7; 40960]);
 }
 
 #[tokio::test]

@@ -162,7 +162,8 @@ pub(super) async fn check_claim(
     let opened = media.open(&claim.path, Access::Shared, sector).await?;
     let need = if claim.at_most { BLOCK_SIZE as u64 } else { claim.member.length };
     match label::find(&*opened.device).await {
-        Ok(Some(label)) if label.header.sharing == Sharing::Shared => {
+        Ok(Some(mut label)) if label.header.sharing == Sharing::Shared => {
+            label.members.retain(|(_, old)| !is_same_part(old, &claim.member));
             label::place(&opened.device, &label, need).map(drop)
         }
         Ok(Some(label)) if !label.members.is_empty() && !force => Err(not_shared(&opened)),
@@ -237,15 +238,20 @@ async fn take_shared(
     Ok(slot)
 }
 
-/// Frees what the volume has on the device for the same part of it: it was left there, and would be
-/// taken for the new one.
-async fn free_same(device: &DeviceRef, label: &mut Label, new: &Member) -> Result<(), DeviceError> {
+/// Whether two extents are for the same part of the same volume.
+fn is_same_part(one: &Member, other: &Member) -> bool {
     let part = |member: &Member| {
         let Member { volume, role, group, column, side, .. } = member;
         (*volume, *role, *group, *column, *side)
     };
+    part(one) == part(other)
+}
+
+/// Frees what the volume has on the device for the same part of it: it was left there, and would be
+/// taken for the new one.
+async fn free_same(device: &DeviceRef, label: &mut Label, new: &Member) -> Result<(), DeviceError> {
     let (same, others) =
-        std::mem::take(&mut label.members).into_iter().partition(|(_, old)| part(old) == part(new));
+        std::mem::take(&mut label.members).into_iter().partition(|(_, old)| is_same_part(old, new));
     label.members = others;
     for (number, member) in same {
         Slot { device: device.clone(), number, member }.free().await?;

@@ -21,7 +21,7 @@ use crate::history::{self, History, Layout, Op, Parts, folder, open, perform, qu
 use crate::support::{SEGMENT, read_all};
 
 /// Operations after the volume is made, before it is destroyed.
-const OPS: usize = 14;
+const OPS: usize = 10;
 
 /// What was found.
 #[derive(Clone, Copy, Debug, Default)]

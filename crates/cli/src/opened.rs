@@ -239,7 +239,10 @@ pub(crate) async fn destroy(env: &Env, folder: &Path) -> Outcome<()> {
 fn own_files(folder: &Path) -> Vec<std::path::PathBuf> {
     let text = std::fs::read_to_string(folder.join(pool::manifest::FILE)).unwrap_or_default();
     let paths: Vec<_> = match toml::from_str::<pool::manifest::Manifest>(&text) {
-        Ok(manifest) => manifest.devices.into_iter().map(|place| place.path).collect(),
+        Ok(manifest) => {
+            let places = manifest.devices.into_iter().chain(manifest.leftovers);
+            places.map(|place| place.path).collect()
+        }
         Err(_) => Vec::new(),
     };
     let inside = paths.into_iter().filter(|path| path.components().count() == 1);

@@ -119,6 +119,23 @@ impl SimMedia {
         devices.map(|(path, _)| path.clone()).collect()
     }
 
+    /// Puts what `how` makes of the device at `path` in its place: for faults.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] when no device is there.
+    pub async fn wrap(
+        &self,
+        path: &Path,
+        how: impl FnOnce(DeviceRef) -> DeviceRef,
+    ) -> io::Result<()> {
+        let File::Device(number) = self.need(path).await? else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let device = self.device(number);
+        self.devices.lock()[number] = how(device);
+        Ok(())
+    }
+
     fn device(&self, number: usize) -> DeviceRef {
         self.devices.lock()[number].clone()
     }

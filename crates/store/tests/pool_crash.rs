@@ -13,6 +13,8 @@
 
 #[path = "pool_crash/check.rs"]
 mod check;
+#[path = "pool_crash/dying.rs"]
+mod dying;
 #[path = "pool_crash/history.rs"]
 mod history;
 mod support;

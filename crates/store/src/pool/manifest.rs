@@ -29,6 +29,12 @@ pub enum Stage {
     Ready,
 }
 
+/// What every version of the manifest says.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
 /// Where a volume's devices are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -155,12 +161,14 @@ impl Manifest {
         let path = folder.join(FILE);
         let text = media.read_text(&path).await.map_err(|error| PoolError::io(&path, error))?;
         let text = text.ok_or_else(|| PoolError::NoVolume { folder: folder.to_owned() })?;
-        let manifest: Manifest = toml::from_str(&text).map_err(|error| PoolError::Manifest {
+        let damaged = |error: toml::de::Error| PoolError::Manifest {
             path: path.clone(),
             detail: error.message().to_owned(),
-        })?;
-        match manifest.format {
-            VERSION => Ok(manifest),
+        };
+        // Of a newer one, nothing else need be as it is here.
+        let Format { format } = toml::from_str(&text).map_err(damaged)?;
+        match format {
+            0..=VERSION => toml::from_str(&text).map_err(damaged),
             format => Err(PoolError::NewerFormat { device: path.display().to_string(), format }),
         }
     }

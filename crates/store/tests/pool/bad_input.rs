@@ -177,6 +177,10 @@ async fn a_damaged_manifest_is_told() {
     std::fs::write(place.path("v/volume.toml"), "format = 1\nname = 3").unwrap();
     let error = place.open("v").await;
     assert!(matches!(error, Err(PoolError::Manifest { .. })), "{error:?}");
+    // Of a newer one, only its number is known.
+    std::fs::write(place.path("v/volume.toml"), "format = 2\ndevices = 3").unwrap();
+    let error = place.open("v").await;
+    assert!(matches!(error, Err(PoolError::NewerFormat { format: 2, .. })), "{error:?}");
 }
 
 #[tokio::test]

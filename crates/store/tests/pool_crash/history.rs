@@ -26,7 +26,7 @@ pub(crate) const LINK: u64 = MIB + 7 * (SEGMENT as u64) * BLOCK_SIZE as u64;
 /// Bytes of the device that map, caches and others share.
 const SHARED: u64 = 24 * MIB;
 /// Blocks of the volume, and those that are written.
-const BLOCKS: u64 = 300;
+pub(crate) const BLOCKS: u64 = 300;
 /// Devices that may become links.
 const SPARES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 const MAPS: [&str; 3] = ["m", "n", "o"];
@@ -35,7 +35,7 @@ pub(crate) fn folder() -> PathBuf {
     PathBuf::from("/v")
 }
 
-fn path(name: &str) -> PathBuf {
+pub(crate) fn path(name: &str) -> PathBuf {
     Path::new("/v").join(name)
 }
 
@@ -74,7 +74,7 @@ impl Layout {
     }
 
     /// Bytes of a device for a link: the first has the map area too.
-    fn link_bytes(&self, _name: &str) -> u64 {
+    pub(crate) fn link_bytes(&self, _name: &str) -> u64 {
         if self.map_sides == 0 { LINK + 4 * MIB } else { LINK }
     }
 

@@ -129,6 +129,7 @@ impl Pool {
         replaces: Option<Uuid>,
     ) -> Result<(), PoolError> {
         check_link(link)?;
+        self.check_writable()?;
         self.refuse_members(link.devices()).await?;
         let mut made = Vec::new();
         let group = self.env.uuid();
@@ -173,6 +174,14 @@ impl Pool {
         Ok(self.chain.add_link(link).await?)
     }
 
+    /// Fails when the chain refuses writes: what its devices hold is then unknown.
+    fn check_writable(&self) -> Result<(), PoolError> {
+        match self.chain.status().poisoned {
+            Some(why) => Err(crate::block::StoreError::Poisoned(why.into()).into()),
+            None => Ok(()),
+        }
+    }
+
     fn largest_extent(&self) -> u64 {
         let members = self.members.lock();
         let slots = members.iter().filter(|member| member.place.role == Role::Link);
@@ -180,8 +189,10 @@ impl Pool {
     }
 
     async fn undo_link(&self, manifest: &mut Manifest, group: Uuid, made: Vec<PathBuf>) {
-        // A failure that came after the chain's label was written leaves the link in the chain.
-        if self.chain.label().links.iter().any(|link| link.id == *group.as_bytes()) {
+        // A failure that came as the chain's label was written, or after, leaves the link in the
+        // chain, or may have. Only who opens the volume next can tell.
+        let is_in = self.chain.label().links.iter().any(|link| link.id == *group.as_bytes());
+        if is_in || self.check_writable().is_err() {
             return;
         }
         let listed = manifest.devices.iter().filter(|place| place.group == group).cloned();

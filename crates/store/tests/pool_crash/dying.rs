@@ -83,7 +83,7 @@ fn whenever(layout: &Layout, op: &Op, victims: &[&str]) {
         println!("{op:?}, {victim}: {failed} times");
         all += failed;
     }
-    assert!(all > 20, "the change failed {all} times alone");
+    assert!(all > 10, "the change failed {all} times alone");
 }
 
 #[test]

@@ -81,6 +81,13 @@ enum Told {
 pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
     let target = Target::find(&args.volume)?;
     if let Some(mut client) = Client::connect(&target.folder).await? {
+        if let Some(address) = args.metrics {
+            return Err(Failure::new(format!(
+                "{} has a server already, which alone could serve metrics on {address}",
+                target.name
+            ))
+            .help("start the server with --metrics, and attach without it"));
+        }
         let request = Request::Attach(how(&args, &target));
         return match client.ask(&request, &*progress::for_user(args.json)).await? {
             Answer::Attached { device } => {

@@ -14,6 +14,7 @@ mod bench;
 mod control;
 mod dump;
 mod failure;
+mod holder;
 mod metrics;
 mod opened;
 mod parts;

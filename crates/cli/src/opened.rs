@@ -15,6 +15,7 @@ use thalweg_store::volume::VolumeRef;
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
+use crate::holder;
 use crate::parts::{DeviceArg, LinkArg};
 use crate::progress::{Report, Step};
 use crate::request::{Answer, Request};
@@ -34,9 +35,13 @@ pub(crate) struct Opened {
 impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Failure {
         let help = match &error {
-            PoolError::Device(DeviceError::Locked { .. }) => Some(
-                "another process has it open; thalweg volume status shows which, if it is a server",
-            ),
+            PoolError::Device(DeviceError::Locked { device }) => {
+                let failure = Failure::of(&error);
+                return match holder::of(Path::new(device)) {
+                    Some(holder) => failure.help(format!("{holder} has it open")),
+                    None => failure.help("another process has it open"),
+                };
+            }
             PoolError::Missing { .. } => Some("thalweg dump DEVICE shows whose a device is"),
             PoolError::Unfinished { .. } => Some("thalweg volume destroy FOLDER --yes"),
             PoolError::OtherVolume { .. } | PoolError::Foreign { .. } => {
@@ -128,6 +133,7 @@ impl Opened {
             Request::Rebuild { device } => {
                 self.pool.rebuild(device.as_deref(), &share_done("rebuilding", report)).await?;
             }
+            Request::Set { settings } => self.pool.set(*settings).await?,
             Request::Scrub => {
                 let found = chain.scrub(&share_done("scrubbing", report)).await?;
                 return Ok(Answer::Json(serde_json::to_value(found)?));
@@ -168,12 +174,10 @@ impl LinkArg {
 }
 
 /// Makes a volume, and returns where it is.
-pub(crate) async fn create(env: &Env, args: &Create) -> Outcome<Target> {
+pub(crate) async fn create(env: &Env, args: &Create, report: &dyn Report) -> Outcome<Target> {
     let folder = std::path::absolute(&args.folder)?;
-    std::fs::create_dir_all(&folder).map_err(|error| {
-        Failure::of(&error).while_doing(format!("cannot make {}", folder.display()))
-    })?;
-    pool::create(env, &folder, &new_volume(&folder, args)?).await?;
+    let progress = share_done("making the volume", report);
+    pool::create(env, &folder, &new_volume(&folder, args)?, &progress).await?;
     Target::volume(&folder.display().to_string())
 }
 
@@ -205,6 +209,8 @@ fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
     let segment = args.segment.map(|size| size.0.div_ceil(BLOCK_SIZE as u64));
     new.segment_blocks = segment.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
     new.growth = args.growth;
+    new.sector = args.sector;
+    new.settings = args.settings.into();
     new.force = args.force;
     Ok(new)
 }
@@ -233,7 +239,10 @@ pub(crate) async fn destroy(env: &Env, folder: &Path) -> Outcome<()> {
 fn own_files(folder: &Path) -> Vec<std::path::PathBuf> {
     let text = std::fs::read_to_string(folder.join(pool::manifest::FILE)).unwrap_or_default();
     let paths: Vec<_> = match toml::from_str::<pool::manifest::Manifest>(&text) {
-        Ok(manifest) => manifest.devices.into_iter().map(|place| place.path).collect(),
+        Ok(manifest) => {
+            let places = manifest.devices.into_iter().chain(manifest.leftovers);
+            places.map(|place| place.path).collect()
+        }
         Err(_) => Vec::new(),
     };
     let inside = paths.into_iter().filter(|path| path.components().count() == 1);

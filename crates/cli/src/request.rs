@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use thalweg_store::pool::manifest::Settings;
 
 use crate::parts::{DeviceArg, LinkArg};
 
@@ -55,6 +56,11 @@ pub(crate) enum Request {
     Rebuild {
         /// The one that is meant; `None` for all.
         device: Option<PathBuf>,
+    },
+    /// Change how the volume is opened, from the next time on.
+    Set {
+        /// What is changed is set.
+        settings: Settings,
     },
     /// Read and verify everything that is stored, and repair what can be.
     Scrub,

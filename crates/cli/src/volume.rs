@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use thalweg_store::env::Env;
+use thalweg_store::pool::manifest::Settings;
 
 use crate::ask::ask;
 use crate::failure::{Failure, Outcome};
 use crate::opened;
 use crate::parts::{DeviceArg, LinkArg};
+use crate::progress;
 use crate::request::{Answer, Request};
 use crate::size::Size;
 use crate::status;
@@ -27,6 +29,7 @@ pub(crate) enum Volume {
     Shrink(Shrink),
     Replace(Replace),
     Rebuild(Rebuild),
+    Set(Set),
     /// Read and verify everything that is stored, and repair what can be
     Scrub(OnVolume),
     #[command(subcommand)]
@@ -68,12 +71,57 @@ pub(crate) struct Create {
     /// How much larger the chain may become: the map has room for so many times its links
     #[arg(long, value_name = "FACTOR", default_value_t = 2.0)]
     pub(crate) growth: f64,
+    /// The devices' sector in bytes, 512 or 4096 [default: each device's own]
+    ///
+    /// With less than a drive's physical sector, a power cut may damage what lies beside a write.
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) sector: Option<u32>,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArgs,
     /// Use devices although they hold something else, or belong to another volume
     #[arg(long)]
     pub(crate) force: bool,
     /// Print the new volume's status as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What the volume keeps of how it is opened.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct SettingsArgs {
+    /// RAM of the tail cache, 1 MiB or more [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    ram_cache: Option<Size>,
+    /// RAM of the body cache [default: none]
+    #[arg(long, value_name = "SIZE")]
+    body_ram_cache: Option<Size>,
+    /// Whether the second sides of mirrored links rest while nothing is written to them
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    standby: Option<bool>,
+}
+
+impl From<SettingsArgs> for Settings {
+    fn from(args: SettingsArgs) -> Settings {
+        Settings {
+            standby: args.standby,
+            ram_cache: args.ram_cache.map(|size| size.0),
+            body_ram_cache: args.body_ram_cache.map(|size| size.0),
+        }
+    }
+}
+
+/// Change how a volume is opened, from the next time on
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
+    .args(["ram_cache", "body_ram_cache", "standby"]))]
+pub(crate) struct Set {
+    /// The volume's folder
+    volume: String,
+    #[command(flatten)]
+    settings: SettingsArgs,
+    /// Print the status afterwards as a JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// How segments are cleaned.
@@ -241,6 +289,10 @@ pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
             let device = args.device.map(std::path::absolute).transpose()?;
             change(env, &args.volume, Request::Rebuild { device }, args.json).await
         }
+        Volume::Set(args) => {
+            let settings = args.settings.into();
+            change(env, &args.volume, Request::Set { settings }, args.json).await
+        }
         Volume::Scrub(args) => scrub(env, &args).await,
         Volume::Snapshot(command) => snapshot(env, command).await,
         Volume::Destroy(args) => destroy(env, &args).await,
@@ -249,7 +301,7 @@ pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
 
 async fn create(env: &Env, args: Create) -> Outcome<()> {
     let json = args.json;
-    let target = opened::create(env, &args).await?;
+    let target = opened::create(env, &args, &*progress::for_user(json)).await?;
     match json {
         true => status::show(env, &target, true, None).await,
         false => {

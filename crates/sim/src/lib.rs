@@ -8,6 +8,7 @@
 //!   a crash could leave of them;
 //! - [`faults`]: a wrapper that makes any device fail on command;
 //! - [`model`]: a naive reference for blocks, and the check of the crash rule;
+//! - [`media`]: named files on such devices, so that a whole volume crashes with its manifest;
 //! - [`volume`]: a naive volume in RAM.
 
 pub mod busy;
@@ -15,6 +16,7 @@ pub mod content;
 pub mod crash;
 pub mod faults;
 pub mod hdd;
+pub mod media;
 pub mod model;
 pub mod ramdisk;
 pub mod recording;

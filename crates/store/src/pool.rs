@@ -33,12 +33,12 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub use assemble::PoolMirror;
-use assemble::{Seat, put_together, take_seats};
+use assemble::{Seat, put_together, refuse_newer, take_all};
 pub use change::{ExtendRequest, Progress, ShrinkRequest};
 pub use create::create_on;
 pub use destroy::destroy_on;
 pub use error::PoolError;
-use manifest::{Manifest, Stage};
+use manifest::{Manifest, Settings, Stage};
 pub use media::{FileMedia, Found, Media, Opened};
 pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions};
 pub use status::{MemberState, MemberStatus, PoolStatus};
@@ -48,12 +48,18 @@ use crate::chain::{Chain, ChainError, Recovered};
 use crate::env::Env;
 use crate::volume::{StoreVolume, Volume, VolumeRef};
 
-/// Makes the volume `new` from files and block devices, with its manifest in `folder`.
+/// Makes the volume `new` from files and block devices, with its manifest in `folder`. `progress`
+/// counts its devices: once as they are there, and once as they are labelled.
 ///
 /// # Errors
 /// Says what to do next; whatever was made is undone.
-pub async fn create(env: &Env, folder: &Path, new: &NewVolume) -> Result<(), PoolError> {
-    create_on(env, &FileMedia, folder, new).await
+pub async fn create(
+    env: &Env,
+    folder: &Path,
+    new: &NewVolume,
+    progress: Progress<'_>,
+) -> Result<(), PoolError> {
+    create_on(env, &FileMedia, folder, new, progress).await
 }
 
 /// Wipes the labels of the volume in `folder`, and removes its manifest. Files stay where they are.
@@ -82,6 +88,7 @@ pub struct Pool {
     id: Uuid,
     sector: Option<u32>,
     standby: bool,
+    settings: Mutex<Settings>,
     chain: Arc<Chain>,
     volume: Arc<StoreVolume<Chain>>,
     members: Mutex<Vec<Member>>,
@@ -116,11 +123,16 @@ impl Pool {
         folder: &Path,
         options: &OpenOptions,
     ) -> Result<Pool, PoolError> {
-        let manifest = Manifest::read(&*media, folder).await?;
-        if manifest.stage != Stage::Ready {
-            return Err(PoolError::Unfinished { folder: folder.to_owned() });
-        }
-        let seats = take_seats(env, &*media, folder, &manifest).await?;
+        let is_ready = |manifest: &Manifest| match manifest.stage {
+            Stage::Ready => Ok(()),
+            Stage::Unfinished => Err(PoolError::Unfinished { folder: folder.to_owned() }),
+        };
+        // Said before anybody asks for its devices, which may be gone.
+        is_ready(&Manifest::read(&*media, folder).await?)?;
+        let (manifest, seats) = take_all(env, &*media, folder).await?;
+        is_ready(&manifest)?;
+        refuse_newer(&seats)?;
+        let options = manifest.settings.over(options);
         let (put, absent) = put_together(env, &seats, options.standby).await?;
         let opened = Chain::open(env, put.parts, options.chain.clone()).await;
         let (chain, recovered) = opened.map_err(|error| name_missing(error, absent))?;
@@ -134,6 +146,7 @@ impl Pool {
             id: manifest.volume,
             sector: manifest.sector,
             standby: options.standby,
+            settings: Mutex::new(manifest.settings),
             manifest: tokio::sync::Mutex::new(manifest),
             volume: Arc::new(StoreVolume::live(chain.clone())),
             chain,
@@ -142,7 +155,7 @@ impl Pool {
             warnings: put.warnings,
             recovered,
         };
-        pool.free_leftovers().await?;
+        pool.free_leftovers().await;
         Ok(pool)
     }
 
@@ -188,6 +201,21 @@ impl Pool {
         Ok(Arc::new(StoreVolume::snapshot(self.chain.clone(), hold, snapshot.blocks)))
     }
 
+    /// Changes how the volume is opened, from the next time on: what is set in `settings`.
+    ///
+    /// # Errors
+    /// [`PoolError::Invalid`], or what kept the manifest from being written.
+    pub async fn set(&self, settings: Settings) -> Result<(), PoolError> {
+        settings.check()?;
+        let mut manifest = self.manifest.lock().await;
+        let settings = manifest.settings.changed_by(settings);
+        let changed = Manifest { settings, ..manifest.clone() };
+        changed.write(&*self.media, &self.folder).await?;
+        *manifest = changed;
+        *self.settings.lock() = settings;
+        Ok(())
+    }
+
     /// The mirrors among the volume's devices.
     pub fn mirrors(&self) -> Vec<PoolMirror> {
         self.mirrors.lock().clone()
@@ -201,6 +229,7 @@ impl Pool {
             name: self.name.clone(),
             volume: self.id,
             size: self.volume.size(),
+            settings: *self.settings.lock(),
             chain: self.chain.status(),
             members: members.iter().map(|member| member.status(&mirrors)).collect(),
             warnings: self.warnings(),

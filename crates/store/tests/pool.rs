@@ -47,7 +47,7 @@ impl Place {
     }
 
     async fn create(&self, folder: &str, new: &NewVolume) -> Result<(), PoolError> {
-        pool::create(&self.env, &self.path(folder), new).await
+        pool::create(&self.env, &self.path(folder), new, &quiet).await
     }
 
     async fn open(&self, folder: &str) -> Result<Pool, PoolError> {

@@ -168,3 +168,30 @@ fn status_is_watched() {
     child.wait().unwrap();
     server.end();
 }
+
+#[test]
+fn settings_are_kept_and_can_be_changed() {
+    let mirror = "mirror:vol/a:60M,vol/b:60M";
+    let args = ["--link", mirror, "--link", "vol/c:60M", "--map", "vol/map", "--sector", "4096"];
+    let more = ["--standby", "--ram-cache", "2M", "--body-ram-cache", "1M"];
+    let home = Home::with_volume("64M", &[&args[..], &more].concat());
+    let kept = |home: &Home| home.status()["settings"].clone();
+    let of = |standby: bool, ram: u64, body: u64| serde_json::json!({ "standby": standby, "ram_cache": ram, "body_ram_cache": body });
+    assert_eq!(kept(&home), of(true, 2 << 20, 1 << 20));
+    let label = json(crate::run::thalweg(["dump", "--json"]).arg(home.volume().join("a")));
+    assert!(label.to_string().contains("\"sector\":4096"), "{label}");
+    let server = home.serve(&[]);
+    if has("nbdcopy") {
+        let bytes = fill(&home, &server.uri("vol"), 64 << 20);
+        assert!(content(&home, &server.uri("vol")) == bytes);
+        let status = home.status();
+        assert_eq!(status["chain"]["tail_cache"]["ram_blocks"], (2 << 20) / 4096, "{status}");
+    }
+    good(&mut home.on_volume(&["set"], &["--standby", "false", "--ram-cache", "4M"]));
+    assert_eq!(kept(&home), of(false, 4 << 20, 1 << 20));
+    server.end();
+    good(&mut home.on_volume(&["set"], &["--body-ram-cache", "0"]));
+    let status = home.status();
+    assert_eq!(status["settings"], of(false, 4 << 20, 0));
+    assert!(status["chain"]["body_cache"].is_null(), "{status}");
+}

@@ -110,7 +110,16 @@ fn two_servers_on_one_volume() {
     let server = home.serve(&[]);
     let mut second = thalweg(["serve", "--socket"]);
     let said = bad(second.arg(home.path("second.sock")).arg(home.volume()), 1);
-    says(&said, &["in use"]);
+    let holder = format!("process {}", server.pid());
+    says(&said, &["in use", &holder, "serve"]);
+    // No control socket, and still somebody else's.
+    std::fs::remove_file(home.volume().join("control.sock")).unwrap();
+    for command in [&["status"][..], &["scrub"], &["snapshot", "list"], &["rebuild"]] {
+        says(&bad(&mut home.on_volume(command, &[]), 1), &["in use", &holder]);
+    }
+    says(&bad(&mut home.on_volume(&["destroy"], &["--yes"]), 1), &["in use", &holder]);
+    server.end();
+    let server = home.serve(&[]);
     says(&bad(&mut home.on_volume(&["destroy"], &["--yes"]), 1), &["being served"]);
     assert_eq!(home.status()["exports"][0], "vol");
     server.end();
@@ -179,5 +188,25 @@ fn garbage_on_the_control_socket_harms_nobody() {
         assert!(matches!(end, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)), "{end:?}");
     }
     home.status();
+    server.end();
+}
+
+#[test]
+fn settings_that_cannot_be() {
+    let home = Home::with_volume("64M", &[]);
+    says(&bad(&mut home.on_volume(&["set"], &[]), 2), &["required"]);
+    says(&bad(&mut home.on_volume(&["set"], &["--ram-cache", "4K"]), 1), &["1 MiB"]);
+    says(&bad(&mut home.on_volume(&["set"], &["--standby", "perhaps"]), 2), &["perhaps"]);
+    says(&bad(&mut create(&home, "other", &["--sector", "1024"]), 1), &["512 or 4096"]);
+    assert!(!home.path("other").join("link0").exists());
+}
+
+#[test]
+fn metrics_of_an_attachment_that_somebody_else_serves() {
+    let home = Home::with_volume("64M", &[]);
+    let server = home.serve(&[]);
+    let mut attach = thalweg(["attach", "--metrics", "127.0.0.1:9"]);
+    says(&bad(attach.arg(home.volume()), 1), &["server already", "--metrics"]);
+    assert_eq!(home.status()["attached"].as_array().unwrap().len(), 0);
     server.end();
 }

@@ -6,5 +6,6 @@ mod administration;
 mod bad_input;
 mod block_device;
 mod clients;
+mod raw_devices;
 mod run;
 mod text;

@@ -114,13 +114,40 @@ pub(super) async fn take_seats(
         if let Err(PoolError::Device(DeviceError::Locked { device })) = found {
             return Err(DeviceError::Locked { device }.into());
         }
-        if let Err(error @ PoolError::NewerFormat { .. }) = found {
-            return Err(error);
-        }
         seats.push(Seat { place: place.clone(), path, found });
     }
     same_device_twice(&seats)?;
     Ok(seats)
+}
+
+/// The manifest in `folder`, and its devices, which nobody else can change any more: whoever had
+/// them before may have changed the manifest as long as they were not ours.
+pub(super) async fn take_all(
+    env: &Env,
+    media: &dyn Media,
+    folder: &Path,
+) -> Result<(Manifest, Vec<Seat>), PoolError> {
+    let mut manifest = Manifest::read(media, folder).await?;
+    loop {
+        let seats = take_seats(env, media, folder, &manifest).await;
+        let now = Manifest::read(media, folder).await?;
+        if now == manifest {
+            return Ok((manifest, seats?));
+        }
+        manifest = now;
+    }
+}
+
+/// Refuses devices that a newer program has labelled: a mirror must not go on without such a side.
+pub(super) fn refuse_newer(seats: &[Seat]) -> Result<(), PoolError> {
+    let newer = seats.iter().find_map(|seat| match &seat.found {
+        Err(PoolError::NewerFormat { device, format }) => Some((device.clone(), *format)),
+        _ => None,
+    });
+    match newer {
+        Some((device, format)) => Err(PoolError::NewerFormat { device, format }),
+        None => Ok(()),
+    }
 }
 
 /// Opens a device. Whoever has it open may just have been closed, and lets go of it in a moment.

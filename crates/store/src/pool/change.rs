@@ -4,8 +4,8 @@
 //! where the devices are. Each change goes through them in an order in which a crash leaves either
 //! the old volume or the new one, and at most
 //!
-//! - devices with a label of this volume that the manifest does not list: they may be named again;
-//! - links in the manifest that the chain does not have: the next `open` frees them;
+//! - leftovers in the manifest, which may carry a label of this volume: the next `open` frees them;
+//! - links in the manifest that the chain does not have: it frees these too;
 //! - a link that is half emptied, or a side that is half rebuilt: it serves, and the same call goes
 //!   on where it ended, or from the start.
 
@@ -58,7 +58,7 @@ impl Pool {
     pub async fn extend(&self, request: &ExtendRequest) -> Result<(), PoolError> {
         let mut manifest = self.manifest.lock().await;
         if let Some(link) = &request.link {
-            self.add_link(&mut manifest, link, request.force).await?;
+            self.add_link(&mut manifest, link, request.force, None).await?;
         }
         match request.size {
             Some(size) => self.set_size(size, |new, old| new >= old).await,
@@ -119,48 +119,48 @@ impl Pool {
         of_group.filter_map(|member| member.slot.as_ref()).map(|slot| slot.member.clone()).next()
     }
 
-    /// Labels, then the manifest, then the chain. Until the chain knows the link, it is one that
-    /// `open` frees.
+    /// The manifest, as leftovers; labels; the manifest; then the chain. Until the chain knows the
+    /// link, it is one that `open` frees.
     async fn add_link(
         &self,
         manifest: &mut Manifest,
         link: &LinkSpec,
         force: bool,
-    ) -> Result<Uuid, PoolError> {
+        replaces: Option<Uuid>,
+    ) -> Result<(), PoolError> {
         check_link(link)?;
+        self.check_writable()?;
         self.refuse_members(link.devices()).await?;
         let mut made = Vec::new();
-        let before = manifest.clone();
         let group = self.env.uuid();
-        let result = self.add_link_parts(manifest, link, group, force, &mut made).await;
-        let Err(error) = result else { return Ok(group) };
-        *manifest = before;
-        self.undo_link(manifest, group).await;
-        for path in made {
-            if let Err(error) = self.media.remove(&path).await {
-                tracing::warn!(path = %path.display(), %error, "a new file was left behind");
-            }
+        let new = NewLink { link, group, replaces, force };
+        let result = self.add_link_parts(manifest, &new, &mut made).await;
+        if result.is_err() {
+            self.undo_link(manifest, group, made).await;
         }
-        Err(error)
+        result
     }
 
     async fn add_link_parts(
         &self,
         manifest: &mut Manifest,
-        link: &LinkSpec,
-        group: Uuid,
-        force: bool,
+        new: &NewLink<'_>,
         made: &mut Vec<PathBuf>,
     ) -> Result<(), PoolError> {
         let media = &*self.media;
+        let NewLink { link, group, force, .. } = *new;
         let default = DATA_START + self.largest_extent();
         prepare::make_files(media, link.devices(), default, manifest.sector, made).await?;
         let extent = prepare::link_room(media, link, manifest.sector, force, Some(self.id)).await?;
         let claims = link_claims(manifest, link, group, extent, 0);
+        let place = |claim| Place { replaces: new.replaces, ..place(&self.folder, claim) };
+        let places: Vec<Place> = claims.iter().map(place).collect();
+        manifest.leftovers.extend(places.clone());
+        manifest.write(media, &self.folder).await?;
         for claim in &claims {
             prepare::label(&self.env, media, claim, force).await?;
         }
-        let places: Vec<Place> = claims.iter().map(|claim| place(&self.folder, claim)).collect();
+        manifest.leftovers.retain(|left| left.group != group);
         manifest.devices.extend(places.clone());
         manifest.write(media, &self.folder).await?;
         let seats = self.seats(manifest, places).await?;
@@ -174,20 +174,49 @@ impl Pool {
         Ok(self.chain.add_link(link).await?)
     }
 
+    /// Fails when the chain refuses writes: what its devices hold is then unknown.
+    fn check_writable(&self) -> Result<(), PoolError> {
+        match self.chain.status().poisoned {
+            Some(why) => Err(crate::block::StoreError::Poisoned(why.into()).into()),
+            None => Ok(()),
+        }
+    }
+
     fn largest_extent(&self) -> u64 {
         let members = self.members.lock();
         let slots = members.iter().filter(|member| member.place.role == Role::Link);
         slots.filter_map(|member| Some(member.slot.as_ref()?.member.length)).max().unwrap_or(0)
     }
 
-    async fn undo_link(&self, manifest: &Manifest, group: Uuid) {
-        // A failure that came after the chain's label was written leaves the link in the chain.
-        if self.chain.label().links.iter().any(|link| link.id == *group.as_bytes()) {
+    async fn undo_link(&self, manifest: &mut Manifest, group: Uuid, made: Vec<PathBuf>) {
+        // A failure that came as the chain's label was written, or after, leaves the link in the
+        // chain, or may have. Only who opens the volume next can tell.
+        let is_in = self.chain.label().links.iter().any(|link| link.id == *group.as_bytes());
+        if is_in || self.check_writable().is_err() {
             return;
         }
-        let freed = self.free_group(Role::Link, group).await;
-        if let Err(error) = freed.and(manifest.write(&*self.media, &self.folder).await) {
-            tracing::warn!(%error, "a link that was not added is still listed");
+        let listed = manifest.devices.iter().filter(|place| place.group == group).cloned();
+        let listed: Vec<Place> = listed.collect();
+        manifest.leftovers.extend(listed);
+        let forgotten = self.forget_group(manifest, Role::Link, group).await;
+        self.undo(manifest, forgotten, made).await;
+    }
+
+    /// Frees what is left over, and removes the files that were made.
+    async fn undo(
+        &self,
+        manifest: &mut Manifest,
+        so_far: Result<(), PoolError>,
+        made: Vec<PathBuf>,
+    ) {
+        let cleared = self.clear_leftovers(manifest).await;
+        if let Err(error) = so_far.and(cleared) {
+            tracing::warn!(%error, "a change that failed is undone when the volume is opened next");
+        }
+        for path in made {
+            if let Err(error) = self.media.remove(&path).await {
+                tracing::warn!(path = %path.display(), %error, "a new file was left behind");
+            }
         }
     }
 
@@ -232,24 +261,36 @@ impl Pool {
             ));
         }
         self.chain.remove_link(group, progress).await?;
-        self.free_group(role, group).await?;
-        manifest.devices.retain(|place| place.group != group);
-        manifest.write(&*self.media, &self.folder).await
+        self.forget_group(manifest, role, group).await
     }
 
-    /// Frees the slots of a group, and forgets its devices.
-    async fn free_group(&self, role: Role, group: Uuid) -> Result<(), PoolError> {
+    /// Frees the slots of a group that the chain does not have, and forgets its devices. Those that
+    /// cannot be freed are left over.
+    async fn forget_group(
+        &self,
+        manifest: &mut Manifest,
+        role: Role,
+        group: Uuid,
+    ) -> Result<(), PoolError> {
         let gone: Vec<Member> = {
             let mut members = self.members.lock();
             let is_gone = |m: &mut Member| m.place.role == role && m.place.group == group;
             members.extract_if(.., is_gone).collect()
         };
         self.mirrors.lock().retain(|mirror| mirror.role != role || mirror.group != group);
-        let sector = self.sector;
         for member in gone {
-            destroy::free(&self.env, &*self.media, member.into(), sector).await?;
+            let place = member.place.clone();
+            let freed = destroy::free(&self.env, &*self.media, member.into(), self.sector).await;
+            if let Err(error) = freed {
+                tracing::warn!(path = %place.path.display(), %error, "not freed");
+                manifest.leftovers.push(place);
+            }
         }
-        Ok(())
+        manifest.devices.retain(|place| place.group != group);
+        for place in manifest.devices.iter_mut().filter(|place| place.replaces == Some(group)) {
+            place.replaces = None;
+        }
+        manifest.write(&*self.media, &self.folder).await
     }
 
     /// Puts the device at `new` in the place of the member at `old`, and makes it hold what that
@@ -268,7 +309,8 @@ impl Pool {
         let member = self.member(old)?;
         let mirror = self.mirror_of(&member);
         if let Some(mirror) = mirror {
-            self.replace_side(&mut manifest, &member, &mirror, new, force).await?;
+            let new = NewSide { mirror: &mirror, old: &member, device: new, force };
+            self.replace_side(&mut manifest, &new).await?;
             return self.rebuild_side(&mirror, usize::from(member.side), progress).await;
         }
         let model = self.model(member.role, member.group);
@@ -278,8 +320,10 @@ impl Pool {
                     // Said before a device is added in vain.
                     return self.remove_link(&mut manifest, &member, progress).await;
                 }
-                let link = LinkSpec::plain(new.clone());
-                self.add_link(&mut manifest, &link, force).await?;
+                if !self.is_taking_over(&manifest, &new.path, member.group) {
+                    let link = LinkSpec::plain(new.clone());
+                    self.add_link(&mut manifest, &link, force, Some(member.group)).await?;
+                }
                 self.remove_link(&mut manifest, &member, progress).await
             }
             _ if member.role == Role::Link => Err(invalid(
@@ -298,34 +342,40 @@ impl Pool {
         mirrors.iter().find(|mirror| mirror.holds(place)).cloned()
     }
 
+    /// Whether the device at `path` was added in place of the link `group`, in a call that was cut
+    /// short.
+    fn is_taking_over(&self, manifest: &Manifest, path: &Path, group: Uuid) -> bool {
+        let place = self.member(path).ok();
+        let place = place.and_then(|new| manifest.devices.iter().find(|p| p.is_for_same(&new)));
+        place.is_some_and(|place| place.replaces == Some(group))
+    }
+
     /// The new device gets its label, as a side that never was in sync; the old one is put out on
     /// record; then the manifest changes. A crash before leaves the old side, in sync or stale; a
-    /// crash afterwards the new one, stale.
+    /// crash afterwards the new one, stale. The other of the two is left over, and `open` frees it.
     async fn replace_side(
         &self,
         manifest: &mut Manifest,
-        old: &Place,
-        mirror: &PoolMirror,
-        new: &DeviceSpec,
-        force: bool,
+        new: &NewSide<'_>,
     ) -> Result<(), PoolError> {
+        let NewSide { mirror, old, .. } = *new;
         let side = usize::from(old.side);
         let states = mirror.mirror.states().borrow().clone();
         let others = states.iter().enumerate().any(|(i, s)| i != side && *s == SideState::InSync);
         if !others {
             return Err(crate::device::MirrorError::LastInSync { side }.into());
         }
-        let claim = self.prepare_side(manifest, old, mirror, new, force).await?;
-        if matches!(states[side], SideState::InSync | SideState::Rebuilding { .. }) {
-            mirror.mirror.take_out(side).await?;
-        }
-        let new_place = place(&self.folder, &claim);
-        for entry in manifest.devices.iter_mut().filter(|entry| *entry == old) {
-            *entry = new_place.clone();
-        }
-        manifest.write(&*self.media, &self.folder).await?;
+        self.refuse_members(std::iter::once(new.device)).await?;
+        let mut made = Vec::new();
+        let place = match self.list_side(manifest, new, &mut made).await {
+            Ok(place) => place,
+            Err(error) => {
+                self.undo(manifest, Ok(()), made).await;
+                return Err(error);
+            }
+        };
         let gone = self.take_member(old);
-        let mut seats = self.seats(manifest, vec![new_place]).await?;
+        let mut seats = self.seats(manifest, vec![place]).await?;
         let seat = seats.pop().ok_or_else(|| invalid("the new device has gone"))?;
         let slot = seat.found?;
         mirror.mirror.replace(side, slot.extent()?)?;
@@ -335,49 +385,87 @@ impl Pool {
             known.paths[side] = member.path.clone();
         }
         self.members.lock().push(member);
-        if let Some(gone) = gone {
-            // Nobody lists it any more; that its label stays would only be in its next user's way.
-            let freed = destroy::free(&self.env, &*self.media, gone.into(), self.sector).await;
-            if let Err(error) = freed {
-                tracing::warn!(%error, "the label of a replaced device was not wiped");
-            }
-        }
+        self.free_replaced(manifest, gone).await;
         Ok(())
+    }
+
+    /// Frees a device that nobody lists any more but as left over.
+    async fn free_replaced(&self, manifest: &mut Manifest, gone: Option<Member>) {
+        let Some(gone) = gone else { return };
+        let place = gone.place.clone();
+        let freed = destroy::free(&self.env, &*self.media, gone.into(), self.sector).await;
+        let written = match freed {
+            Ok(()) => {
+                manifest.leftovers.retain(|left| *left != place);
+                manifest.write(&*self.media, &self.folder).await
+            }
+            failed => failed,
+        };
+        if let Err(error) = written {
+            tracing::warn!(%error, "a replaced device is freed when the volume is opened next");
+        }
+    }
+
+    /// Labels the new side, puts the old one out, and lists the new one in its place.
+    async fn list_side(
+        &self,
+        manifest: &mut Manifest,
+        new: &NewSide<'_>,
+        made: &mut Vec<PathBuf>,
+    ) -> Result<Place, PoolError> {
+        let NewSide { mirror, old, .. } = *new;
+        let side = usize::from(old.side);
+        let place = self.prepare_side(manifest, new, made).await?;
+        let state = mirror.mirror.states().borrow().get(side).copied();
+        if matches!(state, Some(SideState::InSync | SideState::Rebuilding { .. })) {
+            mirror.mirror.take_out(side).await?;
+        }
+        let mut changed = manifest.clone();
+        changed.leftovers.retain(|left| *left != place);
+        for entry in changed.devices.iter_mut().filter(|entry| entry.is_for_same(old)) {
+            *entry = place.clone();
+        }
+        let is_there = self.members.lock().iter().any(|m| m.place == *old && m.slot.is_some());
+        if is_there {
+            changed.leftovers.push(old.clone());
+        }
+        changed.write(&*self.media, &self.folder).await?;
+        *manifest = changed;
+        Ok(place)
     }
 
     /// Labels a device as another side of a mirror.
     async fn prepare_side(
         &self,
-        manifest: &Manifest,
-        old: &Place,
-        mirror: &PoolMirror,
-        new: &DeviceSpec,
-        force: bool,
-    ) -> Result<Claim, PoolError> {
-        self.refuse_members(std::iter::once(new)).await?;
+        manifest: &mut Manifest,
+        new: &NewSide<'_>,
+        made: &mut Vec<PathBuf>,
+    ) -> Result<Place, PoolError> {
+        let NewSide { mirror, old, device, force } = *new;
         let media = &*self.media;
         let model = self.model(mirror.role, mirror.group);
         let model = model.ok_or_else(|| invalid("no side of the mirror is there"))?;
         let (column, side) = (old.column, old.side);
         let member = format::Member { column, side, events: 0, in_sync: 0, sequence: 0, ..model };
-        let mut made = Vec::new();
         let default = DATA_START + member.length;
-        let devices = std::iter::once(new);
-        prepare::make_files(media, devices, default, manifest.sector, &mut made).await?;
+        prepare::make_files(media, std::iter::once(device), default, manifest.sector, made).await?;
         if mirror.role == Role::Link {
-            let spec = LinkSpec::plain(new.clone());
+            let spec = LinkSpec::plain(device.clone());
             let have =
                 prepare::link_room(media, &spec, manifest.sector, force, Some(self.id)).await?;
             if have < member.length {
-                let device = new.path.display().to_string();
+                let device = device.path.display().to_string();
                 let (need, have) = (member.length + DATA_START, have + DATA_START);
                 return Err(PoolError::TooSmall { device, need, have });
             }
         }
-        let claim = Claim { path: new.path.clone(), member, at_most: false };
+        let claim = Claim { path: device.path.clone(), member, at_most: false };
         prepare::check_claim(media, &claim, force).await?;
+        let place = place(&self.folder, &claim);
+        manifest.leftovers.push(place.clone());
+        manifest.write(media, &self.folder).await?;
         prepare::label(&self.env, media, &claim, force).await?;
-        Ok(claim)
+        Ok(place)
     }
 
     fn take_member(&self, place: &Place) -> Option<Member> {
@@ -446,9 +534,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees links that the manifest lists and the chain does not have: an `extend` or a `shrink`
-    /// was cut short.
-    pub(super) async fn free_leftovers(&self) -> Result<(), PoolError> {
+    /// Frees what a change that was cut short left: links that the manifest lists and the chain does
+    /// not have, and devices that may carry a label and are not listed. What cannot be freed now is
+    /// tried again the next time; it keeps nobody from using the volume.
+    pub(super) async fn free_leftovers(&self) {
         let links: Vec<Uuid> =
             self.chain.label().links.iter().map(|link| Uuid::from_bytes(link.id)).collect();
         let mut manifest = self.manifest.lock().await;
@@ -460,10 +549,68 @@ impl Pool {
         }
         for group in left {
             tracing::warn!(volume = self.name, link = %group, "freeing a link left over by a crash");
-            self.free_group(Role::Link, group).await?;
-            manifest.devices.retain(|place| place.group != group);
-            manifest.write(&*self.media, &self.folder).await?;
+            let forgotten = self.forget_group(&mut manifest, Role::Link, group).await;
+            if let Err(error) = forgotten {
+                tracing::warn!(volume = self.name, %error, "it is still listed");
+            }
+        }
+        if let Err(error) = self.clear_leftovers(&mut manifest).await {
+            tracing::warn!(volume = self.name, %error, "what is left over is still listed");
+        }
+    }
+
+    /// Frees the leftovers that can be freed, and forgets those that are none.
+    async fn clear_leftovers(&self, manifest: &mut Manifest) -> Result<(), PoolError> {
+        if manifest.leftovers.is_empty() {
+            return Ok(());
+        }
+        let mut kept = Vec::new();
+        for place in std::mem::take(&mut manifest.leftovers) {
+            let is_listed = |other: &Place| other.is_for_same(&place) && other.path == place.path;
+            if manifest.devices.iter().any(is_listed) || kept.contains(&place) {
+                continue;
+            }
+            if let Err(error) = self.free_place(manifest, &place).await {
+                tracing::warn!(path = %place.path.display(), %error, "not freed");
+                kept.push(place);
+            }
+        }
+        manifest.leftovers = kept;
+        manifest.write(&*self.media, &self.folder).await
+    }
+
+    /// Frees what the volume has at `place`, if anything.
+    async fn free_place(&self, manifest: &Manifest, place: &Place) -> Result<(), PoolError> {
+        let path = self.folder.join(&place.path);
+        let found = self.media.find(&path).await;
+        if found.map_err(|error| PoolError::io(&path, error))?.is_none() {
+            return Ok(());
+        }
+        for seat in self.seats(manifest, vec![place.clone()]).await? {
+            match &seat.found {
+                Ok(_) => destroy::free(&self.env, &*self.media, seat, self.sector).await?,
+                Err(PoolError::Device(error)) => return Err(error.clone().into()),
+                // It is somebody else's, or nobody's.
+                Err(_) => {}
+            }
         }
         Ok(())
     }
+}
+
+/// A link that is to be added.
+struct NewLink<'a> {
+    link: &'a LinkSpec,
+    group: Uuid,
+    /// The link that will leave for it.
+    replaces: Option<Uuid>,
+    force: bool,
+}
+
+/// A side of a mirror that is to be replaced, and by what.
+struct NewSide<'a> {
+    mirror: &'a PoolMirror,
+    old: &'a Place,
+    device: &'a DeviceSpec,
+    force: bool,
 }

@@ -8,11 +8,13 @@
 //! 5. The manifest is written as ready.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
 use super::PoolError;
 use super::assemble::{put_together, take_seats};
+use super::change::Progress;
 use super::destroy;
 use super::format::{DATA_START, Member, NAME, Role};
 use super::manifest::{self, Manifest, Place, Stage};
@@ -36,7 +38,8 @@ struct Plan {
     map_bytes: u64,
 }
 
-/// Makes the volume `new` from the devices that it names, with its manifest in `folder`.
+/// Makes the volume `new` from the devices that it names, with its manifest in `folder`. `progress`
+/// counts its devices: once as they are there, and once as they are labelled.
 ///
 /// # Errors
 /// Says what to do next; whatever was made is undone.
@@ -45,18 +48,42 @@ pub async fn create_on(
     media: &dyn Media,
     folder: &Path,
     new: &NewVolume,
+    progress: Progress<'_>,
 ) -> Result<(), PoolError> {
     check(new)?;
-    let there = media.read_manifest(folder).await.map_err(|error| PoolError::io(folder, error))?;
+    let path = folder.join(manifest::FILE);
+    let there = media.read_text(&path).await.map_err(|error| PoolError::io(&path, error))?;
     if there.is_some() {
         return Err(PoolError::Exists { folder: folder.to_owned() });
     }
+    media.make_folder(folder).await.map_err(|error| PoolError::io(folder, error))?;
     let mut made = Vec::new();
-    let result = create_all(env, media, folder, new, &mut made).await;
+    let result = create_all(env, media, folder, new, &Steps::of(new, progress), &mut made).await;
     if result.is_err() {
         undo(env, media, folder, &made).await;
     }
     result
+}
+
+/// How much of the making of a volume is done.
+struct Steps<'a> {
+    done: AtomicU64,
+    total: u64,
+    progress: Progress<'a>,
+}
+
+impl<'a> Steps<'a> {
+    /// Each device is made or found, and labelled.
+    fn of(new: &NewVolume, progress: Progress<'a>) -> Steps<'a> {
+        let links: usize = new.links.iter().map(|link| link.devices().count()).sum();
+        let caches = [&new.cache, &new.body_cache].into_iter().flatten().count();
+        let total = 2 * (links + new.map.len() + caches) as u64;
+        Steps { done: AtomicU64::new(0), total, progress }
+    }
+
+    fn one_more(&self) {
+        (self.progress)(self.done.fetch_add(1, Ordering::Relaxed) + 1, self.total);
+    }
 }
 
 async fn undo(env: &Env, media: &dyn Media, folder: &Path, made: &[PathBuf]) {
@@ -76,12 +103,16 @@ async fn create_all(
     media: &dyn Media,
     folder: &Path,
     new: &NewVolume,
+    steps: &Steps<'_>,
     made: &mut Vec<PathBuf>,
 ) -> Result<(), PoolError> {
     prepare::refuse_same(media, all_devices(new)).await?;
     for (number, link) in new.links.iter().enumerate() {
         let default = sizing::device_bytes(new, link, number == 0);
-        prepare::make_files(media, link.devices(), default, new.sector, made).await?;
+        for device in link.devices() {
+            prepare::make_file(media, device, default, new.sector, made).await?;
+            steps.one_more();
+        }
     }
     let mut links = Vec::new();
     for link in &new.links {
@@ -91,14 +122,19 @@ async fn create_all(
     let total: u64 = plan.links.iter().sum();
     let cache_default = (total / 16).max(SMALLEST_CACHE);
     let file = DATA_START + plan.map_bytes.next_multiple_of(DATA_START);
-    prepare::make_files(media, new.map.iter(), file, new.sector, made).await?;
+    for device in &new.map {
+        prepare::make_file(media, device, file, new.sector, made).await?;
+        steps.one_more();
+    }
     for cache in [&new.cache, &new.body_cache].into_iter().flatten() {
         let bytes = cache.bytes.unwrap_or(cache_default).next_multiple_of(DATA_START);
-        let device = std::iter::once(&cache.device);
-        prepare::make_files(media, device, DATA_START + bytes, new.sector, made).await?;
+        let size = DATA_START + bytes;
+        prepare::make_file(media, &cache.device, size, new.sector, made).await?;
+        steps.one_more();
     }
 
     let mut manifest = Manifest::new(env.uuid(), &new.name, new.sector);
+    manifest.settings = new.settings;
     let claims = claims(env, folder, new, &plan, cache_default, &mut manifest);
     for claim in &claims {
         prepare::check_claim(media, claim, new.force).await?;
@@ -106,6 +142,7 @@ async fn create_all(
     manifest.write(media, folder).await?;
     for claim in claims.iter().rev() {
         prepare::label(env, media, claim, new.force).await?;
+        steps.one_more();
     }
     make_chain(env, media, folder, new, &plan, &manifest).await?;
     manifest.stage = Stage::Ready;
@@ -168,6 +205,7 @@ fn check(new: &NewVolume) -> Result<(), PoolError> {
     if !new.growth.is_finite() || new.growth < 1.0 {
         return refuse("growth is 1 or more");
     }
+    new.settings.check()?;
     if new.map.len() > 64 {
         return refuse("a mirror has at most 64 sides");
     }
@@ -259,7 +297,8 @@ fn claims(
 /// A claim's line in the manifest.
 pub(super) fn place(folder: &Path, claim: &Claim) -> Place {
     let Member { role, group, column, side, .. } = claim.member;
-    Place { path: manifest::to_stored(folder, &claim.path), role, group, column, side }
+    let path = manifest::to_stored(folder, &claim.path);
+    Place { path, role, group, column, side, replaces: None }
 }
 
 /// The extents of a link.

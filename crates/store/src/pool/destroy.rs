@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::PoolError;
-use super::assemble::{Seat, take_seats};
+use super::assemble::{Seat, take_all, take_seats};
 use super::format::{Role, Sharing};
 use super::label;
 use super::manifest::{Manifest, Stage};
@@ -18,14 +18,15 @@ use crate::env::Env;
 /// # Errors
 /// [`crate::device::DeviceError::Locked`] while the volume is open.
 pub async fn destroy_on(env: &Env, media: &dyn Media, folder: &Path) -> Result<(), PoolError> {
-    let mut manifest = Manifest::read(media, folder).await?;
-    let seats = take_seats(env, media, folder, &manifest).await?;
+    let (mut manifest, mut seats) = take_all(env, media, folder).await?;
+    let left = Manifest { devices: manifest.leftovers.clone(), ..manifest.clone() };
+    seats.extend(take_seats(env, media, folder, &left).await?);
     manifest.stage = Stage::Unfinished;
     manifest.write(media, folder).await?;
     for seat in seats {
         free(env, media, seat, manifest.sector).await?;
     }
-    media.write_manifest(folder, None).await.map_err(|error| PoolError::io(folder, error))
+    Manifest::remove(media, folder).await
 }
 
 /// Frees a member's slot, and wipes the label of a device that then belongs to nobody.

@@ -1,6 +1,7 @@
 //! The manifest: where a volume's devices are. What they are stands on themselves, in their labels;
 //! the rest of each line is there for messages about a device that cannot be read.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -9,9 +10,13 @@ use uuid::Uuid;
 use super::PoolError;
 use super::format::Role;
 use super::media::Media;
+use super::spec::OpenOptions;
+use crate::block::BLOCK_SIZE;
 
 /// The manifest's name in the volume's folder.
 pub const FILE: &str = "volume.toml";
+/// A new manifest's name until it is durable.
+const NEW: &str = "volume.toml.new";
 const VERSION: u32 = 1;
 
 /// Whether the volume can be used.
@@ -22,6 +27,12 @@ pub enum Stage {
     Unfinished,
     /// It can.
     Ready,
+}
+
+/// What every version of the manifest says.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
 }
 
 /// Where a volume's devices are.
@@ -38,9 +49,68 @@ pub struct Manifest {
     /// The sector in bytes that its devices are opened with, instead of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sector: Option<u32>,
+    /// How it is opened, unless whoever opens it says otherwise.
+    #[serde(default, skip_serializing_if = "Settings::is_empty")]
+    pub settings: Settings,
     /// The devices; one that serves two roles is there twice.
     #[serde(rename = "device", default)]
     pub devices: Vec<Place>,
+    /// Devices that may carry a label of the volume without being in it, while a change is under
+    /// way: after a crash, `open` frees them.
+    #[serde(rename = "leftover", default, skip_serializing_if = "Vec::is_empty")]
+    pub leftovers: Vec<Place>,
+}
+
+/// How a volume is opened. What is not set is left to the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Whether the second sides of mirrors rest while they are in the body.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<bool>,
+    /// RAM of the tail cache in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_cache: Option<u64>,
+    /// RAM of the body cache in bytes; 0 for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body_ram_cache: Option<u64>,
+}
+
+impl Settings {
+    /// The least RAM of a tail cache in bytes.
+    pub const LEAST_RAM: u64 = 1 << 20;
+
+    fn is_empty(&self) -> bool {
+        *self == Settings::default()
+    }
+
+    /// These settings, with those of `newer` that are set in their place.
+    pub(super) fn changed_by(self, newer: Settings) -> Settings {
+        Settings {
+            standby: newer.standby.or(self.standby),
+            ram_cache: newer.ram_cache.or(self.ram_cache),
+            body_ram_cache: newer.body_ram_cache.or(self.body_ram_cache),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), PoolError> {
+        let most = 1 << 50;
+        let fits = |bytes: Option<u64>, least| bytes.is_none_or(|b| (least..=most).contains(&b));
+        match fits(self.ram_cache, Settings::LEAST_RAM) && fits(self.body_ram_cache, 0) {
+            true => Ok(()),
+            false => Err(PoolError::Invalid("the tail cache needs 1 MiB of RAM or more".into())),
+        }
+    }
+
+    /// `options` with these settings over them.
+    pub(super) fn over(&self, options: &OpenOptions) -> OpenOptions {
+        let mut options = options.clone();
+        let blocks = |bytes: u64| usize::try_from(bytes / BLOCK_SIZE as u64).unwrap_or(usize::MAX);
+        options.standby = self.standby.unwrap_or(options.standby);
+        let chain = &mut options.chain;
+        chain.tail_cache_blocks = self.ram_cache.map_or(chain.tail_cache_blocks, blocks);
+        chain.body_cache_blocks = self.body_ram_cache.map_or(chain.body_cache_blocks, blocks);
+        options
+    }
 }
 
 /// Where one device is, and what for.
@@ -58,27 +128,47 @@ pub struct Place {
     /// Its number in a mirror.
     #[serde(default)]
     pub side: u8,
+    /// The link that leaves the chain for this one to take its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<Uuid>,
+}
+
+impl Place {
+    /// Whether `other` is for the same part of the volume, wherever it is.
+    pub(super) fn is_for_same(&self, other: &Place) -> bool {
+        let part = |place: &Place| (place.role, place.group, place.column, place.side);
+        part(self) == part(other)
+    }
 }
 
 impl Manifest {
     pub(super) fn new(volume: Uuid, name: &str, sector: Option<u32>) -> Manifest {
         let name = name.to_owned();
-        let devices = Vec::new();
-        Manifest { format: VERSION, volume, name, stage: Stage::Unfinished, sector, devices }
+        Manifest {
+            format: VERSION,
+            volume,
+            name,
+            stage: Stage::Unfinished,
+            sector,
+            settings: Settings::default(),
+            devices: Vec::new(),
+            leftovers: Vec::new(),
+        }
     }
 
     /// Reads the manifest in `folder`.
     pub(super) async fn read(media: &dyn Media, folder: &Path) -> Result<Manifest, PoolError> {
         let path = folder.join(FILE);
-        let text =
-            media.read_manifest(folder).await.map_err(|error| PoolError::io(&path, error))?;
+        let text = media.read_text(&path).await.map_err(|error| PoolError::io(&path, error))?;
         let text = text.ok_or_else(|| PoolError::NoVolume { folder: folder.to_owned() })?;
-        let manifest: Manifest = toml::from_str(&text).map_err(|error| PoolError::Manifest {
+        let damaged = |error: toml::de::Error| PoolError::Manifest {
             path: path.clone(),
             detail: error.message().to_owned(),
-        })?;
-        match manifest.format {
-            VERSION => Ok(manifest),
+        };
+        // Of a newer one, nothing else need be as it is here.
+        let Format { format } = toml::from_str(&text).map_err(damaged)?;
+        match format {
+            0..=VERSION => toml::from_str(&text).map_err(damaged),
             format => Err(PoolError::NewerFormat { device: path.display().to_string(), format }),
         }
     }
@@ -90,8 +180,27 @@ impl Manifest {
             path: path.clone(),
             detail: error.to_string(),
         })?;
-        media.write_manifest(folder, Some(&text)).await.map_err(|error| PoolError::io(&path, error))
+        replace(media, folder, &text).await.map_err(|error| PoolError::io(&path, error))
     }
+
+    /// Removes the manifest in `folder`, durably.
+    pub(super) async fn remove(media: &dyn Media, folder: &Path) -> Result<(), PoolError> {
+        let path = folder.join(FILE);
+        let removed = async {
+            media.remove(&path).await?;
+            media.sync_folder(folder).await
+        };
+        removed.await.map_err(|error| PoolError::io(&path, error))
+    }
+}
+
+/// The new text is durable beside the old before it takes its name: a crash leaves either.
+async fn replace(media: &dyn Media, folder: &Path, text: &str) -> io::Result<()> {
+    let (new, path) = (folder.join(NEW), folder.join(FILE));
+    media.write_text(&new, text).await?;
+    media.sync(&new).await?;
+    media.rename(&new, &path).await?;
+    media.sync_folder(folder).await
 }
 
 /// `path` as it stands in the manifest of `folder`: a folder can then be moved with what is in it.

@@ -1,14 +1,13 @@
 //! How paths become devices: files and block devices, or what a test puts in their place.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::manifest;
 use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions};
 
 /// What is at a path.
@@ -44,7 +43,8 @@ impl Opened {
     }
 }
 
-/// Where devices and manifests are found.
+/// Where devices and manifests are found: as much of a file system as a volume needs. A file's
+/// content is durable once it was synced, its name once its folder was; a rename is atomic.
 #[async_trait]
 pub trait Media: Send + Sync + fmt::Debug {
     /// What is at `path`; `None` when nothing is.
@@ -58,17 +58,30 @@ pub trait Media: Send + Sync + fmt::Debug {
         sector: Option<u32>,
     ) -> Result<Opened, DeviceError>;
 
-    /// Makes a device of `size` bytes at `path`, where nothing is.
+    /// Makes a device of `size` bytes at `path`, where nothing is. It is durable with its name when
+    /// this returns, and after a crash it is there as a whole or not at all.
     async fn create(&self, path: &Path, size: u64, sector: Option<u32>) -> Result<(), DeviceError>;
 
-    /// Removes what [`Media::create`] made.
+    /// Makes a folder, and those that it is in, durably; it may be there.
+    async fn make_folder(&self, folder: &Path) -> io::Result<()>;
+
+    /// The text in the file at `path`; `None` when there is none.
+    async fn read_text(&self, path: &Path) -> io::Result<Option<String>>;
+
+    /// Makes a file of `text` at `path`, over what is there.
+    async fn write_text(&self, path: &Path, text: &str) -> io::Result<()>;
+
+    /// Makes the content of the file at `path` durable.
+    async fn sync(&self, path: &Path) -> io::Result<()>;
+
+    /// Gives a file another name, in place of what has it.
+    async fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file; there may be none.
     async fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// The manifest in `folder`; `None` when there is none.
-    async fn read_manifest(&self, folder: &Path) -> io::Result<Option<String>>;
-
-    /// Replaces the manifest in `folder`, durably and as a whole; `None` removes it.
-    async fn write_manifest(&self, folder: &Path, text: Option<&str>) -> io::Result<()>;
+    /// Makes the names in `folder` durable.
+    async fn sync_folder(&self, folder: &Path) -> io::Result<()>;
 }
 
 /// Files and block devices of this machine.
@@ -83,10 +96,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn found(path: &Path) -> io::Result<Option<Found>> {
-    let metadata = match std::fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        metadata => metadata?,
-    };
+    let Some(metadata) = if_there(std::fs::metadata(path))? else { return Ok(None) };
     let is_block_device = metadata.file_type().is_block_device();
     let identity = match is_block_device {
         // No file has the inode that stands here for "by device number".
@@ -96,29 +106,31 @@ fn found(path: &Path) -> io::Result<Option<Found>> {
     Ok(Some(Found { identity, is_block_device }))
 }
 
-/// The new text is durable beside the old before it takes its name: a crash leaves either.
-fn replace(folder: &Path, text: Option<&str>) -> io::Result<()> {
-    let path = folder.join(manifest::FILE);
-    match text {
-        Some(text) => {
-            std::fs::create_dir_all(folder)?;
-            let mut file = tempfile(folder)?;
-            file.1.write_all(text.as_bytes())?;
-            file.1.sync_all()?;
-            std::fs::rename(&file.0, &path)?;
+/// Makes `folder` and what it lacks above it, each durable in the one above.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    let ancestors = folder.ancestors().filter(|folder| !folder.as_os_str().is_empty());
+    let missing: Vec<&Path> = ancestors.take_while(|folder| !folder.is_dir()).collect();
+    std::fs::create_dir_all(folder)?;
+    for folder in missing {
+        match folder.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent)?,
+            Some(_) => sync_folder(Path::new("."))?,
+            None => {}
         }
-        None => match std::fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            removed => removed?,
-        },
     }
+    Ok(())
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
-fn tempfile(folder: &Path) -> io::Result<(PathBuf, std::fs::File)> {
-    let path = folder.join(format!("{}.new", manifest::FILE));
-    let file = std::fs::File::create(&path)?;
-    Ok((path, file))
+/// That nothing is there is no failure.
+fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        result => result.map(Some),
+    }
 }
 
 #[async_trait]
@@ -144,22 +156,38 @@ impl Media for FileMedia {
         FileDevice::create(path, size, &options).await.map(drop)
     }
 
+    async fn make_folder(&self, folder: &Path) -> io::Result<()> {
+        let folder = folder.to_owned();
+        blocking(move || make_folder(&folder)).await
+    }
+
+    async fn read_text(&self, path: &Path) -> io::Result<Option<String>> {
+        let path = path.to_owned();
+        blocking(move || if_there(std::fs::read_to_string(path))).await
+    }
+
+    async fn write_text(&self, path: &Path, text: &str) -> io::Result<()> {
+        let (path, text) = (path.to_owned(), text.to_owned());
+        blocking(move || std::fs::write(path, text)).await
+    }
+
+    async fn sync(&self, path: &Path) -> io::Result<()> {
+        let path = path.to_owned();
+        blocking(move || std::fs::File::open(path)?.sync_all()).await
+    }
+
+    async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        blocking(move || std::fs::rename(from, to)).await
+    }
+
     async fn remove(&self, path: &Path) -> io::Result<()> {
         let path = path.to_owned();
-        blocking(move || std::fs::remove_file(path)).await
+        blocking(move || if_there(std::fs::remove_file(path)).map(drop)).await
     }
 
-    async fn read_manifest(&self, folder: &Path) -> io::Result<Option<String>> {
-        let path = folder.join(manifest::FILE);
-        blocking(move || match std::fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            text => text.map(Some),
-        })
-        .await
-    }
-
-    async fn write_manifest(&self, folder: &Path, text: Option<&str>) -> io::Result<()> {
-        let (folder, text) = (folder.to_owned(), text.map(str::to_owned));
-        blocking(move || replace(&folder, text.as_deref())).await
+    async fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        let folder = folder.to_owned();
+        blocking(move || sync_folder(&folder)).await
     }
 }

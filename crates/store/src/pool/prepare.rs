@@ -12,7 +12,7 @@ use super::media::{Media, Opened};
 use super::probe;
 use super::spec::{DeviceSpec, LinkSpec};
 use crate::block::BLOCK_SIZE;
-use crate::device::{Access, DeviceError};
+use crate::device::{Access, DeviceError, DeviceRef};
 use crate::env::Env;
 
 /// An extent that a volume wants on a device. On a shared one it is placed as it is labelled.
@@ -60,19 +60,31 @@ pub(super) async fn make_files<'a>(
     made: &mut Vec<PathBuf>,
 ) -> Result<(), PoolError> {
     for device in devices {
-        let found = media.find(&device.path).await;
-        if found.map_err(|error| PoolError::io(&device.path, error))?.is_some() {
-            continue;
-        }
-        let size = device.size.unwrap_or(default);
-        let whole = size - size % BLOCK_SIZE as u64;
-        if whole < 2 * DATA_START {
-            let device = device.path.display().to_string();
-            return Err(PoolError::TooSmall { device, need: 2 * DATA_START, have: size });
-        }
-        media.create(&device.path, whole, sector).await?;
-        made.push(device.path.clone());
+        make_file(media, device, default, sector, made).await?;
     }
+    Ok(())
+}
+
+/// Makes a file for `device` if nothing is there, of `default` bytes if it does not say how many.
+pub(super) async fn make_file(
+    media: &dyn Media,
+    device: &DeviceSpec,
+    default: u64,
+    sector: Option<u32>,
+    made: &mut Vec<PathBuf>,
+) -> Result<(), PoolError> {
+    let found = media.find(&device.path).await;
+    if found.map_err(|error| PoolError::io(&device.path, error))?.is_some() {
+        return Ok(());
+    }
+    let size = device.size.unwrap_or(default);
+    let whole = size - size % BLOCK_SIZE as u64;
+    if whole < 2 * DATA_START {
+        let device = device.path.display().to_string();
+        return Err(PoolError::TooSmall { device, need: 2 * DATA_START, have: size });
+    }
+    media.create(&device.path, whole, sector).await?;
+    made.push(device.path.clone());
     Ok(())
 }
 
@@ -150,7 +162,8 @@ pub(super) async fn check_claim(
     let opened = media.open(&claim.path, Access::Shared, sector).await?;
     let need = if claim.at_most { BLOCK_SIZE as u64 } else { claim.member.length };
     match label::find(&*opened.device).await {
-        Ok(Some(label)) if label.header.sharing == Sharing::Shared => {
+        Ok(Some(mut label)) if label.header.sharing == Sharing::Shared => {
+            label.members.retain(|(_, old)| !is_same_part(old, &claim.member));
             label::place(&opened.device, &label, need).map(drop)
         }
         Ok(Some(label)) if !label.members.is_empty() && !force => Err(not_shared(&opened)),
@@ -208,8 +221,9 @@ async fn take_shared(
     claim: &Claim,
     force: bool,
 ) -> Result<Slot, PoolError> {
-    let (opened, label) = directory(env, media, claim, force).await?;
+    let (opened, mut label) = directory(env, media, claim, force).await?;
     let device = &opened.device;
+    free_same(device, &mut label, &claim.member).await?;
     let mut member = Member { device: label.header.device, ..claim.member.clone() };
     if claim.at_most {
         let (_, largest) = gap(&label, device.geometry().size, u64::MAX);
@@ -222,6 +236,27 @@ async fn take_shared(
     let mut slot = Slot { device: device.clone(), number, member };
     slot.write().await?;
     Ok(slot)
+}
+
+/// Whether two extents are for the same part of the same volume.
+fn is_same_part(one: &Member, other: &Member) -> bool {
+    let part = |member: &Member| {
+        let Member { volume, role, group, column, side, .. } = member;
+        (*volume, *role, *group, *column, *side)
+    };
+    part(one) == part(other)
+}
+
+/// Frees what the volume has on the device for the same part of it: it was left there, and would be
+/// taken for the new one.
+async fn free_same(device: &DeviceRef, label: &mut Label, new: &Member) -> Result<(), DeviceError> {
+    let (same, others) =
+        std::mem::take(&mut label.members).into_iter().partition(|(_, old)| is_same_part(old, new));
+    label.members = others;
+    for (number, member) in same {
+        Slot { device: device.clone(), number, member }.free().await?;
+    }
+    Ok(())
 }
 
 /// Opens a shared device with its header locked, which makes the caller the only one to take or

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::manifest::Settings;
 use crate::chain::{Cleaning, Options};
 
 /// A device by its path.
@@ -98,6 +99,8 @@ pub struct NewVolume {
     /// The sector in bytes, instead of the devices' own. With a smaller one a power cut may damage
     /// neighbours of what was being written.
     pub sector: Option<u32>,
+    /// How it is opened, unless whoever opens it says otherwise.
+    pub settings: Settings,
     /// Whether to write over devices that carry another volume's label or somebody's signature.
     pub force: bool,
 }
@@ -116,12 +119,13 @@ impl NewVolume {
             segment_blocks: None,
             growth: 2.0,
             sector: None,
+            settings: Settings::default(),
             force: false,
         }
     }
 }
 
-/// How a volume is opened.
+/// How a volume is opened. What its own settings say goes over this.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// What its chain does at run time.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use uuid::Uuid;
 
 use super::format::Role;
+use super::manifest::Settings;
 use crate::chain::Status;
 use crate::device::SideState;
 
@@ -69,6 +70,8 @@ pub struct PoolStatus {
     pub volume: Uuid,
     /// Its size in bytes.
     pub size: u64,
+    /// How it is opened the next time.
+    pub settings: Settings,
     /// Its chain.
     pub chain: Status,
     /// Its devices.

@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::FileExt;
 
+use thalweg_store::pool::manifest::Settings;
+
 use super::*;
 
 async fn made(place: &Place) {
@@ -175,6 +177,10 @@ async fn a_damaged_manifest_is_told() {
     std::fs::write(place.path("v/volume.toml"), "format = 1\nname = 3").unwrap();
     let error = place.open("v").await;
     assert!(matches!(error, Err(PoolError::Manifest { .. })), "{error:?}");
+    // Of a newer one, only its number is known.
+    std::fs::write(place.path("v/volume.toml"), "format = 2\ndevices = 3").unwrap();
+    let error = place.open("v").await;
+    assert!(matches!(error, Err(PoolError::NewerFormat { format: 2, .. })), "{error:?}");
 }
 
 #[tokio::test]
@@ -185,4 +191,112 @@ async fn a_volume_is_destroyed_once_and_its_devices_are_free() {
     let gone = pool::destroy(&place.env, &place.path("v")).await;
     assert!(matches!(gone, Err(PoolError::NoVolume { .. })));
     made(&place).await;
+}
+
+/// A volume whose making or destruction was cut short must be destroyed whatever its devices hold.
+#[tokio::test]
+async fn an_unfinished_volume_is_destroyed_whatever_its_devices_hold() {
+    let place = Place::new();
+    made(&place).await;
+    let manifest = place.path("v/volume.toml");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"ready\"", "\"unfinished\"")).unwrap();
+    for copy in [0, 4096] {
+        scribble(&place.path("b"), copy + 8, &[9]);
+    }
+    let error = place.open("v").await;
+    assert!(matches!(error, Err(PoolError::Unfinished { .. })), "{error:?}");
+    pool::destroy(&place.env, &place.path("v")).await.unwrap();
+    place.create("w", &NewVolume::new("w", 4 * MIB, place.plain(&["a"]))).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_newer_side_of_a_mirror_is_not_gone_on_without() {
+    let place = Place::new();
+    let sides = vec![place.device("a"), place.device("b")];
+    let new = NewVolume::new("m", 8 * MIB, vec![LinkSpec::mirror(sides)]);
+    place.create("v", &new).await.unwrap();
+    for copy in [0, 4096] {
+        scribble(&place.path("b"), copy + 8, &[9]);
+    }
+    let before = std::fs::read(place.path("a")).unwrap();
+    let error = place.open("v").await;
+    assert!(matches!(error, Err(PoolError::NewerFormat { format: 9, .. })), "{error:?}");
+    assert!(std::fs::read(place.path("a")).unwrap() == before, "a side was written to");
+}
+
+/// Links that an `extend` could not take, each for its own reason.
+#[tokio::test]
+async fn bad_new_links_are_refused_and_the_volume_goes_on() {
+    let place = Place::new();
+    made(&place).await;
+    place.create("w", &NewVolume::new("other", 4 * MIB, place.plain(&["c"]))).await.unwrap();
+    let pool = place.open("v").await.unwrap();
+    let before = std::fs::read_to_string(place.path("v/volume.toml")).unwrap();
+    let extend = |link| {
+        let request = pool::ExtendRequest { link: Some(link), ..pool::ExtendRequest::default() };
+        let pool = &pool;
+        async move { pool.extend(&request).await.unwrap_err() }
+    };
+    let plain = |name| LinkSpec::plain(place.device(name));
+    let other = extend(plain("c")).await;
+    assert!(matches!(&other, PoolError::OtherVolume { name, .. } if name == "other"), "{other}");
+    let twice = extend(plain("a")).await;
+    assert!(matches!(twice, PoolError::Twice { .. }), "{twice}");
+    let twice = LinkSpec::mirror(vec![place.device("d"), place.device("d")]);
+    let twice = extend(twice).await;
+    assert!(matches!(twice, PoolError::Twice { .. }), "{twice}");
+    let small = DeviceSpec::with_size(place.path("d"), 1 << 12);
+    let small = extend(LinkSpec::plain(small)).await;
+    assert!(matches!(small, PoolError::TooSmall { have: 4096, .. }), "{small}");
+    let small = DeviceSpec::with_size(place.path("d"), 2 * MIB);
+    let small = extend(LinkSpec::plain(small)).await;
+    assert!(matches!(small, PoolError::Chain(_)), "{small}");
+    for name in ["d", "e"] {
+        assert!(!place.path(name).exists(), "{name}");
+    }
+    assert_eq!(std::fs::read_to_string(place.path("v/volume.toml")).unwrap(), before);
+    fill(&pool, 3).await;
+    drop(pool);
+    verify(&place.open("v").await.unwrap(), 3).await;
+    drop(place.open("w").await.unwrap());
+}
+
+/// Whoever had the volume open before may have changed what it is made of while it was waited for.
+#[tokio::test]
+async fn a_manifest_that_changes_while_its_devices_are_in_use_is_read_again() {
+    let place = Place::new();
+    let mut new = NewVolume::new("v", 8 * MIB, place.plain(&["a", "b"]));
+    new.map = vec![place.device("map")];
+    place.create("v", &new).await.unwrap();
+    let pool = place.open("v").await.unwrap();
+    fill(&pool, 1).await;
+    let waiting = place.open("v");
+    let changing = async {
+        let link = Some(LinkSpec::plain(place.device("c")));
+        let request = pool::ExtendRequest { link, ..pool::ExtendRequest::default() };
+        pool.extend(&request).await.unwrap();
+        pool.close().await.unwrap();
+        drop(pool);
+    };
+    let (opened, ()) = tokio::join!(biased; waiting, changing);
+    let pool = opened.unwrap();
+    assert_eq!(pool.status().members.len(), 4);
+    verify(&pool, 1).await;
+}
+
+#[tokio::test]
+async fn settings_that_cannot_be_are_refused() {
+    let place = Place::new();
+    made(&place).await;
+    let pool = place.open("v").await.unwrap();
+    for ram_cache in [0, 4096, u64::MAX] {
+        let settings = Settings { ram_cache: Some(ram_cache), ..Settings::default() };
+        let error = pool.set(settings).await;
+        assert!(matches!(error, Err(PoolError::Invalid(_))), "{error:?}");
+        let new = NewVolume::new("w", 4 * MIB, place.plain(&["c"]));
+        let error = place.create("w", &NewVolume { settings, ..new }).await;
+        assert!(matches!(error, Err(PoolError::Invalid(_))), "{error:?}");
+    }
+    assert_eq!(pool.status().settings, Settings::default());
 }

@@ -1,5 +1,6 @@
 //! Volumes that grow, shrink and move.
 
+use thalweg_store::pool::manifest::Settings;
 use thalweg_store::pool::{ExtendRequest, ShrinkRequest};
 
 use super::*;
@@ -104,4 +105,60 @@ async fn snapshots_are_served_read_only() {
     assert!(before.write(0, pattern(512, 0), false).await.is_err());
     before.flush().await.unwrap();
     assert!(matches!(pool.snapshot_volume("after"), Err(PoolError::NoSnapshot(_))));
+}
+
+#[tokio::test]
+async fn a_replacement_that_was_cut_short_goes_on() {
+    let place = Place::new();
+    let pool = open(&place).await;
+    fill(&pool, 4).await;
+    let listed = || std::fs::read_to_string(place.path("v/volume.toml")).unwrap();
+    {
+        // It is given up as soon as something is moved.
+        let moving = tokio::sync::Notify::new();
+        let progress = |_, _| moving.notify_one();
+        let (old, new) = (place.path("b"), place.device("c"));
+        tokio::select! {
+            biased;
+            () = moving.notified() => {}
+            done = pool.replace(&old, &new, false, &progress) => panic!("over already: {done:?}"),
+        }
+    }
+    assert!(listed().contains("replaces"), "{}", listed());
+    drop(pool);
+    let pool = place.open("v").await.unwrap();
+    pool.replace(&place.path("b"), &place.device("c"), false, &quiet).await.unwrap();
+    assert!(!listed().contains("replaces") && !listed().contains("leftover"), "{}", listed());
+    std::fs::remove_file(place.path("b")).unwrap();
+    drop(pool);
+    verify(&place.open("v").await.unwrap(), 4).await;
+    // Another link of the volume is no new device.
+    let pool = place.open("v").await.unwrap();
+    let error = pool.replace(&place.path("a"), &place.device("c"), false, &quiet).await;
+    assert!(matches!(error, Err(PoolError::Twice { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn settings_are_kept_and_used_from_the_next_opening_on() {
+    let place = Place::new();
+    let mut new = NewVolume::new("v", 8 * MIB, place.plain(&["a", "b"]));
+    new.settings = Settings { ram_cache: Some(2 * MIB), ..Settings::default() };
+    place.create("v", &new).await.unwrap();
+    let pool = place.open("v").await.unwrap();
+    let ram = |pool: &Pool| pool.chain().status().tail_cache.ram_blocks;
+    fill(&pool, 1).await;
+    assert_eq!(ram(&pool), 2 * MIB / 4096);
+    let body = Settings { body_ram_cache: Some(2 * MIB), ..Settings::default() };
+    pool.set(body).await.unwrap();
+    assert!(pool.chain().status().body_cache.is_none());
+    drop(pool);
+    let pool = place.open("v").await.unwrap();
+    assert_eq!(pool.status().settings.ram_cache, Some(2 * MIB));
+    assert!(pool.chain().status().body_cache.is_some());
+    pool.set(Settings { ram_cache: Some(MIB), body_ram_cache: Some(0), ..body }).await.unwrap();
+    drop(pool);
+    let pool = place.open("v").await.unwrap();
+    assert!(pool.chain().status().body_cache.is_none());
+    fill(&pool, 2).await;
+    assert_eq!(ram(&pool), MIB / 4096);
 }

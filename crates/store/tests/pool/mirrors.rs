@@ -1,5 +1,7 @@
 //! Mirrors: degraded, stale, rebuilt, diverged.
 
+use thalweg_store::pool::format;
+
 use super::*;
 
 async fn mirror(place: &Place, map: bool) {
@@ -156,4 +158,53 @@ async fn stripes_of_mirrors_survive_one_side_of_each_column() {
     std::fs::remove_file(place.path("f")).unwrap();
     let error = place.open("v").await.unwrap_err().to_string();
     assert!(error.contains("column 1") && error.contains("/f"), "{error}");
+}
+
+/// The slots in use on a device.
+fn slots(path: &Path) -> Vec<format::Member> {
+    let bytes = std::fs::read(path).unwrap();
+    let slot = |number| format::Member::decode(&bytes[format::slot_offset(number) as usize..]);
+    (0..format::SLOTS).filter_map(|number| slot(number).ok()).collect()
+}
+
+/// On a device that volumes share, a side that comes back and is put in its own place again takes
+/// over what it had there.
+#[tokio::test]
+async fn a_shared_side_replaced_by_itself_leaves_no_slot_behind() {
+    let place = Place::new();
+    // Another volume was there first, so that a lower slot than the side's own is free.
+    let mut first = NewVolume::new("first", 4 * MIB, place.plain(&["c"]));
+    first.map = vec![DeviceSpec::with_size(place.path("map0"), 32 * MIB)];
+    place.create("first", &first).await.unwrap();
+    mirror(&place, true).await;
+    pool::destroy(&place.env, &place.path("first")).await.unwrap();
+    hide(&place, "map0");
+    let pool = place.open("v").await.unwrap();
+    fill(&pool, 1).await;
+    bring_back(&place, "map0");
+    let device = place.device("map0");
+    pool.replace(&place.path("map0"), &device, false, &quiet).await.unwrap();
+    assert_eq!(state(&pool.status(), "map0"), MemberState::Online);
+    drop(pool);
+    assert_eq!(slots(&place.path("map0")).len(), 1, "{:?}", slots(&place.path("map0")));
+    hide(&place, "map1");
+    verify(&place.open("v").await.unwrap(), 1).await;
+}
+
+#[tokio::test]
+async fn a_side_that_does_not_fit_leaves_nothing() {
+    let place = Place::new();
+    mirror(&place, true).await;
+    let pool = place.open("v").await.unwrap();
+    let before = std::fs::read_to_string(place.path("v/volume.toml")).unwrap();
+    let small = DeviceSpec::with_size(place.path("small"), 4 * MIB);
+    let error = pool.replace(&place.path("a"), &small, false, &quiet).await;
+    assert!(matches!(error, Err(PoolError::TooSmall { .. })), "{error:?}");
+    assert!(!place.path("small").exists());
+    let large = DeviceSpec::with_size(place.path("large"), 2 * MIB);
+    let error = pool.replace(&place.path("map0"), &large, false, &quiet).await;
+    assert!(error.is_err());
+    assert!(!place.path("large").exists());
+    assert_eq!(std::fs::read_to_string(place.path("v/volume.toml")).unwrap(), before);
+    assert!(pool.status().members.iter().all(|member| member.state == MemberState::Online));
 }

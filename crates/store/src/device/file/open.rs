@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, fallocate, fcntl};
+use nix::unistd::linkat;
 
 use super::{Access, FileOptions};
 use crate::device::{DeviceError, Geometry, MEMORY_ALIGNMENT};
@@ -52,6 +53,64 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceE
 
 /// Makes a file of `size` bytes, durable together with its name, and opens and locks it.
 pub(super) fn create(path: &Path, size: u64, options: &FileOptions) -> Result<Opened, DeviceError> {
+    let failed = |error| DeviceError::io(&path.display().to_string(), "create", error);
+    match open_unnamed(path, options).map_err(failed)? {
+        Some((file, direct)) => create_whole(path, size, options, file, direct),
+        None => create_named(path, size, options),
+    }
+}
+
+/// Opens a file without a name on the filesystem of `path`; `None` where that cannot be had.
+fn open_unnamed(path: &Path, options: &FileOptions) -> io::Result<Option<(File, bool)>> {
+    let mut flags = OpenOptions::new();
+    flags.read(true).write(true).mode(0o600);
+    let mut open = |more| flags.custom_flags(libc::O_TMPFILE | more).open(folder_of(path));
+    let (file, direct) = match options.direct {
+        true => match open(libc::O_DIRECT) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
+            opened => (opened, true),
+        },
+        false => (open(0), false),
+    };
+    match file {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+            Ok(None)
+        }
+        file => Ok(Some((file?, direct))),
+    }
+}
+
+/// The file gets its name when its size and room are durable: a crash leaves all of it or nothing.
+fn create_whole(
+    path: &Path,
+    size: u64,
+    options: &FileOptions,
+    file: File,
+    direct: bool,
+) -> Result<Opened, DeviceError> {
+    let name = path.display().to_string();
+    let failed = |error| DeviceError::io(&name, "create", error);
+    lock(&file, &name, options.access)?;
+    allocate(&file, size, options.sparse).and_then(|()| file.sync_all()).map_err(failed)?;
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let opened = of_size(describe(file, direct, &name, options)?, size)?;
+    linkat(AT_FDCWD, unnamed.as_str(), AT_FDCWD, path, AtFlags::AT_SYMLINK_FOLLOW)
+        .map_err(|error| failed(error.into()))?;
+    sync_folder_of(path).map_err(failed)?;
+    Ok(opened)
+}
+
+/// Refuses a size that is not whole sectors.
+fn of_size(opened: Opened, size: u64) -> Result<Opened, DeviceError> {
+    match opened.geometry {
+        Geometry { size: usable, .. } if usable == size && size > 0 => Ok(opened),
+        Geometry { sector, .. } => Err(DeviceError::Misaligned { offset: 0, len: size, sector }),
+    }
+}
+
+/// As [`create_whole`], where a file has its name from the first moment: a crash may leave it
+/// without content.
+fn create_named(path: &Path, size: u64, options: &FileOptions) -> Result<Opened, DeviceError> {
     let name = path.display().to_string();
     let mut flags = OpenOptions::new();
     flags.read(true).write(true).create_new(true).mode(0o600);
@@ -60,13 +119,10 @@ pub(super) fn create(path: &Path, size: u64, options: &FileOptions) -> Result<Op
     lock(&file, &name, options.access)?;
     let filled = allocate(&file, size, options.sparse)
         .and_then(|()| file.sync_all())
-        .and_then(|()| sync_directory(path))
+        .and_then(|()| sync_folder_of(path))
         .map_err(|error| DeviceError::io(&name, "create", error))
         .and_then(|()| describe(file, direct, &name, options));
-    let whole = filled.and_then(|opened| match opened.geometry {
-        Geometry { size: usable, .. } if usable == size && size > 0 => Ok(opened),
-        Geometry { sector, .. } => Err(DeviceError::Misaligned { offset: 0, len: size, sector }),
-    });
+    let whole = filled.and_then(|opened| of_size(opened, size));
     if whole.is_err() {
         // The file is ours alone, new and locked; half made it helps nobody.
         let _ = std::fs::remove_file(path);
@@ -159,11 +215,12 @@ fn allocate(file: &File, size: u64, sparse: bool) -> io::Result<()> {
     file.set_len(size)
 }
 
-fn sync_directory(path: &Path) -> io::Result<()> {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-        _ => File::open(".")?.sync_all(),
-    }
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn sync_folder_of(path: &Path) -> io::Result<()> {
+    File::open(folder_of(path))?.sync_all()
 }
 
 /// Gives a range back, as far as the medium can.

@@ -13,7 +13,7 @@ use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
-use thalweg_store::device::{Device, DeviceRef, MemoryDevice, Mirror, Purpose, Side};
+use thalweg_store::device::{Device, DeviceRef, MemoryDevice, Mirror, Purpose, Role, Side};
 use thalweg_store::env::Env;
 use uuid::Uuid;
 
@@ -73,6 +73,27 @@ fn second_sides_of_the_body_rest_and_that_of_the_tail_does_not() {
         env.sleep(Duration::from_secs(100)).await;
         let after = [rest(1) - before[0], rest(3) - before[1], rest(5) - before[2]];
         assert_eq!(after, [100, 0, 100]);
+    });
+}
+
+#[test]
+fn a_read_that_was_under_way_keeps_no_side_from_its_rest() {
+    run(1, |env| async move {
+        let disks = [disk(&env, "a"), disk(&env, "b")];
+        let sides = disks.iter().map(|disk| Side::InSync(disk.clone() as DeviceRef)).collect();
+        let mirror = Mirror::new(&env, sides, Arc::new(()), true).unwrap();
+        mirror.set_role(Role::Tail).await;
+        let reads = (0..4u64).map(|at| mirror.read(at << 20, BLOCK_SIZE, Purpose::UserData));
+        let role = async {
+            env.sleep(Duration::from_micros(100)).await;
+            mirror.set_role(Role::Body).await;
+        };
+        let (read, ()) = futures::join!(futures::future::join_all(reads), role);
+        assert!(read.iter().all(|read| read.is_ok()));
+        assert!(disks.iter().all(|disk| disk.tallies().total().reads == 2), "both sides read");
+        env.sleep(Duration::from_secs(100)).await;
+        let rest = disks.each_ref().map(|disk| disk.standby().0.as_secs());
+        assert!(rest[0] == 0 && rest[1] >= 99, "{rest:?}");
     });
 }
 

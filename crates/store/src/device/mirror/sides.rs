@@ -91,6 +91,11 @@ impl Sides {
         sides
     }
 
+    /// The side that stays awake while the others rest.
+    pub(super) fn first_readable(&self) -> Option<usize> {
+        self.members.iter().position(|member| member.is_in_sync() && member.device.is_some())
+    }
+
     /// The side to read `[offset, offset + len)` from: the first one while the others rest, else
     /// the one with the shortest queue, where the side of the stream that the read continues counts
     /// as shorter; among those the one whose last read ended nearest.

@@ -46,9 +46,9 @@ pub(super) async fn read(
             }
         });
     }
-    let cached = fetch.iter().map(|(number, location)| {
-        from_caches(inner, Lba(lba.0 + *number as u64), *location)
-    });
+    let cached = fetch
+        .iter()
+        .map(|(number, location)| from_caches(inner, Lba(lba.0 + *number as u64), *location));
     let mut missing: Vec<(usize, Location)> = Vec::new();
     for ((number, location), cached) in fetch.iter().zip(join_all(cached).await) {
         match cached {

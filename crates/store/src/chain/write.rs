@@ -245,8 +245,10 @@ pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
                     let exists = log == USERS || state.body.is_some();
                     let held = log == USERS && state.turns.holds_writers();
                     let stream = state.stream(log);
-                    let enough = exists && !held &&
-                        stream.queued() >= LAZY_BLOCKS && stream.in_flight() < REQUESTS;
+                    let enough = exists
+                        && !held
+                        && stream.queued() >= LAZY_BLOCKS
+                        && stream.in_flight() < REQUESTS;
                     let until = stream.tail();
                     enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
                 };

@@ -36,7 +36,7 @@ pub enum Scheduling {
     /// As they come.
     Fifo,
     /// The one that the head reaches first, among the oldest `depth`; the oldest when it has waited
-    /// for `max_wait`. A sequential stream gives way to others after 1 MiB. This is what native
+    /// there for `max_wait`. A sequential stream gives way to others after 1 MiB. This is what native
     /// command queueing does.
     ShortestAccess {
         /// Requests that the disk looks at.
@@ -49,6 +49,18 @@ pub enum Scheduling {
         /// Requests that the disk looks at.
         depth: usize,
     },
+}
+
+impl Scheduling {
+    /// Requests that the disk looks at; others wait at the host.
+    fn depth(self) -> usize {
+        match self {
+            Scheduling::Fifo => 1,
+            Scheduling::ShortestAccess { depth, .. } | Scheduling::Elevator { depth } => {
+                depth.max(1)
+            }
+        }
+    }
 }
 
 /// What a hard disk is like.

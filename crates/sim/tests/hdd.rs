@@ -126,6 +126,18 @@ fn a_queue_is_served_faster_out_of_order() {
     assert!(fifo > 1.8 * shortest, "first in first out {fifo}, shortest access {shortest}");
 }
 
+#[test]
+fn requests_beyond_the_queue_slow_nothing_down() {
+    let mean = |depth| {
+        run(3, |env| async move {
+            let disk = Arc::new(HardDisk::new(&env, "disk", HardDiskSpec::sas_10k(SIZE)));
+            random_load(&env, disk, Kind::Read, depth, 6400).await
+        })
+    };
+    let (full, beyond) = (mean(32), mean(256));
+    assert!(beyond < 1.05 * full, "{full} s with 32 requests, {beyond} s with 256");
+}
+
 /// How long a read at the inner edge takes while eight readers keep the arm at the outer one.
 fn far_read(sequential: bool) -> Duration {
     run(4, |env| async move {

@@ -50,7 +50,8 @@ struct Request {
     operation: Operation,
     offset: u64,
     purpose: Purpose,
-    arrival: u64,
+    /// When the disk got it; `None` while it waits for room in the disk's queue.
+    taken: Option<u64>,
     reply: oneshot::Sender<Result<Bytes, DeviceError>>,
 }
 
@@ -236,7 +237,7 @@ impl State {
         match shared.spec.scheduling {
             Scheduling::Fifo => Some(0),
             Scheduling::ShortestAccess { max_wait, .. }
-                if now.saturating_sub(oldest.arrival) > nanos(max_wait) =>
+                if now.saturating_sub(oldest.taken.unwrap_or(now)) > nanos(max_wait) =>
             {
                 Some(0)
             }
@@ -278,7 +279,19 @@ impl State {
         }
         let index = self.choose(shared, now)?;
         self.destaged = 0;
-        self.pending.remove(index).map(Job::Serve)
+        let request = self.pending.remove(index)?;
+        self.take_in(shared, now);
+        Some(Job::Serve(request))
+    }
+
+    /// Notes the requests that came into the disk's queue. Those behind wait at the host and do not
+    /// age for the disk, which knows nothing of them: else a long wait there would make it serve in
+    /// the order of arrival just when there is most to choose from.
+    fn take_in(&mut self, shared: &Shared, now: u64) {
+        let depth = shared.spec.scheduling.depth();
+        for request in self.pending.iter_mut().take(depth) {
+            request.taken.get_or_insert(now);
+        }
     }
 
     fn wake_spindle(&mut self, shared: &Shared, now: Time) {
@@ -411,8 +424,8 @@ impl Shared {
             if !state.powered {
                 return Err(self.no_power(name));
             }
-            let arrival = self.env.now().as_nanos();
-            state.pending.push_back(Request { operation, offset, purpose, arrival, reply });
+            state.pending.push_back(Request { operation, offset, purpose, taken: None, reply });
+            state.take_in(self, self.env.now().as_nanos());
         }
         self.work.notify_one();
         answer.await.unwrap_or_else(|_| Err(self.no_power(name)))

@@ -140,8 +140,11 @@ async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreErro
         state.reserve(log);
     }
     drop(state);
+    // Writers that wait for room see that there is more, or ask for cleaning themselves.
     inner.room.notify_waiters();
-    inner.clean_kick.notify_one();
+    if inner.options.auto_clean {
+        inner.clean_kick.notify_one();
+    }
     Ok(())
 }
 

@@ -47,6 +47,7 @@ mod snapshot;
 mod state;
 mod status;
 mod stream;
+mod turns;
 mod write;
 
 use std::fmt;
@@ -136,8 +137,10 @@ struct Inner {
     body_cache: Option<Arc<Cache>>,
     /// Room was made: writers and the cleaner may try again.
     room: Notify,
-    /// A batch reached its device.
+    /// A batch reached its device, or the log may go on after reads.
     written: Notify,
+    /// A group of reads went to the tail's drive, or came back.
+    turn: Notify,
     queue_kick: [Notify; 2],
     clean_kick: Notify,
     checkpoint_kick: Notify,

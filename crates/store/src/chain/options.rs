@@ -44,6 +44,9 @@ pub struct Options {
     /// stops at half of it: what waits at the tail is written in order, so that users keep at least
     /// half of the tail's rate.
     pub dirty_bytes: usize,
+    /// How long a read that has to go to the tail's drive may wait for others to go with it, while
+    /// the log writes without a pause; zero lets each go at once. See `turns`.
+    pub tail_read_wait: Duration,
     /// Cleaning starts when fewer than this share of the segments is free.
     pub clean_below: f64,
     /// Whether the cleaner starts by itself, before writers have to wait for it.
@@ -62,6 +65,7 @@ impl Default for Options {
             body_cache_blocks: 0,
             commit_interval: Duration::from_secs(1),
             dirty_bytes: 64 << 20,
+            tail_read_wait: Duration::from_millis(100),
             clean_below: 0.15,
             auto_clean: true,
             checkpoint_sectors: 1200,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 
 use super::format::block_checksum;
 use super::index::Location;
@@ -35,19 +35,25 @@ pub(super) async fn read(
     Counts::add(&inner.counts.user_blocks_read, count);
     let steps = plan(inner, lba, count, at);
     let mut blocks: Vec<Option<Bytes>> = Vec::with_capacity(steps.len());
-    let mut missing: Vec<(usize, Location)> = Vec::new();
+    let mut fetch: Vec<(usize, Location)> = Vec::new();
     for (number, step) in steps.into_iter().enumerate() {
-        match step {
-            Step::Zero => blocks.push(None),
-            Step::Ready(content) => blocks.push(Some(content)),
+        blocks.push(match step {
+            Step::Zero => None,
+            Step::Ready(content) => Some(content),
             Step::Fetch(location) => {
-                let lba = Lba(lba.0 + number as u64);
-                let cached = from_caches(inner, lba, location).await;
-                if cached.is_none() {
-                    missing.push((number, location));
-                }
-                blocks.push(cached);
+                fetch.push((number, location));
+                None
             }
+        });
+    }
+    let cached = fetch
+        .iter()
+        .map(|(number, location)| from_caches(inner, Lba(lba.0 + *number as u64), *location));
+    let mut missing: Vec<(usize, Location)> = Vec::new();
+    for ((number, location), cached) in fetch.iter().zip(join_all(cached).await) {
+        match cached {
+            Some(content) => blocks[*number] = Some(content),
+            None => missing.push((*number, *location)),
         }
     }
     let runs = group(&missing);
@@ -131,7 +137,13 @@ async fn read_run(
     let mut fetched = Fetched::with_capacity(run.len());
     for piece in pieces {
         let len = piece.blocks.len() * BLOCK_SIZE;
-        let Ok(bytes) = piece.device.read(piece.offset, len, Purpose::UserData).await else {
+        let turn = match piece.on_tail {
+            true => Some(inner.turn_at_tail().await),
+            false => None,
+        };
+        let read = piece.device.read(piece.offset, len, Purpose::UserData).await;
+        drop(turn);
+        let Ok(bytes) = read else {
             fetched.extend(read_again(inner, lba, at, piece.blocks).await?);
             continue;
         };

@@ -11,6 +11,7 @@ use super::index::{Index, Location};
 use super::label::Label;
 use super::segments::{SegmentState, Segments};
 use super::stream::{BODY, Stream, USERS};
+use super::turns::Turns;
 use crate::block::{Lba, StoreError, Version, Write};
 use crate::device::Purpose;
 use crate::env::HashMap;
@@ -44,6 +45,8 @@ pub(super) struct State {
     pub(super) dirty: RoaringBitmap,
     /// Map entries appended since the last checkpoint.
     pub(super) entries_since: u64,
+    /// Who may use the tail's drive.
+    pub(super) turns: Turns,
     pub(super) poison: Option<Arc<str>>,
     /// Those who need that no user writes for a moment.
     pub(super) frozen: u32,

@@ -133,6 +133,11 @@ impl Stream {
         self.in_flight.len()
     }
 
+    /// Whether blocks wait for a request or are under way.
+    pub(super) fn is_writing(&self) -> bool {
+        !self.queue.is_empty() || !self.in_flight.is_empty()
+    }
+
     /// Whether blocks below `until` wait for a request.
     pub(super) fn is_queued(&self, until: Position) -> bool {
         self.queue.front().is_some_and(|queued| queued.position < until)

@@ -202,6 +202,9 @@ fn finish(inner: &Inner, batch: &Batch, link: usize) {
     if batch.purpose == Purpose::Cleaning {
         state.moving[batch.log] -= batch.contents.len();
     }
+    if batch.log == USERS {
+        state.turns.wrote(inner.env.now());
+    }
     state.stream(batch.log).finish_batch(batch.start, link);
 }
 
@@ -217,8 +220,9 @@ pub(super) async fn drain(
         let waits = loop {
             let mut state = inner.state.lock();
             state.poison_check()?;
+            let held = log == USERS && state.turns.holds_writers();
             let stream = state.stream(log);
-            if stream.in_flight() >= REQUESTS {
+            if stream.in_flight() >= REQUESTS || held {
                 break stream.is_queued(until);
             }
             match stream.take_batch(until, BATCH_BLOCKS) {
@@ -246,9 +250,12 @@ pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
                     let mut state = inner.state.lock();
                     // Without a log of compaction there is one writer, which keeps the order.
                     let exists = log == USERS || state.body.is_some();
+                    let held = log == USERS && state.turns.holds_writers();
                     let stream = state.stream(log);
-                    let enough =
-                        exists && stream.queued() >= LAZY_BLOCKS && stream.in_flight() < REQUESTS;
+                    let enough = exists
+                        && !held
+                        && stream.queued() >= LAZY_BLOCKS
+                        && stream.in_flight() < REQUESTS;
                     let until = stream.tail();
                     enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
                 };

@@ -390,6 +390,7 @@ impl Shared {
                     for bad in tried {
                         self.repair(bad, offset, len).await;
                     }
+                    self.rest_again(side).await;
                     return Ok(bytes);
                 }
                 Err(error) => failure = Some(error),
@@ -462,6 +463,15 @@ impl Shared {
             device.set_power(power)
         });
         join_all(asked).await;
+    }
+
+    /// A side that served a request is awake. One that should rest was asked before the others were
+    /// put to rest, or in place of the first, and goes back to rest.
+    async fn rest_again(&self, side: usize) {
+        let resting = self.resting.load(Ordering::Relaxed);
+        if resting && self.sides.lock().first_readable() != Some(side) {
+            self.apply_power().await;
+        }
     }
 
     fn out(&self, operation: &'static str) -> DeviceError {

@@ -1,7 +1,15 @@
 //! Who is in sync: the mirror's decisions, without I/O.
 
+use std::collections::VecDeque;
+
 use super::{Side, SideState};
 use crate::device::{DeviceError, DeviceRef, QueueDepth};
+
+/// Reads of one side whose ends are remembered: streams that it can tell from each other.
+const STREAMS: usize = 64;
+/// Requests that a read waits for rather than leave the side that its stream is on: the drive takes
+/// it along with the one before, another side would have to seek.
+const WORTH: usize = 8;
 
 /// The sides of a mirror and what each may be used for.
 #[derive(Debug)]
@@ -15,8 +23,8 @@ pub(super) struct Sides {
 struct Member {
     device: Option<DeviceRef>,
     state: SideState,
-    /// Where its last read ended.
-    next: u64,
+    /// Where its latest reads ended, the last one first.
+    ends: VecDeque<u64>,
 }
 
 /// A side that a request goes to, with what came of it.
@@ -83,8 +91,14 @@ impl Sides {
         sides
     }
 
+    /// The side that stays awake while the others rest.
+    pub(super) fn first_readable(&self) -> Option<usize> {
+        self.members.iter().position(|member| member.is_in_sync() && member.device.is_some())
+    }
+
     /// The side to read `[offset, offset + len)` from: the first one while the others rest, else
-    /// the one with the shortest queue, and among those the one whose last read ended nearest.
+    /// the one with the shortest queue, where the side of the stream that the read continues counts
+    /// as shorter; among those the one whose last read ended nearest.
     pub(super) fn choose(
         &mut self,
         offset: u64,
@@ -95,14 +109,14 @@ impl Sides {
         let sides = self.readable(except);
         let cost = |(side, device): &(usize, DeviceRef)| {
             let QueueDepth { reads, writes } = device.queue_depth();
-            (reads + writes, self.members[*side].next.abs_diff(offset))
+            self.members[*side].cost(reads + writes, offset)
         };
         let chosen = match resting {
             true => sides.into_iter().next(),
             false => sides.into_iter().min_by_key(cost),
         };
         if let Some((side, _)) = &chosen {
-            self.members[*side].next = offset + len as u64;
+            self.members[*side].note_read(offset, offset + len as u64);
         }
         chosen
     }
@@ -190,7 +204,23 @@ impl Sides {
 
 impl Member {
     fn new(device: Option<DeviceRef>, state: SideState) -> Member {
-        Member { device, state, next: 0 }
+        Member { device, state, ends: VecDeque::new() }
+    }
+
+    /// What a read at `offset` would cost here, with a queue of so many requests: the least is best.
+    fn cost(&self, queue: usize, offset: u64) -> (usize, bool, u64) {
+        let elsewhere = !self.ends.contains(&offset);
+        let last = self.ends.front().copied().unwrap_or(0);
+        (queue + if elsewhere { WORTH } else { 0 }, elsewhere, last.abs_diff(offset))
+    }
+
+    /// Remembers where a read ended, in place of the end that it went on from.
+    fn note_read(&mut self, from: u64, to: u64) {
+        match self.ends.iter().position(|end| *end == from) {
+            Some(at) => drop(self.ends.remove(at)),
+            None => self.ends.truncate(STREAMS - 1),
+        }
+        self.ends.push_front(to);
     }
 
     fn is_in_sync(&self) -> bool {
@@ -247,5 +277,34 @@ mod tests {
         assert_eq!(sides.choose((1 << 20) + 4096, 4096, false, &[]).unwrap().0, 0);
         assert_eq!(sides.choose((1 << 30) + 4096, 4096, false, &[]).unwrap().0, 1);
         assert_eq!(sides.choose(1 << 30, 4096, true, &[]).unwrap().0, 0);
+    }
+
+    #[test]
+    fn reads_stay_with_their_stream_though_others_come_between() {
+        let mut sides = three();
+        let streams = STREAMS as u64 - 2;
+        let start = |stream: u64| stream << 24;
+        let homes: Vec<usize> = (0..streams)
+            .map(|stream| {
+                let elsewhere = [(stream as usize + 1) % 3, (stream as usize + 2) % 3];
+                sides.choose(start(stream), 4096, false, &elsewhere).unwrap().0
+            })
+            .collect();
+        for step in 1..4 {
+            for (stream, home) in (0..streams).zip(&homes) {
+                let next = start(stream) + step * 4096;
+                assert_eq!(sides.choose(next, 4096, false, &[]).unwrap().0, *home);
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_queue_parts_a_read_from_its_stream() {
+        let mut sides = three();
+        sides.choose(0, 512, false, &[1, 2]);
+        let [home, other, _] = &sides.members[..] else { panic!("three sides") };
+        assert!(home.cost(WORTH, 512) < other.cost(0, 512));
+        assert!(home.cost(WORTH + 1, 512) > other.cost(0, 512));
+        assert!(home.cost(1, 1024) > other.cost(0, 1024), "it continues nothing");
     }
 }

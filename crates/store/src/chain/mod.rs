@@ -38,6 +38,7 @@ mod index;
 mod label;
 mod options;
 mod read;
+mod rebuild;
 mod recovery;
 mod resize;
 mod roles;
@@ -64,8 +65,9 @@ use crate::env::{Env, Task};
 use cache::Cache;
 pub use format::Cleaning;
 use label::Layout;
-pub use label::{Label, Snapshot, Void};
+pub use label::{Cut, Label, Snapshot, Void};
 pub use options::{Create, Link, Options, Parts};
+pub use rebuild::{LostEntries, Rebuild, RebuildReport};
 pub use recovery::Recovered;
 pub use scrub::ScrubReport;
 use state::State;
@@ -100,6 +102,13 @@ pub enum ChainError {
     /// What recovery needs is damaged.
     #[error("{0}")]
     Damaged(String),
+    /// A rebuild would lose entries of the map that were durable.
+    #[error(
+        "the map is damaged: {} parts of it, which told of {} blocks, are lost",
+        .0.lost.len(),
+        .0.lost_blocks
+    )]
+    Loss(Box<RebuildReport>),
     /// The store refused.
     #[error(transparent)]
     Store(#[from] StoreError),

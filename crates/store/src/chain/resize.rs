@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use super::clean::clean_segment;
 use super::format::LinkRecord;
+use super::format::SECTOR;
 use super::index::Content;
-use super::label::MAX_LINKS;
+use super::label::{MAX_LINKS, Void};
 use super::recovery::link_record;
 use super::segments::SegmentState;
-use super::snapshot::Freeze;
+use super::snapshot::{Freeze, check_voids};
 use super::state::reserved_segments;
 use super::stream::{BODY, USERS};
 use super::{Chain, ChainError, Inner, Link, State, checkpoint};
 use crate::block::Version;
+use crate::device::{AlignedBuf, Purpose};
 
 fn invalid(why: impl Into<String>) -> ChainError {
     ChainError::Invalid(why.into())
@@ -29,7 +31,7 @@ impl Chain {
         let _label = inner.label_lock.lock().await;
         let _frozen = Freeze::new(inner);
         let old = {
-            let state = inner.state.lock();
+            let mut state = inner.state.lock();
             state.poison_check()?;
             let most = state.capacity();
             if blocks == 0 || blocks > most {
@@ -39,14 +41,31 @@ impl Chain {
                 )));
             }
             check_end(&state, blocks)?;
+            check_voids(&mut state)?;
             state.index.blocks()
         };
         if blocks < old {
             // A replay must not meet entries beyond the new end.
             checkpoint::write(inner).await?;
-            inner.state.lock().index.resize(blocks);
+            let mut state = inner.state.lock();
+            state.index.resize(blocks);
+            state.reap();
         }
-        inner.change_label(|label| label.blocks = blocks).await?;
+        let gone = {
+            let state = inner.state.lock();
+            // Should the volume grow again, what its blocks held before must not come back.
+            let (from, to) = (Version(0), state.version);
+            (blocks < old).then_some(Void { from, to, seq: state.next_seq, first: blocks })
+        };
+        inner
+            .change_label(|label| {
+                label.blocks = blocks;
+                if let Some(gone) = gone {
+                    label.voids.retain(|void| void.first < gone.first);
+                    label.voids.push(gone);
+                }
+            })
+            .await?;
         inner.state.lock().index.resize(blocks);
         Ok(())
     }
@@ -64,6 +83,7 @@ impl Chain {
             state.poison_check()?;
             new_record(&state, &link)?
         };
+        wipe_maps(inner, record.base.get(), record.segments.get()).await?;
         inner.change_label(|label| label.links.push(record)).await?;
         {
             let mut state = inner.state.lock();
@@ -169,6 +189,26 @@ impl Chain {
     }
 }
 
+/// Overwrites the maps that a link which left the chain wrote for the segments from `base` on: they
+/// tell of another device.
+async fn wipe_maps(inner: &Inner, base: u32, count: u32) -> Result<(), ChainError> {
+    let mut wiped = false;
+    for segment in base..base + count {
+        let at = inner.layout.map_of(segment);
+        // Whoever opened a segment wrote its first sector first.
+        let unit = inner.map.read(at, inner.map_unit, Purpose::Map).await?;
+        if unit[..SECTOR].iter().any(|byte| *byte != 0) {
+            let zeros = AlignedBuf::zeroed(inner.layout.segment_map()).freeze();
+            inner.map.write(at, vec![zeros], Purpose::Map).await?;
+            wiped = true;
+        }
+    }
+    if wiped {
+        inner.map.flush(Purpose::Map).await?;
+    }
+    Ok(())
+}
+
 fn link_number(state: &State, id: uuid::Uuid) -> Option<usize> {
     state.segments.links.iter().position(|link| link.id == id)
 }
@@ -198,7 +238,13 @@ fn check_end(state: &State, blocks: u64) -> Result<(), ChainError> {
     while lba < state.index.blocks() {
         match state.index.empty_until(lba as u32) {
             Some(next) => lba = u64::from(next),
-            None if state.index.content(lba as u32) == Content::Absent => lba += 1,
+            None if matches!(
+                state.index.content(lba as u32),
+                Content::Absent | Content::Hole(_)
+            ) =>
+            {
+                lba += 1;
+            }
             None => {
                 let now = state.index.get(lba as u32, Version(u64::MAX)).is_some();
                 let (what, advice) = match now {

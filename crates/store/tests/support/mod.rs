@@ -4,6 +4,7 @@
 
 pub mod crash;
 pub mod scribble;
+pub mod trio;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,7 +227,9 @@ impl Pair {
         let blocks = read_all(&self.chain, now).await.unwrap();
         for (lba, found) in blocks.into_iter().enumerate() {
             let expected = self.model.read(Lba(lba as u64), now);
-            assert!(found == expected, "block {lba}");
+            let head = |block: &Option<Bytes>| block.as_ref().map(|bytes| bytes.slice(..16));
+            let (is, should) = (head(&found), head(&expected));
+            assert!(found == expected, "block {lba} is {is:?} rather than {should:?}");
         }
     }
 }

@@ -7,29 +7,15 @@ mod support;
 
 use std::sync::Arc;
 
+use support::crash::{Plan, Tally, explore};
 use support::trio::Trio;
-use support::{Pair, Shape, Step, content, options, random_step, read_all};
-use thalweg_sim::model::BlockModel;
+use support::{Shape, lose_checkpoints};
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba};
-use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Rebuild, RebuildReport};
-use thalweg_store::device::{Device, DeviceRef, Purpose};
+use thalweg_store::block::BlockStore;
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Rebuild, RebuildReport};
+use thalweg_store::device::DeviceRef;
 use thalweg_store::env::Env;
-
-const LABELS: u64 = 2 * 128 * 1024;
-const PAGE: usize = 4096;
-
-/// Overwrites both halves of the checkpoint area with what is no checkpoint.
-async fn destroy_checkpoints(map: &DeviceRef, half: u64) {
-    let junk = bytes::Bytes::from(vec![0xa5; PAGE]);
-    for at in (LABELS..LABELS + 2 * half).step_by(PAGE) {
-        let page = map.read(at, PAGE, Purpose::Checkpoint).await.unwrap();
-        if page.iter().any(|byte| *byte != 0) {
-            map.write(at, vec![junk.clone()], Purpose::Checkpoint).await.unwrap();
-        }
-    }
-}
 
 async fn rebuild(
     env: &Env,
@@ -41,9 +27,8 @@ async fn rebuild(
 }
 
 /// Destroys the checkpoints, sees that nothing opens, rebuilds, and opens.
-async fn lose_and_rebuild(env: &Env, shape: &Shape, devices: &[DeviceRef], half: u64) -> Chain {
-    let map = shape.parts(devices).map;
-    destroy_checkpoints(&map, half).await;
+async fn lose_and_rebuild(env: &Env, shape: &Shape, devices: &[DeviceRef]) -> Chain {
+    lose_checkpoints(&shape.parts(devices).map).await;
     let refused = shape.open(env, devices).await;
     assert!(matches!(refused, Err(ChainError::Damaged(_))), "{:?}", refused.map(|_| ()));
     let dry = Rebuild { dry_run: true, ..Rebuild::default() };
@@ -73,12 +58,11 @@ fn history(seed: u64, shape: Shape, rounds: usize) {
                 0 => trio.pair.chain.close().await.unwrap(),
                 _ => trio.pair.chain.sync(trio.pair.chain.now()).await.unwrap(),
             }
-            let half = trio.pair.chain.label().checkpoint_half;
             drop(trio.pair.chain);
             trio.pair.chain = match round % 4 {
                 // Some openings in between, which cut the logs.
                 3 => shape.open(&env, &devices).await.unwrap().0,
-                _ => lose_and_rebuild(&env, &shape, &devices, half).await,
+                _ => lose_and_rebuild(&env, &shape, &devices).await,
             };
             trio.compare().await;
         }
@@ -109,4 +93,57 @@ fn a_rebuilt_index_is_the_lost_one_in_other_shapes() {
     history(200, single, 12);
     history(201, Shape { sector: 4096, ..roomy(Cleaning::CompactInBody) }, 12);
     history(202, Shape { map_on_link: true, ..roomy(Cleaning::MoveToTail) }, 12);
+}
+
+/// Rebuilds every image that a crash could leave, of histories in which it happened before, also in
+/// the middle of a rebuild: the state is the one that recovery finds.
+fn crashes(first: u64, images: u64, shape: Shape, lazy: bool) {
+    let steps = if lazy { 120 } else { 60 };
+    let plan = Plan {
+        shape,
+        steps,
+        writers: 3,
+        points: 40,
+        generations: 3,
+        branches: 3,
+        lazy,
+        rebuild: true,
+    };
+    let mut total = Tally::default();
+    for seed in first.. {
+        let tally = run(seed, |env| async move { explore(&env, seed, &plan).await });
+        total.add(&tally);
+        if total.images >= images {
+            break;
+        }
+    }
+    println!("{total:?}");
+    total.assert_varied();
+    assert!(total.rebuilt >= images);
+}
+
+fn tight(cleaning: Cleaning) -> Shape {
+    Shape { blocks: 220, segments_per_link: 4, ..Shape::small(cleaning) }
+}
+
+#[test]
+fn a_rebuild_after_a_crash_finds_what_recovery_finds_move_to_tail() {
+    crashes(0, 6_000, tight(Cleaning::MoveToTail), false);
+}
+
+#[test]
+fn a_rebuild_after_a_crash_finds_what_recovery_finds_compact_in_body() {
+    crashes(1_000, 6_000, tight(Cleaning::CompactInBody), false);
+}
+
+#[test]
+fn a_rebuild_after_a_crash_in_long_rounds_finds_what_recovery_finds() {
+    let roomier = |cleaning| Shape { segments_per_link: 7, ..tight(cleaning) };
+    crashes(2_000, 3_000, roomier(Cleaning::MoveToTail), true);
+    crashes(3_000, 3_000, roomier(Cleaning::CompactInBody), true);
+}
+
+#[test]
+fn a_rebuild_of_large_sectors_after_a_crash_finds_what_recovery_finds() {
+    crashes(4_000, 3_000, Shape { sector: 4096, ..tight(Cleaning::CompactInBody) }, false);
 }

@@ -39,6 +39,8 @@ pub const PAGE: usize = 4096;
 pub const ENTRIES_PER_PAGE: u32 = ENTRIES_PER_SECTOR * (PAGE / SECTOR) as u32;
 /// Bytes in each of the two copies of the label.
 pub const LABEL_BYTES: u64 = 128 * 1024;
+/// The log of a sector without entries that says: nothing of what the segment's map shows counts.
+pub const NO_LOG: u8 = 2;
 /// "No segment".
 pub const NO_SEGMENT: u32 = u32::MAX;
 
@@ -196,7 +198,7 @@ pub struct MapSector {
     index: U16,
     /// Entries in use.
     count: u8,
-    /// 0: the users' log, 1: the log of compaction in the body.
+    /// 0: the users' log, 1: the log of compaction in the body, [`NO_LOG`].
     log: u8,
     entries: [Entry; ENTRIES_PER_SECTOR as usize],
 }

@@ -24,7 +24,7 @@ use super::cache::{Cache, RamOrder};
 use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
 use super::format::{
     ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
-    NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
+    NO_LOG, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
 };
 use super::holds::Holds;
 use super::index::{Content, Index, Location, MAX_PHYSICAL, Place};
@@ -817,9 +817,9 @@ fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Re
 
 /// A sequence that no segment had before the crash. Since the checkpoint each segment was opened at
 /// most once, perhaps without the log that led there having survived: its sectors must not count
-/// when the segment is opened again.
+/// when the segment is opened again. Nor were maps cleared more than twice without a checkpoint.
 fn first_unused_seq(state: &State, top: u64) -> u64 {
-    (state.next_seq + u64::from(state.segments.len())).max(top + 1)
+    (state.next_seq + u64::from(state.segments.len()) + 2).max(top + 1)
 }
 
 fn replay_entry(
@@ -890,8 +890,8 @@ pub(super) fn note_cut(state: &mut State, ends: [u64; 2], first: u64) {
     state.forget_voids();
 }
 
-/// Overwrites the maps of all segments without entries that count, before anybody writes, and forgets
-/// what the label remembers because of them.
+/// Marks the maps of all segments without entries that count, before anybody writes, and forgets what
+/// the label remembers because of them.
 pub(super) async fn forget_lives(inner: &Inner) -> Result<(), ChainError> {
     let free = {
         let state = inner.state.lock();
@@ -905,25 +905,49 @@ pub(super) async fn forget_lives(inner: &Inner) -> Result<(), ChainError> {
         free.retain(|id| !written(id));
         free
     };
-    for id in free {
-        let zeros = AlignedBuf::zeroed(inner.layout.segment_map()).freeze();
-        inner.map.write(inner.layout.map_of(id), vec![zeros], Purpose::Map).await?;
+    let seq = clear_maps(inner, &free).await?;
+    let voids = {
         let mut state = inner.state.lock();
-        let segment = state.segments.get_mut(id);
-        (segment.seq, segment.before) = (0, 0);
-    }
-    inner.map.flush(Purpose::Map).await?;
-    let newest = {
-        let mut state = inner.state.lock();
+        for id in free {
+            let segment = state.segments.get_mut(id);
+            (segment.seq, segment.before) = (seq, 0);
+        }
         state.forget_voids();
-        state.label.clone()
+        state.label.voids.clone()
     };
     inner
         .change_label(|label| {
-            label.voids = newest.voids;
+            label.voids = voids;
             label.cuts.drain(..label.cuts.len() - 1);
         })
         .await
+}
+
+/// Says in the maps of segments that nothing in them counts, under a sequence that it returns: in
+/// the first sector, since one sector is written whole or not at all.
+pub(super) async fn clear_maps(inner: &Inner, segments: &[u32]) -> Result<u64, ChainError> {
+    let seq = {
+        let mut state = inner.state.lock();
+        state.next_seq += 1;
+        state.next_seq - 1
+    };
+    let head = SectorHead {
+        seq,
+        durable: Position::default(),
+        uncommitted: u16::MAX,
+        next: NO_SEGMENT,
+        index: 0,
+        count: 0,
+        log: NO_LOG,
+    };
+    let mut buffer = AlignedBuf::zeroed(inner.map_unit);
+    buffer[..SECTOR].copy_from_slice(MapSector::seal(inner.tag, head, &[]).as_bytes());
+    let sector = buffer.freeze();
+    for id in segments {
+        inner.map.write(inner.layout.map_of(*id), vec![sector.clone()], Purpose::Map).await?;
+    }
+    inner.map.flush(Purpose::Map).await?;
+    Ok(seq)
 }
 
 /// Lets the logs go on where they ended, as far as they can.

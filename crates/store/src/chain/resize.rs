@@ -4,17 +4,15 @@ use std::sync::Arc;
 
 use super::clean::clean_segment;
 use super::format::LinkRecord;
-use super::format::SECTOR;
 use super::index::Content;
 use super::label::{MAX_LINKS, Void};
-use super::recovery::link_record;
+use super::recovery::{clear_maps, link_record};
 use super::segments::SegmentState;
 use super::snapshot::{Freeze, check_voids};
 use super::state::reserved_segments;
 use super::stream::{BODY, USERS};
 use super::{Chain, ChainError, Inner, Link, State, checkpoint};
 use crate::block::Version;
-use crate::device::{AlignedBuf, Purpose};
 
 fn invalid(why: impl Into<String>) -> ChainError {
     ChainError::Invalid(why.into())
@@ -83,7 +81,10 @@ impl Chain {
             state.poison_check()?;
             new_record(&state, &link)?
         };
-        wipe_maps(inner, record.base.get(), record.segments.get()).await?;
+        // What a link that left wrote there tells of another device.
+        let base = record.base.get();
+        let segments: Vec<u32> = (base..base + record.segments.get()).collect();
+        clear_maps(inner, &segments).await?;
         inner.change_label(|label| label.links.push(record)).await?;
         {
             let mut state = inner.state.lock();
@@ -187,26 +188,6 @@ impl Chain {
         }
         Ok(())
     }
-}
-
-/// Overwrites the maps that a link which left the chain wrote for the segments from `base` on: they
-/// tell of another device.
-async fn wipe_maps(inner: &Inner, base: u32, count: u32) -> Result<(), ChainError> {
-    let mut wiped = false;
-    for segment in base..base + count {
-        let at = inner.layout.map_of(segment);
-        // Whoever opened a segment wrote its first sector first.
-        let unit = inner.map.read(at, inner.map_unit, Purpose::Map).await?;
-        if unit[..SECTOR].iter().any(|byte| *byte != 0) {
-            let zeros = AlignedBuf::zeroed(inner.layout.segment_map()).freeze();
-            inner.map.write(at, vec![zeros], Purpose::Map).await?;
-            wiped = true;
-        }
-    }
-    if wiped {
-        inner.map.flush(Purpose::Map).await?;
-    }
-    Ok(())
 }
 
 fn link_number(state: &State, id: uuid::Uuid) -> Option<usize> {

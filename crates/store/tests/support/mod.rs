@@ -13,11 +13,15 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_sim::model::BlockModel;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
-use thalweg_store::chain::{Chain, ChainError, Cleaning, Create, Link, Options, Parts, Recovered};
-use thalweg_store::device::{DeviceRef, Geometry, Partition};
+use thalweg_store::chain::{
+    Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Recovered, format,
+};
+use thalweg_store::device::{DeviceRef, Geometry, Partition, Purpose};
 use thalweg_store::env::{Env, Rng};
 use uuid::Uuid;
 
+/// Bytes of both copies of the label.
+pub const LABELS: u64 = 2 * format::LABEL_BYTES;
 /// Blocks in a segment: the smallest.
 pub const SEGMENT: u32 = 240;
 
@@ -232,6 +236,19 @@ impl Pair {
             assert!(found == expected, "block {lba} is {is:?} rather than {should:?}");
         }
     }
+}
+
+/// Overwrites everything in the checkpoint area with what is no checkpoint.
+pub async fn lose_checkpoints(map: &DeviceRef) {
+    let half = Label::read(&**map).await.unwrap().checkpoint_half;
+    let junk = Bytes::from(vec![0xa5; BLOCK_SIZE]);
+    for at in (LABELS..LABELS + 2 * half).step_by(BLOCK_SIZE) {
+        let page = map.read(at, BLOCK_SIZE, Purpose::Checkpoint).await.unwrap();
+        if page.iter().any(|byte| *byte != 0) {
+            map.write(at, vec![junk.clone()], Purpose::Checkpoint).await.unwrap();
+        }
+    }
+    map.flush(Purpose::Checkpoint).await.unwrap();
 }
 
 /// Every block of a chain at a version.

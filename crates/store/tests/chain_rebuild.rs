@@ -128,22 +128,22 @@ fn tight(cleaning: Cleaning) -> Shape {
 
 #[test]
 fn a_rebuild_after_a_crash_finds_what_recovery_finds_move_to_tail() {
-    crashes(0, 6_000, tight(Cleaning::MoveToTail), false);
+    crashes(0, 1_500, tight(Cleaning::MoveToTail), false);
 }
 
 #[test]
 fn a_rebuild_after_a_crash_finds_what_recovery_finds_compact_in_body() {
-    crashes(1_000, 6_000, tight(Cleaning::CompactInBody), false);
+    crashes(1_000, 1_500, tight(Cleaning::CompactInBody), false);
 }
 
 #[test]
 fn a_rebuild_after_a_crash_in_long_rounds_finds_what_recovery_finds() {
     let roomier = |cleaning| Shape { segments_per_link: 7, ..tight(cleaning) };
-    crashes(2_000, 3_000, roomier(Cleaning::MoveToTail), true);
-    crashes(3_000, 3_000, roomier(Cleaning::CompactInBody), true);
+    crashes(2_000, 800, roomier(Cleaning::MoveToTail), true);
+    crashes(3_000, 800, roomier(Cleaning::CompactInBody), true);
 }
 
 #[test]
 fn a_rebuild_of_large_sectors_after_a_crash_finds_what_recovery_finds() {
-    crashes(4_000, 3_000, Shape { sector: 4096, ..tight(Cleaning::CompactInBody) }, false);
+    crashes(4_000, 800, Shape { sector: 4096, ..tight(Cleaning::CompactInBody) }, false);
 }

@@ -242,9 +242,10 @@ impl Pair {
 pub async fn lose_checkpoints(map: &DeviceRef) {
     let half = Label::read(&**map).await.unwrap().checkpoint_half;
     let junk = Bytes::from(vec![0xa5; BLOCK_SIZE]);
-    for at in (LABELS..LABELS + 2 * half).step_by(BLOCK_SIZE) {
-        let page = map.read(at, BLOCK_SIZE, Purpose::Checkpoint).await.unwrap();
-        if page.iter().any(|byte| *byte != 0) {
+    let area = map.read(LABELS, 2 * half as usize, Purpose::Checkpoint).await.unwrap();
+    for (page, bytes) in area.chunks(BLOCK_SIZE).enumerate() {
+        if bytes.iter().any(|byte| *byte != 0) {
+            let at = LABELS + (page * BLOCK_SIZE) as u64;
             map.write(at, vec![junk.clone()], Purpose::Checkpoint).await.unwrap();
         }
     }

@@ -315,10 +315,9 @@ async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {
     println!("{size} stored in {blocks} blocks, version {version}");
     for chain::LostEntries { segment, first, blocks, newest } in &report.lost {
         let last = first + blocks.saturating_sub(1);
-        println!(
-            "lost: the map of blocks {first} to {last} of segment {segment}, which were written up \
-             to version {newest}"
-        );
+        let when =
+            newest.map_or("at any time".to_owned(), |newest| format!("up to version {newest}"));
+        println!("lost: the map of blocks {first} to {last} of segment {segment}, written {when}");
     }
     if lost_blocks > 0 {
         println!(

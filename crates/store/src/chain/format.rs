@@ -190,7 +190,9 @@ pub struct MapSector {
     /// Blocks between the last position whose entries were durable and this sector's first one;
     /// [`u16::MAX`] for more, or unknown. A gap before that position is damage, not a crash.
     uncommitted: U16,
-    /// Everything below this position was durable on the data devices when the sector was written.
+    /// In the users' log: everything below this position was durable on the data devices when the
+    /// sector was written. In the log of compaction, where data is durable before any sector: the
+    /// entries of the users' log below this position were durable.
     durable: U64,
     /// The segment in which this log goes on, [`NO_SEGMENT`] while that is open.
     next: U32,
@@ -208,7 +210,8 @@ pub struct MapSector {
 pub struct SectorHead {
     /// Sequence of the segment.
     pub seq: u64,
-    /// Position below which data was durable.
+    /// Position below which data of the users' log was durable; in the log of compaction that below
+    /// which the entries of the users' log were.
     pub durable: Position,
     /// Blocks before this sector's first one whose entries were not known to be durable.
     pub uncommitted: u16,

@@ -83,7 +83,7 @@ impl Void {
 pub struct Cut {
     /// Sequences of the segments in which the users' log and that of compaction ended.
     pub ends: [u64; 2],
-    /// The lowest sequence of a segment opened since.
+    /// The lowest sequence of a segment opened since; 0 when nothing was left behind.
     pub first: u64,
     /// The version that was recovered.
     pub version: Version,
@@ -163,6 +163,15 @@ impl Label {
         self.cuts.iter().any(|cut| seq > end(cut) && seq < cut.first)
     }
 
+    /// Remembers that the logs are durable up to the segments with the sequences `ends`.
+    pub(super) fn note_ends(&mut self, ends: [u64; 2]) {
+        let version = self.cuts.last().map_or(Version(0), |cut| cut.version);
+        self.cuts.retain(|cut| cut.first != 0);
+        if self.cuts.len() < MAX_CUTS {
+            self.cuts.push(Cut { ends, first: 0, version });
+        }
+    }
+
     /// Whether voids or cuts use up their room.
     pub(super) fn is_crowded(&self) -> bool {
         self.voids.len() > MAX_VOIDS / 2 || self.cuts.len() > MAX_CUTS / 2
@@ -172,6 +181,7 @@ impl Label {
     /// `seqs` has for each segment the sequence that it was last opened with, and whether it may
     /// have been opened again by what the recovery left behind.
     pub(super) fn add_cut(&mut self, cut: Cut, seqs: &[(u64, bool)]) {
+        self.cuts.retain(|old| old.first != 0);
         self.cuts.push(cut);
         self.cuts.retain(|old| seqs.iter().any(|(seq, lost)| *lost && *seq < old.first));
         // Two are one when nothing that counts was opened between them.

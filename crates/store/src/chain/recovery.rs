@@ -485,7 +485,12 @@ impl Replay {
                     Sector::Whole(head, entries)
                         if head.seq == expected && usize::from(head.log) == number =>
                     {
-                        durable = durable.max(head.durable);
+                        // What compaction writes is durable before its entries are.
+                        let end = index * ENTRIES_PER_SECTOR + u32::from(head.count);
+                        durable = durable.max(match number {
+                            USERS => head.durable,
+                            _ => Position::new(head.seq, end),
+                        });
                         segment.next = head.next;
                         if open {
                             segment.entries.extend_from_slice(&entries);
@@ -768,7 +773,7 @@ impl Log {
         let index = (first / ENTRIES_PER_SECTOR as usize) as u16;
         let head = SectorHead {
             seq: last.seq,
-            durable: self.end,
+            durable: if self.number == USERS { self.end } else { Position::default() },
             uncommitted: u16::MAX,
             next: NO_SEGMENT,
             index,

@@ -180,7 +180,21 @@ impl Chain {
         let _cleaning = inner.cleaning_lock.lock().await;
         let _frozen = Freeze::new(inner);
         checkpoint::write(inner).await?;
-        inner.change_label(|label| label.links.retain(|link| link.id != *id.as_bytes())).await?;
+        let ends = {
+            let state = inner.state.lock();
+            [USERS, BODY].map(|log| match (log, &state.body) {
+                (BODY, Some(body)) => body.tail().seq(),
+                (BODY, None) => 0,
+                _ => state.users.tail().seq(),
+            })
+        };
+        inner
+            .change_label(|label| {
+                label.links.retain(|link| link.id != *id.as_bytes());
+                // The map will not show how the logs led over the link.
+                label.note_ends(ends);
+            })
+            .await?;
         let mut state = inner.state.lock();
         debug_assert!(state.unwritten == 0 && state.users.unflushed.is_empty());
         if let Some(link) = link_number(&state, id) {

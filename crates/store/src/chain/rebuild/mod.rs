@@ -65,8 +65,9 @@ pub struct LostEntries {
     pub first: u32,
     /// How many blocks.
     pub blocks: u32,
-    /// No logical block with a newer version is concerned.
-    pub newest: u64,
+    /// No logical block with a newer version is concerned; `None` when nothing tells how new they
+    /// were, since nothing was found behind them.
+    pub newest: Option<u64>,
 }
 
 /// What a rebuild found.
@@ -88,8 +89,8 @@ pub struct RebuildReport {
     pub lost: Vec<LostEntries>,
     /// Physical blocks in these parts: at most as many logical blocks are concerned.
     pub lost_blocks: u64,
-    /// Logical blocks whose newest version found is not newer than what is lost: which of them are
-    /// concerned, nothing tells.
+    /// Logical blocks of which no version was found that is newer than what is lost: which of them
+    /// are concerned, nothing tells.
     pub undecided: u64,
     /// The first hundred logical blocks with several copies of which none is what it should be.
     pub damaged: Vec<u64>,
@@ -154,6 +155,8 @@ struct Scan {
     /// Segments that show ruins alone.
     ruins: BTreeSet<u32>,
     gaps: Vec<Gap>,
+    /// Parts of the map that a crash left torn in segments in which their log cannot go on.
+    torn: Vec<Gap>,
     /// The logs' ends: of users and of compaction.
     reach: [Option<Reach>; 2],
     /// Segments whose last use counts no more.
@@ -179,6 +182,7 @@ impl Scan {
             lives: Vec::new(),
             ruins: BTreeSet::new(),
             gaps: Vec::new(),
+            torn: Vec::new(),
             reach: [None, None],
             unused: BTreeSet::new(),
             report: RebuildReport::default(),
@@ -238,8 +242,29 @@ impl Scan {
                 let headless = |life: &Life| life.id == id && life.seq < seq && life.headless;
                 self.ruins.contains(&id) || self.lives.iter().any(headless)
             };
-            let mut reach = follow(number as u8, &lives, &state.label, ruined, &mut gaps);
+            // What compaction says of the users' log.
+            let told = self.of_log(BODY).into_iter().map(|life| life.durable);
+            let known = told.filter(|_| number == USERS).max().unwrap_or_default();
+            let log = number as u8;
+            let mut reach = follow(log, &lives, &state.label, known, ruined, &mut gaps);
+            let tops = lives.iter().map(|life| Position::new(life.seq, life.top));
+            let top = tops.max().unwrap_or_default();
+            let torn: Vec<Gap> = lives
+                .iter()
+                .filter(|life| life.seq >= reach.committed.seq())
+                .flat_map(|life| life.missing(state.label.segment_blocks))
+                .filter(|gap| !gaps.contains(gap))
+                .collect();
             logs[number] = self.settle(maps, state, number, &mut reach, &gaps).await?;
+            if number == BODY && top != reach.end {
+                // Whatever it says of a block is true: of all that lies behind a gap as well.
+                logs[number] = None;
+                reach.end = Position(u64::MAX);
+                reach.reserved = NO_SEGMENT;
+            }
+            if logs[number].is_none() {
+                self.give_up(number, &reach, torn, state.label.segment_blocks);
+            }
             self.gaps.extend(gaps);
             self.reach[number] = Some(reach);
         }
@@ -259,6 +284,19 @@ impl Scan {
         self.unused.extend(hollow.collect::<Vec<_>>());
         self.lose_ruins(state);
         Ok(logs)
+    }
+
+    /// A log will not go on where it ended: the rest of its last segment is nothing.
+    fn give_up(&mut self, number: usize, reach: &Reach, torn: Vec<Gap>, per: u32) {
+        match number {
+            BODY => self.torn.extend(torn),
+            _ => {
+                let life = self.lives.iter().find(|life| life.seq == reach.end.seq());
+                let (seq, first) = (reach.end.seq(), reach.end.slot());
+                let rest = life.filter(|_| first < per);
+                self.torn.extend(rest.map(|life| Gap { segment: life.id, seq, first, end: per }));
+            }
+        }
     }
 
     /// Segments of which nothing is whole may have held anything.
@@ -304,7 +342,8 @@ impl Scan {
         let mut whole = all;
         let committed = entries.partition_point(|(at, _, _)| *at < reach.committed);
         for (index, (at, block, entry)) in entries.iter().enumerate().skip(committed) {
-            if *at >= doubtful && matches!(entry.kind, Kind::Data | Kind::Moved) {
+            if number == USERS && *at >= doubtful && matches!(entry.kind, Kind::Data | Kind::Moved)
+            {
                 self.report.checked_bytes += BLOCK_SIZE as u64;
                 if !holds(state, *block, entry).await? {
                     whole = index;
@@ -355,7 +394,7 @@ impl Scan {
             end: reach.end,
             stale: stale.into_iter().map(|index| (life.id, index)).collect(),
             top: self.top,
-            durable: reach.durable,
+            durable: if number == USERS { reach.durable } else { reach.end },
         })
     }
 
@@ -418,7 +457,10 @@ impl Scan {
         let seqs: Vec<u64> =
             (0..state.segments.len()).map(|id| state.segments.get(id).seq).collect();
         let position = |block: u32| Position::new(seqs[(block / per) as usize], block % per);
-        let newest_lost = self.gaps.iter().map(|gap| self.newest_in(gap)).max();
+        let unknown = Version(u64::MAX);
+        let newest = |gap| self.newest_in(gap).unwrap_or(unknown);
+        let newest_lost = self.gaps.iter().map(newest).max();
+        self.report.undecided = newest_lost.map_or(0, |_| state.index.blocks());
         for (lba, decided) in gather.decided(&position) {
             let mut versions: Vec<(Version, Place)> = Vec::new();
             for one in &decided {
@@ -434,8 +476,8 @@ impl Scan {
                 versions.push((one.version, place));
             }
             let newest = versions.last();
-            let older = newest.is_some_and(|(version, _)| Some(*version) <= newest_lost);
-            self.report.undecided += u64::from(older);
+            let newer = newest.is_some_and(|(version, _)| Some(*version) > newest_lost);
+            self.report.undecided -= u64::from(newer && newest_lost.is_some());
             self.report.blocks +=
                 u64::from(newest.is_some_and(|(_, place)| place.location().is_some()));
             let content = content(&versions, state.holds.oldest());
@@ -453,7 +495,7 @@ impl Scan {
 
     /// The newest version that an entry in a gap may have: users write versions in order, and
     /// compaction copies what they wrote before it goes on in another segment.
-    fn newest_in(&self, gap: &Gap) -> Version {
+    fn newest_in(&self, gap: &Gap) -> Option<Version> {
         let life = self.lives.iter().find(|life| gap.seq != 0 && life.seq == gap.seq);
         let behind = life.and_then(|life| match usize::from(life.log) {
             USERS => Some(Position::new(gap.seq, gap.end)),
@@ -464,7 +506,7 @@ impl Scan {
         });
         let marks = self.marks.iter();
         let later = marks.filter(|(at, _)| behind.is_some_and(|behind| *at >= behind));
-        later.map(|(_, version)| *version).min().unwrap_or(self.version)
+        later.map(|(_, version)| *version).min()
     }
 
     /// The first place whose content is right.
@@ -495,7 +537,7 @@ impl Scan {
             segment: gap.segment,
             first: gap.first,
             blocks: gap.end - gap.first,
-            newest: self.newest_in(gap).0,
+            newest: self.newest_in(gap).map(|version| version.0),
         };
         self.report.lost = self.gaps.iter().map(lost).collect();
         self.report.lost_blocks = self.report.lost.iter().map(|lost| u64::from(lost.blocks)).sum();
@@ -545,7 +587,9 @@ async fn finish(
         replay.seal(&state, log).await?;
     }
     let area = newest_area(&parts, &state.label).await;
-    let ends = [USERS, BODY].map(|log| scan.reach[log].as_ref().map_or(0, |reach| reach.end.seq()));
+    let end = |log: usize| scan.reach[log].as_ref().map_or(0, |reach| reach.end.seq());
+    // Where compaction ended does not matter when all of it counts.
+    let ends = [end(USERS), end(BODY).min(state.next_seq)];
     let first = state.next_seq;
     let [users, body] = logs;
     let resumed = users.is_some();
@@ -559,7 +603,7 @@ async fn finish(
     let inner = Arc::new(build(env, parts, Options::default(), state, area));
     checkpoint::write_base(&inner).await?;
     scrub::renew_labels(&inner).await?;
-    mend_maps(&inner, &scan.gaps).await?;
+    mend_maps(&inner, scan.gaps.iter().chain(&scan.torn)).await?;
     forget_lives(&inner).await
 }
 
@@ -585,9 +629,9 @@ fn empty_segment(state: &State) -> Result<u32, ChainError> {
 }
 
 /// Writes lost parts of the map off as pads, so that the map of a segment in use is whole again.
-async fn mend_maps(inner: &Inner, gaps: &[Gap]) -> Result<(), ChainError> {
+async fn mend_maps(inner: &Inner, gaps: impl Iterator<Item = &Gap>) -> Result<(), ChainError> {
     let mut mended = false;
-    for gap in gaps.iter().filter(|gap| gap.seq != 0) {
+    for gap in gaps.filter(|gap| gap.seq != 0) {
         let used = {
             let state = inner.state.lock();
             let segment = state.segments.get(gap.segment);
@@ -604,7 +648,7 @@ async fn mend_maps(inner: &Inner, gaps: &[Gap]) -> Result<(), ChainError> {
     Ok(())
 }
 
-/// Fills one gap: whole sectors, and the rest of one that is not full.
+/// Fills one gap, whatever is there.
 async fn mend_map(inner: &Inner, gap: &Gap) -> Result<(), ChainError> {
     let maps = Maps { map: &inner.map, layout: inner.layout, tag: inner.tag };
     let sectors = maps.read(gap.segment).await;
@@ -623,10 +667,16 @@ async fn mend_map(inner: &Inner, gap: &Gap) -> Result<(), ChainError> {
             }
             _ => (Vec::new(), NO_SEGMENT, Position::new(gap.seq, 0)),
         };
-        let mut entries = known;
-        let end = (first + ENTRIES_PER_SECTOR).min(gap.end);
-        while first + (entries.len() as u32) < end && first + entries.len() as u32 >= gap.first {
-            entries.push(Entry::encode(&pad));
+        let mut entries: Vec<Entry> = Vec::new();
+        for slot in first..first + ENTRIES_PER_SECTOR {
+            let entry = match (gap.first..gap.end).contains(&slot) {
+                true => Some(Entry::encode(&pad)),
+                false => known.get((slot - first) as usize).copied(),
+            };
+            match entry {
+                Some(entry) => entries.push(entry),
+                None => break,
+            }
         }
         if entries.is_empty() {
             continue;

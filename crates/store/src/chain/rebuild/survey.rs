@@ -103,9 +103,9 @@ pub(super) struct Life {
     pub(super) headless: bool,
     /// The segment in which the log goes on.
     pub(super) next: u32,
-    /// Entries below it are known to have been durable.
+    /// Entries of its log below it are known to have been durable.
     pub(super) committed: Position,
-    /// Data below it is known to have been durable.
+    /// Data below it is known to have been durable; in the log of compaction, entries of users.
     pub(super) durable: Position,
 }
 
@@ -178,6 +178,13 @@ impl Life {
         self.damaged.iter().any(|index| u32::from(*index) == slot / ENTRIES_PER_SECTOR)
     }
 
+    /// Every slot without an entry.
+    pub(super) fn missing(&self, per: u32) -> impl Iterator<Item = Gap> + '_ {
+        let rest = (self.top < per).then_some((self.top, per));
+        let gaps = self.gaps.iter().copied().chain(rest);
+        gaps.map(|(first, end)| Gap { segment: self.id, seq: self.seq, first, end })
+    }
+
     /// Notes a part of the map as lost.
     fn lose(&self, (first, end): (u32, u32), lost: &mut Vec<Gap>) {
         if first < end {
@@ -209,20 +216,22 @@ pub(super) struct Reach {
     pub(super) reserved: u32,
 }
 
-/// Follows a log through its lives, which ascend by sequence, to its end: over gaps that are damage,
+/// Follows a log through its lives, which ascend by sequence, to its end: its entries below `known`
+/// were durable. It goes over gaps that are damage,
 /// up to the first that a crash explains. `ruined` says whether a segment may have been opened after
 /// a sequence and shows no whole sector of that.
 pub(super) fn follow(
     log: u8,
     lives: &[&Life],
     label: &Label,
+    known: Position,
     ruined: impl Fn(u32, u64) -> bool,
     lost: &mut Vec<Gap>,
 ) -> Reach {
     let per = label.segment_blocks;
     let cut = label.cuts.last().map_or(0, |cut| cut.ends[usize::from(log)]);
-    let known = lives.iter().map(|life| life.committed).max().unwrap_or_default();
-    let committed = known.max(Position::new(cut, 0));
+    let own = lives.iter().map(|life| life.committed).max().unwrap_or_default();
+    let committed = own.max(known).max(Position::new(cut, 0));
     let durable = lives.iter().map(|life| life.durable).max().unwrap_or_default();
     let mut reach = Reach { committed, durable, end: committed, reserved: NO_SEGMENT };
     // Nothing of what was durable is missing but by damage.
@@ -234,17 +243,13 @@ pub(super) fn follow(
     while let Some(life) = rest.next() {
         let mut end = life.top;
         for gap in &life.gaps {
-            if life.at(gap.1) <= committed || life.looks_damaged(gap.0) {
-                life.lose(*gap, lost);
-            } else if life.at(gap.0) < committed {
-                // It was durable up to the committed slot, and torn from there on.
-                life.lose((gap.0, committed.slot()), lost);
-                end = committed.slot();
-                break;
-            } else {
+            // A sector of which a part was durable is there whole, as it was then or later: that it
+            // is not is damage, as far as it goes.
+            if life.at(gap.0) >= committed && !life.looks_damaged(gap.0) {
                 end = gap.0;
                 break;
             }
+            life.lose(*gap, lost);
         }
         // Behind a full sector there may have been another one.
         let mut after = end;

@@ -22,7 +22,10 @@
 //! 2. A segment is written again only after a checkpoint that does not refer to it has become
 //!    durable. So every entry that a replay from the newest checkpoint meets is still in place.
 //! 3. Map entries of a log become durable in the log's order.
-//! 4. Nothing is acknowledged after a failed write or flush: the store is poisoned, and serves
+//! 4. The map tells of whatever the index refers to, also of discards: the entry of one counts as
+//!    live as long as anything is absent because of it. So the map alone rebuilds the index
+//!    (`rebuild`).
+//! 5. Nothing is acknowledged after a failed write or flush: the store is poisoned, and serves
 //!    reads until it is reopened.
 
 pub mod cache;

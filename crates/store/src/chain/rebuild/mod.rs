@@ -665,7 +665,7 @@ async fn mend_map(inner: &Inner, gap: &Gap) -> Result<(), ChainError> {
             Sector::Whole(head, entries) if head.seq == gap.seq => {
                 (entries.clone(), head.next, head.durable)
             }
-            _ => (Vec::new(), NO_SEGMENT, Position::new(gap.seq, 0)),
+            _ => (Vec::new(), NO_SEGMENT, Position::default()),
         };
         let mut entries: Vec<Entry> = Vec::new();
         for slot in first..first + ENTRIES_PER_SECTOR {

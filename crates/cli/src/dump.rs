@@ -75,8 +75,14 @@ fn print_label(copy: &LabelDump) {
         let (name, version) = (&snapshot.name, snapshot.version);
         println!("  snapshot {name}: version {version}, {} blocks", snapshot.blocks);
     }
-    for (above, to) in &label.voids {
-        println!("  versions taken back: above {above}, up to {to}");
+    for (above, to, first) in &label.voids {
+        println!("  versions that count no more: above {above}, up to {to}, from block {first} on");
+    }
+    for ([users, body], first, version) in &label.cuts {
+        println!(
+            "  recovered version {version}: the logs ended in sequences {users} and {body}, and \
+             went on from {first}"
+        );
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::chain::{Cleaning, Status};
+use thalweg_store::chain::{ChainError, Cleaning, Rebuild, RebuildReport, Status};
 use thalweg_store::device::DeviceError;
 use thalweg_store::env::Env;
 use thalweg_store::pool::{
@@ -44,6 +44,9 @@ impl From<PoolError> for Failure {
             }
             PoolError::Missing { .. } => Some("thalweg dump DEVICE shows whose a device is"),
             PoolError::Unfinished { .. } => Some("thalweg volume destroy FOLDER --yes"),
+            PoolError::Chain(ChainError::Loss(_)) => {
+                Some("--dry-run shows them; --accept-loss goes on without them")
+            }
             PoolError::OtherVolume { .. } | PoolError::Foreign { .. } => {
                 Some("--force writes over it")
             }
@@ -57,8 +60,8 @@ impl From<PoolError> for Failure {
     }
 }
 
-impl From<thalweg_store::chain::ChainError> for Failure {
-    fn from(error: thalweg_store::chain::ChainError) -> Failure {
+impl From<ChainError> for Failure {
+    fn from(error: ChainError) -> Failure {
         PoolError::from(error).into()
     }
 }
@@ -66,7 +69,14 @@ impl From<thalweg_store::chain::ChainError> for Failure {
 impl Opened {
     /// Opens a volume.
     pub(crate) async fn open(env: &Env, target: &Target) -> Outcome<Opened> {
-        let pool = Pool::open(env, &target.folder, &OpenOptions::default()).await?;
+        let opened = Pool::open(env, &target.folder, &OpenOptions::default()).await;
+        let pool = opened.map_err(|error| match &error {
+            PoolError::Chain(ChainError::Damaged(_)) => Failure::of(&error).help(format!(
+                "nothing was changed; thalweg volume rebuild-index {} finds the blocks again",
+                target.folder.display()
+            )),
+            _ => error.into(),
+        })?;
         let found = pool.recovered();
         tracing::info!(volume = target.name, ?found, "opened");
         Ok(Opened { target: target.clone(), pool, changes: tokio::sync::Mutex::default() })
@@ -213,6 +223,21 @@ fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
     new.settings = args.settings.into();
     new.force = args.force;
     Ok(new)
+}
+
+/// Rebuilds the index of a volume that nobody has open.
+pub(crate) async fn rebuild_index(
+    env: &Env,
+    target: &Target,
+    how: Rebuild,
+    report: &dyn Report,
+) -> Outcome<RebuildReport> {
+    if Client::connect(&target.folder).await?.is_some() {
+        return Err(Failure::new(format!("{} is being served or attached", target.name))
+            .help("its index is whole, then; to check all of it: thalweg volume scrub"));
+    }
+    let progress = share_done("reading the map", report);
+    Ok(Pool::rebuild_index(env, &target.folder, how, &progress).await?)
 }
 
 /// Destroys the volume in `folder`, and removes what this program made there.

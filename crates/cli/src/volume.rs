@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use thalweg_store::chain;
 use thalweg_store::env::Env;
 use thalweg_store::pool::manifest::Settings;
 
@@ -30,6 +31,7 @@ pub(crate) enum Volume {
     Replace(Replace),
     Rebuild(Rebuild),
     Set(Set),
+    RebuildIndex(RebuildIndex),
     /// Read and verify everything that is stored, and repair what can be
     Scrub(OnVolume),
     #[command(subcommand)]
@@ -217,6 +219,26 @@ pub(crate) struct Rebuild {
     json: bool,
 }
 
+/// Rebuild the index of a volume that does not open because a checkpoint is damaged
+///
+/// The map of every segment is read for it. Where the map is damaged too, some blocks cannot be
+/// found any more: they show what they held before, or zeros. The report names the parts of the map
+/// that are lost, and counts the blocks that may be concerned.
+#[derive(Debug, Args)]
+pub(crate) struct RebuildIndex {
+    /// The volume's folder
+    volume: String,
+    /// Go on although parts of the map are lost
+    #[arg(long)]
+    accept_loss: bool,
+    /// Show what would be rebuilt and what is lost, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the report as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
 /// A command on a whole volume.
 #[derive(Debug, Args)]
 pub(crate) struct OnVolume {
@@ -293,6 +315,7 @@ pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
             let settings = args.settings.into();
             change(env, &args.volume, Request::Set { settings }, args.json).await
         }
+        Volume::RebuildIndex(args) => rebuild_index(env, &args).await,
         Volume::Scrub(args) => scrub(env, &args).await,
         Volume::Snapshot(command) => snapshot(env, command).await,
         Volume::Destroy(args) => destroy(env, &args).await,
@@ -326,6 +349,36 @@ async fn extend(env: &Env, args: Extend) -> Outcome<()> {
     let size = args.size.map(|size| size.0);
     let request = Request::Extend { link, size, force: args.force };
     change(env, &args.volume, request, args.json).await
+}
+
+async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {
+    let target = Target::volume(&args.volume)?;
+    let how = chain::Rebuild { accept_loss: args.accept_loss, dry_run: args.dry_run };
+    let progress = progress::for_user(args.json);
+    let report = opened::rebuild_index(env, &target, how, &*progress).await?;
+    drop(progress);
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    let chain::RebuildReport { blocks, version, undecided, lost_blocks, .. } = report;
+    let size = Size(blocks.saturating_mul(thalweg_store::block::BLOCK_SIZE as u64));
+    println!("{size} stored in {blocks} blocks, version {version}");
+    for chain::LostEntries { segment, first, blocks, newest } in &report.lost {
+        let last = first + blocks.saturating_sub(1);
+        let when =
+            newest.map_or("at any time".to_owned(), |newest| format!("up to version {newest}"));
+        println!("lost: the map of blocks {first} to {last} of segment {segment}, written {when}");
+    }
+    if lost_blocks > 0 {
+        println!(
+            "of {undecided} blocks last written up to then, at most {lost_blocks} show older content"
+        );
+    }
+    if !report.written {
+        println!("nothing was changed");
+    }
+    Ok(())
 }
 
 async fn scrub(env: &Env, args: &OnVolume) -> Outcome<()> {

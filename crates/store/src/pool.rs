@@ -44,7 +44,7 @@ pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
 use crate::block::BlockStore;
-use crate::chain::{Chain, ChainError, Recovered};
+use crate::chain::{Chain, ChainError, Rebuild, RebuildReport, Recovered};
 use crate::env::Env;
 use crate::volume::{StoreVolume, Volume, VolumeRef};
 
@@ -157,6 +157,28 @@ impl Pool {
         };
         pool.free_leftovers().await;
         Ok(pool)
+    }
+
+    /// Rebuilds the index of the volume in `folder` from its map, for a volume that does not open
+    /// because its checkpoint is damaged: see [`Chain::rebuild`].
+    ///
+    /// # Errors
+    /// As [`Pool::open`], and [`ChainError::Loss`].
+    pub async fn rebuild_index(
+        env: &Env,
+        folder: &Path,
+        how: Rebuild,
+        progress: Progress<'_>,
+    ) -> Result<RebuildReport, PoolError> {
+        let media = FileMedia;
+        let manifest = Manifest::read(&media, folder).await?;
+        if manifest.stage != Stage::Ready {
+            return Err(PoolError::Unfinished { folder: folder.to_owned() });
+        }
+        let seats = take_seats(env, &media, folder, &manifest).await?;
+        let (put, absent) = put_together(env, &seats, false).await?;
+        let rebuilt = Chain::rebuild(env, put.parts, how, progress).await;
+        rebuilt.map_err(|error| name_missing(error, absent))
     }
 
     /// The volume's name.

@@ -20,7 +20,16 @@ use thalweg_store::chain::{Chain, Cleaning, Options};
 use thalweg_store::env::Env;
 
 fn plan(shape: Shape) -> Plan {
-    Plan { shape, steps: 60, writers: 3, points: 40, generations: 2, branches: 3, lazy: false }
+    Plan {
+        shape,
+        steps: 60,
+        writers: 3,
+        points: 40,
+        generations: 2,
+        branches: 3,
+        lazy: false,
+        rebuild: false,
+    }
 }
 
 fn lazy(plan: Plan) -> Plan {

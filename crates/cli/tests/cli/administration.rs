@@ -53,6 +53,39 @@ fn a_volume_grows_and_shrinks_idle_and_served() {
     server.end();
 }
 
+#[test]
+fn a_volume_without_a_checkpoint_names_the_way_on() {
+    let home = Home::with_volume("64M", &["--map", "vol/map"]);
+    let server = home.serve(&[]);
+    let bytes = has("nbdcopy").then(|| fill(&home, &server.uri("vol"), 64 << 20));
+    let said = bad(&mut home.on_volume(&["rebuild-index"], &[]), 1);
+    assert!(said.contains("served"), "{said}");
+    server.end();
+    let map = home.volume().join("map");
+    let mut file = std::fs::read(&map).unwrap();
+    let heads: Vec<usize> = file
+        .chunks(512)
+        .enumerate()
+        .filter(|(_, sector)| sector.starts_with(b"THALWEGC") || sector.starts_with(b"THALWEGW"))
+        .map(|(number, _)| number * 512)
+        .collect();
+    assert!(!heads.is_empty());
+    heads.iter().for_each(|at| file[*at] ^= 1);
+    std::fs::write(&map, file).unwrap();
+    let said = bad(&mut home.on_volume(&["status"], &[]), 1);
+    assert!(said.contains("rebuild-index"), "{said}");
+    let plan = json(&mut home.on_volume(&["rebuild-index"], &["--dry-run", "--json"]));
+    assert_eq!(plan["written"], false);
+    assert_eq!(plan["lost_blocks"], 0);
+    bad(&mut home.on_volume(&["status"], &[]), 1);
+    good(&mut home.on_volume(&["rebuild-index"], &[]));
+    let server = home.serve(&[]);
+    if let Some(bytes) = bytes {
+        assert!(content(&home, &server.uri("vol")) == bytes);
+    }
+    server.end();
+}
+
 /// Overwrites a stretch in the middle of a device.
 fn damage(path: &std::path::Path) {
     let mut file = std::fs::File::options().write(true).open(path).unwrap();

@@ -4,6 +4,7 @@
 //! Deltas follow their base in one half of the area; when they outgrow it, the next base goes to
 //! the other half. Opening reads the newest base and its deltas, and replays the log from there.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use super::format::{
     CHECKPOINT_MAGIC, CheckpointHeader, FORMAT_VERSION, LogRecord, NO_SEGMENT, PAGE, SECTOR,
     WITNESS_MAGIC, Witness,
 };
-use super::index::{Content, Frozen, Location, Versions};
+use super::index::{Content, Frozen, Location, Place, Versions};
 use super::label::Layout;
 use super::read::{Verified, read_verified};
 use super::stream::Stream;
@@ -25,9 +26,9 @@ use crate::device::{AlignedBuf, DeviceRef, Purpose};
 
 /// Bytes in one request.
 const REQUEST: usize = 1 << 20;
-/// "Not stored", in a run.
+/// "Never stored" in a run, a hole among versions.
 const ABSENT: u32 = u32::MAX;
-/// Bytes that a half has for headers and the segments' sequences, besides 16 for each block.
+/// Bytes that a half has for headers and the segments' sequences, besides those for blocks.
 pub(super) const HALF_SLACK: u64 = 1 << 20;
 
 /// Where the next record goes.
@@ -164,6 +165,7 @@ fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>, RoaringBitmap
     let dirty = std::mem::take(&mut state.dirty);
     let mut changes = Payload::default();
     changes.contents(dirty.iter().map(|lba| (lba, state.index.content(lba))));
+    changes.versions_of_records(|record| state.index.record(record).unwrap_or(Version(0)));
     let mut payload = sequences(&state);
     changes.append_to(&mut payload);
     let base = area.wants_base(payload.len(), room_in(&inner.layout), inner.options.max_deltas);
@@ -183,7 +185,9 @@ fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>, RoaringBitmap
         segments: state.segments.len().into(),
         runs: changes.runs.into(),
         several: changes.several.into(),
-        reserved: [0; 12],
+        holes: changes.holes.into(),
+        records: (changes.records.len() as u32).into(),
+        reserved: [0; 4],
     };
     let (emptied, entries) = (state.segments.emptied(), state.entries_since);
     (Record { header, payload, emptied, entries }, frozen, dirty)
@@ -209,10 +213,13 @@ fn log_record(stream: &Stream) -> LogRecord {
 fn encode_base(record: &mut Record, frozen: &Frozen) {
     let mut whole = Payload::default();
     whole.contents(frozen.contents());
+    whole.versions_of_records(|record| frozen.record(record));
     record.payload.truncate(record.header.segments.get() as usize * size_of::<u64>());
     whole.append_to(&mut record.payload);
     record.header.runs = whole.runs.into();
     record.header.several = whole.several.into();
+    record.header.holes = whole.holes.into();
+    record.header.records = (whole.records.len() as u32).into();
 }
 
 fn seal(record: &mut Record, area: &Area) {
@@ -323,15 +330,20 @@ pub(super) async fn newest_base(
     newest
 }
 
-/// Runs and blocks with several versions, as bytes.
+/// Runs, holes, blocks with several versions and records, as bytes.
 #[derive(Default)]
 struct Payload {
     run_bytes: Vec<u8>,
+    hole_bytes: Vec<u8>,
     several_bytes: Vec<u8>,
     runs: u32,
+    holes: u32,
     several: u32,
+    records: BTreeMap<u32, Version>,
     /// Where the last run's count stands, and the block that would extend the run.
     open: Option<(usize, u32)>,
+    /// The last run of holes: its first block, its length, its record.
+    hole: Option<(u32, u32, u32)>,
 }
 
 impl Payload {
@@ -339,9 +351,35 @@ impl Payload {
         for (lba, content) in contents {
             match content {
                 Content::Absent => self.single(lba, ABSENT, 0),
+                Content::Hole(record) => self.hole(lba, record),
                 Content::One(at) => self.single(lba, at.block, at.check),
                 Content::Several(versions) => self.versions(lba, &versions),
             }
+        }
+        self.end_hole();
+    }
+
+    /// Adds the versions of the records that were met.
+    fn versions_of_records(&mut self, version: impl Fn(u32) -> Version) {
+        self.records.iter_mut().for_each(|(record, of)| *of = version(*record));
+    }
+
+    fn hole(&mut self, lba: u32, record: u32) {
+        match &mut self.hole {
+            Some((first, count, same)) if *same == record && *first + *count == lba => *count += 1,
+            _ => {
+                self.end_hole();
+                self.hole = Some((lba, 1, record));
+                self.records.insert(record, Version(0));
+            }
+        }
+    }
+
+    fn end_hole(&mut self) {
+        let Some((first, count, record)) = self.hole.take() else { return };
+        self.holes += 1;
+        for number in [first, count, record] {
+            self.hole_bytes.extend_from_slice(&number.to_le_bytes());
         }
     }
 
@@ -367,9 +405,15 @@ impl Payload {
         let bytes = &mut self.several_bytes;
         bytes.extend_from_slice(&lba.to_le_bytes());
         bytes.extend_from_slice(&(versions.len() as u32).to_le_bytes());
-        for (version, at) in versions {
+        for (version, place) in versions {
             bytes.extend_from_slice(&version.0.to_le_bytes());
-            let (block, check) = at.map_or((ABSENT, 0), |at| (at.block, at.check));
+            let (block, check) = match *place {
+                Place::At(at) => (at.block, at.check),
+                Place::Hole(record) => {
+                    self.records.insert(record, Version(0));
+                    (ABSENT, record)
+                }
+            };
             bytes.extend_from_slice(&block.to_le_bytes());
             bytes.extend_from_slice(&check.to_le_bytes());
         }
@@ -377,7 +421,12 @@ impl Payload {
 
     fn append_to(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&self.run_bytes);
+        bytes.extend_from_slice(&self.hole_bytes);
         bytes.extend_from_slice(&self.several_bytes);
+        for (record, version) in &self.records {
+            bytes.extend_from_slice(&record.to_le_bytes());
+            bytes.extend_from_slice(&version.0.to_le_bytes());
+        }
     }
 }
 
@@ -386,6 +435,10 @@ pub(super) struct Loaded {
     pub(super) header: CheckpointHeader,
     pub(super) sequences: Vec<u64>,
     pub(super) contents: Vec<(u32, Content)>,
+    /// Runs of holes: first block, length, record.
+    pub(super) holes: Vec<(u32, u32, u32)>,
+    /// Records and their versions.
+    pub(super) records: Vec<(u32, Version)>,
 }
 
 /// The header in a page: the newer one of its two copies, if either is whole.
@@ -422,17 +475,29 @@ pub(super) fn decode_payload(header: &CheckpointHeader, payload: &[u8]) -> Optio
             contents.push((first.checked_add(step)?, content));
         }
     }
+    let mut holes = Vec::new();
+    for _ in 0..header.holes.get() {
+        holes.push((reader.u32()?, reader.u32()?, reader.u32()?));
+    }
     for _ in 0..header.several.get() {
         let (lba, count) = (reader.u32()?, reader.u32()?);
         let mut versions = Versions::new();
         for _ in 0..count {
             let version = Version(reader.u64()?);
             let (block, check) = (reader.u32()?, reader.u32()?);
-            versions.push((version, (block != ABSENT).then_some(Location { block, check })));
+            let place = match block {
+                ABSENT => Place::Hole(check),
+                block => Place::At(Location { block, check }),
+            };
+            versions.push((version, place));
         }
         contents.push((lba, Content::Several(versions)));
     }
-    Some(Loaded { header: *header, sequences, contents })
+    let mut records = Vec::new();
+    for _ in 0..header.records.get() {
+        records.push((reader.u32()?, Version(reader.u64()?)));
+    }
+    Some(Loaded { header: *header, sequences, contents, holes, records })
 }
 
 struct Reader<'a>(&'a [u8]);

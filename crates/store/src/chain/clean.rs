@@ -2,7 +2,8 @@
 //!
 //! *Move-to-tail* (Gecko 3.1) appends them to the users' log; *compact-in-body* (3.1.3) to a log of
 //! its own in free segments of the body, which leaves the tail's drive alone. Either way cleaning
-//! reads the body only. Victims are the segments with the fewest live blocks, the oldest first among
+//! reads the body only. The record of a discard goes along as long as anything is absent because of
+//! it: one entry for one, so that nothing is gained or lost by it. Victims are the segments with the fewest live blocks, the oldest first among
 //! equals.
 
 use std::sync::Arc;
@@ -159,7 +160,7 @@ pub(super) async fn clean_some(inner: &Arc<Inner>, segments: usize) -> Result<us
     Ok(cleaned)
 }
 
-/// A live block of a victim.
+/// A live block of a victim: content, or the record of a discard that something is a hole by.
 #[derive(Clone, Copy)]
 struct Live {
     block: u32,
@@ -195,14 +196,25 @@ pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(),
     let entries = entries_of(inner, victim).await;
     let live = {
         let state = inner.state.lock();
-        let refers = |live: &Live| state.index.refers(live.entry.lba.0 as u32, live.block);
-        entries.into_iter().filter(refers).collect::<Vec<_>>()
+        let lives = |live: &Live| match live.entry.kind {
+            Kind::Discard | Kind::MovedDiscard => state.index.record(live.block).is_some(),
+            _ => state.index.refers(live.entry.lba.0 as u32, live.block),
+        };
+        entries.into_iter().filter(lives).collect::<Vec<_>>()
     };
+    let is_record = |live: &Live| matches!(live.entry.kind, Kind::Discard | Kind::MovedDiscard);
+    let (records, live): (Vec<Live>, Vec<Live>) = live.into_iter().partition(is_record);
+    for record in records {
+        // One at a time: each may concern many blocks.
+        append_moved(inner, 1, |state, log| carry_now(state, log, &record)).await?;
+    }
     let reads = runs(&live).into_iter().map(|run| read_live(inner.clone(), run));
     let mut reads = stream::iter(reads).buffered(RUNS_AHEAD + 1);
     while let Some(contents) = reads.next().await {
         for group in contents.chunks(GROUP) {
-            move_group(inner, group).await?;
+            let append = |state: &mut State, log| move_now(state, log, group);
+            let moved = append_moved(inner, group.len(), append).await?;
+            Counts::add(&inner.counts.blocks_moved, moved);
         }
     }
     if inner.state.lock().segments.get(victim).live > 0 {
@@ -259,7 +271,7 @@ async fn mapped_entries(inner: &Inner, victim: u32) -> Option<Vec<Live>> {
         let head = sector.verify(inner.tag, index as u16).filter(|head| head.seq == seq)?;
         for entry in sector.entries() {
             let entry = entry.decode()?;
-            if matches!(entry.kind, Kind::Data | Kind::Moved) {
+            if entry.kind != Kind::Pad {
                 entries.push(Live { block, entry });
             }
             block += 1;
@@ -275,14 +287,16 @@ async fn mapped_entries(inner: &Inner, victim: u32) -> Option<Vec<Live>> {
     Some(entries)
 }
 
-/// The blocks of a segment that the index refers to. Their versions are the index's: exact where a
-/// block has several, and irrelevant where it has one.
+/// The blocks of a segment that the index refers to. Their versions are the index's where it knows
+/// them. Where it does not, the content is older than every version held, or nothing is: the oldest
+/// version held, or the newest that is durable, then says no less of it.
 fn indexed_entries(inner: &Inner, victim: u32) -> Vec<Live> {
     let state = inner.state.lock();
     let mut entries = Vec::new();
     state.index.for_each(|lba, at| {
         if state.segments.of(at.block) == victim {
-            let version = state.index.version_of(lba, at.block).unwrap_or(state.version);
+            let known = state.index.version_of(lba, at.block).filter(|known| known.0 > 0);
+            let version = known.unwrap_or(state.holds.oldest().unwrap_or(state.committed));
             let entry = MapEntry {
                 kind: Kind::Moved,
                 last: true,
@@ -293,8 +307,29 @@ fn indexed_entries(inner: &Inner, victim: u32) -> Vec<Live> {
             entries.push(Live { block: at.block, entry });
         }
     });
+    indexed_records(&state, victim, &mut entries);
     entries.sort_unstable_by_key(|live| live.block);
     entries
+}
+
+/// Adds the records of a segment that the index refers to, each with the runs of its holes: of
+/// what is no hole any more, nobody knows whether it was part of the run.
+fn indexed_records(state: &State, victim: u32, entries: &mut Vec<Live>) {
+    let mut holes = Vec::new();
+    state.index.for_each_hole(|lba, record| {
+        if state.segments.of(record) == victim {
+            holes.push((record, lba));
+        }
+    });
+    holes.sort_unstable();
+    holes.dedup();
+    for run in holes.chunk_by(|(a, first), (b, second)| a == b && first + 1 == *second) {
+        let ((block, lba), count) = (run[0], run.len() as u32);
+        let version = state.index.record(block).unwrap_or(state.committed);
+        let lba = Lba(u64::from(lba));
+        let entry = MapEntry { kind: Kind::Discard, last: true, lba, version, check: count };
+        entries.push(Live { block, entry });
+    }
 }
 
 /// The contents of live blocks within one run; those that no copy can give back are left out.
@@ -331,24 +366,28 @@ async fn read_live(inner: Arc<Inner>, run: Vec<Live>) -> Vec<(Live, Bytes)> {
     contents
 }
 
-/// Appends copies of blocks that still live, when the log has room for them.
-async fn move_group(inner: &Arc<Inner>, group: &[(Live, Bytes)]) -> Result<(), StoreError> {
+/// Calls `append`, which appends up to `blocks` copies to the log that it is given, when that has
+/// room for them; what it returns.
+async fn append_moved(
+    inner: &Arc<Inner>,
+    blocks: usize,
+    mut append: impl FnMut(&mut State, usize) -> Result<u64, StoreError>,
+) -> Result<u64, StoreError> {
     loop {
         let room = inner.room.notified();
         let wants_checkpoint = {
             let mut state = inner.state.lock();
             state.poison_check()?;
             let log = state.cleaning_log();
-            let fits = log == USERS || state.body_has_room(group.len());
+            let fits = log == USERS || state.body_has_room(blocks);
             if !fits && state.segments.can_free() {
                 true
             } else if state.moving[log] * BLOCK_SIZE < inner.options.dirty_bytes / 2 {
-                let moved = move_now(&mut state, log, group);
+                let moved = append(&mut state, log);
                 inner.after_append(&mut state);
                 drop(state);
                 inner.bury();
-                Counts::add(&inner.counts.blocks_moved, moved?);
-                return Ok(());
+                return moved;
             } else {
                 inner.queue_kick[log].notify_one();
                 false
@@ -360,6 +399,15 @@ async fn move_group(inner: &Arc<Inner>, group: &[(Live, Bytes)]) -> Result<(), S
             false => room.await,
         }
     }
+}
+
+/// Writes a record again.
+fn carry_now(state: &mut State, log: usize, live: &Live) -> Result<u64, StoreError> {
+    let there = match state.carry(log, &live.entry, live.block) {
+        Err(StoreError::NoSpace) if log == BODY => state.carry(USERS, &live.entry, live.block),
+        other => other,
+    };
+    there.map(u64::from)
 }
 
 /// Compaction falls back on the tail when no segment of the body is free (Gecko 3.1.3).

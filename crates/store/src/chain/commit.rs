@@ -155,7 +155,7 @@ fn begin(inner: &Inner, scope: Scope) -> Result<(Vec<Part>, Version, Option<Shor
     }
     // Blocks that somebody else is writing come before those taken here.
     let in_flight = users.written() < batches.first().map_or(target, |batch| batch.start);
-    let maps = users.map_writes(target, inner.map_unit);
+    let maps = users.map_writes(target, inner.map_unit, target);
     Ok((parts, version, Some(Short { batches, maps, in_flight })))
 }
 
@@ -190,10 +190,11 @@ async fn run_long(inner: &Arc<Inner>, parts: &[Part]) -> Result<(), StoreError> 
     let maps = {
         let mut state = inner.state.lock();
         let mut maps = Vec::new();
+        let users = state.users.committed;
         for part in parts {
             let stream = state.stream(part.log);
             stream.durable = stream.durable.max(part.target);
-            maps.extend(stream.map_writes(part.target, inner.map_unit));
+            maps.extend(stream.map_writes(part.target, inner.map_unit, users));
         }
         maps
     };

@@ -61,8 +61,11 @@ pub struct LabelFields {
     pub links: Vec<LinkFields>,
     /// Named snapshots.
     pub snapshots: Vec<Snapshot>,
-    /// Versions that roll-backs took back: above the first, up to the second.
-    pub voids: Vec<(u64, u64)>,
+    /// Versions that count no more: above the first, up to the second, of blocks from the third on.
+    pub voids: Vec<(u64, u64, u64)>,
+    /// Where recoveries ended the logs: the sequences of their last segments, the first sequence
+    /// afterwards, and the version.
+    pub cuts: Vec<([u64; 2], u64, u64)>,
 }
 
 /// What a label says of a link.
@@ -199,7 +202,8 @@ fn label_fields(label: &Label) -> LabelFields {
         created: label.created,
         links: label.links.iter().map(link).collect(),
         snapshots: label.snapshots.clone(),
-        voids: label.voids.iter().map(|void| (void.from.0, void.to.0)).collect(),
+        voids: label.voids.iter().map(|void| (void.from.0, void.to.0, void.first)).collect(),
+        cuts: label.cuts.iter().map(|cut| (cut.ends, cut.first, cut.version.0)).collect(),
     }
 }
 
@@ -320,6 +324,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::Data => "data",
         Kind::Moved => "moved",
         Kind::Discard => "discard",
+        Kind::MovedDiscard => "moved-discard",
         Kind::Pad => "pad",
     }
 }

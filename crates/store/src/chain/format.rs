@@ -4,8 +4,8 @@
 //! map area:  label A | label B | checkpoint half 0 | checkpoint half 1 | map of segment 0 | 1 | …
 //! ```
 //!
-//! The *label* ([`LabelHeader`], then links, snapshots and voids) says what the volume is. It is
-//! written to A and B in turn; the valid one with the higher sequence counts.
+//! The *label* ([`LabelHeader`], then links, snapshots, voids and cuts) says what the volume is. It
+//! is written to A and B in turn; the valid one with the higher sequence counts.
 //!
 //! The *map* holds one [`Entry`] for each physical block, in the block's place: it is the inverse
 //! map of Gecko 3.1.1 and the metadata log of Isotope 4.2.3 in one. Its unit is a sector of 512
@@ -39,6 +39,8 @@ pub const PAGE: usize = 4096;
 pub const ENTRIES_PER_PAGE: u32 = ENTRIES_PER_SECTOR * (PAGE / SECTOR) as u32;
 /// Bytes in each of the two copies of the label.
 pub const LABEL_BYTES: u64 = 128 * 1024;
+/// The log of a sector without entries that says: nothing of what the segment's map shows counts.
+pub const NO_LOG: u8 = 2;
 /// "No segment".
 pub const NO_SEGMENT: u32 = u32::MAX;
 
@@ -92,6 +94,8 @@ pub enum Kind {
     /// The block holds nothing; a run of logical blocks, whose length stands in the place of the
     /// checksum, was discarded.
     Discard,
+    /// The block holds nothing: a copy that cleaning made of a discard's entry, with its version.
+    MovedDiscard,
     /// The block holds nothing: the segment was closed before it was full.
     Pad,
 }
@@ -127,6 +131,7 @@ const KIND_DATA: u8 = 1;
 const KIND_MOVED: u8 = 2;
 const KIND_DISCARD: u8 = 3;
 const KIND_PAD: u8 = 4;
+const KIND_MOVED_DISCARD: u8 = 5;
 const KIND_LAST: u8 = 0x80;
 
 impl Entry {
@@ -136,6 +141,7 @@ impl Entry {
             Kind::Data => KIND_DATA,
             Kind::Moved => KIND_MOVED,
             Kind::Discard => KIND_DISCARD,
+            Kind::MovedDiscard => KIND_MOVED_DISCARD,
             Kind::Pad => KIND_PAD,
         };
         Entry {
@@ -154,6 +160,7 @@ impl Entry {
             KIND_DATA => Kind::Data,
             KIND_MOVED => Kind::Moved,
             KIND_DISCARD => Kind::Discard,
+            KIND_MOVED_DISCARD => Kind::MovedDiscard,
             KIND_PAD => Kind::Pad,
             _ => return None,
         };
@@ -183,7 +190,9 @@ pub struct MapSector {
     /// Blocks between the last position whose entries were durable and this sector's first one;
     /// [`u16::MAX`] for more, or unknown. A gap before that position is damage, not a crash.
     uncommitted: U16,
-    /// Everything below this position was durable on the data devices when the sector was written.
+    /// In the users' log: everything below this position was durable on the data devices when the
+    /// sector was written. In the log of compaction, where data is durable before any sector: the
+    /// entries of the users' log below this position were durable.
     durable: U64,
     /// The segment in which this log goes on, [`NO_SEGMENT`] while that is open.
     next: U32,
@@ -191,7 +200,7 @@ pub struct MapSector {
     index: U16,
     /// Entries in use.
     count: u8,
-    /// 0: the users' log, 1: the log of compaction in the body.
+    /// 0: the users' log, 1: the log of compaction in the body, [`NO_LOG`].
     log: u8,
     entries: [Entry; ENTRIES_PER_SECTOR as usize],
 }
@@ -201,7 +210,8 @@ pub struct MapSector {
 pub struct SectorHead {
     /// Sequence of the segment.
     pub seq: u64,
-    /// Position below which data was durable.
+    /// Position below which data of the users' log was durable; in the log of compaction that below
+    /// which the entries of the users' log were.
     pub durable: Position,
     /// Blocks before this sector's first one whose entries were not known to be durable.
     pub uncommitted: u16,
@@ -262,12 +272,16 @@ impl MapSector {
         marks.into_iter().filter(|mark| *mark).count() >= 2
     }
 
+    /// Whether the sector is whole and names another volume: what that left on the device.
+    pub fn is_foreign(&self, tag: u32) -> bool {
+        crc32c::crc32c(&self.as_bytes()[4..]) == self.checksum.get() && self.tag.get() != tag
+    }
+
     /// Whether a sector that does not verify was once one of the volume `tag`, of the segment with
     /// sequence `seq` of a log, in its place: all but one of its marks say so. No crash makes such
     /// a sector. One that is whole and names another volume is what that left on the device.
     pub fn resembles(&self, tag: u32, index: u16, seq: u64, log: u8) -> bool {
-        let whole = crc32c::crc32c(&self.as_bytes()[4..]) == self.checksum.get();
-        if whole && self.tag.get() != tag {
+        if self.is_foreign(tag) {
             return false;
         }
         let this = u64::from(self.seq_low.get()) | u64::from(self.seq_high.get()) << 32;
@@ -307,7 +321,7 @@ pub enum Cleaning {
     CompactInBody,
 }
 
-/// Head of a label. Links, snapshots and voids follow it in this order.
+/// Head of a label. Links, snapshots, voids and cuts follow it in this order.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LabelHeader {
@@ -341,8 +355,10 @@ pub struct LabelHeader {
     pub voids: U32,
     /// When the volume was made, seconds since 1970.
     pub created: U64,
+    /// Cut records.
+    pub cuts: U32,
     /// Padding.
-    pub reserved2: [u8; 40],
+    pub reserved2: [u8; 36],
 }
 
 /// A link of the chain.
@@ -381,18 +397,38 @@ pub struct SnapshotRecord {
     pub reserved: [u8; 8],
 }
 
-/// Versions above `from` and up to `to` that a roll-back took back.
+/// Versions above `from` and up to `to` of blocks from `first` on that count no more: a roll-back
+/// took them back, or the volume became so small that the blocks left it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct VoidRecord {
-    /// The version that was restored.
+    /// The version that was restored; 0 for a volume that became smaller.
     pub from: U64,
     /// The newest version when that happened.
     pub to: U64,
     /// The next segment sequence then: when every segment is newer, the record has served.
     pub seq: U64,
+    /// The first logical block that it is about: 0 for a roll-back.
+    pub first: U64,
+}
+
+/// Where a recovery ended the logs. What lies in segments of a log with sequences between the one
+/// in which that log ended and `first` never counted, though its sectors may be whole.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct CutRecord {
+    /// Sequence of the segment in which the users' log ended.
+    pub users: U64,
+    /// The same of the log of compaction.
+    pub body: U64,
+    /// The lowest sequence of a segment opened since.
+    pub first: U64,
+    /// The version that was recovered.
+    pub version: U64,
 }
 
 /// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.
@@ -400,8 +436,10 @@ pub struct VoidRecord {
 /// The payload is durable before the head is written: a head that holds, over a payload that does
 /// not, is damage and not a crash. Payload: segment sequences (u64 each), then runs of single-version
 /// blocks (lba u32, count u32, then count times physical block u32 and checksum u32, physical
-/// [`u32::MAX`] for "not stored"), then blocks with several versions (lba u32, count u32, then count
-/// times version u64, physical u32, checksum u32). A delta replaces what it names.
+/// [`u32::MAX`] for "never stored"), then runs of holes (lba u32, count u32, the record's physical
+/// block u32), then blocks with several versions (lba u32, count u32, then count times version u64,
+/// physical u32, checksum u32, for a hole [`u32::MAX`] and the record's physical block), then the
+/// records (physical block u32, version u64). A delta replaces what it names.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CheckpointHeader {
@@ -433,8 +471,12 @@ pub struct CheckpointHeader {
     pub runs: U32,
     /// Blocks with several versions in the payload.
     pub several: U32,
+    /// Runs of holes in the payload.
+    pub holes: U32,
+    /// Records of discards in the payload.
+    pub records: U32,
     /// Padding.
-    pub reserved: [u8; 12],
+    pub reserved: [u8; 4],
 }
 
 /// First page of each half: a checkpoint record that was durable when this was written. Should that
@@ -478,7 +520,8 @@ const _: () = {
     assert!(size_of::<LabelHeader>() == 128);
     assert!(size_of::<LinkRecord>() == 32);
     assert!(size_of::<SnapshotRecord>() == 96);
-    assert!(size_of::<VoidRecord>() == 24);
+    assert!(size_of::<VoidRecord>() == 32);
+    assert!(size_of::<CutRecord>() == 32);
     assert!(size_of::<CheckpointHeader>() == 128);
     assert!(size_of::<Witness>() == 48);
 };

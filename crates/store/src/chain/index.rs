@@ -9,10 +9,13 @@
 //!    when its only remaining version is not newer than any hold.
 //! 2. In the table a block's versions ascend. The first may be 0, which stands for "not newer than
 //!    any version that was held when the block came to the table".
-//! 3. The array is made of shared chunks that are copied on write, so that a checkpoint sees the
+//! 3. A discarded block is a *hole*: it refers to the physical block of the map entry that says so,
+//!    its *record*, which counts as live as long as anything refers to it. So whoever reads the whole
+//!    map meets a record for whatever is absent although the map may still show older content.
+//! 4. The array is made of shared chunks that are copied on write, so that a checkpoint sees the
 //!    state of one moment while writes go on.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -26,8 +29,10 @@ pub(super) const CHUNK: usize = 8192;
 
 const ABSENT: u32 = u32::MAX;
 const SEVERAL: u32 = u32::MAX - 1;
+/// The checksum's place holds the record's physical block.
+const HOLE: u32 = u32::MAX - 2;
 /// Physical blocks are numbered below this.
-pub(super) const MAX_PHYSICAL: u32 = SEVERAL;
+pub(super) const MAX_PHYSICAL: u32 = HOLE;
 
 /// Where content lies, and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,18 +51,60 @@ struct Slot {
 
 const EMPTY: Slot = Slot { block: ABSENT, check: 0 };
 
+impl Slot {
+    fn of(place: Place) -> Slot {
+        match place {
+            Place::At(at) => Slot { block: at.block, check: at.check },
+            Place::Hole(record) => Slot { block: HOLE, check: record },
+        }
+    }
+}
+
 type Chunk = [Slot; CHUNK];
 
-/// One version of a block; `None` when it was discarded then.
-pub(super) type Versioned = (Version, Option<Location>);
+/// What a version of a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Content.
+    At(Location),
+    /// A hole: the physical block of its record.
+    Hole(u32),
+}
+
+impl Place {
+    /// Where content lies; `None` for a hole.
+    pub(super) fn location(self) -> Option<Location> {
+        match self {
+            Place::At(at) => Some(at),
+            Place::Hole(_) => None,
+        }
+    }
+
+    /// The physical block of the content or the record.
+    pub(super) fn block(self) -> u32 {
+        match self {
+            Place::At(at) => at.block,
+            Place::Hole(record) => record,
+        }
+    }
+
+    fn is_hole(self) -> bool {
+        matches!(self, Place::Hole(_))
+    }
+}
+
+/// One version of a block.
+pub(super) type Versioned = (Version, Place);
 /// A block's versions, ascending.
 pub(super) type Versions = SmallVec<[Versioned; 2]>;
 
 /// Everything the index says of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Nothing is stored.
+    /// Nothing was ever stored.
     Absent,
+    /// It was discarded: the record's physical block.
+    Hole(u32),
     /// One version.
     One(Location),
     /// Several.
@@ -69,6 +116,16 @@ pub(super) enum Content {
 pub(super) struct Frozen {
     chunks: Vec<Option<Arc<Chunk>>>,
     several: Vec<(u32, Versions)>,
+    records: HashMap<u32, Record>,
+}
+
+/// A discard that something refers to.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    /// The discard's version.
+    version: Version,
+    /// Versions of blocks that are holes because of it.
+    refs: u32,
 }
 
 /// Logical blocks to physical ones.
@@ -79,6 +136,10 @@ pub(super) struct Index {
     several: HashMap<u32, Versions>,
     /// Blocks of the table with the version at which each may be looked at again, ascending.
     aging: VecDeque<(Version, u32)>,
+    /// Discards that holes refer to, by the physical blocks of their entries.
+    records: HashMap<u32, Record>,
+    /// Records that got their first reference since the last call of `take_gained`.
+    gained: Vec<u32>,
     /// Physical blocks that lost their last reference since the last call of `take_freed`.
     freed: Vec<u32>,
     /// Logical blocks that lost an old version since the last call of `take_settled`.
@@ -93,6 +154,8 @@ impl Index {
             chunks: Vec::new(),
             several: HashMap::default(),
             aging: VecDeque::new(),
+            records: HashMap::default(),
+            gained: Vec::new(),
             freed: Vec::new(),
             settled: Vec::new(),
         };
@@ -107,6 +170,18 @@ impl Index {
 
     /// Changes the number of logical blocks. What lies beyond must have been discarded.
     pub(super) fn resize(&mut self, blocks: u64) {
+        let mut lba = blocks;
+        while lba < self.blocks {
+            if let Some(next) = self.empty_until(lba as u32) {
+                lba = u64::from(next);
+                continue;
+            }
+            if let Content::Hole(record) = self.content(lba as u32) {
+                self.set_slot(lba as u32, EMPTY);
+                self.release(Place::Hole(record));
+            }
+            lba += 1;
+        }
         self.blocks = blocks;
         self.chunks.resize(blocks.div_ceil(CHUNK as u64) as usize, None);
     }
@@ -117,7 +192,8 @@ impl Index {
         let spine = self.chunks.capacity() * size_of::<Option<Arc<Chunk>>>();
         let table = self.several.capacity() * (size_of::<(u32, Versions)>() + 1);
         let aging = self.aging.capacity() * size_of::<(Version, u32)>();
-        (chunks + spine + table + aging) as u64
+        let records = self.records.capacity() * (size_of::<(u32, Record)>() + 1);
+        (chunks + spine + table + aging + records) as u64
     }
 
     /// How many blocks have several versions, and how many versions these have together.
@@ -147,10 +223,10 @@ impl Index {
     pub(super) fn get(&self, lba: u32, at: Version) -> Option<Location> {
         let slot = self.slot(lba);
         match slot.block {
-            ABSENT => None,
+            ABSENT | HOLE => None,
             SEVERAL => {
                 let versions = self.several.get(&lba)?;
-                versions.iter().rev().find(|(version, _)| *version <= at)?.1
+                versions.iter().rev().find(|(version, _)| *version <= at)?.1.location()
             }
             block => Some(Location { block, check: slot.check }),
         }
@@ -161,6 +237,7 @@ impl Index {
         let slot = self.slot(lba);
         match slot.block {
             ABSENT => Content::Absent,
+            HOLE => Content::Hole(slot.check),
             SEVERAL => match self.several.get(&lba) {
                 Some(versions) => Content::Several(versions.clone()),
                 None => Content::Absent,
@@ -169,13 +246,18 @@ impl Index {
         }
     }
 
-    /// Puts a block into the state `content`, as a checkpoint says. Nothing is freed.
+    /// Puts a block into the state `content`, as a checkpoint says. Nothing is freed, and nothing
+    /// counts the references: see [`Index::recount`].
     pub(super) fn load(&mut self, lba: u32, content: Content) {
+        if u64::from(lba) >= self.blocks {
+            return;
+        }
         if self.slot(lba).block == SEVERAL {
             self.several.remove(&lba);
         }
         match content {
             Content::Absent => self.set_slot(lba, EMPTY),
+            Content::Hole(record) => self.set_slot(lba, Slot { block: HOLE, check: record }),
             Content::One(at) => self.set_slot(lba, Slot { block: at.block, check: at.check }),
             Content::Several(versions) => {
                 self.set_slot(lba, Slot { block: SEVERAL, check: 0 });
@@ -186,29 +268,96 @@ impl Index {
         }
     }
 
-    /// Gives a block new content as of `version`, which is newer than all before. Old content
-    /// stays as long as `holds` need it.
-    pub(super) fn put(&mut self, lba: u32, version: Version, new: Option<Location>, holds: &Holds) {
+    /// Makes a discard of `version` known whose entry is in the physical block `record`.
+    pub(super) fn add_record(&mut self, record: u32, version: Version) {
+        self.records.entry(record).or_insert(Record { version, refs: 0 }).version = version;
+    }
+
+    /// Counts the references to records, after a checkpoint was loaded.
+    pub(super) fn recount(&mut self) {
+        let mut refs: HashMap<u32, u32> = HashMap::default();
+        let slots = self.chunks.iter().flatten().flat_map(|chunk| chunk.iter());
+        let holes = slots.filter(|slot| slot.block == HOLE).map(|slot| slot.check);
+        let table = self.several.values().flatten().filter_map(|(_, place)| match place {
+            Place::Hole(record) => Some(*record),
+            Place::At(_) => None,
+        });
+        holes.chain(table).for_each(|record| *refs.entry(record).or_default() += 1);
+        self.records.retain(|record, _| refs.contains_key(record));
+        for (record, refs) in refs {
+            let version = Version(0);
+            self.records.entry(record).or_insert(Record { version, refs: 0 }).refs = refs;
+        }
+        self.gained.clear();
+    }
+
+    /// The version of a record that something refers to.
+    pub(super) fn record(&self, block: u32) -> Option<Version> {
+        self.records.get(&block).map(|record| record.version)
+    }
+
+    /// The records that something refers to.
+    pub(super) fn records(&self) -> impl Iterator<Item = u32> + '_ {
+        self.records.keys().copied()
+    }
+
+    fn take_ref(&mut self, place: Place, version: Version) {
+        let Place::Hole(block) = place else { return };
+        let record = self.records.entry(block).or_insert(Record { version, refs: 0 });
+        record.refs += 1;
+        if record.refs == 1 {
+            self.gained.push(block);
+        }
+    }
+
+    /// Gives up a reference.
+    fn release(&mut self, place: Place) {
+        match place {
+            Place::At(at) => self.freed.push(at.block),
+            Place::Hole(block) => {
+                let Some(record) = self.records.get_mut(&block) else { return };
+                record.refs -= 1;
+                if record.refs == 0 {
+                    self.records.remove(&block);
+                    self.freed.push(block);
+                }
+            }
+        }
+    }
+
+    /// Gives a block new content as of `version`, which is newer than all before, or makes it a
+    /// hole. Old content stays as long as `holds` need it; a hole stays the one that it is.
+    pub(super) fn put(&mut self, lba: u32, version: Version, new: Place, holds: &Holds) {
         let slot = self.slot(lba);
         if slot.block == SEVERAL
             && let Some(versions) = self.several.get_mut(&lba)
         {
-            versions.push((version, new));
+            let still_hole = versions.last().is_some_and(|(_, last)| last.is_hole());
+            if !(new.is_hole() && still_hole) {
+                versions.push((version, new));
+                self.take_ref(new, version);
+            }
             self.settle(lba, holds);
             return;
         }
-        let old = (slot.block != ABSENT && slot.block != SEVERAL)
-            .then_some(Location { block: slot.block, check: slot.check });
-        if !holds.need(Version(0), version) || (old.is_none() && new.is_none()) {
-            self.freed.extend(old.map(|at| at.block));
-            let slot = new.map_or(EMPTY, |at| Slot { block: at.block, check: at.check });
-            self.set_slot(lba, slot);
+        let old = match slot.block {
+            ABSENT | SEVERAL => None,
+            HOLE => Some(Place::Hole(slot.check)),
+            block => Some(Place::At(Location { block, check: slot.check })),
+        };
+        if new.is_hole() && old.is_none_or(Place::is_hole) {
+            return;
+        }
+        self.take_ref(new, version);
+        if !holds.need(Version(0), version) {
+            self.set_slot(lba, Slot::of(new));
+            if let Some(old) = old {
+                self.release(old);
+            }
             return;
         }
         let mut versions = Versions::new();
-        if old.is_some() {
-            versions.push((Version(0), old));
-        }
+        versions.extend(old.map(|old| (Version(0), old)));
         versions.push((version, new));
         self.several.insert(lba, versions);
         self.set_slot(lba, Slot { block: SEVERAL, check: 0 });
@@ -229,35 +378,34 @@ impl Index {
     fn settle(&mut self, lba: u32, holds: &Holds) {
         let Some(versions) = self.several.get_mut(&lba) else { return };
         let mut kept = Versions::new();
-        for (at, &(version, location)) in versions.iter().enumerate() {
+        let mut dropped = Versions::new();
+        for (at, &versioned) in versions.iter().enumerate() {
             let needed = match versions.get(at + 1) {
-                Some((next, _)) => holds.need(version, *next),
+                Some((next, _)) => holds.need(versioned.0, *next),
                 None => true,
             };
             match needed {
-                true => kept.push((version, location)),
-                false => self.freed.extend(location.map(|at| at.block)),
+                true => kept.push(versioned),
+                false => dropped.push(versioned),
             }
         }
-        if kept.len() < versions.len() {
+        if !dropped.is_empty() {
             self.settled.push(lba);
-        }
-        // A discard at the start says no more than absence does.
-        while matches!(kept.first(), Some((_, None))) && kept.len() > 1 {
-            kept.remove(0);
         }
         let old_enough = |version: Version| holds.oldest().is_none_or(|oldest| version <= oldest);
         match kept[..] {
-            [(_, None)] => {
+            // Whether it is newer than a hold or not, nobody sees anything there.
+            [(_, place @ Place::Hole(_))] => {
                 self.several.remove(&lba);
-                self.set_slot(lba, EMPTY);
+                self.set_slot(lba, Slot::of(place));
             }
-            [(version, Some(at))] if old_enough(version) => {
+            [(version, place)] if old_enough(version) => {
                 self.several.remove(&lba);
-                self.set_slot(lba, Slot { block: at.block, check: at.check });
+                self.set_slot(lba, Slot::of(place));
             }
             _ => *versions = kept,
         }
+        dropped.into_iter().for_each(|(_, place)| self.release(place));
     }
 
     /// Looks again at the blocks whose old versions a released hold may have kept: at most `most`
@@ -291,41 +439,60 @@ impl Index {
         self.aging.retain(|(_, lba)| several.contains_key(lba));
     }
 
-    /// Takes back the versions above `from` and up to `to`.
+    /// Takes back the versions above `from`, which is held, and up to `to`.
     pub(super) fn take_back(&mut self, from: Version, to: Version, holds: &Holds) -> Vec<u32> {
         let void = |version: Version| version > from && version <= to;
-        let mut blocks: Vec<u32> = self
-            .several
-            .iter()
-            .filter(|(_, versions)| versions.iter().any(|(version, _)| void(*version)))
-            .map(|(lba, _)| *lba)
-            .collect();
+        let records = self.records.iter().filter(|(_, record)| void(record.version));
+        let records: BTreeSet<u32> = records.map(|(block, _)| *block).collect();
+        let gone = |(version, place): &Versioned| {
+            void(*version) || (place.is_hole() && records.contains(&place.block()))
+        };
+        let table = self.several.iter().filter(|(_, versions)| versions.iter().any(gone));
+        let mut blocks: Vec<u32> = table.map(|(lba, _)| *lba).collect();
         blocks.sort_unstable();
         for lba in &blocks {
             let Some(versions) = self.several.get_mut(lba) else { continue };
-            let freed = &mut self.freed;
-            versions.retain(|(version, location)| {
-                let keep = !void(*version);
-                if !keep {
-                    freed.extend(location.map(|at| at.block));
-                }
-                keep
-            });
+            let (dropped, kept): (Versions, Versions) = versions.iter().copied().partition(gone);
+            *versions = kept;
             if versions.is_empty() {
-                versions.push((Version(0), None));
+                self.several.remove(lba);
+                self.set_slot(*lba, EMPTY);
             }
+            dropped.into_iter().for_each(|(_, place)| self.release(place));
             self.settle(*lba, holds);
+        }
+        if !records.is_empty() {
+            blocks.extend(self.fill_holes(&records));
         }
         blocks
     }
 
-    /// Whether some version of `lba` lies in the physical block.
+    /// Forgets holes in the array whose records are taken back. What is newer than a version held
+    /// and has no older one beside it was never stored then.
+    fn fill_holes(&mut self, records: &BTreeSet<u32>) -> Vec<u32> {
+        let mut holes = Vec::new();
+        self.for_each_hole(|lba, record| {
+            if records.contains(&record) {
+                holes.push((lba, record));
+            }
+        });
+        for (lba, record) in &holes {
+            self.set_slot(*lba, EMPTY);
+            self.release(Place::Hole(*record));
+        }
+        holes.into_iter().map(|(lba, _)| lba).collect()
+    }
+
+    /// Whether some version of `lba` lies in the physical block, or is a hole because of the record
+    /// there.
     pub(super) fn refers(&self, lba: u32, block: u32) -> bool {
         let slot = self.slot(lba);
         match slot.block {
-            SEVERAL => self.several.get(&lba).is_some_and(|versions| {
-                versions.iter().any(|(_, at)| at.is_some_and(|at| at.block == block))
-            }),
+            SEVERAL => self
+                .several
+                .get(&lba)
+                .is_some_and(|versions| versions.iter().any(|(_, place)| place.block() == block)),
+            HOLE => slot.check == block,
             other => other == block,
         }
     }
@@ -333,30 +500,44 @@ impl Index {
     /// The version of `lba` that lies in the physical block, where the table knows it.
     pub(super) fn version_of(&self, lba: u32, block: u32) -> Option<Version> {
         let versions = self.several.get(&lba)?;
-        let found = versions.iter().find(|(_, at)| at.is_some_and(|at| at.block == block));
+        let found = versions.iter().find(|(_, place)| place.block() == block);
         found.map(|(version, _)| *version)
     }
 
-    /// Points the version of `lba` that lies in `from` to `to`; false when none lies there.
+    /// Points the version of `lba` that lies in `from`, or whose record does, to `to`; false when
+    /// there is none.
     pub(super) fn relocate(&mut self, lba: u32, from: u32, to: u32) -> bool {
+        let moved = |place: Place| match place {
+            Place::At(at) => Place::At(Location { block: to, ..at }),
+            Place::Hole(_) => Place::Hole(to),
+        };
         let slot = self.slot(lba);
-        if slot.block == from {
-            self.set_slot(lba, Slot { block: to, check: slot.check });
-            self.freed.push(from);
-            return true;
-        }
-        if slot.block != SEVERAL {
-            return false;
-        }
-        let Some(versions) = self.several.get_mut(&lba) else { return false };
-        for (_, location) in versions.iter_mut() {
-            if let Some(at) = location.as_mut().filter(|at| at.block == from) {
-                at.block = to;
-                self.freed.push(from);
-                return true;
+        let old = match slot.block {
+            ABSENT => return false,
+            HOLE => Some(Place::Hole(slot.check)),
+            SEVERAL => None,
+            block => Some(Place::At(Location { block, check: slot.check })),
+        };
+        let found = match old {
+            Some(old) if old.block() == from => {
+                self.set_slot(lba, Slot::of(moved(old)));
+                Some(old)
             }
-        }
-        false
+            Some(_) => None,
+            None => {
+                let mut versions = self.several.get_mut(&lba).into_iter().flatten();
+                versions.find(|(_, place)| place.block() == from).map(|(_, place)| {
+                    let old = *place;
+                    *place = moved(old);
+                    old
+                })
+            }
+        };
+        let Some(old) = found else { return false };
+        let version = self.record(from).unwrap_or(Version(0));
+        self.take_ref(moved(old), version);
+        self.release(old);
+        true
     }
 
     /// Points the version of `lba` that content of `version` belongs to at `to`, for a log that is
@@ -367,19 +548,32 @@ impl Index {
         lba: u32,
         version: Version,
         newest: Option<Version>,
-        to: Location,
+        to: Place,
     ) -> bool {
         let from = match self.content(lba) {
             Content::Absent => None,
-            Content::One(at) => newest.is_none_or(|newest| newest <= version).then_some(at.block),
+            Content::Hole(record) => Some(Place::Hole(record)),
+            Content::One(at) => {
+                newest.is_none_or(|newest| newest <= version).then_some(Place::At(at))
+            }
             Content::Several(versions) => versions
                 .iter()
                 .rev()
                 .find(|(held, _)| *held <= version)
                 .filter(|(held, _)| *held == version || *held == Version(0))
-                .and_then(|(_, at)| at.map(|at| at.block)),
+                .map(|(_, place)| *place),
         };
-        from.is_some_and(|from| self.relocate(lba, from, to.block))
+        // One block is discarded often: only the record itself is moved, no older or newer one.
+        let same = |from: &Place| match from {
+            Place::At(_) => !to.is_hole(),
+            Place::Hole(record) => to.is_hole() && self.record(*record) == Some(version),
+        };
+        from.filter(same).is_some_and(|from| self.relocate(lba, from.block(), to.block()))
+    }
+
+    /// The records that got their first reference since the last call.
+    pub(super) fn take_gained(&mut self) -> std::vec::Drain<'_, u32> {
+        self.gained.drain(..)
     }
 
     /// The physical blocks that lost their last reference since the last call.
@@ -404,7 +598,23 @@ impl Index {
             }
         }
         for (lba, versions) in &self.several {
-            versions.iter().filter_map(|(_, at)| *at).for_each(|at| visit(*lba, at));
+            let places = versions.iter().filter_map(|(_, place)| place.location());
+            places.for_each(|at| visit(*lba, at));
+        }
+    }
+
+    /// Calls `visit` with each logical block that is a hole, and its record.
+    pub(super) fn for_each_hole(&self, mut visit: impl FnMut(u32, u32)) {
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let Some(chunk) = chunk else { continue };
+            for (at, slot) in chunk.iter().enumerate().filter(|(_, slot)| slot.block == HOLE) {
+                visit((number * CHUNK + at) as u32, slot.check);
+            }
+        }
+        for (lba, versions) in &self.several {
+            for (_, place) in versions.iter().filter(|(_, place)| place.is_hole()) {
+                visit(*lba, place.block());
+            }
         }
     }
 
@@ -413,25 +623,33 @@ impl Index {
         let mut several: Vec<_> =
             self.several.iter().map(|(lba, versions)| (*lba, versions.clone())).collect();
         several.sort_unstable_by_key(|(lba, _)| *lba);
-        Frozen { chunks: self.chunks.clone(), several }
+        Frozen { chunks: self.chunks.clone(), several, records: self.records.clone() }
     }
 }
 
 impl Frozen {
-    /// Every block that is stored, ascending within the array and then within the table.
+    /// Every block that was ever stored, ascending within the array and then within the table.
     pub(super) fn contents(&self) -> impl Iterator<Item = (u32, Content)> + '_ {
-        let single = self.chunks.iter().enumerate().flat_map(|(number, chunk)| {
+        let content = |slot: &Slot| match slot.block {
+            HOLE => Some(Content::Hole(slot.check)),
+            block => (block < MAX_PHYSICAL)
+                .then_some(Content::One(Location { block, check: slot.check })),
+        };
+        let single = self.chunks.iter().enumerate().flat_map(move |(number, chunk)| {
             chunk.iter().flat_map(move |chunk| {
-                chunk.iter().enumerate().filter(|(_, slot)| slot.block < MAX_PHYSICAL).map(
-                    move |(at, slot)| {
-                        let at_lba = (number * CHUNK + at) as u32;
-                        (at_lba, Content::One(Location { block: slot.block, check: slot.check }))
-                    },
-                )
+                let slots = chunk.iter().enumerate();
+                slots.filter_map(move |(at, slot)| {
+                    content(slot).map(|content| ((number * CHUNK + at) as u32, content))
+                })
             })
         });
         let several =
             self.several.iter().map(|(lba, versions)| (*lba, Content::Several(versions.clone())));
         single.chain(several)
+    }
+
+    /// The version of a record.
+    pub(super) fn record(&self, block: u32) -> Version {
+        self.records.get(&block).map_or(Version(0), |record| record.version)
     }
 }

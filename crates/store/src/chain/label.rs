@@ -5,8 +5,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::ChainError;
 use super::format::{
-    Cleaning, ENTRIES_PER_PAGE, FORMAT_VERSION, LABEL_BYTES, LABEL_MAGIC, LabelHeader, LinkRecord,
-    PAGE, Position, SnapshotRecord, VoidRecord,
+    Cleaning, CutRecord, ENTRIES_PER_PAGE, FORMAT_VERSION, LABEL_BYTES, LABEL_MAGIC, LabelHeader,
+    LinkRecord, PAGE, Position, SnapshotRecord, VoidRecord,
 };
 use crate::block::Version;
 use crate::device::{AlignedBuf, Device, DeviceRef, Purpose};
@@ -52,19 +52,41 @@ pub struct Label {
     pub links: Vec<LinkRecord>,
     /// Named snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
-    /// What roll-backs took back.
+    /// What roll-backs took back, and what left the volume when it became smaller.
     pub voids: Vec<Void>,
+    /// Where recoveries ended the logs, oldest first.
+    pub cuts: Vec<Cut>,
 }
 
-/// Versions above `from` and up to `to`, which a roll-back took back.
+/// Versions above `from` and up to `to` of blocks from `first` on, which count no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Void {
-    /// The version that was restored.
+    /// The version that was restored; 0 when the volume became smaller.
     pub from: Version,
     /// The newest version when that happened.
     pub to: Version,
     /// The next segment sequence then: no later segment holds an entry that the record is about.
     pub seq: u64,
+    /// The first logical block that it is about: 0 for a roll-back.
+    pub first: u64,
+}
+
+impl Void {
+    /// Whether it records a roll-back.
+    pub(super) fn is_rollback(&self) -> bool {
+        self.first == 0
+    }
+}
+
+/// Where a recovery ended the logs: see [`CutRecord`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Sequences of the segments in which the users' log and that of compaction ended.
+    pub ends: [u64; 2],
+    /// The lowest sequence of a segment opened since; 0 when nothing was left behind.
+    pub first: u64,
+    /// The version that was recovered.
+    pub version: Version,
 }
 
 /// Most snapshots that a label has room for.
@@ -73,12 +95,15 @@ pub(super) const MAX_SNAPSHOTS: usize = 1000;
 pub(super) const MAX_LINKS: usize = 256;
 /// Most roll-backs that a label remembers.
 pub(super) const MAX_VOIDS: usize = 512;
+/// Most recoveries that a label remembers.
+pub(super) const MAX_CUTS: usize = 256;
 
 const _: () = assert!(
     size_of::<LabelHeader>()
         + MAX_LINKS * size_of::<LinkRecord>()
         + MAX_SNAPSHOTS * size_of::<SnapshotRecord>()
         + MAX_VOIDS * size_of::<VoidRecord>()
+        + MAX_CUTS * size_of::<CutRecord>()
         <= LABEL_BYTES as usize
 );
 
@@ -126,9 +151,59 @@ impl Label {
         Layout::new(self.segment_blocks, self.max_segments, self.checkpoint_half)
     }
 
-    /// Whether a roll-back took `version` back.
-    pub(super) fn is_void(&self, version: Version) -> bool {
-        self.voids.iter().any(|void| version > void.from && version <= void.to)
+    /// Whether `version` of a block counts no more.
+    pub(super) fn is_void(&self, version: Version, lba: u64) -> bool {
+        let covers = |void: &Void| version > void.from && version <= void.to && lba >= void.first;
+        self.voids.iter().any(covers)
+    }
+
+    /// Whether a recovery left the segment with sequence `seq` of a log behind as lost.
+    pub(super) fn is_cut(&self, log: u8, seq: u64) -> bool {
+        let end = |cut: &Cut| cut.ends.get(usize::from(log)).copied().unwrap_or(0);
+        self.cuts.iter().any(|cut| seq > end(cut) && seq < cut.first)
+    }
+
+    /// Remembers that the logs are durable up to the segments with the sequences `ends`.
+    pub(super) fn note_ends(&mut self, ends: [u64; 2]) {
+        let version = self.cuts.last().map_or(Version(0), |cut| cut.version);
+        self.cuts.retain(|cut| cut.first != 0);
+        if self.cuts.len() < MAX_CUTS {
+            self.cuts.push(Cut { ends, first: 0, version });
+        }
+    }
+
+    /// Whether voids or cuts use up their room.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.voids.len() > MAX_VOIDS / 2 || self.cuts.len() > MAX_CUTS / 2
+    }
+
+    /// Remembers where a recovery ended the logs, and forgets what the map cannot show any more.
+    /// `seqs` has for each segment the sequence that it was last opened with, and whether it may
+    /// have been opened again by what the recovery left behind.
+    pub(super) fn add_cut(&mut self, cut: Cut, seqs: &[(u64, bool)]) {
+        self.cuts.retain(|old| old.first != 0);
+        self.cuts.push(cut);
+        self.cuts.retain(|old| seqs.iter().any(|(seq, lost)| *lost && *seq < old.first));
+        // Two are one when nothing that counts was opened between them.
+        let mut merged: Vec<Cut> = Vec::new();
+        for cut in std::mem::take(&mut self.cuts) {
+            let between = |last: &Cut| {
+                let range = last.first..=cut.ends[0].max(cut.ends[1]);
+                seqs.iter().any(|(seq, _)| range.contains(seq))
+            };
+            match merged.last_mut() {
+                Some(last) if !between(last) => {
+                    (last.first, last.version) = (cut.first, cut.version);
+                }
+                _ => merged.push(cut),
+            }
+        }
+        let surplus = merged.len().saturating_sub(MAX_CUTS);
+        debug_assert!(
+            surplus == 0,
+            "opening wipes the map of free segments before it comes to this"
+        );
+        self.cuts = merged.split_off(surplus);
     }
 
     /// The snapshot called `name`.
@@ -155,7 +230,8 @@ impl Label {
             snapshots: (self.snapshots.len() as u32).into(),
             voids: (self.voids.len() as u32).into(),
             created: self.created.into(),
-            reserved2: [0; 40],
+            cuts: (self.cuts.len() as u32).into(),
+            reserved2: [0; 36],
         };
         let mut records: Vec<u8> = self.links.as_bytes().to_vec();
         for snapshot in &self.snapshots {
@@ -163,8 +239,13 @@ impl Label {
         }
         for void in &self.voids {
             let (from, to) = (void.from.0.into(), void.to.0.into());
-            let record = VoidRecord { from, to, seq: void.seq.into() };
-            records.extend_from_slice(record.as_bytes());
+            let (seq, first) = (void.seq.into(), void.first.into());
+            records.extend_from_slice(VoidRecord { from, to, seq, first }.as_bytes());
+        }
+        for cut in &self.cuts {
+            let [users, body] = cut.ends.map(Into::into);
+            let (first, version) = (cut.first.into(), cut.version.0.into());
+            records.extend_from_slice(CutRecord { users, body, first, version }.as_bytes());
         }
         let checked = &header.as_bytes()[CHECKED_FROM..];
         header.checksum = crc32c::crc32c_append(crc32c::crc32c(checked), &records).into();
@@ -187,8 +268,9 @@ impl Label {
         if header.format.get() > FORMAT_VERSION {
             return Err(ChainError::NewerFormat(header.format.get()));
         }
-        let counts = [header.links.get(), header.snapshots.get(), header.voids.get()];
-        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS];
+        let counts =
+            [header.links.get(), header.snapshots.get(), header.voids.get(), header.cuts.get()];
+        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS, MAX_CUTS];
         if counts.iter().zip(most).any(|(count, most)| *count as usize > most) {
             return Err(ChainError::NoLabel);
         }
@@ -196,6 +278,7 @@ impl Label {
         let links: Vec<LinkRecord> = take(&mut rest, counts[0])?;
         let snapshots: Vec<SnapshotRecord> = take(&mut rest, counts[1])?;
         let voids: Vec<VoidRecord> = take(&mut rest, counts[2])?;
+        let cuts: Vec<CutRecord> = take(&mut rest, counts[3])?;
         let used = &records[..records.len() - rest.len()];
         let checked = &header.as_bytes()[CHECKED_FROM..];
         if crc32c::crc32c_append(crc32c::crc32c(checked), used) != header.checksum.get() {
@@ -221,6 +304,15 @@ impl Label {
                     from: Version(void.from.get()),
                     to: Version(void.to.get()),
                     seq: void.seq.get(),
+                    first: void.first.get(),
+                })
+                .collect(),
+            cuts: cuts
+                .iter()
+                .map(|cut| Cut {
+                    ends: [cut.users.get(), cut.body.get()],
+                    first: cut.first.get(),
+                    version: Version(cut.version.get()),
                 })
                 .collect(),
         };

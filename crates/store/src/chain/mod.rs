@@ -22,7 +22,10 @@
 //! 2. A segment is written again only after a checkpoint that does not refer to it has become
 //!    durable. So every entry that a replay from the newest checkpoint meets is still in place.
 //! 3. Map entries of a log become durable in the log's order.
-//! 4. Nothing is acknowledged after a failed write or flush: the store is poisoned, and serves
+//! 4. The map tells of whatever the index refers to, also of discards: the entry of one counts as
+//!    live as long as anything is absent because of it. So the map alone rebuilds the index
+//!    (`rebuild`).
+//! 5. Nothing is acknowledged after a failed write or flush: the store is poisoned, and serves
 //!    reads until it is reopened.
 
 pub mod cache;
@@ -38,6 +41,7 @@ mod index;
 mod label;
 mod options;
 mod read;
+mod rebuild;
 mod recovery;
 mod resize;
 mod roles;
@@ -65,8 +69,9 @@ use crate::env::{Env, Task};
 use cache::Cache;
 pub use format::Cleaning;
 use label::Layout;
-pub use label::{Label, Snapshot, Void};
+pub use label::{Cut, Label, Snapshot, Void};
 pub use options::{Create, Link, Options, Parts};
+pub use rebuild::{LostEntries, Rebuild, RebuildReport};
 pub use recovery::Recovered;
 pub use scrub::ScrubReport;
 use state::State;
@@ -101,6 +106,13 @@ pub enum ChainError {
     /// What recovery needs is damaged.
     #[error("{0}")]
     Damaged(String),
+    /// A rebuild would lose entries of the map that were durable.
+    #[error(
+        "the map is damaged: {} parts of it, which told of {} blocks, are lost",
+        .0.lost.len(),
+        .0.lost_blocks
+    )]
+    Loss(Box<RebuildReport>),
     /// The store refused.
     #[error(transparent)]
     Store(#[from] StoreError),

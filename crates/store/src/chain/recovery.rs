@@ -11,7 +11,7 @@
 //!
 //! What it does not: a map sector at the very end of the log whose write the device acknowledged
 //! and lost, or over which somebody wrote foreign bytes, looks like a crash before it. Nothing later
-//! tells of it. And a damaged checkpoint is not rebuilt from the map.
+//! tells of it. A volume that is damaged so is what [`Chain::rebuild`] is for.
 
 use std::sync::Arc;
 
@@ -24,11 +24,11 @@ use super::cache::{Cache, RamOrder};
 use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
 use super::format::{
     ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
-    NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
+    NO_LOG, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
 };
 use super::holds::Holds;
-use super::index::{Index, Location, MAX_PHYSICAL};
-use super::label::{Label, Layout};
+use super::index::{Content, Index, Location, MAX_PHYSICAL, Place};
+use super::label::{Cut, Label, Layout, Void};
 use super::read::{Verified, read_verified};
 use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
@@ -58,9 +58,9 @@ pub struct Recovered {
 /// The layout of a map area that has room for so much.
 pub(super) fn layout_for(segment_blocks: u32, max_segments: u32) -> Layout {
     let blocks = u64::from(max_segments) * u64::from(segment_blocks);
-    // A block that was discarded while a version was held takes 40 bytes in a checkpoint: its
-    // number, and two versions of which one is a place.
-    let half = 40 * blocks + 8 * u64::from(max_segments) + HALF_SLACK;
+    // A block that was discarded, written and discarded again while versions were held takes 56
+    // bytes in a checkpoint: its number, and three versions of which one is a place.
+    let half = 56 * blocks + 8 * u64::from(max_segments) + HALF_SLACK;
     Layout::new(segment_blocks, max_segments, half.next_multiple_of(PAGE as u64))
 }
 
@@ -119,6 +119,7 @@ pub(super) async fn create(env: &Env, parts: Parts, create: &Create) -> Result<(
         links,
         snapshots: Vec::new(),
         voids: Vec::new(),
+        cuts: Vec::new(),
     };
     check_sizes(&label, &parts)?;
     let mut state = empty_state(label, &parts)?;
@@ -130,7 +131,7 @@ pub(super) async fn create(env: &Env, parts: Parts, create: &Create) -> Result<(
     label.write(&inner.map).await
 }
 
-fn check_sizes(label: &Label, parts: &Parts) -> Result<(), ChainError> {
+pub(super) fn check_sizes(label: &Label, parts: &Parts) -> Result<(), ChainError> {
     if label.links.is_empty() {
         return Err(invalid("a chain needs at least one link"));
     }
@@ -163,7 +164,7 @@ fn check_sizes(label: &Label, parts: &Parts) -> Result<(), ChainError> {
 }
 
 /// A state without blocks or logs, in which every segment is free.
-fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
+pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
     let mut segments = Segments::new(label.segment_blocks);
     for (number, record) in label.links.iter().enumerate() {
         let id = uuid::Uuid::from_bytes(record.id);
@@ -208,11 +209,11 @@ fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
 }
 
 /// A new log in the free segment `id`.
-fn open_stream(state: &mut State, log: usize, id: u32) -> Stream {
+pub(super) fn open_stream(state: &mut State, log: usize, id: u32) -> Stream {
     state.segments.open(id);
     let seq = state.next_seq;
     state.next_seq += 1;
-    state.segments.get_mut(id).seq = seq;
+    state.segments.begin(id, seq);
     let tag = volume_tag(state.label.volume);
     Stream::new(log, tag, state.label.segment_blocks, SegmentMap::fresh(id, seq))
 }
@@ -233,7 +234,7 @@ impl State {
     }
 }
 
-fn build(env: &Env, parts: Parts, options: Options, state: State, area: Area) -> Inner {
+pub(super) fn build(env: &Env, parts: Parts, options: Options, state: State, area: Area) -> Inner {
     let label = &state.label;
     let sector = parts.map.geometry().sector as usize;
     let body = parts.body_cache.is_some() || options.body_cache_blocks > 0;
@@ -283,6 +284,7 @@ pub(super) async fn open(
     }
     let mut found = Recovered::default();
     let (area, logs) = load_checkpoint(&parts.map, &mut state, &mut found).await?;
+    let first_new = state.next_seq;
     let replay = Replay { map: parts.map.clone(), tag: volume_tag(state.label.volume) };
     let users = replay.read_log(&state, USERS, logs[USERS], &mut found).await?;
     let body = match logs[BODY].segment.get() {
@@ -294,7 +296,13 @@ pub(super) async fn open(
     if let Some(body) = &body {
         replay.seal(&state, body).await?;
     }
-    resume(&mut state, users, body);
+    // Without a log of compaction, none of its segments opened since the checkpoint counts.
+    let body_end = body.as_ref().map_or(first_new - 1, |body| body.end.seq());
+    let ends = [users.end.seq(), body_end];
+    let first = state.next_seq;
+    resume(&mut state, Some(users), body);
+    note_cut(&mut state, ends, first);
+    state.label.write(&parts.map).await?;
     found.version = state.version.0;
     let inner = Arc::new(build(env, parts, options, state, area));
     // Copies of the map that a crash left different must agree on what this recovery went by.
@@ -303,6 +311,9 @@ pub(super) async fn open(
         scrub::renew_labels(&inner).await?;
     } else {
         checkpoint::write(&inner).await?;
+    }
+    if inner.state.lock().label.is_crowded() {
+        forget_lives(&inner).await?;
     }
     inner.state.lock().add_body();
     Ok((Chain::start(inner), found))
@@ -343,7 +354,8 @@ async fn load_checkpoint(
         return Err(damaged_checkpoint(&why));
     }
     found.checkpoint_bytes = area.end;
-    let mut places = Vec::new();
+    state.index.recount();
+    let mut places: Vec<u32> = state.index.records().collect();
     state.index.for_each(|_, at| places.push(at.block));
     for block in places {
         if !state.segments.exists(state.segments.of(block)) {
@@ -364,41 +376,51 @@ fn load_record(state: &mut State, record: Loaded) {
             state.segments.get_mut(id as u32).seq = *seq;
         }
     }
+    let blocks = state.index.blocks();
+    for (first, count, hole) in record.holes {
+        let end = (u64::from(first) + u64::from(count)).min(blocks) as u32;
+        (first..end).for_each(|lba| state.index.load(lba, Content::Hole(hole)));
+    }
     for (lba, content) in record.contents {
         state.index.load(lba, content);
+    }
+    for (record, version) in record.records {
+        state.index.add_record(record, version);
     }
     state.version = Version(record.header.version.get());
     state.next_seq = record.header.next_seq.get();
 }
 
 /// A log's entries after the checkpoint.
-struct Log {
-    number: usize,
+pub(super) struct Log {
+    pub(super) number: usize,
     /// Segments in the log's order: where it stood first.
-    segments: Vec<LogSegment>,
+    pub(super) segments: Vec<LogSegment>,
     /// Entries from the checkpoint on, as far as they survived as a whole.
-    entries: Vec<(Position, u32, MapEntry)>,
+    pub(super) entries: Vec<(Position, u32, MapEntry)>,
     /// Where they end.
-    end: Position,
+    pub(super) end: Position,
     /// Sectors beyond the end that look like this log's: they must not be met again.
-    stale: Vec<(u32, u16)>,
+    pub(super) stale: Vec<(u32, u16)>,
     /// The highest sequence seen.
-    top: u64,
+    pub(super) top: u64,
     /// The highest position below which data was said to be durable. It may lie beyond the end.
-    durable: Position,
+    pub(super) durable: Position,
 }
 
-struct LogSegment {
-    id: u32,
-    seq: u64,
-    next: u32,
+/// A segment of a log.
+pub(super) struct LogSegment {
+    pub(super) id: u32,
+    pub(super) seq: u64,
+    pub(super) next: u32,
     /// Entries from block 0 on; those before the first page that was read are placeholders.
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
 }
 
-struct Replay {
-    map: DeviceRef,
-    tag: u32,
+/// Reads logs, and ends them.
+pub(super) struct Replay {
+    pub(super) map: DeviceRef,
+    pub(super) tag: u32,
 }
 
 impl Replay {
@@ -465,7 +487,12 @@ impl Replay {
                     Sector::Whole(head, entries)
                         if head.seq == expected && usize::from(head.log) == number =>
                     {
-                        durable = durable.max(head.durable);
+                        // What compaction writes is durable before its entries are.
+                        let end = index * ENTRIES_PER_SECTOR + u32::from(head.count);
+                        durable = durable.max(match number {
+                            USERS => head.durable,
+                            _ => Position::new(head.seq, end),
+                        });
                         segment.next = head.next;
                         if open {
                             segment.entries.extend_from_slice(&entries);
@@ -593,7 +620,7 @@ impl Replay {
 
     /// Overwrites what lies beyond a log's end, so that a later recovery does not take it for what
     /// will be written there.
-    async fn seal(&self, state: &State, log: &Log) -> Result<(), ChainError> {
+    pub(super) async fn seal(&self, state: &State, log: &Log) -> Result<(), ChainError> {
         for (id, index) in &log.stale {
             self.put_sector(state, *id, *index, &[0; SECTOR]).await?;
         }
@@ -682,7 +709,7 @@ fn missed_checkpoint(segment: u32) -> ChainError {
 
 /// Whether a block holds what its entry says. A block that cannot be read is taken to: a crash does
 /// not explain it, and readers will be told.
-async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
+pub(super) async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
     let Some((link, offset)) = state.segments.place(block) else { return Ok(false) };
     let device = &state.segments.links[link].device;
     let right = |content: &[u8]| block_checksum(entry.lba, content) == entry.check;
@@ -748,7 +775,7 @@ impl Log {
         let index = (first / ENTRIES_PER_SECTOR as usize) as u16;
         let head = SectorHead {
             seq: last.seq,
-            durable: self.end,
+            durable: if self.number == USERS { self.end } else { Position::default() },
             uncommitted: u16::MAX,
             next: NO_SEGMENT,
             index,
@@ -783,7 +810,7 @@ fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Re
         replay_entry(state, *block, entry, &mut newest);
     }
     let voids = state.label.voids.clone();
-    for void in voids {
+    for void in voids.into_iter().filter(Void::is_rollback) {
         state.take_back(void.from, void.to);
         state.version = state.version.max(void.to);
     }
@@ -797,9 +824,9 @@ fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Re
 
 /// A sequence that no segment had before the crash. Since the checkpoint each segment was opened at
 /// most once, perhaps without the log that led there having survived: its sectors must not count
-/// when the segment is opened again.
+/// when the segment is opened again. Nor were maps cleared more than twice without a checkpoint.
 fn first_unused_seq(state: &State, top: u64) -> u64 {
-    (state.next_seq + u64::from(state.segments.len())).max(top + 1)
+    (state.next_seq + u64::from(state.segments.len()) + 2).max(top + 1)
 }
 
 fn replay_entry(
@@ -812,10 +839,10 @@ fn replay_entry(
     let place = Location { block, check: entry.check };
     match entry.kind {
         Kind::Pad => {}
-        Kind::Data | Kind::Discard if state.label.is_void(entry.version) => {}
+        Kind::Data | Kind::Discard if state.label.is_void(entry.version, entry.lba.0) => {}
         Kind::Data => {
             newest.insert(lba, entry.version);
-            state.put(lba, entry.version, Some(place));
+            state.put(lba, entry.version, Place::At(place));
         }
         Kind::Discard => {
             let end = (u64::from(lba) + u64::from(entry.check)).min(state.index.blocks()) as u32;
@@ -825,12 +852,12 @@ fn replay_entry(
                     newest.insert(at, entry.version);
                 }
             }
-            state.put_discard(lba, entry.check, entry.version);
+            state.put_discard(lba, entry.check, entry.version, block);
         }
         Kind::Moved => {
             let known = newest.get(&lba).copied();
             state.segments.add_live(block);
-            match state.index.relocate_version(lba, entry.version, known, place) {
+            match state.index.relocate_version(lba, entry.version, known, Place::At(place)) {
                 true => {
                     state.dirty.insert(lba);
                 }
@@ -838,16 +865,101 @@ fn replay_entry(
             }
             state.reap();
         }
+        Kind::MovedDiscard => {
+            let end = (u64::from(lba) + u64::from(entry.check)).min(state.index.blocks()) as u32;
+            for at in lba..end {
+                let known = newest.get(&at).copied();
+                if state.index.relocate_version(at, entry.version, known, Place::Hole(block)) {
+                    state.dirty.insert(at);
+                }
+            }
+            state.reap();
+        }
     }
     state.version = match entry.kind {
         Kind::Data | Kind::Discard => state.version.max(entry.version),
-        _ => state.version,
+        Kind::Moved | Kind::MovedDiscard | Kind::Pad => state.version,
     };
 }
 
-/// Lets the logs go on where they ended.
-fn resume(state: &mut State, users: Log, body: Option<Log>) {
-    for log in std::iter::once(&users).chain(body.as_ref()) {
+/// Remembers in the label where the logs ended: what lies beyond was never acknowledged, and must
+/// not be met again when somebody reads the whole map.
+pub(super) fn note_cut(state: &mut State, ends: [u64; 2], first: u64) {
+    let ids = (0..state.segments.len()).filter(|id| state.segments.exists(*id));
+    let seqs: Vec<(u64, bool)> = ids
+        .map(|id| {
+            let segment = state.segments.get(id);
+            (segment.seq, segment.state != SegmentState::Open && segment.live == 0)
+        })
+        .collect();
+    let cut = Cut { ends, first, version: state.version };
+    state.label.add_cut(cut, &seqs);
+    state.forget_voids();
+}
+
+/// Marks the maps of all segments without entries that count, before anybody writes, and forgets what
+/// the label remembers because of them.
+pub(super) async fn forget_lives(inner: &Inner) -> Result<(), ChainError> {
+    let free = {
+        let state = inner.state.lock();
+        let mut free = state
+            .segments
+            .ids(|segment| matches!(segment.state, SegmentState::Free | SegmentState::Open));
+        let written = |id: &u32| {
+            state.users.holds_map_of(*id)
+                || state.body.as_ref().is_some_and(|body| body.holds_map_of(*id))
+        };
+        free.retain(|id| !written(id));
+        free
+    };
+    let seq = clear_maps(inner, &free).await?;
+    let voids = {
+        let mut state = inner.state.lock();
+        for id in free {
+            let segment = state.segments.get_mut(id);
+            (segment.seq, segment.before) = (seq, 0);
+        }
+        state.forget_voids();
+        state.label.voids.clone()
+    };
+    inner
+        .change_label(|label| {
+            label.voids = voids;
+            label.cuts.drain(..label.cuts.len() - 1);
+        })
+        .await
+}
+
+/// Says in the maps of segments that nothing in them counts, under a sequence that it returns: in
+/// the first sector, since one sector is written whole or not at all.
+pub(super) async fn clear_maps(inner: &Inner, segments: &[u32]) -> Result<u64, ChainError> {
+    let seq = {
+        let mut state = inner.state.lock();
+        state.next_seq += 1;
+        state.next_seq - 1
+    };
+    let head = SectorHead {
+        seq,
+        durable: Position::default(),
+        uncommitted: u16::MAX,
+        next: NO_SEGMENT,
+        index: 0,
+        count: 0,
+        log: NO_LOG,
+    };
+    let mut buffer = AlignedBuf::zeroed(inner.map_unit);
+    buffer[..SECTOR].copy_from_slice(MapSector::seal(inner.tag, head, &[]).as_bytes());
+    let sector = buffer.freeze();
+    for id in segments {
+        inner.map.write(inner.layout.map_of(*id), vec![sector.clone()], Purpose::Map).await?;
+    }
+    inner.map.flush(Purpose::Map).await?;
+    Ok(seq)
+}
+
+/// Lets the logs go on where they ended, as far as they can.
+pub(super) fn resume(state: &mut State, users: Option<Log>, body: Option<Log>) {
+    for log in users.iter().chain(body.as_ref()) {
         for segment in &log.segments {
             state.segments.get_mut(segment.id).seq = segment.seq;
         }
@@ -858,7 +970,7 @@ fn resume(state: &mut State, users: Log, body: Option<Log>) {
         state.segments.close(id);
     }
     let body_stream = body.and_then(|body| resume_log(state, body));
-    if let Some(stream) = resume_log(state, users) {
+    if let Some(stream) = users.and_then(|users| resume_log(state, users)) {
         state.users = stream;
     }
     state.body = body_stream;
@@ -868,6 +980,10 @@ fn resume_log(state: &mut State, mut log: Log) -> Option<Stream> {
     let number = log.number;
     let last = log.segments.pop()?;
     state.segments.open(last.id);
+    if last.entries.is_empty() {
+        // The map still shows what was there before, whatever that was.
+        state.segments.get_mut(last.id).before = 1;
+    }
     let filled = last.entries.len() as u32;
     let map = SegmentMap {
         id: last.id,

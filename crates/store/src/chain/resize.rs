@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::clean::clean_segment;
 use super::format::LinkRecord;
 use super::index::Content;
-use super::label::MAX_LINKS;
-use super::recovery::link_record;
+use super::label::{MAX_LINKS, Void};
+use super::recovery::{clear_maps, link_record};
 use super::segments::SegmentState;
-use super::snapshot::Freeze;
+use super::snapshot::{Freeze, check_voids};
 use super::state::reserved_segments;
 use super::stream::{BODY, USERS};
 use super::{Chain, ChainError, Inner, Link, State, checkpoint};
@@ -29,7 +29,7 @@ impl Chain {
         let _label = inner.label_lock.lock().await;
         let _frozen = Freeze::new(inner);
         let old = {
-            let state = inner.state.lock();
+            let mut state = inner.state.lock();
             state.poison_check()?;
             let most = state.capacity();
             if blocks == 0 || blocks > most {
@@ -39,14 +39,31 @@ impl Chain {
                 )));
             }
             check_end(&state, blocks)?;
+            check_voids(&mut state)?;
             state.index.blocks()
         };
         if blocks < old {
             // A replay must not meet entries beyond the new end.
             checkpoint::write(inner).await?;
-            inner.state.lock().index.resize(blocks);
+            let mut state = inner.state.lock();
+            state.index.resize(blocks);
+            state.reap();
         }
-        inner.change_label(|label| label.blocks = blocks).await?;
+        let gone = {
+            let state = inner.state.lock();
+            // Should the volume grow again, what its blocks held before must not come back.
+            let (from, to) = (Version(0), state.version);
+            (blocks < old).then_some(Void { from, to, seq: state.next_seq, first: blocks })
+        };
+        inner
+            .change_label(|label| {
+                label.blocks = blocks;
+                if let Some(gone) = gone {
+                    label.voids.retain(|void| void.first < gone.first);
+                    label.voids.push(gone);
+                }
+            })
+            .await?;
         inner.state.lock().index.resize(blocks);
         Ok(())
     }
@@ -64,6 +81,10 @@ impl Chain {
             state.poison_check()?;
             new_record(&state, &link)?
         };
+        // What a link that left wrote there tells of another device.
+        let base = record.base.get();
+        let segments: Vec<u32> = (base..base + record.segments.get()).collect();
+        clear_maps(inner, &segments).await?;
         inner.change_label(|label| label.links.push(record)).await?;
         {
             let mut state = inner.state.lock();
@@ -159,7 +180,21 @@ impl Chain {
         let _cleaning = inner.cleaning_lock.lock().await;
         let _frozen = Freeze::new(inner);
         checkpoint::write(inner).await?;
-        inner.change_label(|label| label.links.retain(|link| link.id != *id.as_bytes())).await?;
+        let ends = {
+            let state = inner.state.lock();
+            [USERS, BODY].map(|log| match (log, &state.body) {
+                (BODY, Some(body)) => body.tail().seq(),
+                (BODY, None) => 0,
+                _ => state.users.tail().seq(),
+            })
+        };
+        inner
+            .change_label(|label| {
+                label.links.retain(|link| link.id != *id.as_bytes());
+                // The map will not show how the logs led over the link.
+                label.note_ends(ends);
+            })
+            .await?;
         let mut state = inner.state.lock();
         debug_assert!(state.unwritten == 0 && state.users.unflushed.is_empty());
         if let Some(link) = link_number(&state, id) {
@@ -198,7 +233,13 @@ fn check_end(state: &State, blocks: u64) -> Result<(), ChainError> {
     while lba < state.index.blocks() {
         match state.index.empty_until(lba as u32) {
             Some(next) => lba = u64::from(next),
-            None if state.index.content(lba as u32) == Content::Absent => lba += 1,
+            None if matches!(
+                state.index.content(lba as u32),
+                Content::Absent | Content::Hole(_)
+            ) =>
+            {
+                lba += 1;
+            }
             None => {
                 let now = state.index.get(lba as u32, Version(u64::MAX)).is_some();
                 let (what, advice) = match now {

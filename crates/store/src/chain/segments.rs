@@ -36,14 +36,23 @@ pub(super) struct Segment {
     pub(super) live: u32,
     /// Sequence of its last opening; 0 for never.
     pub(super) seq: u64,
+    /// That of the opening before, whose entries the map shows until newer ones are durable.
+    pub(super) before: u64,
     /// Holds a block that no copy can give back; it is not cleaned.
     pub(super) damaged: bool,
     /// Tasks that read or mend it, and need it not to be written anew meanwhile.
     pub(super) pins: u16,
 }
 
-const NOWHERE: Segment =
-    Segment { state: SegmentState::Absent, link: 0, live: 0, seq: 0, damaged: false, pins: 0 };
+const NOWHERE: Segment = Segment {
+    state: SegmentState::Absent,
+    link: 0,
+    live: 0,
+    seq: 0,
+    before: 0,
+    damaged: false,
+    pins: 0,
+};
 
 /// A link of the chain.
 #[derive(Debug)]
@@ -195,6 +204,12 @@ impl Segments {
         segment.state = SegmentState::Open;
         let link = usize::from(segment.link);
         self.links[link].free.remove(&id);
+    }
+
+    /// Notes that a log begins to write an open segment under the sequence `seq`.
+    pub(super) fn begin(&mut self, id: u32, seq: u64) {
+        let segment = &mut self.table[id as usize];
+        segment.before = std::mem::replace(&mut segment.seq, seq);
     }
 
     /// Gives an open segment back that was reserved and never written.

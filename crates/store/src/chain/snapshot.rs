@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::label::{Label, MAX_SNAPSHOTS, MAX_VOIDS, Void};
-use super::segments::SegmentState;
-use super::{Chain, ChainError, Inner, Snapshot, checkpoint, commit};
+use super::{Chain, ChainError, Inner, Snapshot, State, checkpoint, commit};
 use crate::block::Version;
 
 /// Keeps users from writing while it lives. Reads go on.
@@ -109,9 +108,9 @@ impl Chain {
         // From the new label on, recovery takes the versions back as well.
         inner
             .change_label(|label| {
-                let void = Void { from: snapshot.version, to: newest, seq: 0 };
                 let seq = inner.state.lock().next_seq;
-                label.voids.push(Void { seq, ..void });
+                let (from, to) = (snapshot.version, newest);
+                label.voids.push(Void { from, to, seq, first: 0 });
             })
             .await?;
         inner.state.lock().take_back(snapshot.version, newest);
@@ -136,19 +135,19 @@ impl Chain {
         if state.holds.newest() > Some(snapshot.version) {
             return Err(invalid("somebody is reading a newer version; end that first"));
         }
-        let oldest = state
-            .segments
-            .ids(|segment| matches!(segment.state, SegmentState::Used | SegmentState::Open))
-            .into_iter()
-            .map(|id| state.segments.get(id).seq)
-            .min();
-        state.label.voids.retain(|void| oldest.is_none_or(|oldest| oldest < void.seq));
-        if state.label.voids.len() >= MAX_VOIDS {
-            return Err(invalid(
-                "too many roll-backs that the log still remembers; write on, and try again later",
-            ));
-        }
+        check_voids(&mut state)?;
         Ok(state.version)
+    }
+}
+
+/// Whether the label has room for one more void.
+pub(super) fn check_voids(state: &mut State) -> Result<(), ChainError> {
+    state.forget_voids();
+    match state.label.voids.len() < MAX_VOIDS {
+        true => Ok(()),
+        false => Err(invalid(
+            "too many roll-backs that the log still remembers; close the volume and open it again",
+        )),
     }
 }
 

@@ -7,7 +7,7 @@ use roaring::RoaringBitmap;
 
 use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
 use super::holds::Holds;
-use super::index::{Index, Location};
+use super::index::{Index, Location, Place};
 use super::label::Label;
 use super::segments::{SegmentState, Segments};
 use super::stream::{BODY, Stream, USERS};
@@ -180,7 +180,7 @@ impl State {
         self.segments.open(next);
         let seq = self.next_seq;
         self.next_seq += 1;
-        self.segments.get_mut(next).seq = seq;
+        self.segments.begin(next, seq);
         self.stream(log).roll(next, seq);
         self.segments.close(old);
         self.reserve(log);
@@ -253,7 +253,10 @@ impl State {
             let entry = MapEntry { kind, last, lba: write.lba, version, check };
             let block = self.append(USERS, &entry, write.content.clone(), Purpose::UserData)?;
             let lba = write.lba.0 as u32;
-            let place = write.content.is_some().then_some(Location { block, check });
+            let place = match write.content {
+                Some(_) => Place::At(Location { block, check }),
+                None => Place::Hole(block),
+            };
             self.put(lba, version, place);
         }
         self.version = version;
@@ -264,21 +267,21 @@ impl State {
     pub(super) fn discard(&mut self, lba: Lba, count: u32) -> Result<Version, StoreError> {
         let version = self.version.next();
         let entry = MapEntry { kind: Kind::Discard, last: true, lba, version, check: count };
-        self.append(USERS, &entry, None, Purpose::Map)?;
-        self.put_discard(lba.0 as u32, count, version);
+        let record = self.append(USERS, &entry, None, Purpose::Map)?;
+        self.put_discard(lba.0 as u32, count, version, record);
         self.version = version;
         Ok(version)
     }
 
-    /// Marks a run of blocks as not stored.
-    pub(super) fn put_discard(&mut self, lba: u32, count: u32, version: Version) {
+    /// Marks a run of blocks as discarded by the entry in the physical block `record`.
+    pub(super) fn put_discard(&mut self, lba: u32, count: u32, version: Version, record: u32) {
         let end = (u64::from(lba) + u64::from(count)).min(self.index.blocks()) as u32;
         let mut at = lba;
         while at < end {
             match self.index.empty_until(at) {
                 Some(next) => at = next,
                 None => {
-                    self.put(at, version, None);
+                    self.put(at, version, Place::Hole(record));
                     at += 1;
                 }
             }
@@ -286,8 +289,8 @@ impl State {
     }
 
     /// Changes the index, and accounts for what lives and dies.
-    pub(super) fn put(&mut self, lba: u32, version: Version, place: Option<Location>) {
-        if let Some(at) = place {
+    pub(super) fn put(&mut self, lba: u32, version: Version, place: Place) {
+        if let Place::At(at) = place {
             self.segments.add_live(at.block);
         }
         self.index.put(lba, version, place, &self.holds);
@@ -305,6 +308,9 @@ impl State {
 
     /// Accounts for the versions that the index has let go.
     pub(super) fn reap(&mut self) {
+        for record in self.index.take_gained() {
+            self.segments.add_live(record);
+        }
         self.dirty.extend(self.index.take_settled());
         for block in self.index.take_freed() {
             self.segments.drop_live(block);
@@ -333,6 +339,53 @@ impl State {
         self.dirty.insert(lba);
         self.reap();
         Ok(true)
+    }
+
+    /// Writes the record of a discard again, if anything is still a hole because of it: for cleaning.
+    /// It says the same of its whole run, which is as true as ever: what was written to a part of it
+    /// since has a newer version.
+    pub(super) fn carry(
+        &mut self,
+        log: usize,
+        entry: &MapEntry,
+        from: u32,
+    ) -> Result<bool, StoreError> {
+        if self.index.record(from).is_none() {
+            return Ok(false);
+        }
+        let entry = MapEntry { kind: Kind::MovedDiscard, last: true, ..*entry };
+        let to = self.append(log, &entry, None, Purpose::Cleaning)?;
+        let end = (entry.lba.0 + u64::from(entry.check)).min(self.index.blocks()) as u32;
+        let mut lba = entry.lba.0 as u32;
+        while lba < end {
+            if let Some(next) = self.index.empty_until(lba) {
+                lba = next;
+                continue;
+            }
+            while self.index.relocate(lba, from, to) {
+                self.dirty.insert(lba);
+            }
+            lba += 1;
+        }
+        self.reap();
+        Ok(true)
+    }
+
+    /// Forgets the voids that the map shows no entry of any more.
+    pub(super) fn forget_voids(&mut self) {
+        let shown = |id: u32| {
+            let segment = self.segments.get(id);
+            let mapped = self.users.holds_map_of(id)
+                || self.body.as_ref().is_some_and(|body| body.holds_map_of(id));
+            match (segment.state == SegmentState::Open || mapped) && segment.before > 0 {
+                true => segment.before,
+                false => segment.seq,
+            }
+        };
+        let ids = 0..self.segments.len();
+        let existing = ids.filter(|id| self.segments.exists(*id)).map(shown);
+        let oldest = existing.filter(|seq| *seq > 0).min();
+        self.label.voids.retain(|void| oldest.is_some_and(|oldest| oldest < void.seq));
     }
 
     /// Whether a reader may still ask for `version`.

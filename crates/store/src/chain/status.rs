@@ -66,8 +66,10 @@ impl Counts {
 pub struct Status {
     /// Logical blocks.
     pub blocks: u64,
-    /// Physical blocks that some version of a logical block lies in.
+    /// Physical blocks that some version of a logical block lies in, and those of records.
     pub live_blocks: u64,
+    /// Records of discards: physical blocks that nothing but their map entry needs.
+    pub discard_records: u64,
     /// Physical blocks on all links.
     pub physical_blocks: u64,
     /// Blocks that may be live before writes are refused.
@@ -145,6 +147,7 @@ pub(super) fn of(inner: &Inner) -> Status {
     Status {
         blocks: state.index.blocks(),
         live_blocks: state.segments.live(),
+        discard_records: state.index.records().count() as u64,
         physical_blocks: u64::from(state.segments.total()) * u64::from(inner.segment_blocks),
         capacity_blocks: state.capacity(),
         version: state.version.0,

@@ -165,6 +165,7 @@ impl Stream {
     /// Goes on in the segment `id` with sequence `seq`.
     pub(super) fn roll(&mut self, id: u32, seq: u64) {
         self.set_next(id);
+        let full = self.committed == self.tail();
         self.maps.push_back(SegmentMap {
             id,
             seq,
@@ -173,6 +174,9 @@ impl Stream {
             committed: 0,
             renamed: false,
         });
+        if full {
+            self.committed = self.tail();
+        }
     }
 
     /// Names the segment in which the log goes on after the open one.
@@ -238,11 +242,17 @@ impl Stream {
     }
 
     /// The map sectors that make every entry below `until` durable, in units of `unit` bytes.
-    pub(super) fn map_writes(&mut self, until: Position, unit: usize) -> Vec<MapWrite> {
+    /// `users` is what the sectors of compaction say of the users' log.
+    pub(super) fn map_writes(
+        &mut self,
+        until: Position,
+        unit: usize,
+        users: Position,
+    ) -> Vec<MapWrite> {
         let marks = Marks {
             tag: self.tag,
             log: self.log as u8,
-            durable: self.durable,
+            durable: if self.log == USERS { self.durable } else { users },
             committed: self.committed,
         };
         let mut writes = Vec::new();
@@ -261,6 +271,13 @@ impl Stream {
     /// Notes that the entries below `target` are durable on the map device.
     pub(super) fn commit(&mut self, target: Position) {
         self.committed = self.committed.max(target);
+        // The end of a segment is the start of the next one, in whose sectors it can be named.
+        let full = self.maps.iter().position(|map| map.seq == target.seq());
+        if let Some(next) = full.and_then(|at| self.maps.get(at + 1))
+            && target.slot() == self.per
+        {
+            self.committed = self.committed.max(Position::new(next.seq, 0));
+        }
         for map in &mut self.maps {
             match map.seq.cmp(&target.seq()) {
                 std::cmp::Ordering::Less => map.committed = map.entries.len() as u32,

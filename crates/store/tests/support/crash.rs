@@ -10,13 +10,14 @@ use rand::RngExt;
 use rand::seq::IteratorRandom;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
+use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_store::block::{BlockStore, Lba, Version, Write};
-use thalweg_store::chain::{Chain, ChainError, Options, Recovered};
-use thalweg_store::device::DeviceRef;
+use thalweg_store::chain::{Chain, ChainError, Options, Rebuild, Recovered};
+use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::{Env, Rng};
 
-use super::{Shape, Step, content, options, random_step, read_all};
+use super::{Shape, Step, content, lose_checkpoints, options, random_step, read_all};
 
 /// How a history is explored.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,8 @@ pub struct Plan {
     pub branches: usize,
     /// Rounds cover several segments: nobody but the timer and checkpoints commits.
     pub lazy: bool,
+    /// Checkpoints get lost, and the index is rebuilt from the map.
+    pub rebuild: bool,
 }
 
 impl Plan {
@@ -53,6 +56,12 @@ impl Plan {
         env: &Env,
         devices: &[DeviceRef],
     ) -> Result<(Chain, Recovered), ChainError> {
+        let opened = Chain::open(env, self.shape.parts(devices), self.options()).await;
+        if !self.rebuild || !matches!(opened, Err(ChainError::Damaged(_))) {
+            return opened;
+        }
+        let how = Rebuild::default();
+        Chain::rebuild(env, self.shape.parts(devices), how, &|_, _| {}).await?;
         Chain::open(env, self.shape.parts(devices), self.options()).await
     }
 }
@@ -70,6 +79,7 @@ pub struct Tally {
     pub long_rounds: u64,
     pub bases: u64,
     pub deltas: u64,
+    pub rebuilt: u64,
 }
 
 impl Tally {
@@ -85,6 +95,7 @@ impl Tally {
         self.long_rounds += other.long_rounds;
         self.bases += other.bases;
         self.deltas += other.deltas;
+        self.rebuilt += other.rebuilt;
     }
 
     /// Fails when the histories left out what they are for.
@@ -276,6 +287,11 @@ impl Explorer {
         depth: usize,
     ) {
         let plan = self.plan;
+        let mut begun = begun;
+        if plan.rebuild && depth > 0 && rng.random_bool(0.5) {
+            lose_checkpoints(&plan.shape.parts(&devices).map).await;
+            begun = recorder.position();
+        }
         let (chain, found) = plan.open(&self.env, &devices).await.unwrap();
         let opened = recorder.position();
         let start = Version(found.version);
@@ -343,6 +359,14 @@ impl Explorer {
         let place = || format!("seed {} depth {depth}: {}", self.seed, image.describe());
         let acknowledged =
             image.acknowledged().max().map_or(start, |mark| Version(mark).max(start));
+        let fork = |disk: &Arc<RamDisk>| {
+            let (name, geometry) = (disk.name(), disk.geometry());
+            Arc::new(RamDisk::with_content(&name, geometry, disk.content())) as DeviceRef
+        };
+        let forked: Vec<DeviceRef> = match self.plan.rebuild {
+            true => image.disks().iter().map(fork).collect(),
+            false => Vec::new(),
+        };
         let opened = self.plan.open(&self.env, &image.devices).await;
         let (chain, found) = opened.unwrap_or_else(|error| panic!("{}: {error}", place()));
         let now = chain.now();
@@ -353,6 +377,17 @@ impl Explorer {
             .unwrap_or_else(|error| panic!("{}: {found:?}: {error}", place()));
         assert!(versions.contains(now), "{}: now {now}, content of {versions}", place());
         self.tally.found(&found);
+        if !forked.is_empty() {
+            lose_checkpoints(&self.plan.shape.parts(&forked).map).await;
+            let opened = self.plan.open(&self.env, &forked).await;
+            let (chain, found) = opened.unwrap_or_else(|error| panic!("{}: {error}", place()));
+            let again = read_all(&chain, chain.now()).await;
+            let again = again.unwrap_or_else(|error| panic!("{}: {error}", place()));
+            let differs = (0..again.len()).find(|lba| again[*lba] != blocks[*lba]);
+            let same = chain.now() == now && differs.is_none();
+            assert!(same, "{}: {found:?} rather than {now}; block {differs:?}", place());
+            self.tally.rebuilt += 1;
+        }
         now
     }
 }

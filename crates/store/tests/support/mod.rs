@@ -4,6 +4,7 @@
 
 pub mod crash;
 pub mod scribble;
+pub mod trio;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +13,15 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_sim::model::BlockModel;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
-use thalweg_store::chain::{Chain, ChainError, Cleaning, Create, Link, Options, Parts, Recovered};
-use thalweg_store::device::{DeviceRef, Geometry, Partition};
+use thalweg_store::chain::{
+    Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Recovered, format,
+};
+use thalweg_store::device::{DeviceRef, Geometry, Partition, Purpose};
 use thalweg_store::env::{Env, Rng};
 use uuid::Uuid;
 
+/// Bytes of both copies of the label.
+pub const LABELS: u64 = 2 * format::LABEL_BYTES;
 /// Blocks in a segment: the smallest.
 pub const SEGMENT: u32 = 240;
 
@@ -226,9 +231,25 @@ impl Pair {
         let blocks = read_all(&self.chain, now).await.unwrap();
         for (lba, found) in blocks.into_iter().enumerate() {
             let expected = self.model.read(Lba(lba as u64), now);
-            assert!(found == expected, "block {lba}");
+            let head = |block: &Option<Bytes>| block.as_ref().map(|bytes| bytes.slice(..16));
+            let (is, should) = (head(&found), head(&expected));
+            assert!(found == expected, "block {lba} is {is:?} rather than {should:?}");
         }
     }
+}
+
+/// Overwrites everything in the checkpoint area with what is no checkpoint.
+pub async fn lose_checkpoints(map: &DeviceRef) {
+    let half = Label::read(&**map).await.unwrap().checkpoint_half;
+    let junk = Bytes::from(vec![0xa5; BLOCK_SIZE]);
+    let area = map.read(LABELS, 2 * half as usize, Purpose::Checkpoint).await.unwrap();
+    for (page, bytes) in area.chunks(BLOCK_SIZE).enumerate() {
+        if bytes.iter().any(|byte| *byte != 0) {
+            let at = LABELS + (page * BLOCK_SIZE) as u64;
+            map.write(at, vec![junk.clone()], Purpose::Checkpoint).await.unwrap();
+        }
+    }
+    map.flush(Purpose::Checkpoint).await.unwrap();
 }
 
 /// Every block of a chain at a version.

@@ -1,0 +1,698 @@
+//! Rebuilding the index from the map alone: the way on when a checkpoint, or the map of the log
+//! behind it, is damaged.
+//!
+//! Every entry in the map of every segment counts that counted before: of each segment's newest use,
+//! unless a recovery left that behind ([`Cut`](super::Cut)); not beyond the end of its log, which is
+//! found as recovery finds it; not in a version that was taken back ([`Void`](super::Void)). Of what
+//! counts, each logical block gets the newest version that each reader may see. That this is what it
+//! held follows from three rules which everybody else keeps: an entry that counts stays in the map
+//! while the index refers to its block, a discard counts as long as anything is absent because of
+//! it, and a segment is written again only when nothing in it counts.
+//!
+//! **Damage in the map itself.** A sector of entries that were durable and are not there is a loss,
+//! and the report names it. Nothing is rebuilt then unless the caller accepts the loss. Who does
+//! gets everything else: what follows the gap stays, rather than a prefix of the log, since most of
+//! a volume's entries are old and a gap may be anywhere. So a transaction of which the gap held a
+//! part survives in part, and a block whose newest entry was there holds what it held before: an
+//! older content of its own, or nothing. Blocks written after the gap are not concerned; the report
+//! says how many are.
+
+mod gather;
+mod survey;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+
+use super::checkpoint::{self, Area};
+use super::format::{
+    ENTRIES_PER_SECTOR, Entry, Kind, MapEntry, MapSector, NO_SEGMENT, Position, SECTOR, SectorHead,
+    block_checksum, volume_tag,
+};
+use super::index::{Location, Place};
+use super::label::Label;
+use super::read::{Verified, read_verified};
+use super::recovery::{
+    Log, LogSegment, Replay, build, check_sizes, empty_state, forget_lives, holds, note_cut,
+    open_stream, resume,
+};
+use super::segments::SegmentState;
+use super::state::State;
+use super::stream::{BODY, USERS};
+use super::{Chain, ChainError, Inner, Options, Parts, scrub};
+use crate::block::{BLOCK_SIZE, Lba, Version};
+use crate::device::{AlignedBuf, Purpose};
+use crate::env::Env;
+use gather::{Gather, content};
+use survey::{Gap, Life, Maps, Reach, Sector, Shown, follow, shown};
+
+/// How a chain is rebuilt.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rebuild {
+    /// Go on although entries are lost that were durable.
+    pub accept_loss: bool,
+    /// Find out what would be rebuilt, and write nothing.
+    pub dry_run: bool,
+}
+
+/// A part of the map whose entries are lost.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LostEntries {
+    /// The segment.
+    pub segment: u32,
+    /// The first block in it.
+    pub first: u32,
+    /// How many blocks.
+    pub blocks: u32,
+    /// No logical block with a newer version is concerned; `None` when nothing tells how new they
+    /// were, since nothing was found behind them.
+    pub newest: Option<u64>,
+}
+
+/// What a rebuild found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct RebuildReport {
+    /// Segments whose map was read.
+    pub segments: u64,
+    /// Entries that count.
+    pub entries: u64,
+    /// Logical blocks that hold something.
+    pub blocks: u64,
+    /// Bytes of blocks read because only their checksum tells whether they were written.
+    pub checked_bytes: u64,
+    /// Entries beyond the end of what survived as a whole.
+    pub dropped: u64,
+    /// The newest version.
+    pub version: u64,
+    /// Parts of the map whose entries are lost.
+    pub lost: Vec<LostEntries>,
+    /// Physical blocks in these parts: at most as many logical blocks are concerned.
+    pub lost_blocks: u64,
+    /// Logical blocks of which no version was found that is newer than what is lost: which of them
+    /// are concerned, nothing tells.
+    pub undecided: u64,
+    /// The first hundred logical blocks with several copies of which none is what it should be.
+    pub damaged: Vec<u64>,
+    /// Whether the index was written.
+    pub written: bool,
+}
+
+/// Blocks that a report names.
+const NAMED: usize = 100;
+/// How far the generation of the new checkpoint is above all that can be seen: those that cannot be
+/// seen must be older, too.
+const GENERATIONS: u64 = 1 << 32;
+
+impl Chain {
+    /// Rebuilds the index from the map of every segment, without any checkpoint, and writes it as a
+    /// new one: [`Chain::open`] then works. `progress` is called with the segments read and all.
+    ///
+    /// # Errors
+    /// [`ChainError::Loss`] when entries are lost that were durable, unless the caller accepts that;
+    /// nothing was written then. [`ChainError::NoLabel`] and others as [`Chain::open`].
+    pub async fn rebuild(
+        env: &Env,
+        parts: Parts,
+        how: Rebuild,
+        progress: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Result<RebuildReport, ChainError> {
+        let label = Label::read(&*parts.map).await?;
+        let mut state = empty_state(label, &parts)?;
+        check_sizes(&state.label, &parts)?;
+        parts.map.flush(Purpose::Map).await?;
+        for link in &parts.links {
+            link.device.flush(Purpose::UserData).await?;
+        }
+        let maps = Maps {
+            map: &parts.map,
+            layout: state.label.layout(),
+            tag: volume_tag(state.label.volume),
+        };
+        let mut scan = Scan::survey(&maps, &state, progress).await;
+        let logs = scan.end_logs(&maps, &state).await?;
+        let gather = scan.gather(&maps, &state, progress).await;
+        scan.decide(&mut state, gather).await?;
+        scan.sum_up(&state);
+        let report = scan.report.clone();
+        if how.dry_run {
+            return Ok(report);
+        }
+        if !report.lost.is_empty() && !how.accept_loss {
+            return Err(ChainError::Loss(Box::new(report)));
+        }
+        for lost in &report.lost {
+            tracing::warn!(volume = %state.label.volume, ?lost, "entries of the map are lost");
+        }
+        finish(env, parts, state, &scan, logs).await?;
+        Ok(RebuildReport { written: true, ..report })
+    }
+}
+
+/// What the whole map shows.
+struct Scan {
+    lives: Vec<Life>,
+    /// Segments that show ruins alone.
+    ruins: BTreeSet<u32>,
+    gaps: Vec<Gap>,
+    /// Parts of the map that a crash left torn in segments in which their log cannot go on.
+    torn: Vec<Gap>,
+    /// The logs' ends: of users and of compaction.
+    reach: [Option<Reach>; 2],
+    /// Segments whose last use counts no more.
+    unused: BTreeSet<u32>,
+    report: RebuildReport,
+    /// The newest version that anything tells of.
+    version: Version,
+    /// The highest sequence seen.
+    top: u64,
+    /// Places in the users' log with the versions written there: the first one of each segment and
+    /// behind each gap.
+    marks: Vec<(Position, Version)>,
+}
+
+impl Scan {
+    /// Reads the map of every segment once.
+    async fn survey(
+        maps: &Maps<'_>,
+        state: &State,
+        progress: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Scan {
+        let mut scan = Scan {
+            lives: Vec::new(),
+            ruins: BTreeSet::new(),
+            gaps: Vec::new(),
+            torn: Vec::new(),
+            reach: [None, None],
+            unused: BTreeSet::new(),
+            report: RebuildReport::default(),
+            version: Version(0),
+            top: 0,
+            marks: Vec::new(),
+        };
+        let ids = existing(state);
+        for (done, id) in ids.iter().enumerate() {
+            // The map is read twice: once to find the ends, once for its entries.
+            progress(done as u64, 2 * ids.len() as u64);
+            match shown(*id, &maps.read(*id).await, maps.tag) {
+                Shown::Nothing => {}
+                Shown::Ruins => drop(scan.ruins.insert(*id)),
+                Shown::Life(life) => {
+                    scan.top = scan.top.max(life.seq).max(life.durable.seq());
+                    scan.lives.push(life);
+                }
+            }
+        }
+        scan.report.segments = ids.len() as u64;
+        scan.lives.sort_by_key(|life| life.seq);
+        let label = &state.label;
+        for life in scan.lives.iter().filter(|life| label.is_cut(life.log, life.seq)) {
+            scan.unused.insert(life.id);
+        }
+        let known = label.snapshots.iter().map(|snapshot| snapshot.version);
+        let known = known.chain(label.voids.iter().map(|void| void.to));
+        let known = known.chain(label.cuts.iter().map(|cut| cut.version));
+        scan.version = known.max().unwrap_or_default();
+        scan.top = label.cuts.iter().map(|cut| cut.first).fold(scan.top, u64::max);
+        scan
+    }
+
+    /// The lives of a log that count, ascending.
+    fn of_log(&self, log: usize) -> Vec<&Life> {
+        let lives = self.lives.iter();
+        lives
+            .filter(|life| usize::from(life.log) == log && !self.unused.contains(&life.id))
+            .collect()
+    }
+
+    /// Finds where the logs end, and gives back where they can go on: users and compaction.
+    async fn end_logs(
+        &mut self,
+        maps: &Maps<'_>,
+        state: &State,
+    ) -> Result<[Option<Log>; 2], ChainError> {
+        let mut logs = [None, None];
+        for number in [USERS, BODY] {
+            let lives = self.of_log(number);
+            if lives.is_empty() {
+                continue;
+            }
+            let mut gaps = Vec::new();
+            let ruined = |id: u32, seq: u64| {
+                let headless = |life: &Life| life.id == id && life.seq < seq && life.headless;
+                self.ruins.contains(&id) || self.lives.iter().any(headless)
+            };
+            // What compaction says of the users' log.
+            let told = self.of_log(BODY).into_iter().map(|life| life.durable);
+            let known = told.filter(|_| number == USERS).max().unwrap_or_default();
+            let log = number as u8;
+            let mut reach = follow(log, &lives, &state.label, known, ruined, &mut gaps);
+            let tops = lives.iter().map(|life| Position::new(life.seq, life.top));
+            let top = tops.max().unwrap_or_default();
+            let torn: Vec<Gap> = lives
+                .iter()
+                .filter(|life| life.seq >= reach.committed.seq())
+                .flat_map(|life| life.missing(state.label.segment_blocks))
+                .filter(|gap| !gaps.contains(gap))
+                .collect();
+            logs[number] = self.settle(maps, state, number, &mut reach, &gaps).await?;
+            if number == BODY && top != reach.end {
+                // Whatever it says of a block is true: of all that lies behind a gap as well.
+                logs[number] = None;
+                reach.end = Position(u64::MAX);
+                reach.reserved = NO_SEGMENT;
+            }
+            if logs[number].is_none() {
+                self.give_up(number, &reach, torn, state.label.segment_blocks);
+            }
+            self.gaps.extend(gaps);
+            self.reach[number] = Some(reach);
+        }
+        let reserved = self.reach.iter().flatten().map(|reach| (reach.reserved, reach.end.seq()));
+        for (id, seq) in reserved.collect::<Vec<_>>() {
+            if self.lives.iter().any(|life| life.id == id && life.seq < seq) {
+                self.unused.insert(id);
+            }
+        }
+        let beyond = |life: &&Life| {
+            let reach = self.reach.get(usize::from(life.log)).and_then(Option::as_ref);
+            reach.is_none_or(|reach| life.seq > reach.end.seq())
+        };
+        let beyond: Vec<u32> = self.lives.iter().filter(beyond).map(|life| life.id).collect();
+        self.unused.extend(beyond);
+        let hollow = self.gaps.iter().filter(|gap| gap.seq == 0).map(|gap| gap.segment);
+        self.unused.extend(hollow.collect::<Vec<_>>());
+        self.lose_ruins(state);
+        Ok(logs)
+    }
+
+    /// A log will not go on where it ended: the rest of its last segment is nothing.
+    fn give_up(&mut self, number: usize, reach: &Reach, torn: Vec<Gap>, per: u32) {
+        match number {
+            BODY => self.torn.extend(torn),
+            _ => {
+                let life = self.lives.iter().find(|life| life.seq == reach.end.seq());
+                let (seq, first) = (reach.end.seq(), reach.end.slot());
+                let rest = life.filter(|_| first < per);
+                self.torn.extend(rest.map(|life| Gap { segment: life.id, seq, first, end: per }));
+            }
+        }
+    }
+
+    /// Segments of which nothing is whole may have held anything.
+    fn lose_ruins(&mut self, state: &State) {
+        let known: BTreeSet<u32> = self.gaps.iter().map(|gap| gap.segment).collect();
+        let end = state.label.segment_blocks;
+        let ruins = self.ruins.iter().filter(|id| !known.contains(id));
+        let gaps: Vec<Gap> = ruins.map(|id| Gap { segment: *id, seq: 0, first: 0, end }).collect();
+        self.gaps.extend(gaps);
+        let unused = &self.unused;
+        self.gaps.retain(|gap| gap.seq == 0 || !unused.contains(&gap.segment));
+    }
+
+    /// Cuts a log at content that was never written and inside a transaction, as recovery does, and
+    /// returns it so that it can go on: unless its last segment has gaps.
+    async fn settle(
+        &mut self,
+        maps: &Maps<'_>,
+        state: &State,
+        number: usize,
+        reach: &mut Reach,
+        gaps: &[Gap],
+    ) -> Result<Option<Log>, ChainError> {
+        let doubtful = reach.committed.max(reach.durable);
+        let mut entries: Vec<(Position, u32, MapEntry)> = Vec::new();
+        let mut last = None;
+        let lives: Vec<Life> = self.of_log(number).into_iter().cloned().collect();
+        let tail = lives
+            .iter()
+            .filter(|life| life.seq >= reach.committed.seq() && life.seq <= reach.end.seq());
+        for life in tail {
+            let sectors = maps.read(life.id).await;
+            let slots = entries_of(life, &sectors);
+            for (slot, entry) in &slots {
+                let at = Position::new(life.seq, *slot);
+                if let Some(entry) = entry.decode().filter(|_| at < reach.end) {
+                    entries.push((at, life.id * state.label.segment_blocks + slot, entry));
+                }
+            }
+            last = Some((life.clone(), slots));
+        }
+        let all = entries.len();
+        let mut whole = all;
+        let committed = entries.partition_point(|(at, _, _)| *at < reach.committed);
+        for (index, (at, block, entry)) in entries.iter().enumerate().skip(committed) {
+            if number == USERS && *at >= doubtful && matches!(entry.kind, Kind::Data | Kind::Moved)
+            {
+                self.report.checked_bytes += BLOCK_SIZE as u64;
+                if !holds(state, *block, entry).await? {
+                    whole = index;
+                    break;
+                }
+            }
+        }
+        while whole > committed && !entries[whole - 1].2.last {
+            whole -= 1;
+        }
+        if whole < all {
+            // Not before the committed position, which may lie behind the last entry below it.
+            let end = entries[..whole].last().map(|(at, _, _)| Position(at.0 + 1));
+            reach.end = end.unwrap_or_default().max(reach.committed);
+            // It then has not been written so far that it would have reserved another segment.
+            if entries.get(whole).is_some_and(|(at, _, _)| at.seq() > reach.end.seq()) {
+                reach.reserved = NO_SEGMENT;
+            }
+        }
+        self.report.dropped += (all - whole) as u64;
+        Ok(self.log_to_resume(number, reach, gaps, last))
+    }
+
+    /// The log as recovery would have it, if its last segment is whole up to the end.
+    fn log_to_resume(
+        &self,
+        number: usize,
+        reach: &Reach,
+        gaps: &[Gap],
+        last: Option<(Life, Vec<(u32, Entry)>)>,
+    ) -> Option<Log> {
+        let (life, slots) = last.filter(|(life, _)| life.seq == reach.end.seq())?;
+        let end = reach.end.slot();
+        let entries: Vec<Entry> =
+            slots.iter().take_while(|(slot, _)| *slot < end).map(|(_, entry)| *entry).collect();
+        let holed = gaps.iter().any(|gap| gap.seq == life.seq);
+        if entries.len() != end as usize || end == 0 || holed {
+            return None;
+        }
+        let sectors = slots.iter().map(|(slot, _)| (slot / ENTRIES_PER_SECTOR) as u16);
+        let mut stale: BTreeSet<u16> = sectors.chain(life.damaged.iter().copied()).collect();
+        stale.retain(|index| u32::from(*index) >= end.div_ceil(ENTRIES_PER_SECTOR));
+        let segment = LogSegment { id: life.id, seq: life.seq, next: NO_SEGMENT, entries };
+        Some(Log {
+            number,
+            segments: vec![segment],
+            entries: Vec::new(),
+            end: reach.end,
+            stale: stale.into_iter().map(|index| (life.id, index)).collect(),
+            top: self.top,
+            durable: if number == USERS { reach.durable } else { reach.end },
+        })
+    }
+
+    /// Reads the map a second time, for its entries.
+    async fn gather(
+        &mut self,
+        maps: &Maps<'_>,
+        state: &State,
+        progress: &(dyn Fn(u64, u64) + Send + Sync),
+    ) -> Gather {
+        let label = &state.label;
+        let views = label.snapshots.iter().map(|snapshot| snapshot.version);
+        let mut gather = Gather::new(state.index.blocks(), views);
+        let total = self.lives.len() as u64;
+        let lives = std::mem::take(&mut self.lives);
+        for (done, life) in lives.iter().enumerate() {
+            progress(total + done as u64, 2 * total);
+            if self.unused.contains(&life.id) {
+                continue;
+            }
+            let end = self.reach[usize::from(life.log)].as_ref().map_or(Position(0), |one| one.end);
+            let gaps = self.gaps.iter().filter(|gap| gap.seq == life.seq);
+            let mut behind: Vec<u32> = gaps.map(|gap| gap.end).chain([0]).collect();
+            for (slot, entry) in entries_of(life, &maps.read(life.id).await) {
+                if Position::new(life.seq, slot) >= end {
+                    break;
+                }
+                let Some(entry) = entry.decode() else {
+                    let gap = Gap { segment: life.id, seq: life.seq, first: slot, end: slot + 1 };
+                    self.gaps.push(gap);
+                    continue;
+                };
+                self.report.entries += 1;
+                // A pad of compaction names the users' version, which may not have survived.
+                if entry.kind != Kind::Pad || usize::from(life.log) == USERS {
+                    self.version = self.version.max(entry.version);
+                }
+                let written = matches!(entry.kind, Kind::Data | Kind::Discard);
+                if written && behind.iter().any(|from| *from <= slot) {
+                    behind.retain(|from| *from > slot);
+                    self.marks.push((Position::new(life.seq, slot), entry.version));
+                }
+                if !label.is_void(entry.version, entry.lba.0) {
+                    gather.add(life.id * label.segment_blocks + slot, &entry);
+                }
+            }
+        }
+        progress(2 * total, 2 * total);
+        self.lives = lives;
+        gather.apply_discards();
+        gather
+    }
+
+    /// Fills the index.
+    async fn decide(&mut self, state: &mut State, gather: Gather) -> Result<(), ChainError> {
+        for life in &self.lives {
+            state.segments.get_mut(life.id).seq = life.seq;
+        }
+        let per = state.label.segment_blocks;
+        let seqs: Vec<u64> =
+            (0..state.segments.len()).map(|id| state.segments.get(id).seq).collect();
+        let position = |block: u32| Position::new(seqs[(block / per) as usize], block % per);
+        let unknown = Version(u64::MAX);
+        let newest = |gap| self.newest_in(gap).unwrap_or(unknown);
+        let newest_lost = self.gaps.iter().map(newest).max();
+        self.report.undecided = newest_lost.map_or(0, |_| state.index.blocks());
+        for (lba, decided) in gather.decided(&position) {
+            let mut versions: Vec<(Version, Place)> = Vec::new();
+            for one in &decided {
+                let place = match one.places[..] {
+                    [place] => place,
+                    // All are right, unless the map is not what it should be.
+                    [place, ..] if self.gaps.is_empty() => place,
+                    _ => self.first_right(state, lba, &one.places).await?,
+                };
+                if let Place::Hole(record) = place {
+                    state.index.add_record(record, one.version);
+                }
+                versions.push((one.version, place));
+            }
+            let newest = versions.last();
+            let newer = newest.is_some_and(|(version, _)| Some(*version) > newest_lost);
+            self.report.undecided -= u64::from(newer && newest_lost.is_some());
+            self.report.blocks +=
+                u64::from(newest.is_some_and(|(_, place)| place.location().is_some()));
+            let content = content(&versions, state.holds.oldest());
+            state.index.load(lba, content);
+        }
+        state.index.recount();
+        let mut places: Vec<u32> = state.index.records().collect();
+        state.index.for_each(|_, at| places.push(at.block));
+        places.into_iter().for_each(|block| state.segments.add_live(block));
+        state.version = self.version;
+        state.committed = self.version;
+        state.next_seq = self.top + u64::from(state.segments.len()) + 1;
+        Ok(())
+    }
+
+    /// The newest version that an entry in a gap may have: users write versions in order, and
+    /// compaction copies what they wrote before it goes on in another segment.
+    fn newest_in(&self, gap: &Gap) -> Option<Version> {
+        let life = self.lives.iter().find(|life| gap.seq != 0 && life.seq == gap.seq);
+        let behind = life.and_then(|life| match usize::from(life.log) {
+            USERS => Some(Position::new(gap.seq, gap.end)),
+            log => {
+                let next = |other: &&Life| usize::from(other.log) == log && other.seq > gap.seq;
+                self.lives.iter().find(next).map(|next| Position::new(next.seq, 0))
+            }
+        });
+        let marks = self.marks.iter();
+        let later = marks.filter(|(at, _)| behind.is_some_and(|behind| *at >= behind));
+        later.map(|(_, version)| *version).min()
+    }
+
+    /// The first place whose content is right.
+    async fn first_right(
+        &mut self,
+        state: &State,
+        lba: u32,
+        places: &[Place],
+    ) -> Result<Place, ChainError> {
+        for place in places {
+            let Some(at) = place.location() else { return Ok(*place) };
+            self.report.checked_bytes += BLOCK_SIZE as u64;
+            if is_right(state, lba, at).await {
+                return Ok(*place);
+            }
+        }
+        if self.report.damaged.len() < NAMED {
+            self.report.damaged.push(u64::from(lba));
+        }
+        Ok(places[0])
+    }
+
+    /// Completes the report.
+    fn sum_up(&mut self, state: &State) {
+        self.report.version = state.version.0;
+        self.gaps.sort_by_key(|gap| (gap.segment, gap.first));
+        let lost = |gap: &Gap| LostEntries {
+            segment: gap.segment,
+            first: gap.first,
+            blocks: gap.end - gap.first,
+            newest: self.newest_in(gap).map(|version| version.0),
+        };
+        self.report.lost = self.gaps.iter().map(lost).collect();
+        self.report.lost_blocks = self.report.lost.iter().map(|lost| u64::from(lost.blocks)).sum();
+    }
+}
+
+/// The segments of the chain's links.
+fn existing(state: &State) -> Vec<u32> {
+    (0..state.segments.len()).filter(|id| state.segments.exists(*id)).collect()
+}
+
+/// The entries of a segment's newest use, with their slots.
+fn entries_of(life: &Life, sectors: &[Sector]) -> Vec<(u32, Entry)> {
+    let mut found = Vec::new();
+    for (index, sector) in sectors.iter().enumerate() {
+        let first = index as u32 * ENTRIES_PER_SECTOR;
+        if let Sector::Whole(head, entries) = sector
+            && head.seq == life.seq
+        {
+            found.extend((first..).zip(entries.iter().copied()));
+        }
+    }
+    found
+}
+
+async fn is_right(state: &State, lba: u32, at: Location) -> bool {
+    let Some((link, offset)) = state.segments.place(at.block) else { return false };
+    let device = &state.segments.links[link].device;
+    let right = |content: &[u8]| block_checksum(Lba(u64::from(lba)), content) == at.check;
+    let read = read_verified(device, offset, BLOCK_SIZE, Purpose::UserData, right).await;
+    matches!(read, Ok(Verified::Whole { .. }))
+}
+
+/// Writes what was rebuilt: the logs' ends, the label, a checkpoint, and then the map where it is
+/// damaged or tells of what counts no more. Cut short before the checkpoint is whole, it can be done
+/// again; afterwards the volume opens.
+async fn finish(
+    env: &Env,
+    parts: Parts,
+    mut state: State,
+    scan: &Scan,
+    logs: [Option<Log>; 2],
+) -> Result<(), ChainError> {
+    let tag = volume_tag(state.label.volume);
+    let replay = Replay { map: parts.map.clone(), tag };
+    for log in logs.iter().flatten() {
+        replay.seal(&state, log).await?;
+    }
+    let area = newest_area(&parts, &state.label).await;
+    let end = |log: usize| scan.reach[log].as_ref().map_or(0, |reach| reach.end.seq());
+    // Where compaction ended does not matter when all of it counts.
+    let ends = [end(USERS), end(BODY).min(state.next_seq)];
+    let first = state.next_seq;
+    let [users, body] = logs;
+    let resumed = users.is_some();
+    resume(&mut state, users, body);
+    if !resumed {
+        let id = empty_segment(&state)?;
+        state.users = open_stream(&mut state, USERS, id);
+    }
+    note_cut(&mut state, ends, first);
+    state.label.write(&parts.map).await?;
+    let inner = Arc::new(build(env, parts, Options::default(), state, area));
+    checkpoint::write_base(&inner).await?;
+    scrub::renew_labels(&inner).await?;
+    mend_maps(&inner, scan.gaps.iter().chain(&scan.torn)).await?;
+    forget_lives(&inner).await
+}
+
+/// Where the next checkpoint goes: above every one that can be seen, whole or not.
+async fn newest_area(parts: &Parts, label: &Label) -> Area {
+    let (layout, volume) = (label.layout(), *label.volume.as_bytes());
+    let base = checkpoint::newest_base(&parts.map, &layout, &volume).await;
+    let witnessed = checkpoint::newest_witnessed(&parts.map, &layout, &volume).await;
+    let seen = base.max(witnessed.map(|(generation, _)| generation)).unwrap_or(0);
+    Area { generation: seen + GENERATIONS, ..Area::default() }
+}
+
+/// A segment without anything that counts, for a log that has to begin anew.
+fn empty_segment(state: &State) -> Result<u32, ChainError> {
+    let empty = state.segments.ids(|segment| segment.state == SegmentState::Emptied);
+    let usable = |id: &u32| {
+        let link = usize::from(state.segments.get(*id).link);
+        !state.segments.links[link].leaving
+    };
+    empty.into_iter().find(usable).ok_or_else(|| {
+        ChainError::Damaged("no segment is left in which the log could go on".to_owned())
+    })
+}
+
+/// Writes lost parts of the map off as pads, so that the map of a segment in use is whole again.
+async fn mend_maps(inner: &Inner, gaps: impl Iterator<Item = &Gap>) -> Result<(), ChainError> {
+    let mut mended = false;
+    for gap in gaps.filter(|gap| gap.seq != 0) {
+        let used = {
+            let state = inner.state.lock();
+            let segment = state.segments.get(gap.segment);
+            segment.state == SegmentState::Used && segment.seq == gap.seq
+        };
+        if used {
+            mend_map(inner, gap).await?;
+            mended = true;
+        }
+    }
+    if mended {
+        inner.map.flush(Purpose::Map).await?;
+    }
+    Ok(())
+}
+
+/// Fills one gap, whatever is there.
+async fn mend_map(inner: &Inner, gap: &Gap) -> Result<(), ChainError> {
+    let maps = Maps { map: &inner.map, layout: inner.layout, tag: inner.tag };
+    let sectors = maps.read(gap.segment).await;
+    let version = inner.state.lock().version;
+    let pad = MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version, check: 0 };
+    let mut bytes = AlignedBuf::zeroed(sectors.len() * SECTOR);
+    let log = sectors.iter().find_map(|sector| match sector {
+        Sector::Whole(head, _) if head.seq == gap.seq => Some(head.log),
+        _ => None,
+    });
+    for (index, (sector, room)) in sectors.iter().zip(bytes.chunks_exact_mut(SECTOR)).enumerate() {
+        let first = index as u32 * ENTRIES_PER_SECTOR;
+        let (known, next, durable) = match sector {
+            Sector::Whole(head, entries) if head.seq == gap.seq => {
+                (entries.clone(), head.next, head.durable)
+            }
+            _ => (Vec::new(), NO_SEGMENT, Position::default()),
+        };
+        let mut entries: Vec<Entry> = Vec::new();
+        for slot in first..first + ENTRIES_PER_SECTOR {
+            let entry = match (gap.first..gap.end).contains(&slot) {
+                true => Some(Entry::encode(&pad)),
+                false => known.get((slot - first) as usize).copied(),
+            };
+            match entry {
+                Some(entry) => entries.push(entry),
+                None => break,
+            }
+        }
+        if entries.is_empty() {
+            continue;
+        }
+        let head = SectorHead {
+            seq: gap.seq,
+            durable,
+            uncommitted: u16::MAX,
+            next,
+            index: index as u16,
+            count: entries.len() as u8,
+            log: log.unwrap_or_default(),
+        };
+        room.copy_from_slice(MapSector::seal(inner.tag, head, &entries).as_bytes());
+    }
+    let at = inner.layout.map_of(gap.segment);
+    inner.map.write(at, vec![bytes.freeze()], Purpose::Repair).await?;
+    Ok(())
+}

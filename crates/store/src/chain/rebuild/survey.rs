@@ -1,0 +1,278 @@
+//! What the map shows of each segment, and how far each log goes.
+
+use zerocopy::FromBytes;
+
+use super::super::format::{
+    ENTRIES_PER_SECTOR, Entry, MapSector, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead,
+};
+use super::super::label::{Label, Layout};
+use crate::device::{DeviceRef, Purpose};
+
+/// Reads the map of one segment after the other.
+pub(super) struct Maps<'a> {
+    pub(super) map: &'a DeviceRef,
+    pub(super) layout: Layout,
+    pub(super) tag: u32,
+}
+
+/// A map sector as the best of its copies has it.
+pub(super) enum Sector {
+    /// It holds for this volume and its place.
+    Whole(SectorHead, Vec<Entry>),
+    /// It does not, and looks as if it once did.
+    Damaged(Box<MapSector>),
+    /// No copy could be read.
+    Unreadable,
+    /// It does not, and nothing says that it ever did.
+    Other,
+}
+
+impl Maps<'_> {
+    /// The sectors of a segment's map. Nothing is written: a copy that differs stays as it is.
+    pub(super) async fn read(&self, segment: u32) -> Vec<Sector> {
+        let (at, len) = (self.layout.map_of(segment), self.layout.segment_map());
+        let mut best: Vec<Sector> = Vec::new();
+        for copy in 0..self.map.copies() {
+            let whole = self.map.read_copy(copy, at, len, Purpose::Map).await.ok();
+            for page in (0..len).step_by(PAGE) {
+                let bytes = match &whole {
+                    Some(bytes) => Some(bytes.slice(page..page + PAGE)),
+                    None => {
+                        let at = at + page as u64;
+                        self.map.read_copy(copy, at, PAGE, Purpose::Map).await.ok()
+                    }
+                };
+                for number in 0..PAGE / SECTOR {
+                    let index = page / SECTOR + number;
+                    let bytes = bytes.as_ref().map(|bytes| &bytes[number * SECTOR..][..SECTOR]);
+                    let found = self.decode(bytes, index as u16);
+                    match best.get_mut(index) {
+                        None => best.push(found),
+                        Some(known) if found.rank() > known.rank() => *known = found,
+                        Some(_) => {}
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    fn decode(&self, bytes: Option<&[u8]>, index: u16) -> Sector {
+        let sector = bytes.and_then(|bytes| MapSector::ref_from_bytes(bytes).ok());
+        let Some(sector) = sector else { return Sector::Unreadable };
+        match sector.verify(self.tag, index) {
+            Some(head) => Sector::Whole(head, sector.entries().to_vec()),
+            None if sector.is_foreign(self.tag) => Sector::Other,
+            None if sector.is_marked(self.tag, index) => Sector::Damaged(Box::new(*sector)),
+            None => Sector::Other,
+        }
+    }
+}
+
+impl Sector {
+    /// Of several copies the one with the most counts: a crash may leave them different.
+    fn rank(&self) -> (u64, u8) {
+        match self {
+            Sector::Whole(head, _) => (head.seq, head.count),
+            Sector::Other => (0, 1),
+            Sector::Damaged(_) => (0, 2),
+            Sector::Unreadable => (0, 0),
+        }
+    }
+
+    /// Whether it may have counted once.
+    fn is_ruin(&self) -> bool {
+        matches!(self, Sector::Damaged(_) | Sector::Unreadable)
+    }
+}
+
+/// The newest use of a segment. What is left of earlier ones counts no more: a segment is opened
+/// again only after a checkpoint to which none of its blocks mattered.
+#[derive(Clone, Debug)]
+pub(super) struct Life {
+    pub(super) id: u32,
+    pub(super) seq: u64,
+    pub(super) log: u8,
+    /// One more than the last slot with an entry.
+    pub(super) top: u32,
+    /// Slots below it without an entry: the first, and one more than the last.
+    pub(super) gaps: Vec<(u32, u32)>,
+    /// Sectors that look like damaged ones of this use.
+    pub(super) damaged: Vec<u16>,
+    /// Whether the first sector is damaged: perhaps that of a newer use.
+    pub(super) headless: bool,
+    /// The segment in which the log goes on.
+    pub(super) next: u32,
+    /// Entries of its log below it are known to have been durable.
+    pub(super) committed: Position,
+    /// Data below it is known to have been durable; in the log of compaction, entries of users.
+    pub(super) durable: Position,
+}
+
+/// What a segment's map shows.
+pub(super) enum Shown {
+    /// No sector of this volume.
+    Nothing,
+    /// None that is whole, but some that were.
+    Ruins,
+    /// Its newest use.
+    Life(Life),
+}
+
+/// Reads what the sectors of a segment show.
+pub(super) fn shown(id: u32, sectors: &[Sector], tag: u32) -> Shown {
+    let heads = sectors.iter().filter_map(|sector| match sector {
+        Sector::Whole(head, _) => Some(head),
+        _ => None,
+    });
+    let Some(newest) = heads.max_by_key(|head| head.seq) else {
+        let ruins = sectors.iter().any(Sector::is_ruin);
+        return if ruins { Shown::Ruins } else { Shown::Nothing };
+    };
+    let mut life = Life {
+        id,
+        seq: newest.seq,
+        log: newest.log,
+        top: 0,
+        gaps: Vec::new(),
+        damaged: Vec::new(),
+        headless: sectors.first().is_some_and(Sector::is_ruin),
+        next: NO_SEGMENT,
+        committed: Position::default(),
+        durable: Position::default(),
+    };
+    for (index, sector) in sectors.iter().enumerate() {
+        let first = index as u32 * ENTRIES_PER_SECTOR;
+        match sector {
+            Sector::Whole(head, _) if head.seq == life.seq => life.add(head, first),
+            Sector::Damaged(sector) if sector.resembles(tag, index as u16, life.seq, life.log) => {
+                life.damaged.push(index as u16);
+            }
+            Sector::Unreadable => life.damaged.push(index as u16),
+            _ => {}
+        }
+    }
+    Shown::Life(life)
+}
+
+impl Life {
+    fn add(&mut self, head: &SectorHead, first: u32) {
+        if first > self.top {
+            self.gaps.push((self.top, first));
+        }
+        self.top = first + u32::from(head.count);
+        self.next = head.next;
+        self.durable = self.durable.max(head.durable);
+        if head.uncommitted != u16::MAX {
+            let slot = first.saturating_sub(u32::from(head.uncommitted));
+            self.committed = self.committed.max(Position::new(self.seq, slot));
+        }
+    }
+
+    fn at(&self, slot: u32) -> Position {
+        Position::new(self.seq, slot)
+    }
+
+    /// Whether a slot lies in a sector that looks damaged.
+    fn looks_damaged(&self, slot: u32) -> bool {
+        self.damaged.iter().any(|index| u32::from(*index) == slot / ENTRIES_PER_SECTOR)
+    }
+
+    /// Every slot without an entry.
+    pub(super) fn missing(&self, per: u32) -> impl Iterator<Item = Gap> + '_ {
+        let rest = (self.top < per).then_some((self.top, per));
+        let gaps = self.gaps.iter().copied().chain(rest);
+        gaps.map(|(first, end)| Gap { segment: self.id, seq: self.seq, first, end })
+    }
+
+    /// Notes a part of the map as lost.
+    fn lose(&self, (first, end): (u32, u32), lost: &mut Vec<Gap>) {
+        if first < end {
+            lost.push(Gap { segment: self.id, seq: self.seq, first, end });
+        }
+    }
+}
+
+/// Entries of a segment that were durable, or may have been, and are not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gap {
+    pub(super) segment: u32,
+    /// 0 when nothing tells when the segment was written.
+    pub(super) seq: u64,
+    pub(super) first: u32,
+    pub(super) end: u32,
+}
+
+/// How far a log goes.
+#[derive(Clone, Debug)]
+pub(super) struct Reach {
+    /// Entries below it were durable.
+    pub(super) committed: Position,
+    /// Data below it was durable.
+    pub(super) durable: Position,
+    /// Its entries end here, as far as the map tells; their contents are yet to be looked at.
+    pub(super) end: Position,
+    /// The segment reserved to go on in: free, whatever its map shows of an earlier use.
+    pub(super) reserved: u32,
+}
+
+/// Follows a log through its lives, which ascend by sequence, to its end: its entries below `known`
+/// were durable. It goes over gaps that are damage,
+/// up to the first that a crash explains. `ruined` says whether a segment may have been opened after
+/// a sequence and shows no whole sector of that.
+pub(super) fn follow(
+    log: u8,
+    lives: &[&Life],
+    label: &Label,
+    known: Position,
+    ruined: impl Fn(u32, u64) -> bool,
+    lost: &mut Vec<Gap>,
+) -> Reach {
+    let per = label.segment_blocks;
+    let cut = label.cuts.last().map_or(0, |cut| cut.ends[usize::from(log)]);
+    let own = lives.iter().map(|life| life.committed).max().unwrap_or_default();
+    let committed = own.max(known).max(Position::new(cut, 0));
+    let durable = lives.iter().map(|life| life.durable).max().unwrap_or_default();
+    let mut reach = Reach { committed, durable, end: committed, reserved: NO_SEGMENT };
+    // Nothing of what was durable is missing but by damage.
+    for life in lives.iter().filter(|life| life.seq < committed.seq()) {
+        life.gaps.iter().for_each(|gap| life.lose(*gap, lost));
+        life.lose((life.top, per), lost);
+    }
+    let mut rest = lives.iter().filter(|life| life.seq >= committed.seq()).peekable();
+    while let Some(life) = rest.next() {
+        let mut end = life.top;
+        for gap in &life.gaps {
+            // A sector of which a part was durable is there whole, as it was then or later: that it
+            // is not is damage, as far as it goes.
+            if life.at(gap.0) >= committed && !life.looks_damaged(gap.0) {
+                end = gap.0;
+                break;
+            }
+            life.lose(*gap, lost);
+        }
+        // Behind a full sector there may have been another one.
+        let mut after = end;
+        while end == life.top
+            && after < per
+            && after % ENTRIES_PER_SECTOR == 0
+            && life.looks_damaged(after)
+        {
+            after += ENTRIES_PER_SECTOR;
+        }
+        life.lose((end, after), lost);
+        reach.end = life.at(after);
+        reach.reserved = life.next;
+        if after < per || life.next == NO_SEGMENT {
+            break;
+        }
+        match rest.peek() {
+            Some(next) if next.id == life.next => {}
+            _ if ruined(life.next, life.seq) => {
+                lost.push(Gap { segment: life.next, seq: 0, first: 0, end: per });
+            }
+            _ => break,
+        }
+    }
+    reach
+}

@@ -171,11 +171,11 @@ impl Pool {
         progress: Progress<'_>,
     ) -> Result<RebuildReport, PoolError> {
         let media = FileMedia;
-        let manifest = Manifest::read(&media, folder).await?;
+        let (manifest, seats) = take_all(env, &media, folder).await?;
         if manifest.stage != Stage::Ready {
             return Err(PoolError::Unfinished { folder: folder.to_owned() });
         }
-        let seats = take_seats(env, &media, folder, &manifest).await?;
+        refuse_newer(&seats)?;
         let (put, absent) = put_together(env, &seats, false).await?;
         let rebuilt = Chain::rebuild(env, put.parts, how, progress).await;
         rebuilt.map_err(|error| name_missing(error, absent))

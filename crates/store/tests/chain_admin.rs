@@ -10,12 +10,10 @@ use rand::RngExt;
 use support::trio::Trio;
 use support::{SEGMENT, Shape, link_id, options};
 use thalweg_sim::faults::Faulty;
-use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Link, Parts};
 use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice, Mirror, Purpose, Side};
-use thalweg_store::env::{Env, Rng};
 
 fn memory(name: &str, geometry: Geometry) -> DeviceRef {
     Arc::new(MemoryDevice::with_geometry(name, geometry))

@@ -6,17 +6,22 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rand::RngExt;
 use support::crash::{Plan, Tally, explore};
 use support::trio::Trio;
-use support::{LABELS, Pair, SEGMENT, Shape, Step, lose_checkpoints, random_step, read_all};
+use support::{
+    LABELS, Pair, SEGMENT, Shape, Step, content, lose_checkpoints, options, random_step, read_all,
+};
 use thalweg_sim::content::Content;
+use thalweg_sim::crash::{Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
+use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Version};
-use thalweg_store::chain::{Chain, ChainError, Cleaning, Rebuild, RebuildReport};
+use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Rebuild, RebuildReport};
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::Env;
 
@@ -404,5 +409,59 @@ fn what_left_a_shrunken_volume_stays_away() {
         drop(trio.pair.chain);
         trio.pair.chain = lose_and_rebuild(&env, &shape, &devices).await;
         trio.compare().await;
+    });
+}
+
+/// Segments that a crash left behind whole, and recovery did not reach, say nothing: neither of what
+/// they hold nor of versions that were given to others since.
+#[test]
+fn what_recovery_left_behind_does_not_come_back() {
+    let shape =
+        Shape { links: 1, segments_per_link: 9, blocks: 900, ..tight(Cleaning::MoveToTail) };
+    let patient = || Options {
+        commit_interval: Duration::from_secs(3600),
+        checkpoint_sectors: 10_000,
+        auto_clean: false,
+        ..options()
+    };
+    run(1, |env| async move {
+        let recorder = Recorder::new(&env);
+        let devices = shape.devices(|name, geometry| recorder.device(name, geometry));
+        shape.format(&env, &devices).await;
+        let (chain, _) = Chain::open(&env, shape.parts(&devices), patient()).await.unwrap();
+        let begun = recorder.position();
+        for lba in 0..700 {
+            chain.apply(vec![Write::block(Lba(lba), content(lba, 1))]).await.unwrap();
+        }
+        chain.sync(chain.now()).await.unwrap();
+        drop(chain);
+        let events = begun..recorder.position();
+        let policy = Policy { exhaustive: 4, ..Policy::thorough() };
+        let mut rng = env.rng();
+        let mut holes = 0;
+        for image in recorder.images(&mut rng, &policy.at(Points::At(events.collect()))) {
+            let parts = shape.parts(&image.devices);
+            let (chain, found) = Chain::open(&env, parts.clone(), patient()).await.unwrap();
+            if found.version == 0 || found.version >= 480 {
+                continue;
+            }
+            holes += 1;
+            let mut model = BlockModel::new(shape.blocks);
+            for lba in 0..found.version {
+                model.apply(&[Write::block(Lba(lba), content(lba, 1))]);
+            }
+            // The log goes on into the next segment, and no further.
+            let segment = u64::from(SEGMENT);
+            for lba in 0..100 + (segment - found.version % segment) % segment {
+                let write = [Write::block(Lba(lba), content(lba, 2))];
+                assert_eq!(chain.apply(write.to_vec()).await.unwrap(), model.apply(&write));
+            }
+            chain.sync(chain.now()).await.unwrap();
+            drop(chain);
+            let chain = lose_and_rebuild(&env, &shape, &image.devices).await;
+            let pair = Pair { chain, model };
+            pair.compare().await;
+        }
+        assert!(holes > 0, "no image had a hole in its map");
     });
 }

@@ -122,6 +122,7 @@ fn plan(case: Case, drive_segments: u32) -> Plan {
             tail_cache_blocks: 4096,
             auto_clean: false,
             dirty_bytes: 32 << 20,
+            tail_read_wait: rig::TAIL_READ_WAIT,
             ..ChainOptions::default()
         },
     }

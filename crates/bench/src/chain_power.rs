@@ -73,6 +73,7 @@ async fn measure(env: Env, scale: f64, seed: u64) -> Result<Measured, BenchError
         options: ChainOptions {
             tail_cache_blocks: (drive / 256) as usize,
             body_cache_blocks: (drive / 256) as usize,
+            tail_read_wait: rig::TAIL_READ_WAIT,
             ..ChainOptions::default()
         },
     };

@@ -148,6 +148,7 @@ fn plan(case: &Case, scale: f64) -> Plan {
             tail_cache_blocks: blocks(RAM_BYTES) as usize,
             auto_clean: false,
             dirty_bytes: 8 << 20,
+            tail_read_wait: rig::TAIL_READ_WAIT,
             ..ChainOptions::default()
         },
     };

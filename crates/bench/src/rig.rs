@@ -17,6 +17,8 @@ use crate::BenchError;
 
 /// Blocks in a segment: 28 MB.
 pub(crate) const SEGMENT: u32 = 7_200;
+/// How long reads at the tail wait for each other: all drives here have arms.
+pub(crate) const TAIL_READ_WAIT: Duration = Duration::from_millis(100);
 /// Bytes in a stripe unit.
 const STRIPE_UNIT: u64 = 64 * 1024;
 /// Blocks in the transactions that fill a chain.

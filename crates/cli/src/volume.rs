@@ -100,6 +100,10 @@ pub(crate) struct SettingsArgs {
     /// Whether the second sides of mirrored links rest while nothing is written to them
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     standby: Option<bool>,
+    /// Milliseconds that a read which no cache can serve may wait for others to go with it to the
+    /// drive that the log writes; 100 suits drives with an arm [default: 0]
+    #[arg(long, value_name = "MILLIS")]
+    tail_read_wait: Option<u32>,
 }
 
 impl From<SettingsArgs> for Settings {
@@ -108,6 +112,7 @@ impl From<SettingsArgs> for Settings {
             standby: args.standby,
             ram_cache: args.ram_cache.map(|size| size.0),
             body_ram_cache: args.body_ram_cache.map(|size| size.0),
+            tail_read_wait: args.tail_read_wait,
         }
     }
 }
@@ -115,7 +120,7 @@ impl From<SettingsArgs> for Settings {
 /// Change how a volume is opened, from the next time on
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["ram_cache", "body_ram_cache", "standby"]))]
+    .args(["ram_cache", "body_ram_cache", "standby", "tail_read_wait"]))]
 pub(crate) struct Set {
     /// The volume's folder
     volume: String,

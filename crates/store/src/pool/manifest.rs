@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -73,6 +74,9 @@ pub struct Settings {
     /// RAM of the body cache in bytes; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body_ram_cache: Option<u64>,
+    /// Milliseconds that a read at the tail's drive may wait for others to go with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tail_read_wait: Option<u32>,
 }
 
 impl Settings {
@@ -89,6 +93,7 @@ impl Settings {
             standby: newer.standby.or(self.standby),
             ram_cache: newer.ram_cache.or(self.ram_cache),
             body_ram_cache: newer.body_ram_cache.or(self.body_ram_cache),
+            tail_read_wait: newer.tail_read_wait.or(self.tail_read_wait),
         }
     }
 
@@ -109,6 +114,8 @@ impl Settings {
         let chain = &mut options.chain;
         chain.tail_cache_blocks = self.ram_cache.map_or(chain.tail_cache_blocks, blocks);
         chain.body_cache_blocks = self.body_ram_cache.map_or(chain.body_cache_blocks, blocks);
+        let millis = |millis| Duration::from_millis(u64::from(millis));
+        chain.tail_read_wait = self.tail_read_wait.map_or(chain.tail_read_wait, millis);
         options
     }
 }

@@ -155,10 +155,18 @@ async fn settings_are_kept_and_used_from_the_next_opening_on() {
     let pool = place.open("v").await.unwrap();
     assert_eq!(pool.status().settings.ram_cache, Some(2 * MIB));
     assert!(pool.chain().status().body_cache.is_some());
-    pool.set(Settings { ram_cache: Some(MIB), body_ram_cache: Some(0), ..body }).await.unwrap();
+    pool.set(Settings {
+        ram_cache: Some(MIB),
+        body_ram_cache: Some(0),
+        tail_read_wait: Some(100),
+        ..body
+    })
+    .await
+    .unwrap();
     drop(pool);
     let pool = place.open("v").await.unwrap();
     assert!(pool.chain().status().body_cache.is_none());
+    assert_eq!(pool.status().settings.tail_read_wait, Some(100));
     fill(&pool, 2).await;
     assert_eq!(ram(&pool), MIB / 4096);
 }

@@ -116,11 +116,9 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
     let dir =
         tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(other)?;
+    // As `thalweg serve` makes it.
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(other)?;
     let sockets = ["thalweg", "qemu", "nbdkit"].map(|name| dir.path().join(format!("{name}.sock")));
     let (_server, _chain) = runtime.block_on(serve(dir.path(), &sockets[0]))?;
     let _qemu = start_qemu(dir.path(), &sockets[1])?;

@@ -16,7 +16,7 @@ use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions, Partition};
-use thalweg_store::env::Env;
+use thalweg_store::env::{Env, server_threads};
 use thalweg_store::volume::StoreVolume;
 use uuid::Uuid;
 
@@ -117,8 +117,11 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let dir =
         tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
     // As `thalweg serve` makes it.
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(other)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(server_threads())
+        .enable_all()
+        .build()
+        .map_err(other)?;
     let sockets = ["thalweg", "qemu", "nbdkit"].map(|name| dir.path().join(format!("{name}.sock")));
     let (_server, _chain) = runtime.block_on(serve(dir.path(), &sockets[0]))?;
     let _qemu = start_qemu(dir.path(), &sockets[1])?;

@@ -33,7 +33,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use thalweg_store::env::Env;
+use thalweg_store::env::{Env, server_threads};
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, Outcome};
@@ -104,7 +104,8 @@ fn run(command: Command) -> Outcome<()> {
 
 /// The commands that need volumes, and so the runtime.
 fn serve_or_ask(command: Command) -> Outcome<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(server_threads()).enable_all().build()?;
     runtime.block_on(async {
         let env = Env::real();
         match command {

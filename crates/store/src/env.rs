@@ -28,6 +28,13 @@ mod fixed_order {
     pub(super) type Set<K> = std::collections::HashSet<K, foldhash::fast::FixedState>;
 }
 
+/// Threads for the runtime of a process that serves volumes: half of the processors. Clients and the
+/// kernel have work too, and of two threads that share a few connections each wakes the other, which
+/// costs a lone small write more than the second thread gains.
+pub fn server_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |processors| (processors.get() / 2).max(1))
+}
+
 /// A point in the environment's time: nanoseconds since the environment was made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);

@@ -53,6 +53,7 @@ struct Cli {
 enum Command {
     #[command(subcommand)]
     Volume(volume::Volume),
+    Status(volume::Status),
     Serve(serve::Serve),
     Attach(attach::Attach),
     Detach(attach::Detach),
@@ -110,6 +111,7 @@ fn serve_or_ask(command: Command) -> Outcome<()> {
         let env = Env::real();
         match command {
             Command::Volume(command) => volume::run(&env, command).await,
+            Command::Status(args) => volume::run(&env, volume::Volume::Status(args)).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,

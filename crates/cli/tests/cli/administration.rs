@@ -181,6 +181,7 @@ fn status_says_the_same_idle_and_served() {
     assert_eq!(idle["exports"].as_array().unwrap().len(), 0);
     assert_eq!(served["exports"].as_array().unwrap().len(), 1);
     let text = good(&mut home.on_volume(&["status"], &[]));
+    assert!(good(crate::run::thalweg(["status"]).arg(home.volume())).contains("link"));
     assert!(text.contains("64 MiB") && text.contains("segments") && text.contains("purpose"));
     server.end();
 }

@@ -74,7 +74,7 @@ impl ByteVolume {
     }
 
     /// Writes the bytes of `data` one after the other from `offset` on, as
-    /// [`Volume::write_vectored`].
+    /// [`thalweg_store::volume::Volume::write_vectored`].
     ///
     /// # Errors
     /// Those of the volume.

@@ -142,7 +142,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
                     continue;
                 }
                 let wait = usize::from(!self.running.is_empty());
-                self.patience[wait].stays(&self.session.env, cx);
+                self.patience[wait].goes_on(&self.session.env, cx);
                 return Poll::Pending;
             }
         })

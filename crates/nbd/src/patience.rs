@@ -32,19 +32,17 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Nothing is to be done. Whether the task will be polled again soon without any news: it has
-    /// yielded.
-    pub(crate) fn stays(&mut self, env: &Env, cx: &mut Context<'_>) -> bool {
+    /// Nothing is to be done: has the task polled again soon, news or not, where staying awake pays.
+    pub(crate) fn goes_on(&mut self, env: &Env, cx: &mut Context<'_>) {
         let now = env.now();
         let since = *self.since.get_or_insert(now);
         let pays = self.long < PATIENCE || self.long.is_multiple_of(RETRY);
         if !pays || self.looks >= LOOKS || now.since(since) >= LONGEST {
-            return false;
+            return;
         }
         self.looks += 1;
         // Dropped at once: what counts is that the runtime polls the task after its other events.
         let _ = pin!(tokio::task::yield_now()).poll(cx);
-        true
     }
 
     /// There is news.

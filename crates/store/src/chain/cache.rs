@@ -125,7 +125,7 @@ impl Cache {
     /// copied. The caller sees to it that the key still names this block.
     pub fn fill(&self, key: u64, block: Bytes) {
         if self.contains(key).is_none() {
-            let block = copy_of(&block);
+            let block = FrameBuf::copy_block(&block);
             self.admit(|policy| policy.fill(key, block));
         }
     }
@@ -258,12 +258,6 @@ fn runs(batch: Vec<Move<Bytes>>) -> Vec<Vec<Move<Bytes>>> {
         }
     }
     runs
-}
-
-/// The block in memory of its own: a slice of a larger buffer would keep all of that alive for as
-/// long as the block is cached.
-pub(super) fn copy_of(block: &[u8]) -> Bytes {
-    FrameBuf::copy_of(block).into_blocks().pop().unwrap_or_default()
 }
 
 fn slot_offset(slot: u32) -> u64 {

@@ -3,8 +3,8 @@
 //! *Move-to-tail* (Gecko 3.1) appends them to the users' log; *compact-in-body* (3.1.3) to a log of
 //! its own in free segments of the body, which leaves the tail's drive alone. Either way cleaning
 //! reads the body only. The record of a discard goes along as long as anything is absent because of
-//! it: one entry for one, so that nothing is gained or lost by it. Victims are the segments with the fewest live blocks, the oldest first among
-//! equals.
+//! it: one entry for one, so that nothing is gained or lost by it. Victims are the segments with the
+//! fewest live blocks, the oldest first among equals.
 
 use std::sync::Arc;
 

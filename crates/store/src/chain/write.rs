@@ -5,13 +5,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 
-use super::cache::copy_of;
 use super::format::{Position, block_checksum};
 use super::state::Room;
 use super::stream::{BODY, Batch, USERS};
 use super::{Counts, Inner};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
-use crate::device::Purpose;
+use crate::device::{FrameBuf, Purpose};
 
 /// Blocks in one request to a device.
 pub(super) const BATCH_BLOCKS: usize = 256;
@@ -178,20 +177,19 @@ pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), Store
 /// The blocks of a batch leave `pending`; those that still live go to the tail cache.
 fn finish(inner: &Inner, batch: &Batch, link: usize) {
     let mut kept: Vec<(u64, Bytes)> = Vec::with_capacity(batch.contents.len());
-    // What cleaning read came in long runs.
-    let own = |content: &Bytes| match batch.purpose {
-        Purpose::UserData => content.clone(),
-        _ => copy_of(content),
-    };
     {
         let state = inner.state.lock();
         let cached = batch.purpose == Purpose::UserData || link == state.tail_link();
         for at in 0..batch.contents.len() {
             let block = batch.first + at as u32;
             if let Some(content) = state.pending.get(&block).filter(|_| cached) {
-                kept.push((u64::from(block), own(content)));
+                kept.push((u64::from(block), content.clone()));
             }
         }
+    }
+    if batch.purpose != Purpose::UserData {
+        // What cleaning read came in long runs.
+        kept.iter_mut().for_each(|(_, content)| *content = FrameBuf::copy_block(content));
     }
     inner.tail_cache.put_all(kept);
     let mut state = inner.state.lock();

@@ -74,6 +74,13 @@ impl FrameBuf {
         buffer
     }
 
+    /// A copy of a block, or of less, in memory of its own: a slice of a larger buffer would keep all
+    /// of that alive for as long as the block is kept.
+    pub fn copy_block(block: &[u8]) -> Bytes {
+        debug_assert!(block.len() <= FRAME);
+        FrameBuf::copy_of(block).into_blocks().pop().unwrap_or_default()
+    }
+
     /// Bytes in all.
     pub fn len(&self) -> usize {
         self.len

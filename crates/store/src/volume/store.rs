@@ -167,7 +167,7 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
             blocks.push(match span.whole.contains(&block) {
                 true => {
                     let from = (block * BLOCK - offset) as usize;
-                    own(&data[from..from + BLOCK_SIZE])
+                    FrameBuf::copy_block(&data[from..from + BLOCK_SIZE])
                 }
                 false => self.merged(block, offset, &data).await?,
             });
@@ -228,11 +228,6 @@ fn gather(data: &[Bytes]) -> Bytes {
         [one] => one.clone(),
         many => Bytes::from(many.concat()),
     }
-}
-
-/// A block in memory of its own.
-fn own(block: &[u8]) -> Bytes {
-    AlignedBuf::copy_of(block).freeze()
 }
 
 #[async_trait]

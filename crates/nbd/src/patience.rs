@@ -55,3 +55,33 @@ impl Patience {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_is_spent_awake_only_where_that_paid_and_not_for_ever() {
+        thalweg_sim::runtime::run(1, |env| async move {
+            let mut patience = Patience::default();
+            let mut looks = Vec::new();
+            for _ in 0..=PATIENCE {
+                let mut count = 0;
+                let wait = poll_fn(|cx| {
+                    count += 1;
+                    patience.goes_on(&env, cx);
+                    Poll::<()>::Pending
+                });
+                assert!(env.timeout(2 * LONGEST, wait).await.is_none());
+                patience.ends(&env);
+                looks.push(count);
+            }
+            let (slept, awake) = looks.split_last().expect("there were waits");
+            assert!(awake.iter().all(|count| (LOOKS..LOOKS + 3).contains(count)), "{looks:?}");
+            assert!(*slept <= 2, "{looks:?}");
+        });
+    }
+}

@@ -7,14 +7,16 @@
 //! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
 //! transaction in part.
 
+mod ranges;
+
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::device::DeviceError;
+pub use ranges::ByteRanges;
 
 /// Bytes in a block.
 pub const BLOCK_SIZE: usize = 4096;
@@ -58,8 +60,9 @@ pub struct Write {
     /// Its whole new content, [`BLOCK_SIZE`] bytes; `None` discards the block, which then reads
     /// as zeros.
     pub content: Option<Bytes>,
-    /// The bytes that differ from the content before.
-    pub changed: Range<u32>,
+    /// The bytes that may differ from the content before; a store may leave the others unwritten,
+    /// and count on `content` to hold what is there.
+    pub changed: ByteRanges,
     /// Data or metadata.
     pub class: Class,
 }
@@ -67,7 +70,7 @@ pub struct Write {
 impl Write {
     /// A write of a whole data block.
     pub fn block(lba: Lba, content: Bytes) -> Write {
-        Write { lba, content: Some(content), changed: 0..BLOCK_SIZE as u32, class: Class::Data }
+        Write { lba, content: Some(content), changed: ByteRanges::whole(), class: Class::Data }
     }
 }
 
@@ -105,6 +108,10 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
 
     /// Keeps `version` readable until the guard is dropped. `None` when it is gone already.
     fn hold(&self, version: Version) -> Option<Hold>;
+
+    /// Asks for a block to be kept in memory. A hint, and bounded: of too many, those that are read
+    /// most recently stay.
+    fn please_cache(&self, _lba: Lba) {}
 
     /// Which of `count` blocks from `lba` on hold data at `at`, as runs of (length, stored).
     fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)>;

@@ -1,0 +1,202 @@
+//! Isolation: who may commit (Isotope, chapter 4).
+//!
+//! A transaction reads a snapshot, keeps its writes to itself, and commits if nothing that was
+//! committed since its snapshot stands against it. That is decided from the stream of recent
+//! transactions alone, in units of 16 bytes, and never by a look at an index or a device; what
+//! commits goes to a [`BlockStore`](crate::block::BlockStore), whichever that is.
+//!
+//! Stores built on transactions see the two traits here, [`Transact`] and [`Transaction`]: they work
+//! the same in one process with the volume and behind a socket.
+
+mod error;
+
+use std::fmt;
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+
+use crate::block::Lba;
+pub use error::{Preempted, TxnError};
+
+/// What concurrent transactions may see of each other (B.1).
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Isolation {
+    /// Reads see one moment; of two that write the same bytes one commits. Permits write skew.
+    Snapshot,
+    /// As if transactions ran one after the other, in an order that agrees with real time.
+    #[default]
+    StrictSerializable,
+}
+
+/// When a commit is acknowledged.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Durability {
+    /// When it survives a crash, and whatever it has seen does.
+    #[default]
+    Synced,
+    /// When others see it. A crash may take back the latest of such commits, and what came after.
+    Visible,
+}
+
+/// How a transaction begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct Begin {
+    /// Its isolation.
+    pub isolation: Isolation,
+    /// It will not write: it sees the newest state that survives a crash, and always commits, at
+    /// once.
+    pub read_only: bool,
+}
+
+impl Begin {
+    /// With snapshot isolation.
+    pub const SNAPSHOT: Begin = Begin { isolation: Isolation::Snapshot, read_only: false };
+    /// With strict serializability.
+    pub const STRICT: Begin = Begin { isolation: Isolation::StrictSerializable, read_only: false };
+    /// For reading.
+    pub const READ_ONLY: Begin = Begin { isolation: Isolation::Snapshot, read_only: true };
+}
+
+/// Names a released transaction until somebody takes it over; worthless to guess.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Handle(pub u128);
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handle({:032x})", self.0)
+    }
+}
+
+/// A volume that runs transactions.
+#[async_trait]
+pub trait Transact: Send + Sync + fmt::Debug + 'static {
+    /// The number of logical blocks.
+    fn blocks(&self) -> u64;
+
+    /// Begins a transaction on a snapshot of everything that was acknowledged before.
+    ///
+    /// # Errors
+    /// [`TxnError::TooMany`]: this process has as many running as it may.
+    async fn begin(&self, begin: Begin) -> Result<Box<dyn Transaction>, TxnError>;
+
+    /// Goes on with a transaction that its former owner has released, perhaps in another process.
+    ///
+    /// # Errors
+    /// [`TxnError::UnknownHandle`]: nothing was released under it, or it was taken already.
+    async fn takeover(&self, handle: Handle) -> Result<Box<dyn Transaction>, TxnError>;
+}
+
+/// A running transaction. Dropped, it is aborted.
+///
+/// Reads and writes concern whole blocks, and count as accesses of the whole block until
+/// [`Transaction::mark_accessed`] says which bytes the last one was about.
+#[async_trait]
+pub trait Transaction: Send + Sync + fmt::Debug {
+    /// The number of logical blocks.
+    fn blocks(&self) -> u64;
+
+    /// `count` blocks from `lba` on as the snapshot and this transaction's own writes have them,
+    /// each of [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes; zeros where nothing is stored.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] outside of the volume, and the store's.
+    async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError>;
+
+    /// One block; see [`Transaction::read_run`].
+    async fn read(&self, lba: Lba) -> Result<Bytes, TxnError> {
+        let mut run = self.read_run(lba, 1).await?;
+        run.pop().ok_or_else(|| TxnError::Invalid("a read without a block".to_owned()))
+    }
+
+    /// Gives a block new content, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes, for this
+    /// transaction alone until it commits.
+    ///
+    /// # Errors
+    /// [`TxnError::TooLarge`] when the transaction has as many writes as it may; across a socket
+    /// perhaps only at the commit.
+    fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError>;
+
+    /// Discards a block: it reads as zeros, and its space may be reclaimed.
+    ///
+    /// # Errors
+    /// As [`Transaction::write`].
+    fn discard(&self, lba: Lba) -> Result<(), TxnError>;
+
+    /// Says that the last read or write of `lba` was about `range` only. Several marks add up.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] for a block not yet accessed, and bytes outside of it.
+    fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError>;
+
+    /// Asks for a block to be kept in memory: a hint.
+    fn please_cache(&self, lba: Lba);
+
+    /// Ends the transaction: either all of it counts from now on, or nothing does.
+    ///
+    /// # Errors
+    /// [`TxnError::Conflict`] when another commit stands against it; nothing was written then. With
+    /// [`TxnError::Store`] it is unknown whether it counts.
+    async fn commit(self: Box<Self>, durability: Durability) -> Result<(), TxnError>;
+
+    /// Ends the transaction without a trace.
+    async fn abort(self: Box<Self>);
+
+    /// Lets go of the transaction, for somebody to take it over.
+    ///
+    /// # Errors
+    /// When it has been aborted meanwhile.
+    async fn release(self: Box<Self>) -> Result<Handle, TxnError>;
+}
+
+/// Errors of work inside of a transaction that may tell the loop around it to try again.
+pub trait Retry: From<TxnError> {
+    /// Whether a new attempt, on a new snapshot, may succeed.
+    fn is_retryable(&self) -> bool;
+}
+
+impl Retry for TxnError {
+    fn is_retryable(&self) -> bool {
+        TxnError::is_retryable(self)
+    }
+}
+
+/// Begin, work, commit, retry: runs `work` in transactions until one commits or fails for good.
+///
+/// # Errors
+/// What `work` or the commit fails with, if another attempt would not help.
+pub async fn run<T, E, F>(
+    volume: &dyn Transact,
+    begin: Begin,
+    durability: Durability,
+    work: F,
+) -> Result<T, E>
+where
+    T: Send,
+    E: Retry + Send,
+    F: for<'a> Fn(&'a dyn Transaction) -> BoxFuture<'a, Result<T, E>> + Send + Sync,
+{
+    loop {
+        let txn = volume.begin(begin).await?;
+        match work(&*txn).await {
+            Ok(done) => match txn.commit(durability).await {
+                Ok(()) => return Ok(done),
+                Err(error) if error.is_retryable() => {}
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) => {
+                txn.abort().await;
+                if !error.is_retryable() {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}

@@ -22,6 +22,7 @@ pub mod ramdisk;
 pub mod recording;
 pub mod runtime;
 pub mod ssd;
+pub mod versions;
 pub mod volume;
 
 pub use runtime::{run, run_within};

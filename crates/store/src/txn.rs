@@ -8,17 +8,30 @@
 //! Stores built on transactions see the two traits here, [`Transact`] and [`Transaction`]: they work
 //! the same in one process with the volume and behind a socket.
 
+mod access;
+mod commit;
 mod error;
+mod face;
+mod fragments;
+mod intent;
+mod manager;
+mod options;
+mod order;
+mod running;
+mod window;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::future::BoxFuture;
 
 use crate::block::Lba;
 pub use error::{Preempted, TxnError};
+pub use fragments::FRAGMENT;
+pub use manager::{Client, TransactionManager, TxnStatus};
+pub use options::Options;
 
 /// What concurrent transactions may see of each other (B.1).
 #[derive(
@@ -63,6 +76,11 @@ impl Begin {
     pub const STRICT: Begin = Begin { isolation: Isolation::StrictSerializable, read_only: false };
     /// For reading.
     pub const READ_ONLY: Begin = Begin { isolation: Isolation::Snapshot, read_only: true };
+
+    /// Whether the decision does not depend on what was read.
+    fn is_untracked(self) -> bool {
+        self.read_only || self.isolation == Isolation::Snapshot
+    }
 }
 
 /// Names a released transaction until somebody takes it over; worthless to guess.
@@ -85,16 +103,16 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`TxnError::TooMany`]: this process has as many running as it may.
-    async fn begin(&self, begin: Begin) -> Result<Box<dyn Transaction>, TxnError>;
+    async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError>;
 
     /// Goes on with a transaction that its former owner has released, perhaps in another process.
     ///
     /// # Errors
     /// [`TxnError::UnknownHandle`]: nothing was released under it, or it was taken already.
-    async fn takeover(&self, handle: Handle) -> Result<Box<dyn Transaction>, TxnError>;
+    async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError>;
 }
 
-/// A running transaction. Dropped, it is aborted.
+/// A running transaction. When the last reference is dropped, it is aborted.
 ///
 /// Reads and writes concern whole blocks, and count as accesses of the whole block until
 /// [`Transaction::mark_accessed`] says which bytes the last one was about.
@@ -143,17 +161,18 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`TxnError::Conflict`] when another commit stands against it; nothing was written then. With
-    /// [`TxnError::Store`] it is unknown whether it counts.
-    async fn commit(self: Box<Self>, durability: Durability) -> Result<(), TxnError>;
+    /// [`TxnError::Store`] it is unknown whether it counts. [`TxnError::Ended`] after a commit, an abort
+    /// or a release.
+    async fn commit(&self, durability: Durability) -> Result<(), TxnError>;
 
     /// Ends the transaction without a trace.
-    async fn abort(self: Box<Self>);
+    async fn abort(&self);
 
     /// Lets go of the transaction, for somebody to take it over.
     ///
     /// # Errors
     /// When it has been aborted meanwhile.
-    async fn release(self: Box<Self>) -> Result<Handle, TxnError>;
+    async fn release(&self) -> Result<Handle, TxnError>;
 }
 
 /// Errors of work inside of a transaction that may tell the loop around it to try again.
@@ -172,20 +191,19 @@ impl Retry for TxnError {
 ///
 /// # Errors
 /// What `work` or the commit fails with, if another attempt would not help.
-pub async fn run<T, E, F>(
+pub async fn run<T, E, Work>(
     volume: &dyn Transact,
     begin: Begin,
     durability: Durability,
-    work: F,
+    work: impl Fn(Arc<dyn Transaction>) -> Work,
 ) -> Result<T, E>
 where
-    T: Send,
-    E: Retry + Send,
-    F: for<'a> Fn(&'a dyn Transaction) -> BoxFuture<'a, Result<T, E>> + Send + Sync,
+    E: Retry,
+    Work: Future<Output = Result<T, E>>,
 {
     loop {
         let txn = volume.begin(begin).await?;
-        match work(&*txn).await {
+        match work(txn.clone()).await {
             Ok(done) => match txn.commit(durability).await {
                 Ok(()) => return Ok(done),
                 Err(error) if error.is_retryable() => {}

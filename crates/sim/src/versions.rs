@@ -1,0 +1,181 @@
+//! A naive block store in memory: the reference for those who build on the contract.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+
+type History = Vec<(Version, Option<Bytes>)>;
+
+#[derive(Default)]
+struct State {
+    now: Version,
+    blocks: BTreeMap<u64, History>,
+    holds: BTreeMap<Version, u32>,
+    poison: Option<Arc<str>>,
+    full: bool,
+}
+
+/// Every version of every block, in memory. It holds writers to their word: bytes of a block that a
+/// write does not list as changed have to be what they were.
+pub struct VersionedMemory {
+    blocks: u64,
+    state: Arc<Mutex<State>>,
+    syncs: AtomicU64,
+}
+
+impl fmt::Debug for VersionedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VersionedMemory").field("blocks", &self.blocks).finish_non_exhaustive()
+    }
+}
+
+impl VersionedMemory {
+    /// An empty store of `blocks` blocks.
+    pub fn new(blocks: u64) -> VersionedMemory {
+        VersionedMemory { blocks, state: Arc::default(), syncs: AtomicU64::new(0) }
+    }
+
+    /// How often somebody asked for durability.
+    pub fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::Relaxed)
+    }
+
+    /// Refuses writes from now on, or takes them again.
+    pub fn set_full(&self, full: bool) {
+        self.state.lock().full = full;
+    }
+
+    /// Fails every write from now on.
+    pub fn poison(&self, why: &str) {
+        self.state.lock().poison = Some(why.into());
+    }
+
+    fn check(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
+        match lba.0.checked_add(count) {
+            Some(end) if end <= self.blocks => Ok(()),
+            _ => Err(StoreError::Invalid(format!("block {} is outside", lba.0))),
+        }
+    }
+}
+
+impl State {
+    fn check_change(&self) -> Result<(), StoreError> {
+        match &self.poison {
+            Some(why) => Err(StoreError::Poisoned(why.clone())),
+            None if self.full => Err(StoreError::NoSpace),
+            None => Ok(()),
+        }
+    }
+
+    fn get(&self, lba: u64, at: Version) -> Option<Bytes> {
+        let history = self.blocks.get(&lba)?;
+        history.iter().rev().find(|(version, _)| *version <= at)?.1.clone()
+    }
+
+    fn put(&mut self, lba: u64, version: Version, content: Option<Bytes>) {
+        self.blocks.entry(lba).or_default().push((version, content));
+    }
+
+    /// # Panics
+    /// When a write changes bytes that it does not name.
+    fn apply(&mut self, write: &Write, version: Version) {
+        let lba = write.lba.0;
+        if let Some(content) = &write.content {
+            let old = self.get(lba, version);
+            let zeros = [0; BLOCK_SIZE];
+            let mut expected = old.as_deref().unwrap_or(&zeros).to_vec();
+            write.changed.copy(content, &mut expected);
+            assert!(
+                expected == content[..],
+                "the write of block {lba} as version {version} changes bytes that it does not name"
+            );
+        }
+        self.put(lba, version, write.content.clone());
+    }
+}
+
+#[async_trait]
+impl BlockStore for VersionedMemory {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn now(&self) -> Version {
+        self.state.lock().now
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        self.check(lba, count)?;
+        let state = self.state.lock();
+        let kept = at >= state.now || state.holds.contains_key(&at);
+        match kept {
+            true => Ok((lba.0..lba.0 + count).map(|lba| state.get(lba, at)).collect()),
+            false => Err(StoreError::Gone(at)),
+        }
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        for write in &writes {
+            self.check(write.lba, 1)?;
+        }
+        let mut state = self.state.lock();
+        state.check_change()?;
+        let version = state.now.next();
+        writes.iter().for_each(|write| state.apply(write, version));
+        state.now = version;
+        Ok(version)
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.check(lba, count)?;
+        let mut state = self.state.lock();
+        state.check_change()?;
+        let version = state.now.next();
+        (lba.0..lba.0 + count).for_each(|lba| state.put(lba, version, None));
+        state.now = version;
+        Ok(version)
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        let now = self.now();
+        match version <= now {
+            true => Ok(()),
+            false => Err(StoreError::Invalid(format!("version {version} does not exist yet"))),
+        }
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        let mut state = self.state.lock();
+        if version != state.now && !state.holds.contains_key(&version) {
+            return None;
+        }
+        *state.holds.entry(version).or_default() += 1;
+        let shared = self.state.clone();
+        Some(Hold::new(version, move |version| {
+            let mut state = shared.lock();
+            if let Some(count) = state.holds.get_mut(&version) {
+                *count -= 1;
+                if *count == 0 {
+                    state.holds.remove(&version);
+                }
+            }
+        }))
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        let state = self.state.lock();
+        (lba.0..lba.0 + count).map(|lba| (1, state.get(lba, at).is_some())).collect()
+    }
+}

@@ -1,0 +1,217 @@
+//! What a transaction has read and written so far.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::fragments::Fragments;
+use super::intent::{Intent, IntentWrite};
+use super::{Isolation, TxnError};
+use crate::block::{BLOCK_SIZE, ByteRanges, Lba};
+use crate::env::HashMap;
+
+/// The kind of the last access of a block: what a mark is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Last {
+    Read,
+    Write,
+}
+
+/// A transaction's dealings with one block.
+#[derive(Clone, Debug)]
+struct Access {
+    last: Last,
+    /// Bytes of marked reads.
+    read: Fragments,
+    /// The last read has no mark so far: it was of the whole block.
+    read_whole: bool,
+    write: Option<Written>,
+}
+
+/// A write that waits for the commit.
+#[derive(Clone, Debug)]
+struct Written {
+    /// The whole block as the transaction sees it; `None` when it was discarded.
+    content: Option<Bytes>,
+    /// Bytes of marked writes.
+    marked: ByteRanges,
+    /// The last write has no mark so far: it was of the whole block.
+    whole: bool,
+}
+
+impl Written {
+    fn changed(&self) -> ByteRanges {
+        match self.whole || self.content.is_none() {
+            true => ByteRanges::whole(),
+            false => self.marked.clone(),
+        }
+    }
+}
+
+/// The read-set and the write-set of a running transaction (4.2).
+#[derive(Debug, Default)]
+pub(super) struct Accesses {
+    blocks: HashMap<u64, Access>,
+    writes: usize,
+}
+
+/// What a transaction's own writes say of a block.
+pub(super) enum Own {
+    /// Nothing: the snapshot says it.
+    Nothing,
+    /// It was written.
+    Content(Bytes),
+    /// It was discarded.
+    Discarded,
+}
+
+impl Accesses {
+    /// The number of blocks that were written.
+    pub(super) fn writes(&self) -> usize {
+        self.writes
+    }
+
+    /// The number of blocks that were read or written.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// What was written to a block.
+    pub(super) fn own(&self, lba: Lba) -> Own {
+        match self.blocks.get(&lba.0).and_then(|access| access.write.as_ref()) {
+            None => Own::Nothing,
+            Some(Written { content: None, .. }) => Own::Discarded,
+            Some(Written { content: Some(content), .. }) => Own::Content(content.clone()),
+        }
+    }
+
+    /// Whether every byte of a block is the transaction's own.
+    fn owns(&self, lba: Lba) -> bool {
+        let write = self.blocks.get(&lba.0).and_then(|access| access.write.as_ref());
+        write.is_some_and(|write| write.changed().is_whole())
+    }
+
+    /// Notes a read of the whole block, until a mark says otherwise. With `untracked` nobody asks later
+    /// what was read.
+    pub(super) fn read(&mut self, lba: Lba, untracked: bool) {
+        let owned = self.owns(lba);
+        if untracked || owned {
+            if let Some(access) = self.blocks.get_mut(&lba.0) {
+                access.last = Last::Read;
+            }
+            return;
+        }
+        let access = self.blocks.entry(lba.0).or_insert(Access {
+            last: Last::Read,
+            read: Fragments::NONE,
+            read_whole: false,
+            write: None,
+        });
+        if access.read_whole {
+            access.read = Fragments::ALL;
+        }
+        access.last = Last::Read;
+        access.read_whole = true;
+    }
+
+    /// Notes a write of the whole block, until a mark says otherwise; `None` discards it.
+    ///
+    /// # Errors
+    /// [`TxnError::TooLarge`] beyond `most` blocks.
+    pub(super) fn write(
+        &mut self,
+        lba: Lba,
+        content: Option<Bytes>,
+        most: usize,
+    ) -> Result<(), TxnError> {
+        let is_new = self.blocks.get(&lba.0).is_none_or(|access| access.write.is_none());
+        if is_new && self.writes >= most {
+            return Err(TxnError::TooLarge(most));
+        }
+        self.writes += usize::from(is_new);
+        let access = self.blocks.entry(lba.0).or_insert(Access {
+            last: Last::Write,
+            read: Fragments::NONE,
+            read_whole: false,
+            write: None,
+        });
+        access.last = Last::Write;
+        match &mut access.write {
+            Some(write) => {
+                if write.whole || write.content.is_none() {
+                    write.marked = ByteRanges::whole();
+                }
+                (write.content, write.whole) = (content, true);
+            }
+            None => {
+                let marked = ByteRanges::none();
+                access.write = Some(Written { content, marked, whole: true });
+            }
+        }
+        Ok(())
+    }
+
+    /// Says which bytes the last access of a block was about. With `untracked` reads are not noted.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] for a block that was not accessed and a range that is not in a block.
+    pub(super) fn mark(
+        &mut self,
+        lba: Lba,
+        range: Range<usize>,
+        untracked: bool,
+    ) -> Result<(), TxnError> {
+        if range.start > range.end || range.end > BLOCK_SIZE {
+            let why = format!("bytes {} to {} are not in a block", range.start, range.end);
+            return Err(TxnError::Invalid(why));
+        }
+        let owned = self.owns(lba);
+        let Some(access) = self.blocks.get_mut(&lba.0) else {
+            return match untracked {
+                true => Ok(()),
+                false => Err(TxnError::Invalid(format!(
+                    "block {} was neither read nor written here",
+                    lba.0
+                ))),
+            };
+        };
+        match (access.last, &mut access.write) {
+            (Last::Write, Some(write)) => {
+                write.whole = false;
+                write.marked.add(range);
+            }
+            _ if untracked || owned => {}
+            _ => {
+                access.read_whole = false;
+                access.read.add(range);
+            }
+        }
+        Ok(())
+    }
+
+    /// What has to be decided and applied.
+    pub(super) fn into_intent(self, isolation: Isolation, since: u64) -> Intent {
+        let mut guarded = Vec::with_capacity(self.blocks.len());
+        let mut writes = Vec::with_capacity(self.writes);
+        for (lba, access) in self.blocks {
+            let lba = Lba(lba);
+            let write = access.write.map(|write| (write.changed(), write.content));
+            if let Some((changed, content)) = write.filter(|(changed, _)| !changed.is_empty()) {
+                let fragments = Fragments::from(&changed);
+                if isolation == Isolation::Snapshot {
+                    guarded.push((lba, fragments));
+                }
+                writes.push(IntentWrite::new(lba, content, changed, fragments));
+            }
+            if isolation == Isolation::StrictSerializable {
+                let read = if access.read_whole { Fragments::ALL } else { access.read };
+                if !read.is_empty() {
+                    guarded.push((lba, read));
+                }
+            }
+        }
+        guarded.sort_unstable_by_key(|(lba, _)| *lba);
+        writes.sort_unstable_by_key(|write: &IntentWrite| write.lba);
+        Intent::new(guarded, writes, since)
+    }
+}

@@ -1,0 +1,165 @@
+//! Commits: decided by whoever comes, applied in the order of their timestamps.
+//!
+//! 1. A transaction gets the next timestamp and enters the stream (4.2.1).
+//! 2. It is decided from its window, by its own task, while others decide theirs.
+//! 3. The one who has the turn applies what is decided, in order, and merges what others changed in
+//!    the same blocks (4.2.2). Everybody else waits for the outcome of his own.
+//!
+//! The turn is not bound to a task: a commit that is given up half way hands it on.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::intent::{Intent, Verdict};
+use super::manager::{Counts, Inner};
+use super::order::{Snapshot, Step};
+use super::window::Window;
+use super::{Preempted, TxnError};
+use crate::block::{Lba, StoreError, Version};
+
+/// The newest snapshot, for a transaction that begins.
+pub(super) async fn snapshot(inner: &Inner) -> Snapshot {
+    loop {
+        let mut settled = std::pin::pin!(inner.settled.notified());
+        settled.as_mut().enable();
+        let snapshot = inner.order.lock().begin(&*inner.store);
+        match snapshot {
+            Some(snapshot) => {
+                keep_window_short(inner);
+                return snapshot;
+            }
+            None => settled.await,
+        }
+    }
+}
+
+/// Aborts who makes the stream too long to be remembered.
+fn keep_window_short(inner: &Inner) {
+    let (remembered, oldest) = {
+        let order = inner.order.lock();
+        (order.remembered(), order.oldest_floor())
+    };
+    if remembered > inner.options.max_window && oldest.is_some() {
+        inner.preempt_oldest(Preempted::Stuck);
+    }
+}
+
+/// Decides on a transaction, and applies it if it commits; the version that it has become.
+pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, TxnError> {
+    let intent = Arc::new(intent);
+    let window = inner.order.lock().push(intent.clone());
+    let verdict = window.decide(&intent, &|start, end| inner.order.lock().window(start, end));
+    if verdict == Verdict::Abort {
+        Counts::add(&inner.counts.conflicts, 1);
+        // Others who were decided after it may wait for its slot to be passed.
+        apply_decided(inner).await;
+        return Err(TxnError::Conflict);
+    }
+    Counts::add(&inner.counts.commits, 1);
+    Ok(outcome(inner, &intent).await?)
+}
+
+/// Enters a change into the stream that nothing stands against; the version that it has become.
+pub(super) async fn note(inner: &Inner, intent: Intent) -> Result<Version, StoreError> {
+    let intent = Arc::new(intent);
+    intent.set_verdict(Verdict::Commit);
+    inner.order.lock().push(intent.clone());
+    Counts::add(&inner.counts.singletons, 1);
+    outcome(inner, &intent).await
+}
+
+/// Waits for the outcome of a commit, or brings it about.
+async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
+    loop {
+        if let Some(outcome) = intent.outcome() {
+            return outcome.clone();
+        }
+        apply_decided(inner).await;
+        if intent.outcome().is_none() {
+            intent.changed.notified().await;
+        }
+    }
+}
+
+/// The right to apply. Dropped before its end, it goes to whoever of those who wait comes first.
+struct Turn<'a> {
+    inner: &'a Inner,
+    ended: bool,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let pending = {
+            let mut order = self.inner.order.lock();
+            order.end_turn();
+            order.pending()
+        };
+        pending.iter().for_each(|intent| intent.changed.notify_one());
+        self.inner.settled.notify_waiters();
+    }
+}
+
+/// Applies everything that is decided, in order, unless somebody else does.
+async fn apply_decided(inner: &Inner) {
+    if !inner.order.lock().take_turn() {
+        return;
+    }
+    let mut turn = Turn { inner, ended: false };
+    loop {
+        let step = inner.order.lock().next_step();
+        let Step::Apply(intent, window) = step else { break };
+        let outcome = apply(inner, &intent, &window).await;
+        let newest = match &outcome {
+            Ok(version) => inner.store.hold(*version).map(Arc::new),
+            Err(_) => None,
+        };
+        inner.order.lock().finish(&intent, newest);
+        intent.set_outcome(outcome);
+    }
+    turn.ended = true;
+    inner.settled.notify_waiters();
+}
+
+/// Applies one transaction that commits.
+async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Version, StoreError> {
+    let sharing = window.sharing(intent);
+    if !sharing.is_empty() {
+        Counts::add(&inner.counts.merged, 1);
+        intent.merge(&sharing);
+    }
+    if intent.since == u64::MAX {
+        intent.merge_onto(&latest(inner, intent).await?);
+    }
+    loop {
+        let applied = inner.env.timeout(inner.options.patience, hand_over(inner, intent)).await;
+        match applied {
+            Some(Err(StoreError::NoSpace)) | None => {}
+            Some(outcome) => return outcome,
+        }
+        // Old versions that somebody holds may be what takes the space.
+        if !inner.preempt_oldest(Preempted::Stuck) && applied.is_some() {
+            return Err(StoreError::NoSpace);
+        }
+    }
+}
+
+async fn hand_over(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
+    match intent.swath() {
+        Some(swath) if swath.end == u64::MAX => Ok(inner.store.now()),
+        Some(swath) => inner.store.discard(Lba(swath.start), swath.end - swath.start).await,
+        None => inner.store.apply(intent.to_writes()).await,
+    }
+}
+
+/// What the blocks hold now that a write outside of any transaction changes in part.
+async fn latest(inner: &Inner, intent: &Intent) -> Result<Vec<Option<Bytes>>, StoreError> {
+    let mut latest = Vec::new();
+    for write in intent.writes.iter().filter(|write| write.is_partial()) {
+        latest.extend(inner.store.read(write.lba, 1, Version(u64::MAX)).await?);
+    }
+    Ok(latest)
+}

@@ -1,0 +1,66 @@
+//! The manager as a block store: for those who write without transactions, and must not do so behind
+//! the back of those who have them.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::commit;
+use super::fragments::Fragments;
+use super::intent::{Intent, IntentWrite};
+use super::manager::TransactionManager;
+use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+
+/// Each write is a transaction of its own that always commits (4.1).
+#[async_trait]
+impl BlockStore for TransactionManager {
+    fn blocks(&self) -> u64 {
+        self.inner.store.blocks()
+    }
+
+    fn now(&self) -> Version {
+        self.inner.store.now()
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        self.inner.store.read(lba, count, at).await
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        let mut blocks: Vec<IntentWrite> = Vec::with_capacity(writes.len());
+        for write in writes {
+            let fragments = Fragments::from(&write.changed);
+            // Of two writes of one block the later counts.
+            blocks.retain(|before| before.lba != write.lba);
+            blocks.push(IntentWrite::new(write.lba, write.content, write.changed, fragments));
+        }
+        blocks.sort_unstable_by_key(|write| write.lba);
+        commit::note(&self.inner, Intent::singleton(blocks)).await
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        let end = lba.0.checked_add(count).filter(|end| *end < u64::MAX);
+        let end = end.ok_or_else(|| StoreError::Invalid("a run without an end".to_owned()))?;
+        commit::note(&self.inner, Intent::of_swath(lba.0..end)).await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.inner.store.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        self.inner.store.hold(version)
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.inner.store.please_cache(lba);
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.inner.store.allocation(lba, count, at)
+    }
+}

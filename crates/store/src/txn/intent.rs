@@ -1,0 +1,224 @@
+//! Intention records: transactions on their way from `commit` to the store.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use super::fragments::Fragments;
+use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, StoreError, Version, Write};
+use crate::device::AlignedBuf;
+
+/// Whether a transaction commits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum Verdict {
+    /// Nobody has looked yet.
+    Open = 0,
+    /// Nothing stands against it.
+    Commit = 1,
+    /// A commit in its window changed what it is about.
+    Abort = 2,
+}
+
+/// A block that a transaction writes.
+#[derive(Debug)]
+pub(super) struct IntentWrite {
+    pub(super) lba: Lba,
+    pub(super) fragments: Fragments,
+    changed: ByteRanges,
+    content: Option<Bytes>,
+    /// What was applied: `content`, or that with what others changed elsewhere in the block.
+    merged: OnceLock<Option<Bytes>>,
+}
+
+impl IntentWrite {
+    pub(super) fn new(
+        lba: Lba,
+        content: Option<Bytes>,
+        changed: ByteRanges,
+        fragments: Fragments,
+    ) -> IntentWrite {
+        IntentWrite { lba, fragments, changed, content, merged: OnceLock::new() }
+    }
+
+    /// The block with its own changes over what `latest` left there.
+    pub(super) fn merge(&self, latest: Option<&Bytes>) -> Option<Bytes> {
+        let content = self.content.as_ref()?;
+        let mut merged = match latest {
+            Some(latest) => AlignedBuf::copy_of(latest),
+            None => AlignedBuf::zeroed(BLOCK_SIZE),
+        };
+        self.changed.copy(content, &mut merged);
+        Some(merged.freeze())
+    }
+
+    /// Whether the write leaves bytes of the block as they are.
+    pub(super) fn is_partial(&self) -> bool {
+        self.content.is_some() && !self.changed.is_whole()
+    }
+
+    /// What was applied.
+    fn applied(&self) -> Option<&Bytes> {
+        self.merged.get().unwrap_or(&self.content).as_ref()
+    }
+
+    fn to_write(&self) -> Write {
+        Write {
+            lba: self.lba,
+            content: self.applied().cloned(),
+            changed: self.changed.clone(),
+            class: Class::Data,
+        }
+    }
+}
+
+/// A transaction that wants to commit.
+#[derive(Debug)]
+pub(super) struct Intent {
+    /// What must not have been changed by a commit in the window, ascending: the read-set under strict
+    /// serializability, the write-set under snapshot isolation (4.2.1).
+    guarded: Vec<(Lba, Fragments)>,
+    /// Ascending.
+    pub(super) writes: Vec<IntentWrite>,
+    /// A run of blocks that is discarded as a whole, or changed by others.
+    swath: Option<Range<u64>>,
+    /// The first transaction of its window: those before are in its snapshot.
+    pub(super) since: u64,
+    verdict: AtomicU8,
+    /// What became of it in the store.
+    outcome: OnceLock<Result<Version, StoreError>>,
+    /// Told when there is an outcome, and when its owner may have to apply it itself.
+    pub(super) changed: Notify,
+}
+
+impl Intent {
+    pub(super) fn new(
+        guarded: Vec<(Lba, Fragments)>,
+        writes: Vec<IntentWrite>,
+        since: u64,
+    ) -> Intent {
+        Intent {
+            guarded,
+            writes,
+            swath: None,
+            since,
+            verdict: AtomicU8::new(Verdict::Open as u8),
+            outcome: OnceLock::new(),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Writes that nothing stands against, not part of any transaction: they begin where they end.
+    pub(super) fn singleton(writes: Vec<IntentWrite>) -> Intent {
+        Intent::new(Vec::new(), writes, u64::MAX)
+    }
+
+    /// A change of a whole run of blocks.
+    pub(super) fn of_swath(swath: Range<u64>) -> Intent {
+        Intent { swath: Some(swath), ..Intent::singleton(Vec::new()) }
+    }
+
+    /// The run of blocks that it discards.
+    pub(super) fn swath(&self) -> Option<Range<u64>> {
+        self.swath.clone()
+    }
+
+    /// A bit for each block that it writes: without a common bit there is no common block.
+    pub(super) fn written_signature(&self) -> u64 {
+        match self.swath {
+            Some(_) => u64::MAX,
+            None => signature(self.writes.iter().map(|write| write.lba)),
+        }
+    }
+
+    /// The same for every block that a decision on it has to look for.
+    pub(super) fn sought_signature(&self) -> u64 {
+        signature(self.guarded.iter().map(|(lba, _)| *lba)) | self.written_signature()
+    }
+
+    /// Whether `other`, if it commits, stands against this one.
+    pub(super) fn conflicts_with(&self, other: &Intent) -> bool {
+        if let Some(swath) = &other.swath {
+            return self.guarded.iter().any(|(lba, _)| swath.contains(&lba.0));
+        }
+        let mut theirs = other.writes.iter().peekable();
+        self.guarded.iter().any(|(lba, fragments)| {
+            while theirs.next_if(|write| write.lba < *lba).is_some() {}
+            theirs.peek().is_some_and(|w| w.lba == *lba && w.fragments.overlaps(fragments))
+        })
+    }
+
+    /// Whether it changes `lba`.
+    pub(super) fn touches(&self, lba: Lba) -> bool {
+        self.left_in(lba).is_some()
+    }
+
+    /// What `lba` holds after it, if it changes that block: nothing when it was discarded.
+    fn left_in(&self, lba: Lba) -> Option<Option<&Bytes>> {
+        if self.swath.as_ref().is_some_and(|swath| swath.contains(&lba.0)) {
+            return Some(None);
+        }
+        let at = self.writes.binary_search_by_key(&lba, |write| write.lba).ok()?;
+        self.writes.get(at).map(IntentWrite::applied)
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        match self.verdict.load(Ordering::Acquire) {
+            1 => Verdict::Commit,
+            2 => Verdict::Abort,
+            _ => Verdict::Open,
+        }
+    }
+
+    /// Everybody who decides comes to the same verdict.
+    pub(super) fn set_verdict(&self, verdict: Verdict) {
+        self.verdict.store(verdict as u8, Ordering::Release);
+    }
+
+    pub(super) fn outcome(&self) -> Option<&Result<Version, StoreError>> {
+        self.outcome.get()
+    }
+
+    pub(super) fn set_outcome(&self, outcome: Result<Version, StoreError>) {
+        self.outcome.set(outcome).ok();
+        self.changed.notify_one();
+    }
+
+    /// Whether others see it.
+    fn is_applied(&self) -> bool {
+        matches!(self.outcome.get(), Some(Ok(_)))
+    }
+
+    /// Takes over what the newest of `earlier`, ascending and all settled, left in the blocks that this
+    /// one writes in part (4.2.2): or the later of two who change one block takes back what the
+    /// earlier one did.
+    pub(super) fn merge(&self, earlier: &[&Intent]) {
+        for write in self.writes.iter().filter(|write| write.is_partial()) {
+            let applied = earlier.iter().rev().filter(|other| other.is_applied());
+            if let Some(left) = applied.filter_map(|other| other.left_in(write.lba)).next() {
+                write.merged.set(write.merge(left)).ok();
+            }
+        }
+    }
+
+    /// Takes over what the store has now in the blocks that this one writes in part, which are those
+    /// of `latest`, in order.
+    pub(super) fn merge_onto(&self, latest: &[Option<Bytes>]) {
+        let partial = self.writes.iter().filter(|write| write.is_partial());
+        for (write, latest) in partial.zip(latest) {
+            write.merged.set(write.merge(latest.as_ref())).ok();
+        }
+    }
+
+    /// What the store is to apply.
+    pub(super) fn to_writes(&self) -> Vec<Write> {
+        self.writes.iter().map(IntentWrite::to_write).collect()
+    }
+}
+
+fn signature(blocks: impl Iterator<Item = Lba>) -> u64 {
+    blocks.fold(0, |bits, lba| bits | 1 << (lba.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58))
+}

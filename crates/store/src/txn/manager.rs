@@ -1,0 +1,525 @@
+//! The transactions of one block store.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use super::access::{Accesses, Own};
+use super::commit;
+use super::intent::Intent;
+use super::options::Options;
+use super::order::{Order, Snapshot};
+use super::running::{OwnerId, Phase, Registry, Running, Work};
+use super::{Begin, Durability, Handle, Preempted, Transact, Transaction, TxnError};
+use crate::block::{BLOCK_SIZE, BlockStore, Lba};
+use crate::device::AlignedBuf;
+use crate::env::{Env, Task};
+
+/// What blocks that hold nothing read as.
+static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
+
+/// Runs transactions over a block store, whichever it is. Clones are the same manager.
+///
+/// All changes of the store have to come through one manager: as transactions, or through its face as
+/// a [`BlockStore`], whose writes are transactions of their own.
+#[derive(Clone)]
+pub struct TransactionManager {
+    pub(super) inner: Arc<Inner>,
+    client: Client,
+    _reaper: Arc<Task<()>>,
+}
+
+pub(super) struct Inner {
+    pub(super) env: Env,
+    pub(super) store: Arc<dyn BlockStore>,
+    pub(super) options: Options,
+    pub(super) order: Mutex<Order>,
+    pub(super) registry: Mutex<Registry>,
+    /// A commit was applied: those who wait for a snapshot may look again.
+    pub(super) settled: Notify,
+    pub(super) counts: Counts,
+    /// Bytes that running transactions are charged with.
+    charged: AtomicU64,
+}
+
+/// What happened so far.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) commits: AtomicU64,
+    pub(super) read_only: AtomicU64,
+    pub(super) conflicts: AtomicU64,
+    pub(super) aborts: AtomicU64,
+    pub(super) preempted: AtomicU64,
+    pub(super) singletons: AtomicU64,
+    pub(super) merged: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn add(count: &AtomicU64, n: u64) {
+        count.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+/// A manager's counters since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TxnStatus {
+    /// Transactions that run now.
+    pub running: u64,
+    /// Commits that are remembered for the sake of those who run.
+    pub window: u64,
+    /// Bytes of writes that wait for their commit.
+    pub buffered_bytes: u64,
+    /// Transactions with writes that committed.
+    pub commits: u64,
+    /// Transactions without writes that committed.
+    pub read_only: u64,
+    /// Transactions that found a commit against them.
+    pub conflicts: u64,
+    /// Transactions that were aborted by their owners.
+    pub aborts: u64,
+    /// Transactions that were aborted from outside.
+    pub preempted: u64,
+    /// Writes outside of transactions.
+    pub singletons: u64,
+    /// Commits that took over what others changed in their blocks.
+    pub merged: u64,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransactionManager").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TransactionManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl TransactionManager {
+    /// A manager for `store`, which nobody else may change.
+    pub fn new(env: &Env, store: Arc<dyn BlockStore>, options: Options) -> TransactionManager {
+        let inner = Arc::new(Inner {
+            env: env.clone(),
+            store,
+            options,
+            order: Mutex::new(Order::new()),
+            registry: Mutex::default(),
+            settled: Notify::new(),
+            counts: Counts::default(),
+            charged: AtomicU64::new(0),
+        });
+        let reaper = env.spawn(run_reaper(env.clone(), Arc::downgrade(&inner)));
+        let client = Client::new(&inner);
+        TransactionManager { inner, client, _reaper: Arc::new(reaper) }
+    }
+
+    /// A process that runs transactions: limits count for each, and when it is gone, so are its
+    /// transactions.
+    pub fn client(&self) -> Client {
+        Client::new(&self.inner)
+    }
+
+    /// Aborts the transactions that run now and starts their windows anew, after the store was changed
+    /// as a whole by others: a roll-back, a new size.
+    pub async fn invalidate(&self) {
+        let swath = Intent::of_swath(0..u64::MAX);
+        // Nothing is applied: this cannot fail.
+        commit::note(&self.inner, swath).await.ok();
+    }
+
+    /// The counters.
+    pub fn status(&self) -> TxnStatus {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = &self.inner.counts;
+        TxnStatus {
+            running: self.inner.registry.lock().len() as u64,
+            window: self.inner.order.lock().remembered() as u64,
+            buffered_bytes: get(&self.inner.charged),
+            commits: get(&counts.commits),
+            read_only: get(&counts.read_only),
+            conflicts: get(&counts.conflicts),
+            aborts: get(&counts.aborts),
+            preempted: get(&counts.preempted),
+            singletons: get(&counts.singletons),
+            merged: get(&counts.merged),
+        }
+    }
+}
+
+/// A process, or a connection of one, that runs transactions. When the last clone is dropped, those
+/// that it did not release are aborted.
+#[derive(Clone, Debug)]
+pub struct Client {
+    shared: Arc<Process>,
+}
+
+#[derive(Debug)]
+struct Process {
+    inner: Arc<Inner>,
+    owner: OwnerId,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let owned = self.inner.registry.lock().of(self.owner);
+        for running in owned {
+            self.inner.preempt(&running, Preempted::OwnerDied);
+        }
+    }
+}
+
+impl Client {
+    fn new(inner: &Arc<Inner>) -> Client {
+        let owner = inner.registry.lock().owner();
+        Client { shared: Arc::new(Process { inner: inner.clone(), owner }) }
+    }
+
+    fn transaction(&self, running: Arc<Running>) -> Arc<dyn Transaction> {
+        let inner = self.shared.inner.clone();
+        Arc::new(LocalTransaction { inner, running, released: AtomicBool::new(false) })
+    }
+}
+
+/// Room for a transaction; given back unless it comes.
+struct Admission<'a> {
+    inner: &'a Inner,
+    owner: OwnerId,
+    used: bool,
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        if !self.used {
+            self.inner.registry.lock().expel(self.owner);
+        }
+    }
+}
+
+#[async_trait]
+impl Transact for Client {
+    fn blocks(&self) -> u64 {
+        self.shared.inner.store.blocks()
+    }
+
+    async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
+        let (inner, owner) = (&self.shared.inner, self.shared.owner);
+        inner.registry.lock().admit(owner, inner.options.max_running)?;
+        let mut admission = Admission { inner, owner, used: false };
+        let snapshot = commit::snapshot(inner).await;
+        admission.used = true;
+        let now = inner.env.now();
+        let running = inner.registry.lock().add(owner, begin, snapshot, now);
+        Ok(self.transaction(running))
+    }
+
+    async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
+        let inner = &self.shared.inner;
+        let most = inner.options.max_running;
+        let running = inner.registry.lock().takeover(handle, self.shared.owner, most)?;
+        running.touch(inner.env.now());
+        Ok(self.transaction(running))
+    }
+}
+
+#[async_trait]
+impl Transact for TransactionManager {
+    fn blocks(&self) -> u64 {
+        self.inner.store.blocks()
+    }
+
+    async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
+        self.client.begin(begin).await
+    }
+
+    async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
+        self.client.takeover(handle).await
+    }
+}
+
+impl Inner {
+    /// Ends a transaction's phase; what it was on, if it ran.
+    pub(super) fn end(&self, running: &Running, phase: Phase) -> Phase {
+        let before = {
+            let mut work = running.work.lock();
+            if !matches!(work.phase, Phase::Active(_)) {
+                return Phase::Ended;
+            }
+            std::mem::replace(&mut work.phase, phase)
+        };
+        self.charged.fetch_sub(running.charged.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        before
+    }
+
+    /// Aborts a transaction from outside. Its owner learns of it with the next call.
+    pub(super) fn preempt(&self, running: &Running, why: Preempted) {
+        if let Phase::Active(snapshot) = self.end(running, Phase::Preempted(why)) {
+            running.work.lock().accesses = Default::default();
+            self.order.lock().end(snapshot.until);
+            drop(snapshot);
+            Counts::add(&self.counts.preempted, 1);
+        }
+        let mut registry = self.registry.lock();
+        if registry.forget_released(running.id) || why == Preempted::OwnerDied {
+            registry.remove(running.id);
+        }
+    }
+
+    /// Aborts the transaction with the oldest snapshot, if that is older than `before`; false when
+    /// there is none.
+    pub(super) fn preempt_oldest(&self, why: Preempted) -> bool {
+        let all = self.registry.lock().all();
+        let snapshot = |running: &Arc<Running>| match &running.work.lock().phase {
+            Phase::Active(snapshot) => Some(snapshot.until),
+            _ => None,
+        };
+        let oldest = all.iter().filter_map(|running| Some((snapshot(running)?, running)));
+        match oldest.min_by_key(|(until, running)| (*until, running.id)) {
+            Some((_, running)) => {
+                self.preempt(running, why);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Charges a transaction with memory for one more block. When it is too much altogether, the
+    /// transaction with the most is aborted.
+    fn charge(&self, running: &Running, bytes: u64) {
+        running.charged.fetch_add(bytes, Ordering::Relaxed);
+        let before = self.charged.fetch_add(bytes, Ordering::Relaxed);
+        if before + bytes <= self.options.memory as u64 {
+            return;
+        }
+        let all = self.registry.lock().all();
+        let greedy = all.iter().max_by_key(|running| running.charged.load(Ordering::Relaxed));
+        if let Some(greedy) = greedy {
+            self.preempt(greedy, Preempted::Memory);
+        }
+    }
+}
+
+/// Aborts those who do nothing.
+async fn run_reaper(env: Env, inner: Weak<Inner>) {
+    loop {
+        let Some(idle) = inner.upgrade().map(|inner| inner.options.idle) else { return };
+        env.sleep(idle / 4).await;
+        let Some(inner) = inner.upgrade() else { return };
+        let now = env.now();
+        let all = inner.registry.lock().all();
+        for running in all.iter().filter(|running| now.since(running.last_used()) >= idle) {
+            if matches!(running.work.lock().phase, Phase::Active(_)) {
+                inner.preempt(running, Preempted::Idle);
+            }
+        }
+    }
+}
+
+/// A transaction of this process.
+pub(super) struct LocalTransaction {
+    inner: Arc<Inner>,
+    running: Arc<Running>,
+    /// Somebody else may have it now.
+    released: AtomicBool,
+}
+
+impl fmt::Debug for LocalTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transaction").field("id", &self.running.id).finish_non_exhaustive()
+    }
+}
+
+impl Drop for LocalTransaction {
+    fn drop(&mut self) {
+        if !self.released.load(Ordering::Acquire) {
+            self.finish();
+        }
+    }
+}
+
+impl LocalTransaction {
+    /// Ends the transaction without a commit.
+    fn finish(&self) {
+        if let Phase::Active(snapshot) = self.inner.end(&self.running, Phase::Ended) {
+            self.inner.order.lock().end(snapshot.until);
+            Counts::add(&self.inner.counts.aborts, 1);
+        }
+        self.inner.registry.lock().remove(self.running.id);
+    }
+
+    /// The transaction's work, while it is this one's.
+    ///
+    /// # Errors
+    /// [`TxnError::Ended`] after a release.
+    fn usable(&self) -> Result<MutexGuard<'_, Work>, TxnError> {
+        match self.released.load(Ordering::Acquire) {
+            true => Err(TxnError::Ended),
+            false => Ok(self.running.work.lock()),
+        }
+    }
+
+    /// Ends the transaction for a commit: its room is free, and nobody aborts it any more.
+    fn end(&self) -> Result<(Snapshot, Accesses), TxnError> {
+        let mut work = self.usable()?;
+        work.snapshot()?;
+        let phase = std::mem::replace(&mut work.phase, Phase::Ended);
+        let accesses = std::mem::take(&mut work.accesses);
+        drop(work);
+        let charged = self.running.charged.swap(0, Ordering::Relaxed);
+        self.inner.charged.fetch_sub(charged, Ordering::Relaxed);
+        self.inner.registry.lock().remove(self.running.id);
+        match phase {
+            Phase::Active(snapshot) => Ok((snapshot, accesses)),
+            _ => Err(TxnError::Ended),
+        }
+    }
+
+    fn check(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+        let blocks = self.inner.store.blocks();
+        match lba.0.checked_add(count) {
+            Some(end) if end <= blocks => Ok(()),
+            _ => Err(TxnError::Invalid(format!(
+                "{count} blocks from {} on leave a volume of {blocks} blocks",
+                lba.0
+            ))),
+        }
+    }
+
+    fn put(&self, lba: Lba, content: Option<Bytes>) -> Result<(), TxnError> {
+        self.check(lba, 1)?;
+        if content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
+            return Err(TxnError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
+        }
+        let charge = {
+            let mut work = self.usable()?;
+            work.snapshot()?;
+            if self.running.begin.read_only {
+                return Err(TxnError::Invalid("the transaction is for reading".to_owned()));
+            }
+            let before = work.accesses.writes();
+            work.accesses.write(lba, content, self.inner.options.max_writes)?;
+            (work.accesses.writes() - before) * BLOCK_SIZE
+        };
+        self.running.touch(self.inner.env.now());
+        if charge > 0 {
+            self.inner.charge(&self.running, charge as u64);
+        }
+        Ok(())
+    }
+
+    /// Notes reads, and takes the transaction's own content out of the way.
+    fn plan(&self, lba: Lba, count: u64) -> Result<Plan, TxnError> {
+        let mut work = self.usable()?;
+        let at = work.snapshot()?.hold.version();
+        let begin = self.running.begin;
+        let mut own = Vec::with_capacity(count as usize);
+        let before = work.accesses.blocks();
+        for lba in (lba.0..lba.0 + count).map(Lba) {
+            own.push(work.accesses.own(lba));
+            work.accesses.read(lba, begin.is_untracked());
+        }
+        let noted = work.accesses.blocks() - before;
+        Ok(Plan { at, own, noted })
+    }
+}
+
+/// What a read needs of the store.
+struct Plan {
+    at: crate::block::Version,
+    own: Vec<Own>,
+    /// Blocks that the transaction had no dealings with before.
+    noted: usize,
+}
+
+#[async_trait]
+impl Transaction for LocalTransaction {
+    fn blocks(&self) -> u64 {
+        self.inner.store.blocks()
+    }
+
+    async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
+        self.check(lba, count)?;
+        let plan = self.plan(lba, count)?;
+        self.running.touch(self.inner.env.now());
+        if plan.noted > 0 {
+            let blocks = plan.noted.div_ceil(self.inner.options.reads_per_write);
+            self.inner.charge(&self.running, (blocks * BLOCK_SIZE) as u64);
+        }
+        let stored = match plan.own.iter().all(|own| !matches!(own, Own::Nothing)) {
+            true => vec![None; plan.own.len()],
+            false => self.inner.store.read(lba, count, plan.at).await?,
+        };
+        // While it was not aborted, its snapshot was kept, and so all of this is of one moment.
+        self.usable()?.snapshot()?;
+        let blocks = plan.own.into_iter().zip(stored).map(|(own, stored)| match own {
+            Own::Content(content) => content,
+            Own::Discarded => ZEROS.clone(),
+            Own::Nothing => stored.unwrap_or_else(|| ZEROS.clone()),
+        });
+        Ok(blocks.collect())
+    }
+
+    fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError> {
+        self.put(lba, Some(content))
+    }
+
+    fn discard(&self, lba: Lba) -> Result<(), TxnError> {
+        self.put(lba, None)
+    }
+
+    fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
+        let mut work = self.usable()?;
+        work.snapshot()?;
+        work.accesses.mark(lba, range, self.running.begin.is_untracked())
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.inner.store.please_cache(lba);
+    }
+
+    async fn commit(&self, durability: Durability) -> Result<(), TxnError> {
+        let (snapshot, accesses) = self.end()?;
+        let intent = accesses.into_intent(self.running.begin.isolation, snapshot.until);
+        let version = match intent.writes.is_empty() {
+            true => {
+                let version = snapshot.hold.version();
+                self.inner.order.lock().end(snapshot.until);
+                Counts::add(&self.inner.counts.read_only, 1);
+                version
+            }
+            false => {
+                // Its reads are done: the store need not keep the snapshot any longer.
+                drop(snapshot);
+                commit::commit(&self.inner, intent).await?
+            }
+        };
+        if durability == Durability::Synced {
+            self.inner.store.sync(version).await?;
+        }
+        Ok(())
+    }
+
+    async fn abort(&self) {
+        if !self.released.load(Ordering::Acquire) {
+            self.finish();
+        }
+    }
+
+    async fn release(&self) -> Result<Handle, TxnError> {
+        self.usable()?.snapshot()?;
+        if self.released.swap(true, Ordering::AcqRel) {
+            return Err(TxnError::Ended);
+        }
+        let handle = Handle(self.inner.env.uuid().as_u128());
+        self.running.touch(self.inner.env.now());
+        self.inner.registry.lock().release(self.running.id, handle);
+        Ok(handle)
+    }
+}

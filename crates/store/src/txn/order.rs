@@ -1,0 +1,149 @@
+//! The order of commits: timestamps, what was applied, and the snapshots that new transactions get.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::intent::{Intent, Verdict};
+use super::window::{Stream, Window};
+use crate::block::{BlockStore, Hold};
+
+/// The state of the store with all commits before a timestamp, and none after.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    /// The first timestamp that is not in it.
+    pub(super) until: u64,
+    pub(super) hold: Arc<Hold>,
+}
+
+/// Everything under the one lock of the commit order.
+#[derive(Debug)]
+pub(super) struct Order {
+    stream: Stream,
+    /// Everything before has its outcome.
+    applied: u64,
+    /// Somebody is applying.
+    applying: bool,
+    /// The newest snapshot, for those who begin.
+    newest: Option<Arc<Hold>>,
+    /// The first timestamps of the windows that somebody may still ask for.
+    floors: BTreeMap<u64, u32>,
+}
+
+/// What the one who applies has to do next.
+pub(super) enum Step {
+    /// Apply this one, whose window is beside it.
+    Apply(Arc<Intent>, Window),
+    /// Nothing for now.
+    Rest,
+}
+
+impl Order {
+    pub(super) fn new() -> Order {
+        Order {
+            stream: Stream::new(),
+            applied: 0,
+            applying: false,
+            newest: None,
+            floors: BTreeMap::new(),
+        }
+    }
+
+    /// A snapshot for a new transaction, whose window is kept from now on; `None` while a commit is
+    /// being applied and there is none to share.
+    pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Option<Snapshot> {
+        let hold = match &self.newest {
+            Some(hold) => hold.clone(),
+            None if self.applying => return None,
+            None => {
+                let hold = Arc::new(store.hold(store.now())?);
+                self.newest = Some(hold.clone());
+                hold
+            }
+        };
+        *self.floors.entry(self.applied).or_default() += 1;
+        Some(Snapshot { until: self.applied, hold })
+    }
+
+    /// Nobody asks for a window from `floor` on any more.
+    pub(super) fn end(&mut self, floor: u64) {
+        if let Some(count) = self.floors.get_mut(&floor) {
+            *count -= 1;
+            if *count == 0 {
+                self.floors.remove(&floor);
+            }
+        }
+        let oldest = self.floors.keys().next().copied().unwrap_or(self.applied);
+        self.stream.forget(oldest.min(self.applied));
+    }
+
+    /// Gives a transaction its commit timestamp; its window. That is kept until there is an outcome,
+    /// and ends then without [`Order::end`].
+    pub(super) fn push(&mut self, intent: Arc<Intent>) -> Window {
+        self.stream.push(intent).1
+    }
+
+    /// A part of the stream.
+    pub(super) fn window(&self, start: u64, end: u64) -> Window {
+        self.stream.window(start, end)
+    }
+
+    /// Commits that are remembered.
+    pub(super) fn remembered(&self) -> usize {
+        self.stream.len()
+    }
+
+    /// The first timestamp of the oldest window that somebody may still ask for.
+    pub(super) fn oldest_floor(&self) -> Option<u64> {
+        self.floors.keys().next().copied()
+    }
+
+    /// Becomes the one who applies, if nobody is.
+    pub(super) fn take_turn(&mut self) -> bool {
+        !std::mem::replace(&mut self.applying, true)
+    }
+
+    /// Gives up the turn.
+    pub(super) fn end_turn(&mut self) {
+        self.applying = false;
+    }
+
+    /// What comes next in the order of timestamps. With [`Step::Rest`] the turn has ended.
+    pub(super) fn next_step(&mut self) -> Step {
+        while let Some(intent) = self.stream.get(self.applied) {
+            match intent.verdict() {
+                Verdict::Abort => {
+                    self.applied += 1;
+                    self.end(intent.since);
+                }
+                Verdict::Commit => {
+                    let window = self.stream.window(intent.since, self.applied);
+                    self.let_go();
+                    return Step::Apply(intent, window);
+                }
+                // Whoever decides it goes on from here.
+                Verdict::Open => break,
+            }
+        }
+        self.applying = false;
+        Step::Rest
+    }
+
+    /// Drops the newest snapshot when nobody has it: the store keeps no old version for it then.
+    fn let_go(&mut self) {
+        if self.newest.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1) {
+            self.newest = None;
+        }
+    }
+
+    /// Notes that the transaction which was to be applied has its outcome.
+    pub(super) fn finish(&mut self, intent: &Intent, newest: Option<Arc<Hold>>) {
+        self.applied += 1;
+        self.newest = newest;
+        self.end(intent.since);
+    }
+
+    /// The transactions that have no outcome yet.
+    pub(super) fn pending(&self) -> Vec<Arc<Intent>> {
+        (self.applied..self.stream.next()).filter_map(|at| self.stream.get(at)).collect()
+    }
+}

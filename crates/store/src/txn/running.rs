@@ -1,0 +1,192 @@
+//! Running transactions, and whose they are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::access::Accesses;
+use super::order::Snapshot;
+use super::{Begin, Handle, Preempted, TxnError};
+use crate::env::{HashMap, Time};
+
+/// Whether a transaction still runs.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// It runs on a snapshot.
+    Active(Snapshot),
+    /// It was aborted from outside.
+    Preempted(Preempted),
+    /// It has committed, aborted, or tried to.
+    Ended,
+}
+
+/// What a transaction has done so far.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) phase: Phase,
+    pub(super) accesses: Accesses,
+}
+
+impl Work {
+    /// The snapshot.
+    ///
+    /// # Errors
+    /// Why there is none any more.
+    pub(super) fn snapshot(&self) -> Result<&Snapshot, TxnError> {
+        match &self.phase {
+            Phase::Active(snapshot) => Ok(snapshot),
+            Phase::Preempted(why) => Err(TxnError::Preempted(*why)),
+            Phase::Ended => Err(TxnError::Ended),
+        }
+    }
+}
+
+/// A transaction.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) id: u64,
+    pub(super) begin: Begin,
+    pub(super) work: Mutex<Work>,
+    /// When its owner last did something, in nanoseconds.
+    used: AtomicU64,
+    /// Bytes of memory that it is charged with.
+    pub(super) charged: AtomicU64,
+}
+
+impl Running {
+    /// Notes that its owner did something.
+    pub(super) fn touch(&self, now: Time) {
+        self.used.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// When its owner last did something.
+    pub(super) fn last_used(&self) -> Time {
+        Time::from_nanos(self.used.load(Ordering::Relaxed))
+    }
+}
+
+/// A process, or a connection of one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct OwnerId(pub(super) u64);
+
+/// Every running transaction.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    next: u64,
+    running: BTreeMap<u64, (Arc<Running>, OwnerId)>,
+    counts: HashMap<OwnerId, usize>,
+    released: HashMap<Handle, u64>,
+}
+
+impl Registry {
+    /// A new owner.
+    pub(super) fn owner(&mut self) -> OwnerId {
+        self.next += 1;
+        OwnerId(self.next)
+    }
+
+    /// Makes room for one more transaction of an owner.
+    ///
+    /// # Errors
+    /// [`TxnError::TooMany`].
+    pub(super) fn admit(&mut self, owner: OwnerId, most: usize) -> Result<(), TxnError> {
+        let count = self.counts.entry(owner).or_default();
+        if *count >= most {
+            return Err(TxnError::TooMany(most));
+        }
+        *count += 1;
+        Ok(())
+    }
+
+    /// Gives back the room of one that did not come.
+    pub(super) fn expel(&mut self, owner: OwnerId) {
+        if let Some(count) = self.counts.get_mut(&owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&owner);
+            }
+        }
+    }
+
+    /// Adds a transaction that was admitted.
+    pub(super) fn add(
+        &mut self,
+        owner: OwnerId,
+        begin: Begin,
+        snapshot: Snapshot,
+        now: Time,
+    ) -> Arc<Running> {
+        self.next += 1;
+        let work = Work { phase: Phase::Active(snapshot), accesses: Accesses::default() };
+        let running = Arc::new(Running {
+            id: self.next,
+            begin,
+            work: Mutex::new(work),
+            used: AtomicU64::new(now.as_nanos()),
+            charged: AtomicU64::new(0),
+        });
+        self.running.insert(running.id, (running.clone(), owner));
+        running
+    }
+
+    /// Removes a transaction that has ended.
+    pub(super) fn remove(&mut self, id: u64) {
+        if let Some((_, owner)) = self.running.remove(&id) {
+            self.expel(owner);
+        }
+    }
+
+    /// Lets go of a transaction.
+    pub(super) fn release(&mut self, id: u64, handle: Handle) {
+        self.released.insert(handle, id);
+    }
+
+    /// Gives a released transaction a new owner.
+    ///
+    /// # Errors
+    /// [`TxnError::UnknownHandle`], [`TxnError::TooMany`]; it stays released then.
+    pub(super) fn takeover(
+        &mut self,
+        handle: Handle,
+        owner: OwnerId,
+        most: usize,
+    ) -> Result<Arc<Running>, TxnError> {
+        let id = *self.released.get(&handle).ok_or(TxnError::UnknownHandle)?;
+        let before = self.running.get(&id).map(|(_, owner)| *owner);
+        let before = before.ok_or(TxnError::UnknownHandle)?;
+        if before != owner {
+            self.admit(owner, most)?;
+            self.expel(before);
+        }
+        self.released.remove(&handle);
+        let (running, there) = self.running.get_mut(&id).ok_or(TxnError::UnknownHandle)?;
+        *there = owner;
+        Ok(running.clone())
+    }
+
+    /// Forgets the handle of a released transaction that was ended from outside.
+    pub(super) fn forget_released(&mut self, id: u64) -> bool {
+        let before = self.released.len();
+        self.released.retain(|_, there| *there != id);
+        self.released.len() < before
+    }
+
+    /// The transactions of an owner, but for those that it released.
+    pub(super) fn of(&self, owner: OwnerId) -> Vec<Arc<Running>> {
+        let released = |id: &u64| self.released.values().any(|there| there == id);
+        let owned = self.running.iter().filter(|(id, (_, its))| *its == owner && !released(id));
+        owned.map(|(_, (running, _))| running.clone()).collect()
+    }
+
+    /// Every transaction, the oldest first.
+    pub(super) fn all(&self) -> Vec<Arc<Running>> {
+        self.running.values().map(|(running, _)| running.clone()).collect()
+    }
+
+    /// The number of transactions.
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+}

@@ -1,0 +1,148 @@
+//! The stream of recent transactions, in the order of their commit timestamps, and the decision from
+//! it alone (4.2.1).
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use super::intent::{Intent, Verdict};
+
+/// Slots in a chunk.
+const CHUNK: u64 = 64;
+
+/// A run of slots. The signatures lie together, so that a look at a long window reads little memory.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    first: u64,
+    slots: [OnceLock<(u64, Arc<Intent>)>; CHUNK as usize],
+}
+
+/// Intention records by commit timestamp, without holes.
+#[derive(Debug)]
+pub(super) struct Stream {
+    chunks: VecDeque<Arc<Chunk>>,
+    /// The next timestamp.
+    next: u64,
+}
+
+/// A part of the stream.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    chunks: Vec<Arc<Chunk>>,
+    /// Timestamps of the first one, and of the one after the last.
+    start: u64,
+    end: u64,
+}
+
+impl Stream {
+    pub(super) fn new() -> Stream {
+        Stream { chunks: VecDeque::new(), next: 0 }
+    }
+
+    /// The next timestamp.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Gives `intent` its commit timestamp; returns that and the window before it.
+    pub(super) fn push(&mut self, intent: Arc<Intent>) -> (u64, Window) {
+        let at = self.next;
+        if self.chunks.back().is_none_or(|chunk| chunk.first + CHUNK == at) {
+            let slots = std::array::from_fn(|_| OnceLock::new());
+            self.chunks.push_back(Arc::new(Chunk { first: at, slots }));
+        }
+        let window = self.window(intent.since, at);
+        if let Some(chunk) = self.chunks.back() {
+            let signature = intent.written_signature();
+            chunk.slots[(at - chunk.first) as usize].set((signature, intent)).ok();
+        }
+        self.next += 1;
+        (at, window)
+    }
+
+    /// The transactions from `start` to `end`; those that were forgotten are left out.
+    pub(super) fn window(&self, start: u64, end: u64) -> Window {
+        let overlaps = |chunk: &&Arc<Chunk>| chunk.first + CHUNK > start && chunk.first < end;
+        let first = self.chunks.front().map_or(start, |chunk| chunk.first);
+        let skip = (start.max(first) - first) / CHUNK;
+        let chunks = self.chunks.range((skip as usize).min(self.chunks.len())..);
+        Window { chunks: chunks.take_while(overlaps).cloned().collect(), start, end }
+    }
+
+    /// The intention record with a timestamp.
+    pub(super) fn get(&self, at: u64) -> Option<Arc<Intent>> {
+        let first = self.chunks.front()?.first;
+        let chunk = self.chunks.get((at.checked_sub(first)? / CHUNK) as usize)?;
+        chunk.slots[(at - chunk.first) as usize].get().map(|(_, intent)| intent.clone())
+    }
+
+    /// Forgets the transactions before `until`, as far as they fill chunks.
+    pub(super) fn forget(&mut self, until: u64) {
+        while self.chunks.front().is_some_and(|chunk| chunk.first + CHUNK <= until) {
+            self.chunks.pop_front();
+        }
+    }
+
+    /// The number of slots that are remembered.
+    pub(super) fn len(&self) -> usize {
+        self.chunks.front().map_or(0, |chunk| (self.next - chunk.first) as usize)
+    }
+}
+
+impl Window {
+    /// The transactions of the window that write a block of `signature`, with their timestamps,
+    /// ascending.
+    fn meeting(&self, signature: u64) -> impl DoubleEndedIterator<Item = (u64, &Arc<Intent>)> {
+        self.chunks.iter().flat_map(move |chunk| {
+            let from = self.start.saturating_sub(chunk.first).min(CHUNK);
+            let to = self.end.saturating_sub(chunk.first).min(CHUNK);
+            let slots = chunk.slots.iter().enumerate().take(to as usize).skip(from as usize);
+            slots.filter_map(move |(at, slot)| {
+                let (written, intent) = slot.get()?;
+                (written & signature != 0).then_some((chunk.first + at as u64, intent))
+            })
+        })
+    }
+
+    /// The part of the window that belongs to the transaction with timestamp `at` in it.
+    fn before(&self, at: u64, intent: &Intent) -> Window {
+        Window { chunks: self.chunks.clone(), start: intent.since, end: at }
+    }
+
+    /// Decides on `intent`, whose window this is (4.2.1): it aborts if a transaction that commits
+    /// changed something it is guarded against.
+    ///
+    /// What a transaction in the window becomes is decided on the way if it is still open. That needs
+    /// no waiting: the decision is a function of the stream before it, so whoever comes first makes
+    /// it, and others come to the same. `reach` finds the window of an older transaction.
+    pub(super) fn decide(&self, intent: &Intent, reach: &impl Fn(u64, u64) -> Window) -> Verdict {
+        match intent.verdict() {
+            Verdict::Open => {}
+            known => return known,
+        }
+        let stands = |(at, other): (u64, &Arc<Intent>)| {
+            intent.conflicts_with(other) && {
+                let window = match other.since >= self.start {
+                    true => self.before(at, other),
+                    false => reach(other.since, at),
+                };
+                window.decide(other, reach) == Verdict::Commit
+            }
+        };
+        let verdict = match self.meeting(intent.sought_signature()).any(stands) {
+            true => Verdict::Abort,
+            false => Verdict::Commit,
+        };
+        intent.set_verdict(verdict);
+        verdict
+    }
+
+    /// The transactions of the window that write a block which `intent` writes too, ascending.
+    pub(super) fn sharing(&self, intent: &Intent) -> Vec<&Intent> {
+        let shares = |other: &Intent| {
+            let mut partial = intent.writes.iter().filter(|write| write.is_partial());
+            partial.any(|write| other.touches(write.lba))
+        };
+        let met = self.meeting(intent.written_signature()).map(|(_, other)| &**other);
+        met.filter(|other| shares(other)).collect()
+    }
+}

@@ -1,0 +1,431 @@
+//! Transactions: what they see, who may commit, what they may use up.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use thalweg_sim::runtime::run;
+use thalweg_sim::versions::VersionedMemory;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Version, Write};
+use thalweg_store::env::Env;
+use thalweg_store::txn::{
+    self, Begin, Durability, Handle, Isolation, Options, Preempted, Transact, Transaction,
+    TransactionManager, TxnError,
+};
+
+const BLOCKS: u64 = 64;
+const SYNCED: Durability = Durability::Synced;
+
+fn block(byte: u8) -> Bytes {
+    Bytes::from(vec![byte; BLOCK_SIZE])
+}
+
+struct Rig {
+    store: Arc<VersionedMemory>,
+    manager: TransactionManager,
+}
+
+fn rig_with(env: &Env, options: Options) -> Rig {
+    let store = Arc::new(VersionedMemory::new(BLOCKS));
+    let manager = TransactionManager::new(env, store.clone(), options);
+    Rig { store, manager }
+}
+
+fn rig(env: &Env) -> Rig {
+    rig_with(env, Options::default())
+}
+
+impl Rig {
+    async fn begin(&self, begin: Begin) -> Arc<dyn Transaction> {
+        self.manager.begin(begin).await.unwrap()
+    }
+
+    async fn put(&self, lba: u64, byte: u8) {
+        let write = Write::block(Lba(lba), block(byte));
+        self.manager.apply(vec![write]).await.unwrap();
+    }
+
+    async fn get(&self, lba: u64) -> u8 {
+        let found = self.store.read(Lba(lba), 1, Version(u64::MAX)).await.unwrap();
+        found[0].as_ref().map_or(0, |content| content[0])
+    }
+}
+
+/// Changes one byte of a block, and says so.
+async fn change(txn: &dyn Transaction, lba: u64, at: usize, byte: u8) {
+    let mut content = txn.read(Lba(lba)).await.unwrap().to_vec();
+    txn.mark_accessed(Lba(lba), at..at + 1).unwrap();
+    content[at] = byte;
+    txn.write(Lba(lba), content.into()).unwrap();
+    txn.mark_accessed(Lba(lba), at..at + 1).unwrap();
+}
+
+#[test]
+fn it_sees_its_snapshot_and_its_own_writes() {
+    run(1, |env| async move {
+        let rig = rig(&env);
+        rig.put(1, 1).await;
+        let txn = rig.begin(Begin::STRICT).await;
+        rig.put(1, 2).await;
+        assert_eq!(txn.read(Lba(1)).await.unwrap()[0], 1);
+        assert_eq!(txn.read(Lba(2)).await.unwrap()[0], 0);
+        txn.write(Lba(2), block(9)).unwrap();
+        assert_eq!(txn.read(Lba(2)).await.unwrap()[0], 9);
+        txn.discard(Lba(2)).unwrap();
+        let run = txn.read_run(Lba(1), 2).await.unwrap();
+        assert_eq!((run[0][0], run[1][0]), (1, 0));
+        txn.abort().await;
+        assert_eq!((rig.get(1).await, rig.get(2).await), (2, 0));
+    });
+}
+
+#[test]
+fn of_two_that_change_what_they_read_one_commits() {
+    for begin in [Begin::STRICT, Begin::SNAPSHOT] {
+        run(2, |env| async move {
+            let rig = rig(&env);
+            let (a, b) = (rig.begin(begin).await, rig.begin(begin).await);
+            for txn in [&a, &b] {
+                txn.read(Lba(3)).await.unwrap();
+                txn.write(Lba(3), block(7)).unwrap();
+            }
+            a.commit(SYNCED).await.unwrap();
+            assert!(matches!(b.commit(SYNCED).await, Err(TxnError::Conflict)));
+            assert_eq!(rig.manager.status().conflicts, 1);
+        });
+    }
+}
+
+#[test]
+fn aborted_ones_write_nothing() {
+    run(3, |env| async move {
+        let rig = rig(&env);
+        rig.put(1, 1).await;
+        let before = (rig.store.now(), rig.store.syncs());
+        let txn = rig.begin(Begin::STRICT).await;
+        txn.write(Lba(1), block(5)).unwrap();
+        txn.abort().await;
+        drop(rig.begin(Begin::STRICT).await);
+        assert_eq!((rig.store.now(), rig.store.syncs()), before);
+        assert_eq!(rig.manager.status().running, 0);
+    });
+}
+
+#[test]
+fn write_skew_is_for_snapshot_isolation_alone() {
+    for (begin, both) in [(Begin::SNAPSHOT, true), (Begin::STRICT, false)] {
+        run(4, |env| async move {
+            let rig = rig(&env);
+            let (a, b) = (rig.begin(begin).await, rig.begin(begin).await);
+            for (txn, mine) in [(&a, 1), (&b, 2)] {
+                txn.read(Lba(1)).await.unwrap();
+                txn.read(Lba(2)).await.unwrap();
+                txn.write(Lba(mine), block(1)).unwrap();
+            }
+            a.commit(SYNCED).await.unwrap();
+            assert_eq!(b.commit(SYNCED).await.is_ok(), both);
+        });
+    }
+}
+
+#[test]
+fn disjoint_fragments_of_a_block_are_merged() {
+    for begin in [Begin::STRICT, Begin::SNAPSHOT] {
+        run(5, |env| async move {
+            let rig = rig(&env);
+            rig.put(1, 1).await;
+            let mut txns = Vec::new();
+            for at in 0..20 {
+                let txn = rig.begin(begin).await;
+                change(&*txn, 1, at * 16, 100 + at as u8).await;
+                txns.push(txn);
+            }
+            for txn in txns {
+                txn.commit(SYNCED).await.unwrap();
+            }
+            let found = rig.store.read(Lba(1), 1, rig.store.now()).await.unwrap();
+            let found = found[0].clone().unwrap();
+            for at in 0..20 {
+                assert_eq!((found[at * 16], found[at * 16 + 1]), (100 + at as u8, 1));
+            }
+            assert_eq!(rig.manager.status().merged, 19);
+        });
+    }
+}
+
+#[test]
+fn neighbours_in_one_fragment_conflict() {
+    run(6, |env| async move {
+        let rig = rig(&env);
+        let (a, b) = (rig.begin(Begin::STRICT).await, rig.begin(Begin::STRICT).await);
+        change(&*a, 1, 32, 1).await;
+        change(&*b, 1, 47, 1).await;
+        a.commit(SYNCED).await.unwrap();
+        assert!(matches!(b.commit(SYNCED).await, Err(TxnError::Conflict)));
+    });
+}
+
+#[test]
+fn an_access_without_a_mark_is_of_the_whole_block() {
+    run(7, |env| async move {
+        let rig = rig(&env);
+        // Reads: one without a mark, then one with.
+        let a = rig.begin(Begin::STRICT).await;
+        a.read(Lba(1)).await.unwrap();
+        a.read(Lba(1)).await.unwrap();
+        a.mark_accessed(Lba(1), 0..16).unwrap();
+        a.write(Lba(9), block(1)).unwrap();
+        let b = rig.begin(Begin::STRICT).await;
+        change(&*b, 1, 4000, 1).await;
+        b.commit(SYNCED).await.unwrap();
+        assert!(matches!(a.commit(SYNCED).await, Err(TxnError::Conflict)));
+        // A mark after a read of an own block does not narrow the write.
+        let a = rig.begin(Begin::STRICT).await;
+        a.write(Lba(5), block(5)).unwrap();
+        a.read(Lba(5)).await.unwrap();
+        a.mark_accessed(Lba(5), 0..16).unwrap();
+        a.commit(SYNCED).await.unwrap();
+        assert_eq!(rig.store.read(Lba(5), 1, rig.store.now()).await.unwrap()[0], Some(block(5)));
+    });
+}
+
+#[test]
+fn a_mark_under_snapshot_isolation_after_a_read_leaves_the_write_alone() {
+    run(8, |env| async move {
+        let rig = rig(&env);
+        let txn = rig.begin(Begin::SNAPSHOT).await;
+        txn.write(Lba(5), block(5)).unwrap();
+        txn.mark_accessed(Lba(5), 0..4096).unwrap();
+        txn.read(Lba(5)).await.unwrap();
+        txn.mark_accessed(Lba(5), 0..16).unwrap();
+        txn.commit(SYNCED).await.unwrap();
+        assert_eq!(rig.store.read(Lba(5), 1, rig.store.now()).await.unwrap()[0], Some(block(5)));
+    });
+}
+
+#[test]
+fn readers_always_commit() {
+    run(9, |env| async move {
+        let rig = rig(&env);
+        let txn = rig.begin(Begin::READ_ONLY).await;
+        txn.read(Lba(1)).await.unwrap();
+        assert!(matches!(txn.write(Lba(1), block(1)), Err(TxnError::Invalid(_))));
+        let other = rig.begin(Begin::STRICT).await;
+        other.read(Lba(1)).await.unwrap();
+        rig.put(1, 4).await;
+        txn.commit(SYNCED).await.unwrap();
+        other.commit(SYNCED).await.unwrap();
+        assert_eq!(rig.manager.status().read_only, 2);
+    });
+}
+
+#[test]
+fn writes_outside_of_transactions_count_like_commits() {
+    run(10, |env| async move {
+        let rig = rig(&env);
+        rig.put(1, 1).await;
+        let txn = rig.begin(Begin::STRICT).await;
+        txn.read(Lba(1)).await.unwrap();
+        txn.write(Lba(2), block(1)).unwrap();
+        rig.put(1, 2).await;
+        assert!(matches!(txn.commit(SYNCED).await, Err(TxnError::Conflict)));
+        let txn = rig.begin(Begin::STRICT).await;
+        txn.read(Lba(1)).await.unwrap();
+        txn.write(Lba(2), block(1)).unwrap();
+        rig.manager.discard(Lba(0), 10).await.unwrap();
+        assert!(matches!(txn.commit(SYNCED).await, Err(TxnError::Conflict)));
+        // One that changes a part of a block lets the rest be as it is then.
+        let txn = rig.begin(Begin::STRICT).await;
+        change(&*txn, 3, 100, 7).await;
+        txn.commit(SYNCED).await.unwrap();
+        let stale = block(8);
+        let changed = ByteRanges::from(0..50);
+        let write = Write { lba: Lba(3), content: Some(stale), changed, class: Class::Data };
+        rig.manager.apply(vec![write]).await.unwrap();
+        let found = rig.store.read(Lba(3), 1, rig.store.now()).await.unwrap()[0].clone().unwrap();
+        assert_eq!((found[49], found[50], found[100]), (8, 0, 7));
+    });
+}
+
+#[test]
+fn a_released_one_is_taken_over_once() {
+    run(11, |env| async move {
+        let rig = rig(&env);
+        let other = rig.manager.client();
+        let txn = rig.begin(Begin::STRICT).await;
+        txn.write(Lba(1), block(3)).unwrap();
+        let handle = txn.release().await.unwrap();
+        let txn = other.takeover(handle).await.unwrap();
+        assert!(matches!(rig.manager.takeover(handle).await, Err(TxnError::UnknownHandle)));
+        assert!(matches!(rig.manager.takeover(Handle(7)).await, Err(TxnError::UnknownHandle)));
+        txn.commit(SYNCED).await.unwrap();
+        assert_eq!(rig.get(1).await, 3);
+        assert!(matches!(other.takeover(handle).await, Err(TxnError::UnknownHandle)));
+        assert_eq!(rig.manager.status().running, 0);
+    });
+}
+
+#[test]
+fn what_a_dead_process_left_is_aborted_but_for_what_it_released() {
+    run(12, |env| async move {
+        let rig = rig(&env);
+        let (dying, heir) = (rig.manager.client(), rig.manager.client());
+        let kept = dying.begin(Begin::STRICT).await.unwrap();
+        kept.write(Lba(1), block(1)).unwrap();
+        let given = dying.begin(Begin::STRICT).await.unwrap();
+        given.write(Lba(2), block(2)).unwrap();
+        let handle = given.release().await.unwrap();
+        drop(dying);
+        let error = kept.write(Lba(1), block(1)).unwrap_err();
+        assert!(matches!(error, TxnError::Preempted(Preempted::OwnerDied)));
+        assert!(matches!(kept.commit(SYNCED).await, Err(TxnError::Preempted(_))));
+        heir.takeover(handle).await.unwrap().commit(SYNCED).await.unwrap();
+        assert_eq!((rig.get(1).await, rig.get(2).await), (0, 2));
+        assert_eq!(rig.manager.status().running, 0);
+    });
+}
+
+#[test]
+fn limits_are_clear_errors() {
+    run(13, |env| async move {
+        let options = Options { max_writes: 3, max_running: 2, ..Options::default() };
+        let rig = rig_with(&env, options);
+        let txn = rig.begin(Begin::STRICT).await;
+        for lba in 0..3 {
+            txn.write(Lba(lba), block(1)).unwrap();
+        }
+        txn.write(Lba(2), block(2)).unwrap();
+        assert!(matches!(txn.write(Lba(3), block(1)), Err(TxnError::TooLarge(3))));
+        assert!(matches!(txn.write(Lba(BLOCKS), block(1)), Err(TxnError::Invalid(_))));
+        assert!(matches!(txn.write(Lba(1), Bytes::new()), Err(TxnError::Invalid(_))));
+        assert!(matches!(txn.read(Lba(u64::MAX)).await, Err(TxnError::Invalid(_))));
+        assert!(matches!(txn.read_run(Lba(BLOCKS - 1), 2).await, Err(TxnError::Invalid(_))));
+        assert!(matches!(txn.mark_accessed(Lba(40), 0..16), Err(TxnError::Invalid(_))));
+        assert!(matches!(txn.mark_accessed(Lba(1), 0..4097), Err(TxnError::Invalid(_))));
+        let _second = rig.begin(Begin::STRICT).await;
+        let third = rig.manager.begin(Begin::STRICT).await;
+        assert!(matches!(third, Err(TxnError::TooMany(2))));
+        // Another process has its own.
+        rig.manager.client().begin(Begin::STRICT).await.unwrap();
+        txn.commit(SYNCED).await.unwrap();
+        rig.begin(Begin::STRICT).await;
+    });
+}
+
+#[test]
+fn the_idle_are_aborted() {
+    run(14, |env| async move {
+        let options = Options { idle: Duration::from_secs(10), ..Options::default() };
+        let rig = rig_with(&env, options);
+        let (idle, busy) = (rig.begin(Begin::STRICT).await, rig.begin(Begin::STRICT).await);
+        for _ in 0..20 {
+            env.sleep(Duration::from_secs(1)).await;
+            busy.read(Lba(1)).await.unwrap();
+        }
+        let error = idle.read(Lba(1)).await.unwrap_err();
+        assert!(matches!(error, TxnError::Preempted(Preempted::Idle)), "{error}");
+        assert!(error.is_retryable());
+        busy.commit(SYNCED).await.unwrap();
+    });
+}
+
+#[test]
+fn the_greedy_are_aborted() {
+    run(15, |env| async move {
+        let options = Options { memory: 10 * BLOCK_SIZE, ..Options::default() };
+        let rig = rig_with(&env, options);
+        let (greedy, modest) = (rig.begin(Begin::SNAPSHOT).await, rig.begin(Begin::SNAPSHOT).await);
+        modest.write(Lba(1), block(1)).unwrap();
+        for lba in 0..9 {
+            greedy.write(Lba(10 + lba), block(1)).unwrap();
+        }
+        modest.write(Lba(2), block(1)).unwrap();
+        let error = greedy.write(Lba(1), block(1)).unwrap_err();
+        assert!(matches!(error, TxnError::Preempted(Preempted::Memory)));
+        modest.commit(SYNCED).await.unwrap();
+        assert_eq!(rig.manager.status().buffered_bytes, 0);
+    });
+}
+
+#[test]
+fn a_stuck_one_gives_way_when_space_is_short() {
+    run(16, |env| async move {
+        let rig = rig(&env);
+        let stuck = rig.begin(Begin::STRICT).await;
+        stuck.read(Lba(1)).await.unwrap();
+        rig.store.set_full(true);
+        let (store, sleeper) = (rig.store.clone(), env.clone());
+        let freed = env.spawn(async move {
+            sleeper.sleep(Duration::from_millis(1)).await;
+            store.set_full(false);
+        });
+        // The first attempt finds the store full and aborts the stuck one; nothing is left to abort.
+        let write = Write::block(Lba(1), block(1));
+        let full = rig.manager.apply(vec![write.clone()]).await;
+        assert!(full.is_err());
+        assert!(matches!(stuck.read(Lba(1)).await, Err(TxnError::Preempted(Preempted::Stuck))));
+        freed.await;
+        rig.manager.apply(vec![write]).await.unwrap();
+    });
+}
+
+#[test]
+fn a_commit_that_is_given_up_hands_the_turn_on() {
+    run(17, |env| async move {
+        let rig = Arc::new(rig(&env));
+        for round in 0..50u8 {
+            let mut commits = Vec::new();
+            for lba in 0..4 {
+                let txn = rig.begin(Begin::STRICT).await;
+                txn.write(Lba(lba), block(round)).unwrap();
+                commits.push(async move { txn.commit(SYNCED).await }.boxed());
+            }
+            // Polled once, and dropped: it may count or not.
+            let mut given_up = commits.remove(usize::from(round) % 4);
+            let _ = (&mut given_up).now_or_never();
+            drop(given_up);
+            for commit in commits {
+                commit.await.unwrap();
+            }
+        }
+        assert_eq!(rig.manager.status().running, 0);
+    });
+}
+
+#[test]
+fn the_loop_tries_again_until_it_commits() {
+    run(18, |env| async move {
+        let rig = Arc::new(rig(&env));
+        let clients: Vec<_> = (0..16)
+            .map(|_| {
+                let (rig, sleeper) = (rig.clone(), env.clone());
+                env.spawn(async move {
+                    for _ in 0..10 {
+                        let add = async |txn: Arc<dyn Transaction>| {
+                            let count = txn.read(Lba(7)).await?[0];
+                            sleeper.sleep(Duration::from_micros(3)).await;
+                            txn.write(Lba(7), block(count + 1))
+                        };
+                        let done: Result<(), TxnError> =
+                            txn::run(&rig.manager, Begin::STRICT, SYNCED, add).await;
+                        done.unwrap();
+                    }
+                })
+            })
+            .collect();
+        for client in clients {
+            client.await;
+        }
+        assert_eq!(rig.get(7).await, 160);
+        assert!(rig.manager.status().conflicts > 0);
+    });
+}
+
+#[test]
+fn levels_have_names() {
+    assert_eq!(Begin::default().isolation, Isolation::StrictSerializable);
+    assert_eq!(serde_json::to_string(&Isolation::Snapshot).unwrap(), "\"snapshot\"");
+}

@@ -31,6 +31,8 @@ use crate::block::Lba;
 pub use error::{Preempted, TxnError};
 pub use fragments::FRAGMENT;
 pub use manager::{Client, TransactionManager, TxnStatus};
+#[cfg(feature = "seeded-bugs")]
+pub use options::Bug;
 pub use options::Options;
 
 /// What concurrent transactions may see of each other (B.1).

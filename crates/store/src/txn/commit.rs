@@ -26,12 +26,25 @@ pub(super) async fn snapshot(inner: &Inner) -> Snapshot {
         let snapshot = inner.order.lock().begin(&*inner.store);
         match snapshot {
             Some(snapshot) => {
+                #[cfg(feature = "seeded-bugs")]
+                let snapshot = stale(inner, snapshot);
                 keep_window_short(inner);
                 return snapshot;
             }
             None => settled.await,
         }
     }
+}
+
+#[cfg(feature = "seeded-bugs")]
+fn stale(inner: &Inner, snapshot: Snapshot) -> Snapshot {
+    if !inner.options.has(super::Bug::StaleSnapshot) {
+        return snapshot;
+    }
+    let mut order = inner.order.lock();
+    let before = order.stale.replace(snapshot.hold.clone());
+    let hold = before.unwrap_or_else(|| snapshot.hold.clone());
+    Snapshot { hold, ..snapshot }
 }
 
 /// Aborts who makes the stream too long to be remembered.
@@ -49,6 +62,12 @@ fn keep_window_short(inner: &Inner) {
 pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, TxnError> {
     let intent = Arc::new(intent);
     let window = inner.order.lock().push(intent.clone());
+    #[cfg(feature = "seeded-bugs")]
+    let window = match inner.options.bug {
+        Some(super::Bug::SkippedWindow) => window.without_first(u64::MAX),
+        Some(super::Bug::LateWatermark) => window.without_first(1),
+        _ => window,
+    };
     let verdict = window.decide(&intent, &|start, end| inner.order.lock().window(start, end));
     if verdict == Verdict::Abort {
         Counts::add(&inner.counts.conflicts, 1);
@@ -127,6 +146,11 @@ async fn apply_decided(inner: &Inner) {
 /// Applies one transaction that commits.
 async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Version, StoreError> {
     let sharing = window.sharing(intent);
+    #[cfg(feature = "seeded-bugs")]
+    let sharing = match inner.options.has(super::Bug::MissingMerge) {
+        true => Vec::new(),
+        false => sharing,
+    };
     if !sharing.is_empty() {
         Counts::add(&inner.counts.merged, 1);
         intent.merge(&sharing);

@@ -2,6 +2,20 @@
 
 use std::time::Duration;
 
+/// A bug that a test wants to see found.
+#[cfg(feature = "seeded-bugs")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// Nothing stands against anybody.
+    SkippedWindow,
+    /// The window begins one commit too late.
+    LateWatermark,
+    /// A transaction gets the snapshot before the newest.
+    StaleSnapshot,
+    /// What others changed in a block is overwritten.
+    MissingMerge,
+}
+
 /// Limits. Beyond one of the first two a call fails; beyond the others transactions are aborted.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -22,6 +36,9 @@ pub struct Options {
     /// A commit that found no room for so long has the oldest snapshot aborted that may hold on to
     /// space, and then the next oldest.
     pub patience: Duration,
+    /// What is wrong on purpose.
+    #[cfg(feature = "seeded-bugs")]
+    pub bug: Option<Bug>,
 }
 
 impl Default for Options {
@@ -33,7 +50,17 @@ impl Default for Options {
             reads_per_write: 64,
             max_window: 1 << 16,
             idle: Duration::from_secs(60),
-            patience: Duration::from_millis(500),
+            patience: Duration::from_secs(2),
+            #[cfg(feature = "seeded-bugs")]
+            bug: None,
         }
+    }
+}
+
+#[cfg(feature = "seeded-bugs")]
+impl Options {
+    /// Whether `bug` is to be there.
+    pub(super) fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
     }
 }

@@ -25,6 +25,9 @@ pub(super) struct Order {
     applying: bool,
     /// The newest snapshot, for those who begin.
     newest: Option<Arc<Hold>>,
+    /// The snapshot before the newest.
+    #[cfg(feature = "seeded-bugs")]
+    pub(super) stale: Option<Arc<Hold>>,
     /// The first timestamps of the windows that somebody may still ask for.
     floors: BTreeMap<u64, u32>,
 }
@@ -44,6 +47,8 @@ impl Order {
             applied: 0,
             applying: false,
             newest: None,
+            #[cfg(feature = "seeded-bugs")]
+            stale: None,
             floors: BTreeMap::new(),
         }
     }

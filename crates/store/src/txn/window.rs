@@ -103,6 +103,12 @@ impl Window {
         })
     }
 
+    /// The window without its first `count` transactions.
+    #[cfg(feature = "seeded-bugs")]
+    pub(super) fn without_first(self, count: u64) -> Window {
+        Window { start: self.start.saturating_add(count), ..self }
+    }
+
     /// The part of the window that belongs to the transaction with timestamp `at` in it.
     fn before(&self, at: u64, intent: &Intent) -> Window {
         Window { chunks: self.chunks.clone(), start: intent.since, end: at }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use crate::output::Output;
 use crate::protocol::{
     self, Answer, Frame, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome,
 };
+use crate::socket::{self, SOCKET};
 
 /// Bytes that are read from a socket at once.
 const READ: usize = 128 << 10;
@@ -56,23 +58,40 @@ impl Default for Config {
     }
 }
 
-/// Serves transactions on a socket. When it is dropped, so are the socket and its connections.
+const BACKLOG: u32 = 128;
+
+/// Serves transactions on the socket in a volume's folder. When it is dropped, its connections end and
+/// the socket is removed.
 #[derive(Debug)]
 pub struct Server {
+    path: PathBuf,
     _accept: Task<()>,
 }
 
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(%error, path = %self.path.display(), "the socket stays");
+        }
+    }
+}
+
 impl Server {
-    /// Serves the transactions of `manager` to whoever connects.
-    pub fn serve(
+    /// Serves the transactions of `manager` to whoever connects to the socket in `folder`, whose volume
+    /// this process has to itself.
+    ///
+    /// # Errors
+    /// Those of the system: the socket cannot be made.
+    pub fn start(
         env: &Env,
         manager: &TransactionManager,
-        listener: UnixListener,
+        folder: &Path,
         config: Config,
-    ) -> Server {
+    ) -> io::Result<Server> {
+        let listener = socket::listen(folder, SOCKET, BACKLOG)?;
         let host =
             Arc::new(Host { env: env.clone(), manager: manager.clone(), config, open: 0.into() });
-        Server { _accept: env.spawn(accept(host, listener)) }
+        Ok(Server { path: folder.join(SOCKET), _accept: env.spawn(accept(host, listener)) })
     }
 }
 

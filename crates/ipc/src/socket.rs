@@ -24,11 +24,19 @@ fn address(folder: &Path, name: &str) -> io::Result<Address> {
     Ok(Address { _folder: file, path })
 }
 
-/// Listens on the socket `name` in `folder`, made with mode 0600.
+/// Listens on the socket `name` in `folder`, made with mode 0600. The caller has the volume there to
+/// itself: a socket that is there already was left by a process that died.
 ///
 /// # Errors
-/// Those of the system; [`io::ErrorKind::AddrInUse`] when there is a file of that name.
-pub fn bind(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
+/// Those of the system.
+pub fn listen(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
+    match std::fs::remove_file(folder.join(name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => bind(folder, name, backlog),
+    }
+}
+
+fn bind(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
     let address = address(folder, name)?;
     let socket = UnixSocket::new_stream()?;
     // The file is made with the mode of the descriptor, so at no moment can others open it.

@@ -38,8 +38,7 @@ impl Rig {
         let store = Arc::new(VersionedMemory::new(BLOCKS));
         let manager = TransactionManager::new(&env, store.clone(), options);
         let folder = tempfile::tempdir().unwrap();
-        let listener = socket::bind(folder.path(), SOCKET, 16).unwrap();
-        let server = Some(Server::serve(&env, &manager, listener, config));
+        let server = Some(Server::start(&env, &manager, folder.path(), config).unwrap());
         Rig { env, store, manager, folder, server }
     }
 

@@ -47,8 +47,10 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let runtime = runtime.worker_threads(THREADS).enable_all().build();
     let runtime = runtime.map_err(failed)?;
     let (rates, decisions) = runtime.block_on(async move {
-        let rates = tokio::spawn(rates(span)).await.map_err(failed)??;
-        let decisions = tokio::spawn(decisions(scale)).await.map_err(failed)??;
+        // Tasks, so that the workers run them and not the thread that waits here.
+        let env = Env::real();
+        let rates = env.spawn(rates(span)).await.ok_or_else(died)??;
+        let decisions = env.spawn(decisions(scale)).await.ok_or_else(died)??;
         Ok::<_, BenchError>((rates, decisions))
     })?;
     let mut report = Report::new(ENTRY.name, options.seed);
@@ -78,6 +80,10 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         series: vec![Series::measured("conflict with the last commit", points(&decisions))],
     });
     Ok(report)
+}
+
+fn died() -> BenchError {
+    failed(std::io::Error::other("a task died"))
 }
 
 /// A chain of one link on devices of memory, full once.
@@ -128,8 +134,7 @@ async fn rates(span: Duration) -> Result<Vec<(u64, f64)>, BenchError> {
         let (seconds, after) = (env.now().since(start).as_secs_f64(), done.load(Ordering::Relaxed));
         stop.store(true, Ordering::Relaxed);
         for task in tasks {
-            let ended = task.await.ok_or_else(|| failed(std::io::Error::other("a client died")))?;
-            ended.map_err(failed)?;
+            task.await.ok_or_else(died)?.map_err(failed)?;
         }
         rates.push((clients, (after - before) as f64 / seconds));
     }

@@ -14,6 +14,7 @@
 //! - [`chain_restart`]: what opening reads after a crash;
 //! - [`chain_memory`]: RAM of the index for each stored block;
 //! - [`txn_cpu`]: what transactions cost in processor time;
+//! - [`txn_contention`]: what transactions get that want the same blocks;
 //! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
@@ -28,6 +29,7 @@ mod replay;
 pub mod report;
 mod rig;
 pub mod traces;
+pub mod txn_contention;
 pub mod txn_cpu;
 
 use std::path::PathBuf;
@@ -73,6 +75,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_reads::ENTRY,
     chain_restart::ENTRY,
     nbd::ENTRY,
+    txn_contention::ENTRY,
     txn_cpu::ENTRY,
 ];
 

@@ -1,7 +1,11 @@
 //! Thalweg for C: `thalweg.h`. Each function is one call of [`thalweg_ipc::blocking::Volume`].
+//!
+//! Of pointers that C hands in this is required, and what each `unsafe` block counts on: a volume is null or
+//! came from [`tw_open`] and was not closed; a buffer is null or has as many bytes as the call says; a
+//! string is null or ends with a zero.
 
-// The names are C's.
-#![allow(non_camel_case_types)]
+// The names are C's, and so are the comments: they become the header's.
+#![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod failure;
 
@@ -59,9 +63,6 @@ fn len<T>(at: *const T, count: u32) -> Result<usize, Failure> {
 
 /// Opens the volume in a folder: through the process that serves it, or in this one. Null when that
 /// fails; tw_errno() and tw_error() say why.
-///
-/// # Safety
-/// `path` is null or a string that ends with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_open(path: *const c_char) -> *mut tw_volume {
     let mut opened = std::ptr::null_mut();
@@ -80,9 +81,6 @@ pub unsafe extern "C" fn tw_open(path: *const c_char) -> *mut tw_volume {
 
 /// Closes a volume. Transactions that run on it, of any thread, are aborted. No thread may be in a call
 /// on it, nor call anything on it later, whatever this returns.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_close(volume: *mut tw_volume) -> c_int {
     call(|| {
@@ -97,9 +95,6 @@ pub unsafe extern "C" fn tw_close(volume: *mut tw_volume) -> c_int {
 }
 
 /// The number of blocks, 0 for a null pointer.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_blocks(volume: *const tw_volume) -> u64 {
     // SAFETY: as the caller says.
@@ -107,9 +102,6 @@ pub unsafe extern "C" fn tw_blocks(volume: *const tw_volume) -> u64 {
 }
 
 /// Whether another process serves the volume: 1, or 0 when this one has it open itself.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_is_served(volume: *const tw_volume) -> c_int {
     // SAFETY: as the caller says.
@@ -118,9 +110,6 @@ pub unsafe extern "C" fn tw_is_served(volume: *const tw_volume) -> c_int {
 
 /// Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. In the
 /// middle of one it opens an inner pair, whatever the isolation.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_begin_tx(volume: *const tw_volume, isolation: c_int) -> c_int {
     call(|| {
@@ -139,9 +128,6 @@ pub unsafe extern "C" fn tw_begin_tx(volume: *const tw_volume, isolation: c_int)
 /// Ends what was begun last. 1: an inner pair, or all of the transaction counts now and survives a
 /// crash. 0: nothing of it counts; tw_errno() says why: EAGAIN for a conflict, ECANCELED when it had been
 /// aborted. A negative errno: none has begun, or it is unknown whether it counts.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_end_tx(volume: *const tw_volume) -> c_int {
     // SAFETY: as the caller says.
@@ -155,9 +141,6 @@ pub unsafe extern "C" fn tw_end_tx(volume: *const tw_volume) -> c_int {
 }
 
 /// Ends what was begun last without a trace. An inner one dooms what is around it.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_abort_tx(volume: *const tw_volume) -> c_int {
     call(|| {
@@ -170,9 +153,6 @@ pub unsafe extern "C" fn tw_abort_tx(volume: *const tw_volume) -> c_int {
 /// Lets go of this thread's transaction: `handle` is for whoever takes it over, another thread or, when
 /// the volume is served, another process. It must not be in an inner pair. One that nobody takes over
 /// is aborted after a time (60 s).
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed; `handle` is null or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_release_tx(volume: *const tw_volume, handle: *mut tw_handle) -> c_int {
     call(|| {
@@ -185,9 +165,6 @@ pub unsafe extern "C" fn tw_release_tx(volume: *const tw_volume, handle: *mut tw
 }
 
 /// Goes on with a released transaction, as this thread's, which must have none. A handle serves once.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed; `handle` is null or may be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_takeover_tx(
     volume: *const tw_volume,
@@ -204,9 +181,6 @@ pub unsafe extern "C" fn tw_takeover_tx(
 
 /// Says that this thread's last read or write of a block in its transaction was about `size` bytes from
 /// `start` on, and no others. Several marks add up. Without a transaction it means nothing.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_mark_accessed(
     volume: *const tw_volume,
@@ -225,9 +199,6 @@ pub unsafe extern "C" fn tw_mark_accessed(
 }
 
 /// Asks for a block to be kept in memory. A hint.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_please_cache(volume: *const tw_volume, block: u64) -> c_int {
     call(|| {
@@ -239,9 +210,6 @@ pub unsafe extern "C" fn tw_please_cache(volume: *const tw_volume, block: u64) -
 
 /// Reads `count` blocks into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
 /// read as zeros.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed; `buffer` is null or has room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_read(
     volume: *const tw_volume,
@@ -267,9 +235,6 @@ pub unsafe extern "C" fn tw_read(
 
 /// Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write
 /// 256 blocks.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed; `buffer` is null or may be read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_write(
     volume: *const tw_volume,
@@ -290,9 +255,6 @@ pub unsafe extern "C" fn tw_write(
 }
 
 /// Discards `count` blocks: they read as zeros, and their space may be reclaimed.
-///
-/// # Safety
-/// `volume` is null or came from [`tw_open`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_discard(volume: *const tw_volume, block: u64, count: u32) -> c_int {
     call(|| {

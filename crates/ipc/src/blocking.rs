@@ -97,9 +97,8 @@ impl Volume {
         }
         let threads = server_threads();
         let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-        let pool = runtime.block_on(async {
-            Pool::open(&Env::real(), folder, &OpenOptions::default()).await
-        })?;
+        let pool = runtime
+            .block_on(async { Pool::open(&Env::real(), folder, &OpenOptions::default()).await })?;
         let manager: TransactionManager = pool.transactions().clone();
         Ok(Volume::new(Arc::new(manager), Some(pool), runtime))
     }

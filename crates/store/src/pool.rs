@@ -218,6 +218,7 @@ impl Pool {
     /// # Errors
     /// As [`Chain::rollback`].
     pub async fn roll_back(&self, name: &str) -> Result<(), PoolError> {
+        self.transactions.abort_all();
         self.chain.rollback(name).await?;
         self.transactions.invalidate().await;
         Ok(())

@@ -127,6 +127,12 @@ impl TransactionManager {
         Client::new(&self.inner)
     }
 
+    /// Aborts the transactions that run now, so that no version of the store is held on to.
+    pub fn abort_all(&self) {
+        while self.inner.preempt_oldest(Preempted::Stuck) {}
+        self.inner.order.lock().let_go();
+    }
+
     /// Aborts the transactions that run now and starts their windows anew, after the store was changed
     /// as a whole by others: a roll-back, a new size.
     pub async fn invalidate(&self) {

@@ -134,7 +134,7 @@ impl Order {
     }
 
     /// Drops the newest snapshot when nobody has it: the store keeps no old version for it then.
-    fn let_go(&mut self) {
+    pub(super) fn let_go(&mut self) {
         if self.newest.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1) {
             self.newest = None;
         }

@@ -26,7 +26,7 @@ use super::format::{
     ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
     NO_LOG, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
 };
-use super::holds::Holds;
+use super::holds::{Holds, Synced};
 use super::index::{Content, Index, Location, MAX_PHYSICAL, Place};
 use super::label::{Cut, Label, Layout, Void};
 use super::read::{Verified, read_verified};
@@ -191,6 +191,7 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         label,
         segments,
         holds,
+        synced: Synced::default(),
         ended_within: 0,
         version: Version(0),
         committed: Version(0),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use roaring::RoaringBitmap;
 
 use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
-use super::holds::Holds;
+use super::holds::{Holds, Synced};
 use super::index::{Index, Location, Place};
 use super::label::Label;
 use super::segments::{SegmentState, Segments};
@@ -27,6 +27,8 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) segments: Segments,
     pub(super) holds: Holds,
+    /// The durable version that is kept for readers.
+    pub(super) synced: Synced,
     /// Holds that ended while older ones stayed, since the index was looked through for them.
     pub(super) ended_within: usize,
     /// The newest version.
@@ -415,6 +417,38 @@ impl State {
             self.settle_holds();
         }
         self.reap();
+    }
+
+    /// Takes a hold of the newest durable version, if it is kept.
+    pub(super) fn hold_synced(&mut self) -> Option<Version> {
+        self.synced.ask();
+        let kept = self.synced.version.filter(|version| *version == self.committed);
+        let version = kept.or((self.committed == self.version).then_some(self.version))?;
+        self.holds.take(version);
+        Some(version)
+    }
+
+    /// Takes a hold of what a round that begins now makes durable, while somebody asks for it.
+    pub(super) fn hold_round(&mut self) -> Option<Version> {
+        if self.synced.follow == 0 {
+            return None;
+        }
+        self.synced.follow -= 1;
+        self.holds.take(self.version);
+        Some(self.version)
+    }
+
+    /// Notes that what a round holds is durable: it takes the place of what was kept so far.
+    pub(super) fn keep_synced(&mut self, held: Option<Version>) {
+        if let Some(before) = std::mem::replace(&mut self.synced.version, held) {
+            self.release(before);
+        }
+    }
+
+    /// Keeps no durable version until somebody asks again.
+    pub(super) fn forget_synced(&mut self) {
+        self.synced.follow = 0;
+        self.keep_synced(None);
     }
 
     /// Lets go of every version that no hold needs.

@@ -196,6 +196,11 @@ impl Index {
         (chunks + spine + table + aging + records) as u64
     }
 
+    /// How many blocks have several versions.
+    pub(super) fn tabled(&self) -> usize {
+        self.several.len()
+    }
+
     /// How many blocks have several versions, and how many versions these have together.
     pub(super) fn several(&self) -> (usize, usize) {
         (self.several.len(), self.several.values().map(SmallVec::len).sum())

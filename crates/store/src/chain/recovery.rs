@@ -191,6 +191,7 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         label,
         segments,
         holds,
+        ended_within: 0,
         version: Version(0),
         committed: Version(0),
         body: None,

@@ -16,6 +16,8 @@ use crate::block::{Lba, StoreError, Version, Write};
 use crate::device::Purpose;
 use crate::env::HashMap;
 
+/// Blocks that are looked at when a hold ends.
+const AGE_AT_ONCE: usize = 64;
 /// Free segments that a users' write leaves to the cleaner, on each link.
 const KEEP_PER_LINK: usize = 1;
 
@@ -25,6 +27,8 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) segments: Segments,
     pub(super) holds: Holds,
+    /// Holds that ended while older ones stayed, since the index was looked through for them.
+    pub(super) ended_within: usize,
     /// The newest version.
     pub(super) version: Version,
     /// The newest version that survives a crash.
@@ -393,20 +397,30 @@ impl State {
         version == self.version || self.holds.contains(version)
     }
 
-    /// Ends a hold.
+    /// Ends a hold of a moment. What it kept goes little by little: a part now, the rest when its
+    /// blocks are written, when the cleaner comes by, and when as many holds have ended as there are
+    /// blocks to look at, so that no release is charged with more than a few of them.
     pub(super) fn release(&mut self, version: Version) {
         let was_oldest = self.holds.oldest() == Some(version);
         if !self.holds.release(version) {
             return;
         }
         match was_oldest {
-            // The rest is looked at when the cleaner comes by.
             true => {
-                self.index.age(&self.holds, 1024);
+                self.index.age(&self.holds, AGE_AT_ONCE);
             }
-            false => self.index.settle_all(&self.holds),
+            false => self.ended_within += 1,
+        }
+        if self.ended_within > self.index.tabled().max(AGE_AT_ONCE) {
+            self.settle_holds();
         }
         self.reap();
+    }
+
+    /// Lets go of every version that no hold needs.
+    pub(super) fn settle_holds(&mut self) {
+        self.ended_within = 0;
+        self.index.settle_all(&self.holds);
     }
 
     /// Runs of stored and absent blocks.

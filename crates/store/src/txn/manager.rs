@@ -135,6 +135,11 @@ impl TransactionManager {
         commit::note(&self.inner, swath).await.ok();
     }
 
+    /// The limits.
+    pub fn options(&self) -> &Options {
+        &self.inner.options
+    }
+
     /// The counters.
     pub fn status(&self) -> TxnStatus {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -5,8 +5,10 @@
 //! - `output`: frames on their way out, many in one write;
 //! - [`server`]: answers requests with a transaction manager; a connection is a process to it;
 //! - [`client`]: a volume behind a socket, with the traits that a volume in this process has;
+//! - [`blocking`]: a volume for threads, behind a socket or in this process;
 //! - [`socket`]: sockets in the folder of a volume.
 
+pub mod blocking;
 pub mod client;
 mod failure;
 mod output;

@@ -116,6 +116,7 @@ fn crashes(first: u64, images: u64, shape: Shape, lazy: bool) {
         branches: 2,
         lazy,
         rebuild: true,
+        parts: 0.0,
     };
     let mut total = Tally::default();
     for seed in first.. {

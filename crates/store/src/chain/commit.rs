@@ -138,6 +138,7 @@ fn begin(inner: &Inner, scope: Scope) -> Result<(Vec<Part>, Version, Option<Shor
     let mut state = inner.state.lock();
     state.poison_check()?;
     let version = state.version;
+    state.seal_mini(true)?;
     state.reserve(USERS);
     let mut parts = vec![Part { log: USERS, target: state.users.tail() }];
     if scope == Scope::Everything && state.body.is_some() {

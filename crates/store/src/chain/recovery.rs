@@ -319,7 +319,7 @@ pub(super) async fn open(
     resume(&mut state, Some(users), body);
     note_cut(&mut state, ends, first);
     state.label.write(&parts.map).await?;
-    if !state.slots.is_empty() {
+    if state.owed() > 0 {
         // Settling comes before the checkpoint. It needs room that neither the last checkpoint nor
         // the logs behind it refer to, so that a recovery which is cut short can be done again.
         state.segments.free(&idle);

@@ -148,6 +148,7 @@ struct Begun {
 fn begin(inner: &Inner, scope: Scope) -> Result<Begun, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
+    state.seal_mini(true)?;
     let (version, held) = (state.version, state.hold_round());
     state.reserve(USERS);
     let mut parts = vec![Part { log: USERS, target: state.users.tail() }];

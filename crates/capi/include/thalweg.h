@@ -27,6 +27,15 @@
  *   -EROFS      the volume refuses writes since a device failed
  *   -EIO        a device failed
  *
+ * and of key-value stores:
+ *
+ *   -ENOENT        no partition has this name
+ *   -EEXIST        a partition has this name
+ *   -ENOSPC        the partition, or the volume, is full
+ *   -ENAMETOOLONG  the key is too long
+ *   -EFBIG         the value is too long
+ *   -ERANGE        the value is longer than the buffer
+ *
  * A volume may be used by all threads at once. A child of fork() must not use its parent's volumes.
  */
 
@@ -58,6 +67,26 @@
  For reading: sees one moment, and always commits.
  */
 #define TW_READ_ONLY 2
+
+/*
+ A B-tree: keys have an order.
+ */
+#define TW_KV_BTREE 0
+
+/*
+ A hash table.
+ */
+#define TW_KV_HASH 1
+
+/*
+ A key-value store in a partition of a volume. It must be closed before the volume is.
+ */
+typedef struct tw_kv tw_kv;
+
+/*
+ A walk through a store. It must be closed before the store is.
+ */
+typedef struct tw_kv_iter tw_kv_iter;
 
 /*
  An open volume.
@@ -178,6 +207,75 @@ const char *tw_error(void);
  The same as a (positive) errno; 0 when no call has failed.
  */
 int tw_errno(void);
+
+/*
+ Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH: of so many blocks, or, with 0, of as many as
+ are free in a row. Not in the middle of a transaction.
+ */
+int tw_kv_create(const struct tw_volume *volume,
+                 const char *name,
+                 int kind,
+                 uint64_t blocks);
+
+/*
+ Opens the store in a partition. Null when that fails; tw_errno() and tw_error() say why.
+ */
+struct tw_kv *tw_kv_open(const struct tw_volume *volume, const char *name);
+
+/*
+ Closes a store. Null is nothing to close.
+ */
+void tw_kv_close(struct tw_kv *kv);
+
+/*
+ Gives a key a value. In the middle of this thread's transaction it is part of that; or else it
+ survives a crash when the call returns.
+ */
+int tw_kv_put(const struct tw_kv *kv,
+              const void *key,
+              size_t key_len,
+              const void *value,
+              size_t value_len);
+
+/*
+ The value of a key: 1, or 0 when it is not there. `value_len` is the room at `value`, and becomes the
+ value's length; with too little room the call fails with -ERANGE, and the value is not copied.
+ */
+int tw_kv_get(const struct tw_kv *kv,
+              const void *key,
+              size_t key_len,
+              void *value,
+              size_t *value_len);
+
+/*
+ Takes a key out: 1, or 0 when it was not there.
+ */
+int tw_kv_delete(const struct tw_kv *kv, const void *key, size_t key_len);
+
+/*
+ A walk through the keys, in their order, from `from` to before `to`, each if it is not null; through a
+ hash table both have to be null. It sees what this thread's transaction sees, or all as it is now.
+ Null when that fails.
+ */
+struct tw_kv_iter *tw_kv_scan(const struct tw_kv *kv,
+                              const void *from,
+                              size_t from_len,
+                              const void *to,
+                              size_t to_len);
+
+/*
+ The next key and value: 1, or 0 at the end. They stay where they are until the next call.
+ */
+int tw_kv_next(struct tw_kv_iter *walk,
+               const void **key,
+               size_t *key_len,
+               const void **value,
+               size_t *value_len);
+
+/*
+ Closes a walk. Null is nothing to close.
+ */
+void tw_kv_iter_close(struct tw_kv_iter *walk);
 
 #ifdef __cplusplus
 }  // extern "C"

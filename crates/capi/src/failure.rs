@@ -9,6 +9,7 @@ use thalweg_store::block::StoreError;
 use thalweg_store::chain::ChainError;
 use thalweg_store::device::DeviceError;
 use thalweg_store::pool::PoolError;
+use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
 /// What a call failed with.
@@ -18,6 +19,10 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    pub(crate) fn new(number: c_int, text: String) -> Failure {
+        Failure { number, text }
+    }
+
     pub(crate) fn invalid(text: &str) -> Failure {
         Failure { number: libc::EINVAL, text: text.to_owned() }
     }
@@ -58,6 +63,30 @@ fn of_device(error: &DeviceError) -> c_int {
         DeviceError::Misaligned { .. } | DeviceError::OutOfRange { .. } => libc::EINVAL,
         DeviceError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         DeviceError::Closed { .. } => libc::EIO,
+    }
+}
+
+impl From<TreeError> for Failure {
+    fn from(error: TreeError) -> Failure {
+        if let TreeError::Txn(error) = error {
+            return error.into();
+        }
+        let number = match &error {
+            TreeError::KeyTooLarge(_) => libc::ENAMETOOLONG,
+            TreeError::ValueTooLarge(_) => libc::EFBIG,
+            TreeError::Full(_) | TreeError::NoGap(..) => libc::ENOSPC,
+            TreeError::NoCatalogue | TreeError::Missing(_) => libc::ENOENT,
+            TreeError::Exists(_) => libc::EEXIST,
+            TreeError::Newer { .. } => libc::EPROTONOSUPPORT,
+            TreeError::Damaged { .. } => libc::EBADMSG,
+            TreeError::Foreign(_)
+            | TreeError::Overlap { .. }
+            | TreeError::WrongKind { .. }
+            | TreeError::Unfinished(_)
+            | TreeError::Invalid(_)
+            | TreeError::Txn(_) => libc::EINVAL,
+        };
+        Failure { number, text: error.to_string() }
     }
 }
 

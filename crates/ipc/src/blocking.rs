@@ -1,6 +1,8 @@
 //! A volume for programs without tasks of their own: calls wait, and a transaction belongs to the thread
 //! that began it (Isotope 4.1). The libraries for C and Python are this.
 
+mod stores;
+
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
@@ -14,9 +16,10 @@ use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::FrameBuf;
 use thalweg_store::env::{Env, HashMap, server_threads};
 use thalweg_store::pool::{OpenOptions, Pool, PoolError};
+use thalweg_store::tree::TreeError;
 use thalweg_store::txn::nest::{Began, End, Nest};
 use thalweg_store::txn::{
-    self, Begin, Durability, Handle, Transact, Transaction, TransactionManager, TxnError,
+    self, Begin, Durability, Handle, Preempted, Transact, Transaction, TransactionManager, TxnError,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -45,6 +48,30 @@ pub enum Outcome {
     Aborted(TxnError),
 }
 
+/// Errors of work inside of a transaction.
+trait Fate: From<TxnError> {
+    /// Why the transaction was aborted from outside, if it was.
+    fn preempted(&self) -> Option<Preempted>;
+}
+
+impl Fate for TxnError {
+    fn preempted(&self) -> Option<Preempted> {
+        match self {
+            TxnError::Preempted(why) => Some(*why),
+            _ => None,
+        }
+    }
+}
+
+impl Fate for TreeError {
+    fn preempted(&self) -> Option<Preempted> {
+        match self {
+            TreeError::Txn(error) => error.preempted(),
+            _ => None,
+        }
+    }
+}
+
 /// What one thread is in the middle of.
 type Bound = Mutex<Nest<Arc<dyn Transaction>>>;
 
@@ -59,6 +86,7 @@ thread_local! {
 /// An open volume. Dropping it aborts the transactions of all threads.
 pub struct Volume {
     id: u64,
+    env: Env,
     transact: Arc<dyn Transact>,
     bound: Mutex<Vec<Weak<Bound>>>,
     /// The volume, if this process has it open itself.
@@ -86,33 +114,40 @@ impl Volume {
     /// [`OpenError`].
     pub fn open(folder: &Path) -> Result<Volume, OpenError> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let connection = runtime.block_on(async {
-            match folder.is_dir() {
-                true => Connection::open(&Env::real(), folder).await,
+        let (env, connection) = runtime.block_on(async {
+            let env = Env::real();
+            let connection = match folder.is_dir() {
+                true => Connection::open(&env, folder).await,
                 false => Ok(None),
-            }
-        })?;
-        if let Some(connection) = connection {
-            return Ok(Volume::new(Arc::new(connection), None, runtime));
+            };
+            (env, connection)
+        });
+        if let Some(connection) = connection? {
+            return Ok(Volume::new(env, Arc::new(connection), None, runtime));
         }
         let threads = server_threads();
         let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-        let pool = runtime
-            .block_on(async { Pool::open(&Env::real(), folder, &OpenOptions::default()).await })?;
+        let (env, pool) = runtime.block_on(async {
+            let env = Env::real();
+            let pool = Pool::open(&env, folder, &OpenOptions::default()).await;
+            (env, pool)
+        });
+        let pool = pool?;
         let manager: TransactionManager = pool.transactions().clone();
-        Ok(Volume::new(Arc::new(manager), Some(pool), runtime))
+        Ok(Volume::new(env, Arc::new(manager), Some(pool), runtime))
     }
 
-    fn new(transact: Arc<dyn Transact>, pool: Option<Pool>, runtime: Runtime) -> Volume {
+    fn new(env: Env, transact: Arc<dyn Transact>, pool: Option<Pool>, runtime: Runtime) -> Volume {
         let id = VOLUMES.fetch_add(1, Ordering::Relaxed);
-        Volume { id, transact, bound: Mutex::default(), pool, runtime }
+        Volume { id, env, transact, bound: Mutex::default(), pool, runtime }
     }
 
-    /// Aborts the transactions of all threads, and closes the volume if this process has it open.
+    /// Aborts the transactions of all threads, and closes the volume if this process has it open: it
+    /// refuses writes then. Its devices are free when it is dropped.
     ///
     /// # Errors
     /// A device's; what was committed is safe all the same.
-    pub fn close(self) -> Result<(), PoolError> {
+    pub fn close(&self) -> Result<(), PoolError> {
         self.abort_all();
         match &self.pool {
             Some(pool) => self.runtime.block_on(pool.close()),
@@ -246,16 +281,16 @@ impl Volume {
     ///
     /// # Errors
     /// What the transaction has come to, and what `inside` fails with.
-    fn inside<T>(
+    fn inside<T, E: Fate>(
         &self,
-        inside: impl FnOnce(&Arc<dyn Transaction>) -> Result<T, TxnError>,
-    ) -> Result<Option<T>, TxnError> {
+        inside: impl FnOnce(&Arc<dyn Transaction>) -> Result<T, E>,
+    ) -> Result<Option<T>, E> {
         let bound = self.bound();
         let mut nest = bound.lock();
         let Some(transaction) = nest.running()? else { return Ok(None) };
         let result = inside(transaction);
-        if let Err(TxnError::Preempted(why)) = &result {
-            nest.preempt(*why);
+        if let Some(why) = result.as_ref().err().and_then(Fate::preempted) {
+            nest.preempt(why);
         }
         result.map(Some)
     }
@@ -265,7 +300,7 @@ impl Volume {
     /// # Errors
     /// What it has come to.
     pub fn running(&self) -> Result<Option<Arc<dyn Transaction>>, TxnError> {
-        self.inside(|transaction| Ok(transaction.clone()))
+        self.inside(|transaction| Ok::<_, TxnError>(transaction.clone()))
     }
 
     /// Blocks from `lba` on. Outside of a transaction: as all commits so far have left them.
@@ -342,7 +377,7 @@ impl Volume {
     pub fn please_cache(&self, lba: Lba) -> Result<(), TxnError> {
         let hint = |it: &Arc<dyn Transaction>| {
             it.please_cache(lba);
-            Ok(())
+            Ok::<(), TxnError>(())
         };
         match self.inside(hint)? {
             Some(()) => Ok(()),

@@ -323,6 +323,86 @@ static void bad_input(void)
     }
 }
 
+static tw_kv *store(const char *name, int kind)
+{
+    CHECK(tw_kv_create(volume, name, kind, 128), 0);
+    tw_kv *kv = tw_kv_open(volume, name);
+    CHECK(kv != NULL, 1);
+    return kv;
+}
+
+static int kv_get(const tw_kv *kv, const char *key)
+{
+    char value[64];
+    size_t len = sizeof value;
+    int found = tw_kv_get(kv, key, strlen(key), value, &len);
+    if (found == 1)
+        CHECK(len, 1);
+    return found == 1 ? value[0] : found;
+}
+
+/* One transaction over two stores and a raw block. */
+static void stores(void)
+{
+    where = "stores";
+    CHECK(tw_kv_open(volume, "nobody") == NULL, 1);
+    CHECK(tw_errno(), ENOENT);
+    tw_kv *tree = store("tree", TW_KV_BTREE), *table = store("table", TW_KV_HASH);
+    CHECK(tw_kv_create(volume, "tree", TW_KV_BTREE, 128), -EEXIST);
+    CHECK(tw_kv_create(volume, "other", 7, 128), -EINVAL);
+    uint64_t raw = tw_blocks(volume) - 1;
+    for (int commit = 0; commit < 2; commit++) {
+        CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+        CHECK(tw_kv_create(volume, "other", TW_KV_HASH, 128), -EINVAL);
+        CHECK(tw_kv_put(tree, "k", 1, "t", 1), 0);
+        CHECK(tw_kv_put(table, "k", 1, "h", 1), 0);
+        put(raw, 4);
+        CHECK(kv_get(tree, "k"), 't');
+        CHECK(commit ? tw_end_tx(volume) : tw_abort_tx(volume), commit);
+        CHECK(kv_get(tree, "k"), commit ? 't' : 0);
+        CHECK(kv_get(table, "k"), commit ? 'h' : 0);
+        CHECK(get(raw), commit ? 4 : 0);
+    }
+    for (char key = 'a'; key < 'g'; key++)
+        CHECK(tw_kv_put(tree, &key, 1, &key, 1), 0);
+    CHECK(tw_kv_delete(tree, "c", 1), 1);
+    CHECK(tw_kv_delete(tree, "c", 1), 0);
+    const void *key, *value;
+    size_t key_len, value_len;
+    char seen[8] = "";
+    tw_kv_iter *walk = tw_kv_scan(tree, "b", 1, "f", 1);
+    CHECK(walk != NULL, 1);
+    while (tw_kv_next(walk, &key, &key_len, &value, &value_len) == 1)
+        strncat(seen, key, key_len);
+    CHECK(strcmp(seen, "bde"), 0);
+    tw_kv_iter_close(walk);
+    CHECK(tw_kv_scan(table, "b", 1, NULL, 0) == NULL, 1);
+    CHECK(tw_errno(), EINVAL);
+    walk = tw_kv_scan(table, NULL, 0, NULL, 0);
+    CHECK(tw_kv_next(walk, &key, &key_len, &value, &value_len), 1);
+    CHECK(tw_kv_next(walk, &key, &key_len, &value, &value_len), 0);
+    CHECK(tw_kv_next(walk, NULL, &key_len, &value, &value_len), -EINVAL);
+    tw_kv_iter_close(walk);
+    static char large[2 << 20];
+    size_t len = 0;
+    CHECK(tw_kv_get(tree, "a", 1, NULL, &len), -ERANGE);
+    CHECK(len, 1);
+    CHECK(tw_kv_get(tree, "a", 1, NULL, NULL), -EINVAL);
+    CHECK(tw_kv_put(tree, large, sizeof large, "v", 1), -ENAMETOOLONG);
+    CHECK(tw_kv_put(tree, "k", 1, large, sizeof large), -EFBIG);
+    CHECK(tw_kv_put(tree, NULL, 1, "v", 1), -EINVAL);
+    CHECK(tw_kv_put(NULL, "k", 1, "v", 1), -EINVAL);
+    where = "an inner abort dooms stores, too";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_abort_tx(volume), 0);
+    CHECK(tw_kv_put(tree, "k", 1, "v", 1), -ECANCELED);
+    CHECK(kv_get(tree, "k"), -ECANCELED);
+    CHECK(tw_end_tx(volume), 0);
+    tw_kv_close(tree);
+    tw_kv_close(table);
+}
+
 /* The server aborts what does nothing for a second; see the test that starts it. */
 static void preempted(void)
 {
@@ -447,6 +527,7 @@ int main(int count, char **args)
     }
     if (strcmp(args[1], "calls") == 0) {
         CHECK(tw_is_served(volume), atoi(args[3]));
+        stores();
         singletons();
         transactions();
         marks();

@@ -159,7 +159,11 @@ async fn rates(span: Duration) -> Result<Vec<Rate>, BenchError> {
             task.await.ok_or_else(died)?.map_err(failed)?;
         }
         let done = (after - before) as f64;
-        rates.push(Rate { clients, per_s: done / seconds, cpu_us: (processor() - used) * 1e6 / done });
+        rates.push(Rate {
+            clients,
+            per_s: done / seconds,
+            cpu_us: (processor() - used) * 1e6 / done,
+        });
     }
     Ok(rates)
 }

@@ -327,12 +327,8 @@ async fn increment(store: &Store, counter: u64, isolation: Isolation) {
         let before = store.get_in(&*txn, &key).await?;
         let count = before.map_or(0, |value| u64::from_le_bytes(value[..8].try_into().unwrap()));
         let mut value = (count + 1).to_le_bytes().to_vec();
-<<<<<<< HEAD
-        value.resize(if counter.is_multiple_of(5) { 5000 } else { 8 + (count as usize % 7) * 40 }, 0);
-=======
         let large = counter.is_multiple_of(5);
         value.resize(if large { 5000 } else { 8 + (count as usize % 7) * 40 }, 0);
->>>>>>> tree
         store.put_in(&*txn, &key, value).await
     })
     .await

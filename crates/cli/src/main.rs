@@ -1,6 +1,6 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `serve`, `attach`, `dump`, `bench`, `shell`). A
+//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `dump`, `bench`, `shell`). A
 //! volume that is in use is administered through the process that has it open:
 //!
 //! - `request`: what can be asked of a volume;
@@ -19,6 +19,7 @@ mod control;
 mod dump;
 mod failure;
 mod holder;
+mod kv;
 mod metrics;
 mod opened;
 mod parts;
@@ -61,6 +62,7 @@ enum Command {
     Serve(serve::Serve),
     Attach(attach::Attach),
     Detach(attach::Detach),
+    Kv(kv::Kv),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
     Completions(shell::Completions),
@@ -116,6 +118,7 @@ fn serve_or_ask(command: Command) -> Outcome<()> {
         match command {
             Command::Volume(command) => volume::run(&env, command).await,
             Command::Status(args) => volume::run(&env, volume::Volume::Status(args)).await,
+            Command::Kv(args) => kv::run(&env, args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,

@@ -16,6 +16,7 @@ pub mod block;
 pub mod chain;
 pub mod device;
 pub mod env;
+mod gate;
 pub mod pool;
 pub mod tree;
 pub mod txn;

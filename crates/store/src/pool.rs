@@ -212,16 +212,13 @@ impl Pool {
         &self.transactions
     }
 
-    /// Makes the volume what it was when a snapshot was made. Transactions that run are aborted. Nobody
-    /// may be about to commit one meanwhile: what it read is not there any more.
+    /// Makes the volume what it was when a snapshot was made. Transactions that run are aborted.
     ///
     /// # Errors
     /// As [`Chain::rollback`].
     pub async fn roll_back(&self, name: &str) -> Result<(), PoolError> {
-        self.transactions.abort_all();
-        self.chain.rollback(name).await?;
-        self.transactions.invalidate().await;
-        Ok(())
+        let rolled = self.transactions.exclusively(async || self.chain.rollback(name).await).await;
+        Ok(rolled?)
     }
 
     /// What opening found and read.

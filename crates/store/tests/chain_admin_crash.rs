@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rand::RngExt;
-use support::{Pair, Shape, link_id, options, random_step};
+use support::{Pair, Shape, link_id, options, random_step_in_parts};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
@@ -92,7 +92,7 @@ impl History {
                 promise.blocks = blocks;
             }
             _ => {
-                let step = random_step(rng, 300);
+                let step = random_step_in_parts(rng, 300);
                 if let Some(version) = self.pair.step(env, &step).await.unwrap() {
                     promise.durable = version;
                 }

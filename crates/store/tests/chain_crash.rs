@@ -29,6 +29,7 @@ fn plan(shape: Shape) -> Plan {
         branches: 3,
         lazy: false,
         rebuild: false,
+        parts: 0.0,
     }
 }
 
@@ -54,6 +55,14 @@ fn campaign(first: u64, images: u64, plan: Plan) {
     }
     println!("{total:?}");
     total.assert_varied();
+    if plan.parts > 0.0 {
+        total.assert_parts();
+    }
+}
+
+/// The same in which most writes change parts of blocks.
+fn parts(plan: Plan) -> Plan {
+    Plan { parts: 0.8, ..plan }
 }
 
 #[test]
@@ -100,6 +109,30 @@ fn a_map_of_large_sectors_on_the_first_link() {
 fn a_single_link() {
     let shape = Shape { links: 1, segments_per_link: 9, ..shape(Cleaning::MoveToTail) };
     campaign(7_000, 15_000, plan(shape));
+}
+
+#[test]
+fn parts_of_blocks() {
+    campaign(10_000, 15_000, parts(plan(shape(Cleaning::MoveToTail))));
+}
+
+#[test]
+fn parts_of_blocks_in_long_rounds() {
+    let shape = Shape { segments_per_link: 7, ..shape(Cleaning::CompactInBody) };
+    campaign(11_000, 15_000, lazy(parts(plan(shape))));
+}
+
+#[test]
+fn parts_of_blocks_on_devices_of_large_sectors() {
+    let shape = Shape { map_on_link: true, sector: 4096, ..shape(Cleaning::CompactInBody) };
+    campaign(12_000, 15_000, parts(plan(shape)));
+}
+
+#[test]
+fn parts_of_blocks_on_a_single_link() {
+    let shape =
+        Shape { links: 1, segments_per_link: 9, map_on_link: true, ..shape(Cleaning::MoveToTail) };
+    campaign(13_000, 15_000, parts(plan(shape)));
 }
 
 /// Nothing is committed unless the test says so.

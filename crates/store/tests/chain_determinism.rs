@@ -7,7 +7,7 @@ mod support;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
-use support::{Pair, Shape, random_step};
+use support::{Pair, Shape, random_step_in_parts};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::{Payload, Recorder};
 use thalweg_sim::runtime::run;
@@ -24,7 +24,7 @@ fn trace(seed: u64, cleaning: Cleaning) -> (u64, u64) {
         let mut pair = Pair { chain, model: BlockModel::new(shape.blocks) };
         let mut rng = env.rng();
         for _ in 0..500 {
-            pair.step(&env, &random_step(&mut rng, shape.blocks)).await.unwrap();
+            pair.step(&env, &random_step_in_parts(&mut rng, shape.blocks)).await.unwrap();
         }
         let moved = pair.chain.status().counts.blocks_moved;
         let log = recorder.log();

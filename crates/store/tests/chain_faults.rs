@@ -9,7 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
-use support::{SEGMENT, Shape, Step, content, link_id, options, random_step, read_all};
+use support::{
+    SEGMENT, Shape, Step, content, link_id, options, random_step, random_step_in_parts, read_all,
+    some_parts,
+};
 use thalweg_sim::content::Content;
 use thalweg_sim::faults::{Faults, Faulty, Operation};
 use thalweg_sim::model::BlockModel;
@@ -35,6 +38,8 @@ struct Rig {
     /// What `sync` acknowledged.
     acknowledged: Version,
     rng: Rng,
+    /// Whether transactions change parts of blocks.
+    parts: bool,
 }
 
 const MAP: usize = 3;
@@ -51,6 +56,7 @@ impl Rig {
             model: BlockModel::new(shape.blocks),
             acknowledged: Version(0),
             rng: env.rng(),
+            parts: false,
         };
         let sizes = [shape.link_bytes(); 3].into_iter().chain([shape.map_bytes(), 1 << 20]);
         for (number, size) in sizes.enumerate() {
@@ -83,12 +89,24 @@ impl Rig {
     /// Runs steps until one fails.
     async fn write(&mut self, chain: &Chain, steps: usize) -> Result<(), StoreError> {
         for _ in 0..steps {
-            match random_step(&mut self.rng, self.shape.blocks) {
+            let step = match self.parts {
+                true => random_step_in_parts(&mut self.rng, self.shape.blocks),
+                false => random_step(&mut self.rng, self.shape.blocks),
+            };
+            match step {
                 Step::Apply(lbas) => {
                     let stamp = self.model.now().0;
                     let write = |lba: &u64| Write::block(Lba(*lba), content(*lba, stamp));
                     let writes: Vec<Write> = lbas.iter().map(write).collect();
                     // An attempt counts even if it fails: it may survive.
+                    self.model.apply(&writes);
+                    chain.apply(writes).await?;
+                }
+                Step::Parts(lbas) => {
+                    let stamp = self.model.now().0;
+                    let read = |lba| self.model.read(Lba(lba), self.model.now());
+                    let mut now: Vec<_> = (0..self.shape.blocks).map(read).collect();
+                    let writes = some_parts(&mut self.rng, &lbas, stamp, 0.9, &mut now);
                     self.model.apply(&writes);
                     chain.apply(writes).await?;
                 }

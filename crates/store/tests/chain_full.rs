@@ -8,8 +8,9 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rand::RngExt;
-use support::{SEGMENT, Shape, content, options, read_all};
+use support::{SEGMENT, Shape, content, options, part, read_all};
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BlockStore, Lba, Write};
@@ -48,6 +49,69 @@ async fn write(env: Env, chain: Arc<Chain>, first: u64, blocks: u64, total: u64)
         }
     }
     stamps
+}
+
+/// The same by parts of blocks alone, each of them small; what the blocks hold in the end.
+async fn write_parts(
+    env: Env,
+    chain: Arc<Chain>,
+    first: u64,
+    blocks: u64,
+    total: u64,
+) -> Vec<Option<Bytes>> {
+    let mut rng = env.rng();
+    let mut now = vec![None; blocks as usize];
+    let mut written = 0;
+    while written < total {
+        let count = [1, 4, 32, 240][rng.random_range(0..4)].min(blocks);
+        let start = rng.random_range(0..=blocks - count);
+        let mut writes = Vec::new();
+        for at in start..start + count {
+            let write = part(&mut rng, first + at, now[at as usize].as_ref(), written + at);
+            now[at as usize] = write.content.clone();
+            writes.push(write);
+        }
+        chain.apply(writes).await.unwrap();
+        written += count;
+        if rng.random_bool(0.05) {
+            chain.sync(chain.now()).await.unwrap();
+        }
+    }
+    now
+}
+
+/// `slots` is how many blocks wait in RAM for a place of their own before somebody minds.
+fn change_parts(shape: Shape, seed: u64, slots: usize) {
+    run(seed, |env| async move {
+        let devices = shape.devices(|_, geometry| ssd(&env, geometry));
+        shape.format(&env, &devices).await;
+        let options = Options { dirty_bytes: 4 << 20, mini_slots: slots, ..options() };
+        let opened = Chain::open(&env, shape.parts(&devices), options.clone()).await.unwrap();
+        let chain = Arc::new(opened.0);
+        let each = shape.blocks / WRITERS;
+        let physical = shape.links as u64 * u64::from(shape.segments_per_link * SEGMENT);
+        let writers = (0..WRITERS).map(|number| {
+            let total = physical * ROUNDS / WRITERS;
+            env.spawn(write_parts(env.clone(), chain.clone(), number * each, each, total))
+        });
+        let writers: Vec<_> = writers.collect();
+        let done = env.timeout(LIMIT, futures::future::join_all(writers)).await;
+        let status = chain.status();
+        assert!(done.is_some(), "{shape:?}, seed {seed}: writers wait for ever: {status:?}");
+        assert!(status.minis.settled > shape.blocks, "{:?}", status.minis);
+        assert!(status.minis.slots <= 2 * slots as u64 + 240 * WRITERS, "{:?}", status.minis);
+        let expected: Vec<_> =
+            done.unwrap().into_iter().flat_map(|blocks| blocks.unwrap()).collect();
+        chain.sync(chain.now()).await.unwrap();
+        // Also when all of them have to be settled before the first checkpoint.
+        drop(chain);
+        let opened = Chain::open(&env, shape.parts(&devices), options).await.unwrap();
+        let found = read_all(&opened.0, opened.0.now()).await.unwrap();
+        for (lba, expected) in expected.into_iter().enumerate() {
+            assert!(found[lba] == expected, "block {lba}");
+        }
+        opened.0.close().await.unwrap();
+    });
 }
 
 fn overwrite(shape: Shape, seed: u64) {
@@ -107,5 +171,14 @@ fn compact_in_body() {
     for seed in 0..4 {
         overwrite(full(3, 10, Cleaning::CompactInBody, 30), seed);
         overwrite(full(2, 14, Cleaning::CompactInBody, 3), seed);
+    }
+}
+
+#[test]
+fn parts_of_blocks() {
+    for (seed, slots) in [(0, 64), (1, 16 * 1024)] {
+        change_parts(full(1, 24, Cleaning::MoveToTail, 5), seed, slots);
+        change_parts(full(3, 10, Cleaning::MoveToTail, 3), seed, slots);
+        change_parts(full(2, 14, Cleaning::CompactInBody, 3), seed, slots);
     }
 }

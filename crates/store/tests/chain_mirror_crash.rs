@@ -8,7 +8,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Pair, Shape, link_id, options, random_step};
+use support::{Pair, Shape, link_id, options, random_step_in_parts};
 use thalweg_sim::crash::Policy;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
@@ -57,7 +57,7 @@ fn explore(seed: u64) -> usize {
         let mut pair = Pair { chain, model: BlockModel::new(shape.blocks) };
         let mut rng = env.rng();
         for _ in 0..150 {
-            let step = random_step(&mut rng, shape.blocks);
+            let step = random_step_in_parts(&mut rng, shape.blocks);
             if let Some(version) = pair.step(&env, &step).await.unwrap() {
                 recorder.mark(version.0);
             }
@@ -92,7 +92,7 @@ fn explore(seed: u64) -> usize {
                 later.rewind(chain.now());
                 let mut pair = Pair { chain, model: later };
                 for _ in 0..6 {
-                    let step = random_step(&mut rng, shape.blocks);
+                    let step = random_step_in_parts(&mut rng, shape.blocks);
                     pair.step(&env, &step).await.unwrap();
                 }
                 pair.chain.sync(pair.chain.now()).await.unwrap();

@@ -5,14 +5,19 @@
 mod support;
 
 use std::sync::Arc;
-use support::{Pair, Shape, random_step};
+use support::{Pair, Shape, Step, random_step, random_step_in_parts};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::BlockStore;
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{DeviceRef, MemoryDevice};
+use thalweg_store::env::Rng;
 
 fn history(seed: u64, shape: Shape, steps: usize) {
+    history_of(seed, shape, steps, random_step);
+}
+
+fn history_of(seed: u64, shape: Shape, steps: usize, step: fn(&mut Rng, u64) -> Step) {
     run(seed, |env| async move {
         let devices = shape.devices(|name, geometry| {
             Arc::new(MemoryDevice::with_geometry(name, geometry)) as DeviceRef
@@ -23,7 +28,7 @@ fn history(seed: u64, shape: Shape, steps: usize) {
         let mut moved = 0;
         let mut pair = Pair { chain, model: BlockModel::new(shape.blocks) };
         for number in 0..steps {
-            let step = random_step(&mut rng, shape.blocks);
+            let step = step(&mut rng, shape.blocks);
             pair.step(&env, &step).await.unwrap();
             if number % 100 == 99 {
                 pair.compare().await;
@@ -74,4 +79,19 @@ fn a_single_link_follows_the_model() {
 #[test]
 fn sectors_of_a_page_follow_the_model() {
     history(8, Shape { sector: 4096, ..Shape::small(Cleaning::MoveToTail) }, 1600);
+}
+
+#[test]
+fn parts_of_blocks_follow_the_model() {
+    for (seed, cleaning) in [Cleaning::MoveToTail, Cleaning::CompactInBody].into_iter().enumerate()
+    {
+        history_of(10 + seed as u64, Shape::small(cleaning), 3200, random_step_in_parts);
+    }
+    let shape = Shape {
+        links: 1,
+        segments_per_link: 10,
+        blocks: 900,
+        ..Shape::small(Cleaning::MoveToTail)
+    };
+    history_of(12, shape, 3200, random_step_in_parts);
 }

@@ -106,6 +106,10 @@ fn a_rebuilt_index_is_the_lost_one_in_other_shapes() {
 /// Rebuilds every image that a crash could leave, of histories in which it happened before, also in
 /// the middle of a rebuild: the state is the one that recovery finds.
 fn crashes(first: u64, images: u64, shape: Shape, lazy: bool) {
+    crashes_of(first, images, shape, lazy, 0.0);
+}
+
+fn crashes_of(first: u64, images: u64, shape: Shape, lazy: bool, parts: f64) {
     let steps = if lazy { 120 } else { 60 };
     let plan = Plan {
         shape,
@@ -116,6 +120,7 @@ fn crashes(first: u64, images: u64, shape: Shape, lazy: bool) {
         branches: 2,
         lazy,
         rebuild: true,
+        parts,
     };
     let mut total = Tally::default();
     for seed in first.. {
@@ -128,6 +133,9 @@ fn crashes(first: u64, images: u64, shape: Shape, lazy: bool) {
     println!("{total:?}");
     total.assert_varied();
     assert!(total.rebuilt >= images);
+    if parts > 0.0 {
+        total.assert_parts();
+    }
 }
 
 fn tight(cleaning: Cleaning) -> Shape {
@@ -154,6 +162,14 @@ fn a_rebuild_after_a_crash_in_long_rounds_finds_what_recovery_finds() {
 #[test]
 fn a_rebuild_of_large_sectors_after_a_crash_finds_what_recovery_finds() {
     crashes(4_000, 800, Shape { sector: 4096, ..tight(Cleaning::CompactInBody) }, false);
+}
+
+#[test]
+fn a_rebuild_of_parts_of_blocks_after_a_crash_finds_what_recovery_finds() {
+    let single = Shape { links: 1, segments_per_link: 9, ..tight(Cleaning::MoveToTail) };
+    crashes_of(5_000, 1_000, tight(Cleaning::MoveToTail), false, 0.8);
+    crashes_of(6_000, 1_000, tight(Cleaning::CompactInBody), false, 0.8);
+    crashes_of(7_000, 500, single, false, 0.8);
 }
 
 /// A volume that was synced and not closed, on disks that can be copied.

@@ -26,7 +26,8 @@ fn history(seed: u64, kind: Kind, taste: Taste, blocks: u64, steps: usize) -> u6
         let mut pair = Pair::new(create(&env, &volume, "kv", kind, blocks).await, taste);
         let mut rng = env.rng();
         for step in 0..steps {
-            let deletes = if step / (steps / 6).max(1) % 2 == 0 { 0.15 } else { 0.75 };
+            let growing = (step / (steps / 6).max(1)).is_multiple_of(2);
+            let deletes = if growing { 0.15 } else { 0.75 };
             pair.change(&mut rng, deletes).await;
             if step % (steps / 12).max(1) == 0 {
                 pair.compare().await;

@@ -429,3 +429,62 @@ fn levels_have_names() {
     assert_eq!(Begin::default().isolation, Isolation::StrictSerializable);
     assert_eq!(serde_json::to_string(&Isolation::Snapshot).unwrap(), "\"snapshot\"");
 }
+
+#[test]
+fn a_reader_sees_what_survives_a_crash_and_waits_for_nobody() {
+    run(19, |env| async move {
+        let rig = rig(&env);
+        let txn = rig.begin(Begin::STRICT).await;
+        txn.write(Lba(1), block(1)).unwrap();
+        txn.commit(SYNCED).await.unwrap();
+        let reader = rig.begin(Begin::READ_ONLY).await;
+        let syncs = rig.store.syncs();
+        assert_eq!(reader.read(Lba(1)).await.unwrap()[0], 1);
+        reader.commit(SYNCED).await.unwrap();
+        assert_eq!(rig.store.syncs(), syncs);
+    });
+}
+
+#[test]
+fn writes_pass_while_no_transaction_runs_and_are_seen_by_the_next() {
+    run(20, |env| async move {
+        let rig = rig(&env);
+        rig.begin(Begin::STRICT).await.abort().await;
+        rig.put(1, 1).await;
+        assert_eq!(rig.manager.status().singletons, 0, "it did not pass");
+        let txn = rig.begin(Begin::STRICT).await;
+        assert_eq!(txn.read(Lba(1)).await.unwrap()[0], 1);
+        rig.put(2, 2).await;
+        assert_eq!(rig.manager.status().singletons, 1, "it passed a transaction");
+        txn.abort().await;
+        rig.manager.discard(Lba(1), 1).await.unwrap();
+        assert_eq!(rig.manager.status().singletons, 1);
+        let txn = rig.begin(Begin::STRICT).await;
+        assert_eq!(txn.read(Lba(1)).await.unwrap()[0], 0);
+    });
+}
+
+#[test]
+fn a_change_of_the_whole_comes_between_transactions() {
+    run(21, |env| async move {
+        let rig = Arc::new(rig(&env));
+        rig.put(1, 1).await;
+        let txn = rig.begin(Begin::STRICT).await;
+        txn.read(Lba(1)).await.unwrap();
+        txn.write(Lba(2), block(2)).unwrap();
+        let (again, sleeper) = (rig.clone(), env.clone());
+        let later = env.spawn(async move {
+            sleeper.sleep(Duration::from_micros(5)).await;
+            again.begin(Begin::STRICT).await.read(Lba(1)).await.unwrap()[0]
+        });
+        rig.manager
+            .exclusively(async || {
+                env.sleep(Duration::from_micros(50)).await;
+                rig.store.apply(vec![Write::block(Lba(1), block(9))]).await.unwrap();
+            })
+            .await;
+        let refused = txn.commit(SYNCED).await;
+        assert!(matches!(refused, Err(TxnError::Preempted(Preempted::Replaced))));
+        assert_eq!(later.await, Some(9));
+    });
+}

@@ -20,7 +20,7 @@ use super::index::{Content, Frozen, Location, Place, Versions};
 use super::label::Layout;
 use super::read::{Verified, read_verified};
 use super::stream::Stream;
-use super::{ChainError, Counts, Inner, State, commit};
+use super::{ChainError, Counts, Inner, State, commit, minilog};
 use crate::block::{StoreError, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 
@@ -112,7 +112,9 @@ impl Drop for Attempt<'_> {
 }
 
 async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreError> {
-    let (mut record, frozen, dirty) = capture(inner, area);
+    minilog::settle(inner).await.map_err(|error| inner.fail(error))?;
+    let captured = capture(inner, area);
+    let (mut record, frozen, dirty) = captured.map_err(|error| inner.fail(error))?;
     let mut attempt = Attempt { inner, dirty: Some(dirty), begun: false };
     let mut next = *area;
     if let Some(frozen) = frozen {
@@ -160,8 +162,13 @@ pub(super) fn bytes_for(payload: usize) -> u64 {
 }
 
 /// Notes the state of this moment: what changed, and the whole index when a base is due.
-fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>, RoaringBitmap) {
+fn capture(
+    inner: &Inner,
+    area: &Area,
+) -> Result<(Record, Option<Frozen>, RoaringBitmap), StoreError> {
     let mut state = inner.state.lock();
+    state.settle_rest()?;
+    debug_assert!(state.slots.is_empty(), "a checkpoint knows no slots");
     let dirty = std::mem::take(&mut state.dirty);
     let mut changes = Payload::default();
     changes.contents(dirty.iter().map(|lba| (lba, state.index.content(lba))));
@@ -190,7 +197,7 @@ fn capture(inner: &Inner, area: &Area) -> (Record, Option<Frozen>, RoaringBitmap
         reserved: [0; 4],
     };
     let (emptied, entries) = (state.segments.emptied(), state.entries_since);
-    (Record { header, payload, emptied, entries }, frozen, dirty)
+    Ok((Record { header, payload, emptied, entries }, frozen, dirty))
 }
 
 fn sequences(state: &State) -> Vec<u8> {

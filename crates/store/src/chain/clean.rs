@@ -79,7 +79,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
         let cleaned = match choose(inner) {
             Some(victim) => clean_segment(inner, victim).await,
             None => {
-                if emptied > 0 {
+                if emptied > 0 || !inner.state.lock().slots.is_empty() {
                     inner.checkpoint_kick.notify_one();
                 }
                 return Ok(());
@@ -271,7 +271,7 @@ async fn mapped_entries(inner: &Inner, victim: u32) -> Option<Vec<Live>> {
         let head = sector.verify(inner.tag, index as u16).filter(|head| head.seq == seq)?;
         for entry in sector.entries() {
             let entry = entry.decode()?;
-            if entry.kind != Kind::Pad {
+            if !matches!(entry.kind, Kind::Pad | Kind::Mini | Kind::Settled) {
                 entries.push(Live { block, entry });
             }
             block += 1;
@@ -460,6 +460,14 @@ impl State {
         let mut others = (1..links).map(|step| (tail + step) % links);
         let next = others.find_map(|link| self.segments.next_on(link, 0, 0));
         let next = next.ok_or(StoreError::NoSpace)?;
+        // What is left of the open segment may be what slots count on.
+        if self.owed() > 0 && self.appendable() < u64::from(self.users.room()) + self.owed() {
+            return Err(StoreError::NoSpace);
+        }
+        self.seal_mini(true)?;
+        if self.segments.get(next).state != SegmentState::Free {
+            return Err(StoreError::NoSpace);
+        }
         self.close_segment(USERS);
         if let Some(reserved) = self.users.forget_next() {
             self.segments.unreserve(reserved);

@@ -326,5 +326,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::Discard => "discard",
         Kind::MovedDiscard => "moved-discard",
         Kind::Pad => "pad",
+        Kind::Mini => "mini",
+        Kind::Settled => "settled",
     }
 }

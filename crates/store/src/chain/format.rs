@@ -98,6 +98,12 @@ pub enum Kind {
     MovedDiscard,
     /// The block holds nothing: the segment was closed before it was full.
     Pad,
+    /// The block holds fragments of logical blocks (see `minilog`). The version is that of the last
+    /// one; how much older the first one is stands in the place of the logical block.
+    Mini,
+    /// The block holds nothing. Every fragment up to this version has served: what it was a part of
+    /// has a block of its own by an earlier entry, unless nobody needs it.
+    Settled,
 }
 
 /// A decoded map entry.
@@ -111,7 +117,8 @@ pub struct MapEntry {
     pub lba: Lba,
     /// The transaction's version.
     pub version: Version,
-    /// Checksum of the content ([`block_checksum`]), or the length of a discarded run.
+    /// Checksum of the content ([`block_checksum`]; that of `minilog::format` for fragments), or the
+    /// length of a discarded run.
     pub check: u32,
 }
 
@@ -132,6 +139,8 @@ const KIND_MOVED: u8 = 2;
 const KIND_DISCARD: u8 = 3;
 const KIND_PAD: u8 = 4;
 const KIND_MOVED_DISCARD: u8 = 5;
+const KIND_MINI: u8 = 6;
+const KIND_SETTLED: u8 = 7;
 const KIND_LAST: u8 = 0x80;
 
 impl Entry {
@@ -143,6 +152,8 @@ impl Entry {
             Kind::Discard => KIND_DISCARD,
             Kind::MovedDiscard => KIND_MOVED_DISCARD,
             Kind::Pad => KIND_PAD,
+            Kind::Mini => KIND_MINI,
+            Kind::Settled => KIND_SETTLED,
         };
         Entry {
             check: entry.check.into(),
@@ -162,6 +173,8 @@ impl Entry {
             KIND_DISCARD => Kind::Discard,
             KIND_MOVED_DISCARD => Kind::MovedDiscard,
             KIND_PAD => Kind::Pad,
+            KIND_MINI => Kind::Mini,
+            KIND_SETTLED => Kind::Settled,
             _ => return None,
         };
         Some(MapEntry {

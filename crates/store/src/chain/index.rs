@@ -32,7 +32,16 @@ const SEVERAL: u32 = u32::MAX - 1;
 /// The checksum's place holds the record's physical block.
 const HOLE: u32 = u32::MAX - 2;
 /// Physical blocks are numbered below this.
-pub(super) const MAX_PHYSICAL: u32 = HOLE;
+pub(super) const MAX_PHYSICAL: u32 = 0xf000_0000;
+/// From here on, a block's number is that of a slot of the mini-logs, below the next.
+pub(super) const FIRST_SLOT: u32 = MAX_PHYSICAL;
+/// Slots are numbered below this.
+pub(super) const LAST_SLOT: u32 = HOLE;
+
+/// Whether a block's number is that of a slot.
+pub(super) fn is_slot(block: u32) -> bool {
+    (FIRST_SLOT..LAST_SLOT).contains(&block)
+}
 
 /// Where content lies, and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -511,11 +520,7 @@ impl Index {
 
     /// Points the version of `lba` that lies in `from`, or whose record does, to `to`; false when
     /// there is none.
-    pub(super) fn relocate(&mut self, lba: u32, from: u32, to: u32) -> bool {
-        let moved = |place: Place| match place {
-            Place::At(at) => Place::At(Location { block: to, ..at }),
-            Place::Hole(_) => Place::Hole(to),
-        };
+    pub(super) fn relocate(&mut self, lba: u32, from: u32, to: Place) -> bool {
         let slot = self.slot(lba);
         let old = match slot.block {
             ABSENT => return false,
@@ -525,22 +530,20 @@ impl Index {
         };
         let found = match old {
             Some(old) if old.block() == from => {
-                self.set_slot(lba, Slot::of(moved(old)));
+                self.set_slot(lba, Slot::of(to));
                 Some(old)
             }
             Some(_) => None,
             None => {
                 let mut versions = self.several.get_mut(&lba).into_iter().flatten();
-                versions.find(|(_, place)| place.block() == from).map(|(_, place)| {
-                    let old = *place;
-                    *place = moved(old);
-                    old
-                })
+                versions
+                    .find(|(_, place)| place.block() == from)
+                    .map(|(_, place)| std::mem::replace(place, to))
             }
         };
         let Some(old) = found else { return false };
         let version = self.record(from).unwrap_or(Version(0));
-        self.take_ref(moved(old), version);
+        self.take_ref(to, version);
         self.release(old);
         true
     }
@@ -573,7 +576,7 @@ impl Index {
             Place::At(_) => !to.is_hole(),
             Place::Hole(record) => to.is_hole() && self.record(*record) == Some(version),
         };
-        from.filter(same).is_some_and(|from| self.relocate(lba, from.block(), to.block()))
+        from.filter(same).is_some_and(|from| self.relocate(lba, from.block(), to))
     }
 
     /// The records that got their first reference since the last call.
@@ -596,7 +599,7 @@ impl Index {
         for (number, chunk) in self.chunks.iter().enumerate() {
             let Some(chunk) = chunk else { continue };
             for (at, slot) in chunk.iter().enumerate() {
-                if slot.block < MAX_PHYSICAL {
+                if slot.block < LAST_SLOT {
                     let lba = (number * CHUNK + at) as u32;
                     visit(lba, Location { block: slot.block, check: slot.check });
                 }
@@ -637,8 +640,9 @@ impl Frozen {
     pub(super) fn contents(&self) -> impl Iterator<Item = (u32, Content)> + '_ {
         let content = |slot: &Slot| match slot.block {
             HOLE => Some(Content::Hole(slot.check)),
-            block => (block < MAX_PHYSICAL)
-                .then_some(Content::One(Location { block, check: slot.check })),
+            block => {
+                (block < LAST_SLOT).then_some(Content::One(Location { block, check: slot.check }))
+            }
         };
         let single = self.chunks.iter().enumerate().flat_map(move |(number, chunk)| {
             chunk.iter().flat_map(move |chunk| {

@@ -39,6 +39,7 @@ pub mod fuzz;
 mod holds;
 mod index;
 mod label;
+pub mod minilog;
 mod options;
 mod read;
 mod rebuild;
@@ -70,6 +71,7 @@ use cache::Cache;
 pub use format::Cleaning;
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
+pub use minilog::MiniCounts;
 pub use options::{Create, Link, Options, Parts};
 pub use rebuild::{LostEntries, Rebuild, RebuildReport};
 pub use recovery::Recovered;
@@ -298,13 +300,13 @@ impl BlockStore for Chain {
             return None;
         }
         state.holds.take(version);
-        let inner = Arc::downgrade(&self.inner);
-        Some(Hold::new(version, move |version| {
-            if let Some(inner) = inner.upgrade() {
-                inner.state.lock().release(version);
-                inner.clean_kick.notify_one();
-            }
-        }))
+        Some(self.inner.release_later(version))
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        let mut state = self.inner.state.lock();
+        let version = state.hold_synced()?;
+        Some(self.inner.release_later(version))
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
@@ -313,6 +315,17 @@ impl BlockStore for Chain {
 }
 
 impl Inner {
+    /// The guard of a hold that was taken.
+    fn release_later(self: &Arc<Self>, version: Version) -> Hold {
+        let inner = Arc::downgrade(self);
+        Hold::new(version, move |version| {
+            if let Some(inner) = inner.upgrade() {
+                inner.state.lock().release(version);
+                inner.clean_kick.notify_one();
+            }
+        })
+    }
+
     fn poison(&self, why: &str) {
         let mut state = self.state.lock();
         if state.poison.is_none() {

@@ -55,6 +55,14 @@ pub struct Options {
     /// Map sectors of log after which a checkpoint is written: what recovery reads at most, besides
     /// the checkpoint and the rest of the segments that the log is in.
     pub checkpoint_sectors: u32,
+    /// Writes that change less than so many bytes of a block, heads included, share physical blocks;
+    /// 0 gives each a block of its own. See `minilog`.
+    pub mini_bytes: usize,
+    /// Blocks written so that may wait in RAM for a block of their own before a checkpoint settles
+    /// them; at twice as many, writers wait.
+    pub mini_slots: usize,
+    /// Mini-log blocks after which a checkpoint is written: recovery reads as many.
+    pub mini_blocks: u64,
     /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
     pub max_deltas: u32,
 }
@@ -70,6 +78,9 @@ impl Default for Options {
             clean_below: 0.15,
             auto_clean: true,
             checkpoint_sectors: 1200,
+            mini_bytes: 1536,
+            mini_slots: 16 * 1024,
+            mini_blocks: 16 * 1024,
             max_deltas: 256,
         }
     }

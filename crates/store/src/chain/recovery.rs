@@ -15,6 +15,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use roaring::RoaringBitmap;
 use tokio::sync::Notify;
@@ -26,14 +27,15 @@ use super::format::{
     ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
     NO_LOG, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
 };
-use super::holds::Holds;
+use super::holds::{Holds, Synced};
 use super::index::{Content, Index, Location, MAX_PHYSICAL, Place};
 use super::label::{Cut, Label, Layout, Void};
+use super::minilog::replay::{Minis, read_minis};
 use super::read::{Verified, read_verified};
 use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
-use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, scrub};
+use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, minilog, scrub};
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::env::{Env, HashMap};
@@ -53,6 +55,10 @@ pub struct Recovered {
     pub dropped: u64,
     /// The version that was recovered.
     pub version: u64,
+    /// Mini-log blocks read.
+    pub minis: u64,
+    /// Blocks that got a place of their own because of them.
+    pub slots: u64,
 }
 
 /// The layout of a map area that has room for so much.
@@ -144,7 +150,7 @@ pub(super) fn check_sizes(label: &Label, parts: &Parts) -> Result<(), ChainError
     }
     let physical = u64::from(label.max_segments) * u64::from(label.segment_blocks);
     if physical >= u64::from(MAX_PHYSICAL) {
-        return Err(invalid("a chain has less than 16 TiB of physical space"));
+        return Err(invalid("a chain has less than 15 TiB of physical space"));
     }
     let compaction = label.cleaning == Cleaning::CompactInBody && label.links.len() > 1;
     let reserve = u64::from(reserved_segments(label.links.len() as u32, compaction));
@@ -191,12 +197,15 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         label,
         segments,
         holds,
+        synced: Synced::default(),
         ended_within: 0,
         version: Version(0),
         committed: Version(0),
         body: None,
         next_seq: 1,
         pending: HashMap::default(),
+        slots: Default::default(),
+        minis: Default::default(),
         unwritten: 0,
         moving: [0; 2],
         told: [u16::MAX; 6],
@@ -285,6 +294,7 @@ pub(super) async fn open(
     }
     let mut found = Recovered::default();
     let (area, logs) = load_checkpoint(&parts.map, &mut state, &mut found).await?;
+    let mut idle = state.segments.ids(|segment| segment.live == 0);
     let first_new = state.next_seq;
     let replay = Replay { map: parts.map.clone(), tag: volume_tag(state.label.volume) };
     let users = replay.read_log(&state, USERS, logs[USERS], &mut found).await?;
@@ -292,7 +302,14 @@ pub(super) async fn open(
         NO_SEGMENT => None,
         _ => Some(replay.read_log(&state, BODY, logs[BODY], &mut found).await?),
     };
-    apply_logs(&mut state, &users, body.as_ref(), &mut found);
+    let minis = read_minis(&state, &users).await?;
+    found.minis = minis.len() as u64;
+    apply_logs(&mut state, &users, body.as_ref(), &minis, &mut found);
+    let in_use = users.segments.iter().chain(body.iter().flat_map(|body| &body.segments));
+    let in_use: Vec<u32> = in_use.map(|segment| segment.id).collect();
+    idle.retain(|id| !in_use.contains(id));
+    found.slots = state.slots.len() as u64;
+    state.fill_slots().await;
     replay.seal(&state, &users).await?;
     if let Some(body) = &body {
         replay.seal(&state, body).await?;
@@ -304,6 +321,11 @@ pub(super) async fn open(
     resume(&mut state, Some(users), body);
     note_cut(&mut state, ends, first);
     state.label.write(&parts.map).await?;
+    if state.owed() > 0 {
+        // Settling comes before the checkpoint. It needs room that neither the last checkpoint nor
+        // the logs behind it refer to, so that a recovery which is cut short can be done again.
+        state.segments.free(&idle);
+    }
     found.version = state.version.0;
     let inner = Arc::new(build(env, parts, options, state, area));
     // Copies of the map that a crash left different must agree on what this recovery went by.
@@ -455,7 +477,11 @@ impl Replay {
             let expected = seq.or_else(|| {
                 let heads = sectors.iter().filter_map(Sector::head);
                 let mut ours = heads.filter(|head| {
-                    usize::from(head.log) == number && head.seq >= first_new && head.seq > log.top
+                    // A recovery that was cut short may have left a segment behind, and the next one
+                    // may have opened it again.
+                    let cut = state.label.is_cut(head.log, head.seq);
+                    let new = head.seq >= first_new && head.seq > log.top;
+                    usize::from(head.log) == number && new && !cut
                 });
                 ours.next().map(|head| head.seq)
             });
@@ -600,7 +626,7 @@ impl Replay {
         let doubtful = log.entries.partition_point(|(at, _, _)| *at < durable);
         let mut whole = all;
         for (number, (_, block, entry)) in log.entries.iter().enumerate().skip(doubtful) {
-            if matches!(entry.kind, Kind::Data | Kind::Moved) {
+            if matches!(entry.kind, Kind::Data | Kind::Moved | Kind::Mini) {
                 found.checked_bytes += BLOCK_SIZE as u64;
                 if !holds(state, *block, entry).await? {
                     whole = number;
@@ -713,7 +739,10 @@ fn missed_checkpoint(segment: u32) -> ChainError {
 pub(super) async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
     let Some((link, offset)) = state.segments.place(block) else { return Ok(false) };
     let device = &state.segments.links[link].device;
-    let right = |content: &[u8]| block_checksum(entry.lba, content) == entry.check;
+    let right = |content: &[u8]| match entry.kind {
+        Kind::Mini => minilog::format::open(entry, &Bytes::copy_from_slice(content)).is_some(),
+        _ => block_checksum(entry.lba, content) == entry.check,
+    };
     match read_verified(device, offset, BLOCK_SIZE, Purpose::UserData, right).await {
         Ok(Verified::Whole { .. }) | Err(_) => Ok(true),
         Ok(Verified::Damaged) => Ok(false),
@@ -753,10 +782,12 @@ impl Log {
     /// Versions follow each other without a gap, or part of the log is missing.
     fn check_versions(&self, mut version: Version) -> Result<(), ChainError> {
         for (_, block, entry) in &self.entries {
-            if !matches!(entry.kind, Kind::Data | Kind::Discard) {
-                continue;
-            }
-            if entry.version < version || entry.version > version.next() {
+            let first = match entry.kind {
+                Kind::Data | Kind::Discard => entry.version,
+                Kind::Mini => Version(entry.version.0.saturating_sub(entry.lba.0)),
+                _ => continue,
+            };
+            if first < version || first > version.next() {
                 return Err(ChainError::Damaged(format!(
                     "the log goes from version {version} to {} at block {block}: a part of it, or \
                      a newer checkpoint, is missing",
@@ -802,11 +833,21 @@ impl Log {
 }
 
 /// Replays the users' log, then that of compaction.
-fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Recovered) {
+fn apply_logs(
+    state: &mut State,
+    users: &Log,
+    body: Option<&Log>,
+    minis: &Minis,
+    found: &mut Recovered,
+) {
     let mut newest: HashMap<u32, Version> = HashMap::default();
     for (_, block, entry) in &users.entries {
         replay_entry(state, *block, entry, &mut newest);
+        for fragment in minis.get(block).into_iter().flatten() {
+            state.replay_fragment(fragment, &mut newest);
+        }
     }
+    state.minis.since = minis.len() as u64;
     for (_, block, entry) in body.iter().flat_map(|body| &body.entries) {
         replay_entry(state, *block, entry, &mut newest);
     }
@@ -827,7 +868,11 @@ fn apply_logs(state: &mut State, users: &Log, body: Option<&Log>, found: &mut Re
 /// most once, perhaps without the log that led there having survived: its sectors must not count
 /// when the segment is opened again. Nor were maps cleared more than twice without a checkpoint.
 fn first_unused_seq(state: &State, top: u64) -> u64 {
-    (state.next_seq + u64::from(state.segments.len()) + 2).max(top + 1)
+    let most = u64::from(state.segments.len()) + 2;
+    // A recovery that was cut short may have gone on to further segments.
+    let before = state.label.cuts.last().map_or(0, |cut| cut.first);
+    let before = if before > state.next_seq { before + most } else { 0 };
+    (state.next_seq + most).max(top + 1).max(before)
 }
 
 fn replay_entry(
@@ -839,7 +884,7 @@ fn replay_entry(
     let lba = entry.lba.0 as u32;
     let place = Location { block, check: entry.check };
     match entry.kind {
-        Kind::Pad => {}
+        Kind::Pad | Kind::Mini | Kind::Settled => {}
         Kind::Data | Kind::Discard if state.label.is_void(entry.version, entry.lba.0) => {}
         Kind::Data => {
             newest.insert(lba, entry.version);
@@ -878,8 +923,8 @@ fn replay_entry(
         }
     }
     state.version = match entry.kind {
-        Kind::Data | Kind::Discard => state.version.max(entry.version),
-        Kind::Moved | Kind::MovedDiscard | Kind::Pad => state.version,
+        Kind::Data | Kind::Discard | Kind::Mini => state.version.max(entry.version),
+        Kind::Moved | Kind::MovedDiscard | Kind::Pad | Kind::Settled => state.version,
     };
 }
 

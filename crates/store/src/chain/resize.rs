@@ -116,7 +116,14 @@ impl Chain {
             check_removal(&state, id)?;
         }
         inner.change_label(|label| set_leaving(&mut label.links, id)).await?;
-        self.leave(id)?;
+        {
+            let _frozen = Freeze::new(inner);
+            // The logs leave room behind that slots count on.
+            if inner.state.lock().owed() > 0 {
+                checkpoint::write(inner).await?;
+            }
+            self.leave(id)?;
+        }
         self.empty(id, progress).await?;
         self.take_out(id).await
     }
@@ -301,7 +308,8 @@ fn check_removal(state: &State, id: uuid::Uuid) -> Result<(), ChainError> {
         others.fold((0, 0), |(links, sum), (_, other)| (links + 1, sum + other.count));
     let reserve = reserved_segments(links, state.body.is_some());
     let most = u64::from(segments.saturating_sub(reserve)) * u64::from(state.segments.per());
-    let need = state.index.blocks().max(state.segments.live());
+    let live = state.segments.live() + state.slots.len() as u64;
+    let need = state.index.blocks().max(live);
     match links > 0 && need <= most {
         true => Ok(()),
         false => Err(invalid(format!(

@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 
 use super::clean::clean_segment;
 use super::format::{ENTRIES_PER_SECTOR, LABEL_BYTES, MapSector, SECTOR, block_checksum};
-use super::index::Location;
+use super::index::{Location, is_slot};
 use super::label::Label;
 use super::read::read_copies;
 use super::segments::SegmentState;
@@ -59,7 +59,11 @@ impl Chain {
         let mut report = ScrubReport { labels_replaced, ..ScrubReport::default() };
         scrub_checkpoint(inner, &mut report).await?;
         let mut checks = Vec::new();
-        inner.state.lock().index.for_each(|lba, at| checks.push(Check { lba, at }));
+        inner.state.lock().index.for_each(|lba, at| {
+            if !is_slot(at.block) {
+                checks.push(Check { lba, at });
+            }
+        });
         checks.sort_unstable_by_key(|check| check.at.block);
         let total = checks.len() as u64;
         for run in runs(&checks, inner.segment_blocks) {

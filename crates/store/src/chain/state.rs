@@ -6,9 +6,11 @@ use bytes::Bytes;
 use roaring::RoaringBitmap;
 
 use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
-use super::holds::Holds;
-use super::index::{Index, Location, Place};
+use super::holds::{Holds, Synced};
+use super::index::{Index, Location, Place, is_slot};
 use super::label::Label;
+use super::minilog::Minis;
+use super::minilog::slots::Slots;
 use super::segments::{SegmentState, Segments};
 use super::stream::{BODY, Stream, USERS};
 use super::turns::Turns;
@@ -27,6 +29,8 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) segments: Segments,
     pub(super) holds: Holds,
+    /// The durable version that is kept for readers.
+    pub(super) synced: Synced,
     /// Holds that ended while older ones stayed, since the index was looked through for them.
     pub(super) ended_within: usize,
     /// The newest version.
@@ -37,8 +41,11 @@ pub(super) struct State {
     pub(super) users: Stream,
     pub(super) body: Option<Stream>,
     pub(super) next_seq: u64,
-    /// Contents of live blocks that no device has yet, by physical block.
+    /// Contents of live blocks that no device has yet, by physical block or slot.
     pub(super) pending: HashMap<u32, Bytes>,
+    /// Blocks that were written in parts.
+    pub(super) slots: Slots,
+    pub(super) minis: Minis,
     /// Blocks, live or dead, that no device has yet.
     pub(super) unwritten: usize,
     /// Those of them that cleaning appended, by log.
@@ -56,6 +63,24 @@ pub(super) struct State {
     pub(super) frozen: u32,
     /// Caches to tell of blocks that died: filled under the lock, emptied by `Inner::bury`.
     pub(super) dead: Vec<u32>,
+}
+
+/// What a change takes of the chain's space.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    /// Blocks that will be live because of it, at once or when they are settled.
+    pub(super) live: u32,
+    /// Blocks of the users' log that it takes at once.
+    pub(super) blocks: u32,
+    /// How many of the blocks it gives a slot.
+    pub(super) slots: u32,
+}
+
+impl Need {
+    /// That of whole blocks, or records.
+    pub(super) fn whole(blocks: u32) -> Need {
+        Need { live: blocks, blocks, slots: 0 }
+    }
 }
 
 /// What a transaction's blocks became, for those who carry on without the lock.
@@ -97,16 +122,20 @@ impl State {
         u64::from(usable) * u64::from(self.segments.per())
     }
 
-    /// Whether `blocks` more blocks can be appended for users.
-    pub(super) fn room(&self, blocks: u32) -> Room {
-        if self.segments.live() + u64::from(blocks) > self.capacity() + self.overwrite_slack() {
+    /// Whether users can append so much more.
+    pub(super) fn room(&self, need: Need) -> Room {
+        let live = self.segments.live() + self.slots.len() as u64 + u64::from(need.live);
+        if live > self.capacity() + self.overwrite_slack() {
             return Room::Full;
         }
         // What cleaning needs for its victim is no less the users' to leave alone when it lies in
         // the open segment: users who fill that up would stop cleaning half way, and for ever.
         let links = self.segments.links.iter().filter(|link| !link.leaving).count();
         let kept = (links * KEEP_PER_LINK) as u64 * u64::from(self.segments.per());
-        match self.appendable() >= u64::from(blocks) + kept {
+        // The mark that ends a settling comes with the first slot.
+        let mark = u64::from(need.slots > 0);
+        let taken = u64::from(need.blocks + need.slots) + mark + self.owed();
+        match self.appendable() >= taken + kept {
             true => Room::Yes,
             false => Room::Wait,
         }
@@ -114,7 +143,7 @@ impl State {
 
     /// Blocks that the users' log could take before a checkpoint frees any, down to the last free
     /// segment.
-    fn appendable(&self) -> u64 {
+    pub(super) fn appendable(&self) -> u64 {
         let reserved = usize::from(self.users.open().next != NO_SEGMENT);
         let segments = (self.segments.free_count() + reserved) as u64;
         u64::from(self.users.room()) + segments * u64::from(self.segments.per())
@@ -122,14 +151,15 @@ impl State {
 
     /// Blocks that cleaning could append before a checkpoint frees any, to either log.
     pub(super) fn cleaning_room(&self) -> u64 {
-        let Some(body) = &self.body else { return self.appendable() };
+        let users = self.appendable().saturating_sub(self.owed());
+        let Some(body) = &self.body else { return users };
         let usable = |segment: u32, blocks: u32| match segment {
             NO_SEGMENT => 0,
             segment if self.fits(BODY, segment) => u64::from(blocks),
             _ => 0,
         };
         let (open, next) = (body.open().id, body.open().next);
-        self.appendable() + usable(open, body.room()) + usable(next, self.segments.per())
+        users + usable(open, body.room()) + usable(next, self.segments.per())
     }
 
     /// A full volume without old versions may still be overwritten: then the old blocks die as the
@@ -241,15 +271,24 @@ impl State {
         }
     }
 
-    /// Applies one transaction; the caller has made sure that there is room.
+    /// Applies one transaction; the caller has made sure that there is room. `small` says which
+    /// writes become fragments; the others have their checksums in `checks`.
     pub(super) fn apply(
         &mut self,
         writes: &[Write],
         checks: &[u32],
+        small: &[bool],
     ) -> Result<Version, StoreError> {
         let version = self.version.next();
-        for (at, (write, check)) in writes.iter().zip(checks).enumerate() {
-            let last = at + 1 == writes.len();
+        let fragments = small.iter().filter(|small| **small).count();
+        let whole = writes.len() - fragments;
+        if whole > 0 {
+            // The log's order is that of versions.
+            self.seal_mini(true)?;
+        }
+        let of_whole = writes.iter().zip(checks).zip(small).filter(|(_, small)| !**small);
+        for (at, ((write, check), _)) in of_whole.enumerate() {
+            let last = at + 1 == whole && fragments == 0;
             let (kind, check) = match write.content {
                 Some(_) => (Kind::Data, *check),
                 None => (Kind::Discard, 1),
@@ -263,12 +302,20 @@ impl State {
             };
             self.put(lba, version, place);
         }
+        let mut begun = whole > 0;
+        for (write, _) in writes.iter().zip(small).filter(|(_, small)| **small) {
+            if let Some(content) = &write.content {
+                self.apply_fragment(version, write, content, begun)?;
+                begun = true;
+            }
+        }
         self.version = version;
         Ok(version)
     }
 
     /// Discards a run as one version.
     pub(super) fn discard(&mut self, lba: Lba, count: u32) -> Result<Version, StoreError> {
+        self.seal_mini(true)?;
         let version = self.version.next();
         let entry = MapEntry { kind: Kind::Discard, last: true, lba, version, check: count };
         let record = self.append(USERS, &entry, None, Purpose::Map)?;
@@ -294,7 +341,9 @@ impl State {
 
     /// Changes the index, and accounts for what lives and dies.
     pub(super) fn put(&mut self, lba: u32, version: Version, place: Place) {
-        if let Place::At(at) = place {
+        if let Place::At(at) = place
+            && !is_slot(at.block)
+        {
             self.segments.add_live(at.block);
         }
         self.index.put(lba, version, place, &self.holds);
@@ -317,8 +366,12 @@ impl State {
         }
         self.dirty.extend(self.index.take_settled());
         for block in self.index.take_freed() {
-            self.segments.drop_live(block);
             self.pending.remove(&block);
+            if is_slot(block) {
+                self.slots.free(block);
+                continue;
+            }
+            self.segments.drop_live(block);
             self.dead.push(block);
         }
     }
@@ -335,14 +388,23 @@ impl State {
         if !self.index.refers(lba, from) {
             return Ok(false);
         }
+        self.seal_before(log)?;
         let entry = MapEntry { kind: Kind::Moved, last: true, ..*entry };
         debug_assert_eq!(block_checksum(entry.lba, &content), entry.check);
         let to = self.append(log, &entry, Some(content), Purpose::Cleaning)?;
         self.segments.add_live(to);
-        self.index.relocate(lba, from, to);
+        self.index.relocate(lba, from, Place::At(Location { block: to, check: entry.check }));
         self.dirty.insert(lba);
         self.reap();
         Ok(true)
+    }
+
+    /// Ends the open mini-log block before cleaning appends to its log.
+    fn seal_before(&mut self, log: usize) -> Result<(), StoreError> {
+        match log {
+            BODY if self.body.is_some() => Ok(()),
+            _ => self.seal_mini(true),
+        }
     }
 
     /// Writes the record of a discard again, if anything is still a hole because of it: for cleaning.
@@ -357,6 +419,7 @@ impl State {
         if self.index.record(from).is_none() {
             return Ok(false);
         }
+        self.seal_before(log)?;
         let entry = MapEntry { kind: Kind::MovedDiscard, last: true, ..*entry };
         let to = self.append(log, &entry, None, Purpose::Cleaning)?;
         let end = (entry.lba.0 + u64::from(entry.check)).min(self.index.blocks()) as u32;
@@ -366,7 +429,7 @@ impl State {
                 lba = next;
                 continue;
             }
-            while self.index.relocate(lba, from, to) {
+            while self.index.relocate(lba, from, Place::Hole(to)) {
                 self.dirty.insert(lba);
             }
             lba += 1;
@@ -415,6 +478,38 @@ impl State {
             self.settle_holds();
         }
         self.reap();
+    }
+
+    /// Takes a hold of the newest durable version, if it is kept.
+    pub(super) fn hold_synced(&mut self) -> Option<Version> {
+        self.synced.ask();
+        let kept = self.synced.version.filter(|version| *version == self.committed);
+        let version = kept.or((self.committed == self.version).then_some(self.version))?;
+        self.holds.take(version);
+        Some(version)
+    }
+
+    /// Takes a hold of what a round that begins now makes durable, while somebody asks for it.
+    pub(super) fn hold_round(&mut self) -> Option<Version> {
+        if self.synced.follow == 0 {
+            return None;
+        }
+        self.synced.follow -= 1;
+        self.holds.take(self.version);
+        Some(self.version)
+    }
+
+    /// Notes that what a round holds is durable: it takes the place of what was kept so far.
+    pub(super) fn keep_synced(&mut self, held: Option<Version>) {
+        if let Some(before) = std::mem::replace(&mut self.synced.version, held) {
+            self.release(before);
+        }
+    }
+
+    /// Keeps no durable version until somebody asks again.
+    pub(super) fn forget_synced(&mut self) {
+        self.synced.follow = 0;
+        self.keep_synced(None);
     }
 
     /// Lets go of every version that no hold needs.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
 use super::cache::CacheStats;
+use super::minilog::MiniCounts;
 use super::{Cleaning, Inner, Snapshot};
 use crate::device::Tallies;
 
@@ -90,6 +91,8 @@ pub struct Status {
     pub index_bytes: u64,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
+    /// Writes of parts of blocks.
+    pub minis: MiniCounts,
     /// Why writes are refused, if they are.
     pub poisoned: Option<String>,
     /// The links, in order.
@@ -158,6 +161,7 @@ pub(super) fn of(inner: &Inner) -> Status {
         several_versions: state.index.several().0 as u64,
         index_bytes: state.index.memory(),
         cleaning: state.label.cleaning,
+        minis: MiniCounts { slots: state.slots.len() as u64, ..state.minis.counts },
         poisoned: state.poison.as_ref().map(ToString::to_string),
         links: links.collect(),
         snapshots: state.label.snapshots.clone(),

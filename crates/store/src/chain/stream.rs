@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 use super::format::{
     ENTRIES_PER_SECTOR, Entry, MapEntry, MapSector, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead,
 };
+use crate::block::BLOCK_SIZE;
 use crate::device::{AlignedBuf, Purpose};
 
 /// The users' log, at the tail of the chain.
@@ -230,6 +231,10 @@ impl Stream {
                 break;
             }
             contents.extend(self.queue.pop_front().map(|queued| queued.content));
+            // The rest of a mini-log block is not written.
+            if contents.last().is_some_and(|content: &Bytes| content.len() < BLOCK_SIZE) {
+                break;
+            }
         }
         self.in_flight.insert(start);
         Some(Batch { log: self.log, start, first: block, contents, purpose })

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 
 use super::format::{Position, block_checksum};
-use super::state::Room;
+use super::minilog::format::MAX_COST;
+use super::minilog::{blocks_for, small_writes};
+use super::state::{Need, Room};
 use super::stream::{BODY, Batch, USERS};
 use super::{Counts, Inner};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
@@ -27,12 +29,16 @@ const DISCARD_BLOCKS: u64 = 64 * 1024;
 /// See [`crate::block::BlockStore::apply`].
 pub(super) async fn apply(inner: &Arc<Inner>, writes: Vec<Write>) -> Result<Version, StoreError> {
     check_writes(inner, &writes)?;
-    let check = |write: &Write| {
-        write.content.as_ref().map_or(0, |content| block_checksum(write.lba, content))
+    let small = small_writes(&writes, inner.options.mini_bytes.min(MAX_COST));
+    let check = |(write, small): (&Write, &bool)| match &write.content {
+        Some(content) if !small => block_checksum(write.lba, content),
+        _ => 0,
     };
-    let checks: Vec<u32> = writes.iter().map(check).collect();
+    let checks: Vec<u32> = writes.iter().zip(&small).map(check).collect();
     let blocks = writes.len() as u32;
-    let version = with_room(inner, blocks, |state| state.apply(&writes, &checks)).await?;
+    let slots = small.iter().filter(|small| **small).count() as u32;
+    let need = Need { live: blocks, blocks: blocks - slots + blocks_for(&writes, &small), slots };
+    let version = with_room(inner, need, |state| state.apply(&writes, &checks, &small)).await?;
     Counts::add(&inner.counts.user_blocks_written, u64::from(blocks));
     Ok(version)
 }
@@ -50,7 +56,8 @@ pub(super) async fn discard(
         let run = (lba.0 + count - at).min(DISCARD_BLOCKS);
         let stored = inner.state.lock().allocation(Lba(at), run, Version(u64::MAX));
         if stored.iter().any(|(_, stored)| *stored) {
-            version = with_room(inner, 1, |state| state.discard(Lba(at), run as u32)).await?;
+            version = with_room(inner, Need::whole(1), |state| state.discard(Lba(at), run as u32))
+                .await?;
         }
         at += run;
     }
@@ -86,10 +93,10 @@ fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Runs `change` under the lock as soon as `blocks` blocks can be appended; wakes who must know.
+/// Runs `change` under the lock as soon as there is what it needs; wakes who must know.
 async fn with_room<T>(
     inner: &Arc<Inner>,
-    blocks: u32,
+    need: Need,
     change: impl FnOnce(&mut super::State) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     let mut waited = inner.room.notified();
@@ -98,8 +105,10 @@ async fn with_room<T>(
             let mut state = inner.state.lock();
             state.poison_check()?;
             let dirty = (state.unwritten - state.moving[BODY]) * BLOCK_SIZE;
-            match state.room(blocks) {
+            let crowded = need.slots > 0 && state.slots.len() >= 2 * inner.options.mini_slots;
+            match state.room(need) {
                 _ if state.frozen > 0 => {}
+                _ if crowded => inner.checkpoint_kick.notify_one(),
                 Room::Yes if dirty < inner.options.dirty_bytes => {
                     let result = change(&mut state);
                     inner.after_append(&mut state);
@@ -135,7 +144,9 @@ impl Inner {
         }
         self.check_roles(state);
         let sectors = state.entries_since / u64::from(super::format::ENTRIES_PER_SECTOR);
-        if sectors >= u64::from(self.options.checkpoint_sectors) {
+        let many = state.slots.len() >= self.options.mini_slots
+            || state.minis.since >= self.options.mini_blocks;
+        if sectors >= u64::from(self.options.checkpoint_sectors) || many {
             self.checkpoint_kick.notify_one();
         }
         if self.options.auto_clean && super::clean::wanted(state, &self.options) {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
 use rand::seq::IteratorRandom;
@@ -17,7 +18,7 @@ use thalweg_store::chain::{Chain, ChainError, Options, Rebuild, Recovered};
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::{Env, Rng};
 
-use super::{Shape, Step, content, lose_checkpoints, options, random_step, read_all};
+use super::{Shape, Step, lose_checkpoints, options, random_step, read_all, some_parts};
 
 /// How a history is explored.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,8 @@ pub struct Plan {
     pub lazy: bool,
     /// Checkpoints get lost, and the index is rebuilt from the map.
     pub rebuild: bool,
+    /// The share of writes that change parts of their blocks.
+    pub parts: f64,
 }
 
 impl Plan {
@@ -80,6 +83,8 @@ pub struct Tally {
     pub bases: u64,
     pub deltas: u64,
     pub rebuilt: u64,
+    /// Mini-log blocks written and replayed, and blocks settled while writing and in recovery.
+    pub minis: [u64; 4],
 }
 
 impl Tally {
@@ -96,6 +101,9 @@ impl Tally {
         self.bases += other.bases;
         self.deltas += other.deltas;
         self.rebuilt += other.rebuilt;
+        for (sum, more) in self.minis.iter_mut().zip(other.minis) {
+            *sum += more;
+        }
     }
 
     /// Fails when the histories left out what they are for.
@@ -114,14 +122,24 @@ impl Tally {
         assert!(counts.iter().all(|count| *count > 10), "{self:?}");
     }
 
+    /// Fails when mini-logs did not matter.
+    pub fn assert_parts(&self) {
+        assert!(self.minis.iter().all(|count| *count > 1_000), "{self:?}");
+    }
+
     fn found(&mut self, found: &Recovered) {
         self.images += 1;
+        self.minis[1] += found.minis;
+        self.minis[3] += found.slots;
         self.dropped += u64::from(found.dropped > 0);
         self.replayed += found.replayed;
         self.checked += u64::from(found.checked_bytes > 0);
     }
 
     fn add_counts(&mut self, chain: &Chain) {
+        let minis = chain.status().minis;
+        self.minis[0] += minis.blocks;
+        self.minis[2] += minis.settled;
         let counts = chain.status().counts;
         self.moved += counts.blocks_moved;
         self.short_rounds += counts.short_rounds;
@@ -170,6 +188,9 @@ struct Session {
     recorder: Recorder,
     history: Arc<Mutex<History>>,
     shape: Shape,
+    /// What each block holds. Whoever changes blocks by parts must know.
+    now: tokio::sync::Mutex<Vec<Option<Bytes>>>,
+    parts: f64,
 }
 
 impl Session {
@@ -183,17 +204,31 @@ impl Session {
         };
         match step {
             Step::Apply(lbas) => {
-                let write = |lba: &u64| Write::block(Lba(*lba), content(*lba, stamp));
-                let mut writes: Vec<Write> = lbas.iter().map(write).collect();
+                // Histories of whole blocks alone need no order.
+                let mut now = match self.parts > 0.0 {
+                    true => Some(self.now.lock().await),
+                    false => None,
+                };
+                let mut writes = match &mut now {
+                    Some(now) => some_parts(rng, &lbas, stamp, self.parts, now),
+                    None => some_parts(rng, &lbas, stamp, 0.0, &mut vec![None; 100_000]),
+                };
                 if rng.random_bool(0.1) {
                     writes[0].content = None;
+                    if let Some(now) = now.as_mut().filter(|_| !lbas[1..].contains(&lbas[0])) {
+                        now[lbas[0] as usize] = None;
+                    }
                 }
                 let version = self.chain.apply(writes.clone()).await.unwrap();
                 let before = self.history.lock().applied.insert(version.0, Made::Apply(writes));
                 assert!(before.is_none(), "two transactions are version {version}");
             }
+            Step::Parts(_) => {}
             Step::Discard(lba, count) => {
+                let mut now = self.now.lock().await;
+                now[lba as usize..(lba + count) as usize].fill(None);
                 let version = self.chain.discard(Lba(lba), count).await.unwrap();
+                drop(now);
                 self.history.lock().discarded.push((version.0, Lba(lba), count));
             }
             Step::Sync => {
@@ -296,11 +331,14 @@ impl Explorer {
         let opened = recorder.position();
         let start = Version(found.version);
         recorder.mark(start.0);
+        let now = read_all(&chain, start).await.unwrap();
         let session = Session {
             chain: Arc::new(chain),
             recorder: recorder.clone(),
             history: Arc::default(),
             shape: plan.shape,
+            now: tokio::sync::Mutex::new(now),
+            parts: plan.parts,
         };
         let stamp = 1 + (depth as u64 + 1) * 1_000_000 + rng.random_range(0..100_000) * 10;
         let (chain, history) = session.run(&self.env, &plan, rng, stamp).await;

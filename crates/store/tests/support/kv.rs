@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::BlockStore;
+use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, TreeError, catalogue};
 use thalweg_store::txn::{Options, Transact, TransactionManager};
@@ -169,4 +170,62 @@ pub async fn contents(store: &Store) -> Map {
 /// Pairs as a map has them.
 pub fn owned<'m>(pairs: impl Iterator<Item = (&'m Vec<u8>, &'m Vec<u8>)>) -> Vec<(Bytes, Bytes)> {
     pairs.map(|(key, value)| (Bytes::from(key.clone()), Bytes::from(value.clone()))).collect()
+}
+
+/// A block store whose reads take a while, so that others come in between.
+#[derive(Debug)]
+pub struct Slow {
+    store: VersionedMemory,
+    env: Env,
+    rng: parking_lot::Mutex<Rng>,
+}
+
+impl Slow {
+    pub fn new(env: &Env, blocks: u64) -> Slow {
+        let store = VersionedMemory::new(blocks);
+        Slow { store, env: env.clone(), rng: parking_lot::Mutex::new(env.rng()) }
+    }
+}
+
+#[async_trait::async_trait]
+impl BlockStore for Slow {
+    fn blocks(&self) -> u64 {
+        self.store.blocks()
+    }
+
+    fn now(&self) -> Version {
+        self.store.now()
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        let micros = self.rng.lock().random_range(0..80);
+        self.env.sleep(Duration::from_micros(micros)).await;
+        self.store.read(lba, count, at).await
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.store.apply(writes).await
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.store.discard(lba, count).await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.env.sleep(Duration::from_micros(200)).await;
+        self.store.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        self.store.hold(version)
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.store.allocation(lba, count, at)
+    }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_sim::model::BlockModel;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{
     Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Recovered, format,
 };
@@ -144,11 +144,50 @@ pub fn content(lba: u64, stamp: u64) -> Bytes {
     Bytes::from(pattern.repeat(BLOCK_SIZE / 16))
 }
 
+/// A write of up to three parts of a block that held `old`; now and then most of it.
+pub fn part(rng: &mut Rng, lba: u64, old: Option<&Bytes>, stamp: u64) -> Write {
+    let mut content = old.map_or_else(|| vec![0; BLOCK_SIZE], |old| old.to_vec());
+    let mut changed = ByteRanges::none();
+    for _ in 0..rng.random_range(1..4) {
+        let most = [8, 100, 600, 3_000][rng.random_range(0..4)];
+        let start = rng.random_range(0..BLOCK_SIZE);
+        let end = (start + rng.random_range(1..=most)).min(BLOCK_SIZE);
+        let pattern = (stamp + 1) << 16 | lba;
+        for (at, byte) in content[start..end].iter_mut().enumerate() {
+            *byte = pattern.to_le_bytes()[at % 8];
+        }
+        changed.add(start..end);
+    }
+    Write { content: Some(Bytes::from(content)), changed, ..Write::block(Lba(lba), Bytes::new()) }
+}
+
+/// Writes to `lbas`, some of them of parts; `now` holds what each block holds, and then will.
+pub fn some_parts(
+    rng: &mut Rng,
+    lbas: &[u64],
+    stamp: u64,
+    share: f64,
+    now: &mut [Option<Bytes>],
+) -> Vec<Write> {
+    let write = |lba: &u64| {
+        let old = now[*lba as usize].clone();
+        let write = match share > 0.0 && rng.random_bool(share) {
+            true => part(rng, *lba, old.as_ref(), stamp),
+            false => Write::block(Lba(*lba), content(*lba, stamp)),
+        };
+        now[*lba as usize] = write.content.clone();
+        write
+    };
+    lbas.iter().map(write).collect()
+}
+
 /// One step of a history.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// A transaction on these blocks.
     Apply(Vec<u64>),
+    /// One that changes parts of them.
+    Parts(Vec<u64>),
     /// A run is discarded.
     Discard(u64, u64),
     /// Everything so far becomes durable.
@@ -184,6 +223,14 @@ pub fn random_step(rng: &mut Rng, blocks: u64) -> Step {
     }
 }
 
+/// A random step in which most transactions change parts of their blocks.
+pub fn random_step_in_parts(rng: &mut Rng, blocks: u64) -> Step {
+    match random_step(rng, blocks) {
+        Step::Apply(lbas) if rng.random_bool(0.7) => Step::Parts(lbas),
+        step => step,
+    }
+}
+
 /// A chain and its model, in step.
 pub struct Pair {
     pub chain: Chain,
@@ -198,6 +245,16 @@ impl Pair {
                 let stamp = self.model.now().0;
                 let write = |lba: &u64| Write::block(Lba(*lba), content(*lba, stamp));
                 let writes: Vec<Write> = lbas.iter().map(write).collect();
+                let version = self.chain.apply(writes.clone()).await?;
+                assert_eq!(version, self.model.apply(&writes));
+            }
+            Step::Parts(lbas) => {
+                let (stamp, mut rng) = (self.model.now().0, env.rng());
+                let mut now: Vec<Option<Bytes>> = vec![None; self.model.blocks() as usize];
+                for lba in lbas {
+                    now[*lba as usize] = self.model.read(Lba(*lba), self.model.now());
+                }
+                let writes = some_parts(&mut rng, lbas, stamp, 0.9, &mut now);
                 let version = self.chain.apply(writes.clone()).await?;
                 assert_eq!(version, self.model.apply(&writes));
             }

@@ -10,7 +10,7 @@ use thalweg_store::block::{BlockStore, Lba, Version, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef, Geometry};
 
-use super::{Pair, Shape, content, random_step};
+use super::{Pair, Shape, content, random_step_in_parts};
 
 /// A volume at rest, and everything that it ever held.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ impl Image {
             let mut pair = Pair { chain, model: BlockModel::new(shape.blocks) };
             let mut rng = env.rng();
             for _ in 0..200 {
-                pair.step(&env, &random_step(&mut rng, shape.blocks)).await.unwrap();
+                pair.step(&env, &random_step_in_parts(&mut rng, shape.blocks)).await.unwrap();
             }
             pair.chain.sync(pair.chain.now()).await.unwrap();
             let disks: Vec<_> =

@@ -9,7 +9,7 @@ use thalweg_store::chain::ChainError;
 use thalweg_store::device::DeviceRef;
 use thalweg_store::env::{Env, Rng};
 
-use super::{Pair, Shape, random_step, read_all};
+use super::{Pair, Shape, random_step_in_parts, read_all};
 
 /// A chain, its model, and the versions that snapshots name.
 pub struct Trio {
@@ -52,7 +52,7 @@ impl Trio {
                 }
             }
             _ => {
-                let step = random_step(rng, blocks);
+                let step = random_step_in_parts(rng, blocks);
                 self.pair.step(env, &step).await.unwrap();
             }
         }

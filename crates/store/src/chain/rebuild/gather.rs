@@ -2,6 +2,7 @@
 
 use super::super::format::{Kind, MapEntry, Position};
 use super::super::index::{CHUNK, Content, Location, Place, Versions};
+use super::super::minilog::format::Fragment;
 use crate::block::Version;
 use crate::env::HashMap;
 
@@ -59,6 +60,8 @@ pub(super) struct Gather {
     chunks: Vec<Option<Box<[Candidate; CHUNK]>>>,
     more: HashMap<u32, Vec<Candidate>>,
     discards: Vec<Discard>,
+    /// Those that have not served, in the order of their versions.
+    fragments: HashMap<u32, Vec<Fragment>>,
 }
 
 impl Gather {
@@ -74,7 +77,28 @@ impl Gather {
             chunks: (0..chunks).map(|_| None).collect(),
             more: HashMap::default(),
             discards: Vec::new(),
+            fragments: HashMap::default(),
         }
+    }
+
+    /// Adds a fragment; those of one block come in the order of their versions.
+    pub(super) fn add_fragment(&mut self, fragment: Fragment) {
+        let chunk = self.chunks.get_mut(fragment.lba as usize / CHUNK);
+        if let Some(chunk) = chunk.filter(|_| u64::from(fragment.lba) < self.blocks) {
+            // A discard may hide it.
+            chunk.get_or_insert_with(|| Box::new([NONE; CHUNK]));
+            self.fragments.entry(fragment.lba).or_default().push(fragment);
+        }
+    }
+
+    /// The fragments of each block that has any.
+    pub(super) fn take_fragments(&mut self) -> HashMap<u32, Vec<Fragment>> {
+        std::mem::take(&mut self.fragments)
+    }
+
+    /// What readers see, ascending; the last one sees everything.
+    pub(super) fn views(&self) -> &[Version] {
+        &self.views
     }
 
     /// Adds the entry of a physical block.
@@ -83,7 +107,8 @@ impl Gather {
         let hole = matches!(entry.kind, Kind::Discard | Kind::MovedDiscard);
         let flags = if copy { COPY } else { 0 } | if hole { HOLE } else { 0 };
         let stamp = entry.version.0 << 2 | flags;
-        if entry.kind == Kind::Pad || entry.lba.0 >= self.blocks {
+        let nothing = matches!(entry.kind, Kind::Pad | Kind::Mini | Kind::Settled);
+        if nothing || entry.lba.0 >= self.blocks {
             return;
         }
         let lba = entry.lba.0 as u32;
@@ -144,7 +169,7 @@ impl Gather {
                     lba = (lba / CHUNK as u32 + 1) * CHUNK as u32;
                     continue;
                 }
-                if self.get(lba).is_some() {
+                if self.get(lba).is_some() || self.fragments.contains_key(&lba) {
                     self.put(lba, discard.candidate);
                 }
                 lba += 1;

@@ -30,8 +30,11 @@ use super::format::{
     ENTRIES_PER_SECTOR, Entry, Kind, MapEntry, MapSector, NO_SEGMENT, Position, SECTOR, SectorHead,
     block_checksum, volume_tag,
 };
-use super::index::{Location, Place};
+use super::index::{Location, Place, is_slot};
 use super::label::Label;
+use super::minilog::format::Fragment;
+use super::minilog::replay::read_mini;
+use super::minilog::slots::Overlay;
 use super::read::{Verified, read_verified};
 use super::recovery::{
     Log, LogSegment, Replay, build, check_sizes, empty_state, forget_lives, holds, note_cut,
@@ -169,6 +172,16 @@ struct Scan {
     /// Places in the users' log with the versions written there: the first one of each segment and
     /// behind each gap.
     marks: Vec<(Position, Version)>,
+    /// Segments that hold mini-log blocks which have not served, or what their fragments are parts
+    /// of: they stay as they are until there is a checkpoint.
+    kept: BTreeSet<u32>,
+}
+
+/// A mini-log block.
+struct MiniAt {
+    at: Position,
+    block: u32,
+    entry: MapEntry,
 }
 
 impl Scan {
@@ -189,6 +202,7 @@ impl Scan {
             version: Version(0),
             top: 0,
             marks: Vec::new(),
+            kept: BTreeSet::new(),
         };
         let ids = existing(state);
         for (done, id) in ids.iter().enumerate() {
@@ -342,8 +356,8 @@ impl Scan {
         let mut whole = all;
         let committed = entries.partition_point(|(at, _, _)| *at < reach.committed);
         for (index, (at, block, entry)) in entries.iter().enumerate().skip(committed) {
-            if number == USERS && *at >= doubtful && matches!(entry.kind, Kind::Data | Kind::Moved)
-            {
+            let written = matches!(entry.kind, Kind::Data | Kind::Moved | Kind::Mini);
+            if number == USERS && *at >= doubtful && written {
                 self.report.checked_bytes += BLOCK_SIZE as u64;
                 if !holds(state, *block, entry).await? {
                     whole = index;
@@ -408,6 +422,7 @@ impl Scan {
         let label = &state.label;
         let views = label.snapshots.iter().map(|snapshot| snapshot.version);
         let mut gather = Gather::new(state.index.blocks(), views);
+        let (mut minis, mut settled) = (Vec::new(), Version(0));
         let total = self.lives.len() as u64;
         let lives = std::mem::take(&mut self.lives);
         for (done, life) in lives.iter().enumerate() {
@@ -432,24 +447,64 @@ impl Scan {
                 if entry.kind != Kind::Pad || usize::from(life.log) == USERS {
                     self.version = self.version.max(entry.version);
                 }
-                let written = matches!(entry.kind, Kind::Data | Kind::Discard);
+                let first = match entry.kind {
+                    Kind::Mini => entry.version.0.saturating_sub(entry.lba.0),
+                    _ => entry.version.0,
+                };
+                let written = matches!(entry.kind, Kind::Data | Kind::Discard | Kind::Mini);
                 if written && behind.iter().any(|from| *from <= slot) {
                     behind.retain(|from| *from > slot);
-                    self.marks.push((Position::new(life.seq, slot), entry.version));
+                    self.marks.push((Position::new(life.seq, slot), Version(first)));
+                }
+                let (at, block) =
+                    (Position::new(life.seq, slot), life.id * label.segment_blocks + slot);
+                match entry.kind {
+                    Kind::Mini => minis.push(MiniAt { at, block, entry }),
+                    Kind::Settled => settled = settled.max(entry.version),
+                    _ => {}
                 }
                 if !label.is_void(entry.version, entry.lba.0) {
-                    gather.add(life.id * label.segment_blocks + slot, &entry);
+                    gather.add(block, &entry);
                 }
             }
         }
         progress(2 * total, 2 * total);
         self.lives = lives;
+        minis.retain(|mini| mini.entry.version > settled);
+        self.gather_fragments(state, minis, &mut gather).await;
         gather.apply_discards();
         gather
     }
 
+    /// Reads the mini-log blocks that have not served. One that does not give back what it held is
+    /// a loss.
+    async fn gather_fragments(
+        &mut self,
+        state: &State,
+        mut minis: Vec<MiniAt>,
+        gather: &mut Gather,
+    ) {
+        minis.sort_by_key(|mini| mini.at);
+        for MiniAt { at, block, entry } in minis {
+            let segment = state.segments.of(block);
+            self.kept.insert(segment);
+            self.report.checked_bytes += BLOCK_SIZE as u64;
+            let Some(fragments) = read_mini(state, block, &entry).await else {
+                let (seq, first) = (at.seq(), at.slot());
+                self.gaps.push(Gap { segment, seq, first, end: first + 1 });
+                continue;
+            };
+            for fragment in fragments {
+                if !state.label.is_void(fragment.version, u64::from(fragment.lba)) {
+                    gather.add_fragment(fragment);
+                }
+            }
+        }
+    }
+
     /// Fills the index.
-    async fn decide(&mut self, state: &mut State, gather: Gather) -> Result<(), ChainError> {
+    async fn decide(&mut self, state: &mut State, mut gather: Gather) -> Result<(), ChainError> {
+        let mut fragments = gather.take_fragments();
         for life in &self.lives {
             state.segments.get_mut(life.id).seq = life.seq;
         }
@@ -475,6 +530,9 @@ impl Scan {
                 }
                 versions.push((one.version, place));
             }
+            if let Some(fragments) = fragments.remove(&lba) {
+                versions = lay_over(state, gather.views(), &versions, &fragments);
+            }
             let newest = versions.last();
             let newer = newest.is_some_and(|(version, _)| Some(*version) > newest_lost);
             self.report.undecided -= u64::from(newer && newest_lost.is_some());
@@ -483,9 +541,19 @@ impl Scan {
             let content = content(&versions, state.holds.oldest());
             state.index.load(lba, content);
         }
+        let mut fresh: Vec<(u32, Vec<Fragment>)> = fragments.into_iter().collect();
+        fresh.sort_unstable_by_key(|(lba, _)| *lba);
+        for (lba, fragments) in fresh {
+            let versions = lay_over(state, gather.views(), &[], &fragments);
+            self.report.blocks += 1;
+            state.index.load(lba, content(&versions, state.holds.oldest()));
+        }
+        self.kept.extend(state.base_segments());
+        state.fill_slots().await;
         state.index.recount();
         let mut places: Vec<u32> = state.index.records().collect();
         state.index.for_each(|_, at| places.push(at.block));
+        places.retain(|block| !is_slot(*block));
         places.into_iter().for_each(|block| state.segments.add_live(block));
         state.version = self.version;
         state.committed = self.version;
@@ -544,6 +612,37 @@ impl Scan {
     }
 }
 
+/// The versions of a block that each reader sees, given those of its whole contents and the
+/// fragments of all versions: those newer than a whole content lie over it.
+fn lay_over(
+    state: &mut State,
+    views: &[Version],
+    whole: &[(Version, Place)],
+    fragments: &[Fragment],
+) -> Vec<(Version, Place)> {
+    let mut seen: Vec<(Version, Place)> = Vec::new();
+    for view in views {
+        let base = whole.iter().rev().find(|(version, _)| version <= view).copied();
+        let since = base.map_or(Version(0), |(version, _)| version);
+        let newer = |fragment: &&Fragment| fragment.version > since && fragment.version <= *view;
+        let newer: Vec<&Fragment> = fragments.iter().filter(newer).collect();
+        let version = newer.last().map_or(since, |fragment| fragment.version);
+        if seen.last().is_some_and(|(last, _)| *last == version) {
+            continue;
+        }
+        match newer.first() {
+            Some(first) => {
+                let mut overlay = Overlay::over(base.and_then(|(_, place)| place.location()));
+                newer.iter().for_each(|fragment| overlay.add(fragment));
+                let block = state.slots.take(first.lba, version, Some(overlay));
+                seen.push((version, Place::At(Location { block, check: 0 })));
+            }
+            None => seen.extend(base),
+        }
+    }
+    seen
+}
+
 /// The segments of the chain's links.
 fn existing(state: &State) -> Vec<u32> {
     (0..state.segments.len()).filter(|id| state.segments.exists(*id)).collect()
@@ -595,11 +694,18 @@ async fn finish(
     let resumed = users.is_some();
     resume(&mut state, users, body);
     if !resumed {
-        let id = empty_segment(&state)?;
+        let id = empty_segment(&state, &scan.kept)?;
         state.users = open_stream(&mut state, USERS, id);
     }
     note_cut(&mut state, ends, first);
     state.label.write(&parts.map).await?;
+    state.minis.since = scan.kept.len() as u64;
+    if state.owed() > 0 {
+        // Settling comes before the checkpoint, and leaves alone what this was rebuilt from.
+        let mut empty = state.segments.emptied();
+        empty.retain(|id| !scan.kept.contains(id));
+        state.segments.free(&empty);
+    }
     let inner = Arc::new(build(env, parts, Options::default(), state, area));
     checkpoint::write_base(&inner).await?;
     scrub::renew_labels(&inner).await?;
@@ -617,11 +723,11 @@ async fn newest_area(parts: &Parts, label: &Label) -> Area {
 }
 
 /// A segment without anything that counts, for a log that has to begin anew.
-fn empty_segment(state: &State) -> Result<u32, ChainError> {
+fn empty_segment(state: &State, kept: &BTreeSet<u32>) -> Result<u32, ChainError> {
     let empty = state.segments.ids(|segment| segment.state == SegmentState::Emptied);
     let usable = |id: &u32| {
         let link = usize::from(state.segments.get(*id).link);
-        !state.segments.links[link].leaving
+        !kept.contains(id) && !state.segments.links[link].leaving
     };
     empty.into_iter().find(usable).ok_or_else(|| {
         ChainError::Damaged("no segment is left in which the log could go on".to_owned())

@@ -32,7 +32,8 @@ fn environment(home: &Path) -> Option<PathBuf> {
     if !tools.status.success() {
         // Not with a macro: what those print is shown of tests that fail.
         let why = String::from_utf8_lossy(&tools.stderr);
-        writeln!(std::io::stderr(), "SKIPPED, for want of maturin: {why}").unwrap();
+        let said = format!("SKIPPED, for want of maturin: {why}\n");
+        std::io::stderr().write_all(said.as_bytes()).unwrap();
         return None;
     }
     // With what the tests were built with, beside them.

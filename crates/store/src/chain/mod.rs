@@ -53,6 +53,7 @@ mod state;
 mod status;
 mod stream;
 mod turns;
+mod wishes;
 mod write;
 
 use std::fmt;
@@ -307,6 +308,13 @@ impl BlockStore for Chain {
                 inner.clean_kick.notify_one();
             }
         }))
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        let mut state = self.inner.state.lock();
+        if lba.0 < state.index.blocks() {
+            state.wish(lba.0 as u32);
+        }
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {

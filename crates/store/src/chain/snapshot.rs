@@ -86,7 +86,11 @@ impl Chain {
         inner
             .change_label(|label| label.snapshots.retain(|snapshot| snapshot.name != name))
             .await?;
-        inner.state.lock().release(version);
+        {
+            let mut state = inner.state.lock();
+            state.release(version);
+            state.settle_loose();
+        }
         inner.bury();
         inner.clean_kick.notify_one();
         Ok(())

@@ -153,7 +153,8 @@ pub fn part(rng: &mut Rng, lba: u64, old: Option<&Bytes>, stamp: u64) -> Write {
         let end = (start + rng.random_range(1..=most)).min(BLOCK_SIZE);
         let pattern = (stamp + 1) << 16 | lba;
         for (at, byte) in content[start..end].iter_mut().enumerate() {
-            *byte = pattern.to_le_bytes()[at % 8];
+            // Never zero, which would make nothing of a block that holds nothing else.
+            *byte = pattern.to_le_bytes()[at % 8] | 1;
         }
         changed.add(start..end);
     }

@@ -16,7 +16,7 @@ use thalweg_store::env::Env;
 
 /// A chain whose other caches keep nothing, and a count of what its links read.
 async fn chain(env: &Env, most: usize) -> (Chain, Vec<Arc<RamDisk>>) {
-    let shape = Shape { segments_per_link: 6, ..Shape::small(Cleaning::MoveToTail) };
+    let shape = Shape { links: 1, segments_per_link: 14, ..Shape::small(Cleaning::MoveToTail) };
     let disks = parking_lot::Mutex::new(Vec::new());
     let devices = shape.devices(|name, geometry| {
         let disk = Arc::new(RamDisk::new(name, geometry));

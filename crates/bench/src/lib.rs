@@ -13,6 +13,8 @@
 //! - [`chain_power`]: how long the body's second drives rest;
 //! - [`chain_restart`]: what opening reads after a crash;
 //! - [`chain_memory`]: RAM of the index for each stored block;
+//! - [`txn_cpu`]: what transactions cost in processor time;
+//! - [`txn_contention`]: what transactions get that want the same blocks;
 //! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
@@ -27,6 +29,8 @@ mod replay;
 pub mod report;
 mod rig;
 pub mod traces;
+pub mod txn_contention;
+pub mod txn_cpu;
 
 use std::path::PathBuf;
 
@@ -71,6 +75,8 @@ const BENCHES: &[BenchEntry] = &[
     chain_reads::ENTRY,
     chain_restart::ENTRY,
     nbd::ENTRY,
+    txn_contention::ENTRY,
+    txn_cpu::ENTRY,
 ];
 
 /// Every benchmark.

@@ -84,6 +84,16 @@ impl Rig {
     /// Builds an empty chain of drives of 10,000 rpm and 120 MB/s, with its map on a SATA SSD.
     pub(crate) async fn build(env: &Env, plan: &Plan) -> Result<Rig, BenchError> {
         let (disks, drives) = drives(env, plan)?;
+        Rig::assemble(env, plan, disks, drives).await
+    }
+
+    /// The same of given drives.
+    pub(crate) async fn assemble(
+        env: &Env,
+        plan: &Plan,
+        disks: Vec<Vec<Arc<HardDisk>>>,
+        drives: Vec<DeviceRef>,
+    ) -> Result<Rig, BenchError> {
         let devices = match plan.placement {
             Placement::Chained => drives,
             Placement::Striped => {

@@ -5,19 +5,17 @@
 //! of [`Frame::Step`]s and then one [`Frame::Done`] or [`Frame::Failed`]. What was asked for goes on
 //! when the client goes away.
 
-use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use thalweg_ipc::socket;
 use thalweg_store::env::{Env, Task};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
 use crate::failure::{Failure, Outcome};
@@ -49,19 +47,6 @@ pub(crate) trait Handler: Send + Sync + 'static {
     ) -> impl Future<Output = Outcome<Answer>> + Send;
 }
 
-/// A socket's address is at most 107 bytes long, and folders may lie deep: so the address goes by
-/// way of a descriptor of the folder.
-struct Address {
-    _folder: File,
-    path: PathBuf,
-}
-
-fn address(folder: &Path) -> io::Result<Address> {
-    let file = File::open(folder)?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", file.as_raw_fd()));
-    Ok(Address { _folder: file, path })
-}
-
 /// A listening control socket. Dropping it ends the listener and its conversations, and removes
 /// the socket.
 #[derive(Debug)]
@@ -85,23 +70,9 @@ pub(crate) fn listen<H: Handler>(env: &Env, folder: &Path, handler: Arc<H>) -> O
     let failed = |error: io::Error| {
         Failure::of(&error).while_doing(format!("cannot listen on {}", path.display()))
     };
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    let listener = bind(folder).map_err(failed)?;
+    let listener = socket::listen(folder, SOCKET, BACKLOG).map_err(failed)?;
     let task = env.spawn(accept(env.clone(), listener, handler));
     Ok(Control { path, _task: task })
-}
-
-fn bind(folder: &Path) -> io::Result<UnixListener> {
-    let address = address(folder)?;
-    let socket = UnixSocket::new_stream()?;
-    // The file is made with the mode of the descriptor, so at no moment can others open it.
-    let mode = std::fs::Permissions::from_mode(0o600);
-    File::from(socket.as_fd().try_clone_to_owned()?).set_permissions(mode)?;
-    socket.bind(&address.path)?;
-    socket.listen(BACKLOG)
 }
 
 async fn accept<H: Handler>(env: Env, listener: UnixListener, handler: Arc<H>) {
@@ -171,17 +142,8 @@ pub(crate) struct Client(UnixStream);
 impl Client {
     /// Connects; `None` when no process has the volume open.
     pub(crate) async fn connect(folder: &Path) -> Outcome<Option<Client>> {
-        let connected = match address(folder) {
-            Ok(address) => UnixStream::connect(&address.path).await,
-            Err(error) => Err(error),
-        };
-        match connected {
-            Ok(stream) => Ok(Some(Client(stream))),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
-            {
-                Ok(None)
-            }
+        match socket::connect(folder, SOCKET).await {
+            Ok(stream) => Ok(stream.map(Client)),
             Err(error) => {
                 let path = folder.join(SOCKET);
                 let failure =

@@ -1,12 +1,16 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `serve`, `attach`, `dump`, `bench`, `shell`). A
+//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `dump`, `bench`, `shell`). A
 //! volume that is in use is administered through the process that has it open:
 //!
 //! - `request`: what can be asked of a volume;
 //! - `ask`: has a request answered, by the volume's server (`control`) or here;
 //! - `session`: the volumes that this process has open, and who uses them;
 //! - `opened`: one open volume.
+
+/// Blocks of 4 KiB come and go by the hundred thousand in a second.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 mod ask;
 mod attach;
@@ -15,6 +19,7 @@ mod control;
 mod dump;
 mod failure;
 mod holder;
+mod kv;
 mod metrics;
 mod opened;
 mod parts;
@@ -57,6 +62,7 @@ enum Command {
     Serve(serve::Serve),
     Attach(attach::Attach),
     Detach(attach::Detach),
+    Kv(kv::Kv),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
     Completions(shell::Completions),
@@ -112,6 +118,7 @@ fn serve_or_ask(command: Command) -> Outcome<()> {
         match command {
             Command::Volume(command) => volume::run(&env, command).await,
             Command::Status(args) => volume::run(&env, volume::Volume::Status(args)).await,
+            Command::Kv(args) => kv::run(&env, args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,

@@ -11,6 +11,7 @@ use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, NewVolume, OpenOptions, Pool, PoolError,
     ShrinkRequest,
 };
+use thalweg_store::txn::TransactionManager;
 use thalweg_store::volume::VolumeRef;
 
 use crate::control::Client;
@@ -87,6 +88,11 @@ impl Opened {
         self.pool.volume()
     }
 
+    /// Its transactions.
+    pub(crate) fn transactions(&self) -> &TransactionManager {
+        self.pool.transactions()
+    }
+
     /// A snapshot as clients see it, read-only.
     pub(crate) fn snapshot(&self, name: &str) -> Outcome<VolumeRef> {
         Ok(self.pool.snapshot_volume(name)?)
@@ -105,6 +111,7 @@ impl Opened {
     /// The volume in numbers.
     pub(crate) fn status_json(&self) -> Outcome<Value> {
         let mut status = serde_json::to_value(self.pool.status())?;
+        status["transactions"] = serde_json::to_value(self.transactions().status())?;
         status["folder"] = self.target.folder.display().to_string().into();
         Ok(status)
     }
@@ -124,7 +131,7 @@ impl Opened {
         match request {
             Request::CreateSnapshot { name } => drop(chain.create_snapshot(name).await?),
             Request::DeleteSnapshot { name } => chain.delete_snapshot(name).await?,
-            Request::Rollback { name } => chain.rollback(name).await?,
+            Request::Rollback { name } => self.pool.roll_back(name).await?,
             Request::Extend { link, size, force } => {
                 let link = link.as_ref().map(LinkArg::spec);
                 self.pool.extend(&ExtendRequest { size: *size, link, force: *force }).await?;
@@ -271,7 +278,8 @@ fn own_files(folder: &Path) -> Vec<std::path::PathBuf> {
         Err(_) => Vec::new(),
     };
     let inside = paths.into_iter().filter(|path| path.components().count() == 1);
-    let named = [crate::attach::LOG, crate::control::SOCKET].map(std::path::PathBuf::from);
+    let named = [crate::attach::LOG, crate::control::SOCKET, thalweg_ipc::SOCKET];
+    let named = named.map(std::path::PathBuf::from);
     let mut files: Vec<_> = inside.chain(named).map(|path| folder.join(path)).collect();
     files.sort();
     files.dedup();

@@ -1,4 +1,4 @@
-//! `thalweg serve`: volumes for clients that speak NBD.
+//! `thalweg serve`: volumes for clients that speak NBD, and for those that run transactions.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -17,7 +17,10 @@ use crate::session::{Administered, Purpose, Session};
 use crate::target::Target;
 use crate::{metrics, signals};
 
-/// Serve volumes over NBD
+/// Serve volumes over NBD, and their transactions to programs on this machine
+///
+/// Programs that use Thalweg's library for C, Python or Rust find a socket for transactions in the
+/// volume's folder.
 ///
 /// A volume's snapshots are served beside it, read-only, as NAME@SNAPSHOT; naming FOLDER@SNAPSHOT
 /// serves that snapshot alone. The first SIGINT or SIGTERM ends the server in order, the second one
@@ -189,6 +192,7 @@ impl Running {
             control::listen(&env, &folder, Arc::new(Administered { session, volume }))
         });
         let controls = controls.collect::<Outcome<Vec<Control>>>()?;
+        session.volumes().iter().try_for_each(|volume| session.serve_transactions(volume))?;
         let stopped = session.stop().subscribe();
         Ok(Running { session: session.clone(), stopped, controls, _tasks: tasks })
     }

@@ -32,6 +32,8 @@ pub(crate) struct Session {
     volumes: Vec<Arc<Opened>>,
     server: Server,
     attachments: Mutex<Vec<Attachment>>,
+    /// Whoever answers on the sockets for transactions, and of which volume.
+    transactions: parking_lot::Mutex<Vec<(String, thalweg_ipc::Server)>>,
     /// Turns true when the session is to end.
     stop: watch::Sender<bool>,
     /// The session ends when its last block device is gone.
@@ -65,6 +67,7 @@ impl Session {
             volumes: volumes.into_iter().map(Arc::new).collect(),
             server: Server::new(env.clone(), ServerConfig::default()),
             attachments: Mutex::default(),
+            transactions: parking_lot::Mutex::default(),
             stop: watch::Sender::new(false),
             ends_when_detached: purpose == Purpose::Attach,
             exports_snapshots: purpose == Purpose::Serve,
@@ -101,6 +104,28 @@ impl Session {
     pub(crate) fn export_all(&self, volume: &Opened) -> Outcome<()> {
         self.export(volume, None)?;
         volume.snapshots().iter().try_for_each(|name| self.export(volume, Some(name)))
+    }
+
+    /// Lets other processes run transactions on a volume, through the socket in its folder.
+    pub(crate) fn serve_transactions(&self, volume: &Opened) -> Outcome<()> {
+        let folder = &volume.target.folder;
+        let manager = volume.transactions();
+        let config = thalweg_ipc::Config::default();
+        let server = thalweg_ipc::Server::start(&self.env, manager, folder, config);
+        let server = server.map_err(|error| {
+            let path = folder.join(thalweg_ipc::SOCKET);
+            Failure::of(&error).while_doing(format!("cannot listen on {}", path.display()))
+        })?;
+        self.transactions.lock().push((volume.target.name.clone(), server));
+        Ok(())
+    }
+
+    /// Ends the transactions that others run on a volume; whether there could be any.
+    fn withdraw_transactions(&self, volume: &Opened) -> bool {
+        let mut servers = self.transactions.lock();
+        let before = servers.len();
+        servers.retain(|(name, _)| *name != volume.target.name);
+        servers.len() < before
     }
 
     /// Takes exports away whose name is right; their connections end.
@@ -223,6 +248,7 @@ impl Session {
     /// Ends everything in order: clients, block devices, volumes. All of it is tried; the first
     /// failure is returned.
     pub(crate) async fn close(&self) -> Outcome<()> {
+        self.transactions.lock().clear();
         let mut result = self.server.shutdown().await.map_err(Failure::from);
         self.detach_all().await;
         for volume in &self.volumes {
@@ -319,7 +345,11 @@ impl Session {
         self.refuse_if_attached(volume, |snapshot| snapshot.is_none()).await?;
         let own = volume.target.name.clone();
         let withdrawn = self.withdraw(|name| name == own).await?;
+        let had_transactions = self.withdraw_transactions(volume);
         let result = volume.execute(request, report).await;
+        if had_transactions {
+            self.serve_transactions(volume)?;
+        }
         if !withdrawn.is_empty() {
             self.export(volume, None)?;
         }

@@ -181,6 +181,10 @@ impl BlockStore for VersionedMemory {
         }))
     }
 
+    fn hold_synced(&self) -> Option<Hold> {
+        self.hold(self.now())
+    }
+
     fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
         let state = self.state.lock();
         (lba.0..lba.0 + count).map(|lba| (1, state.get(lba, at).is_some())).collect()

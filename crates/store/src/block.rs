@@ -109,6 +109,13 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// Keeps `version` readable until the guard is dropped. `None` when it is gone already.
     fn hold(&self, version: Version) -> Option<Hold>;
 
+    /// Keeps the newest version that survives a crash readable: everything that was acknowledged by
+    /// [`BlockStore::sync`] is in it. `None` when the store has not kept it so far, and perhaps will
+    /// from now on.
+    fn hold_synced(&self) -> Option<Hold> {
+        None
+    }
+
     /// Asks for a block to be kept in memory. A hint, and bounded: of too many, those that are read
     /// most recently stay.
     fn please_cache(&self, _lba: Lba) {}

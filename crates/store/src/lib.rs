@@ -5,6 +5,7 @@
 //!
 //! - [`pool`]: volumes put together from files and raw devices;
 //! - [`volume`]: a byte-addressed volume, the one trait that protocol adapters see;
+//! - [`tree`]: key-value stores in named partitions (Isotope);
 //! - [`txn`]: isolation: who may commit (Isotope);
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
@@ -15,6 +16,8 @@ pub mod block;
 pub mod chain;
 pub mod device;
 pub mod env;
+mod gate;
 pub mod pool;
+pub mod tree;
 pub mod txn;
 pub mod volume;

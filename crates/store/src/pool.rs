@@ -46,6 +46,7 @@ pub use status::{MemberState, MemberStatus, PoolStatus};
 use crate::block::BlockStore;
 use crate::chain::{Chain, ChainError, Rebuild, RebuildReport, Recovered};
 use crate::env::Env;
+use crate::txn::TransactionManager;
 use crate::volume::{StoreVolume, Volume, VolumeRef};
 
 /// Makes the volume `new` from files and block devices, with its manifest in `folder`. `progress`
@@ -90,7 +91,8 @@ pub struct Pool {
     standby: bool,
     settings: Mutex<Settings>,
     chain: Arc<Chain>,
-    volume: Arc<StoreVolume<Chain>>,
+    transactions: TransactionManager,
+    volume: Arc<StoreVolume<TransactionManager>>,
     members: Mutex<Vec<Member>>,
     mirrors: Mutex<Vec<PoolMirror>>,
     warnings: Vec<String>,
@@ -138,6 +140,9 @@ impl Pool {
         let (chain, recovered) = opened.map_err(|error| name_missing(error, absent))?;
         let chain = Arc::new(chain);
         put.warnings.iter().for_each(|warning| tracing::warn!(volume = manifest.name, "{warning}"));
+        // Whatever changes the volume is a transaction, or is seen by those that run as one.
+        let transactions =
+            TransactionManager::new(env, chain.clone(), options.transactions.clone());
         let pool = Pool {
             env: env.clone(),
             media,
@@ -148,7 +153,8 @@ impl Pool {
             standby: options.standby,
             settings: Mutex::new(manifest.settings),
             manifest: tokio::sync::Mutex::new(manifest),
-            volume: Arc::new(StoreVolume::live(chain.clone())),
+            volume: Arc::new(StoreVolume::live(Arc::new(transactions.clone()))),
+            transactions,
             chain,
             members: Mutex::new(seats.into_iter().map(Member::from).collect()),
             mirrors: Mutex::new(put.mirrors),
@@ -199,6 +205,20 @@ impl Pool {
     /// The volume itself.
     pub fn volume(&self) -> VolumeRef {
         self.volume.clone()
+    }
+
+    /// The volume's transactions.
+    pub fn transactions(&self) -> &TransactionManager {
+        &self.transactions
+    }
+
+    /// Makes the volume what it was when a snapshot was made. Transactions that run are aborted.
+    ///
+    /// # Errors
+    /// As [`Chain::rollback`].
+    pub async fn roll_back(&self, name: &str) -> Result<(), PoolError> {
+        let rolled = self.transactions.exclusively(async || self.chain.rollback(name).await).await;
+        Ok(rolled?)
     }
 
     /// What opening found and read.

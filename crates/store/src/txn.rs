@@ -15,6 +15,7 @@ mod face;
 mod fragments;
 mod intent;
 mod manager;
+pub mod nest;
 mod options;
 mod order;
 mod running;

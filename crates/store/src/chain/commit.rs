@@ -113,7 +113,7 @@ struct Short {
 }
 
 async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
-    let (parts, version, short) = begin(inner, scope)?;
+    let Begun { parts, version, held, short } = begin(inner, scope)?;
     Counts::add(&inner.counts.rounds, 1);
     match short {
         Some(short) => run_short(inner, &parts[0], short).await?,
@@ -127,18 +127,29 @@ async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
         stream.commit(part.target);
     }
     state.committed = state.committed.max(version);
+    state.keep_synced(held);
     inner.check_roles(&mut state);
     drop(state);
     inner.room.notify_waiters();
     Ok(())
 }
 
+/// What a round covers.
+struct Begun {
+    parts: Vec<Part>,
+    /// What is durable after it, and whether that is held for readers.
+    version: Version,
+    held: Option<Version>,
+    /// What it writes, if it is short.
+    short: Option<Short>,
+}
+
 /// Fixes what a round covers, and takes it if it is short.
-fn begin(inner: &Inner, scope: Scope) -> Result<(Vec<Part>, Version, Option<Short>), StoreError> {
+fn begin(inner: &Inner, scope: Scope) -> Result<Begun, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
-    let version = state.version;
     state.seal_mini(true)?;
+    let (version, held) = (state.version, state.hold_round());
     state.reserve(USERS);
     let mut parts = vec![Part { log: USERS, target: state.users.tail() }];
     if scope == Scope::Everything && state.body.is_some() {
@@ -147,7 +158,7 @@ fn begin(inner: &Inner, scope: Scope) -> Result<(Vec<Part>, Version, Option<Shor
     }
     let users = &mut state.users;
     if parts.len() > 1 || users.window() > SHORT_BLOCKS {
-        return Ok((parts, version, None));
+        return Ok(Begun { parts, version, held, short: None });
     }
     let target = parts[0].target;
     let mut batches = Vec::new();
@@ -157,7 +168,8 @@ fn begin(inner: &Inner, scope: Scope) -> Result<(Vec<Part>, Version, Option<Shor
     // Blocks that somebody else is writing come before those taken here.
     let in_flight = users.written() < batches.first().map_or(target, |batch| batch.start);
     let maps = users.map_writes(target, inner.map_unit, target);
-    Ok((parts, version, Some(Short { batches, maps, in_flight })))
+    let short = Some(Short { batches, maps, in_flight });
+    Ok(Begun { parts, version, held, short })
 }
 
 /// Data and map at once, then one flush for each device.

@@ -4,6 +4,26 @@ use std::collections::BTreeMap;
 
 use crate::block::Version;
 
+/// Rounds for which the durable version is kept although nobody asks for it.
+const FOLLOWED_ROUNDS: u32 = 64;
+
+/// The newest durable version, kept for those who read what survives a crash. A round that is under
+/// way overwrites nothing that its readers need, and that costs, so it is done while somebody asks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Synced {
+    /// The version that is kept.
+    pub(super) version: Option<Version>,
+    /// Rounds until nobody is taken to ask any more.
+    pub(super) follow: u32,
+}
+
+impl Synced {
+    /// Notes that somebody asks.
+    pub(super) fn ask(&mut self) {
+        self.follow = FOLLOWED_ROUNDS;
+    }
+}
+
 /// The versions that are held, each with the number of its holders.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Holds(BTreeMap<Version, u32>);

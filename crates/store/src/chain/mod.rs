@@ -304,13 +304,13 @@ impl BlockStore for Chain {
             return None;
         }
         state.holds.take(version);
-        let inner = Arc::downgrade(&self.inner);
-        Some(Hold::new(version, move |version| {
-            if let Some(inner) = inner.upgrade() {
-                inner.state.lock().release(version);
-                inner.clean_kick.notify_one();
-            }
-        }))
+        Some(self.inner.release_later(version))
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        let mut state = self.inner.state.lock();
+        let version = state.hold_synced()?;
+        Some(self.inner.release_later(version))
     }
 
     fn please_cache(&self, lba: Lba) {
@@ -326,6 +326,17 @@ impl BlockStore for Chain {
 }
 
 impl Inner {
+    /// The guard of a hold that was taken.
+    fn release_later(self: &Arc<Self>, version: Version) -> Hold {
+        let inner = Arc::downgrade(self);
+        Hold::new(version, move |version| {
+            if let Some(inner) = inner.upgrade() {
+                inner.state.lock().release(version);
+                inner.clean_kick.notify_one();
+            }
+        })
+    }
+
     fn poison(&self, why: &str) {
         let mut state = self.state.lock();
         if state.poison.is_none() {

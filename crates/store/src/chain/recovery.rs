@@ -27,7 +27,7 @@ use super::format::{
     ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LinkRecord, LogRecord, MapEntry, MapSector,
     NO_LOG, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
 };
-use super::holds::Holds;
+use super::holds::{Holds, Synced};
 use super::index::{Content, Index, Location, MAX_PHYSICAL, Place};
 use super::label::{Cut, Label, Layout, Void};
 use super::minilog::replay::{Minis, read_minis};
@@ -197,6 +197,8 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         label,
         segments,
         holds,
+        synced: Synced::default(),
+        ended_within: 0,
         version: Version(0),
         committed: Version(0),
         body: None,
@@ -205,7 +207,6 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         slots: Default::default(),
         minis: Default::default(),
         wishes: Default::default(),
-        loose: 0,
         unwritten: 0,
         moving: [0; 2],
         told: [u16::MAX; 6],

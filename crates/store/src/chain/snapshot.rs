@@ -89,7 +89,8 @@ impl Chain {
         {
             let mut state = inner.state.lock();
             state.release(version);
-            state.settle_loose();
+            state.settle_holds();
+            state.reap();
         }
         inner.bury();
         inner.clean_kick.notify_one();
@@ -131,6 +132,7 @@ impl Chain {
     fn check_rollback(&self, snapshot: &Snapshot) -> Result<Version, ChainError> {
         let mut state = self.inner.state.lock();
         state.poison_check()?;
+        state.forget_synced();
         let newer = state.label.snapshots.iter().filter(|other| other.version > snapshot.version);
         let newer: Vec<&str> = newer.map(|other| other.name.as_str()).collect();
         if !newer.is_empty() {

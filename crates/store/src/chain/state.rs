@@ -6,7 +6,7 @@ use bytes::Bytes;
 use roaring::RoaringBitmap;
 
 use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
-use super::holds::Holds;
+use super::holds::{Holds, Synced};
 use super::index::{Index, Location, Place, is_slot};
 use super::label::Label;
 use super::minilog::Minis;
@@ -19,6 +19,8 @@ use crate::block::{Lba, StoreError, Version, Write};
 use crate::device::Purpose;
 use crate::env::HashMap;
 
+/// Blocks that are looked at when a hold ends.
+const AGE_AT_ONCE: usize = 64;
 /// Free segments that a users' write leaves to the cleaner, on each link.
 const KEEP_PER_LINK: usize = 1;
 
@@ -28,6 +30,10 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) segments: Segments,
     pub(super) holds: Holds,
+    /// The durable version that is kept for readers.
+    pub(super) synced: Synced,
+    /// Holds that ended while older ones stayed, since the index was looked through for them.
+    pub(super) ended_within: usize,
     /// The newest version.
     pub(super) version: Version,
     /// The newest version that survives a crash.
@@ -43,8 +49,6 @@ pub(super) struct State {
     pub(super) minis: Minis,
     /// Blocks that are to stay in memory.
     pub(super) wishes: Wishes,
-    /// Holds that ended between others, and after which nobody has looked at the index yet.
-    pub(super) loose: usize,
     /// Blocks, live or dead, that no device has yet.
     pub(super) unwritten: usize,
     /// Those of them that cleaning appended, by log.
@@ -480,34 +484,62 @@ impl State {
         version == self.version || self.holds.contains(version)
     }
 
-    /// Ends a hold.
+    /// Ends a hold of a moment. What it kept goes little by little: a part now, the rest when its
+    /// blocks are written, when the cleaner comes by, and when as many holds have ended as there are
+    /// blocks to look at, so that no release is charged with more than a few of them.
     pub(super) fn release(&mut self, version: Version) {
         let was_oldest = self.holds.oldest() == Some(version);
         if !self.holds.release(version) {
             return;
         }
         match was_oldest {
-            // The rest is looked at when the cleaner comes by.
             true => {
-                self.index.age(&self.holds, 1024);
+                self.index.age(&self.holds, AGE_AT_ONCE);
             }
-            // A look at all of the table, once for as many holds as that is long.
-            false => {
-                self.loose += 1;
-                if self.loose > self.index.table_len() {
-                    self.settle_loose();
-                }
-            }
+            false => self.ended_within += 1,
+        }
+        if self.ended_within > self.index.tabled().max(AGE_AT_ONCE) {
+            self.settle_holds();
         }
         self.reap();
     }
 
-    /// Drops what only holds kept that ended between others.
-    pub(super) fn settle_loose(&mut self) {
-        if std::mem::take(&mut self.loose) > 0 {
-            self.index.settle_all(&self.holds);
-            self.reap();
+    /// Takes a hold of the newest durable version, if it is kept.
+    pub(super) fn hold_synced(&mut self) -> Option<Version> {
+        self.synced.ask();
+        let kept = self.synced.version.filter(|version| *version == self.committed);
+        let version = kept.or((self.committed == self.version).then_some(self.version))?;
+        self.holds.take(version);
+        Some(version)
+    }
+
+    /// Takes a hold of what a round that begins now makes durable, while somebody asks for it.
+    pub(super) fn hold_round(&mut self) -> Option<Version> {
+        if self.synced.follow == 0 {
+            return None;
         }
+        self.synced.follow -= 1;
+        self.holds.take(self.version);
+        Some(self.version)
+    }
+
+    /// Notes that what a round holds is durable: it takes the place of what was kept so far.
+    pub(super) fn keep_synced(&mut self, held: Option<Version>) {
+        if let Some(before) = std::mem::replace(&mut self.synced.version, held) {
+            self.release(before);
+        }
+    }
+
+    /// Keeps no durable version until somebody asks again.
+    pub(super) fn forget_synced(&mut self) {
+        self.synced.follow = 0;
+        self.keep_synced(None);
+    }
+
+    /// Lets go of every version that no hold needs.
+    pub(super) fn settle_holds(&mut self) {
+        self.ended_within = 0;
+        self.index.settle_all(&self.holds);
     }
 
     /// Runs of stored and absent blocks.

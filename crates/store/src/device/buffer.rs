@@ -1,6 +1,6 @@
 //! Memory that direct I/O accepts.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -37,9 +37,17 @@ impl AlignedBuf {
 
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> AlignedBuf {
-        let mut buffer = AlignedBuf::zeroed(bytes.len());
-        buffer.copy_from_slice(bytes);
-        buffer
+        let len = bytes.len();
+        if len == 0 {
+            return AlignedBuf::zeroed(0);
+        }
+        let layout = Self::layout(len);
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        // SAFETY: both are `len` bytes, and the new memory is nobody else's. Nothing of it stays unset.
+        unsafe { start.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) };
+        AlignedBuf { start, len }
     }
 
     /// The buffer as shared, immutable bytes.

@@ -99,7 +99,8 @@ impl Pool {
                 now * BLOCK_SIZE as u64
             )));
         }
-        Ok(self.chain.resize(blocks).await?)
+        let resized = self.transactions.exclusively(async || self.chain.resize(blocks).await).await;
+        Ok(resized?)
     }
 
     /// The member at `path`.

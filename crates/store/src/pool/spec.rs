@@ -132,4 +132,6 @@ pub struct OpenOptions {
     pub chain: Options,
     /// Whether the second sides of mirrors rest while they are in the body.
     pub standby: bool,
+    /// What its transactions may use up.
+    pub transactions: crate::txn::Options,
 }

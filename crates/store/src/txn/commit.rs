@@ -8,6 +8,7 @@
 //! The turn is not bound to a task: a commit that is given up half way hands it on.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -20,12 +21,20 @@ use crate::block::{Lba, StoreError, Version};
 
 /// The newest snapshot, for a transaction that begins.
 pub(super) async fn snapshot(inner: &Inner) -> Snapshot {
+    let closed = inner.gate.close().await;
     loop {
         let mut settled = std::pin::pin!(inner.settled.notified());
         settled.as_mut().enable();
-        let snapshot = inner.order.lock().begin(&*inner.store);
+        let snapshot = {
+            let mut order = inner.order.lock();
+            if inner.passed.swap(false, Ordering::SeqCst) {
+                order.refresh();
+            }
+            order.begin(&*inner.store)
+        };
         match snapshot {
             Some(snapshot) => {
+                closed.keep();
                 #[cfg(feature = "seeded-bugs")]
                 let snapshot = stale(inner, snapshot);
                 keep_window_short(inner);
@@ -34,6 +43,27 @@ pub(super) async fn snapshot(inner: &Inner) -> Snapshot {
             None => settled.await,
         }
     }
+}
+
+/// The newest snapshot that survives a crash, for a transaction that only reads; the newest of all when
+/// the store has not kept one.
+pub(super) async fn synced_snapshot(inner: &Inner) -> Snapshot {
+    match inner.store.hold_synced() {
+        Some(hold) => Snapshot { until: None, hold: Arc::new(hold) },
+        None => snapshot(inner).await,
+    }
+}
+
+/// Runs a write that is no transaction's past the stream, if no transaction runs; `None` otherwise.
+pub(super) async fn pass<T>(
+    inner: &Inner,
+    write: impl AsyncFnOnce() -> Result<T, StoreError>,
+) -> Option<Result<T, StoreError>> {
+    let _passage = inner.gate.pass()?;
+    let written = write().await;
+    // Whoever begins next needs a newer snapshot than the one that is shared.
+    inner.passed.store(true, Ordering::SeqCst);
+    Some(written)
 }
 
 #[cfg(feature = "seeded-bugs")]
@@ -95,9 +125,20 @@ async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> 
             return outcome.clone();
         }
         apply_decided(inner).await;
+        let mut changed = std::pin::pin!(intent.changed.notified());
+        changed.as_mut().enable();
         if intent.outcome().is_none() {
-            intent.changed.notified().await;
+            changed.await;
         }
+    }
+}
+
+/// Waits until every commit has its outcome.
+pub(super) async fn drain(inner: &Inner) {
+    loop {
+        let last = inner.order.lock().pending().pop();
+        let Some(last) = last else { return };
+        outcome(inner, &last).await.ok();
     }
 }
 
@@ -173,7 +214,6 @@ async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Versio
 
 async fn hand_over(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
     match intent.swath() {
-        Some(swath) if swath.end == u64::MAX => Ok(inner.store.now()),
         Some(swath) => inner.store.discard(Lba(swath.start), swath.end - swath.start).await,
         None => inner.store.apply(intent.to_writes()).await,
     }

@@ -13,6 +13,8 @@ pub enum Preempted {
     Memory,
     /// Its process died.
     OwnerDied,
+    /// The volume was rolled back, or got a new size.
+    Replaced,
 }
 
 /// What can go wrong in a transaction.
@@ -27,6 +29,7 @@ pub enum TxnError {
         Preempted::Stuck => "it ran for too long, and the space that it held on to was needed",
         Preempted::Memory => "memory was short, and it had the most",
         Preempted::OwnerDied => "its process died",
+        Preempted::Replaced => "the volume was changed as a whole",
     })]
     Preempted(Preempted),
     /// Give up: a nested transaction was aborted, and so is everything around it.

@@ -184,6 +184,7 @@ impl Intent {
 
     pub(super) fn set_outcome(&self, outcome: Result<Version, StoreError>) {
         self.outcome.set(outcome).ok();
+        self.changed.notify_waiters();
         self.changed.notify_one();
     }
 

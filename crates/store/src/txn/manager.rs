@@ -12,7 +12,6 @@ use tokio::sync::Notify;
 
 use super::access::{Accesses, Own};
 use super::commit;
-use super::intent::Intent;
 use super::options::Options;
 use super::order::{Order, Snapshot};
 use super::running::{OwnerId, Phase, Registry, Running, Work};
@@ -20,6 +19,7 @@ use super::{Begin, Durability, Handle, Preempted, Transact, Transaction, TxnErro
 use crate::block::{BLOCK_SIZE, BlockStore, Lba};
 use crate::device::AlignedBuf;
 use crate::env::{Env, Task};
+use crate::gate::Gate;
 
 /// What blocks that hold nothing read as.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
@@ -41,6 +41,10 @@ pub(super) struct Inner {
     pub(super) options: Options,
     pub(super) order: Mutex<Order>,
     pub(super) registry: Mutex<Registry>,
+    /// Writes that are no transaction's pass it while no transaction runs.
+    pub(super) gate: Arc<Gate>,
+    /// Such a write has passed since the last snapshot was taken.
+    pub(super) passed: AtomicBool,
     /// A commit was applied: those who wait for a snapshot may look again.
     pub(super) settled: Notify,
     pub(super) counts: Counts,
@@ -106,11 +110,14 @@ impl fmt::Debug for TransactionManager {
 impl TransactionManager {
     /// A manager for `store`, which nobody else may change.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, options: Options) -> TransactionManager {
+        let gate = Arc::new(Gate::default());
         let inner = Arc::new(Inner {
             env: env.clone(),
             store,
             options,
-            order: Mutex::new(Order::new()),
+            order: Mutex::new(Order::new(gate.clone())),
+            gate,
+            passed: AtomicBool::new(false),
             registry: Mutex::default(),
             settled: Notify::new(),
             counts: Counts::default(),
@@ -127,12 +134,20 @@ impl TransactionManager {
         Client::new(&self.inner)
     }
 
-    /// Aborts the transactions that run now and starts their windows anew, after the store was changed
-    /// as a whole by others: a roll-back, a new size.
-    pub async fn invalidate(&self) {
-        let swath = Intent::of_swath(0..u64::MAX);
-        // Nothing is applied: this cannot fail.
-        commit::note(&self.inner, swath).await.ok();
+    /// Runs `change`, which changes the store as a whole, while no transaction runs: those that do are
+    /// aborted, those that are about to commit do so before, and new ones begin after it.
+    pub async fn exclusively<T>(&self, change: impl AsyncFnOnce() -> T) -> T {
+        let _barrier = Barrier::new(&self.inner);
+        let all = self.inner.registry.lock().all();
+        all.iter().for_each(|running| self.inner.preempt(running, Preempted::Replaced));
+        commit::drain(&self.inner).await;
+        self.inner.order.lock().refresh();
+        change().await
+    }
+
+    /// The limits.
+    pub fn options(&self) -> &Options {
+        &self.inner.options
     }
 
     /// The counters.
@@ -188,6 +203,23 @@ impl Client {
     }
 }
 
+/// Nobody begins a transaction until it is dropped.
+struct Barrier<'a>(&'a Inner);
+
+impl<'a> Barrier<'a> {
+    fn new(inner: &'a Inner) -> Barrier<'a> {
+        inner.order.lock().bar(true);
+        Barrier(inner)
+    }
+}
+
+impl Drop for Barrier<'_> {
+    fn drop(&mut self) {
+        self.0.order.lock().bar(false);
+        self.0.settled.notify_waiters();
+    }
+}
+
 /// Room for a transaction; given back unless it comes.
 struct Admission<'a> {
     inner: &'a Inner,
@@ -213,7 +245,10 @@ impl Transact for Client {
         let (inner, owner) = (&self.shared.inner, self.shared.owner);
         inner.registry.lock().admit(owner, inner.options.max_running)?;
         let mut admission = Admission { inner, owner, used: false };
-        let snapshot = commit::snapshot(inner).await;
+        let snapshot = match begin.read_only {
+            true => commit::synced_snapshot(inner).await,
+            false => commit::snapshot(inner).await,
+        };
         admission.used = true;
         let now = inner.env.now();
         let running = inner.registry.lock().add(owner, begin, snapshot, now);
@@ -258,12 +293,18 @@ impl Inner {
         before
     }
 
+    /// Ends what a transaction's snapshot keeps.
+    fn let_go(&self, snapshot: Snapshot) {
+        if let Some(until) = snapshot.until {
+            self.order.lock().end(until);
+        }
+    }
+
     /// Aborts a transaction from outside. Its owner learns of it with the next call.
     pub(super) fn preempt(&self, running: &Running, why: Preempted) {
         if let Phase::Active(snapshot) = self.end(running, Phase::Preempted(why)) {
             running.work.lock().accesses = Default::default();
-            self.order.lock().end(snapshot.until);
-            drop(snapshot);
+            self.let_go(snapshot);
             Counts::add(&self.counts.preempted, 1);
         }
         let mut registry = self.registry.lock();
@@ -277,11 +318,11 @@ impl Inner {
     pub(super) fn preempt_oldest(&self, why: Preempted) -> bool {
         let all = self.registry.lock().all();
         let snapshot = |running: &Arc<Running>| match &running.work.lock().phase {
-            Phase::Active(snapshot) => Some(snapshot.until),
+            Phase::Active(snapshot) => Some(snapshot.hold.version()),
             _ => None,
         };
         let oldest = all.iter().filter_map(|running| Some((snapshot(running)?, running)));
-        match oldest.min_by_key(|(until, running)| (*until, running.id)) {
+        match oldest.min_by_key(|(version, running)| (*version, running.id)) {
             Some((_, running)) => {
                 self.preempt(running, why);
                 true
@@ -348,7 +389,7 @@ impl LocalTransaction {
     /// Ends the transaction without a commit.
     fn finish(&self) {
         if let Phase::Active(snapshot) = self.inner.end(&self.running, Phase::Ended) {
-            self.inner.order.lock().end(snapshot.until);
+            self.inner.let_go(snapshot);
             Counts::add(&self.inner.counts.aborts, 1);
         }
         self.inner.registry.lock().remove(self.running.id);
@@ -486,12 +527,17 @@ impl Transaction for LocalTransaction {
 
     async fn commit(&self, durability: Durability) -> Result<(), TxnError> {
         let (snapshot, accesses) = self.end()?;
-        let intent = accesses.into_intent(self.running.begin.isolation, snapshot.until);
+        let isolation = self.running.begin.isolation;
+        let until = snapshot.until.unwrap_or(u64::MAX);
+        let intent = accesses.into_intent(isolation, until);
         let version = match intent.writes.is_empty() {
             true => {
-                let version = snapshot.hold.version();
-                self.inner.order.lock().end(snapshot.until);
+                let (version, is_durable) = (snapshot.hold.version(), snapshot.until.is_none());
+                self.inner.let_go(snapshot);
                 Counts::add(&self.inner.counts.read_only, 1);
+                if is_durable {
+                    return Ok(());
+                }
                 version
             }
             false => {

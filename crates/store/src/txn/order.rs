@@ -6,12 +6,14 @@ use std::sync::Arc;
 use super::intent::{Intent, Verdict};
 use super::window::{Stream, Window};
 use crate::block::{BlockStore, Hold};
+use crate::gate::Gate;
 
 /// The state of the store with all commits before a timestamp, and none after.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
-    /// The first timestamp that is not in it.
-    pub(super) until: u64,
+    /// The first timestamp that is not in it; `None` for one that is known to be durable, which has no
+    /// window and cannot be written on.
+    pub(super) until: Option<u64>,
     pub(super) hold: Arc<Hold>,
 }
 
@@ -23,11 +25,15 @@ pub(super) struct Order {
     applied: u64,
     /// Somebody is applying.
     applying: bool,
+    /// Nobody begins: the store is being changed as a whole.
+    barred: bool,
     /// The newest snapshot, for those who begin.
     newest: Option<Arc<Hold>>,
     /// The snapshot before the newest.
     #[cfg(feature = "seeded-bugs")]
     pub(super) stale: Option<Arc<Hold>>,
+    /// Closed once for each of the floors: nobody writes past transactions that run.
+    gate: Arc<Gate>,
     /// The first timestamps of the windows that somebody may still ask for.
     floors: BTreeMap<u64, u32>,
 }
@@ -41,11 +47,13 @@ pub(super) enum Step {
 }
 
 impl Order {
-    pub(super) fn new() -> Order {
+    pub(super) fn new(gate: Arc<Gate>) -> Order {
         Order {
+            gate,
             stream: Stream::new(),
             applied: 0,
             applying: false,
+            barred: false,
             newest: None,
             #[cfg(feature = "seeded-bugs")]
             stale: None,
@@ -53,9 +61,24 @@ impl Order {
         }
     }
 
-    /// A snapshot for a new transaction, whose window is kept from now on; `None` while a commit is
+    /// Lets nobody begin, or everybody again; gives up the newest snapshot.
+    pub(super) fn bar(&mut self, barred: bool) {
+        self.barred = barred;
+        self.newest = None;
+    }
+
+    /// Forgets the newest snapshot: the store has newer versions.
+    pub(super) fn refresh(&mut self) {
+        self.newest = None;
+    }
+
+    /// A snapshot for a new transaction, whose window is kept from now on, with the gate closed for it
+    /// by the caller; `None` while a commit is
     /// being applied and there is none to share.
     pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Option<Snapshot> {
+        if self.barred {
+            return None;
+        }
         let hold = match &self.newest {
             Some(hold) => hold.clone(),
             None if self.applying => return None,
@@ -66,7 +89,7 @@ impl Order {
             }
         };
         *self.floors.entry(self.applied).or_default() += 1;
-        Some(Snapshot { until: self.applied, hold })
+        Some(Snapshot { until: Some(self.applied), hold })
     }
 
     /// Nobody asks for a window from `floor` on any more.
@@ -76,6 +99,7 @@ impl Order {
             if *count == 0 {
                 self.floors.remove(&floor);
             }
+            self.gate.reopen();
         }
         let oldest = self.floors.keys().next().copied().unwrap_or(self.applied);
         self.stream.forget(oldest.min(self.applied));

@@ -6,76 +6,41 @@
 //! then everybody locks the ranges of blocks that they change.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use tokio::sync::Notify;
 
 use crate::device::{RangeGuard, RangeLocks};
-
-/// One change of a part of a block, in [`BlockLocks::gate`].
-const PARTIAL: u64 = 1 << 32;
-/// The changes of whole blocks that went without a lock, in [`BlockLocks::gate`].
-const FREE: u64 = PARTIAL - 1;
+use crate::gate::{Closed, Gate, Passage};
 
 /// Locks on ranges of blocks.
 #[derive(Debug, Default)]
 pub(super) struct BlockLocks {
-    /// Low half: changes of whole blocks under way without a lock. High half: changes of parts.
-    gate: AtomicU64,
-    /// The low half became zero while the high half was not.
-    drained: Notify,
+    /// Changes of whole blocks pass it; changes of parts have it closed.
+    gate: Gate,
     ranges: RangeLocks,
 }
 
 /// A right to change blocks; given back when dropped.
 #[derive(Debug)]
 pub(super) struct BlockGuard<'a> {
-    locks: &'a BlockLocks,
-    counted: u64,
+    _passage: Option<Passage<'a>>,
+    _closed: Option<Closed<'a>>,
     _range: Option<RangeGuard>,
 }
 
 impl BlockLocks {
     /// Waits until nobody changes a part of one of `blocks`.
     pub(super) async fn whole(&self, blocks: Range<u64>) -> BlockGuard<'_> {
-        if self.gate.load(Ordering::SeqCst) < PARTIAL {
-            let before = self.gate.fetch_add(1, Ordering::SeqCst);
-            let guard = BlockGuard { locks: self, counted: 1, _range: None };
-            if before < PARTIAL {
-                return guard;
-            }
+        if let Some(passage) = self.gate.pass() {
+            return BlockGuard { _passage: Some(passage), _closed: None, _range: None };
         }
         let range = self.ranges.lock(blocks).await;
-        BlockGuard { locks: self, counted: 0, _range: Some(range) }
+        BlockGuard { _passage: None, _closed: None, _range: Some(range) }
     }
 
     /// Waits until nobody else changes any of `blocks`.
     pub(super) async fn partial(&self, blocks: Range<u64>) -> BlockGuard<'_> {
-        self.gate.fetch_add(PARTIAL, Ordering::SeqCst);
-        let mut guard = BlockGuard { locks: self, counted: PARTIAL, _range: None };
-        loop {
-            // Registered before the look, so that no wake-up is lost.
-            let mut drained = std::pin::pin!(self.drained.notified());
-            drained.as_mut().enable();
-            if self.gate.load(Ordering::SeqCst) & FREE == 0 {
-                break;
-            }
-            drained.await;
-        }
-        guard._range = Some(self.ranges.lock(blocks).await);
-        guard
-    }
-}
-
-impl Drop for BlockGuard<'_> {
-    fn drop(&mut self) {
-        if self.counted == 0 {
-            return;
-        }
-        let before = self.locks.gate.fetch_sub(self.counted, Ordering::SeqCst);
-        if before >= PARTIAL && (before - self.counted) & FREE == 0 {
-            self.locks.drained.notify_waiters();
-        }
+        let closed = self.gate.close().await;
+        let range = self.ranges.lock(blocks).await;
+        BlockGuard { _passage: None, _closed: Some(closed), _range: Some(range) }
     }
 }
 
@@ -110,7 +75,7 @@ mod tests {
         assert!(locks.whole(3..4).now_or_never().is_none());
         drop((part, other));
         assert!(locks.whole(3..4).now_or_never().is_some());
-        assert_eq!(locks.gate.load(Ordering::SeqCst), 0);
+        assert!(locks.gate.is_idle());
     }
 
     #[tokio::test]
@@ -121,7 +86,7 @@ mod tests {
         assert!(part.as_mut().now_or_never().is_none());
         drop(part);
         drop(whole);
-        assert_eq!(locks.gate.load(Ordering::SeqCst), 0);
+        assert!(locks.gate.is_idle());
         assert!(locks.whole(0..1).now_or_never().is_some());
     }
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod crash;
+pub mod kv;
 pub mod scribble;
 pub mod trio;
 

@@ -1,0 +1,262 @@
+//! `txn-cpu`: what transactions cost in processor time (Isotope, 4.4.1: conflict detection takes a few
+//! percent).
+//!
+//! Real time on devices of memory. Each client runs transactions that read three random blocks,
+//! change 16 bytes of each, and commit durably. Then a decision alone: a transaction that comes after
+//! so many commits and conflicts with the last of them, so that nothing is applied.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rand::RngExt;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
+use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
+use thalweg_store::device::{AlignedBuf, MemoryDevice};
+use thalweg_store::env::Env;
+use thalweg_store::txn::{
+    Begin, Durability, FRAGMENT, Options as TxnOptions, Transact, Transaction, TransactionManager,
+    TxnError,
+};
+use uuid::Uuid;
+
+use crate::plot::{Chart, Series, Shape};
+use crate::rig::{self, SEGMENT, failed, rounded};
+use crate::{BenchEntry, BenchError, Options, Report};
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "txn-cpu",
+    about: "transactions per second on devices of memory, and what a decision takes (real time)",
+    run,
+};
+
+/// Blocks that transactions choose from.
+const BLOCKS: u64 = 8 * 1024;
+const SEGMENTS: u32 = 24;
+const CLIENTS: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+const WINDOWS: [u64; 6] = [0, 16, 64, 256, 1024, 4096];
+/// Seconds for each number of clients at scale 1.
+const SECONDS: f64 = 2.0;
+const THREADS: usize = 2;
+
+fn run(options: &Options) -> Result<Report, BenchError> {
+    let scale = rig::scale(options, 1.0)?;
+    let span = Duration::from_secs_f64(SECONDS * scale);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(THREADS).enable_all().build();
+    let runtime = runtime.map_err(failed)?;
+    let (rates, decisions) = runtime.block_on(async move {
+        // Tasks, so that the workers run them and not the thread that waits here.
+        let env = Env::real();
+        let rates = env.spawn(rates(span)).await.ok_or_else(died)??;
+        let decisions = env.spawn(decisions(scale)).await.ok_or_else(died)??;
+        Ok::<_, BenchError>((rates, decisions))
+    })?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    report.figure("scale", scale).figure("threads", THREADS as u64);
+    let mut best: f64 = 0.0;
+    for Rate { clients, per_s, cpu_us } in &rates {
+        report.figure(&format!("per_s_{clients}"), rounded(*per_s));
+        report.figure(&format!("cpu_us_{clients}"), rounded(*cpu_us));
+        best = best.max(*per_s);
+    }
+    report.figure("per_s_best", rounded(best));
+    for (window, nanos) in &decisions {
+        report.figure(&format!("ns_per_decision_{window}"), rounded(*nanos));
+    }
+    let rates = rates.iter().map(|rate| (rate.clients as f64, rate.per_s)).collect();
+    let decisions = decisions.iter().map(|(x, y)| (*x as f64, *y)).collect();
+    report.charts.push(Chart {
+        title: "Transactions of three blocks on devices of memory".to_owned(),
+        x: "clients".to_owned(),
+        y: "transactions per second".to_owned(),
+        shape: Shape::Lines,
+        series: vec![Series::measured("two threads", rates)],
+    });
+    report.charts.push(Chart {
+        title: "What a decision takes".to_owned(),
+        x: "commits in the window".to_owned(),
+        y: "nanoseconds".to_owned(),
+        shape: Shape::Lines,
+        series: vec![Series::measured("conflict with the last commit", decisions)],
+    });
+    Ok(report)
+}
+
+fn died() -> BenchError {
+    failed(std::io::Error::other("a task died"))
+}
+
+/// A chain of one link on devices of memory, full once.
+async fn chain(env: &Env) -> Result<Arc<Chain>, BenchError> {
+    let size = u64::from(SEGMENTS) * u64::from(SEGMENT) * BLOCK_SIZE as u64;
+    let link = Link { id: Uuid::from_u128(100), device: Arc::new(MemoryDevice::new(size)) };
+    let parts = Parts {
+        links: vec![link],
+        map: Arc::new(MemoryDevice::new(Chain::map_bytes(SEGMENT, SEGMENTS))),
+        map_link: None,
+        tail_cache: None,
+        body_cache: None,
+    };
+    let create = Create {
+        volume: Uuid::from_u128(7),
+        blocks: BLOCKS,
+        segment_blocks: SEGMENT,
+        max_segments: SEGMENTS,
+        cleaning: Cleaning::MoveToTail,
+    };
+    let options = ChainOptions { tail_cache_blocks: BLOCKS as usize, ..ChainOptions::default() };
+    Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
+    let chain = Chain::open(env, parts, options).await.map_err(failed)?.0;
+    for first in (0..BLOCKS).step_by(128) {
+        let writes = (first..first + 128).map(|lba| rig::block(lba, 0)).collect();
+        chain.apply(writes).await.map_err(failed)?;
+    }
+    chain.sync(chain.now()).await.map_err(failed)?;
+    Ok(Arc::new(chain))
+}
+
+/// What a number of clients got.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    clients: u64,
+    per_s: f64,
+    /// Processor time for a transaction, of all threads, in microseconds: other load on the machine
+    /// changes it little.
+    cpu_us: f64,
+}
+
+/// Seconds of processor time that the process has used.
+fn processor() -> f64 {
+    // SAFETY: the structure is plain numbers, for which zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call fills in the structure, which lives longer.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
+/// What each number of clients gets.
+async fn rates(span: Duration) -> Result<Vec<Rate>, BenchError> {
+    let env = Env::real();
+    let chain = chain(&env).await?;
+    let manager = TransactionManager::new(&env, chain, TxnOptions::default());
+    let mut rates = Vec::new();
+    for clients in CLIENTS {
+        let stop = Arc::new(AtomicBool::new(false));
+        let done = Arc::new(AtomicU64::new(0));
+        let tasks: Vec<_> = (0..clients)
+            .map(|_| env.spawn(client(env.clone(), manager.clone(), stop.clone(), done.clone())))
+            .collect();
+        // A moment until everybody runs.
+        env.sleep(span / 10).await;
+        let (start, used, before) = (env.now(), processor(), done.load(Ordering::Relaxed));
+        env.sleep(span).await;
+        let (seconds, after) = (env.now().since(start).as_secs_f64(), done.load(Ordering::Relaxed));
+        stop.store(true, Ordering::Relaxed);
+        for task in tasks {
+            task.await.ok_or_else(died)?.map_err(failed)?;
+        }
+        let done = (after - before) as f64;
+        rates.push(Rate {
+            clients,
+            per_s: done / seconds,
+            cpu_us: (processor() - used) * 1e6 / done,
+        });
+    }
+    Ok(rates)
+}
+
+async fn client(
+    env: Env,
+    manager: TransactionManager,
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+) -> Result<(), TxnError> {
+    let mut rng = env.rng();
+    while !stop.load(Ordering::Relaxed) {
+        let segment = |rng: &mut thalweg_store::env::Rng| {
+            let lba = Lba(rng.random_range(0..BLOCKS));
+            (lba, rng.random_range(0..BLOCK_SIZE / FRAGMENT) * FRAGMENT)
+        };
+        let segments = [segment(&mut rng), segment(&mut rng), segment(&mut rng)];
+        let txn = manager.begin(Begin::STRICT).await?;
+        match change(&*txn, &segments, rng.random()).await {
+            Ok(()) => {}
+            Err(error) if error.is_retryable() => continue,
+            Err(error) => return Err(error),
+        }
+        match txn.commit(Durability::Synced).await {
+            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
+            Err(error) if error.is_retryable() => continue,
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(())
+}
+
+/// Reads the blocks, changes a fragment of each, and writes them back.
+async fn change(
+    txn: &dyn Transaction,
+    segments: &[(Lba, usize)],
+    stamp: u64,
+) -> Result<(), TxnError> {
+    for (lba, at) in segments {
+        let block = txn.read(*lba).await?;
+        txn.mark_accessed(*lba, *at..*at + FRAGMENT)?;
+        let mut block = AlignedBuf::copy_of(&block);
+        block[*at..*at + 8].copy_from_slice(&stamp.to_le_bytes());
+        txn.write(*lba, block.freeze())?;
+        txn.mark_accessed(*lba, *at..*at + FRAGMENT)?;
+    }
+    Ok(())
+}
+
+/// Nanoseconds of a commit that is refused, for each length of its window.
+async fn decisions(scale: f64) -> Result<Vec<(u64, f64)>, BenchError> {
+    let env = Env::real();
+    let chain = chain(&env).await?;
+    let manager = TransactionManager::new(&env, chain, TxnOptions::default());
+    let tries = (200.0 * scale).max(3.0) as u64;
+    let mut decisions = Vec::new();
+    for window in WINDOWS {
+        let mut taken = Duration::ZERO;
+        for _ in 0..tries {
+            // Keeps what is remembered, so that forgetting it is not part of what is measured.
+            let keeper = manager.begin(Begin::STRICT).await.map_err(failed)?;
+            let txn = manager.begin(Begin::STRICT).await.map_err(failed)?;
+            change(&*txn, &[(Lba(0), 0), (Lba(1), 0), (Lba(2), 0)], 1).await.map_err(failed)?;
+            for number in 0..=window {
+                let other = manager.begin(Begin::STRICT).await.map_err(failed)?;
+                let last = number == window;
+                let first = if last { 0 } else { 3 + number * 3 % (BLOCKS - 8) };
+                let segments = [0, 1, 2].map(|at| (Lba(first + at), 0));
+                change(&*other, &segments, number).await.map_err(failed)?;
+                other.commit(Durability::Visible).await.map_err(failed)?;
+            }
+            let start = env.now();
+            let refused = txn.commit(Durability::Visible).await;
+            taken += env.now().since(start);
+            keeper.abort().await;
+            if !matches!(refused, Err(TxnError::Conflict)) {
+                return Err(failed(std::io::Error::other("a conflict was not found")));
+            }
+        }
+        decisions.push((window + 1, taken.as_nanos() as f64 / tries as f64));
+    }
+    Ok(decisions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_commit_and_decisions_are_timed() {
+        let report = run(&Options { scale: Some(0.02), ..Options::default() }).unwrap();
+        assert!(report.number("per_s_1").unwrap() > 0.0);
+        assert!(report.number("per_s_64").unwrap() > 0.0);
+        assert!(report.number("ns_per_decision_4097").unwrap() > 0.0);
+    }
+}

@@ -1,0 +1,284 @@
+/*
+ * Thalweg: volumes with transactions (Isotope's calls).
+ *
+ * A transaction belongs to the thread that began it, and to one volume. Reads and writes of a thread
+ * that has begun none are transactions of their own: a read sees what was committed last, a write
+ * always commits, and survives a crash when the call returns.
+ *
+ * Pairs of begin and end nest. Inner ones change nothing: an inner begin gives no new snapshot, an
+ * inner end succeeds. An inner abort dooms all that is around it: until every enclosing pair has
+ * ended, all calls fail with -ECANCELED, but tw_end_tx returns 0 and tw_abort_tx succeeds. The same
+ * holds when a transaction is aborted from outside: because it did nothing for too long, or held too
+ * much memory. A begin that fails opens no pair.
+ *
+ * Calls return 0 (tw_end_tx: 1 or 0), or a negative errno; tw_error() says it in words:
+ *
+ *   -EINVAL     the arguments make no sense, or the volume has no such block
+ *   -ESRCH      no transaction has begun here
+ *   -ECANCELED  the transaction was aborted: end or abort it
+ *   -EAGAIN     another transaction stands against it: try it again
+ *   -E2BIG      a transaction may not write so many blocks
+ *   -EMFILE     a process may not run so many transactions
+ *   -ENOENT     no transaction was released under this handle; no such volume
+ *   -ENOTCONN   the volume's server is gone; whether an unanswered commit counts is unknown
+ *   -EBUSY      another process has the volume open, and does not serve it
+ *   -ENOSPC     the volume is full
+ *   -EBADMSG    what is stored does not match its checksum
+ *   -EROFS      the volume refuses writes since a device failed
+ *   -EIO        a device failed
+ *
+ * and of key-value stores:
+ *
+ *   -ENOENT        no partition has this name
+ *   -EEXIST        a partition has this name
+ *   -ENOSPC        the partition, or the volume, is full
+ *   -ENAMETOOLONG  the key is too long
+ *   -EFBIG         the value is too long
+ *   -ERANGE        the value is longer than the buffer
+ *
+ * A volume may be used by all threads at once. A child of fork() must not use its parent's volumes.
+ */
+
+#ifndef THALWEG_H
+#define THALWEG_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/*
+ Bytes in a block.
+ */
+#define TW_BLOCK_SIZE 4096
+
+/*
+ As if transactions ran one after the other, in an order that agrees with real time.
+ */
+#define TW_STRICT 0
+
+/*
+ Reads see one moment; of two that write the same bytes one commits. Permits write skew.
+ */
+#define TW_SNAPSHOT 1
+
+/*
+ For reading: sees one moment, and always commits.
+ */
+#define TW_READ_ONLY 2
+
+/*
+ A B-tree: keys have an order.
+ */
+#define TW_KV_BTREE 0
+
+/*
+ A hash table.
+ */
+#define TW_KV_HASH 1
+
+/*
+ A key-value store in a partition of a volume. It must be closed before the volume is.
+ */
+typedef struct tw_kv tw_kv;
+
+/*
+ A walk through a store. It must be closed before the store is.
+ */
+typedef struct tw_kv_iter tw_kv_iter;
+
+/*
+ An open volume.
+ */
+typedef struct tw_volume tw_volume;
+
+/*
+ Names a released transaction until somebody takes it over. It may be sent to another process.
+ */
+typedef struct tw_handle {
+  /*
+   What it is made of means nothing.
+   */
+  uint8_t bytes[16];
+} tw_handle;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ Opens the volume in a folder: through the process that serves it, or in this one. Null when that
+ fails; tw_errno() and tw_error() say why.
+ */
+struct tw_volume *tw_open(const char *path);
+
+/*
+ Closes a volume. Transactions that run on it, of any thread, are aborted. No thread may be in a call
+ on it, nor call anything on it later, whatever this returns.
+ */
+int tw_close(struct tw_volume *volume);
+
+/*
+ The number of blocks, 0 for a null pointer.
+ */
+uint64_t tw_blocks(const struct tw_volume *volume);
+
+/*
+ Whether another process serves the volume: 1, or 0 when this one has it open itself.
+ */
+int tw_is_served(const struct tw_volume *volume);
+
+/*
+ Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. In the
+ middle of one it opens an inner pair, whatever the isolation.
+ */
+int tw_begin_tx(const struct tw_volume *volume, int isolation);
+
+/*
+ Ends what was begun last. 1: an inner pair, or all of the transaction counts now and survives a
+ crash. 0: nothing of it counts; tw_errno() says why: EAGAIN for a conflict, ECANCELED when it had been
+ aborted. A negative errno: none has begun, or it is unknown whether it counts.
+ */
+int tw_end_tx(const struct tw_volume *volume);
+
+/*
+ Ends what was begun last without a trace. An inner one dooms what is around it.
+ */
+int tw_abort_tx(const struct tw_volume *volume);
+
+/*
+ Lets go of this thread's transaction: `handle` is for whoever takes it over, another thread or, when
+ the volume is served, another process. It must not be in an inner pair. One that nobody takes over
+ is aborted after a time (60 s).
+ */
+int tw_release_tx(const struct tw_volume *volume,
+                  struct tw_handle *handle);
+
+/*
+ Goes on with a released transaction, as this thread's, which must have none. A handle serves once.
+ */
+int tw_takeover_tx(const struct tw_volume *volume, const struct tw_handle *handle);
+
+/*
+ Says that this thread's last read or write of a block in its transaction was about `size` bytes from
+ `start` on, and no others. Several marks add up. Without a transaction it means nothing.
+ */
+int tw_mark_accessed(const struct tw_volume *volume,
+                     uint64_t block,
+                     uint32_t start,
+                     uint32_t size);
+
+/*
+ Asks for a block to be kept in memory. A hint.
+ */
+int tw_please_cache(const struct tw_volume *volume, uint64_t block);
+
+/*
+ Reads `count` blocks into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
+ read as zeros.
+ */
+int tw_read(const struct tw_volume *volume,
+            uint64_t block,
+            uint32_t count,
+            void *buffer);
+
+/*
+ Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write
+ 256 blocks.
+ */
+int tw_write(const struct tw_volume *volume,
+             uint64_t block,
+             uint32_t count,
+             const void *buffer);
+
+/*
+ Discards `count` blocks: they read as zeros, and their space may be reclaimed.
+ */
+int tw_discard(const struct tw_volume *volume, uint64_t block, uint32_t count);
+
+/*
+ What this thread's last call that failed, or whose transaction did not commit, failed with, in words.
+ The text stays until the thread's next such call.
+ */
+const char *tw_error(void);
+
+/*
+ The same as a (positive) errno; 0 when no call has failed.
+ */
+int tw_errno(void);
+
+/*
+ Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH: of so many blocks, or, with 0, of as many as
+ are free in a row. Not in the middle of a transaction.
+ */
+int tw_kv_create(const struct tw_volume *volume,
+                 const char *name,
+                 int kind,
+                 uint64_t blocks);
+
+/*
+ Opens the store in a partition. Null when that fails; tw_errno() and tw_error() say why.
+ */
+struct tw_kv *tw_kv_open(const struct tw_volume *volume, const char *name);
+
+/*
+ Closes a store. Null is nothing to close.
+ */
+void tw_kv_close(struct tw_kv *kv);
+
+/*
+ Gives a key a value. In the middle of this thread's transaction it is part of that; or else it
+ survives a crash when the call returns.
+ */
+int tw_kv_put(const struct tw_kv *kv,
+              const void *key,
+              size_t key_len,
+              const void *value,
+              size_t value_len);
+
+/*
+ The value of a key: 1, or 0 when it is not there. `value_len` is the room at `value`, and becomes the
+ value's length; with too little room the call fails with -ERANGE, and the value is not copied.
+ */
+int tw_kv_get(const struct tw_kv *kv,
+              const void *key,
+              size_t key_len,
+              void *value,
+              size_t *value_len);
+
+/*
+ Takes a key out: 1, or 0 when it was not there.
+ */
+int tw_kv_delete(const struct tw_kv *kv, const void *key, size_t key_len);
+
+/*
+ A walk through the keys, in their order, from `from` to before `to`, each if it is not null; through a
+ hash table both have to be null. It sees what this thread's transaction sees, or all as it is now.
+ Null when that fails.
+ */
+struct tw_kv_iter *tw_kv_scan(const struct tw_kv *kv,
+                              const void *from,
+                              size_t from_len,
+                              const void *to,
+                              size_t to_len);
+
+/*
+ The next key and value: 1, or 0 at the end. They stay where they are until the next call.
+ */
+int tw_kv_next(struct tw_kv_iter *walk,
+               const void **key,
+               size_t *key_len,
+               const void **value,
+               size_t *value_len);
+
+/*
+ Closes a walk. Null is nothing to close.
+ */
+void tw_kv_iter_close(struct tw_kv_iter *walk);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* THALWEG_H */

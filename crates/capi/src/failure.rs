@@ -1,0 +1,151 @@
+//! Errors as C sees them: an errno and a text.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use thalweg_ipc::blocking::OpenError;
+use thalweg_store::block::StoreError;
+use thalweg_store::chain::ChainError;
+use thalweg_store::device::DeviceError;
+use thalweg_store::pool::PoolError;
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::TxnError;
+
+/// What a call failed with.
+pub(crate) struct Failure {
+    number: c_int,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(number: c_int, text: String) -> Failure {
+        Failure { number, text }
+    }
+
+    pub(crate) fn invalid(text: &str) -> Failure {
+        Failure { number: libc::EINVAL, text: text.to_owned() }
+    }
+}
+
+impl From<TxnError> for Failure {
+    fn from(error: TxnError) -> Failure {
+        let number = match &error {
+            TxnError::Conflict => libc::EAGAIN,
+            TxnError::Preempted(_) | TxnError::Doomed => libc::ECANCELED,
+            TxnError::Ended => libc::ESRCH,
+            TxnError::Invalid(_) => libc::EINVAL,
+            TxnError::TooLarge(_) => libc::E2BIG,
+            TxnError::TooMany(_) => libc::EMFILE,
+            TxnError::UnknownHandle => libc::ENOENT,
+            TxnError::Disconnected(_) => libc::ENOTCONN,
+            TxnError::Store(error) => of_store(error),
+        };
+        Failure { number, text: error.to_string() }
+    }
+}
+
+fn of_store(error: &StoreError) -> c_int {
+    match error {
+        StoreError::Invalid(_) => libc::EINVAL,
+        StoreError::NoSpace => libc::ENOSPC,
+        StoreError::Corrupt { .. } => libc::EBADMSG,
+        StoreError::Poisoned(_) => libc::EROFS,
+        StoreError::Gone(_) => libc::ESTALE,
+        StoreError::Device(error) => of_device(error),
+    }
+}
+
+fn of_device(error: &DeviceError) -> c_int {
+    match error {
+        DeviceError::Locked { .. } => libc::EBUSY,
+        DeviceError::NoSpace { .. } => libc::ENOSPC,
+        DeviceError::Misaligned { .. } | DeviceError::OutOfRange { .. } => libc::EINVAL,
+        DeviceError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        DeviceError::Closed { .. } => libc::EIO,
+    }
+}
+
+impl From<TreeError> for Failure {
+    fn from(error: TreeError) -> Failure {
+        if let TreeError::Txn(error) = error {
+            return error.into();
+        }
+        let number = match &error {
+            TreeError::KeyTooLarge(_) => libc::ENAMETOOLONG,
+            TreeError::ValueTooLarge(_) => libc::EFBIG,
+            TreeError::Full(_) | TreeError::NoGap(..) => libc::ENOSPC,
+            TreeError::NoCatalogue | TreeError::Missing(_) => libc::ENOENT,
+            TreeError::Exists(_) => libc::EEXIST,
+            TreeError::Newer { .. } => libc::EPROTONOSUPPORT,
+            TreeError::Damaged { .. } => libc::EBADMSG,
+            TreeError::Foreign(_)
+            | TreeError::Overlap { .. }
+            | TreeError::WrongKind { .. }
+            | TreeError::Unfinished(_)
+            | TreeError::Invalid(_)
+            | TreeError::Txn(_) => libc::EINVAL,
+        };
+        Failure { number, text: error.to_string() }
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Failure {
+        let number = match &error {
+            PoolError::Device(error) | PoolError::Chain(ChainError::Device(error)) => {
+                of_device(error)
+            }
+            PoolError::NoVolume { .. } => libc::ENOENT,
+            PoolError::Missing { .. } => libc::ENODEV,
+            PoolError::Chain(_) => libc::EBADMSG,
+            _ => libc::EINVAL,
+        };
+        Failure { number, text: error.to_string() }
+    }
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Failure {
+        match error {
+            OpenError::Server(error) => error.into(),
+            OpenError::Volume(error) => error.into(),
+            OpenError::Threads(error) => Failure {
+                number: error.raw_os_error().unwrap_or(libc::EAGAIN),
+                text: error.to_string(),
+            },
+        }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<(c_int, CString)> = RefCell::default();
+}
+
+/// Keeps a failure for the thread to ask about.
+pub(crate) fn remember(failure: &Failure) {
+    let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+    LAST.with_borrow_mut(|last| *last = (failure.number, text));
+}
+
+/// The last failure's text.
+pub(crate) fn text() -> *const c_char {
+    LAST.with_borrow(|last| last.1.as_ptr())
+}
+
+/// The last failure's errno.
+pub(crate) fn number() -> c_int {
+    LAST.with_borrow(|last| last.0)
+}
+
+/// Carries a call out; what it returns, or a negative errno. A panic must not unwind into C.
+pub(crate) fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        let text = "a bug in the library; its state is unknown".to_owned();
+        Err(Failure { number: libc::ENOTRECOVERABLE, text })
+    });
+    result.unwrap_or_else(|failure| {
+        remember(&failure);
+        -failure.number
+    })
+}

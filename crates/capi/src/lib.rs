@@ -1,0 +1,279 @@
+//! Thalweg for C: `thalweg.h`. Each function is one call of [`thalweg_ipc::blocking::Volume`].
+//!
+//! Of pointers that C hands in this is required, and what each `unsafe` block counts on: a volume is null or
+//! came from [`tw_open`] and was not closed; a buffer is null or has as many bytes as the call says; a
+//! string is null or ends with a zero.
+
+// The names are C's, and so are the comments: they become the header's.
+#![allow(non_camel_case_types, clippy::missing_safety_doc)]
+
+mod failure;
+pub mod stores;
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use thalweg_ipc::blocking::{Outcome, Volume};
+use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::txn::{Begin, Handle};
+
+use failure::{Failure, call};
+
+/// Bytes in a block.
+pub const TW_BLOCK_SIZE: usize = 4096;
+const _: () = assert!(TW_BLOCK_SIZE == BLOCK_SIZE);
+
+/// As if transactions ran one after the other, in an order that agrees with real time.
+pub const TW_STRICT: c_int = 0;
+/// Reads see one moment; of two that write the same bytes one commits. Permits write skew.
+pub const TW_SNAPSHOT: c_int = 1;
+/// For reading: sees one moment, and always commits.
+pub const TW_READ_ONLY: c_int = 2;
+
+/// An open volume.
+pub struct tw_volume {
+    volume: Volume,
+}
+
+/// Names a released transaction until somebody takes it over. It may be sent to another process.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct tw_handle {
+    /// What it is made of means nothing.
+    pub bytes: [u8; 16],
+}
+
+/// The volume that a caller named.
+///
+/// # Safety
+/// `volume` is null or came from [`tw_open`] and was not closed.
+unsafe fn named<'a>(volume: *const tw_volume) -> Result<&'a Volume, Failure> {
+    // SAFETY: as the caller says.
+    let volume = unsafe { volume.as_ref() };
+    volume.map(|it| &it.volume).ok_or_else(|| Failure::invalid("the volume is a null pointer"))
+}
+
+/// Bytes of `count` blocks that a caller has at `at`.
+fn len<T>(at: *const T, count: u32) -> Result<usize, Failure> {
+    match at.is_null() && count > 0 {
+        true => Err(Failure::invalid("the buffer is a null pointer")),
+        false => Ok(count as usize * BLOCK_SIZE),
+    }
+}
+
+/// Opens the volume in a folder: through the process that serves it, or in this one. Null when that
+/// fails; tw_errno() and tw_error() say why.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_open(path: *const c_char) -> *mut tw_volume {
+    let mut opened = std::ptr::null_mut();
+    call(|| {
+        if path.is_null() {
+            return Err(Failure::invalid("the path is a null pointer"));
+        }
+        // SAFETY: the caller gives a string that ends with a zero.
+        let path = unsafe { CStr::from_ptr(path) };
+        let volume = Volume::open(Path::new(OsStr::from_bytes(path.to_bytes())))?;
+        opened = Box::into_raw(Box::new(tw_volume { volume }));
+        Ok(0)
+    });
+    opened
+}
+
+/// Closes a volume. Transactions that run on it, of any thread, are aborted. No thread may be in a call
+/// on it, nor call anything on it later, whatever this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_close(volume: *mut tw_volume) -> c_int {
+    call(|| {
+        if volume.is_null() {
+            return Err(Failure::invalid("the volume is a null pointer"));
+        }
+        // SAFETY: it was made by `tw_open`, and nobody else has it.
+        let volume = unsafe { Box::from_raw(volume) };
+        volume.volume.close()?;
+        Ok(0)
+    })
+}
+
+/// The number of blocks, 0 for a null pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_blocks(volume: *const tw_volume) -> u64 {
+    // SAFETY: as the caller says.
+    unsafe { named(volume) }.map_or(0, |volume| volume.blocks())
+}
+
+/// Whether another process serves the volume: 1, or 0 when this one has it open itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_is_served(volume: *const tw_volume) -> c_int {
+    // SAFETY: as the caller says.
+    call(|| Ok(c_int::from(unsafe { named(volume) }?.is_served())))
+}
+
+/// Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. In the
+/// middle of one it opens an inner pair, whatever the isolation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_begin_tx(volume: *const tw_volume, isolation: c_int) -> c_int {
+    call(|| {
+        let begin = match isolation {
+            TW_STRICT => Begin::STRICT,
+            TW_SNAPSHOT => Begin::SNAPSHOT,
+            TW_READ_ONLY => Begin::READ_ONLY,
+            _ => return Err(Failure::invalid("there is no such isolation")),
+        };
+        // SAFETY: as the caller says.
+        unsafe { named(volume) }?.begin(begin)?;
+        Ok(0)
+    })
+}
+
+/// Ends what was begun last. 1: an inner pair, or all of the transaction counts now and survives a
+/// crash. 0: nothing of it counts; tw_errno() says why: EAGAIN for a conflict, ECANCELED when it had been
+/// aborted. A negative errno: none has begun, or it is unknown whether it counts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_end_tx(volume: *const tw_volume) -> c_int {
+    // SAFETY: as the caller says.
+    call(|| match unsafe { named(volume) }?.end()? {
+        Outcome::Committed => Ok(1),
+        Outcome::Aborted(why) => {
+            failure::remember(&why.into());
+            Ok(0)
+        }
+    })
+}
+
+/// Ends what was begun last without a trace. An inner one dooms what is around it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_abort_tx(volume: *const tw_volume) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        unsafe { named(volume) }?.abort()?;
+        Ok(0)
+    })
+}
+
+/// Lets go of this thread's transaction: `handle` is for whoever takes it over, another thread or, when
+/// the volume is served, another process. It must not be in an inner pair. One that nobody takes over
+/// is aborted after a time (60 s).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_release_tx(volume: *const tw_volume, handle: *mut tw_handle) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        let (volume, handle) = unsafe { (named(volume)?, handle.as_mut()) };
+        let handle = handle.ok_or_else(|| Failure::invalid("the handle is a null pointer"))?;
+        handle.bytes = volume.release()?.0.to_le_bytes();
+        Ok(0)
+    })
+}
+
+/// Goes on with a released transaction, as this thread's, which must have none. A handle serves once.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_takeover_tx(
+    volume: *const tw_volume,
+    handle: *const tw_handle,
+) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        let (volume, handle) = unsafe { (named(volume)?, handle.as_ref()) };
+        let handle = handle.ok_or_else(|| Failure::invalid("the handle is a null pointer"))?;
+        volume.takeover(Handle(u128::from_le_bytes(handle.bytes)))?;
+        Ok(0)
+    })
+}
+
+/// Says that this thread's last read or write of a block in its transaction was about `size` bytes from
+/// `start` on, and no others. Several marks add up. Without a transaction it means nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_mark_accessed(
+    volume: *const tw_volume,
+    block: u64,
+    start: u32,
+    size: u32,
+) -> c_int {
+    call(|| {
+        // Wider than the sum: what leaves the block is refused, and does not wrap into it.
+        let (start, end) = (u64::from(start), u64::from(start) + u64::from(size));
+        let range = start as usize..usize::try_from(end).unwrap_or(usize::MAX);
+        // SAFETY: as the caller says.
+        unsafe { named(volume) }?.mark_accessed(Lba(block), range)?;
+        Ok(0)
+    })
+}
+
+/// Asks for a block to be kept in memory. A hint.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_please_cache(volume: *const tw_volume, block: u64) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        unsafe { named(volume) }?.please_cache(Lba(block))?;
+        Ok(0)
+    })
+}
+
+/// Reads `count` blocks into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
+/// read as zeros.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_read(
+    volume: *const tw_volume,
+    block: u64,
+    count: u32,
+    buffer: *mut c_void,
+) -> c_int {
+    call(|| {
+        len(buffer, count)?;
+        // SAFETY: as the caller says.
+        let blocks = unsafe { named(volume) }?.read(Lba(block), u64::from(count))?;
+        for (at, content) in blocks.iter().take(count as usize).enumerate() {
+            let bytes = content.len().min(BLOCK_SIZE);
+            // SAFETY: the buffer has room for `count` blocks, and `at` is below.
+            unsafe {
+                let to = buffer.cast::<u8>().add(at * BLOCK_SIZE);
+                std::ptr::copy_nonoverlapping(content.as_ptr(), to, bytes);
+            }
+        }
+        Ok(0)
+    })
+}
+
+/// Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write
+/// 256 blocks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_write(
+    volume: *const tw_volume,
+    block: u64,
+    count: u32,
+    buffer: *const c_void,
+) -> c_int {
+    call(|| {
+        let content: &[u8] = match len(buffer, count)? {
+            0 => &[],
+            // SAFETY: the caller has so many bytes there.
+            len => unsafe { std::slice::from_raw_parts(buffer.cast(), len) },
+        };
+        // SAFETY: as the caller says.
+        unsafe { named(volume) }?.write(Lba(block), content)?;
+        Ok(0)
+    })
+}
+
+/// Discards `count` blocks: they read as zeros, and their space may be reclaimed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_discard(volume: *const tw_volume, block: u64, count: u32) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        unsafe { named(volume) }?.discard(Lba(block), u64::from(count))?;
+        Ok(0)
+    })
+}
+
+/// What this thread's last call that failed, or whose transaction did not commit, failed with, in words.
+/// The text stays until the thread's next such call.
+#[unsafe(no_mangle)]
+pub extern "C" fn tw_error() -> *const c_char {
+    failure::text()
+}
+
+/// The same as a (positive) errno; 0 when no call has failed.
+#[unsafe(no_mangle)]
+pub extern "C" fn tw_errno() -> c_int {
+    failure::number()
+}

@@ -1,0 +1,550 @@
+/* The calls, their rules one by one, and processes that are killed in the middle. */
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "thalweg.h"
+
+static const char *where;
+
+#define CHECK(is, wanted)                                                                            \
+    do {                                                                                             \
+        long is_ = (long)(is), wanted_ = (long)(wanted);                                             \
+        if (is_ != wanted_) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: %s is %ld, and not %ld (%s)\n", __FILE__, __LINE__, where,   \
+                    #is, is_, wanted_, tw_error());                                                  \
+            exit(1);                                                                                 \
+        }                                                                                            \
+    } while (0)
+
+static tw_volume *volume;
+
+static void put(uint64_t block, int byte)
+{
+    unsigned char content[TW_BLOCK_SIZE];
+    memset(content, byte, sizeof content);
+    CHECK(tw_write(volume, block, 1, content), 0);
+}
+
+static int get(uint64_t block)
+{
+    unsigned char content[TW_BLOCK_SIZE];
+    CHECK(tw_read(volume, block, 1, content), 0);
+    CHECK(content[0], content[TW_BLOCK_SIZE - 1]);
+    return content[0];
+}
+
+/* What another thread does has nothing to do with this one's transaction. */
+struct job {
+    void (*run)(void *);
+    void *with;
+};
+
+static void *run_job(void *job)
+{
+    ((struct job *)job)->run(((struct job *)job)->with);
+    return NULL;
+}
+
+static void elsewhere(void (*run)(void *), void *with)
+{
+    struct job job = {run, with};
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, run_job, &job), 0);
+    CHECK(pthread_join(thread, NULL), 0);
+}
+
+static void put_elsewhere(void *block)
+{
+    put(*(uint64_t *)block, 77);
+}
+
+static void get_elsewhere(void *block)
+{
+    *(uint64_t *)block = (uint64_t)get(*(uint64_t *)block);
+}
+
+static int seen_elsewhere(uint64_t block)
+{
+    elsewhere(get_elsewhere, &block);
+    return (int)block;
+}
+
+/* While nothing runs here, and with a transaction that is lost: every activity fails with `wanted`. */
+static void all_fail(int wanted)
+{
+    unsigned char content[TW_BLOCK_SIZE] = {0};
+    tw_handle handle;
+    CHECK(tw_read(volume, 0, 1, content), wanted);
+    CHECK(tw_write(volume, 0, 1, content), wanted);
+    CHECK(tw_discard(volume, 0, 1), wanted);
+    CHECK(tw_mark_accessed(volume, 0, 0, 1), wanted);
+    CHECK(tw_please_cache(volume, 0), wanted);
+    CHECK(tw_begin_tx(volume, TW_STRICT), wanted);
+    CHECK(tw_release_tx(volume, &handle), wanted);
+}
+
+static void singletons(void)
+{
+    where = "outside of a transaction";
+    unsigned char content[2 * TW_BLOCK_SIZE];
+    memset(content, 3, sizeof content);
+    CHECK(tw_write(volume, 10, 2, content), 0);
+    CHECK(seen_elsewhere(11), 3);
+    CHECK(get(10), 3);
+    CHECK(tw_discard(volume, 10, 1), 0);
+    CHECK(get(10), 0);
+    CHECK(get(11), 3);
+    CHECK(tw_mark_accessed(volume, 10, 0, 16), 0);
+    CHECK(tw_please_cache(volume, 10), 0);
+    tw_handle handle;
+    CHECK(tw_end_tx(volume), -ESRCH);
+    CHECK(tw_abort_tx(volume), -ESRCH);
+    CHECK(tw_release_tx(volume, &handle), -ESRCH);
+    /* A write always commits: it does not matter what runs. */
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(get(12), 0);
+    uint64_t block = 12;
+    elsewhere(put_elsewhere, &block);
+    CHECK(get(12), 0);
+    put(13, 1);
+    CHECK(tw_end_tx(volume), 0);
+    CHECK(tw_errno(), EAGAIN);
+    CHECK(get(12), 77);
+    CHECK(get(13), 0);
+}
+
+static void transactions(void)
+{
+    where = "a transaction";
+    for (int isolation = TW_STRICT; isolation <= TW_SNAPSHOT; isolation++) {
+        put(20, 1);
+        CHECK(tw_begin_tx(volume, isolation), 0);
+        CHECK(get(20), 1);
+        put(20, 2);
+        CHECK(get(20), 2);
+        CHECK(seen_elsewhere(20), 1);
+        CHECK(tw_end_tx(volume), 1);
+        CHECK(seen_elsewhere(20), 2);
+        CHECK(tw_begin_tx(volume, isolation), 0);
+        CHECK(tw_discard(volume, 20, 1), 0);
+        CHECK(get(20), 0);
+        CHECK(tw_abort_tx(volume), 0);
+        CHECK(get(20), 2);
+    }
+    where = "read-only";
+    unsigned char content[TW_BLOCK_SIZE] = {0};
+    CHECK(tw_begin_tx(volume, TW_READ_ONLY), 0);
+    CHECK(get(20), 2);
+    CHECK(tw_write(volume, 20, 1, content), -EINVAL);
+    CHECK(tw_end_tx(volume), 1);
+}
+
+static void marks(void)
+{
+    where = "marks";
+    unsigned char content[TW_BLOCK_SIZE];
+    put(30, 0);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_read(volume, 30, 1, content), 0);
+    CHECK(tw_mark_accessed(volume, 30, 64, 16), 0);
+    content[64] = 1;
+    CHECK(tw_write(volume, 30, 1, content), 0);
+    CHECK(tw_mark_accessed(volume, 30, 64, 16), 0);
+    tw_handle handle;
+    CHECK(tw_release_tx(volume, &handle), 0);
+    /* Another changes other bytes of the same block. */
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_read(volume, 30, 1, content), 0);
+    CHECK(tw_mark_accessed(volume, 30, 0, 16), 0);
+    content[0] = 1;
+    CHECK(tw_write(volume, 30, 1, content), 0);
+    CHECK(tw_mark_accessed(volume, 30, 0, 16), 0);
+    CHECK(tw_end_tx(volume), 1);
+    CHECK(tw_takeover_tx(volume, &handle), 0);
+    CHECK(tw_end_tx(volume), 1);
+    CHECK(tw_read(volume, 30, 1, content), 0);
+    CHECK(content[0], 1);
+    CHECK(content[64], 1);
+}
+
+static void nesting(void)
+{
+    unsigned char content[TW_BLOCK_SIZE] = {0};
+    where = "an inner begin gives no new snapshot";
+    put(40, 1);
+    CHECK(tw_begin_tx(volume, TW_SNAPSHOT), 0);
+    CHECK(get(41), 0);
+    uint64_t block = 40;
+    elsewhere(put_elsewhere, &block);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(get(40), 1);
+    where = "an inner end succeeds and changes nothing";
+    put(42, 5);
+    CHECK(tw_end_tx(volume), 1);
+    CHECK(seen_elsewhere(42), 0);
+    CHECK(get(42), 5);
+    put(43, 6);
+    CHECK(tw_end_tx(volume), 1);
+    CHECK(seen_elsewhere(42), 5);
+    CHECK(seen_elsewhere(43), 6);
+
+    where = "an inner abort dooms what is around it";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    put(42, 7);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_abort_tx(volume), 0);
+    all_fail(-ECANCELED);
+    CHECK(tw_abort_tx(volume), 0);
+    all_fail(-ECANCELED);
+    CHECK(tw_end_tx(volume), 0);
+    CHECK(tw_errno(), ECANCELED);
+    CHECK(tw_end_tx(volume), -ESRCH);
+    CHECK(get(42), 5);
+    where = "after it the thread is free";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_write(volume, 42, 1, content), 0);
+    CHECK(tw_end_tx(volume), 1);
+    CHECK(get(42), 0);
+
+    where = "a nested pair is not released, and nothing is taken over inside of another";
+    tw_handle handle = {{0}};
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_release_tx(volume, &handle), -EINVAL);
+    CHECK(tw_takeover_tx(volume, &handle), -EINVAL);
+    CHECK(tw_end_tx(volume), 1);
+    CHECK(tw_end_tx(volume), 1);
+}
+
+static void take_and_end(void *handle)
+{
+    CHECK(tw_takeover_tx(volume, handle), 0);
+    CHECK(get(50), 5);
+    put(51, 6);
+    CHECK(tw_end_tx(volume), 1);
+}
+
+static void take_and_vanish(void *handle)
+{
+    CHECK(tw_takeover_tx(volume, handle), 0);
+    put(53, 9);
+}
+
+static void handing_over(void)
+{
+    tw_handle handle, wrong;
+    where = "a released transaction goes on in another thread";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    put(50, 5);
+    CHECK(tw_release_tx(volume, &handle), 0);
+    CHECK(tw_end_tx(volume), -ESRCH);
+    CHECK(get(50), 0);
+    wrong = handle;
+    wrong.bytes[3] ^= 1;
+    CHECK(tw_takeover_tx(volume, &wrong), -ENOENT);
+    elsewhere(take_and_end, &handle);
+    CHECK(get(50), 5);
+    CHECK(get(51), 6);
+    where = "a handle serves once";
+    CHECK(tw_takeover_tx(volume, &handle), -ENOENT);
+    where = "a transaction ends with its thread";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    put(52, 5);
+    CHECK(tw_release_tx(volume, &handle), 0);
+    elsewhere(take_and_vanish, &handle);
+    CHECK(tw_takeover_tx(volume, &handle), -ENOENT);
+    CHECK(get(52), 0);
+    CHECK(get(53), 0);
+}
+
+static void bad_input(void)
+{
+    unsigned char content[TW_BLOCK_SIZE] = {0};
+    tw_handle handle;
+    where = "bad input";
+    uint64_t blocks = tw_blocks(volume);
+    CHECK(tw_open(NULL) == NULL, 1);
+    CHECK(tw_errno(), EINVAL);
+    CHECK(tw_open("/nonexistent") == NULL, 1);
+    CHECK(tw_errno(), ENOENT);
+    CHECK(strlen(tw_error()) > 0, 1);
+    CHECK(tw_close(NULL), -EINVAL);
+    CHECK(tw_blocks(NULL), 0);
+    CHECK(tw_begin_tx(NULL, TW_STRICT), -EINVAL);
+    CHECK(tw_end_tx(NULL), -EINVAL);
+    CHECK(tw_begin_tx(volume, 9), -EINVAL);
+    CHECK(tw_begin_tx(volume, -1), -EINVAL);
+    for (int inside = 0; inside < 2; inside++) {
+        CHECK(tw_read(volume, 0, 1, NULL), -EINVAL);
+        CHECK(tw_write(volume, 0, 1, NULL), -EINVAL);
+        CHECK(tw_read(volume, blocks, 1, content), -EINVAL);
+        CHECK(tw_write(volume, blocks, 1, content), -EINVAL);
+        CHECK(tw_discard(volume, blocks - 1, 2), -EINVAL);
+        CHECK(tw_read(volume, UINT64_MAX, 2, content), -EINVAL);
+        CHECK(tw_write(volume, UINT64_MAX, 1, content), -EINVAL);
+        CHECK(tw_discard(volume, UINT64_MAX, 2), -EINVAL);
+        CHECK(tw_read(volume, 0, 0, NULL), 0);
+        if (!inside)
+            CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    }
+    CHECK(tw_mark_accessed(volume, 5, 0, 1), -EINVAL);
+    CHECK(tw_read(volume, 5, 1, content), 0);
+    CHECK(tw_mark_accessed(volume, 5, 4096, 1), -EINVAL);
+    CHECK(tw_mark_accessed(volume, 5, UINT32_MAX, UINT32_MAX), -EINVAL);
+    CHECK(tw_release_tx(volume, NULL), -EINVAL);
+    CHECK(tw_abort_tx(volume), 0);
+    CHECK(tw_takeover_tx(volume, NULL), -EINVAL);
+    memset(&handle, 7, sizeof handle);
+    CHECK(tw_takeover_tx(volume, &handle), -ENOENT);
+
+    where = "too many writes";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    for (uint64_t block = 100; block < 356; block++)
+        put(block, 1);
+    CHECK(tw_write(volume, 356, 1, content), -E2BIG);
+    CHECK(tw_abort_tx(volume), 0);
+    CHECK(get(100), 0);
+    where = "too many transactions";
+    tw_handle handles[256];
+    for (int at = 0; at < 256; at++) {
+        CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+        CHECK(tw_release_tx(volume, &handles[at]), 0);
+    }
+    CHECK(tw_begin_tx(volume, TW_STRICT), -EMFILE);
+    for (int at = 0; at < 256; at++) {
+        CHECK(tw_takeover_tx(volume, &handles[at]), 0);
+        CHECK(tw_abort_tx(volume), 0);
+    }
+}
+
+static tw_kv *store(const char *name, int kind)
+{
+    CHECK(tw_kv_create(volume, name, kind, 128), 0);
+    tw_kv *kv = tw_kv_open(volume, name);
+    CHECK(kv != NULL, 1);
+    return kv;
+}
+
+static int kv_get(const tw_kv *kv, const char *key)
+{
+    char value[64];
+    size_t len = sizeof value;
+    int found = tw_kv_get(kv, key, strlen(key), value, &len);
+    if (found == 1)
+        CHECK(len, 1);
+    return found == 1 ? value[0] : found;
+}
+
+/* One transaction over two stores and a raw block. */
+static void stores(void)
+{
+    where = "stores";
+    CHECK(tw_kv_open(volume, "nobody") == NULL, 1);
+    CHECK(tw_errno(), ENOENT);
+    tw_kv *tree = store("tree", TW_KV_BTREE), *table = store("table", TW_KV_HASH);
+    CHECK(tw_kv_create(volume, "tree", TW_KV_BTREE, 128), -EEXIST);
+    CHECK(tw_kv_create(volume, "other", 7, 128), -EINVAL);
+    uint64_t raw = tw_blocks(volume) - 1;
+    for (int commit = 0; commit < 2; commit++) {
+        CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+        CHECK(tw_kv_create(volume, "other", TW_KV_HASH, 128), -EINVAL);
+        CHECK(tw_kv_put(tree, "k", 1, "t", 1), 0);
+        CHECK(tw_kv_put(table, "k", 1, "h", 1), 0);
+        put(raw, 4);
+        CHECK(kv_get(tree, "k"), 't');
+        CHECK(commit ? tw_end_tx(volume) : tw_abort_tx(volume), commit);
+        CHECK(kv_get(tree, "k"), commit ? 't' : 0);
+        CHECK(kv_get(table, "k"), commit ? 'h' : 0);
+        CHECK(get(raw), commit ? 4 : 0);
+    }
+    for (char key = 'a'; key < 'g'; key++)
+        CHECK(tw_kv_put(tree, &key, 1, &key, 1), 0);
+    CHECK(tw_kv_delete(tree, "c", 1), 1);
+    CHECK(tw_kv_delete(tree, "c", 1), 0);
+    const void *key, *value;
+    size_t key_len, value_len;
+    char seen[8] = "";
+    tw_kv_iter *walk = tw_kv_scan(tree, "b", 1, "f", 1);
+    CHECK(walk != NULL, 1);
+    while (tw_kv_next(walk, &key, &key_len, &value, &value_len) == 1)
+        strncat(seen, key, key_len);
+    CHECK(strcmp(seen, "bde"), 0);
+    tw_kv_iter_close(walk);
+    CHECK(tw_kv_scan(table, "b", 1, NULL, 0) == NULL, 1);
+    CHECK(tw_errno(), EINVAL);
+    walk = tw_kv_scan(table, NULL, 0, NULL, 0);
+    CHECK(tw_kv_next(walk, &key, &key_len, &value, &value_len), 1);
+    CHECK(tw_kv_next(walk, &key, &key_len, &value, &value_len), 0);
+    CHECK(tw_kv_next(walk, NULL, &key_len, &value, &value_len), -EINVAL);
+    tw_kv_iter_close(walk);
+    static char large[2 << 20];
+    size_t len = 0;
+    CHECK(tw_kv_get(tree, "a", 1, NULL, &len), -ERANGE);
+    CHECK(len, 1);
+    CHECK(tw_kv_get(tree, "a", 1, NULL, NULL), -EINVAL);
+    CHECK(tw_kv_put(tree, large, sizeof large, "v", 1), -ENAMETOOLONG);
+    CHECK(tw_kv_put(tree, "k", 1, large, sizeof large), -EFBIG);
+    CHECK(tw_kv_put(tree, NULL, 1, "v", 1), -EINVAL);
+    CHECK(tw_kv_put(NULL, "k", 1, "v", 1), -EINVAL);
+    where = "an inner abort dooms stores, too";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_abort_tx(volume), 0);
+    CHECK(tw_kv_put(tree, "k", 1, "v", 1), -ECANCELED);
+    CHECK(kv_get(tree, "k"), -ECANCELED);
+    CHECK(tw_end_tx(volume), 0);
+    tw_kv_close(tree);
+    tw_kv_close(table);
+}
+
+/* The server aborts what does nothing for a second; see the test that starts it. */
+static void preempted(void)
+{
+    tw_handle handle;
+    where = "aborted from outside";
+    for (int nested = 0; nested < 2; nested++) {
+        CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+        if (nested)
+            CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+        put(60, 1);
+        CHECK(get(60), 1);
+        sleep(3);
+        unsigned char content[TW_BLOCK_SIZE];
+        CHECK(tw_read(volume, 60, 1, content), -ECANCELED);
+        all_fail(-ECANCELED);
+        if (nested)
+            CHECK(tw_end_tx(volume), 0);
+        all_fail(-ECANCELED);
+        CHECK(nested ? tw_abort_tx(volume) : tw_end_tx(volume), 0);
+        CHECK(get(60), 0);
+    }
+    where = "aborted before its end, or its release";
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    put(60, 1);
+    sleep(3);
+    CHECK(tw_end_tx(volume), 0);
+    CHECK(tw_errno(), ECANCELED);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(get(60), 0);
+    sleep(3);
+    CHECK(tw_release_tx(volume, &handle), -ECANCELED);
+    CHECK(tw_abort_tx(volume), 0);
+    CHECK(tw_abort_tx(volume), -ESRCH);
+}
+
+static void print_handle(const tw_handle *handle)
+{
+    for (int at = 0; at < 16; at++)
+        printf("%02x", handle->bytes[at]);
+    printf("\n");
+}
+
+static void parse_handle(const char *text, tw_handle *handle)
+{
+    for (int at = 0; at < 16; at++) {
+        unsigned byte;
+        CHECK(sscanf(text + 2 * at, "%2x", &byte), 1);
+        handle->bytes[at] = (unsigned char)byte;
+    }
+}
+
+/* Waits to be killed, or to be told to go on. */
+static void pause_here(void)
+{
+    fflush(stdout);
+    if (getchar() == EOF)
+        exit(0);
+}
+
+/* Goes through the steps of a transaction that changes blocks 0 to 7 from `byte` - 1 to `byte`, and stops
+ * after the step that is named. */
+static void steps(const char *last, int byte)
+{
+    static const char *names[] = {"open", "begin", "read", "write", "mark", "release", "takeover"};
+    unsigned char content[8 * TW_BLOCK_SIZE];
+    tw_handle handle = {{0}};
+    for (int at = 0; at < 7; at++) {
+        switch (at) {
+        case 1: CHECK(tw_begin_tx(volume, TW_STRICT), 0); break;
+        case 2: CHECK(tw_read(volume, 0, 8, content), 0); break;
+        case 3:
+            memset(content, byte, sizeof content);
+            CHECK(tw_write(volume, 0, 8, content), 0);
+            break;
+        case 4: CHECK(tw_mark_accessed(volume, 0, 0, TW_BLOCK_SIZE), 0); break;
+        case 5: CHECK(tw_release_tx(volume, &handle), 0); break;
+        case 6: CHECK(tw_takeover_tx(volume, &handle), 0); break;
+        }
+        if (strcmp(names[at], last) == 0) {
+            if (at == 5)
+                print_handle(&handle);
+            else
+                printf("%s\n", last);
+            pause_here();
+        }
+    }
+    /* "commit": dies, or its server does, somewhere in the middle of many. */
+    printf("commit\n");
+    fflush(stdout);
+    int committed = tw_end_tx(volume);
+    for (int next = byte + 1; committed == 1; next++) {
+        printf("%d\n", next - 1);
+        fflush(stdout);
+        memset(content, next, sizeof content);
+        CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+        CHECK(tw_write(volume, 0, 8, content), 0);
+        committed = tw_end_tx(volume);
+    }
+    printf("end %d\n", committed);
+}
+
+static void take(const char *text, int byte)
+{
+    tw_handle handle;
+    parse_handle(text, &handle);
+    where = "in another process";
+    CHECK(tw_takeover_tx(volume, &handle), 0);
+    CHECK(get(0), byte);
+    put(8, byte);
+    CHECK(tw_end_tx(volume), 1);
+}
+
+int main(int count, char **args)
+{
+    if (count < 3)
+        return 2;
+    where = args[1];
+    volume = tw_open(args[2]);
+    if (volume == NULL) {
+        fprintf(stderr, "%s: %s\n", args[2], tw_error());
+        return 3;
+    }
+    if (strcmp(args[1], "calls") == 0) {
+        CHECK(tw_is_served(volume), atoi(args[3]));
+        stores();
+        singletons();
+        transactions();
+        marks();
+        nesting();
+        handing_over();
+        bad_input();
+    } else if (strcmp(args[1], "preempted") == 0) {
+        preempted();
+    } else if (strcmp(args[1], "steps") == 0) {
+        steps(args[3], atoi(args[4]));
+        return 0;
+    } else if (strcmp(args[1], "take") == 0) {
+        take(args[3], atoi(args[4]));
+    } else {
+        return 2;
+    }
+    where = "close";
+    CHECK(tw_close(volume), 0);
+    return 0;
+}

@@ -1,0 +1,297 @@
+//! The C library, as C programs use it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use thalweg_ipc::{Config, Server};
+use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::env::Env;
+use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
+use thalweg_store::txn::{Begin, Options, Transact};
+use tokio::runtime::Runtime;
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// A volume of 16 MiB, in a folder of its own.
+fn volume() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vol");
+    let links = ["a", "b"]
+        .map(|name| LinkSpec::plain(DeviceSpec { path: path.join(name), size: Some(64 << 20) }));
+    runtime().block_on(async {
+        let new = NewVolume::new("vol", 16 << 20, links.to_vec());
+        pool::create(&Env::real(), &path, &new, &|_, _| {}).await.unwrap();
+    });
+    folder
+}
+
+/// The program in tests/c, linked with the library.
+fn program() -> &'static Path {
+    static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    &BUILT
+        .get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let program = folder.path().join("calls");
+            // Beside this test.
+            let own = std::env::current_exe().unwrap();
+            let libraries = own.parent().unwrap();
+            let built = Command::new("cc")
+                .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"])
+                .arg(&program)
+                .arg(format!("{HERE}/tests/c/calls.c"))
+                .arg(format!("-I{HERE}/include"))
+                .arg(libraries.join("libthalweg.so"))
+                .arg(format!("-Wl,-rpath,{}", libraries.display()))
+                .arg("-lpthread")
+                .status();
+            assert!(built.unwrap().success(), "the C program does not build");
+            (folder, program)
+        })
+        .1
+}
+
+fn calls(mode: &str, folder: &Path, rest: &[&str]) {
+    let status =
+        Command::new("timeout").arg("120").arg(program()).arg(mode).arg(folder).args(rest).status();
+    assert!(status.unwrap().success(), "{mode} failed");
+}
+
+/// A process that is killed at the end, if it was not before.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(command: &mut Command) -> Process {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Process { child, input, output: BufReader::new(output) }
+    }
+
+    /// A process that serves a volume, as `thalweg serve` does.
+    fn serve(folder: &Path, idle: &str) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "--nocapture", "serves_until_it_is_told_to_end"]);
+        let mut process = Process::start(command.env("SERVED", folder).env("IDLE", idle));
+        while process.line() != "serving" {}
+        process
+    }
+
+    fn steps(folder: &Path, last: &str, byte: u8) -> Process {
+        let mut command = Command::new(program());
+        Process::start(command.arg("steps").arg(folder).arg(last).arg(byte.to_string()))
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        let count = self.output.read_line(&mut line).unwrap();
+        assert!(count > 0, "the process has ended");
+        line.trim().to_owned()
+    }
+
+    fn go_on(&mut self) {
+        self.input.write_all(b"\n").unwrap();
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Not a test: the process of [`Process::serve`].
+#[test]
+#[ignore = "the server of other tests"]
+fn serves_until_it_is_told_to_end() {
+    let Some(folder) = std::env::var_os("SERVED").map(PathBuf::from) else { return };
+    let idle = Duration::from_millis(std::env::var("IDLE").unwrap().parse().unwrap());
+    runtime().block_on(async {
+        let env = Env::real();
+        let transactions = Options { idle, ..Options::default() };
+        let options = OpenOptions { transactions, ..OpenOptions::default() };
+        let pool = Pool::open(&env, &folder, &options).await.unwrap();
+        let server = Server::start(&env, pool.transactions(), &folder, Config::default()).unwrap();
+        println!("\nserving");
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        drop(server);
+        pool.close().await.unwrap();
+    });
+}
+
+/// The first bytes of blocks 0 to 8, once the volume's server is gone.
+fn stored(folder: &Path) -> Vec<u8> {
+    runtime().block_on(async {
+        let env = Env::real();
+        let pool = Pool::open(&env, folder, &OpenOptions::default()).await.unwrap();
+        let txn = pool.transactions().begin(Begin::READ_ONLY).await.unwrap();
+        let blocks = txn.read_run(Lba(0), 9).await.unwrap();
+        assert!(blocks.iter().all(|block| *block == vec![block[0]; BLOCK_SIZE]));
+        drop(txn);
+        pool.close().await.unwrap();
+        blocks.iter().map(|block| block[0]).collect()
+    })
+}
+
+#[test]
+fn every_call_in_one_process() {
+    let home = volume();
+    calls("calls", &home.path().join("vol"), &["0"]);
+}
+
+#[test]
+fn every_call_through_a_server() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    let _server = Process::serve(&folder, "60000");
+    calls("calls", &folder, &["1"]);
+}
+
+#[test]
+fn after_an_abort_from_outside_only_ends_and_aborts_succeed() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    let _server = Process::serve(&folder, "1000");
+    calls("preempted", &folder, &[]);
+}
+
+/// Whatever a client got to when it is killed: nothing of its transaction counts, or all of it.
+#[test]
+fn a_client_that_is_killed_leaves_the_state_before_or_after() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    let mut server = Process::serve(&folder, "60000");
+    for last in ["open", "begin", "read", "write", "mark", "release", "takeover"] {
+        let mut client = Process::steps(&folder, last, 1);
+        client.line();
+        client.kill();
+    }
+    let mut committed = 0;
+    for round in 0..6u8 {
+        let mut client = Process::steps(&folder, "commit", committed + 1);
+        assert_eq!(client.line(), "commit");
+        for _ in 0..round * 2 {
+            committed = client.line().parse().unwrap();
+        }
+        client.kill();
+        // It may have got on before it died.
+        let rest = client.output.by_ref().lines().map_while(Result::ok);
+        committed = rest.filter_map(|line| line.parse().ok()).last().unwrap_or(committed);
+    }
+    server.go_on();
+    server.child.wait().unwrap();
+    let found = stored(&folder);
+    assert!(found[..8].iter().all(|byte| *byte == found[0]), "in part: {found:?}");
+    // The one that nobody heard of may count.
+    assert!(found[0] == committed || found[0] == committed + 1, "{found:?} after {committed}");
+}
+
+/// Whatever its clients were at when the server is killed.
+#[test]
+fn a_server_that_is_killed_leaves_the_state_before_or_after() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    for last in ["open", "begin", "read", "write", "mark", "release", "takeover"] {
+        let mut server = Process::serve(&folder, "60000");
+        let mut client = Process::steps(&folder, last, 1);
+        client.line();
+        server.kill();
+        client.kill();
+        assert_eq!(stored(&folder), [0; 9], "after {last}");
+    }
+    let mut committed = 0;
+    for round in 0..6u8 {
+        let mut server = Process::serve(&folder, "60000");
+        let mut client = Process::steps(&folder, "commit", committed + 1);
+        assert_eq!(client.line(), "commit");
+        for _ in 0..round * 2 {
+            committed = client.line().parse().unwrap();
+        }
+        server.kill();
+        // The client hears of it, and of nothing that did not happen.
+        let mut lines: Vec<String> = client.output.by_ref().lines().map_while(Result::ok).collect();
+        let not_connected = -107;
+        // Killed between two of its calls, it fails to begin.
+        if lines.last().is_some_and(|line| line.starts_with("end")) {
+            assert_eq!(lines.pop(), Some(format!("end {not_connected}")));
+        }
+        committed = lines.last().map_or(committed, |line| line.parse().unwrap());
+        let found = stored(&folder);
+        assert!(found[..8].iter().all(|byte| *byte == found[0]), "in part: {found:?}");
+        assert!(found[0] == committed || found[0] == committed + 1, "{found:?} after {committed}");
+        committed = found[0];
+    }
+}
+
+/// From one process to another, with either end killed, and the server.
+#[test]
+fn a_transaction_is_handed_from_process_to_process() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    let mut server = Process::serve(&folder, "60000");
+    // Its first owner lives on, or dies once it has let go.
+    for (byte, is_killed) in [(1, false), (2, true)] {
+        let mut first = Process::steps(&folder, "release", byte);
+        let handle = first.line();
+        if is_killed {
+            first.kill();
+        }
+        calls("take", &folder, &[&handle, &byte.to_string()]);
+        drop(first);
+    }
+    // Its second owner dies: nobody has it any more.
+    let mut first = Process::steps(&folder, "release", 3);
+    let handle = first.line();
+    let mut second = Process::steps(&folder, "takeover", 4);
+    second.line();
+    second.kill();
+    first.go_on();
+    // The first one took its own back meanwhile.
+    assert_eq!(first.line(), "commit");
+    first.kill();
+    let again = Command::new(program()).arg("take").arg(&folder).args([&*handle, "3"]).status();
+    assert_eq!(again.unwrap().code(), Some(1), "a handle served twice");
+    // The server dies: with it all that was not committed.
+    let mut first = Process::steps(&folder, "release", 100);
+    let handle = first.line();
+    server.kill();
+    let _server = Process::serve(&folder, "60000");
+    let again = Command::new(program()).arg("take").arg(&folder).args([&*handle, "100"]).status();
+    assert_eq!(again.unwrap().code(), Some(1), "a handle outlived its server");
+    drop(_server);
+    let found = stored(&folder);
+    assert!((2..100).contains(&found[0]), "{found:?}");
+    assert_eq!(found[8], 2);
+}
+
+#[test]
+fn the_header_says_what_the_library_does() {
+    let header = Path::new(HERE).join("include/thalweg.h");
+    let mut made = Vec::new();
+    cbindgen::generate(HERE).unwrap().write(&mut made);
+    let made = String::from_utf8(made).unwrap();
+    if std::env::var_os("UPDATE_HEADER").is_some() {
+        std::fs::write(&header, &made).unwrap();
+    }
+    let there = std::fs::read_to_string(&header).unwrap_or_default();
+    assert!(there == made, "UPDATE_HEADER=1 cargo test -p thalweg-capi header");
+}

@@ -1,0 +1,571 @@
+//! `thalweg kv`: keys and values in named partitions of a volume.
+//!
+//! A volume that is being served is used through its server, one that is idle is opened for the
+//! command. Everything here works on `dyn Transact`, and does not know which of the two it is.
+
+use std::io::{BufRead, IsTerminal, Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use thalweg_ipc::Connection;
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::env::Env;
+use thalweg_store::tree::{
+    Batch, Iter, Kind, NewPartition, Partition, State, Store, TreeError, catalogue,
+};
+use thalweg_store::txn::{Transact, TxnError};
+
+use crate::failure::{Failure, Outcome};
+use crate::opened::Opened;
+use crate::size::Size;
+use crate::target::Target;
+
+/// Changes of an import that are made together, at most.
+const BATCH: usize = 32;
+/// Blocks of values of an import that are written together, at most, but for the last value.
+const BATCH_BLOCKS: usize = 64;
+
+/// Keep keys and values in named partitions of a volume
+///
+/// The first partition makes the volume one that has partitions; what else it holds has to be
+/// nothing. In JSON keys and values are strings, or {"hex": "…"} where they are not UTF-8.
+#[derive(Debug, Args)]
+pub(crate) struct Kv {
+    /// The volume's folder
+    volume: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Create(Create),
+    List(List),
+    Drop(Drop),
+    Put(Put),
+    Get(OnKey),
+    /// Take a key out
+    Delete(OnKey),
+    Scan(Scan),
+    Check(Check),
+    Import(Import),
+    Export(Export),
+}
+
+/// What a partition is for.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KindArg {
+    /// Ordered keys
+    Btree,
+    /// Keys without order; a little less is read and written for each
+    Hash,
+    /// Blocks for programs that bring their own order
+    Raw,
+}
+
+impl From<KindArg> for Kind {
+    fn from(kind: KindArg) -> Kind {
+        match kind {
+            KindArg::Btree => Kind::Btree,
+            KindArg::Hash => Kind::Hash,
+            KindArg::Raw => Kind::Raw,
+        }
+    }
+}
+
+/// Make a partition
+#[derive(Debug, Args)]
+struct Create {
+    /// Its name
+    name: String,
+    /// What it is for
+    #[arg(long, value_enum, default_value_t = KindArg::Btree)]
+    kind: KindArg,
+    /// Its size, whole blocks of 4 KiB [default: the largest gap]
+    #[arg(long)]
+    size: Option<Size>,
+    /// Its first block [default: the first gap with room]
+    #[arg(long, value_name = "BLOCK")]
+    first: Option<u64>,
+    /// Print it as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// List the partitions
+#[derive(Debug, Args)]
+struct List {
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+/// Drop a partition and everything in it
+#[derive(Debug, Args)]
+struct Drop {
+    /// Its name
+    name: String,
+    /// Yes, everything in it
+    #[arg(long)]
+    yes: bool,
+}
+
+/// Give a key a value
+#[derive(Debug, Args)]
+struct Put {
+    /// The partition
+    name: String,
+    /// The key
+    key: String,
+    /// The value [default: what standard input holds]
+    value: Option<String>,
+    /// Key and value are written in hexadecimal digits
+    #[arg(long)]
+    hex: bool,
+}
+
+/// Show the value of a key
+#[derive(Debug, Args)]
+struct OnKey {
+    /// The partition
+    name: String,
+    /// The key
+    key: String,
+    /// The key is written in hexadecimal digits
+    #[arg(long)]
+    hex: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show keys and values, in the order of keys if there is one
+#[derive(Debug, Args)]
+struct Scan {
+    /// The partition
+    name: String,
+    /// The first key
+    #[arg(long, value_name = "KEY")]
+    from: Option<String>,
+    /// The key before which to end
+    #[arg(long, value_name = "KEY")]
+    to: Option<String>,
+    /// Keys that begin with this
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
+    prefix: Option<String>,
+    /// The last one first
+    #[arg(long)]
+    reverse: bool,
+    /// So many at most
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<u64>,
+    /// Keys without their values
+    #[arg(long)]
+    keys: bool,
+    /// Keys are given in hexadecimal digits
+    #[arg(long)]
+    hex: bool,
+    /// Print a JSON object in each line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Check everything that stores hold
+#[derive(Debug, Args)]
+struct Check {
+    /// The partition [default: all of them]
+    name: Option<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Put what an export has written: a JSON object in each line
+#[derive(Debug, Args)]
+struct Import {
+    /// The partition
+    name: String,
+    /// The file [default: standard input]
+    file: Option<PathBuf>,
+    /// Print the count as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Print every key with its value, as of one moment: a JSON object in each line
+#[derive(Debug, Args)]
+struct Export {
+    /// The partition
+    name: String,
+}
+
+impl From<TreeError> for Failure {
+    fn from(error: TreeError) -> Failure {
+        let failure = Failure::of(&error);
+        match &error {
+            TreeError::NoCatalogue => {
+                failure.help("thalweg kv VOLUME create NAME --kind btree --size SIZE")
+            }
+            TreeError::Foreign(_) => failure.help("use another volume, or make one"),
+            TreeError::Missing(_) => failure.help("thalweg kv VOLUME list shows what is there"),
+            TreeError::Unfinished(_) => failure.help("thalweg kv VOLUME drop NAME --yes"),
+            TreeError::Damaged { .. } => {
+                failure.help("thalweg volume scrub VOLUME looks for damage underneath")
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl From<TxnError> for Failure {
+    fn from(error: TxnError) -> Failure {
+        Failure::of(&error)
+    }
+}
+
+/// A volume, by way of its server or in this process.
+struct Access {
+    volume: Arc<dyn Transact>,
+    opened: Option<Opened>,
+}
+
+impl Access {
+    async fn open(env: &Env, target: &Target) -> Outcome<Access> {
+        if let Some(connection) = Connection::open(env, &target.folder).await? {
+            return Ok(Access { volume: Arc::new(connection), opened: None });
+        }
+        let opened = Opened::open(env, target).await?;
+        Ok(Access { volume: Arc::new(opened.transactions().clone()), opened: Some(opened) })
+    }
+
+    async fn close(self) -> Outcome<()> {
+        match self.opened {
+            Some(opened) => opened.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) async fn run(env: &Env, args: Kv) -> Outcome<()> {
+    let target = Target::volume(&args.volume)?;
+    let access = Access::open(env, &target).await?;
+    let done = execute(env, &access.volume, args.command).await;
+    let closed = access.close().await;
+    done.and(closed)
+}
+
+async fn execute(env: &Env, volume: &Arc<dyn Transact>, command: Command) -> Outcome<()> {
+    let open = async |name: &str| Store::open(env, volume.clone(), name).await;
+    match command {
+        Command::Create(args) => create(env, &**volume, args).await,
+        Command::List(args) => list(&**volume, &args).await,
+        Command::Drop(args) => drop_partition(env, &**volume, &args).await,
+        Command::Put(args) => put(&open(&args.name).await?, args).await,
+        Command::Get(args) => get(&open(&args.name).await?, &args).await,
+        Command::Delete(args) => delete(&open(&args.name).await?, &args).await,
+        Command::Scan(args) => scan(&open(&args.name).await?, &args).await,
+        Command::Check(args) => check(env, volume, &args).await,
+        Command::Import(args) => import(&open(&args.name).await?, &args).await,
+        Command::Export(args) => {
+            let iter = open(&args.name).await?.iter().await?;
+            show(iter, u64::MAX, &|key, value| {
+                json!({"key": text(key), "value": text(value)}).to_string()
+            })
+            .await
+        }
+    }
+}
+
+async fn create(env: &Env, volume: &dyn Transact, args: Create) -> Outcome<()> {
+    let block = BLOCK_SIZE as u64;
+    if let Some(Size(size)) = args.size.filter(|size| !size.0.is_multiple_of(block) || size.0 == 0)
+    {
+        return Err(Failure::new(format!("{size} bytes are no whole blocks"))
+            .help(format!("give a multiple of {block} bytes, as 64M")));
+    }
+    let new = NewPartition {
+        name: args.name,
+        kind: args.kind.into(),
+        first: args.first,
+        blocks: args.size.map(|size| size.0 / block),
+    };
+    let made = catalogue::create(env, volume, &new).await?;
+    if args.json {
+        println!("{}", serde_json::to_string(&made)?);
+    }
+    Ok(())
+}
+
+async fn list(volume: &dyn Transact, args: &List) -> Outcome<()> {
+    let listed = catalogue::list(volume).await?;
+    if args.json {
+        println!("{}", serde_json::to_string(&listed)?);
+        return Ok(());
+    }
+    for Partition { name, kind, first, blocks, state, .. } in listed {
+        let size = Size(blocks.saturating_mul(BLOCK_SIZE as u64));
+        let state = if state == State::Unfinished { "\tunfinished" } else { "" };
+        println!("{name}\t{kind}\t{size}\tfrom block {first}{state}");
+    }
+    Ok(())
+}
+
+async fn drop_partition(env: &Env, volume: &dyn Transact, args: &Drop) -> Outcome<()> {
+    if !args.yes {
+        return Err(Failure::new(format!("this drops {} and everything in it", args.name))
+            .help("say that you mean it: --yes"));
+    }
+    Ok(catalogue::remove(env, volume, &args.name).await?)
+}
+
+async fn put(store: &Store, args: Put) -> Outcome<()> {
+    let key = bytes(&args.key, args.hex)?;
+    let value = match args.value {
+        Some(value) => bytes(&value, args.hex)?,
+        None => {
+            let mut value = Vec::new();
+            let most = thalweg_store::tree::MAX_VALUE as u64;
+            std::io::stdin().take(most + 1).read_to_end(&mut value)?;
+            value
+        }
+    };
+    Ok(store.put(&key, value).await?)
+}
+
+fn no_key(key: &str) -> Failure {
+    Failure::new(format!("there is no key {key}"))
+}
+
+async fn get(store: &Store, args: &OnKey) -> Outcome<()> {
+    let key = bytes(&args.key, args.hex)?;
+    let value = store.get(&key).await?.ok_or_else(|| no_key(&args.key))?;
+    if args.json {
+        println!("{}", json!({"key": text(&key), "value": text(&value)}));
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    out.write_all(&value)?;
+    if out.is_terminal() {
+        writeln!(out)?;
+    }
+    Ok(out.flush()?)
+}
+
+async fn delete(store: &Store, args: &OnKey) -> Outcome<()> {
+    let was_there = store.delete(&bytes(&args.key, args.hex)?).await?;
+    if args.json {
+        println!("{}", json!({"deleted": was_there}));
+        return Ok(());
+    }
+    if was_there { Ok(()) } else { Err(no_key(&args.key)) }
+}
+
+async fn scan(store: &Store, args: &Scan) -> Outcome<()> {
+    let key = |key: &Option<String>| key.as_ref().map(|key| bytes(key, args.hex)).transpose();
+    let (mut from, mut to) = (key(&args.from)?, key(&args.to)?);
+    if let Some(prefix) = key(&args.prefix)? {
+        to = after_prefix(&prefix);
+        from = Some(prefix);
+    }
+    let bound = |key: Option<Vec<u8>>, bound: fn(Vec<u8>) -> std::ops::Bound<Vec<u8>>| {
+        key.map_or(std::ops::Bound::Unbounded, bound)
+    };
+    let mut iter = match (&from, &to) {
+        (None, None) => store.iter().await?,
+        _ => {
+            let from = bound(from, std::ops::Bound::Included);
+            store.range((from, bound(to, std::ops::Bound::Excluded))).await?
+        }
+    };
+    if args.reverse {
+        iter = iter.backward()?;
+    }
+    show(iter, args.limit.unwrap_or(u64::MAX), &|key, value| match (args.json, args.keys) {
+        (true, true) => json!({"key": text(key)}).to_string(),
+        (true, false) => json!({"key": text(key), "value": text(value)}).to_string(),
+        (false, true) => plain(key),
+        (false, false) => format!("{}\t{}", plain(key), plain(value)),
+    })
+    .await
+}
+
+/// The first key that is above all that begin with `prefix`.
+fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
+    let mut after = prefix[..=last].to_vec();
+    after[last] += 1;
+    Some(after)
+}
+
+/// Prints a line for each pair. Whoever reads them may go away.
+async fn show(
+    mut iter: Iter,
+    limit: u64,
+    line: &(dyn Fn(&[u8], &[u8]) -> String + Sync),
+) -> Outcome<()> {
+    let mut shown = 0;
+    while shown < limit {
+        let Some((key, value)) = iter.next().await? else { break };
+        match writeln!(std::io::stdout(), "{}", line(&key, &value)) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => break,
+            written => written?,
+        }
+        shown += 1;
+    }
+    Ok(())
+}
+
+async fn check(env: &Env, volume: &Arc<dyn Transact>, args: &Check) -> Outcome<()> {
+    let names: Vec<String> = match &args.name {
+        Some(name) => vec![name.clone()],
+        None => {
+            let listed = catalogue::list(&**volume).await?;
+            let stores = listed.into_iter().filter(|partition| partition.kind != Kind::Raw);
+            stores.map(|partition| partition.name).collect()
+        }
+    };
+    let mut reports = serde_json::Map::new();
+    for name in names {
+        let report = match Store::open(env, volume.clone(), &name).await {
+            Ok(store) => store.check().await,
+            Err(error) => Err(error),
+        };
+        let report = report.map_err(|error| Failure::from(error).while_doing(&name))?;
+        if !args.json {
+            println!("{name}: {} keys, {}", report.keys, Size(report.bytes));
+        }
+        reports.insert(name, serde_json::to_value(report)?);
+    }
+    if args.json {
+        println!("{}", Value::Object(reports));
+    }
+    Ok(())
+}
+
+async fn import(store: &Store, args: &Import) -> Outcome<()> {
+    let input: Box<dyn BufRead + Send> = match &args.file {
+        Some(file) => {
+            let opened = std::fs::File::open(file)
+                .map_err(|error| Failure::of(&error).while_doing(file.display()))?;
+            Box::new(std::io::BufReader::new(opened))
+        }
+        None => Box::new(std::io::BufReader::new(std::io::stdin())),
+    };
+    let (mut pairs, mut blocks, mut count) = (Vec::new(), 0, 0u64);
+    for (number, line) in input.lines().enumerate() {
+        let line = line?;
+        let pair = pair(&line)
+            .map_err(|failure| failure.while_doing(format!("line {} of the import", number + 1)))?;
+        blocks += pair.1.len() / BLOCK_SIZE;
+        pairs.push(pair);
+        count += 1;
+        if pairs.len() >= BATCH || blocks >= BATCH_BLOCKS {
+            put_all(store, std::mem::take(&mut pairs)).await?;
+            blocks = 0;
+        }
+    }
+    put_all(store, pairs).await?;
+    match args.json {
+        true => println!("{}", json!({"imported": count})),
+        false => eprintln!("{count} keys"),
+    }
+    Ok(())
+}
+
+/// Puts pairs together, or, when that is too much for one transaction, one after the other.
+async fn put_all(store: &Store, pairs: Vec<(Vec<u8>, Vec<u8>)>) -> Outcome<()> {
+    let mut batch = Batch::new();
+    for (key, value) in &pairs {
+        batch.put(key.clone(), value.clone());
+    }
+    match store.write(&batch).await {
+        Err(TreeError::Txn(TxnError::TooLarge(_))) => {
+            for (key, value) in pairs {
+                store.put(&key, value).await?;
+            }
+            Ok(())
+        }
+        written => Ok(written?),
+    }
+}
+
+fn pair(line: &str) -> Outcome<(Vec<u8>, Vec<u8>)> {
+    let pair: Value = serde_json::from_str(line)?;
+    Ok((field(&pair, "key")?, field(&pair, "value")?))
+}
+
+/// A field that [`text`] has written.
+fn field(pair: &Value, name: &str) -> Outcome<Vec<u8>> {
+    let wrong = || {
+        Failure::new(format!("it has no \"{name}\" that is a string or {{\"hex\": \"…\"}}"))
+            .help("import takes what export prints")
+    };
+    match &pair[name] {
+        Value::String(text) => Ok(text.clone().into_bytes()),
+        Value::Object(object) => {
+            let digits = object.get("hex").and_then(Value::as_str).ok_or_else(wrong)?;
+            bytes(digits, true)
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// Bytes in JSON.
+fn text(bytes: &[u8]) -> Value {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into(),
+        Err(_) => {
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            json!({"hex": digits})
+        }
+    }
+}
+
+/// Bytes for a person, in one line.
+fn plain(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(|c| c.is_control() || c == '\\') => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+/// What an argument stands for.
+fn bytes(text: &str, hex: bool) -> Outcome<Vec<u8>> {
+    if !hex {
+        return Ok(text.as_bytes().to_vec());
+    }
+    let wrong = || Failure::new(format!("{text:?} is not written in pairs of hexadecimal digits"));
+    if !text.len().is_multiple_of(2) || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    let digits = (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16));
+    digits.collect::<Result<_, _>>().map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_from_json() {
+        for sample in [&b""[..], b"plain", b"\x00\xff", "gr\u{fc}n".as_bytes()] {
+            let pair = json!({"key": text(sample)});
+            assert_eq!(field(&pair, "key").unwrap(), sample);
+        }
+        for wrong in [json!({}), json!({"key": 1}), json!({"key": {"hex": "0"}})] {
+            assert!(field(&wrong, "key").is_err());
+        }
+        assert_eq!(bytes("00fF", true).unwrap(), [0, 255]);
+        assert!(bytes("+1", true).is_err());
+    }
+
+    #[test]
+    fn a_prefix_has_an_end() {
+        assert_eq!(after_prefix(b"ab"), Some(b"ac".to_vec()));
+        assert_eq!(after_prefix(b"a\xff"), Some(b"b".to_vec()));
+        assert_eq!(after_prefix(b"\xff\xff"), None);
+        assert_eq!(after_prefix(b""), None);
+    }
+}

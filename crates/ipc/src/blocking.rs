@@ -1,0 +1,387 @@
+//! A volume for programs without tasks of their own: calls wait, and a transaction belongs to the thread
+//! that began it (Isotope 4.1). The libraries for C and Python are this.
+
+mod stores;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::device::FrameBuf;
+use thalweg_store::env::{Env, HashMap, server_threads};
+use thalweg_store::pool::{OpenOptions, Pool, PoolError};
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::nest::{Began, End, Nest};
+use thalweg_store::txn::{
+    self, Begin, Durability, Handle, Preempted, Transact, Transaction, TransactionManager, TxnError,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::Connection;
+
+/// Why a volume cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its server, if it has one, does not answer as it should.
+    #[error(transparent)]
+    Server(#[from] TxnError),
+    /// Nobody serves it, and it cannot be opened here.
+    #[error(transparent)]
+    Volume(#[from] PoolError),
+    /// The system has no room for threads.
+    #[error("cannot start threads: {0}")]
+    Threads(#[from] std::io::Error),
+}
+
+/// How a transaction ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// All of it counts, and survives a crash. Also the end of an inner pair.
+    Committed,
+    /// Nothing of it counts.
+    Aborted(TxnError),
+}
+
+/// Errors of work inside of a transaction.
+trait Fate: From<TxnError> {
+    /// Why the transaction was aborted from outside, if it was.
+    fn preempted(&self) -> Option<Preempted>;
+}
+
+impl Fate for TxnError {
+    fn preempted(&self) -> Option<Preempted> {
+        match self {
+            TxnError::Preempted(why) => Some(*why),
+            _ => None,
+        }
+    }
+}
+
+impl Fate for TreeError {
+    fn preempted(&self) -> Option<Preempted> {
+        match self {
+            TreeError::Txn(error) => error.preempted(),
+            _ => None,
+        }
+    }
+}
+
+/// What one thread is in the middle of.
+type Bound = Mutex<Nest<Arc<dyn Transaction>>>;
+
+static VOLUMES: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// What this thread is in the middle of, for each volume. When the thread ends, its transactions
+    /// are aborted.
+    static BOUND: RefCell<HashMap<u64, Arc<Bound>>> = RefCell::default();
+}
+
+/// An open volume. Dropping it aborts the transactions of all threads.
+pub struct Volume {
+    id: u64,
+    env: Env,
+    transact: Arc<dyn Transact>,
+    bound: Mutex<Vec<Weak<Bound>>>,
+    /// The volume, if this process has it open itself.
+    pool: Option<Pool>,
+    /// Dropped last: the others need it.
+    runtime: Runtime,
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume").field("transact", &self.transact).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        self.abort_all();
+    }
+}
+
+impl Volume {
+    /// Opens the volume in `folder`: through its server, or, when it has none, in this process.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(folder: &Path) -> Result<Volume, OpenError> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let (env, connection) = runtime.block_on(async {
+            let env = Env::real();
+            let connection = match folder.is_dir() {
+                true => Connection::open(&env, folder).await,
+                false => Ok(None),
+            };
+            (env, connection)
+        });
+        if let Some(connection) = connection? {
+            return Ok(Volume::new(env, Arc::new(connection), None, runtime));
+        }
+        let threads = server_threads();
+        let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+        let (env, pool) = runtime.block_on(async {
+            let env = Env::real();
+            let pool = Pool::open(&env, folder, &OpenOptions::default()).await;
+            (env, pool)
+        });
+        let pool = pool?;
+        let manager: TransactionManager = pool.transactions().clone();
+        Ok(Volume::new(env, Arc::new(manager), Some(pool), runtime))
+    }
+
+    fn new(env: Env, transact: Arc<dyn Transact>, pool: Option<Pool>, runtime: Runtime) -> Volume {
+        let id = VOLUMES.fetch_add(1, Ordering::Relaxed);
+        Volume { id, env, transact, bound: Mutex::default(), pool, runtime }
+    }
+
+    /// Aborts the transactions of all threads, and closes the volume if this process has it open: it
+    /// refuses writes then. Its devices are free when it is dropped.
+    ///
+    /// # Errors
+    /// A device's; what was committed is safe all the same.
+    pub fn close(&self) -> Result<(), PoolError> {
+        self.abort_all();
+        match &self.pool {
+            Some(pool) => self.runtime.block_on(pool.close()),
+            None => Ok(()),
+        }
+    }
+
+    fn abort_all(&self) {
+        for bound in self.bound.lock().drain(..).filter_map(|bound| bound.upgrade()) {
+            *bound.lock() = Nest::default();
+        }
+    }
+
+    /// Whether another process serves the volume.
+    pub fn is_served(&self) -> bool {
+        self.pool.is_none()
+    }
+
+    /// The number of blocks, of [`BLOCK_SIZE`] bytes each.
+    pub fn blocks(&self) -> u64 {
+        self.transact.blocks()
+    }
+
+    /// The volume's transactions, for code that has tasks.
+    pub fn transact(&self) -> &Arc<dyn Transact> {
+        &self.transact
+    }
+
+    /// Runs a task to its end.
+    pub fn wait<F: Future>(&self, task: F) -> F::Output {
+        self.runtime.block_on(task)
+    }
+
+    /// What this thread is in the middle of.
+    fn bound(&self) -> Arc<Bound> {
+        BOUND.with_borrow_mut(|threads| {
+            if let Some(bound) = threads.get(&self.id) {
+                return bound.clone();
+            }
+            let bound = Arc::<Bound>::default();
+            // Of volumes that are closed nobody but this thread knows any more.
+            threads.retain(|_, bound| Arc::weak_count(bound) > 0);
+            threads.insert(self.id, bound.clone());
+            let mut all = self.bound.lock();
+            all.retain(|bound| bound.strong_count() > 0);
+            all.push(Arc::downgrade(&bound));
+            bound
+        })
+    }
+
+    /// Pairs of begin and end that this thread is in the middle of.
+    pub fn depth(&self) -> usize {
+        self.bound().lock().depth()
+    }
+
+    /// Begins a transaction, or, in the middle of one, a pair that changes nothing.
+    ///
+    /// # Errors
+    /// As [`Transact::begin`], and what the transaction around it has come to.
+    pub fn begin(&self, begin: Begin) -> Result<(), TxnError> {
+        let bound = self.bound();
+        let mut nest = bound.lock();
+        match nest.begin()? {
+            Began::Inner => Ok(()),
+            Began::Outermost => nest.enter(self.wait(self.transact.begin(begin))?),
+        }
+    }
+
+    /// Ends what was begun last; the outermost commits.
+    ///
+    /// # Errors
+    /// [`TxnError::Ended`] when nothing was begun. [`TxnError::Store`] and [`TxnError::Disconnected`]: it
+    /// is unknown whether it counts.
+    pub fn end(&self) -> Result<Outcome, TxnError> {
+        let end = self.bound().lock().end()?;
+        let transaction = match end {
+            End::Inner => return Ok(Outcome::Committed),
+            End::Failed(fate) => return Ok(Outcome::Aborted(fate.into())),
+            End::Commit(transaction) => transaction,
+        };
+        match self.wait(transaction.commit(Durability::Synced)) {
+            Ok(()) => Ok(Outcome::Committed),
+            Err(error) if error.is_retryable() => Ok(Outcome::Aborted(error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends what was begun last without a trace. In the middle of another, that is doomed.
+    ///
+    /// # Errors
+    /// [`TxnError::Ended`] when nothing was begun.
+    pub fn abort(&self) -> Result<(), TxnError> {
+        let running = self.bound().lock().abort()?;
+        if let Some(transaction) = running {
+            self.wait(transaction.abort());
+        }
+        Ok(())
+    }
+
+    /// Lets go of this thread's transaction, for another thread or process to take it over. Should that
+    /// fail, it is aborted.
+    ///
+    /// # Errors
+    /// [`TxnError::Ended`] when nothing was begun, [`TxnError::Invalid`] in the middle of a nested pair,
+    /// and what it has come to.
+    pub fn release(&self) -> Result<Handle, TxnError> {
+        let bound = self.bound();
+        let mut nest = bound.lock();
+        let transaction = nest.release()?;
+        let released = self.wait(transaction.release());
+        if let Err(TxnError::Preempted(why)) = &released {
+            // It is still to be ended, as every transaction that was aborted from outside.
+            nest.enter(transaction)?;
+            nest.preempt(*why);
+        }
+        released
+    }
+
+    /// Goes on with a transaction that was released, as this thread's.
+    ///
+    /// # Errors
+    /// As [`Transact::takeover`], and [`TxnError::Invalid`] in the middle of another.
+    pub fn takeover(&self, handle: Handle) -> Result<(), TxnError> {
+        let bound = self.bound();
+        let mut nest = bound.lock();
+        nest.check_outside()?;
+        nest.enter(self.wait(self.transact.takeover(handle))?)
+    }
+
+    /// Does something in this thread's transaction, if it is in the middle of one.
+    ///
+    /// # Errors
+    /// What the transaction has come to, and what `inside` fails with.
+    fn inside<T, E: Fate>(
+        &self,
+        inside: impl FnOnce(&Arc<dyn Transaction>) -> Result<T, E>,
+    ) -> Result<Option<T>, E> {
+        let bound = self.bound();
+        let mut nest = bound.lock();
+        let Some(transaction) = nest.running()? else { return Ok(None) };
+        let result = inside(transaction);
+        if let Some(why) = result.as_ref().err().and_then(Fate::preempted) {
+            nest.preempt(why);
+        }
+        result.map(Some)
+    }
+
+    /// The transaction that this thread is in the middle of.
+    ///
+    /// # Errors
+    /// What it has come to.
+    pub fn running(&self) -> Result<Option<Arc<dyn Transaction>>, TxnError> {
+        self.inside(|transaction| Ok::<_, TxnError>(transaction.clone()))
+    }
+
+    /// Blocks from `lba` on. Outside of a transaction: as all commits so far have left them.
+    ///
+    /// # Errors
+    /// As [`Transaction::read_run`].
+    pub fn read(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
+        match self.inside(|it| self.wait(it.read_run(lba, count)))? {
+            Some(blocks) => Ok(blocks),
+            None => self.wait(async {
+                self.transact.begin(Begin::SNAPSHOT).await?.read_run(lba, count).await
+            }),
+        }
+    }
+
+    /// Writes whole blocks from `lba` on. Outside of a transaction it is one of its own, which always
+    /// commits, and survives a crash when this returns.
+    ///
+    /// # Errors
+    /// As [`Transaction::write`]; the block that failed and those behind it are not written then.
+    pub fn write(&self, lba: Lba, content: &[u8]) -> Result<(), TxnError> {
+        if !content.len().is_multiple_of(BLOCK_SIZE) {
+            return Err(TxnError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
+        }
+        let blocks: Vec<Bytes> = content.chunks(BLOCK_SIZE).map(FrameBuf::copy_block).collect();
+        let lbas = Volume::lbas(lba, blocks.len() as u64)?;
+        self.change(|it| {
+            lbas.clone().zip(&blocks).try_for_each(|(lba, block)| it.write(Lba(lba), block.clone()))
+        })
+    }
+
+    /// Discards blocks from `lba` on. Outside of a transaction as [`Volume::write`].
+    ///
+    /// # Errors
+    /// As [`Transaction::discard`].
+    pub fn discard(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+        let lbas = Volume::lbas(lba, count)?;
+        self.change(|it| lbas.clone().try_for_each(|lba| it.discard(Lba(lba))))
+    }
+
+    fn lbas(lba: Lba, count: u64) -> Result<Range<u64>, TxnError> {
+        // Whether they are in the volume, the transaction says.
+        let end = lba.0.checked_add(count).ok_or_else(|| {
+            TxnError::Invalid(format!("{count} blocks from {} on do not exist", lba.0))
+        })?;
+        Ok(lba.0..end)
+    }
+
+    fn change(
+        &self,
+        change: impl Fn(&dyn Transaction) -> Result<(), TxnError> + Sync,
+    ) -> Result<(), TxnError> {
+        if self.inside(|it| change(&**it))?.is_some() {
+            return Ok(());
+        }
+        let change = &change;
+        let work = move |it: Arc<dyn Transaction>| async move { change(&*it) };
+        self.wait(txn::run(&*self.transact, Begin::SNAPSHOT, Durability::Synced, work))
+    }
+
+    /// Says what this thread's last read or write of a block was about. Outside of a transaction it
+    /// means nothing: that access was a transaction of its own, and is over.
+    ///
+    /// # Errors
+    /// As [`Transaction::mark_accessed`].
+    pub fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
+        self.inside(|it| it.mark_accessed(lba, range)).map(|_| ())
+    }
+
+    /// Asks for a block to be kept in memory.
+    ///
+    /// # Errors
+    /// What this thread's transaction has come to.
+    pub fn please_cache(&self, lba: Lba) -> Result<(), TxnError> {
+        let hint = |it: &Arc<dyn Transaction>| {
+            it.please_cache(lba);
+            Ok::<(), TxnError>(())
+        };
+        match self.inside(hint)? {
+            Some(()) => Ok(()),
+            None => hint(&self.wait(self.transact.begin(Begin::READ_ONLY))?),
+        }
+    }
+}

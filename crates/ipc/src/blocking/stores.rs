@@ -1,0 +1,120 @@
+//! Key-value stores in the partitions of a volume. A call in the middle of this thread's transaction is
+//! part of it, so that one may span several stores and raw blocks; any other is a transaction of its own.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_store::tree::{Batch, Iter, Kind, NewPartition, Pair, Store, TreeError, catalogue};
+use thalweg_store::txn::Transaction;
+
+use super::Volume;
+
+impl Volume {
+    /// Makes a partition of so many blocks, or of as many as there are in a row.
+    ///
+    /// # Errors
+    /// As [`catalogue::create`]; [`TreeError::Invalid`] in the middle of a transaction, which this would
+    /// not be part of.
+    pub fn create_store(
+        &self,
+        name: &str,
+        kind: Kind,
+        blocks: Option<u64>,
+    ) -> Result<(), TreeError> {
+        if self.depth() > 0 {
+            let why = "a partition is not made in the middle of a transaction".to_owned();
+            return Err(TreeError::Invalid(why));
+        }
+        let new = NewPartition { name: name.to_owned(), kind, first: None, blocks };
+        self.wait(catalogue::create(&self.env, &*self.transact, &new)).map(|_| ())
+    }
+
+    /// The store in a partition.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_store(&self, name: &str) -> Result<Store, TreeError> {
+        self.wait(Store::open(&self.env, self.transact.clone(), name))
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As [`Store::get_in`].
+    pub fn get(&self, store: &Store, key: &[u8]) -> Result<Option<Bytes>, TreeError> {
+        match self.inside(|it| self.wait(store.get_in(&**it, key)))? {
+            Some(value) => Ok(value),
+            None => self.wait(store.get(key)),
+        }
+    }
+
+    /// Gives a key a value.
+    ///
+    /// # Errors
+    /// As [`Store::put_in`].
+    pub fn put(&self, store: &Store, key: &[u8], value: &[u8]) -> Result<(), TreeError> {
+        let value = Bytes::copy_from_slice(value);
+        match self.inside(|it| self.wait(store.put_in(&**it, key, value.clone())))? {
+            Some(()) => Ok(()),
+            None => self.wait(store.put(key, value)),
+        }
+    }
+
+    /// Takes a key out; whether it was there.
+    ///
+    /// # Errors
+    /// As [`Store::delete_in`].
+    pub fn delete(&self, store: &Store, key: &[u8]) -> Result<bool, TreeError> {
+        match self.inside(|it| self.wait(store.delete_in(&**it, key)))? {
+            Some(was_there) => Ok(was_there),
+            None => self.wait(store.delete(key)),
+        }
+    }
+
+    /// Makes the changes of a batch: all of them or none.
+    ///
+    /// # Errors
+    /// As [`Store::write_in`].
+    pub fn write_batch(&self, store: &Store, batch: &Batch) -> Result<(), TreeError> {
+        match self.inside(|it| self.wait(store.write_in(&**it, batch)))? {
+            Some(()) => Ok(()),
+            None => self.wait(store.write(batch)),
+        }
+    }
+
+    /// Keys and values: in order and from `from` to before `to`, each if given, if the store has an
+    /// order. As this thread's transaction sees them, or as they are now.
+    ///
+    /// # Errors
+    /// As [`Store::range_in`].
+    pub fn scan(
+        &self,
+        store: &Store,
+        from: Option<&[u8]>,
+        to: Option<&[u8]>,
+    ) -> Result<Iter, TreeError> {
+        let range = (
+            from.map_or(Bound::Unbounded, Bound::Included),
+            to.map_or(Bound::Unbounded, Bound::Excluded),
+        );
+        let is_all = from.is_none() && to.is_none();
+        let inside = |it: &Arc<dyn Transaction>| match is_all {
+            true => Ok(store.iter_in(it.clone())),
+            false => store.range_in::<&[u8]>(it.clone(), range),
+        };
+        match (self.inside(inside)?, is_all) {
+            (Some(iter), _) => Ok(iter),
+            (None, true) => self.wait(store.iter()),
+            (None, false) => self.wait(store.range::<&[u8]>(range)),
+        }
+    }
+
+    /// The next of what [`Volume::scan`] finds.
+    ///
+    /// # Errors
+    /// As [`Iter::next`].
+    pub fn next(&self, iter: &mut Iter) -> Result<Option<Pair>, TreeError> {
+        self.wait(iter.next())
+    }
+}

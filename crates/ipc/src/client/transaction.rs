@@ -1,0 +1,227 @@
+//! A transaction that runs at a server.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::try_join_all;
+use parking_lot::Mutex;
+use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::device::FrameBuf;
+use thalweg_store::env::{HashMap, HashSet};
+use thalweg_store::txn::{Begin, Durability, Handle, Isolation, Transaction, TxnError};
+
+use super::{Link, unexpected};
+use crate::protocol::{Answer, MAX_RUN, Request};
+
+/// Blocks of its snapshot that a transaction remembers.
+const REMEMBERED: usize = 128;
+
+/// A transaction that runs at a server.
+pub(super) struct RemoteTransaction {
+    link: Arc<Link>,
+    txn: u64,
+    /// It does not run any more, or somebody else has it.
+    ended: AtomicBool,
+    /// `None` when it was taken over: what its former owner did is not known here.
+    seen: Option<Mutex<Seen>>,
+    begin: Option<Begin>,
+}
+
+/// What a transaction did so far.
+#[derive(Default)]
+struct Seen {
+    accessed: HashSet<u64>,
+    written: HashSet<u64>,
+    /// Blocks of the snapshot.
+    blocks: HashMap<u64, Bytes>,
+}
+
+impl fmt::Debug for RemoteTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteTransaction").field("txn", &self.txn).finish_non_exhaustive()
+    }
+}
+
+impl Drop for RemoteTransaction {
+    fn drop(&mut self) {
+        if !self.ended.load(Ordering::Acquire)
+            && self.link.tell(&Request::Abort { txn: self.txn }, &[]).is_ok()
+        {
+            self.link.output.flush_soon();
+        }
+    }
+}
+
+impl RemoteTransaction {
+    pub(super) fn new(link: Arc<Link>, txn: u64, begin: Option<Begin>) -> RemoteTransaction {
+        let seen = begin.map(|_| Mutex::default());
+        RemoteTransaction { link, txn, ended: AtomicBool::new(false), seen, begin }
+    }
+
+    /// The server does not have it.
+    pub(super) fn forget(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    fn end(&self) -> Result<(), TxnError> {
+        match self.ended.swap(true, Ordering::AcqRel) {
+            true => Err(TxnError::Ended),
+            false => Ok(()),
+        }
+    }
+
+    fn check(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+        if self.ended.load(Ordering::Acquire) {
+            return Err(TxnError::Ended);
+        }
+        let blocks = self.blocks();
+        match lba.0.checked_add(count) {
+            Some(end) if end <= blocks => Ok(()),
+            _ => Err(TxnError::Invalid(format!(
+                "{count} blocks from {} on leave a volume of {blocks} blocks",
+                lba.0
+            ))),
+        }
+    }
+
+    /// Whether nobody asks later what was read.
+    fn is_untracked(&self) -> bool {
+        self.begin.is_some_and(|it| it.read_only || it.isolation == Isolation::Snapshot)
+    }
+
+    /// Blocks that were read before, all of them. A block that was written is read at the server, which
+    /// has to know what a mark that follows is about.
+    fn remembered(&self, lba: Lba, count: u64) -> Option<Vec<Bytes>> {
+        let seen = self.seen.as_ref().filter(|_| self.is_untracked())?.lock();
+        (lba.0..lba.0 + count).map(|lba| seen.blocks.get(&lba).cloned()).collect()
+    }
+
+    /// Notes a read, and what it found.
+    fn note_read(&self, lba: Lba, blocks: &[Bytes]) {
+        let Some(seen) = &self.seen else { return };
+        let mut seen = seen.lock();
+        for (lba, block) in (lba.0..).zip(blocks) {
+            if !self.is_untracked() {
+                seen.accessed.insert(lba);
+            } else if seen.blocks.len() < REMEMBERED && !seen.written.contains(&lba) {
+                seen.blocks.insert(lba, block.clone());
+            }
+        }
+    }
+
+    fn note_write(&self, lba: Lba) -> Result<(), TxnError> {
+        if self.begin.is_some_and(|begin| begin.read_only) {
+            return Err(TxnError::Invalid("the transaction is for reading".to_owned()));
+        }
+        let Some(seen) = &self.seen else { return Ok(()) };
+        let mut seen = seen.lock();
+        let most = self.link.max_writes;
+        if seen.written.len() >= most && !seen.written.contains(&lba.0) {
+            return Err(TxnError::TooLarge(most));
+        }
+        seen.written.insert(lba.0);
+        seen.blocks.remove(&lba.0);
+        Ok(())
+    }
+
+    async fn read_part(&self, lba: u64, count: u64) -> Result<Vec<Bytes>, TxnError> {
+        let request = Request::Read { txn: self.txn, lba, count };
+        let (Answer::Blocks, payload) = self.link.ask(&request).await? else {
+            return Err(unexpected());
+        };
+        if payload.len() as u64 != count * BLOCK_SIZE as u64 {
+            return Err(unexpected());
+        }
+        // Each in memory of its own: they came in one piece with other answers, and are kept for as long
+        // as anybody likes.
+        Ok(payload.chunks(BLOCK_SIZE).map(FrameBuf::copy_block).collect())
+    }
+}
+
+#[async_trait]
+impl Transaction for RemoteTransaction {
+    fn blocks(&self) -> u64 {
+        self.link.blocks.load(Ordering::Relaxed)
+    }
+
+    async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
+        self.check(lba, count)?;
+        if let Some(blocks) = self.remembered(lba, count) {
+            return Ok(blocks);
+        }
+        let end = lba.0 + count;
+        let starts = (lba.0..end).step_by(MAX_RUN as usize);
+        let parts = starts.map(|start| self.read_part(start, MAX_RUN.min(end - start)));
+        let blocks = try_join_all(parts).await?.concat();
+        self.note_read(lba, &blocks);
+        Ok(blocks)
+    }
+
+    fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError> {
+        self.check(lba, 1)?;
+        if content.len() != BLOCK_SIZE {
+            return Err(TxnError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
+        }
+        self.note_write(lba)?;
+        self.link.tell(&Request::Write { txn: self.txn, lba: lba.0 }, &[content])
+    }
+
+    fn discard(&self, lba: Lba) -> Result<(), TxnError> {
+        self.check(lba, 1)?;
+        self.note_write(lba)?;
+        self.link.tell(&Request::Discard { txn: self.txn, lba: lba.0 }, &[])
+    }
+
+    fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
+        self.check(lba, 0)?;
+        if range.start > range.end || range.end > BLOCK_SIZE {
+            let why = format!("bytes {} to {} are not in a block", range.start, range.end);
+            return Err(TxnError::Invalid(why));
+        }
+        if let Some(seen) = self.seen.as_ref().filter(|_| !self.is_untracked()) {
+            let seen = seen.lock();
+            if !seen.accessed.contains(&lba.0) && !seen.written.contains(&lba.0) {
+                let why = format!("block {} was neither read nor written here", lba.0);
+                return Err(TxnError::Invalid(why));
+            }
+        }
+        // Not beyond a block, so it fits.
+        let (start, end) = (range.start as u16, range.end as u16);
+        self.link.tell(&Request::Mark { txn: self.txn, lba: lba.0, start, end }, &[])
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        // A hint: nobody minds when it is lost with the connection.
+        let _ = self.link.tell(&Request::PleaseCache { txn: self.txn, lba: lba.0 }, &[]);
+    }
+
+    async fn commit(&self, durability: Durability) -> Result<(), TxnError> {
+        self.end()?;
+        match self.link.ask(&Request::Commit { txn: self.txn, durability }).await? {
+            (Answer::Done, _) => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn abort(&self) {
+        if self.end().is_ok() {
+            // When the connection is lost, it has been aborted.
+            let _ = self.link.ask(&Request::Abort { txn: self.txn }).await;
+        }
+    }
+
+    async fn release(&self) -> Result<Handle, TxnError> {
+        self.check(Lba(0), 0)?;
+        match self.link.ask(&Request::Release { txn: self.txn }).await? {
+            (Answer::Released(handle), _) => {
+                self.forget();
+                Ok(handle)
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}

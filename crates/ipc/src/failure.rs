@@ -1,0 +1,107 @@
+//! Errors as they travel.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use thalweg_store::block::{Lba, StoreError, Version};
+use thalweg_store::device::DeviceError;
+use thalweg_store::txn::{Preempted, TxnError};
+
+/// Longest text of an error: an answer's message has a bound.
+const LONGEST: usize = 1024;
+
+/// A [`TxnError`] as it travels. The kinds stay; what a device said becomes text.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[doc(hidden)]
+pub enum WireError {
+    Conflict,
+    Preempted(Preempted),
+    Doomed,
+    Ended,
+    Invalid(String),
+    TooLarge(u64),
+    TooMany(u64),
+    UnknownHandle,
+    Disconnected(String),
+    StoreInvalid(String),
+    NoSpace,
+    Corrupt { lba: u64, detail: String },
+    Poisoned(String),
+    Gone(u64),
+    DeviceFull { device: String },
+    Device { device: String, said: String },
+}
+
+/// Text, not longer than an answer may carry.
+fn short(mut text: String) -> String {
+    if text.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+    }
+    text
+}
+
+impl From<TxnError> for WireError {
+    fn from(error: TxnError) -> WireError {
+        match error {
+            TxnError::Conflict => WireError::Conflict,
+            TxnError::Preempted(why) => WireError::Preempted(why),
+            TxnError::Doomed => WireError::Doomed,
+            TxnError::Ended => WireError::Ended,
+            TxnError::Invalid(why) => WireError::Invalid(short(why)),
+            TxnError::TooLarge(most) => WireError::TooLarge(most as u64),
+            TxnError::TooMany(most) => WireError::TooMany(most as u64),
+            TxnError::UnknownHandle => WireError::UnknownHandle,
+            TxnError::Disconnected(why) => WireError::Disconnected(short(why)),
+            TxnError::Store(error) => WireError::of_store(error),
+        }
+    }
+}
+
+impl WireError {
+    fn of_store(error: StoreError) -> WireError {
+        match error {
+            StoreError::Invalid(why) => WireError::StoreInvalid(short(why)),
+            StoreError::NoSpace => WireError::NoSpace,
+            StoreError::Corrupt { lba, detail } => {
+                WireError::Corrupt { lba: lba.0, detail: short(detail) }
+            }
+            StoreError::Poisoned(why) => WireError::Poisoned(short(why.to_string())),
+            StoreError::Gone(version) => WireError::Gone(version.0),
+            StoreError::Device(DeviceError::NoSpace { device }) => {
+                WireError::DeviceFull { device: short(device) }
+            }
+            StoreError::Device(error) => {
+                let said = short(error.to_string());
+                WireError::Device { device: "the server's device".to_owned(), said }
+            }
+        }
+    }
+}
+
+impl From<WireError> for TxnError {
+    fn from(error: WireError) -> TxnError {
+        let store = match error {
+            WireError::Conflict => return TxnError::Conflict,
+            WireError::Preempted(why) => return TxnError::Preempted(why),
+            WireError::Doomed => return TxnError::Doomed,
+            WireError::Ended => return TxnError::Ended,
+            WireError::Invalid(why) => return TxnError::Invalid(why),
+            WireError::TooLarge(most) => return TxnError::TooLarge(most as usize),
+            WireError::TooMany(most) => return TxnError::TooMany(most as usize),
+            WireError::UnknownHandle => return TxnError::UnknownHandle,
+            WireError::Disconnected(why) => return TxnError::Disconnected(why),
+            WireError::StoreInvalid(why) => StoreError::Invalid(why),
+            WireError::NoSpace => StoreError::NoSpace,
+            WireError::Corrupt { lba, detail } => StoreError::Corrupt { lba: Lba(lba), detail },
+            WireError::Poisoned(why) => StoreError::Poisoned(why.into()),
+            WireError::Gone(version) => StoreError::Gone(Version(version)),
+            WireError::DeviceFull { device } => DeviceError::NoSpace { device }.into(),
+            WireError::Device { device, said } => {
+                let source = Arc::new(std::io::Error::other(said));
+                DeviceError::Io { device, operation: "a request", source }.into()
+            }
+        };
+        TxnError::Store(store)
+    }
+}

@@ -1,0 +1,67 @@
+//! Sockets in the folder of a volume, for the user alone whose volume it is.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+
+/// The name of the socket for transactions in a volume's folder.
+pub const SOCKET: &str = "txn.sock";
+
+/// A socket's address is at most 107 bytes long, and folders may lie deep: so the address goes by
+/// way of a descriptor of the folder.
+struct Address {
+    _folder: File,
+    path: PathBuf,
+}
+
+fn address(folder: &Path, name: &str) -> io::Result<Address> {
+    let file = File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", file.as_raw_fd()));
+    Ok(Address { _folder: file, path })
+}
+
+/// Listens on the socket `name` in `folder`, made with mode 0600. The caller has the volume there to
+/// itself: a socket that is there already was left by a process that died.
+///
+/// # Errors
+/// Those of the system.
+pub fn listen(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
+    match std::fs::remove_file(folder.join(name)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => bind(folder, name, backlog),
+    }
+}
+
+fn bind(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
+    let address = address(folder, name)?;
+    let socket = UnixSocket::new_stream()?;
+    // The file is made with the mode of the descriptor, so at no moment can others open it.
+    let mode = std::fs::Permissions::from_mode(0o600);
+    File::from(socket.as_fd().try_clone_to_owned()?).set_permissions(mode)?;
+    socket.bind(&address.path)?;
+    socket.listen(backlog)
+}
+
+/// Connects to the socket `name` in `folder`; `None` when nobody listens there.
+///
+/// # Errors
+/// Those of the system: the folder is not there, or not for this user.
+pub async fn connect(folder: &Path, name: &str) -> io::Result<Option<UnixStream>> {
+    let address = address(folder, name)?;
+    match UnixStream::connect(&address.path).await {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}

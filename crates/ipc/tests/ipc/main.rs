@@ -1,0 +1,8 @@
+//! Transactions over a socket.
+
+#![allow(clippy::unwrap_used)]
+
+mod bad_input;
+mod calls;
+mod ends;
+mod rig;

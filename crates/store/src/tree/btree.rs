@@ -1,0 +1,441 @@
+//! The B-tree (IsoBT): ordered keys in nodes that know nothing of their neighbours.
+//!
+//! Inner nodes map separators to children; the first child takes whatever is less than the second
+//! separator. The root stays in its block: when it is full its records move to a new child. Nothing
+//! links leaves to each other: a scan that has read one descends again for the next.
+//!
+//! What a search depends on is little, since whoever changes its outcome writes into the leaf where
+//! it ended: who gives a key another value, moves its record or removes it, writes into that record;
+//! who adds a key writes into the count of the leaf that it belongs to; and who splits, merges or
+//! frees that leaf does both. So a search that found its key depends on the record, one that did not
+//! on the leaf's membership, and neither on the nodes above.
+
+use std::ops::Bound;
+
+use bytes::Bytes;
+
+use super::error::TreeError;
+use super::format::{LIVE, MAX_LEVEL, MEMBERSHIP, PageKind};
+use super::page::{Entry, Page, damaged, fits};
+use super::value::Stored;
+use super::work::Work;
+
+/// Units that a split moves, if it can. What it moves is written anew: a third of a page still goes
+/// where small writes go, and half a page would be written as a whole one.
+const MOVED_UNITS: usize = 80;
+/// A node with fewer units of records tries to become one with a neighbour.
+const LOW_UNITS: usize = 64;
+/// Two nodes become one with at most so many units of records.
+const MERGED_UNITS: usize = 190;
+
+/// An inner node on the way, and which child the way took.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    block: u32,
+    index: usize,
+}
+
+/// Where a descent goes.
+#[derive(Clone, Copy, Debug)]
+enum Target<'k> {
+    First,
+    Last,
+    Key(&'k [u8]),
+    /// The last leaf with room for keys less than this.
+    Before(&'k [u8]),
+}
+
+/// Where a descent ended.
+#[derive(Debug)]
+struct Way {
+    steps: Vec<Step>,
+    leaf: u32,
+    /// No key in the leaf is less, unless it is the first one.
+    low: Option<Bytes>,
+    /// Every key in the leaf is less, unless it is the last one.
+    high: Option<Bytes>,
+}
+
+/// The child that a record of an inner node leads to.
+pub(super) fn child(page: &Page, index: usize) -> Result<u32, TreeError> {
+    let value = page.record(index)?.value;
+    let block: Result<[u8; 4], _> = value.try_into();
+    block.map(u32::from_le_bytes).map_err(|_| page.damaged("a child has no address"))
+}
+
+/// A record for a child.
+fn child_entry(key: Bytes, block: u32) -> Entry {
+    Entry { flags: LIVE, key, value: Bytes::copy_from_slice(&block.to_le_bytes()) }
+}
+
+/// The child on the way to `target`.
+fn choose(page: &Page, target: Target<'_>) -> Result<usize, TreeError> {
+    let count = page.count();
+    if count == 0 {
+        return Err(page.damaged("an inner node without children"));
+    }
+    let index = match target {
+        Target::First => 0,
+        Target::Last => count - 1,
+        Target::Key(key) => match page.search(key)? {
+            Ok(index) => index,
+            Err(index) => index.saturating_sub(1),
+        },
+        Target::Before(key) => match page.search(key)? {
+            Ok(index) | Err(index) => index.saturating_sub(1),
+        },
+    };
+    Ok(index)
+}
+
+async fn descend(work: &mut Work<'_>, target: Target<'_>) -> Result<Way, TreeError> {
+    let mut way = Way { steps: Vec::new(), leaf: work.area.root(), low: None, high: None };
+    let mut expected = None;
+    loop {
+        let page = work.load(way.leaf, PageKind::Node).await?;
+        let level = page.level();
+        if level > MAX_LEVEL || expected.is_some_and(|expected| expected != level) {
+            return Err(page.damaged("it is at the wrong height"));
+        }
+        let Some(below) = level.checked_sub(1) else { return Ok(way) };
+        expected = Some(below);
+        let index = choose(page, target)?;
+        if index > 0 {
+            way.low = Some(page.entry(index)?.key);
+        }
+        if index + 1 < page.count() {
+            way.high = Some(page.entry(index + 1)?.key);
+        }
+        let (from, to) = (way.leaf, child(page, index)?);
+        work.check_pointer(from, to)?;
+        way.steps.push(Step { block: from, index });
+        way.leaf = to;
+    }
+}
+
+/// The value of a key as its record has it.
+pub(super) async fn find(work: &mut Work<'_>, key: &[u8]) -> Result<Option<Stored>, TreeError> {
+    let leaf = descend(work, Target::Key(key)).await?.leaf;
+    let page = work.page(leaf)?;
+    match page.search(key)? {
+        Ok(index) => {
+            let (range, entry) = (page.record(index)?.range(), page.entry(index)?);
+            work.depend(leaf, range)?;
+            Ok(Some(work.stored(leaf, entry.flags, entry.value)?))
+        }
+        Err(_) => {
+            work.depend(leaf, MEMBERSHIP)?;
+            Ok(None)
+        }
+    }
+}
+
+/// Gives a key a value.
+pub(super) async fn put(work: &mut Work<'_>, key: &[u8], value: Bytes) -> Result<(), TreeError> {
+    let way = descend(work, Target::Key(key)).await?;
+    let leaf = way.leaf;
+    let page = work.page(leaf)?;
+    match page.search(key)? {
+        Ok(index) => {
+            let (range, old) = (page.record(index)?.range(), page.entry(index)?);
+            work.depend(leaf, range)?;
+            let stored = work.stored(leaf, old.flags, old.value)?;
+            let (flags, value) = work.store(key, value, Some(stored)).await?;
+            let page = work.page(leaf)?;
+            if page.replace(index, flags, &value)? {
+                return Ok(());
+            }
+            page.remove(index)?;
+            insert(work, way, Entry { flags, key: old.key, value }).await
+        }
+        Err(_) => {
+            work.depend(leaf, MEMBERSHIP)?;
+            let (flags, value) = work.store(key, value, None).await?;
+            insert(work, way, Entry { flags, key: Bytes::copy_from_slice(key), value }).await
+        }
+    }
+}
+
+/// Adds a record to the leaf at the end of `way`; nodes without room for one more are split.
+async fn insert(work: &mut Work<'_>, mut way: Way, mut entry: Entry) -> Result<(), TreeError> {
+    let mut block = way.leaf;
+    loop {
+        let page = work.page(block)?;
+        let index = match page.search(&entry.key)? {
+            Err(index) => index,
+            Ok(_) => return Err(page.damaged("two children have the same separator")),
+        };
+        if page.insert(index, &entry)? {
+            return Ok(());
+        }
+        let (parent, full) = match way.steps.pop() {
+            Some(step) => (step.block, block),
+            None => (block, push_down(work, block).await?),
+        };
+        entry = split(work, full, index, entry).await?;
+        block = parent;
+    }
+}
+
+/// Moves the root's records to a new child; the child.
+async fn push_down(work: &mut Work<'_>, root: u32) -> Result<u32, TreeError> {
+    let page = work.page(root)?;
+    let (level, entries) = (page.level(), page.entries()?);
+    if level >= MAX_LEVEL {
+        return Err(page.damaged("it is too high"));
+    }
+    let child = work.allocate_one().await?;
+    let page = work.create(child, PageKind::Node, level).await?;
+    page.fill(&entries)?;
+    let page = work.page(root)?;
+    page.fill(&[child_entry(Bytes::new(), child)])?;
+    page.set_level(level + 1);
+    Ok(child)
+}
+
+/// Splits a node that has no room for `entry` at `index`, and adds that; the record for the parent
+/// that leads to the new node.
+async fn split(
+    work: &mut Work<'_>,
+    block: u32,
+    index: usize,
+    entry: Entry,
+) -> Result<Entry, TreeError> {
+    let page = work.page(block)?;
+    let level = page.level();
+    let mut entries = page.entries()?;
+    entries.insert(index, entry.clone());
+    let at = split_point(&entries, index).ok_or_else(|| page.damaged("it cannot be split"))?;
+    let separator = match level {
+        0 => shortest_separator(&entries[at - 1].key, &entries[at].key),
+        _ => entries[at].key.clone(),
+    };
+    let stay = if index < at { at - 1 } else { at };
+    page.retain(|number, _| number < stay)?;
+    if index < at && !page.insert(index, &entry)? {
+        return Err(page.damaged("a half of it does not fit"));
+    }
+    let right = work.allocate_one().await?;
+    let page = work.create(right, PageKind::Node, level).await?;
+    for (number, entry) in entries[at..].iter().enumerate() {
+        if !page.insert(number, entry)? {
+            return Err(page.damaged("a half of another node does not fit"));
+        }
+    }
+    Ok(child_entry(separator, right))
+}
+
+/// How many of these records stay. When the last one is new they all do: keys that come in order
+/// fill their nodes.
+fn split_point(entries: &[Entry], new: usize) -> Option<usize> {
+    let count = entries.len();
+    let all: usize = entries.iter().map(Entry::units).sum();
+    if new + 1 == count && count > 1 {
+        return Some(new);
+    }
+    let mut stay = 0;
+    let points = (1..count).filter_map(|at| {
+        stay += entries[at - 1].units();
+        let go = all - stay;
+        (fits(at, stay) && fits(count - at, go)).then(|| (go.abs_diff(MOVED_UNITS), at))
+    });
+    points.min().map(|(_, at)| at)
+}
+
+/// The shortest key that is above `left` and not above `right`.
+fn shortest_separator(left: &[u8], right: &Bytes) -> Bytes {
+    let common = left.iter().zip(right).take_while(|(a, b)| a == b).count();
+    right.slice(..(common + 1).min(right.len()))
+}
+
+/// Takes a key out; whether it was there.
+pub(super) async fn delete(work: &mut Work<'_>, key: &[u8]) -> Result<bool, TreeError> {
+    let way = descend(work, Target::Key(key)).await?;
+    let leaf = way.leaf;
+    let page = work.page(leaf)?;
+    let Ok(index) = page.search(key)? else {
+        work.depend(leaf, MEMBERSHIP)?;
+        return Ok(false);
+    };
+    let (range, entry) = (page.record(index)?.range(), page.entry(index)?);
+    page.remove(index)?;
+    work.depend(leaf, range)?;
+    let stored = work.stored(leaf, entry.flags, entry.value)?;
+    work.release(stored).await?;
+    shrink(work, way).await?;
+    Ok(true)
+}
+
+/// Frees the leaf at the end of `way` when it is empty, or makes it one with a neighbour when it has
+/// little, and goes on above it.
+async fn shrink(work: &mut Work<'_>, mut way: Way) -> Result<(), TreeError> {
+    let mut block = way.leaf;
+    while let Some(step) = way.steps.pop() {
+        let page = work.page(block)?;
+        if page.count() == 0 {
+            work.page(step.block)?.remove(step.index)?;
+            work.free(block, 1).await?;
+        } else if page.needed_units()? >= LOW_UNITS || !merge(work, step).await? {
+            return Ok(());
+        }
+        block = step.block;
+    }
+    lower(work, block).await
+}
+
+/// Makes the child at `step` one with a neighbour, if one page has room for both.
+async fn merge(work: &mut Work<'_>, step: Step) -> Result<bool, TreeError> {
+    let parent = work.page(step.block)?;
+    let (count, level) = (parent.count(), parent.level());
+    let neighbours = [step.index.checked_sub(1), Some(step.index)];
+    for left in neighbours.into_iter().flatten().filter(|left| left + 1 < count) {
+        let parent = work.page(step.block)?;
+        let (a, b) = (child(parent, left)?, child(parent, left + 1)?);
+        let separator = parent.entry(left + 1)?.key;
+        let mut entries = Vec::new();
+        for block in [a, b] {
+            work.check_pointer(step.block, block)?;
+            let page = work.load(block, PageKind::Node).await?;
+            if page.level() + 1 != level {
+                return Err(page.damaged("it is at the wrong height"));
+            }
+            let mut more = page.entries()?;
+            if let Some(first) = more.first_mut().filter(|_| block == b && level > 1) {
+                // It is a first child no longer, so its key begins to mean something.
+                first.key = separator.clone();
+            }
+            entries.push(more);
+        }
+        let all = entries.concat();
+        let units: usize = all.iter().map(Entry::units).sum();
+        if units > MERGED_UNITS || !fits(all.len(), units) {
+            continue;
+        }
+        let (stay, more) = (entries[0].len(), &entries[1]);
+        let page = work.page(a)?;
+        for (number, entry) in more.iter().enumerate() {
+            if !page.insert(stay + number, entry)? {
+                return Err(page.damaged("its neighbour does not fit"));
+            }
+        }
+        work.page(step.block)?.remove(left + 1)?;
+        work.free(b, 1).await?;
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Lowers the root while it has but one child.
+async fn lower(work: &mut Work<'_>, root: u32) -> Result<(), TreeError> {
+    loop {
+        let page = work.page(root)?;
+        let (level, count) = (page.level(), page.count());
+        if level > 0 && count == 0 {
+            page.fill(&[])?;
+            page.set_level(0);
+        }
+        if level == 0 || count != 1 {
+            return Ok(());
+        }
+        let only = child(page, 0)?;
+        work.check_pointer(root, only)?;
+        let page = work.load(only, PageKind::Node).await?;
+        if page.level() + 1 != level {
+            return Err(page.damaged("it is at the wrong height"));
+        }
+        let entries = page.entries()?;
+        let page = work.page(root)?;
+        page.fill(&entries)?;
+        page.set_level(level - 1);
+        work.free(only, 1).await?;
+    }
+}
+
+/// A part of a scan: what one leaf has of a range, in the scan's order, and the range that is left,
+/// if any.
+pub(super) struct Part {
+    pub(super) entries: Vec<(Bytes, Stored)>,
+    pub(super) rest: Option<Bound<Bytes>>,
+}
+
+/// The first leaf's part of a range.
+pub(super) async fn ascend(
+    work: &mut Work<'_>,
+    from: &Bound<Bytes>,
+    to: &Bound<Bytes>,
+) -> Result<Part, TreeError> {
+    let target = match from {
+        Bound::Unbounded => Target::First,
+        Bound::Included(key) | Bound::Excluded(key) => Target::Key(key),
+    };
+    let way = descend(work, target).await?;
+    let entries = part(work, way.leaf, from, to)?;
+    let rest = way.high.filter(|high| !is_beyond(high, to));
+    if let (Some(high), Bound::Included(key) | Bound::Excluded(key)) = (&rest, from)
+        && high <= key
+    {
+        return Err(damaged(way.leaf, "the separators around it are not in order"));
+    }
+    Ok(Part { entries, rest: rest.map(Bound::Included) })
+}
+
+/// The last leaf's part of a range, its last key first.
+pub(super) async fn descend_part(
+    work: &mut Work<'_>,
+    from: &Bound<Bytes>,
+    to: &Bound<Bytes>,
+) -> Result<Part, TreeError> {
+    let target = match to {
+        Bound::Unbounded => Target::Last,
+        Bound::Included(key) => Target::Key(key),
+        Bound::Excluded(key) => Target::Before(key),
+    };
+    let way = descend(work, target).await?;
+    let mut entries = part(work, way.leaf, from, to)?;
+    entries.reverse();
+    let rest = way.low.filter(|low| match from {
+        Bound::Unbounded => true,
+        Bound::Included(key) | Bound::Excluded(key) => low > key,
+    });
+    let stuck = match (&rest, to) {
+        (Some(low), Bound::Included(key)) => low > key,
+        (Some(low), Bound::Excluded(key)) => low >= key,
+        _ => false,
+    };
+    if stuck {
+        return Err(damaged(way.leaf, "the separators around it are not in order"));
+    }
+    Ok(Part { entries, rest: rest.map(Bound::Excluded) })
+}
+
+fn is_beyond(key: &Bytes, end: &Bound<Bytes>) -> bool {
+    match end {
+        Bound::Unbounded => false,
+        Bound::Included(end) => key > end,
+        Bound::Excluded(end) => key >= end,
+    }
+}
+
+/// What a leaf has of a range. It depends on those records, and on there being no others.
+fn part(
+    work: &mut Work<'_>,
+    leaf: u32,
+    from: &Bound<Bytes>,
+    to: &Bound<Bytes>,
+) -> Result<Vec<(Bytes, Stored)>, TreeError> {
+    work.depend(leaf, MEMBERSHIP)?;
+    let mut found = Vec::new();
+    let page = work.page(leaf)?;
+    for index in 0..page.count() {
+        let (range, entry) = (page.record(index)?.range(), page.entry(index)?);
+        if std::ops::RangeBounds::contains(&(from.clone(), to.clone()), &entry.key) {
+            found.push((range, entry));
+        }
+    }
+    let mut entries = Vec::with_capacity(found.len());
+    for (range, entry) in found {
+        work.depend(leaf, range)?;
+        entries.push((entry.key, work.stored(leaf, entry.flags, entry.value)?));
+    }
+    Ok(entries)
+}

@@ -1,0 +1,481 @@
+//! Named partitions of a volume.
+//!
+//! The catalogue takes the volume's first blocks. Everything that changes it is one transaction that
+//! has read all of it, under strict serializability: no two partitions can overlap or share a name.
+//! What takes more than one transaction, emptying blocks, is done while the partition is unfinished.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use uuid::Uuid;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::area::Area;
+use super::error::TreeError;
+use super::format::{
+    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CatalogueBlock, CatalogueEntry,
+    FORMAT_VERSION, Kind, MAX_NAME, PageHeader, PageKind, State, StoreHeader,
+};
+use super::page::Page;
+use super::work::Work;
+use crate::block::{BLOCK_SIZE, Lba};
+use crate::env::Env;
+use crate::txn::{Begin, Durability, Transact, Transaction, run};
+
+/// Blocks behind the catalogue that have to be empty too before a volume is taken for unused: some
+/// filesystems leave their first blocks alone.
+const EMPTY_BLOCKS: u64 = 64;
+/// Blocks that one transaction empties.
+const BATCH: u64 = 128;
+
+/// A part of a volume with a name.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Partition {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub kind: Kind,
+    /// Its first block.
+    pub first: u64,
+    /// Its blocks.
+    pub blocks: u64,
+    /// Its identity, a new one for each partition that is made.
+    pub uuid: Uuid,
+    /// Whether it may be used.
+    pub state: State,
+}
+
+impl Partition {
+    fn range(&self) -> Range<u64> {
+        self.first..self.first.saturating_add(self.blocks)
+    }
+}
+
+/// A partition to be made.
+#[derive(Clone, Debug)]
+pub struct NewPartition {
+    /// Its name: 1 to 47 bytes, none of them a control character or a slash.
+    pub name: String,
+    /// What it is for.
+    pub kind: Kind,
+    /// Its first block; `None` leaves that to the catalogue.
+    pub first: Option<u64>,
+    /// Its blocks; `None` for as many as there are in the largest gap.
+    pub blocks: Option<u64>,
+}
+
+/// Every partition of a volume, and how much of the catalogue is there.
+#[derive(Debug)]
+struct Catalogue {
+    partitions: Vec<Partition>,
+}
+
+impl Catalogue {
+    /// Reads all of it. A volume that nobody has written gives none.
+    async fn read(txn: &dyn Transaction) -> Result<Option<Catalogue>, TreeError> {
+        let blocks = txn.read_run(Lba(0), CATALOGUE_BLOCKS.min(txn.blocks())).await?;
+        let Some(first) = blocks.first() else { return Err(TreeError::NoCatalogue) };
+        if !first.starts_with(&CATALOGUE_MAGIC) {
+            return match first.iter().all(|byte| *byte == 0) {
+                true => Ok(None),
+                false => Err(TreeError::Foreign(0)),
+            };
+        }
+        let mut partitions = Vec::new();
+        for (index, block) in blocks.iter().enumerate() {
+            if index == 0 || block.iter().any(|byte| *byte != 0) {
+                decode(index as u32, block, &mut partitions)?;
+            }
+        }
+        let catalogue = Catalogue { partitions };
+        catalogue.check(txn.blocks())?;
+        Ok(Some(catalogue))
+    }
+
+    async fn require(txn: &dyn Transaction) -> Result<Catalogue, TreeError> {
+        Catalogue::read(txn).await?.ok_or(TreeError::NoCatalogue)
+    }
+
+    /// The catalogue of a volume that has one or may get one.
+    async fn read_or_begin(txn: &dyn Transaction) -> Result<Catalogue, TreeError> {
+        if let Some(catalogue) = Catalogue::read(txn).await? {
+            return Ok(catalogue);
+        }
+        let blocks = txn.read_run(Lba(0), EMPTY_BLOCKS.min(txn.blocks())).await?;
+        match blocks.iter().position(|block| block.iter().any(|byte| *byte != 0)) {
+            Some(used) => Err(TreeError::Foreign(used as u64)),
+            None => Ok(Catalogue { partitions: Vec::new() }),
+        }
+    }
+
+    fn check(&self, blocks: u64) -> Result<(), TreeError> {
+        let mut before: Option<&Partition> = None;
+        for partition in self.sorted() {
+            let start = before.map_or(CATALOGUE_BLOCKS, |before| before.range().end);
+            let end = partition.first.checked_add(partition.blocks);
+            if partition.first < start || partition.blocks == 0 || end.is_none() {
+                return Err(damaged("its partitions overlap"));
+            }
+            if end.is_some_and(|end| end > blocks) {
+                return Err(TreeError::Invalid(format!(
+                    "partition {} ends behind the volume, which has become smaller",
+                    partition.name
+                )));
+            }
+            before = Some(partition);
+        }
+        Ok(())
+    }
+
+    fn sorted(&self) -> Vec<&Partition> {
+        let mut sorted: Vec<&Partition> = self.partitions.iter().collect();
+        sorted.sort_by_key(|partition| partition.first);
+        sorted
+    }
+
+    /// Writes all of it.
+    async fn write(&self, txn: &dyn Transaction) -> Result<(), TreeError> {
+        let mut rest = self.partitions.as_slice();
+        for index in 0..CATALOGUE_BLOCKS {
+            let (here, more) = rest.split_at(rest.len().min(CATALOGUE_ENTRIES));
+            rest = more;
+            let content = match here.is_empty() && index > 0 {
+                true => Bytes::from(vec![0; BLOCK_SIZE]),
+                false => encode(index as u32, here),
+            };
+            if txn.read(Lba(index)).await? != content {
+                txn.write(Lba(index), content)?;
+            }
+        }
+        match rest.is_empty() {
+            true => Ok(()),
+            false => Err(TreeError::Invalid(format!(
+                "a volume has at most {} partitions",
+                CATALOGUE_BLOCKS as usize * CATALOGUE_ENTRIES
+            ))),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<&Partition, TreeError> {
+        let found = self.partitions.iter().find(|partition| partition.name == name);
+        found.ok_or_else(|| TreeError::Missing(name.to_owned()))
+    }
+
+    /// Runs of blocks that belong to nobody.
+    fn gaps(&self, blocks: u64) -> Vec<Range<u64>> {
+        let mut at = CATALOGUE_BLOCKS;
+        let mut gaps = Vec::new();
+        for partition in self.sorted() {
+            gaps.push(at..partition.first);
+            at = partition.range().end;
+        }
+        gaps.push(at..blocks);
+        gaps.retain(|gap| gap.start < gap.end);
+        gaps
+    }
+
+    /// Where a new partition would lie.
+    fn place(&self, new: &NewPartition, volume: u64) -> Result<Range<u64>, TreeError> {
+        let gaps = self.gaps(volume);
+        let len = |gap: &Range<u64>| gap.end - gap.start;
+        let Some(first) = new.first else {
+            let largest = gaps.iter().max_by_key(|gap| len(gap)).cloned().unwrap_or(0..0);
+            let wanted = new.blocks.unwrap_or(len(&largest));
+            let gap = gaps.iter().find(|gap| wanted > 0 && len(gap) >= wanted);
+            return match gap {
+                Some(gap) => Ok(gap.start..gap.start + wanted),
+                None => Err(TreeError::NoGap(wanted, len(&largest))),
+            };
+        };
+        let gap = gaps.iter().find(|gap| gap.contains(&first));
+        let blocks = new.blocks.unwrap_or(gap.map_or(1, |gap| gap.end - first));
+        let range = first..first.saturating_add(blocks);
+        match gap {
+            Some(gap) if blocks > 0 && range.end <= gap.end => Ok(range),
+            _ => Err(self.overlap(&range, volume)),
+        }
+    }
+
+    fn overlap(&self, range: &Range<u64>, volume: u64) -> TreeError {
+        let overlaps = |it: &&Partition| it.first < range.end && range.start < it.range().end;
+        let with = match self.partitions.iter().find(overlaps) {
+            Some(partition) => format!("partition {}", partition.name),
+            None if range.start < CATALOGUE_BLOCKS => "the catalogue".to_owned(),
+            None => format!("the end of the volume of {volume} blocks"),
+        };
+        TreeError::Overlap { first: range.start, last: range.end.saturating_sub(1), with }
+    }
+}
+
+fn damaged(detail: &str) -> TreeError {
+    TreeError::Damaged { what: "the catalogue of partitions".to_owned(), detail: detail.to_owned() }
+}
+
+fn encode(index: u32, partitions: &[Partition]) -> Bytes {
+    let mut block = CatalogueBlock::new_zeroed();
+    block.header.magic = CATALOGUE_MAGIC;
+    block.header.version = u32::from(FORMAT_VERSION).into();
+    block.header.index = index.into();
+    block.header.count = (partitions.len() as u32).into();
+    for (entry, partition) in block.entries.iter_mut().zip(partitions) {
+        let name = partition.name.as_bytes();
+        entry.name_len = name.len() as u8;
+        entry.name[..name.len()].copy_from_slice(name);
+        entry.kind = partition.kind.encode();
+        entry.ready = u8::from(partition.state == State::Ready);
+        entry.uuid = *partition.uuid.as_bytes();
+        entry.first = partition.first.into();
+        entry.blocks = partition.blocks.into();
+    }
+    block.header.checksum = block.sum().into();
+    Bytes::copy_from_slice(block.as_bytes())
+}
+
+fn decode(index: u32, bytes: &[u8], partitions: &mut Vec<Partition>) -> Result<(), TreeError> {
+    let block = CatalogueBlock::ref_from_bytes(bytes).map_err(|_| damaged("a block is short"))?;
+    let header = &block.header;
+    if header.magic != CATALOGUE_MAGIC {
+        return Err(damaged(&format!("block {index} is none of it")));
+    }
+    if header.version.get() > u32::from(FORMAT_VERSION) {
+        let what = "the catalogue of partitions".to_owned();
+        return Err(TreeError::Newer { what, version: header.version.get() });
+    }
+    let count = header.count.get() as usize;
+    if header.checksum.get() != block.sum() {
+        return Err(damaged(&format!("block {index} does not match its checksum")));
+    }
+    if header.index.get() != index || count > CATALOGUE_ENTRIES {
+        return Err(damaged(&format!("block {index} belongs elsewhere")));
+    }
+    for entry in &block.entries[..count] {
+        let partition = decode_entry(entry)
+            .ok_or_else(|| damaged(&format!("block {index} has an entry without meaning")))?;
+        if partitions.iter().any(|other| other.name == partition.name) {
+            return Err(damaged(&format!("two partitions are named {}", partition.name)));
+        }
+        partitions.push(partition);
+    }
+    Ok(())
+}
+
+fn decode_entry(entry: &CatalogueEntry) -> Option<Partition> {
+    let name = entry.name.get(..usize::from(entry.name_len))?;
+    Some(Partition {
+        name: std::str::from_utf8(name).ok()?.to_owned(),
+        kind: Kind::decode(entry.kind)?,
+        first: entry.first.get(),
+        blocks: entry.blocks.get(),
+        uuid: Uuid::from_bytes(entry.uuid),
+        state: if entry.ready == 1 { State::Ready } else { State::Unfinished },
+    })
+}
+
+fn check_name(name: &str) -> Result<(), TreeError> {
+    let plain = |c: char| !c.is_control() && c != '/';
+    match (1..=MAX_NAME).contains(&name.len()) && name.chars().all(plain) {
+        true => Ok(()),
+        false => Err(TreeError::Invalid(format!(
+            "a partition's name has 1 to {MAX_NAME} bytes, no control characters and no slash"
+        ))),
+    }
+}
+
+/// All partitions, in the order of their blocks.
+///
+/// # Errors
+/// [`TreeError::NoCatalogue`], [`TreeError::Foreign`], [`TreeError::Damaged`], [`TreeError::Newer`].
+pub async fn list(volume: &dyn Transact) -> Result<Vec<Partition>, TreeError> {
+    run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
+        let catalogue = Catalogue::require(&*txn).await?;
+        Ok(catalogue.sorted().into_iter().cloned().collect())
+    })
+    .await
+}
+
+/// The partition of that name.
+///
+/// # Errors
+/// [`TreeError::Missing`], [`TreeError::Unfinished`], and those of [`list`].
+pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeError> {
+    let found = run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
+        Ok::<_, TreeError>(Catalogue::require(&*txn).await?.find(name)?.clone())
+    });
+    let partition = found.await?;
+    match partition.state {
+        State::Ready => Ok(partition),
+        State::Unfinished => Err(TreeError::Unfinished(partition.name)),
+    }
+}
+
+/// Makes a partition, and a catalogue on a volume that is empty. What its blocks held is gone.
+///
+/// # Errors
+/// [`TreeError::Exists`], [`TreeError::Overlap`], [`TreeError::NoGap`], [`TreeError::Foreign`],
+/// [`TreeError::Invalid`] for a name or a size that cannot be.
+pub async fn create(
+    env: &Env,
+    volume: &dyn Transact,
+    new: &NewPartition,
+) -> Result<Partition, TreeError> {
+    check_name(&new.name)?;
+    let uuid = env.uuid();
+    let mut partition =
+        run(volume, Begin::STRICT, Durability::Synced, async |txn| enter(&*txn, new, uuid).await)
+            .await?;
+    if partition.kind != Kind::Raw {
+        let area = Area::new(&partition)?;
+        let prepared = area.prepared();
+        let end = area.lba(prepared.end).0;
+        empty(volume, partition.first..end).await?;
+        run(volume, Begin::STRICT, Durability::Synced, async |txn| {
+            begin_store(env, &*txn, &area).await?;
+            set_state(&*txn, &partition, Some(State::Ready)).await
+        })
+        .await?;
+        partition.state = State::Ready;
+    }
+    Ok(partition)
+}
+
+async fn enter(
+    txn: &dyn Transaction,
+    new: &NewPartition,
+    uuid: Uuid,
+) -> Result<Partition, TreeError> {
+    let mut catalogue = Catalogue::read_or_begin(txn).await?;
+    if catalogue.find(&new.name).is_ok() {
+        return Err(TreeError::Exists(new.name.clone()));
+    }
+    let range = catalogue.place(new, txn.blocks())?;
+    let partition = Partition {
+        name: new.name.clone(),
+        kind: new.kind,
+        first: range.start,
+        blocks: range.end - range.start,
+        uuid,
+        state: if new.kind == Kind::Raw { State::Ready } else { State::Unfinished },
+    };
+    if new.kind != Kind::Raw {
+        Area::new(&partition)?;
+    }
+    catalogue.partitions.push(partition.clone());
+    catalogue.write(txn).await?;
+    Ok(partition)
+}
+
+/// Writes what an empty store has.
+async fn begin_store(env: &Env, txn: &dyn Transaction, area: &Area) -> Result<(), TreeError> {
+    let header = StoreHeader {
+        uuid: *area.uuid.as_bytes(),
+        blocks: area.blocks.into(),
+        kind: area.kind.encode(),
+        spare: [0; 7],
+    };
+    let page = PageHeader::new(PageKind::Header, 0, area.tag, 0);
+    let mut first = Page::fresh(0, &[0; BLOCK_SIZE], &page);
+    first.put(BODY, header.as_bytes());
+    txn.write(area.lba(0), Bytes::copy_from_slice(first.bytes()))?;
+    if area.kind == Kind::Btree {
+        let mut work = Work::new(txn, area, env);
+        work.create(area.root(), PageKind::Node, 0).await?;
+        work.finish()?;
+    }
+    Ok(())
+}
+
+/// Changes the state of a partition, or takes it out.
+async fn set_state(
+    txn: &dyn Transaction,
+    partition: &Partition,
+    state: Option<State>,
+) -> Result<(), TreeError> {
+    let mut catalogue = Catalogue::require(txn).await?;
+    let found = catalogue.partitions.iter().position(|it| it.uuid == partition.uuid);
+    let index = found.ok_or_else(|| TreeError::Missing(partition.name.clone()))?;
+    match state {
+        Some(state) => catalogue.partitions[index].state = state,
+        None => drop(catalogue.partitions.remove(index)),
+    }
+    catalogue.write(txn).await
+}
+
+/// Takes a partition away; its blocks are discarded. Stores that are open in it fail from then on.
+///
+/// # Errors
+/// [`TreeError::Missing`], and those of [`list`].
+pub async fn remove(env: &Env, volume: &dyn Transact, name: &str) -> Result<(), TreeError> {
+    let partition = run(volume, Begin::STRICT, Durability::Synced, async |txn| {
+        let partition = Catalogue::require(&*txn).await?.find(name)?.clone();
+        set_state(&*txn, &partition, Some(State::Unfinished)).await?;
+        if partition.kind != Kind::Raw {
+            txn.discard(Lba(partition.first))?;
+        }
+        Ok::<_, TreeError>(partition)
+    })
+    .await?;
+    empty_partition(env, volume, &partition).await?;
+    run(volume, Begin::STRICT, Durability::Synced, async |txn| {
+        set_state(&*txn, &partition, None).await
+    })
+    .await
+}
+
+/// Discards everything in a partition. The bitmap of a store tells where there is anything; where it
+/// is damaged, and in other partitions, one has to look.
+async fn empty_partition(
+    env: &Env,
+    volume: &dyn Transact,
+    partition: &Partition,
+) -> Result<(), TreeError> {
+    let area = match Area::new(partition) {
+        Ok(area) if partition.kind != Kind::Raw => area,
+        _ => return empty(volume, partition.range()).await,
+    };
+    for bitmap in area.bitmaps() {
+        let used = run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
+            let mut work = Work::without_header(&*txn, &area, env);
+            work.blocks_in_use(bitmap).await
+        });
+        match used.await {
+            Ok(blocks) => discard(volume, &area, &blocks).await?,
+            Err(TreeError::Damaged { .. } | TreeError::Newer { .. }) => {
+                return empty(volume, partition.range()).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let metadata = partition.first..area.lba(area.prepared().end).0;
+    empty(volume, metadata).await
+}
+
+async fn discard(volume: &dyn Transact, area: &Area, blocks: &[u32]) -> Result<(), TreeError> {
+    for blocks in blocks.chunks(BATCH as usize) {
+        run(volume, Begin::SNAPSHOT, Durability::Visible, async |txn| {
+            blocks.iter().try_for_each(|block| txn.discard(area.lba(*block)))?;
+            Ok::<_, TreeError>(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Discards whatever these blocks hold.
+async fn empty(volume: &dyn Transact, range: Range<u64>) -> Result<(), TreeError> {
+    let mut at = range.start;
+    while at < range.end {
+        let count = BATCH.min(range.end - at);
+        run(volume, Begin::SNAPSHOT, Durability::Visible, async |txn| {
+            let blocks = txn.read_run(Lba(at), count).await?;
+            for (lba, block) in (at..).zip(blocks) {
+                if block.iter().any(|byte| *byte != 0) {
+                    txn.discard(Lba(lba))?;
+                }
+            }
+            Ok::<_, TreeError>(())
+        })
+        .await?;
+        at += count;
+    }
+    Ok(())
+}

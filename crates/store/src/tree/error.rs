@@ -1,0 +1,95 @@
+//! What can go wrong in partitions and the stores in them.
+
+use crate::block::StoreError;
+use crate::txn::{Retry, TxnError};
+
+use super::format::{FORMAT_VERSION, Kind, MAX_KEY, MAX_VALUE};
+
+/// What can go wrong in partitions and the stores in them; each kind says what the caller must do.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TreeError {
+    /// Give up: a key of so many bytes is too long.
+    #[error("a key has at most {MAX_KEY} bytes, not {0}")]
+    KeyTooLarge(usize),
+    /// Give up: a value of so many bytes is too long.
+    #[error("a value has at most {MAX_VALUE} bytes, not {0}")]
+    ValueTooLarge(usize),
+    /// Give up, or delete something: the partition has no room for what is to be put.
+    #[error("no room left in partition {0}; delete something, or use a larger partition")]
+    Full(String),
+    /// Give up: nothing was ever partitioned here.
+    #[error("the volume has no partitions; create one first")]
+    NoCatalogue,
+    /// Give up: partitions would write over what the volume holds.
+    #[error(
+        "the volume holds something else than partitions (block {0} is not empty), perhaps a \
+         filesystem; use an empty volume, or discard all of this one first"
+    )]
+    Foreign(u64),
+    /// Give up: there is no partition of that name.
+    #[error("no partition is named {0}")]
+    Missing(String),
+    /// Give up: there is a partition of that name.
+    #[error("a partition named {0} exists already")]
+    Exists(String),
+    /// Give up: the blocks asked for belong to somebody.
+    #[error("blocks {first} to {last} overlap with {with}")]
+    Overlap {
+        /// The first block asked for.
+        first: u64,
+        /// The last block asked for.
+        last: u64,
+        /// Whose they are.
+        with: String,
+    },
+    /// Give up: no gap between partitions is as large.
+    #[error("no {0} blocks in a row are free; the largest gap has {1}")]
+    NoGap(u64, u64),
+    /// Give up: the partition is there, and of another kind.
+    #[error("partition {name} is a {is}, not a {wanted}")]
+    WrongKind {
+        /// The partition.
+        name: String,
+        /// Its kind.
+        is: Kind,
+        /// The kind asked for.
+        wanted: &'static str,
+    },
+    /// Give up, or drop the partition: its making, or its end, was interrupted.
+    #[error("partition {0} was not made, or not dropped, to the end; drop it")]
+    Unfinished(String),
+    /// Give up: the request makes no sense.
+    #[error("invalid request: {0}")]
+    Invalid(String),
+    /// Use a newer program.
+    #[error("the format of {what} has version {version}, and this program knows {FORMAT_VERSION}")]
+    Newer {
+        /// What has that version.
+        what: String,
+        /// The version found.
+        version: u32,
+    },
+    /// Stop: what is stored makes no sense.
+    #[error("{what} is damaged: {detail}")]
+    Damaged {
+        /// The block, or the structure.
+        what: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// As the transaction says.
+    #[error(transparent)]
+    Txn(#[from] TxnError),
+}
+
+impl From<StoreError> for TreeError {
+    fn from(error: StoreError) -> TreeError {
+        TreeError::Txn(error.into())
+    }
+}
+
+impl Retry for TreeError {
+    fn is_retryable(&self) -> bool {
+        matches!(self, TreeError::Txn(error) if error.is_retryable())
+    }
+}

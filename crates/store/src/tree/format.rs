@@ -1,0 +1,356 @@
+//! What partitions and stores keep in their blocks, byte for byte.
+//!
+//! ```text
+//! volume:     catalogue (16 blocks) | partition | partition | …
+//! b-tree:     store header | bitmap | root | nodes, large values
+//! hash table: store header | bitmap | directory | buckets, large values
+//! ```
+//!
+//! A *catalogue block* ([`CatalogueHeader`], [`CatalogueEntry`]) lists partitions. A block of zeros
+//! lists none.
+//!
+//! Inside of a partition blocks are numbered from its first one on. Every block but those of large
+//! values is a *page*: it begins with a [`PageHeader`] that says what it is, whose, and where it
+//! belongs. A page of bitmap or directory that nobody has written yet is all zeros.
+//!
+//! Everything is laid out in *units* of 16 bytes, the grain in which transactions conflict. The
+//! header is two of them: the first is what a page is for good, the second what changes with its
+//! membership. A node or bucket goes on with its slots, 2 bytes each: the places of its records in
+//! units, in the order of their keys. A record ([`RecordHead`], room for the value, key) fills
+//! whole units, so that no two records share one. A record that leaves its place has its flags
+//! cleared there, whether or not anything else takes the place.
+//!
+//! Little endian.
+
+use std::fmt;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::block::BLOCK_SIZE;
+
+/// Version of every structure here; readers refuse a higher one.
+pub const FORMAT_VERSION: u16 = 1;
+/// Bytes in the longest key.
+pub const MAX_KEY: usize = 1024;
+/// Bytes in the largest value: 128 blocks. A transaction may write 256 blocks unless told otherwise.
+pub const MAX_VALUE: usize = 512 << 10;
+
+/// Bytes in a unit.
+pub const UNIT: usize = 16;
+/// Units in a page.
+pub const UNITS: usize = BLOCK_SIZE / UNIT;
+/// Where the slots of a page begin, the entries of a directory, and the bits of a bitmap.
+pub const BODY: usize = 32;
+/// Units of the largest record: with any two of them and its slots a page is not yet full.
+pub const MAX_RECORD_UNITS: usize = 124;
+/// Bytes of the largest record.
+pub const MAX_RECORD: usize = MAX_RECORD_UNITS * UNIT;
+/// The level of the highest root.
+pub const MAX_LEVEL: u8 = 24;
+
+/// Bits in one unit of a bitmap page: one fragment.
+pub const BITS_PER_UNIT: u32 = 128;
+/// Units of bits in a bitmap page.
+pub const BITMAP_UNITS: u32 = (UNITS - 2) as u32;
+/// Bits in a bitmap page.
+pub const BITS_PER_PAGE: u32 = BITMAP_UNITS * BITS_PER_UNIT;
+/// Entries in a directory page.
+pub const DIRECTORY_ENTRIES: u32 = ((BLOCK_SIZE - BODY) / 4) as u32;
+/// A hash table has two directory entries for each block: no bucket has to serve much more than
+/// one page of small records.
+pub const BLOCKS_PER_DIRECTORY: u32 = DIRECTORY_ENTRIES / 2;
+
+/// First bytes of a page.
+pub const PAGE_MAGIC: [u8; 4] = *b"TWpg";
+/// First bytes of a catalogue block.
+pub const CATALOGUE_MAGIC: [u8; 8] = *b"THALWEGP";
+/// Blocks of the catalogue.
+pub const CATALOGUE_BLOCKS: u64 = 16;
+/// Entries in a catalogue block.
+pub const CATALOGUE_ENTRIES: usize = 42;
+/// Bytes in the longest name of a partition.
+pub const MAX_NAME: usize = 47;
+/// Blocks of the smallest store.
+pub const MIN_BLOCKS: u64 = 8;
+/// Blocks of the largest store: they are numbered with 32 bits.
+pub const MAX_BLOCKS: u64 = 1 << 32;
+
+/// What a partition is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A store with ordered keys.
+    Btree,
+    /// A store without order.
+    Hash,
+    /// Whatever its user makes of the blocks.
+    Raw,
+}
+
+impl Kind {
+    /// The stored form.
+    pub const fn encode(self) -> u8 {
+        match self {
+            Kind::Btree => 1,
+            Kind::Hash => 2,
+            Kind::Raw => 3,
+        }
+    }
+
+    /// The kind, or `None` when it is unknown.
+    pub const fn decode(byte: u8) -> Option<Kind> {
+        match byte {
+            1 => Some(Kind::Btree),
+            2 => Some(Kind::Hash),
+            3 => Some(Kind::Raw),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Btree => "btree",
+            Kind::Hash => "hash",
+            Kind::Raw => "raw",
+        })
+    }
+}
+
+/// How far the making of a partition, or its end, has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Its blocks are being emptied; it may be dropped.
+    Unfinished,
+    /// It may be used.
+    Ready,
+}
+
+/// Begins a catalogue block.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CatalogueHeader {
+    /// [`CATALOGUE_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`FORMAT_VERSION`].
+    pub version: U32,
+    /// CRC-32C of the block, this field as zero.
+    pub checksum: U32,
+    /// The block's number.
+    pub index: U32,
+    /// Entries in use, the first ones.
+    pub count: U32,
+    /// Zeros.
+    pub spare: [u8; 40],
+}
+
+/// One partition.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CatalogueEntry {
+    /// Bytes of the name.
+    pub name_len: u8,
+    /// The name, UTF-8, and zeros.
+    pub name: [u8; MAX_NAME],
+    /// [`Kind::encode`].
+    pub kind: u8,
+    /// 1: ready, 0: unfinished.
+    pub ready: u8,
+    /// Zeros.
+    pub spare: [u8; 14],
+    /// Its identity.
+    pub uuid: [u8; 16],
+    /// Its first block.
+    pub first: U64,
+    /// Its blocks.
+    pub blocks: U64,
+}
+
+/// A whole catalogue block.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CatalogueBlock {
+    /// What it is.
+    pub header: CatalogueHeader,
+    /// The partitions.
+    pub entries: [CatalogueEntry; CATALOGUE_ENTRIES],
+}
+
+impl CatalogueBlock {
+    /// The checksum that the block should have.
+    pub fn sum(&self) -> u32 {
+        let mut copy = *self;
+        copy.header.checksum = 0.into();
+        crc32c::crc32c(copy.as_bytes())
+    }
+}
+
+/// What a page is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageKind {
+    /// The first block of a store.
+    Header,
+    /// Bits that say which blocks are in use.
+    Bitmap,
+    /// A node of a B-tree.
+    Node,
+    /// The places of buckets.
+    Directory,
+    /// Records with like hashes.
+    Bucket,
+}
+
+impl PageKind {
+    /// The stored form.
+    pub const fn encode(self) -> u8 {
+        match self {
+            PageKind::Header => 1,
+            PageKind::Bitmap => 2,
+            PageKind::Node => 3,
+            PageKind::Directory => 4,
+            PageKind::Bucket => 5,
+        }
+    }
+}
+
+/// Begins every page.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PageHeader {
+    /// [`PAGE_MAGIC`].
+    pub magic: [u8; 4],
+    /// [`PageKind::encode`].
+    pub kind: u8,
+    /// Of a node: its height above the leaves.
+    pub level: u8,
+    /// [`FORMAT_VERSION`].
+    pub version: U16,
+    /// [`tag`] of the partition.
+    pub tag: U32,
+    /// The page's place in the partition.
+    pub block: U32,
+    /// Of a bucket: the block in which it goes on, or 0.
+    pub next: U32,
+    /// Of a bucket: the first entry of its directory page that it serves.
+    pub first: U16,
+    /// Of a bucket: the entry after the last one that it serves.
+    pub end: U16,
+    /// Zeros.
+    pub spare: [u8; 6],
+    /// Slots. It stands last so that it and the slots are written as one.
+    pub count: U16,
+}
+
+/// Bytes of a page that never change while it is what it is.
+pub const IDENTITY: std::ops::Range<usize> = 0..UNIT;
+/// Bytes of a page that change whenever a record joins or leaves it.
+pub const MEMBERSHIP: std::ops::Range<usize> = UNIT..BODY;
+
+impl PageHeader {
+    /// The header of a new page.
+    pub fn new(kind: PageKind, level: u8, tag: u32, block: u32) -> PageHeader {
+        PageHeader {
+            magic: PAGE_MAGIC,
+            kind: kind.encode(),
+            level,
+            version: FORMAT_VERSION.into(),
+            tag: tag.into(),
+            block: block.into(),
+            ..PageHeader::new_zeroed()
+        }
+    }
+}
+
+/// What follows the header of a store's first page.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct StoreHeader {
+    /// Identity of the partition.
+    pub uuid: [u8; 16],
+    /// Its blocks.
+    pub blocks: U64,
+    /// [`Kind::encode`].
+    pub kind: u8,
+    /// Zeros.
+    pub spare: [u8; 7],
+}
+
+/// The record is there.
+pub const LIVE: u8 = 1;
+/// The record's value is a [`LargeHead`] and its extents.
+pub const LARGE: u8 = 2;
+
+/// Begins a record. After it come `room` bytes for the value, then the key.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RecordHead {
+    /// [`LIVE`], [`LARGE`]; 0 when the record has left.
+    pub flags: u8,
+    /// Zero.
+    pub spare: u8,
+    /// Bytes of the key.
+    pub key_len: U16,
+    /// Bytes of the value.
+    pub value_len: U16,
+    /// Bytes of room for a value.
+    pub room: U16,
+}
+
+/// Bytes before a record's value.
+pub const RECORD_HEAD: usize = size_of::<RecordHead>();
+
+/// Units of a record with a key and a value of so many bytes.
+pub const fn record_units(key: usize, value: usize) -> usize {
+    (RECORD_HEAD + key + value).div_ceil(UNIT)
+}
+
+/// A large value in its record: its length, then its extents.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct LargeHead {
+    /// Bytes of the value.
+    pub len: U32,
+}
+
+/// Blocks in a row.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Extent {
+    /// The first block.
+    pub first: U32,
+    /// Blocks, at least one.
+    pub blocks: U16,
+}
+
+/// What the pages of a partition are tagged with.
+pub fn tag(uuid: &uuid::Uuid) -> u32 {
+    crc32c::crc32c(uuid.as_bytes())
+}
+
+const _: () = {
+    assert!(size_of::<CatalogueHeader>() == 64);
+    assert!(size_of::<CatalogueEntry>() == 96);
+    assert!(size_of::<CatalogueBlock>() == BLOCK_SIZE);
+    assert!(size_of::<PageHeader>() == BODY);
+    assert!(std::mem::offset_of!(PageHeader, next) == UNIT);
+    assert!(std::mem::offset_of!(PageHeader, count) == BODY - 2);
+    assert!(size_of::<StoreHeader>() == 32);
+    assert!(size_of::<RecordHead>() == 8);
+    assert!(size_of::<Extent>() == 6);
+    // The longest key fits beside the most scattered of the largest values.
+    assert!(
+        RECORD_HEAD
+            + MAX_KEY
+            + size_of::<LargeHead>()
+            + MAX_VALUE / BLOCK_SIZE * size_of::<Extent>()
+            <= MAX_RECORD
+    );
+    // Two of the largest records and their slots.
+    assert!(2 * MAX_RECORD_UNITS + BODY / UNIT < UNITS);
+    assert!(CATALOGUE_ENTRIES == (BLOCK_SIZE - 64) / 96);
+};

@@ -1,0 +1,490 @@
+//! A page of records in the order of their keys, and the bytes of it that a change touches.
+//!
+//! Every change is as narrow as the layout permits: an overwrite touches its record alone, a record
+//! that joins touches itself, its slot and those behind, and the count. Nothing here believes what
+//! it reads: a page that makes no sense is an error.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::error::TreeError;
+use super::format::{
+    BODY, LARGE, LIVE, PageHeader, PageKind, RECORD_HEAD, RecordHead, UNIT, UNITS, record_units,
+};
+use crate::block::{BLOCK_SIZE, ByteRanges};
+
+/// A page that was read, and perhaps changed.
+#[derive(Clone, Debug)]
+pub(super) struct Page {
+    /// Its place in the partition.
+    pub(super) block: u32,
+    content: Content,
+    changed: ByteRanges,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Read(Bytes),
+    Own(Vec<u8>),
+}
+
+/// One record of a page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record<'p> {
+    /// Where it begins.
+    pub(super) at: usize,
+    /// Bytes from there on.
+    pub(super) len: usize,
+    pub(super) flags: u8,
+    pub(super) key: &'p [u8],
+    pub(super) value: &'p [u8],
+    room: usize,
+}
+
+impl Record<'_> {
+    /// Its bytes in the page.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.at..self.at + self.len
+    }
+
+    fn units(&self) -> usize {
+        self.len / UNIT
+    }
+
+    fn needed_units(&self) -> usize {
+        record_units(self.key.len(), self.value.len())
+    }
+}
+
+/// A record on its way from one page to another.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) flags: u8,
+    pub(super) key: Bytes,
+    pub(super) value: Bytes,
+}
+
+impl Entry {
+    /// The units that it fills as a record.
+    pub(super) fn units(&self) -> usize {
+        record_units(self.key.len(), self.value.len())
+    }
+}
+
+/// Units that header and slots of `count` records fill.
+fn head_units(count: usize) -> usize {
+    (BODY + 2 * count).div_ceil(UNIT)
+}
+
+/// Whether a page has room for `count` records of `units` units in all.
+pub(super) fn fits(count: usize, units: usize) -> bool {
+    head_units(count) + units <= UNITS
+}
+
+/// Which units of a page are in use.
+#[derive(Clone, Copy, Debug)]
+struct Used([bool; UNITS]);
+
+impl Used {
+    /// Takes units; false when one of them was taken.
+    fn take(&mut self, units: Range<usize>) -> bool {
+        let free = self.0[units.clone()].iter().all(|used| !used);
+        self.0[units].fill(true);
+        free
+    }
+
+    /// The highest run of `len` free units.
+    fn find(&self, len: usize) -> Option<usize> {
+        let mut run = 0;
+        for unit in (0..UNITS).rev() {
+            run = if self.0[unit] { 0 } else { run + 1 };
+            if run == len {
+                return Some(unit);
+            }
+        }
+        None
+    }
+}
+
+impl Page {
+    /// A page as it was read.
+    pub(super) fn read(block: u32, content: Bytes) -> Page {
+        Page { block, content: Content::Read(content), changed: ByteRanges::none() }
+    }
+
+    /// A new page in place of what was read there. Over zeros only its own bytes count as changed.
+    pub(super) fn fresh(block: u32, there: &[u8], header: &PageHeader) -> Page {
+        let zeros = there.iter().all(|byte| *byte == 0);
+        let changed = if zeros { ByteRanges::none() } else { ByteRanges::whole() };
+        let mut page = Page { block, content: Content::Own(vec![0; BLOCK_SIZE]), changed };
+        page.put(0, header.as_bytes());
+        page
+    }
+
+    /// All its bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.content {
+            Content::Read(bytes) => bytes,
+            Content::Own(bytes) => bytes,
+        }
+    }
+
+    /// A part of it, shared where possible.
+    pub(super) fn slice(&self, range: Range<usize>) -> Bytes {
+        match &self.content {
+            Content::Read(bytes) => bytes.slice(range),
+            Content::Own(bytes) => Bytes::copy_from_slice(&bytes[range]),
+        }
+    }
+
+    /// What was changed, and the content; `None` when nothing was.
+    pub(super) fn into_changed(self) -> Option<(ByteRanges, Bytes)> {
+        match self.content {
+            Content::Own(bytes) if !self.changed.is_empty() => {
+                Some((self.changed, Bytes::from(bytes)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Writes `bytes` at `at`.
+    pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.changed.add(at..at + bytes.len());
+        let content = match &mut self.content {
+            Content::Own(content) => content,
+            Content::Read(read) => {
+                self.content = Content::Own(read.to_vec());
+                return self.put(at, bytes);
+            }
+        };
+        content[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Says that all of it changes.
+    pub(super) fn touch_all(&mut self) {
+        let whole = self.bytes().to_vec();
+        self.put(0, &whole);
+    }
+
+    /// An error that names the page.
+    pub(super) fn damaged(&self, detail: &str) -> TreeError {
+        damaged(self.block, detail)
+    }
+
+    /// Its header.
+    pub(super) fn header(&self) -> PageHeader {
+        // A page has a block's length, which is more than a header's.
+        PageHeader::read_from_prefix(self.bytes())
+            .map_or_else(|_| PageHeader::new(PageKind::Header, 0, 0, 0), |(header, _)| header)
+    }
+
+    /// Height above the leaves.
+    pub(super) fn level(&self) -> u8 {
+        self.bytes()[5]
+    }
+
+    /// Changes the height above the leaves.
+    pub(super) fn set_level(&mut self, level: u8) {
+        self.put(5, &[level]);
+    }
+
+    /// The block in which a bucket goes on.
+    pub(super) fn next(&self) -> Option<u32> {
+        Some(self.u32_at(16)).filter(|next| *next != 0)
+    }
+
+    /// Says in which block a bucket goes on.
+    pub(super) fn set_next(&mut self, next: Option<u32>) {
+        self.put(16, &next.unwrap_or(0).to_le_bytes());
+    }
+
+    /// The directory entries that a bucket serves.
+    pub(super) fn entries_served(&self) -> Range<u32> {
+        u32::from(self.u16_at(20))..u32::from(self.u16_at(22))
+    }
+
+    /// Says which directory entries a bucket serves.
+    pub(super) fn set_entries_served(&mut self, entries: Range<u32>) {
+        self.put(20, &(entries.start as u16).to_le_bytes());
+        self.put(22, &(entries.end as u16).to_le_bytes());
+    }
+
+    pub(super) fn u32_at(&self, at: usize) -> u32 {
+        let bytes = self.bytes();
+        u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    }
+
+    fn u16_at(&self, at: usize) -> u16 {
+        let bytes = self.bytes();
+        u16::from_le_bytes([bytes[at], bytes[at + 1]])
+    }
+
+    /// The number of records.
+    pub(super) fn count(&self) -> usize {
+        // What is more than a page can have fails where the first slot beyond is looked at.
+        usize::from(self.u16_at(BODY - 2))
+    }
+
+    fn set_count(&mut self, count: usize) {
+        self.put(BODY - 2, &(count as u16).to_le_bytes());
+    }
+
+    /// Record `index`.
+    pub(super) fn record(&self, index: usize) -> Result<Record<'_>, TreeError> {
+        let slot = BODY + 2 * index;
+        if slot + 2 > BLOCK_SIZE {
+            return Err(self.damaged("it has more slots than room for them"));
+        }
+        let at = usize::from(self.u16_at(slot)) * UNIT;
+        let record = self.record_at(at);
+        record.ok_or_else(|| self.damaged(&format!("slot {index} leads to no record")))
+    }
+
+    fn record_at(&self, at: usize) -> Option<Record<'_>> {
+        let rest = self.bytes().get(at..).filter(|_| at >= BODY)?;
+        let (head, body) = RecordHead::read_from_prefix(rest).ok()?;
+        let (value, room) = (usize::from(head.value_len.get()), usize::from(head.room.get()));
+        let key = usize::from(head.key_len.get());
+        let len = RECORD_HEAD + room + key;
+        let sound = head.flags & LIVE != 0
+            && head.flags & !(LIVE | LARGE) == 0
+            && value <= room
+            && len.is_multiple_of(UNIT)
+            && room + key <= body.len();
+        sound.then(|| Record {
+            at,
+            len,
+            flags: head.flags,
+            key: &body[room..room + key],
+            value: &body[..value],
+            room,
+        })
+    }
+
+    /// Every record.
+    pub(super) fn records(&self) -> impl Iterator<Item = Result<Record<'_>, TreeError>> {
+        (0..self.count()).map(|index| self.record(index))
+    }
+
+    /// Every record, to go to another page.
+    pub(super) fn entries(&self) -> Result<Vec<Entry>, TreeError> {
+        (0..self.count()).map(|index| self.entry(index)).collect()
+    }
+
+    /// Record `index`, to go to another page.
+    pub(super) fn entry(&self, index: usize) -> Result<Entry, TreeError> {
+        let record = self.record(index)?;
+        let value = record.at + RECORD_HEAD;
+        let key = value + record.room;
+        Ok(Entry {
+            flags: record.flags,
+            key: self.slice(key..key + record.key.len()),
+            value: self.slice(value..value + record.value.len()),
+        })
+    }
+
+    /// The record with this key, or the index at which it would join. The first child of an inner
+    /// node is below all separators, whatever its own key says.
+    pub(super) fn search(&self, key: &[u8]) -> Result<Result<usize, usize>, TreeError> {
+        let (mut low, mut high) = (self.unordered(), self.count());
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.record(middle)?.key.cmp(key) {
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Equal => return Ok(Ok(middle)),
+                std::cmp::Ordering::Greater => high = middle,
+            }
+        }
+        Ok(Err(low))
+    }
+
+    /// Records at the front whose keys mean nothing.
+    fn unordered(&self) -> usize {
+        usize::from(self.level() > 0).min(self.count())
+    }
+
+    /// Units that its records would fill with no more room than their values need.
+    pub(super) fn needed_units(&self) -> Result<usize, TreeError> {
+        let mut sum = 0;
+        for record in self.records() {
+            sum += record?.needed_units();
+        }
+        Ok(sum)
+    }
+
+    /// Which units are in use if there are `count` slots; `None` when those run into a record.
+    fn used(&self, count: usize) -> Result<Option<Used>, TreeError> {
+        let mut used = Used([false; UNITS]);
+        for record in self.records() {
+            let record = record?;
+            let first = record.at / UNIT;
+            if first < head_units(self.count()) || !used.take(first..first + record.units()) {
+                return Err(self.damaged("two records, or a record and slots, overlap"));
+            }
+        }
+        let head = head_units(count);
+        Ok((head <= UNITS && used.take(0..head)).then_some(used))
+    }
+
+    /// Adds a record at `index`; false, and nothing changed, when there is no room.
+    pub(super) fn insert(&mut self, index: usize, entry: &Entry) -> Result<bool, TreeError> {
+        let (count, units) = (self.count(), entry.units());
+        let used = self.used(count + 1)?;
+        let place = match used.and_then(|used| used.find(units)) {
+            Some(place) => place,
+            None if fits(count + 1, self.needed_units()? + units) => {
+                self.compact()?;
+                let used = self.used(count + 1)?.and_then(|used| used.find(units));
+                used.ok_or_else(|| self.damaged("its free space is not where it should be"))?
+            }
+            None => return Ok(false),
+        };
+        self.put_record(place, entry);
+        let slots = BODY + 2 * index..BODY + 2 * count;
+        let moved = self.bytes()[slots.clone()].to_vec();
+        self.put(slots.start, &(place as u16).to_le_bytes());
+        self.put(slots.start + 2, &moved);
+        self.set_count(count + 1);
+        Ok(true)
+    }
+
+    /// Writes a record, all the bytes of its units.
+    fn put_record(&mut self, place: usize, entry: &Entry) {
+        let len = entry.units() * UNIT;
+        let room = len - RECORD_HEAD - entry.key.len();
+        let head = RecordHead {
+            flags: entry.flags,
+            spare: 0,
+            key_len: (entry.key.len() as u16).into(),
+            value_len: (entry.value.len() as u16).into(),
+            room: (room as u16).into(),
+        };
+        let mut record = Vec::with_capacity(len);
+        record.extend_from_slice(head.as_bytes());
+        record.extend_from_slice(&entry.value);
+        record.resize(RECORD_HEAD + room, 0);
+        record.extend_from_slice(&entry.key);
+        self.put(place * UNIT, &record);
+    }
+
+    /// Clears the flags of a record that leaves: whoever depends on it learns of that.
+    fn kill(&mut self, at: usize) {
+        self.put(at, &[0]);
+    }
+
+    /// Takes record `index` out.
+    pub(super) fn remove(&mut self, index: usize) -> Result<(), TreeError> {
+        let at = self.record(index)?.at;
+        self.kill(at);
+        let count = self.count();
+        let behind = BODY + 2 * (index + 1)..BODY + 2 * count;
+        let moved = self.bytes()[behind].to_vec();
+        self.put(BODY + 2 * index, &moved);
+        self.set_count(count - 1);
+        Ok(())
+    }
+
+    /// Takes every record out that `keep` does not want.
+    pub(super) fn retain(
+        &mut self,
+        keep: impl Fn(usize, &Record<'_>) -> bool,
+    ) -> Result<(), TreeError> {
+        let (mut slots, mut gone, mut first) = (Vec::new(), Vec::new(), None);
+        for (index, record) in self.records().enumerate() {
+            let record = record?;
+            if keep(index, &record) {
+                slots.extend_from_slice(&((record.at / UNIT) as u16).to_le_bytes());
+            } else {
+                gone.push(record.at);
+                first.get_or_insert(index);
+            }
+        }
+        let Some(first) = first else { return Ok(()) };
+        gone.into_iter().for_each(|at| self.kill(at));
+        self.put(BODY + 2 * first, &slots[2 * first..]);
+        self.set_count(slots.len() / 2);
+        Ok(())
+    }
+
+    /// Gives record `index` another value: in place where that has room, elsewhere in the page where
+    /// not. False, and nothing changed, when there is no room at all.
+    pub(super) fn replace(
+        &mut self,
+        index: usize,
+        flags: u8,
+        value: &Bytes,
+    ) -> Result<bool, TreeError> {
+        let record = self.record(index)?;
+        if value.len() <= record.room {
+            let mut bytes = vec![flags, 0];
+            bytes.extend_from_slice(&self.bytes()[record.at + 2..record.at + 4]);
+            bytes.extend_from_slice(&(value.len() as u16).to_le_bytes());
+            bytes.extend_from_slice(&self.bytes()[record.at + 6..record.at + 8]);
+            bytes.extend_from_slice(value);
+            self.put(record.at, &bytes);
+            return Ok(true);
+        }
+        let (at, units) = (record.at, record.needed_units());
+        let entry = Entry { flags, value: value.clone(), ..self.entry(index)? };
+        let (count, more) = (self.count(), entry.units());
+        let place = self.used(count)?.and_then(|used| used.find(more));
+        if let Some(place) = place {
+            self.kill(at);
+            self.put_record(place, &entry);
+            self.put(BODY + 2 * index, &(place as u16).to_le_bytes());
+            return Ok(true);
+        }
+        if !fits(count, self.needed_units()? - units + more) {
+            return Ok(false);
+        }
+        self.remove(index)?;
+        self.insert(index, &entry)
+    }
+
+    /// Moves all records together; all of the page changes.
+    fn compact(&mut self) -> Result<(), TreeError> {
+        let entries = self.entries()?;
+        self.fill(&entries)
+    }
+
+    /// Holds `entries` and nothing else; all of the page changes.
+    pub(super) fn fill(&mut self, entries: &[Entry]) -> Result<(), TreeError> {
+        self.put(BODY, &[0; BLOCK_SIZE - BODY]);
+        self.touch_all();
+        let mut end = UNITS;
+        for (index, entry) in entries.iter().enumerate() {
+            let place = end.checked_sub(entry.units());
+            end = place.ok_or_else(|| self.damaged("its records do not fit"))?;
+            self.put_record(end, entry);
+            self.put(BODY + 2 * index, &(end as u16).to_le_bytes());
+        }
+        if end < head_units(entries.len()) {
+            return Err(self.damaged("its records do not fit"));
+        }
+        self.set_count(entries.len());
+        Ok(())
+    }
+
+    /// Checks everything that the page alone shows: its records are sound, apart, and in order.
+    pub(super) fn check(&self) -> Result<(), TreeError> {
+        let mut before: Option<&[u8]> = None;
+        for record in self.records().skip(self.unordered()) {
+            let key = record?.key;
+            if before.is_some_and(|before| before >= key) {
+                return Err(self.damaged("its keys are not in order"));
+            }
+            before = Some(key);
+        }
+        match self.used(self.count())? {
+            Some(_) => Ok(()),
+            None => Err(self.damaged("its slots run into a record")),
+        }
+    }
+}
+
+/// An error that names a block of the partition.
+pub(super) fn damaged(block: u32, detail: &str) -> TreeError {
+    TreeError::Damaged { what: format!("block {block} of the store"), detail: detail.to_owned() }
+}

@@ -1,0 +1,246 @@
+//! Which blocks are free: a bit for each.
+//!
+//! A transaction begins to look at a random place (4.3.3), and depends on the units of the bitmap
+//! from which it takes or to which it gives back, on no others: that a block elsewhere was free too
+//! is nothing that its outcome rests on. Nowhere is a counter, or a list with a head, that every
+//! transaction would have to write.
+
+use std::ops::Range;
+
+use rand::RngExt;
+
+use super::area::Area;
+use super::error::TreeError;
+use super::format::{BITMAP_UNITS, BITS_PER_PAGE, BITS_PER_UNIT, BODY, PageKind, UNIT};
+use super::page::{Page, damaged};
+use super::work::Work;
+
+/// Random units that are tried before any are looked at in order.
+const PROBES: u32 = 8;
+
+/// A unit of the bitmap.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    page: u32,
+    unit: u32,
+}
+
+impl Place {
+    /// The unit with a number among all of them.
+    fn of(number: u32) -> Place {
+        Place { page: number / BITMAP_UNITS, unit: number % BITMAP_UNITS }
+    }
+
+    /// The unit that holds the bit of a block, and the bit.
+    fn of_block(area: &Area, block: u32) -> (Place, u32) {
+        let index = block - area.data().start;
+        let (page, bit) = (index / BITS_PER_PAGE, index % BITS_PER_PAGE);
+        (Place { page, unit: bit / BITS_PER_UNIT }, bit % BITS_PER_UNIT)
+    }
+
+    /// The block of its first bit.
+    fn first_block(self, area: &Area) -> u64 {
+        u64::from(area.data().start)
+            + u64::from(self.page) * u64::from(BITS_PER_PAGE)
+            + u64::from(self.unit) * u64::from(BITS_PER_UNIT)
+    }
+
+    fn bytes(self) -> Range<usize> {
+        let at = BODY + self.unit as usize * UNIT;
+        at..at + UNIT
+    }
+}
+
+/// The bits of one unit, as they are in a page.
+fn bits(page: &Page, place: Place) -> u128 {
+    let mut unit = [0; UNIT];
+    unit.copy_from_slice(&page.bytes()[place.bytes()]);
+    u128::from_le_bytes(unit)
+}
+
+/// The number of units.
+fn units(area: &Area) -> u32 {
+    (area.data().len() as u32).div_ceil(BITS_PER_UNIT)
+}
+
+/// `len` ones from bit `first` on.
+fn run(first: u32, len: u32) -> u128 {
+    let ones = if len >= BITS_PER_UNIT { u128::MAX } else { (1 << len) - 1 };
+    ones << first
+}
+
+/// The first run of `len` free bits, or else the longest shorter one.
+fn find(used: u128, len: u32) -> Option<(u32, u32)> {
+    let (mut best, mut at) = (None, 0);
+    while at < BITS_PER_UNIT {
+        let rest = used >> at;
+        let here = rest.trailing_zeros().min(BITS_PER_UNIT - at);
+        if here >= len {
+            return Some((at, len));
+        }
+        if here > best.map_or(0, |(_, longest)| longest) {
+            best = Some((at, here));
+        }
+        at += here;
+        at += (used.checked_shr(at).unwrap_or(0)).trailing_ones().max(1);
+    }
+    best
+}
+
+impl Work<'_> {
+    /// Takes `count` blocks, in as few runs as a short search finds.
+    ///
+    /// # Errors
+    /// [`TreeError::Full`]: there are not as many.
+    pub(super) async fn allocate(&mut self, count: u32) -> Result<Vec<(u32, u32)>, TreeError> {
+        let units = units(self.area);
+        if units == 0 {
+            return Err(self.full());
+        }
+        for _ in 0..PROBES {
+            let place = Place::of(self.rng.random_range(0..units));
+            if let Some(run) = self.take_run(place, count, count).await? {
+                return Ok(vec![run]);
+            }
+        }
+        let start = self.rng.random_range(0..units);
+        for number in (start..units).take(BITMAP_UNITS as usize) {
+            if let Some(run) = self.take_run(Place::of(number), count, count).await? {
+                return Ok(vec![run]);
+            }
+        }
+        self.gather(count, (start..units).chain(0..start)).await
+    }
+
+    /// Takes one block.
+    pub(super) async fn allocate_one(&mut self) -> Result<u32, TreeError> {
+        let runs = self.allocate(1).await?;
+        runs.first().map(|(block, _)| *block).ok_or_else(|| self.full())
+    }
+
+    /// Takes whatever runs there are.
+    async fn gather(
+        &mut self,
+        count: u32,
+        places: impl Iterator<Item = u32>,
+    ) -> Result<Vec<(u32, u32)>, TreeError> {
+        let (mut runs, mut missing) = (Vec::new(), count);
+        for number in places {
+            while let Some((block, len)) = self.take_run(Place::of(number), missing, 1).await? {
+                runs.push((block, len));
+                missing -= len;
+                if missing == 0 {
+                    return Ok(runs);
+                }
+            }
+        }
+        Err(self.full())
+    }
+
+    fn full(&self) -> TreeError {
+        TreeError::Full(self.area.name.clone())
+    }
+
+    /// Takes `most` blocks in a row from one unit, or the longest run that has at least `least`.
+    async fn take_run(
+        &mut self,
+        place: Place,
+        most: u32,
+        least: u32,
+    ) -> Result<Option<(u32, u32)>, TreeError> {
+        let used = self.used(place).await?;
+        let Some((bit, len)) = find(used, most).filter(|(_, len)| *len >= least) else {
+            return Ok(None);
+        };
+        self.flip(place, run(bit, len))?;
+        Ok(Some(((place.first_block(self.area) + u64::from(bit)) as u32, len)))
+    }
+
+    /// The bits of a unit, those set too that must not be taken: beyond the last block, and those
+    /// of blocks which this very call has freed.
+    async fn used(&mut self, place: Place) -> Result<u128, TreeError> {
+        let page = self.area.bitmaps().start + place.page;
+        let mut used = bits(self.load(page, PageKind::Bitmap).await?, place);
+        let first = place.first_block(self.area);
+        let there = (u64::from(self.area.data().end) - first).min(u64::from(BITS_PER_UNIT)) as u32;
+        used |= !run(0, there);
+        for bit in 0..there {
+            if used & (1 << bit) == 0 && self.has_freed((first + u64::from(bit)) as u32) {
+                used |= 1 << bit;
+            }
+        }
+        Ok(used)
+    }
+
+    /// Turns bits of a unit over, and touches only the bytes that differ.
+    fn flip(&mut self, place: Place, mask: u128) -> Result<(), TreeError> {
+        let block = self.area.bitmaps().start + place.page;
+        self.begin(block, PageKind::Bitmap)?;
+        let page = self.page(block)?;
+        let new = (bits(page, place) ^ mask).to_le_bytes();
+        for (byte, _) in mask.to_le_bytes().iter().enumerate().filter(|(_, mask)| **mask != 0) {
+            page.put(place.bytes().start + byte, &new[byte..=byte]);
+        }
+        Ok(())
+    }
+
+    /// Gives `count` blocks from `first` on back.
+    pub(super) async fn free(&mut self, first: u32, count: u32) -> Result<(), TreeError> {
+        for block in first..first + count {
+            let (place, bit) = Place::of_block(self.area, block);
+            let page = self.area.bitmaps().start + place.page;
+            let used = bits(self.load(page, PageKind::Bitmap).await?, place);
+            if used & (1 << bit) == 0 {
+                return Err(damaged(block, "it is in use, and the bitmap has it free"));
+            }
+            self.flip(place, 1 << bit)?;
+            self.forget(block)?;
+        }
+        Ok(())
+    }
+
+    /// The blocks in use among those of one bitmap page.
+    pub(super) async fn blocks_in_use(&mut self, bitmap: u32) -> Result<Vec<u32>, TreeError> {
+        let start = self.area.bitmaps().start;
+        self.load(bitmap, PageKind::Bitmap).await?;
+        self.depend(bitmap, 0..crate::block::BLOCK_SIZE)?;
+        let mut blocks = Vec::new();
+        for unit in 0..BITMAP_UNITS {
+            let place = Place { page: bitmap - start, unit };
+            let used = bits(self.page(bitmap)?, place);
+            let first = place.first_block(self.area);
+            let set = (0..BITS_PER_UNIT).filter(|bit| used & (1 << bit) != 0);
+            for block in set.map(|bit| first + u64::from(bit)) {
+                if block >= u64::from(self.area.data().end) {
+                    return Err(damaged(bitmap, "it has a block in use that does not exist"));
+                }
+                blocks.push(block as u32);
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// Says that a pointer leads to a block which may be in use.
+    pub(super) fn check_pointer(&self, from: u32, block: u32) -> Result<(), TreeError> {
+        match self.area.data().contains(&block) {
+            true => Ok(()),
+            false => Err(damaged(from, &format!("it leads to block {block}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_found_or_else_the_longest() {
+        assert_eq!(find(0, 128), Some((0, 128)));
+        assert_eq!(find(u128::MAX, 1), None);
+        assert_eq!(find(!run(5, 3), 3), Some((5, 3)));
+        assert_eq!(find(!(run(5, 3) | run(100, 7)), 8), Some((100, 7)));
+        assert_eq!(find(!(run(5, 3) | run(100, 28)), 28), Some((100, 28)));
+        assert_eq!(find(!run(127, 1), 4), Some((127, 1)));
+        assert_eq!(find(run(0, 1), 127), Some((1, 127)));
+    }
+}

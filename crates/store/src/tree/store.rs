@@ -1,0 +1,541 @@
+//! A key-value store in a partition, as its users see it.
+//!
+//! Every call comes in two forms. One works inside of a transaction that the caller has begun, so
+//! that one transaction may span several stores and blocks of its own; the caller then commits, and
+//! tries again when that fails. The other does all of it: begin, work, commit, retry. There is no
+//! lock, no log and no memory of what was read: the next transaction reads again.
+
+use std::collections::VecDeque;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::area::Area;
+use super::check::{self, Report};
+use super::error::TreeError;
+use super::format::{Kind, MAX_KEY, MAX_VALUE};
+use super::value::Stored;
+use super::work::Work;
+use super::{btree, catalogue, hash};
+use crate::env::Env;
+use crate::txn::{Begin, Durability, Isolation, Transact, Transaction, run};
+
+/// A key and its value.
+pub type Pair = (Bytes, Bytes);
+
+/// A store in a partition: a B-tree or a hash table. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    env: Env,
+    volume: Arc<dyn Transact>,
+    area: Arc<Area>,
+    isolation: Isolation,
+    durability: Durability,
+}
+
+/// Changes that are made together, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Batch(Vec<Change>);
+
+#[derive(Clone, Debug)]
+struct Change {
+    key: Bytes,
+    /// `None` deletes the key.
+    value: Option<Bytes>,
+}
+
+impl Batch {
+    /// No changes.
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// Adds a change: a key gets a value.
+    pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> &mut Batch {
+        self.0.push(Change { key: key.into(), value: Some(value.into()) });
+        self
+    }
+
+    /// Adds a change: a key goes away, if it is there.
+    pub fn delete(&mut self, key: impl Into<Bytes>) -> &mut Batch {
+        self.0.push(Change { key: key.into(), value: None });
+        self
+    }
+
+    /// The number of changes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn check_key(key: &[u8]) -> Result<(), TreeError> {
+    match key.len() <= MAX_KEY {
+        true => Ok(()),
+        false => Err(TreeError::KeyTooLarge(key.len())),
+    }
+}
+
+fn check_value(value: &[u8]) -> Result<(), TreeError> {
+    match value.len() <= MAX_VALUE {
+        true => Ok(()),
+        false => Err(TreeError::ValueTooLarge(value.len())),
+    }
+}
+
+impl Store {
+    /// The store in the partition of that name. Its own transactions are strictly serializable and
+    /// durable when a call returns.
+    ///
+    /// # Errors
+    /// [`TreeError::WrongKind`] for a raw partition, and those of [`catalogue::open`].
+    pub async fn open(
+        env: &Env,
+        volume: Arc<dyn Transact>,
+        name: &str,
+    ) -> Result<Store, TreeError> {
+        let partition = catalogue::open(&*volume, name).await?;
+        if partition.kind == Kind::Raw {
+            return Err(TreeError::WrongKind {
+                name: partition.name,
+                is: partition.kind,
+                wanted: "store",
+            });
+        }
+        let area = Arc::new(Area::new(&partition)?);
+        let store = Store {
+            env: env.clone(),
+            volume,
+            area,
+            isolation: Isolation::default(),
+            durability: Durability::default(),
+        };
+        let txn = store.volume.begin(Begin::READ_ONLY).await?;
+        store.work(&*txn).verify_store().await?;
+        Ok(store)
+    }
+
+    /// The B-tree in the partition of that name.
+    ///
+    /// # Errors
+    /// [`TreeError::WrongKind`], and those of [`Store::open`].
+    pub async fn open_btree(
+        env: &Env,
+        volume: Arc<dyn Transact>,
+        name: &str,
+    ) -> Result<Store, TreeError> {
+        Store::open(env, volume, name).await?.require(Kind::Btree, "b-tree")
+    }
+
+    /// The hash table in the partition of that name.
+    ///
+    /// # Errors
+    /// [`TreeError::WrongKind`], and those of [`Store::open`].
+    pub async fn open_hash(
+        env: &Env,
+        volume: Arc<dyn Transact>,
+        name: &str,
+    ) -> Result<Store, TreeError> {
+        Store::open(env, volume, name).await?.require(Kind::Hash, "hash table")
+    }
+
+    fn require(self, kind: Kind, wanted: &'static str) -> Result<Store, TreeError> {
+        match self.area.kind == kind {
+            true => Ok(self),
+            false => Err(TreeError::WrongKind {
+                name: self.area.name.clone(),
+                is: self.area.kind,
+                wanted,
+            }),
+        }
+    }
+
+    /// The same store; its own transactions have this isolation.
+    pub fn with_isolation(mut self, isolation: Isolation) -> Store {
+        self.isolation = isolation;
+        self
+    }
+
+    /// The same store; its own transactions are acknowledged when they are as durable as that.
+    pub fn with_durability(mut self, durability: Durability) -> Store {
+        self.durability = durability;
+        self
+    }
+
+    /// What kind of store it is.
+    pub fn kind(&self) -> Kind {
+        self.area.kind
+    }
+
+    /// The name of its partition.
+    pub fn name(&self) -> &str {
+        &self.area.name
+    }
+
+    /// The volume in which it lies.
+    pub fn volume(&self) -> &Arc<dyn Transact> {
+        &self.volume
+    }
+
+    fn work<'a>(&'a self, txn: &'a dyn Transaction) -> Work<'a> {
+        Work::new(txn, &self.area, &self.env)
+    }
+
+    fn begin(&self) -> Begin {
+        Begin { isolation: self.isolation, read_only: false }
+    }
+
+    /// A reader has to see what its own puts have acknowledged.
+    fn begin_reading(&self) -> Begin {
+        match self.durability {
+            Durability::Synced => Begin::READ_ONLY,
+            Durability::Visible => Begin::SNAPSHOT,
+        }
+    }
+
+    /// The value of a key, inside of a transaction.
+    ///
+    /// # Errors
+    /// Those of the transaction, and [`TreeError::Damaged`].
+    pub async fn get_in(
+        &self,
+        txn: &dyn Transaction,
+        key: &[u8],
+    ) -> Result<Option<Bytes>, TreeError> {
+        check_key(key)?;
+        let mut work = self.work(txn);
+        let stored = match self.area.kind {
+            Kind::Hash => hash::find(&mut work, key).await?,
+            Kind::Btree | Kind::Raw => btree::find(&mut work, key).await?,
+        };
+        match stored {
+            Some(stored) => Ok(Some(work.fetch(stored).await?)),
+            None => Ok(None),
+        }
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As [`Store::get_in`].
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, TreeError> {
+        run(&*self.volume, self.begin_reading(), self.durability, async |txn| {
+            self.get_in(&*txn, key).await
+        })
+        .await
+    }
+
+    /// Gives a key a value, inside of a transaction. When it fails, it has changed nothing, unless
+    /// the failure is the transaction's.
+    ///
+    /// # Errors
+    /// [`TreeError::KeyTooLarge`], [`TreeError::ValueTooLarge`], [`TreeError::Full`],
+    /// [`TreeError::Damaged`], and those of the transaction.
+    pub async fn put_in(
+        &self,
+        txn: &dyn Transaction,
+        key: &[u8],
+        value: impl Into<Bytes>,
+    ) -> Result<(), TreeError> {
+        let mut work = self.work(txn);
+        self.put_with(&mut work, key, value.into()).await?;
+        work.finish()
+    }
+
+    async fn put_with(
+        &self,
+        work: &mut Work<'_>,
+        key: &[u8],
+        value: Bytes,
+    ) -> Result<(), TreeError> {
+        check_key(key)?;
+        check_value(&value)?;
+        match self.area.kind {
+            Kind::Hash => hash::put(work, key, value).await,
+            Kind::Btree | Kind::Raw => btree::put(work, key, value).await,
+        }
+    }
+
+    /// Gives a key a value.
+    ///
+    /// # Errors
+    /// As [`Store::put_in`].
+    pub async fn put(&self, key: &[u8], value: impl Into<Bytes>) -> Result<(), TreeError> {
+        let value = value.into();
+        run(&*self.volume, self.begin(), self.durability, async |txn| {
+            self.put_in(&*txn, key, value.clone()).await
+        })
+        .await
+    }
+
+    /// Takes a key out, inside of a transaction; whether it was there.
+    ///
+    /// # Errors
+    /// As [`Store::put_in`].
+    pub async fn delete_in(&self, txn: &dyn Transaction, key: &[u8]) -> Result<bool, TreeError> {
+        let mut work = self.work(txn);
+        let was_there = self.delete_with(&mut work, key).await?;
+        work.finish()?;
+        Ok(was_there)
+    }
+
+    async fn delete_with(&self, work: &mut Work<'_>, key: &[u8]) -> Result<bool, TreeError> {
+        check_key(key)?;
+        match self.area.kind {
+            Kind::Hash => hash::delete(work, key).await,
+            Kind::Btree | Kind::Raw => btree::delete(work, key).await,
+        }
+    }
+
+    /// Takes a key out; whether it was there.
+    ///
+    /// # Errors
+    /// As [`Store::put_in`].
+    pub async fn delete(&self, key: &[u8]) -> Result<bool, TreeError> {
+        run(&*self.volume, self.begin(), self.durability, async |txn| {
+            self.delete_in(&*txn, key).await
+        })
+        .await
+    }
+
+    /// Makes the changes of a batch, inside of a transaction.
+    ///
+    /// # Errors
+    /// As [`Store::put_in`]. A batch may change as many blocks as the transaction may write.
+    pub async fn write_in(&self, txn: &dyn Transaction, batch: &Batch) -> Result<(), TreeError> {
+        let mut work = self.work(txn);
+        for change in &batch.0 {
+            match &change.value {
+                Some(value) => self.put_with(&mut work, &change.key, value.clone()).await?,
+                None => drop(self.delete_with(&mut work, &change.key).await?),
+            }
+        }
+        work.finish()
+    }
+
+    /// Makes the changes of a batch: all of them or none.
+    ///
+    /// # Errors
+    /// As [`Store::write_in`].
+    pub async fn write(&self, batch: &Batch) -> Result<(), TreeError> {
+        run(&*self.volume, self.begin(), self.durability, async |txn| {
+            self.write_in(&*txn, batch).await
+        })
+        .await
+    }
+
+    /// Everything, inside of a transaction; in the order of keys if the store has one.
+    pub fn iter_in(&self, txn: Arc<dyn Transaction>) -> Iter {
+        let cursor = match self.area.kind {
+            Kind::Hash => Cursor::Table(0),
+            Kind::Btree | Kind::Raw => {
+                Cursor::Keys { from: Bound::Unbounded, to: Bound::Unbounded, backward: false }
+            }
+        };
+        Iter { store: self.clone(), txn, cursor, buffer: VecDeque::new() }
+    }
+
+    /// Everything, as it is now; in the order of keys if the store has one.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    pub async fn iter(&self) -> Result<Iter, TreeError> {
+        Ok(self.iter_in(self.volume.begin(self.begin_reading()).await?))
+    }
+
+    /// The keys in a range, in their order, inside of a transaction.
+    ///
+    /// # Errors
+    /// [`TreeError::WrongKind`] unless it is a B-tree; [`TreeError::KeyTooLarge`].
+    pub fn range_in<K: AsRef<[u8]>>(
+        &self,
+        txn: Arc<dyn Transaction>,
+        range: impl RangeBounds<K>,
+    ) -> Result<Iter, TreeError> {
+        if self.area.kind != Kind::Btree {
+            self.clone()
+                .require(Kind::Btree, "b-tree, and without one there is no order of keys")?;
+        }
+        let bound = |bound: Bound<&K>| bound.map(|key| Bytes::copy_from_slice(key.as_ref()));
+        let (from, to) = (bound(range.start_bound()), bound(range.end_bound()));
+        for key in [&from, &to] {
+            if let Bound::Included(key) | Bound::Excluded(key) = key {
+                check_key(key)?;
+            }
+        }
+        let cursor = match is_empty(&from, &to) {
+            true => Cursor::End,
+            false => Cursor::Keys { from, to, backward: false },
+        };
+        Ok(Iter { store: self.clone(), txn, cursor, buffer: VecDeque::new() })
+    }
+
+    /// The keys in a range, in their order, as they are now.
+    ///
+    /// # Errors
+    /// As [`Store::range_in`], and those of the transaction.
+    pub async fn range<K: AsRef<[u8]>>(
+        &self,
+        range: impl RangeBounds<K>,
+    ) -> Result<Iter, TreeError> {
+        self.range_in(self.volume.begin(self.begin_reading()).await?, range)
+    }
+
+    /// The store as it is now, for as long as the snapshot lives, or until it is too old to be kept.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    pub async fn snapshot(&self) -> Result<StoreSnapshot, TreeError> {
+        let txn = self.volume.begin(self.begin_reading()).await?;
+        Ok(StoreSnapshot { store: self.clone(), txn })
+    }
+
+    /// Checks everything that the store holds, as of one moment.
+    ///
+    /// # Errors
+    /// [`TreeError::Damaged`] with the first thing that is wrong.
+    pub async fn check(&self) -> Result<Report, TreeError> {
+        run(&*self.volume, self.begin_reading(), self.durability, async |txn| {
+            check::check(&mut self.work(&*txn)).await
+        })
+        .await
+    }
+}
+
+/// Whether no key can be in a range.
+fn is_empty(from: &Bound<Bytes>, to: &Bound<Bytes>) -> bool {
+    match (from, to) {
+        (Bound::Included(from), Bound::Included(to)) => from > to,
+        (
+            Bound::Included(from) | Bound::Excluded(from),
+            Bound::Included(to) | Bound::Excluded(to),
+        ) => from >= to,
+        _ => false,
+    }
+}
+
+/// A store as it was at one moment.
+#[derive(Clone, Debug)]
+pub struct StoreSnapshot {
+    store: Store,
+    txn: Arc<dyn Transaction>,
+}
+
+impl StoreSnapshot {
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// As [`Store::get_in`]; [`TxnError::Preempted`](crate::txn::TxnError::Preempted) when the
+    /// snapshot could not be kept.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, TreeError> {
+        self.store.get_in(&*self.txn, key).await
+    }
+
+    /// Everything.
+    pub fn iter(&self) -> Iter {
+        self.store.iter_in(self.txn.clone())
+    }
+
+    /// The keys in a range.
+    ///
+    /// # Errors
+    /// As [`Store::range_in`].
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter, TreeError> {
+        self.store.range_in(self.txn.clone(), range)
+    }
+}
+
+/// Keys and values one after the other. In a transaction that writes meanwhile, it shows those
+/// writes or does not; what nobody touches it shows once.
+#[derive(Debug)]
+pub struct Iter {
+    store: Store,
+    txn: Arc<dyn Transaction>,
+    cursor: Cursor,
+    buffer: VecDeque<(Bytes, Stored)>,
+}
+
+/// What is still to be read.
+#[derive(Debug)]
+enum Cursor {
+    Keys { from: Bound<Bytes>, to: Bound<Bytes>, backward: bool },
+    Table(u64),
+    End,
+}
+
+impl Iter {
+    /// The same keys, the last one first.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] for a hash table, which has no order, and after the first key.
+    pub fn backward(mut self) -> Result<Iter, TreeError> {
+        match &mut self.cursor {
+            Cursor::End => Ok(self),
+            Cursor::Keys { backward, .. } if self.buffer.is_empty() => {
+                *backward = true;
+                Ok(self)
+            }
+            _ => Err(TreeError::Invalid("this cannot be read backward".to_owned())),
+        }
+    }
+
+    /// The next key and its value.
+    ///
+    /// # Errors
+    /// Those of the transaction, and [`TreeError::Damaged`].
+    pub async fn next(&mut self) -> Result<Option<Pair>, TreeError> {
+        let txn = self.txn.clone();
+        let store = self.store.clone();
+        loop {
+            let mut work = store.work(&*txn);
+            if let Some((key, stored)) = self.buffer.pop_front() {
+                return Ok(Some((key, work.fetch(stored).await?)));
+            }
+            if matches!(self.cursor, Cursor::End) {
+                return Ok(None);
+            }
+            self.fill(&mut work).await?;
+        }
+    }
+
+    /// All that is left.
+    ///
+    /// # Errors
+    /// As [`Iter::next`].
+    pub async fn collect(mut self) -> Result<Vec<Pair>, TreeError> {
+        let mut pairs = Vec::new();
+        while let Some(pair) = self.next().await? {
+            pairs.push(pair);
+        }
+        Ok(pairs)
+    }
+
+    /// Reads the next leaf or bucket.
+    async fn fill(&mut self, work: &mut Work<'_>) -> Result<(), TreeError> {
+        let (entries, cursor) = match std::mem::replace(&mut self.cursor, Cursor::End) {
+            Cursor::End => return Ok(()),
+            Cursor::Table(at) => {
+                let part = hash::iterate(work, at).await?;
+                (part.entries, part.rest.map(Cursor::Table))
+            }
+            Cursor::Keys { from, to, backward: false } => {
+                let part = btree::ascend(work, &from, &to).await?;
+                let rest = part.rest.map(|from| Cursor::Keys { from, to, backward: false });
+                (part.entries, rest)
+            }
+            Cursor::Keys { from, to, backward: true } => {
+                let part = btree::descend_part(work, &from, &to).await?;
+                let rest = part.rest.map(|to| Cursor::Keys { from, to, backward: true });
+                (part.entries, rest)
+            }
+        };
+        self.buffer.extend(entries);
+        self.cursor = cursor.unwrap_or(Cursor::End);
+        Ok(())
+    }
+}

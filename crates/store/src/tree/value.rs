@@ -1,0 +1,141 @@
+//! Values: in their record, or, when that would be too large, in runs of whole blocks.
+
+use bytes::Bytes;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::error::TreeError;
+use super::format::{Extent, LARGE, LIVE, LargeHead, MAX_RECORD_UNITS, MAX_VALUE, record_units};
+use super::page::damaged;
+use super::work::Work;
+use crate::block::BLOCK_SIZE;
+
+/// A value as its record has it.
+#[derive(Clone, Debug)]
+pub(super) enum Stored {
+    /// Itself.
+    Inline(Bytes),
+    /// Where it lies.
+    Large(Large),
+}
+
+/// Where a large value lies.
+#[derive(Clone, Debug)]
+pub(super) struct Large {
+    /// Its bytes.
+    pub(super) len: usize,
+    /// Its blocks: the first of a run, and how many.
+    pub(super) runs: Vec<(u32, u32)>,
+}
+
+impl Large {
+    fn encode(&self) -> Bytes {
+        let mut bytes = LargeHead { len: (self.len as u32).into() }.as_bytes().to_vec();
+        for (first, blocks) in &self.runs {
+            let extent = Extent { first: (*first).into(), blocks: (*blocks as u16).into() };
+            bytes.extend_from_slice(extent.as_bytes());
+        }
+        bytes.into()
+    }
+
+    /// Where the value of a record in `block` lies, if that makes sense.
+    fn decode(work: &Work<'_>, block: u32, bytes: &[u8]) -> Result<Large, TreeError> {
+        let wrong = || damaged(block, "a large value is not where its record says");
+        let (head, rest) = LargeHead::read_from_prefix(bytes).map_err(|_| wrong())?;
+        let extents = <[Extent]>::ref_from_bytes(rest).map_err(|_| wrong())?;
+        let runs: Vec<(u32, u32)> =
+            extents.iter().map(|it| (it.first.get(), u32::from(it.blocks.get()))).collect();
+        let len = head.len.get() as usize;
+        let data = work.area.data();
+        let inside = |(first, blocks): &(u32, u32)| {
+            let end = u64::from(*first) + u64::from(*blocks);
+            *blocks > 0 && *first >= data.start && end <= u64::from(data.end)
+        };
+        let blocks: u64 = runs.iter().map(|(_, blocks)| u64::from(*blocks)).sum();
+        let sound = len <= MAX_VALUE
+            && blocks == len.div_ceil(BLOCK_SIZE) as u64
+            && runs.iter().all(inside);
+        if sound { Ok(Large { len, runs }) } else { Err(wrong()) }
+    }
+}
+
+impl Work<'_> {
+    /// The value of a record in `block`.
+    pub(super) fn stored(&self, block: u32, flags: u8, value: Bytes) -> Result<Stored, TreeError> {
+        match flags & LARGE {
+            0 => Ok(Stored::Inline(value)),
+            _ => Ok(Stored::Large(Large::decode(self, block, &value)?)),
+        }
+    }
+
+    /// The bytes of a value.
+    pub(super) async fn fetch(&self, stored: Stored) -> Result<Bytes, TreeError> {
+        let large = match stored {
+            Stored::Inline(value) => return Ok(value),
+            Stored::Large(large) => large,
+        };
+        let mut value = Vec::with_capacity(large.len.next_multiple_of(BLOCK_SIZE));
+        for (first, blocks) in large.runs {
+            let run = self.txn.read_run(self.area.lba(first), u64::from(blocks)).await?;
+            run.iter().for_each(|block| value.extend_from_slice(block));
+        }
+        value.truncate(large.len);
+        Ok(value.into())
+    }
+
+    /// Finds a place for a value, in place of an old one, whose blocks it takes over as far as they
+    /// go: flags and value for its record.
+    pub(super) async fn store(
+        &mut self,
+        key: &[u8],
+        value: Bytes,
+        old: Option<Stored>,
+    ) -> Result<(u8, Bytes), TreeError> {
+        let mut runs = match old {
+            Some(Stored::Large(large)) => large.runs,
+            _ => Vec::new(),
+        };
+        let inline = record_units(key.len(), value.len()) <= MAX_RECORD_UNITS;
+        let wanted = if inline { 0 } else { value.len().div_ceil(BLOCK_SIZE) as u32 };
+        let mut there = 0;
+        for (first, blocks) in &mut runs {
+            let kept = (wanted - there).min(*blocks);
+            self.free(*first + kept, *blocks - kept).await?;
+            *blocks = kept;
+            there += kept;
+        }
+        runs.retain(|(_, blocks)| *blocks > 0);
+        if inline {
+            return Ok((LIVE, value));
+        }
+        if there < wanted {
+            runs.extend(self.allocate(wanted - there).await?);
+        }
+        let blocks = runs.iter().flat_map(|(first, blocks)| *first..*first + *blocks);
+        for (number, block) in blocks.enumerate() {
+            let start = number * BLOCK_SIZE;
+            self.put_value(block, whole_block(&value, start));
+        }
+        Ok((LIVE | LARGE, Large { len: value.len(), runs }.encode()))
+    }
+
+    /// Gives the blocks of a value back.
+    pub(super) async fn release(&mut self, stored: Stored) -> Result<(), TreeError> {
+        if let Stored::Large(large) = stored {
+            for (first, blocks) in large.runs {
+                self.free(first, blocks).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The block of a value that begins at `start`, with zeros behind the value's end.
+fn whole_block(value: &Bytes, start: usize) -> Bytes {
+    let end = (start + BLOCK_SIZE).min(value.len());
+    if end - start == BLOCK_SIZE {
+        return value.slice(start..end);
+    }
+    let mut block = value[start..end].to_vec();
+    block.resize(BLOCK_SIZE, 0);
+    block.into()
+}

@@ -1,0 +1,226 @@
+//! The pages that one call on a store reads and changes, within a transaction.
+//!
+//! Changes are gathered here and written at the end of the call, each page once: a call that fails
+//! has written nothing. Everything that is written was read before, and counts as read in whole
+//! units; so of two transactions that write into the same unit one fails, under either isolation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use bytes::Bytes;
+use rand::RngExt;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::area::Area;
+use super::error::TreeError;
+use super::format::{
+    BODY, FORMAT_VERSION, IDENTITY, PAGE_MAGIC, PageHeader, PageKind, StoreHeader, UNIT,
+};
+use super::page::{Page, damaged};
+use crate::block::BLOCK_SIZE;
+use crate::env::{Env, Rng};
+use crate::txn::Transaction;
+
+/// One call in so many asks for the pages on its way to be kept in memory. Whoever runs the volume
+/// forgets that in the end, so it has to be said again, and each time would be too often.
+const WISH: u32 = 32;
+
+/// One call on a store.
+pub(super) struct Work<'a> {
+    pub(super) txn: &'a dyn Transaction,
+    pub(super) area: &'a Area,
+    pub(super) rng: Rng,
+    pages: BTreeMap<u32, Page>,
+    /// Blocks of large values to be written.
+    values: BTreeMap<u32, Bytes>,
+    freed: BTreeSet<u32>,
+    wishes: bool,
+    /// Pages of zeros count although the store's header is gone.
+    headless: bool,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(txn: &'a dyn Transaction, area: &'a Area, env: &Env) -> Work<'a> {
+        let mut rng = env.rng();
+        let wishes = rng.random_range(0..WISH) == 0;
+        Work {
+            txn,
+            area,
+            rng,
+            pages: BTreeMap::new(),
+            values: BTreeMap::new(),
+            freed: BTreeSet::new(),
+            wishes,
+            headless: false,
+        }
+    }
+
+    /// A look at a store that is being dropped.
+    pub(super) fn without_header(txn: &'a dyn Transaction, area: &'a Area, env: &Env) -> Work<'a> {
+        Work { headless: true, ..Work::new(txn, area, env) }
+    }
+
+    /// A page of the store. A reader depends on what it is, and says itself on what else.
+    ///
+    /// # Errors
+    /// [`TreeError::Damaged`] when the block does not hold that kind of page.
+    pub(super) async fn load(
+        &mut self,
+        block: u32,
+        kind: PageKind,
+    ) -> Result<&mut Page, TreeError> {
+        if !self.pages.contains_key(&block) {
+            let page = self.read(block).await?;
+            let lazy = matches!(kind, PageKind::Bitmap | PageKind::Directory);
+            if lazy && page.bytes().iter().all(|byte| *byte == 0) {
+                // Zeros say nothing of whose they are.
+                self.verify_store().await?;
+            } else {
+                self.verify(&page, kind)?;
+            }
+            self.wish(&page, kind);
+            self.pages.insert(block, page);
+        }
+        self.page(block)
+    }
+
+    async fn read(&self, block: u32) -> Result<Page, TreeError> {
+        let lba = self.area.lba(block);
+        let content = self.txn.read(lba).await?;
+        if content.len() != BLOCK_SIZE {
+            return Err(damaged(block, "it is no whole block"));
+        }
+        self.depend(block, IDENTITY)?;
+        Ok(Page::read(block, content))
+    }
+
+    fn verify(&self, page: &Page, kind: PageKind) -> Result<(), TreeError> {
+        let header = page.header();
+        let whose = (header.tag.get(), header.block.get(), header.kind);
+        if header.magic != PAGE_MAGIC {
+            return Err(page.damaged("it is no page of a store"));
+        }
+        if header.version.get() > FORMAT_VERSION {
+            return Err(TreeError::Newer {
+                what: format!("block {} of the store", page.block),
+                version: header.version.get().into(),
+            });
+        }
+        match whose == (self.area.tag, page.block, kind.encode()) {
+            true => Ok(()),
+            false => Err(page.damaged("it belongs elsewhere, or to another store")),
+        }
+    }
+
+    fn wish(&self, page: &Page, kind: PageKind) {
+        let inner = match kind {
+            PageKind::Node => page.level() > 0,
+            PageKind::Bitmap | PageKind::Directory => true,
+            PageKind::Header | PageKind::Bucket => false,
+        };
+        if self.wishes && inner {
+            self.txn.please_cache(self.area.lba(page.block));
+        }
+    }
+
+    /// Checks that the partition still holds the store that was opened.
+    pub(super) async fn verify_store(&mut self) -> Result<(), TreeError> {
+        if self.headless || self.pages.contains_key(&0) {
+            return Ok(());
+        }
+        let page = self.read(0).await?;
+        self.verify(&page, PageKind::Header)?;
+        self.depend(0, BODY..BODY + size_of::<StoreHeader>())?;
+        let header = StoreHeader::read_from_prefix(&page.bytes()[BODY..]);
+        let (header, _) = header.map_err(|_| page.damaged("it is too short"))?;
+        let same = header.uuid == *self.area.uuid.as_bytes()
+            && header.blocks.get() == self.area.blocks
+            && header.kind == self.area.kind.encode();
+        if !same {
+            return Err(page.damaged("it is the header of another store"));
+        }
+        self.pages.insert(0, page);
+        Ok(())
+    }
+
+    /// A page that was loaded before.
+    pub(super) fn page(&mut self, block: u32) -> Result<&mut Page, TreeError> {
+        self.pages.get_mut(&block).ok_or_else(|| damaged(block, "it is used twice"))
+    }
+
+    /// Forgets a page that was only read.
+    pub(super) fn unload(&mut self, block: u32) {
+        self.pages.remove(&block);
+    }
+
+    /// Says that the outcome depends on these bytes of a page that was loaded.
+    pub(super) fn depend(&self, block: u32, range: Range<usize>) -> Result<(), TreeError> {
+        Ok(self.txn.mark_accessed(self.area.lba(block), range)?)
+    }
+
+    /// Adds a page in a block that was just allocated.
+    pub(super) async fn create(
+        &mut self,
+        block: u32,
+        kind: PageKind,
+        level: u8,
+    ) -> Result<&mut Page, TreeError> {
+        let there = self.read(block).await?;
+        let header = PageHeader::new(kind, level, self.area.tag, block);
+        self.pages.insert(block, Page::fresh(block, there.bytes(), &header));
+        self.page(block)
+    }
+
+    /// Gives a page of zeros its header.
+    pub(super) fn begin(&mut self, block: u32, kind: PageKind) -> Result<(), TreeError> {
+        let header = PageHeader::new(kind, 0, self.area.tag, block);
+        let page = self.page(block)?;
+        if page.header().magic != PAGE_MAGIC {
+            page.put(0, header.as_bytes());
+        }
+        Ok(())
+    }
+
+    /// Writes a block of a large value.
+    pub(super) fn put_value(&mut self, block: u32, content: Bytes) {
+        self.values.insert(block, content);
+    }
+
+    /// Whether this call has freed the block.
+    pub(super) fn has_freed(&self, block: u32) -> bool {
+        self.freed.contains(&block)
+    }
+
+    /// Forgets a block whose bit was cleared.
+    pub(super) fn forget(&mut self, block: u32) -> Result<(), TreeError> {
+        if self.pages.remove(&block).is_some() {
+            self.depend(block, 0..BLOCK_SIZE)?;
+        }
+        self.values.remove(&block);
+        self.freed.insert(block);
+        Ok(())
+    }
+
+    /// Hands all changes to the transaction.
+    pub(super) fn finish(self) -> Result<(), TreeError> {
+        for block in self.freed {
+            self.txn.discard(self.area.lba(block))?;
+        }
+        for (block, page) in self.pages {
+            let Some((changed, content)) = page.into_changed() else { continue };
+            let lba = self.area.lba(block);
+            for range in changed.iter() {
+                let units = range.start / UNIT * UNIT..range.end.next_multiple_of(UNIT);
+                self.txn.mark_accessed(lba, units)?;
+            }
+            self.txn.write(lba, content)?;
+            for range in changed.iter() {
+                self.txn.mark_accessed(lba, range)?;
+            }
+        }
+        for (block, content) in self.values {
+            self.txn.write(self.area.lba(block), content)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! Stores of keys and values beside sorted maps.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::RngExt;
+use thalweg_sim::versions::VersionedMemory;
+use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::env::{Env, Rng};
+use thalweg_store::tree::{Batch, Kind, NewPartition, Store, TreeError, catalogue};
+use thalweg_store::txn::{Options, Transact, TransactionManager};
+
+/// Both kinds of stores.
+pub const KINDS: [Kind; 2] = [Kind::Btree, Kind::Hash];
+
+/// What a store should hold.
+pub type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A volume in memory that runs transactions.
+pub fn volume(env: &Env, blocks: u64) -> Arc<dyn Transact> {
+    transact(env, Arc::new(VersionedMemory::new(blocks)))
+}
+
+/// Transactions over a block store.
+pub fn transact(env: &Env, store: Arc<dyn BlockStore>) -> Arc<dyn Transact> {
+    Arc::new(TransactionManager::new(env, store, Options::default()))
+}
+
+/// A partition to be made.
+pub fn partition(name: &str, kind: Kind, blocks: u64) -> NewPartition {
+    NewPartition { name: name.to_owned(), kind, first: None, blocks: Some(blocks) }
+}
+
+/// A new store in a new partition.
+pub async fn create(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    name: &str,
+    kind: Kind,
+    blocks: u64,
+) -> Store {
+    catalogue::create(env, &**volume, &partition(name, kind, blocks)).await.unwrap();
+    Store::open(env, volume.clone(), name).await.unwrap()
+}
+
+/// What keys and values look like.
+#[derive(Clone, Copy, Debug)]
+pub struct Taste {
+    /// Different keys.
+    pub keys: u64,
+    /// Bytes of the longest key beyond its number.
+    pub long_keys: usize,
+    /// Bytes of the largest value in a record.
+    pub small: usize,
+    /// Bytes of the largest value.
+    pub large: usize,
+}
+
+impl Taste {
+    pub fn key(&self, rng: &mut Rng) -> Vec<u8> {
+        self.numbered(rng.random_range(0..self.keys))
+    }
+
+    /// A key that is always the same for a number, of a length of its own.
+    pub fn numbered(&self, number: u64) -> Vec<u8> {
+        if number == 0 {
+            return Vec::new();
+        }
+        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut key = mixed.to_be_bytes()[..4].to_vec();
+        key.extend_from_slice(&number.to_be_bytes());
+        let long = if number % 4 == 3 { mixed as usize % (self.long_keys + 1) } else { 0 };
+        key.resize(key.len() + long, b'k');
+        key
+    }
+
+    pub fn value(&self, rng: &mut Rng) -> Vec<u8> {
+        let len = match rng.random_range(0..20) {
+            0 => rng.random_range(0..=self.large),
+            1..6 => self.small.min(174),
+            _ => rng.random_range(0..=self.small),
+        };
+        let stamp: u64 = rng.random();
+        stamp.to_le_bytes().into_iter().cycle().take(len).collect()
+    }
+}
+
+/// A store and what it should hold, in step.
+pub struct Pair {
+    pub store: Store,
+    pub map: Map,
+    pub taste: Taste,
+    /// Times when there was no room.
+    pub full: u64,
+}
+
+impl Pair {
+    pub fn new(store: Store, taste: Taste) -> Pair {
+        Pair { store, map: Map::new(), taste, full: 0 }
+    }
+
+    /// A batch of `count` changes, and what holds after it.
+    pub fn batch(&self, rng: &mut Rng, count: usize, deletes: f64) -> (Batch, Map) {
+        let (mut batch, mut map) = (Batch::new(), self.map.clone());
+        for _ in 0..count {
+            let key = self.taste.key(rng);
+            if rng.random_bool(deletes) {
+                map.remove(&key);
+                batch.delete(key);
+            } else {
+                let value = self.taste.value(rng);
+                map.insert(key.clone(), value.clone());
+                batch.put(key, value);
+            }
+        }
+        (batch, map)
+    }
+
+    /// One random change, and a look at its key.
+    pub async fn change(&mut self, rng: &mut Rng, deletes: f64) {
+        let key = self.taste.key(rng);
+        if rng.random_bool(deletes) {
+            let was = self.store.delete(&key).await.unwrap();
+            assert_eq!(was, self.map.remove(&key).is_some(), "{key:?}");
+        } else if rng.random_bool(0.2) {
+            let count = rng.random_range(1..12);
+            let (batch, map) = self.batch(rng, count, deletes);
+            match self.store.write(&batch).await {
+                Ok(()) => self.map = map,
+                Err(error) => self.refused(error),
+            }
+        } else {
+            let value = self.taste.value(rng);
+            match self.store.put(&key, value.clone()).await {
+                Ok(()) => drop(self.map.insert(key.clone(), value)),
+                Err(error) => self.refused(error),
+            }
+        }
+        let found = self.store.get(&key).await.unwrap();
+        assert_eq!(found.as_deref(), self.map.get(&key).map(Vec::as_slice), "{key:?}");
+    }
+
+    fn refused(&mut self, error: TreeError) {
+        assert!(matches!(error, TreeError::Full(_)), "{error}");
+        self.full += 1;
+    }
+
+    /// Compares everything.
+    pub async fn compare(&self) {
+        let report = self.store.check().await.unwrap();
+        assert_eq!(report.keys, self.map.len() as u64);
+        assert_eq!(contents(&self.store).await, self.map);
+    }
+}
+
+/// Everything in a store; of a B-tree it is checked to be in order.
+pub async fn contents(store: &Store) -> Map {
+    let pairs = store.iter().await.unwrap().collect().await.unwrap();
+    if store.kind() == Kind::Btree {
+        assert!(pairs.windows(2).all(|pair| pair[0].0 < pair[1].0), "not in order");
+    }
+    let count = pairs.len();
+    let map: Map = pairs.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+    assert_eq!(map.len(), count, "a key came twice");
+    map
+}
+
+/// Pairs as a map has them.
+pub fn owned<'m>(pairs: impl Iterator<Item = (&'m Vec<u8>, &'m Vec<u8>)>) -> Vec<(Bytes, Bytes)> {
+    pairs.map(|(key, value)| (Bytes::from(key.clone()), Bytes::from(value.clone()))).collect()
+}
+
+/// A block store whose reads take a while, so that others come in between.
+#[derive(Debug)]
+pub struct Slow {
+    store: VersionedMemory,
+    env: Env,
+    rng: parking_lot::Mutex<Rng>,
+}
+
+impl Slow {
+    pub fn new(env: &Env, blocks: u64) -> Slow {
+        let store = VersionedMemory::new(blocks);
+        Slow { store, env: env.clone(), rng: parking_lot::Mutex::new(env.rng()) }
+    }
+}
+
+#[async_trait::async_trait]
+impl BlockStore for Slow {
+    fn blocks(&self) -> u64 {
+        self.store.blocks()
+    }
+
+    fn now(&self) -> Version {
+        self.store.now()
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        let micros = self.rng.lock().random_range(0..80);
+        self.env.sleep(Duration::from_micros(micros)).await;
+        self.store.read(lba, count, at).await
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.store.apply(writes).await
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.store.discard(lba, count).await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.env.sleep(Duration::from_micros(200)).await;
+        self.store.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        self.store.hold(version)
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.store.allocation(lba, count, at)
+    }
+}

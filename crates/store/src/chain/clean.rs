@@ -67,7 +67,8 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             let emptied = state.segments.emptied().len();
             let low = low_mark(&state, &inner.options);
             if state.segments.free_count() + emptied < low {
-                state.settle_loose();
+                state.settle_holds();
+                state.reap();
             }
             (state.segments.free_count() + emptied >= low, emptied)
         };

@@ -206,7 +206,7 @@ impl Index {
     }
 
     /// How many blocks have several versions.
-    pub(super) fn table_len(&self) -> usize {
+    pub(super) fn tabled(&self) -> usize {
         self.several.len()
     }
 

@@ -89,7 +89,8 @@ impl Chain {
         {
             let mut state = inner.state.lock();
             state.release(version);
-            state.settle_loose();
+            state.settle_holds();
+            state.reap();
         }
         inner.bury();
         inner.clean_kick.notify_one();

@@ -32,6 +32,8 @@ pub(super) struct State {
     pub(super) holds: Holds,
     /// The durable version that is kept for readers.
     pub(super) synced: Synced,
+    /// Holds that ended while older ones stayed, since the index was looked through for them.
+    pub(super) ended_within: usize,
     /// The newest version.
     pub(super) version: Version,
     /// The newest version that survives a crash.
@@ -47,8 +49,6 @@ pub(super) struct State {
     pub(super) minis: Minis,
     /// Blocks that are to stay in memory.
     pub(super) wishes: Wishes,
-    /// Holds that ended between others, and after which nobody has looked at the index yet.
-    pub(super) loose: usize,
     /// Blocks, live or dead, that no device has yet.
     pub(super) unwritten: usize,
     /// Those of them that cleaning appended, by log.
@@ -496,13 +496,10 @@ impl State {
             true => {
                 self.index.age(&self.holds, AGE_AT_ONCE);
             }
-            // A look at all of the table, once for as many holds as that is long.
-            false => {
-                self.loose += 1;
-                if self.loose > self.index.table_len().max(AGE_AT_ONCE) {
-                    self.settle_loose();
-                }
-            }
+            false => self.ended_within += 1,
+        }
+        if self.ended_within > self.index.tabled().max(AGE_AT_ONCE) {
+            self.settle_holds();
         }
         self.reap();
     }
@@ -539,12 +536,10 @@ impl State {
         self.keep_synced(None);
     }
 
-    /// Drops what only holds kept that ended between others.
-    pub(super) fn settle_loose(&mut self) {
-        if std::mem::take(&mut self.loose) > 0 {
-            self.index.settle_all(&self.holds);
-            self.reap();
-        }
+    /// Lets go of every version that no hold needs.
+    pub(super) fn settle_holds(&mut self) {
+        self.ended_within = 0;
+        self.index.settle_all(&self.holds);
     }
 
     /// Runs of stored and absent blocks.

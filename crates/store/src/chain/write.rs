@@ -106,8 +106,9 @@ async fn with_room<T>(
             state.poison_check()?;
             let dirty = (state.unwritten - state.moving[BODY]) * BLOCK_SIZE;
             let crowded = need.slots > 0 && state.slots.len() >= 2 * inner.options.mini_slots;
-            if state.loose > 0 && !matches!(state.room(need), Room::Yes) {
-                state.settle_loose();
+            if state.ended_within > 0 && !matches!(state.room(need), Room::Yes) {
+                state.settle_holds();
+                state.reap();
             }
             match state.room(need) {
                 _ if state.frozen > 0 => {}

@@ -15,6 +15,8 @@
 //! - [`chain_memory`]: RAM of the index for each stored block;
 //! - [`txn_cpu`]: what transactions cost in processor time;
 //! - [`txn_contention`]: what transactions get that want the same blocks;
+//! - `engine`: our key-value stores and other engines, behind one face;
+//! - [`txn_put`]: what a durable small put costs a device;
 //! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
@@ -23,6 +25,8 @@ pub mod chain_memory;
 pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
+mod engine;
+mod loops;
 pub mod nbd;
 pub mod plot;
 mod replay;
@@ -31,6 +35,7 @@ mod rig;
 pub mod traces;
 pub mod txn_contention;
 pub mod txn_cpu;
+pub mod txn_put;
 
 use std::path::PathBuf;
 
@@ -77,6 +82,7 @@ const BENCHES: &[BenchEntry] = &[
     nbd::ENTRY,
     txn_contention::ENTRY,
     txn_cpu::ENTRY,
+    txn_put::ENTRY,
 ];
 
 /// Every benchmark.

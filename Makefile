@@ -2,11 +2,12 @@
 # make test       everything that is tested by itself, in minutes
 # make test-long  the same and what takes long
 # make check      formatting, lints, documentation, unit tests
+# make python     the package for Python
 # make setup      what the others need from the system
 
 CARGO ?= cargo
 
-.PHONY: run test test-long check setup build
+.PHONY: run test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
@@ -24,6 +25,12 @@ check:
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps
 	$(CARGO) test --workspace --lib --bins
+
+# The wheel for Python, in target/wheels. Its tools come from the network.
+python: setup
+	python3 -m venv target/python
+	target/python/bin/pip install --quiet "maturin>=1.9,<2"
+	target/python/bin/maturin build --release --manifest-path crates/python/Cargo.toml --out target/wheels
 
 build:
 	$(CARGO) build --release -p thalweg

@@ -21,3 +21,8 @@ pub mod pool;
 pub mod tree;
 pub mod txn;
 pub mod volume;
+
+/// The guide's code, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/stores.md")]
+mod guide {}

@@ -56,7 +56,7 @@ fn campaign(first: u64, images: u64, plan: Plan) {
     println!("{total:?}");
     total.assert_varied();
     if plan.parts > 0.0 {
-        total.assert_parts();
+        total.assert_parts(images);
     }
 }
 

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use support::{Shape, content};
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{BlockStore, ByteRanges, Lba, Version, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::chain::format::{Entry, Kind, MapEntry, MapSector, Position, SectorHead};
+use thalweg_store::chain::minilog::format::{Builder, Fragment, entry_of, open};
 use thalweg_store::device::DeviceRef;
 use zerocopy::IntoBytes;
 
@@ -39,6 +40,8 @@ fn an_entry() {
         (Kind::Discard, 3),
         (Kind::Pad, 4),
         (Kind::MovedDiscard, 5),
+        (Kind::Mini, 6),
+        (Kind::Settled, 7),
     ];
     for (kind, byte) in kinds {
         let stored = Entry::encode(&MapEntry { kind, last: false, ..entry });
@@ -64,6 +67,29 @@ fn a_map_sector() {
     assert!(sector.as_bytes()[48..].iter().all(|byte| *byte == 0));
     assert_eq!(sector.verify(0xaabb_ccdd, 2), Some(head));
 }
+
+#[test]
+fn a_mini_log_block() {
+    let content = content(7, 1);
+    let mut changed = ByteRanges::from(0..4);
+    changed.add(18..20);
+    let mut builder = Builder::default();
+    builder.add(&Fragment::of(7, Version(0x1234), &changed, &content));
+    builder.add(&Fragment::of(9, Version(0x1236), &ByteRanges::from(8..9), &content));
+    let sealed = builder.seal(512);
+    assert_eq!(hex(&sealed.content[..52]), GOLDEN_MINI);
+    assert_eq!((sealed.content.len(), sealed.newest, sealed.span), (512, Version(0x1236), 2));
+    assert_eq!(sealed.check, 0x2353_dbe7);
+    let found = open(&entry_of(&sealed, true), &sealed.content).unwrap();
+    let read: Vec<_> = found.iter().map(|one| (one.lba, one.version, one.pieces.len())).collect();
+    assert_eq!(read, [(7, Version(0x1234), 2), (9, Version(0x1236), 1)]);
+    assert_eq!(found[0].pieces[1], (18, content.slice(18..20)));
+    let other = MapEntry { version: Version(0x1237), ..entry_of(&sealed, true) };
+    assert_eq!(open(&other, &sealed.content), None, "another use of the block");
+}
+
+const GOLDEN_MINI: &str = "2f000200 34120000 00000000 07000000 00000200 00000400 12000200 07000000 \
+     00000900 00000200 01000800 01000200 00000000";
 
 const GOLDEN_SECTOR: &str = "763a53e3 ddccbbaa 01020304 05064433 22001001 00000000 88776655 02000101 \
      07000000 05000000 00010000 06000000";

@@ -57,6 +57,7 @@ fn decoders_survive_anything() {
         fuzz::label(&bytes);
         fuzz::sector(&bytes, 9, 1);
         fuzz::checkpoint(&bytes, Uuid::from_u128(7));
+        fuzz::mini(&bytes);
     }
 }
 

@@ -25,7 +25,7 @@ fn history_of(seed: u64, shape: Shape, steps: usize, step: fn(&mut Rng, u64) -> 
         shape.format(&env, &devices).await;
         let mut rng = env.rng();
         let (chain, _) = shape.open(&env, &devices).await.unwrap();
-        let mut moved = 0;
+        let (mut moved, mut hits) = (0, 0);
         let mut pair = Pair { chain, model: BlockModel::new(shape.blocks) };
         for number in 0..steps {
             let step = step(&mut rng, shape.blocks);
@@ -35,6 +35,7 @@ fn history_of(seed: u64, shape: Shape, steps: usize, step: fn(&mut Rng, u64) -> 
             }
             if number % 400 == 399 {
                 moved += pair.chain.status().counts.blocks_moved;
+                hits += pair.chain.status().counts.wish_hits;
                 // Reopened in turns after a clean end and after one that only synced.
                 match number % 800 == 799 {
                     true => pair.chain.close().await.unwrap(),
@@ -48,6 +49,7 @@ fn history_of(seed: u64, shape: Shape, steps: usize, step: fn(&mut Rng, u64) -> 
             }
         }
         assert!(moved > 0, "the history never cleaned");
+        assert!(hits > 0, "no wish was ever of use");
     });
 }
 

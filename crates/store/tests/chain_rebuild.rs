@@ -134,7 +134,7 @@ fn crashes_of(first: u64, images: u64, shape: Shape, lazy: bool, parts: f64) {
     total.assert_varied();
     assert!(total.rebuilt >= images);
     if parts > 0.0 {
-        total.assert_parts();
+        total.assert_parts(images);
     }
 }
 

@@ -2,14 +2,21 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
+use support::Shape;
+use thalweg_sim::crash::{CrashImage, Points, Policy};
+use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Version, Write};
+use thalweg_store::chain::Cleaning;
+use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::Env;
 use thalweg_store::txn::{
     self, Begin, Durability, Handle, Isolation, Options, Preempted, Transact, Transaction,
@@ -486,5 +493,43 @@ fn a_change_of_the_whole_comes_between_transactions() {
         let refused = txn.commit(SYNCED).await;
         assert!(matches!(refused, Err(TxnError::Preempted(Preempted::Replaced))));
         assert_eq!(later.await, Some(9));
+    });
+}
+
+/// The largest transaction is longer than the shortest segment.
+#[test]
+fn the_largest_transaction_survives_a_crash_as_a_whole() {
+    run(22, |env| async move {
+        let shape = Shape::small(Cleaning::MoveToTail);
+        let most = Options::default().max_writes as u64;
+        assert!(most > u64::from(support::SEGMENT));
+        let recorder = Recorder::with_latency(&env, Duration::from_micros(50));
+        let devices = shape.devices(|name, geometry| recorder.device(name, geometry));
+        shape.format(&env, &devices).await;
+        let chain = Arc::new(shape.open(&env, &devices).await.unwrap().0);
+        let opened = recorder.position();
+        let manager = TransactionManager::new(&env, chain, Options::default());
+        for round in 1..6u8 {
+            let txn = manager.begin(Begin::STRICT).await.unwrap();
+            for lba in 0..most {
+                txn.write(Lba(lba), block(round)).unwrap();
+            }
+            txn.commit(SYNCED).await.unwrap();
+            recorder.mark(u64::from(round));
+        }
+        let points = (opened..recorder.position()).step_by(3).collect();
+        let policy = Policy::sampled(0).at(Points::At(points));
+        let images: Vec<CrashImage> = recorder.images(&mut env.rng(), &policy).collect();
+        assert!(images.len() > 30);
+        for image in images {
+            let disks = image.disks().iter().map(|disk| disk.clone() as Arc<dyn Device>);
+            let devices: Vec<DeviceRef> = disks.collect();
+            let chain = shape.open(&env, &devices).await.unwrap().0;
+            let found = chain.read(Lba(0), most, chain.now()).await.unwrap();
+            let round = |block: &Option<Bytes>| block.as_ref().map_or(0, |block| block[0]);
+            let first = round(&found[0]);
+            assert!(found.iter().all(|block| round(block) == first), "{}", image.describe());
+            assert!(u64::from(first) >= image.acknowledged().max().unwrap_or(0));
+        }
     });
 }

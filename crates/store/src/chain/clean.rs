@@ -66,6 +66,9 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             state.reap();
             let emptied = state.segments.emptied().len();
             let low = low_mark(&state, &inner.options);
+            if state.segments.free_count() + emptied < low {
+                state.settle_loose();
+            }
             (state.segments.free_count() + emptied >= low, emptied)
         };
         inner.bury();

@@ -18,6 +18,9 @@
 //! does not count, at the first block above the sectors' `durable` position whose content does not
 //! match its checksum, and then at the last whole transaction.
 //!
+//! A mini-log block ([`Kind::Mini`]) holds fragments of several logical blocks; `minilog::format`
+//! has its layout. It lies on a link, as content does.
+//!
 //! A *checkpoint* is the index at one position of the log. A half holds a page for a [`Witness`], a
 //! base and the deltas that follow it; see [`CheckpointHeader`].
 

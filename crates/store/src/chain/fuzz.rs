@@ -1,12 +1,15 @@
 //! Every decoder, for bytes that anybody may have written. Each either refuses them or gives what
 //! encodes to the same again.
 
+use bytes::Bytes;
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::checkpoint::{decode_header, decode_payload, decode_witness};
 use super::format::{CheckpointHeader, Entry, LABEL_BYTES, MapSector, PAGE, SECTOR};
 use super::label::Label;
+use super::minilog::format as minilog;
+use crate::block::{BLOCK_SIZE, ByteRanges, Version};
 
 /// A label.
 pub fn label(bytes: &[u8]) {
@@ -44,8 +47,27 @@ pub fn checkpoint(bytes: &[u8], volume: Uuid) {
     }
 }
 
-/// Bytes that each decoder accepts, to begin from: a label and a map sector.
+/// A mini-log block, whatever its checksum.
+pub fn mini(bytes: &[u8]) {
+    let block = Bytes::copy_from_slice(&bytes[..bytes.len().min(BLOCK_SIZE)]);
+    let Some(fragments) = minilog::decode(&block) else { return };
+    let mut builder = minilog::Builder::default();
+    fragments.iter().for_each(|fragment| builder.add(fragment));
+    let sealed = builder.seal(SECTOR);
+    assert_eq!(minilog::open(&minilog::entry_of(&sealed, true), &sealed.content), Some(fragments));
+}
+
+/// Bytes that each decoder accepts, to begin from: a label, a map sector and a mini-log block.
 pub fn seeds(label: &Label) -> Vec<Vec<u8>> {
+    let content = Bytes::from(vec![7; BLOCK_SIZE]);
+    let mut changed = ByteRanges::from(3..9);
+    changed.add(100..120);
+    let mut builder = minilog::Builder::default();
+    for lba in 0..9 {
+        let version = Version(5 + u64::from(lba));
+        builder.add(&minilog::Fragment::of(lba, version, &changed, &content));
+    }
+    let mini = builder.seal(SECTOR).content.to_vec();
     let label = label.encode().to_vec();
     let mut sector = vec![0; SECTOR];
     let head = super::format::SectorHead {
@@ -58,5 +80,5 @@ pub fn seeds(label: &Label) -> Vec<Vec<u8>> {
         log: 0,
     };
     sector.copy_from_slice(MapSector::seal(9, head, &[]).as_bytes());
-    vec![label, sector]
+    vec![label, sector, mini]
 }

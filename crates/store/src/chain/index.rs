@@ -206,7 +206,7 @@ impl Index {
     }
 
     /// How many blocks have several versions.
-    pub(super) fn tabled(&self) -> usize {
+    pub(super) fn table_len(&self) -> usize {
         self.several.len()
     }
 
@@ -550,13 +550,16 @@ impl Index {
 
     /// Points the version of `lba` that content of `version` belongs to at `to`, for a log that is
     /// replayed; false when the block has no such version any more. `newest` is its newest version
-    /// as far as the replay knows.
+    /// as far as the replay knows, and `same` says whether a place may hold what was moved: whoever
+    /// held that version when it was moved may have gone since, and a content of version 0 is then
+    /// another one.
     pub(super) fn relocate_version(
         &mut self,
         lba: u32,
         version: Version,
         newest: Option<Version>,
         to: Place,
+        same: impl Fn(Location) -> bool,
     ) -> bool {
         let from = match self.content(lba) {
             Content::Absent => None,
@@ -573,7 +576,7 @@ impl Index {
         };
         // One block is discarded often: only the record itself is moved, no older or newer one.
         let same = |from: &Place| match from {
-            Place::At(_) => !to.is_hole(),
+            Place::At(at) => !to.is_hole() && same(*at),
             Place::Hole(record) => to.is_hole() && self.record(*record) == Some(version),
         };
         from.filter(same).is_some_and(|from| self.relocate(lba, from.block(), to))

@@ -178,7 +178,9 @@ impl State {
         let entry = MapEntry { kind: Kind::Moved, last: true, lba: name, version, check };
         let block = self.append(USERS, &entry, Some(content), Purpose::Cleaning)?;
         self.segments.add_live(block);
-        let found = self.index.relocate(lba, slot, Place::At(Location { block, check }));
+        let to = Location { block, check };
+        let found = self.index.relocate(lba, slot, Place::At(to));
+        self.wishes.moved(lba, slot, to);
         debug_assert!(found, "a slot is in use as long as the index refers to it");
         self.minis.counts.settled += 1;
         self.dirty.insert(lba);

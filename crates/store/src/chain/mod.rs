@@ -8,6 +8,7 @@
 //! 1. [`Chain::apply`](crate::block::BlockStore::apply) gives the transaction its version, a place
 //!    in the users' log (`stream`), map entries and index slots (`index`): all of it in memory and
 //!    under one lock. It is visible now.
+//!    A write that changes little of its block shares a physical block with others (`minilog`).
 //! 2. Queued blocks go to the tail link in large runs (`write`).
 //! 3. A *round* (`commit`) makes them durable: data, flush, map sectors, flush. A short round
 //!    writes both at once and flushes once; recovery then checks the contents of the blocks above
@@ -18,9 +19,11 @@
 //! # Invariants
 //!
 //! 1. The index refers to a block only after its entry was appended; a reader finds the content of
-//!    a block that no device has yet in `State::pending`.
+//!    a block that no device has yet in `State::pending`, and so that of a block that only mini-logs
+//!    have.
 //! 2. A segment is written again only after a checkpoint that does not refer to it has become
-//!    durable. So every entry that a replay from the newest checkpoint meets is still in place.
+//!    durable. So every entry that a replay from the newest checkpoint meets is still in place. No
+//!    checkpoint refers to what only mini-logs have: it gives such blocks places of their own first.
 //! 3. Map entries of a log become durable in the log's order.
 //! 4. The map tells of whatever the index refers to, also of discards: the entry of one counts as
 //!    live as long as anything is absent because of it. So the map alone rebuilds the index
@@ -53,6 +56,7 @@ mod state;
 mod status;
 mod stream;
 mod turns;
+mod wishes;
 mod write;
 
 use std::fmt;
@@ -307,6 +311,13 @@ impl BlockStore for Chain {
         let mut state = self.inner.state.lock();
         let version = state.hold_synced()?;
         Some(self.inner.release_later(version))
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        let mut state = self.inner.state.lock();
+        if lba.0 < state.index.blocks() {
+            state.wish(lba.0 as u32);
+        }
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {

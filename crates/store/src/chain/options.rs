@@ -63,6 +63,9 @@ pub struct Options {
     pub mini_slots: usize,
     /// Mini-log blocks after which a checkpoint is written: recovery reads as many.
     pub mini_blocks: u64,
+    /// Blocks of which [`please_cache`](crate::block::BlockStore::please_cache) keeps the newest
+    /// content in RAM.
+    pub please_cache_blocks: usize,
     /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
     pub max_deltas: u32,
 }
@@ -81,6 +84,7 @@ impl Default for Options {
             mini_bytes: 1536,
             mini_slots: 16 * 1024,
             mini_blocks: 16 * 1024,
+            please_cache_blocks: 16 * 1024,
             max_deltas: 256,
         }
     }

@@ -8,9 +8,9 @@ use futures::future::{join_all, try_join_all};
 use super::format::block_checksum;
 use super::index::Location;
 use super::write::check_range;
-use super::{Counts, Inner};
+use super::{Counts, Inner, State};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
-use crate::device::{DeviceRef, Purpose};
+use crate::device::{DeviceRef, FrameBuf, Purpose};
 
 /// Blocks in one request to a device.
 const RUN_BLOCKS: usize = 256;
@@ -33,7 +33,7 @@ pub(super) async fn read(
 ) -> Result<Vec<Option<Bytes>>, StoreError> {
     check_range(inner, lba, count)?;
     Counts::add(&inner.counts.user_blocks_read, count);
-    let steps = plan(inner, lba, count, at);
+    let (steps, wished) = plan(inner, lba, count, at);
     let mut blocks: Vec<Option<Bytes>> = Vec::with_capacity(steps.len());
     let mut fetch: Vec<(usize, Location)> = Vec::new();
     for (number, step) in steps.into_iter().enumerate() {
@@ -63,19 +63,51 @@ pub(super) async fn read(
             blocks[number] = content;
         }
     }
+    if wished {
+        keep_wished(inner, lba, &fetch, &blocks);
+    }
     Ok(blocks)
 }
 
-fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Vec<Step> {
-    let state = inner.state.lock();
-    let step = |lba: u64| match state.index.get(lba as u32, at) {
-        None => Step::Zero,
-        Some(location) => match state.pending.get(&location.block) {
-            Some(content) => Step::Ready(content.clone()),
-            None => Step::Fetch(location),
-        },
+/// Where each block is to be had, and whether one that somebody wished for has to be fetched.
+fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> (Vec<Step>, bool) {
+    let mut wished = false;
+    let mut state = inner.state.lock();
+    let mut step = |lba: u64| {
+        let Some(location) = state.index.get(lba as u32, at) else { return Step::Zero };
+        if let Some(content) = state.pending.get(&location.block) {
+            return Step::Ready(content.clone());
+        }
+        if let Some(content) = state.wishes.get(lba as u32, location) {
+            Counts::add(&inner.counts.wish_hits, 1);
+            return Step::Ready(content);
+        }
+        wished |= state.wishes.wants(lba as u32);
+        Step::Fetch(location)
     };
-    (lba.0..lba.0 + count).map(step).collect()
+    let steps = (lba.0..lba.0 + count).map(&mut step).collect();
+    (steps, wished)
+}
+
+/// Keeps what was fetched of the blocks that somebody wished for, unless they have changed.
+fn keep_wished(inner: &Inner, lba: Lba, fetched: &[(usize, Location)], blocks: &[Option<Bytes>]) {
+    for (number, location) in fetched {
+        let Some(content) = &blocks[*number] else { continue };
+        let lba = (lba.0 + *number as u64) as u32;
+        let current = |state: &State| {
+            let newest = state.index.get(lba, Version(u64::MAX));
+            state.wishes.wants(lba) && newest == Some(*location)
+        };
+        if !current(&inner.state.lock()) {
+            continue;
+        }
+        // What was read came in a long run.
+        let content = FrameBuf::copy_block(content);
+        let mut state = inner.state.lock();
+        if current(&state) {
+            state.wishes.keep(lba, *location, &content);
+        }
+    }
 }
 
 /// The content from a cache, if one has it whole.
@@ -190,7 +222,7 @@ async fn read_again(
 async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<Bytes>, StoreError> {
     let mut failure = None;
     for _ in 0..RETRIES {
-        let step = plan(inner, lba, 1, at).pop().unwrap_or(Step::Zero);
+        let step = plan(inner, lba, 1, at).0.pop().unwrap_or(Step::Zero);
         let location = match step {
             Step::Zero => return Ok(None),
             Step::Ready(content) => return Ok(Some(content)),

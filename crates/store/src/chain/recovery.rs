@@ -198,7 +198,6 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         segments,
         holds,
         synced: Synced::default(),
-        ended_within: 0,
         version: Version(0),
         committed: Version(0),
         body: None,
@@ -206,6 +205,8 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         pending: HashMap::default(),
         slots: Default::default(),
         minis: Default::default(),
+        wishes: Default::default(),
+        loose: 0,
         unwritten: 0,
         moving: [0; 2],
         told: [u16::MAX; 6],
@@ -244,7 +245,14 @@ impl State {
     }
 }
 
-pub(super) fn build(env: &Env, parts: Parts, options: Options, state: State, area: Area) -> Inner {
+pub(super) fn build(
+    env: &Env,
+    parts: Parts,
+    options: Options,
+    mut state: State,
+    area: Area,
+) -> Inner {
+    state.wishes.most = options.please_cache_blocks;
     let label = &state.label;
     let sector = parts.map.geometry().sector as usize;
     let body = parts.body_cache.is_some() || options.body_cache_blocks > 0;
@@ -885,7 +893,8 @@ fn replay_entry(
     let place = Location { block, check: entry.check };
     match entry.kind {
         Kind::Pad | Kind::Mini | Kind::Settled => {}
-        Kind::Data | Kind::Discard if state.label.is_void(entry.version, entry.lba.0) => {}
+        // What was taken back has no version to be moved either.
+        _ if state.label.is_void(entry.version, entry.lba.0) => {}
         Kind::Data => {
             newest.insert(lba, entry.version);
             state.put(lba, entry.version, Place::At(place));
@@ -903,7 +912,12 @@ fn replay_entry(
         Kind::Moved => {
             let known = newest.get(&lba).copied();
             state.segments.add_live(block);
-            match state.index.relocate_version(lba, entry.version, known, Place::At(place)) {
+            let slots = &state.slots;
+            let same = |at: Location| match slots.get(at.block) {
+                Some(slot) => slot.version == entry.version,
+                None => at.check == entry.check,
+            };
+            match state.index.relocate_version(lba, entry.version, known, Place::At(place), same) {
                 true => {
                     state.dirty.insert(lba);
                 }
@@ -915,7 +929,8 @@ fn replay_entry(
             let end = (u64::from(lba) + u64::from(entry.check)).min(state.index.blocks()) as u32;
             for at in lba..end {
                 let known = newest.get(&at).copied();
-                if state.index.relocate_version(at, entry.version, known, Place::Hole(block)) {
+                let to = Place::Hole(block);
+                if state.index.relocate_version(at, entry.version, known, to, |_| false) {
                     state.dirty.insert(at);
                 }
             }

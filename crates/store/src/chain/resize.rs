@@ -64,7 +64,9 @@ impl Chain {
                 }
             })
             .await?;
-        inner.state.lock().index.resize(blocks);
+        let mut state = inner.state.lock();
+        state.index.resize(blocks);
+        state.wishes.forget_all();
         Ok(())
     }
 

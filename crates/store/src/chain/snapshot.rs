@@ -89,8 +89,7 @@ impl Chain {
         {
             let mut state = inner.state.lock();
             state.release(version);
-            state.settle_holds();
-            state.reap();
+            state.settle_loose();
         }
         inner.bury();
         inner.clean_kick.notify_one();

@@ -14,6 +14,7 @@ use super::minilog::slots::Slots;
 use super::segments::{SegmentState, Segments};
 use super::stream::{BODY, Stream, USERS};
 use super::turns::Turns;
+use super::wishes::Wishes;
 use crate::block::{Lba, StoreError, Version, Write};
 use crate::device::Purpose;
 use crate::env::HashMap;
@@ -31,8 +32,6 @@ pub(super) struct State {
     pub(super) holds: Holds,
     /// The durable version that is kept for readers.
     pub(super) synced: Synced,
-    /// Holds that ended while older ones stayed, since the index was looked through for them.
-    pub(super) ended_within: usize,
     /// The newest version.
     pub(super) version: Version,
     /// The newest version that survives a crash.
@@ -46,6 +45,10 @@ pub(super) struct State {
     /// Blocks that were written in parts.
     pub(super) slots: Slots,
     pub(super) minis: Minis,
+    /// Blocks that are to stay in memory.
+    pub(super) wishes: Wishes,
+    /// Holds that ended between others, and after which nobody has looked at the index yet.
+    pub(super) loose: usize,
     /// Blocks, live or dead, that no device has yet.
     pub(super) unwritten: usize,
     /// Those of them that cleaning appended, by log.
@@ -347,8 +350,26 @@ impl State {
             self.segments.add_live(at.block);
         }
         self.index.put(lba, version, place, &self.holds);
+        if self.wishes.wants(lba) {
+            // What no device has yet is what was just written.
+            let content = place.location().and_then(|at| self.pending.get(&at.block));
+            match (place, content) {
+                (Place::At(at), Some(content)) => self.wishes.keep(lba, at, content),
+                _ => self.wishes.forget(lba),
+            }
+        }
         self.dirty.insert(lba);
         self.reap();
+    }
+
+    /// Keeps the content of a block in memory from now on.
+    pub(super) fn wish(&mut self, lba: u32) {
+        self.wishes.add(lba);
+        if let Some(at) = self.index.get(lba, Version(u64::MAX))
+            && let Some(content) = self.pending.get(&at.block)
+        {
+            self.wishes.keep(lba, at, content);
+        }
     }
 
     /// Takes back the versions above `from` and up to `to`.
@@ -356,6 +377,7 @@ impl State {
         for lba in self.index.take_back(from, to, &self.holds) {
             self.dirty.insert(lba);
         }
+        self.wishes.forget_all();
         self.reap();
     }
 
@@ -393,7 +415,9 @@ impl State {
         debug_assert_eq!(block_checksum(entry.lba, &content), entry.check);
         let to = self.append(log, &entry, Some(content), Purpose::Cleaning)?;
         self.segments.add_live(to);
-        self.index.relocate(lba, from, Place::At(Location { block: to, check: entry.check }));
+        let to = Location { block: to, check: entry.check };
+        self.index.relocate(lba, from, Place::At(to));
+        self.wishes.moved(lba, from, to);
         self.dirty.insert(lba);
         self.reap();
         Ok(true)
@@ -472,10 +496,13 @@ impl State {
             true => {
                 self.index.age(&self.holds, AGE_AT_ONCE);
             }
-            false => self.ended_within += 1,
-        }
-        if self.ended_within > self.index.tabled().max(AGE_AT_ONCE) {
-            self.settle_holds();
+            // A look at all of the table, once for as many holds as that is long.
+            false => {
+                self.loose += 1;
+                if self.loose > self.index.table_len().max(AGE_AT_ONCE) {
+                    self.settle_loose();
+                }
+            }
         }
         self.reap();
     }
@@ -512,10 +539,12 @@ impl State {
         self.keep_synced(None);
     }
 
-    /// Lets go of every version that no hold needs.
-    pub(super) fn settle_holds(&mut self) {
-        self.ended_within = 0;
-        self.index.settle_all(&self.holds);
+    /// Drops what only holds kept that ended between others.
+    pub(super) fn settle_loose(&mut self) {
+        if std::mem::take(&mut self.loose) > 0 {
+            self.index.settle_all(&self.holds);
+            self.reap();
+        }
     }
 
     /// Runs of stored and absent blocks.

@@ -54,6 +54,8 @@ counters! {
     damaged,
     /// How often cleaning made the tail go to another link early.
     tail_switches,
+    /// Blocks read from memory because somebody asked to keep them there.
+    wish_hits,
 }
 
 impl Counts {
@@ -93,6 +95,8 @@ pub struct Status {
     pub cleaning: Cleaning,
     /// Writes of parts of blocks.
     pub minis: MiniCounts,
+    /// Blocks that somebody asked to keep in memory.
+    pub wished_blocks: u64,
     /// Why writes are refused, if they are.
     pub poisoned: Option<String>,
     /// The links, in order.
@@ -162,6 +166,7 @@ pub(super) fn of(inner: &Inner) -> Status {
         index_bytes: state.index.memory(),
         cleaning: state.label.cleaning,
         minis: MiniCounts { slots: state.slots.len() as u64, ..state.minis.counts },
+        wished_blocks: state.wishes.len() as u64,
         poisoned: state.poison.as_ref().map(ToString::to_string),
         links: links.collect(),
         snapshots: state.label.snapshots.clone(),

@@ -21,8 +21,8 @@ const LAZY_BLOCKS: usize = 128;
 /// Requests of one log at a time: one is written while the next waits. With more, a disk that picks
 /// what its head reaches first leaves holes behind and comes back for them.
 const REQUESTS: usize = 2;
-/// Blocks in one transaction: each fits a segment and the one that is reserved after it.
-pub(super) const MAX_TRANSACTION: usize = super::format::ENTRIES_PER_PAGE as usize;
+/// Blocks in one transaction. It may span several segments.
+pub(super) const MAX_TRANSACTION: usize = 256;
 /// Blocks that one discard record covers at most, so that the lock is not held for long.
 const DISCARD_BLOCKS: u64 = 64 * 1024;
 
@@ -106,6 +106,9 @@ async fn with_room<T>(
             state.poison_check()?;
             let dirty = (state.unwritten - state.moving[BODY]) * BLOCK_SIZE;
             let crowded = need.slots > 0 && state.slots.len() >= 2 * inner.options.mini_slots;
+            if state.loose > 0 && !matches!(state.room(need), Room::Yes) {
+                state.settle_loose();
+            }
             match state.room(need) {
                 _ if state.frozen > 0 => {}
                 _ if crowded => inner.checkpoint_kick.notify_one(),

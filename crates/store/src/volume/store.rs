@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::locks::BlockLocks;
 use super::{Extent, Volume};
-use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::block::{BLOCK_SIZE, BlockStore, ByteRanges, Hold, Lba, StoreError, Version, Write};
 use crate::device::{AlignedBuf, FrameBuf, total_len};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -189,6 +189,28 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
         Ok(version)
     }
 
+    /// Writes blocks from `first` on of which only the bytes in `changed`, of the volume, differ from
+    /// what is there.
+    async fn write_parts(
+        &self,
+        first: u64,
+        blocks: Vec<Bytes>,
+        changed: Range<u64>,
+    ) -> Result<Version, StoreError> {
+        let mut version = Version(0);
+        let mut number = first;
+        let mut blocks = blocks.into_iter().peekable();
+        while blocks.peek().is_some() {
+            let writes = blocks.by_ref().take(TRANSACTION as usize).map(|content| {
+                let write = part(number, content, &changed);
+                number += 1;
+                write
+            });
+            version = self.store.apply(writes.collect()).await?;
+        }
+        Ok(version)
+    }
+
     /// Writes zeros over `blocks`, so that they are stored.
     async fn write_zero_blocks(&self, blocks: Range<u64>) -> Result<Version, StoreError> {
         let mut version = self.store.now();
@@ -210,8 +232,16 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
         let start = (block * BLOCK).max(offset);
         let end = ((block + 1) * BLOCK).min(offset + len);
         let content = self.merged(block, start, &ZEROS[..(end - start) as usize]).await?;
-        self.store.apply(vec![Write::block(Lba(block), content)]).await
+        self.store.apply(vec![part(block, content, &(start..end))]).await
     }
+}
+
+/// A write of `block` that changes what `changed`, bytes of the volume, covers of it.
+fn part(block: u64, content: Bytes, changed: &Range<u64>) -> Write {
+    let start = block * BLOCK;
+    let within = |at: u64| at.saturating_sub(start).min(BLOCK) as usize;
+    let changed = ByteRanges::from(within(changed.start)..within(changed.end));
+    Write { changed, ..Write::block(Lba(block), content) }
 }
 
 /// Whole blocks, each in memory of its own.
@@ -285,7 +315,7 @@ impl<S: BlockStore + ?Sized> Volume for StoreVolume<S> {
         } else {
             let _guard = self.locks.partial(range).await;
             let blocks = self.merge_ends(&span, offset, &data).await?;
-            self.write_blocks(span.blocks.start, blocks).await?
+            self.write_parts(span.blocks.start, blocks, offset..offset + len).await?
         };
         self.finish(version, fua).await
     }

@@ -2,6 +2,7 @@
 //! physical one under which the index refers to them and `State::pending` holds their content.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use super::super::index::{FIRST_SLOT, LAST_SLOT, Location};
 use super::format::Fragment;
@@ -43,8 +44,8 @@ impl Slots {
         loop {
             let number = FIRST_SLOT + self.next;
             self.next = (self.next + 1) % (LAST_SLOT - FIRST_SLOT);
-            if !self.slots.contains_key(&number) {
-                self.slots.insert(number, Slot { lba, version, overlay });
+            if let Entry::Vacant(vacant) = self.slots.entry(number) {
+                vacant.insert(Slot { lba, version, overlay });
                 return number;
             }
         }

@@ -1,0 +1,47 @@
+"""Thalweg: volumes with transactions.
+
+>>> import thalweg
+>>> with thalweg.open("/srv/volume") as volume:
+...     with volume.transaction() as tx:
+...         block = bytearray(tx.read(7))
+...         block[:5] = b"hello"
+...         tx.write(7, bytes(block))
+...         tx.mark_accessed(7, 0, 5)
+
+A transaction belongs to the thread that began it. It commits at the end of the ``with``, which raises
+``Conflict`` when another stands against it; ``volume.run(work)`` tries again until it commits.
+"""
+
+from ._thalweg import (
+    BLOCK_SIZE,
+    Conflict,
+    Damaged,
+    Disconnected,
+    Doomed,
+    Error,
+    Invalid,
+    NoSpace,
+    Scan,
+    Store,
+    TooLarge,
+    Transaction,
+    Volume,
+    open,
+)
+
+__all__ = [
+    "BLOCK_SIZE",
+    "Conflict",
+    "Damaged",
+    "Disconnected",
+    "Doomed",
+    "Error",
+    "Invalid",
+    "NoSpace",
+    "Scan",
+    "Store",
+    "TooLarge",
+    "Transaction",
+    "Volume",
+    "open",
+]

@@ -1,0 +1,73 @@
+//! Exceptions, each named after what the caller must do.
+
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use thalweg_ipc::blocking::OpenError;
+use thalweg_store::block::StoreError;
+use thalweg_store::pool::PoolError;
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::{Retry, TxnError};
+
+create_exception!(thalweg, Error, PyException, "What a volume cannot do.");
+create_exception!(thalweg, Conflict, Error, "Another transaction stands against it: try it again.");
+create_exception!(thalweg, Doomed, Error, "A transaction nested in this one was aborted.");
+create_exception!(thalweg, Invalid, Error, "The request makes no sense.");
+create_exception!(thalweg, TooLarge, Error, "More than one transaction, or one process, may have.");
+create_exception!(thalweg, NoSpace, Error, "The volume, or the partition, is full.");
+create_exception!(thalweg, Disconnected, Error, "The volume's server is gone.");
+create_exception!(thalweg, Damaged, Error, "What is stored makes no sense.");
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("Error", py.get_type::<Error>())?;
+    module.add("Conflict", py.get_type::<Conflict>())?;
+    module.add("Doomed", py.get_type::<Doomed>())?;
+    module.add("Invalid", py.get_type::<Invalid>())?;
+    module.add("TooLarge", py.get_type::<TooLarge>())?;
+    module.add("NoSpace", py.get_type::<NoSpace>())?;
+    module.add("Disconnected", py.get_type::<Disconnected>())?;
+    module.add("Damaged", py.get_type::<Damaged>())
+}
+
+pub(crate) fn invalid(why: &str) -> PyErr {
+    Invalid::new_err(why.to_owned())
+}
+
+pub(crate) fn txn_error(error: TxnError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        error if error.is_retryable() => Conflict::new_err(text),
+        TxnError::Doomed => Doomed::new_err(text),
+        TxnError::Ended | TxnError::Invalid(_) | TxnError::UnknownHandle => Invalid::new_err(text),
+        TxnError::TooLarge(_) | TxnError::TooMany(_) => TooLarge::new_err(text),
+        TxnError::Disconnected(_) => Disconnected::new_err(text),
+        TxnError::Store(StoreError::Invalid(_)) => Invalid::new_err(text),
+        TxnError::Store(StoreError::NoSpace) => NoSpace::new_err(text),
+        TxnError::Store(StoreError::Corrupt { .. }) => Damaged::new_err(text),
+        _ => Error::new_err(text),
+    }
+}
+
+pub(crate) fn tree_error(error: TreeError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        error if Retry::is_retryable(&error) => Conflict::new_err(text),
+        TreeError::Txn(error) => txn_error(error),
+        TreeError::KeyTooLarge(_) | TreeError::ValueTooLarge(_) => TooLarge::new_err(text),
+        TreeError::Full(_) | TreeError::NoGap(..) => NoSpace::new_err(text),
+        TreeError::Damaged { .. } => Damaged::new_err(text),
+        _ => Invalid::new_err(text),
+    }
+}
+
+pub(crate) fn pool_error(error: PoolError) -> PyErr {
+    Error::new_err(error.to_string())
+}
+
+pub(crate) fn open_error(error: OpenError) -> PyErr {
+    match error {
+        OpenError::Server(error) => txn_error(error),
+        error => Error::new_err(error.to_string()),
+    }
+}

@@ -1,0 +1,207 @@
+//! Thalweg for Python: the module `thalweg._thalweg`, which the package `thalweg` shows.
+//!
+//! Each method is one call of [`thalweg_ipc::blocking::Volume`], without the interpreter's lock.
+
+// What the bindings' macros make is not documented.
+#![allow(missing_docs)]
+
+mod failure;
+mod stores;
+mod transaction;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use thalweg_ipc::blocking;
+use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::tree::Kind;
+use thalweg_store::txn::{Begin, Handle};
+
+use failure::{Conflict, invalid, open_error, pool_error, tree_error, txn_error};
+use stores::Store;
+use transaction::Transaction;
+
+/// A volume that may be closed while others still know it.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared(Arc<RwLock<Option<Arc<blocking::Volume>>>>);
+
+impl Shared {
+    /// The volume.
+    ///
+    /// # Errors
+    /// `thalweg.Error` when it was closed.
+    pub(crate) fn get(&self) -> PyResult<Arc<blocking::Volume>> {
+        self.0.read().clone().ok_or_else(|| invalid("the volume is closed"))
+    }
+}
+
+/// An open volume. A context manager that closes it.
+#[pyclass(frozen, module = "thalweg")]
+struct Volume {
+    shared: Shared,
+}
+
+/// Opens the volume in a folder: through the process that serves it, or in this one.
+#[pyfunction]
+fn open(py: Python<'_>, path: PathBuf) -> PyResult<Volume> {
+    let volume = py.detach(|| blocking::Volume::open(&path)).map_err(open_error)?;
+    Ok(Volume { shared: Shared(Arc::new(RwLock::new(Some(Arc::new(volume))))) })
+}
+
+fn isolation(name: &str) -> PyResult<Begin> {
+    match name {
+        "strict" => Ok(Begin::STRICT),
+        "snapshot" => Ok(Begin::SNAPSHOT),
+        "read-only" => Ok(Begin::READ_ONLY),
+        _ => Err(invalid("isolation is \"strict\", \"snapshot\" or \"read-only\"")),
+    }
+}
+
+/// Reads blocks, as one piece.
+pub(crate) fn read<'py>(
+    py: Python<'py>,
+    volume: &blocking::Volume,
+    lba: u64,
+    count: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let blocks = py.detach(|| volume.read(Lba(lba), count)).map_err(txn_error)?;
+    let len = blocks.iter().map(|block| block.len()).sum();
+    PyBytes::new_with(py, len, |bytes| {
+        for (to, block) in bytes.chunks_mut(BLOCK_SIZE).zip(&blocks) {
+            to.copy_from_slice(block);
+        }
+        Ok(())
+    })
+}
+
+#[pymethods]
+impl Volume {
+    /// The number of blocks.
+    #[getter]
+    fn blocks(&self) -> PyResult<u64> {
+        Ok(self.shared.get()?.blocks())
+    }
+
+    /// Whether another process serves the volume.
+    #[getter]
+    fn is_served(&self) -> PyResult<bool> {
+        Ok(self.shared.get()?.is_served())
+    }
+
+    /// A transaction of this thread, for a `with`: it commits at the end, and is aborted by an exception.
+    /// Inside of another it changes nothing, but that its abort dooms the other.
+    #[pyo3(signature = (isolation = "strict"))]
+    fn transaction(&self, isolation: &str) -> PyResult<Transaction> {
+        Ok(Transaction::new(self.shared.clone(), self::isolation(isolation)?))
+    }
+
+    /// Begin, work, commit, retry: calls `work` with a transaction until one commits; what it returned.
+    /// Inside of another transaction it is tried once, as the other has to be tried again.
+    #[pyo3(signature = (work, isolation = "strict"))]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        work: &Bound<'py, PyAny>,
+        isolation: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let begin = self::isolation(isolation)?;
+        let is_inner = self.shared.get()?.depth() > 0;
+        loop {
+            let txn = Py::new(py, Transaction::new(self.shared.clone(), begin))?;
+            Transaction::__enter__(txn.clone_ref(py), py)?;
+            let done = work.call1((txn.clone_ref(py),));
+            let ended = txn.get().finish(py, done.is_ok());
+            let error = match (done, ended) {
+                (Ok(value), Ok(())) => return Ok(value),
+                (Err(error), _) | (_, Err(error)) => error,
+            };
+            if is_inner || !error.is_instance_of::<Conflict>(py) {
+                return Err(error);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Goes on with a transaction that was released, as this thread's.
+    fn takeover(&self, py: Python<'_>, handle: [u8; 16]) -> PyResult<Transaction> {
+        let volume = self.shared.get()?;
+        let handle = Handle(u128::from_le_bytes(handle));
+        py.detach(|| volume.takeover(handle)).map_err(txn_error)?;
+        Ok(Transaction::taken_over(self.shared.clone()))
+    }
+
+    /// Blocks from `lba` on. In the middle of a transaction of this thread it is part of that.
+    #[pyo3(signature = (lba, count = 1))]
+    fn read<'py>(&self, py: Python<'py>, lba: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
+        read(py, &*self.shared.get()?, lba, count)
+    }
+
+    /// Writes whole blocks. Outside of a transaction it is durable when this returns.
+    fn write(&self, py: Python<'_>, lba: u64, content: &[u8]) -> PyResult<()> {
+        let volume = self.shared.get()?;
+        py.detach(|| volume.write(Lba(lba), content)).map_err(txn_error)
+    }
+
+    /// Discards blocks.
+    #[pyo3(signature = (lba, count = 1))]
+    fn discard(&self, py: Python<'_>, lba: u64, count: u64) -> PyResult<()> {
+        let volume = self.shared.get()?;
+        py.detach(|| volume.discard(Lba(lba), count)).map_err(txn_error)
+    }
+
+    /// Makes a partition for a store: of so many blocks, or of as many as are free in a row.
+    #[pyo3(signature = (name, kind, blocks = None))]
+    fn create(&self, py: Python<'_>, name: &str, kind: &str, blocks: Option<u64>) -> PyResult<()> {
+        let volume = self.shared.get()?;
+        let kind = match kind {
+            "btree" => Kind::Btree,
+            "hash" => Kind::Hash,
+            "raw" => Kind::Raw,
+            _ => return Err(invalid("kind is \"btree\", \"hash\" or \"raw\"")),
+        };
+        py.detach(|| volume.create_store(name, kind, blocks)).map_err(tree_error)
+    }
+
+    /// The B-tree in a partition.
+    fn btree(&self, py: Python<'_>, name: &str) -> PyResult<Store> {
+        Store::open(py, &self.shared, name, Kind::Btree)
+    }
+
+    /// The hash table in a partition.
+    fn hash(&self, py: Python<'_>, name: &str) -> PyResult<Store> {
+        Store::open(py, &self.shared, name, Kind::Hash)
+    }
+
+    /// Closes the volume. Its transactions are aborted.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(volume) = self.shared.0.write().take() else { return Ok(()) };
+        py.detach(move || volume.close()).map_err(pool_error)
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception: &Bound<'_, pyo3::types::PyTuple>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+}
+
+#[pymodule]
+fn _thalweg(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(open, module)?)?;
+    module.add_class::<Volume>()?;
+    module.add_class::<Transaction>()?;
+    module.add_class::<Store>()?;
+    module.add_class::<stores::Scan>()?;
+    module.add("BLOCK_SIZE", BLOCK_SIZE)?;
+    failure::register(module)
+}

@@ -1,0 +1,121 @@
+//! Key-value stores, with the ways of a dictionary.
+
+use parking_lot::Mutex;
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use thalweg_store::tree::{self, Iter, Kind};
+
+use crate::Shared;
+use crate::failure::{invalid, tree_error};
+
+/// A store. In the middle of a transaction of this thread, calls are part of it; any other is one of its
+/// own.
+#[pyclass(frozen, module = "thalweg")]
+pub(crate) struct Store {
+    shared: Shared,
+    store: tree::Store,
+}
+
+impl Store {
+    pub(crate) fn open(py: Python<'_>, shared: &Shared, name: &str, kind: Kind) -> PyResult<Store> {
+        let volume = shared.get()?;
+        let store = py.detach(|| volume.open_store(name)).map_err(tree_error)?;
+        match store.kind() == kind {
+            true => Ok(Store { shared: shared.clone(), store }),
+            false => Err(invalid(&format!("partition {name} is a {}", store.kind()))),
+        }
+    }
+
+    fn value<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let volume = self.shared.get()?;
+        let value = py.detach(|| volume.get(&self.store, key)).map_err(tree_error)?;
+        Ok(value.map(|value| PyBytes::new(py, &value)))
+    }
+
+    fn delete(&self, py: Python<'_>, key: &[u8]) -> PyResult<bool> {
+        let volume = self.shared.get()?;
+        py.detach(|| volume.delete(&self.store, key)).map_err(tree_error)
+    }
+}
+
+fn missing(key: &[u8]) -> PyErr {
+    PyKeyError::new_err(key.to_vec())
+}
+
+#[pymethods]
+impl Store {
+    fn __getitem__<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        self.value(py, key)?.ok_or_else(|| missing(key))
+    }
+
+    fn __setitem__(&self, py: Python<'_>, key: &[u8], value: &[u8]) -> PyResult<()> {
+        let volume = self.shared.get()?;
+        py.detach(|| volume.put(&self.store, key, value)).map_err(tree_error)
+    }
+
+    fn __delitem__(&self, py: Python<'_>, key: &[u8]) -> PyResult<()> {
+        match self.delete(py, key)? {
+            true => Ok(()),
+            false => Err(missing(key)),
+        }
+    }
+
+    fn __contains__(&self, py: Python<'_>, key: &[u8]) -> PyResult<bool> {
+        Ok(self.value(py, key)?.is_some())
+    }
+
+    /// The value of a key, or `default`.
+    #[pyo3(signature = (key, default = None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &[u8],
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(self.value(py, key)?.map(|value| value.into_any()).or(default))
+    }
+
+    /// Keys and values: in order, from `start` to before `stop`, if it is a B-tree.
+    #[pyo3(signature = (start = None, stop = None))]
+    fn scan(&self, py: Python<'_>, start: Option<&[u8]>, stop: Option<&[u8]>) -> PyResult<Scan> {
+        let volume = self.shared.get()?;
+        let iter = py.detach(|| volume.scan(&self.store, start, stop)).map_err(tree_error)?;
+        Ok(Scan { shared: self.shared.clone(), iter: Mutex::new(iter), keys_only: false })
+    }
+
+    /// Keys and values.
+    fn items(&self, py: Python<'_>) -> PyResult<Scan> {
+        self.scan(py, None, None)
+    }
+
+    fn __iter__(&self, py: Python<'_>) -> PyResult<Scan> {
+        Ok(Scan { keys_only: true, ..self.scan(py, None, None)? })
+    }
+}
+
+/// A walk through a store.
+#[pyclass(frozen, module = "thalweg")]
+pub(crate) struct Scan {
+    shared: Shared,
+    iter: Mutex<Iter>,
+    keys_only: bool,
+}
+
+#[pymethods]
+impl Scan {
+    fn __iter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let volume = self.shared.get()?;
+        let pair = py.detach(|| volume.next(&mut self.iter.lock())).map_err(tree_error)?;
+        let Some((key, value)) = pair else { return Ok(None) };
+        let key = PyBytes::new(py, &key);
+        match self.keys_only {
+            true => Ok(Some(key.into_any())),
+            false => Ok(Some((key, PyBytes::new(py, &value)).into_pyobject(py)?.into_any())),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A transaction as a context manager.
+
+use std::thread::{self, ThreadId};
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use thalweg_ipc::blocking::{Outcome, Volume};
+use thalweg_store::block::Lba;
+use thalweg_store::txn::{Begin, TxnError};
+
+use crate::Shared;
+use crate::failure::{invalid, txn_error};
+
+/// A transaction of one thread.
+#[pyclass(frozen, module = "thalweg")]
+pub(crate) struct Transaction {
+    shared: Shared,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    /// It begins with the `with`.
+    New(Begin),
+    /// It was taken over, and its `with` is still to come.
+    TakenOver(ThreadId),
+    /// It runs, in the thread that began it.
+    Running(ThreadId),
+    Ended,
+}
+
+impl Transaction {
+    pub(crate) fn new(shared: Shared, begin: Begin) -> Transaction {
+        Transaction { shared, state: Mutex::new(State::New(begin)) }
+    }
+
+    pub(crate) fn taken_over(shared: Shared) -> Transaction {
+        Transaction { shared, state: Mutex::new(State::TakenOver(thread::current().id())) }
+    }
+
+    /// Commits or aborts, unless it has ended already.
+    pub(crate) fn finish(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
+        let has_ended = matches!(*self.state.lock(), State::Ended);
+        match (has_ended, commit) {
+            (true, _) => Ok(()),
+            (false, true) => self.commit(py),
+            (false, false) => self.abort(py),
+        }
+    }
+
+    /// The volume, for a call of the thread whose transaction this is. In any other thread the call would
+    /// be a transaction of its own.
+    fn running(&self) -> PyResult<std::sync::Arc<Volume>> {
+        match *self.state.lock() {
+            State::Running(owner) | State::TakenOver(owner) if owner == thread::current().id() => {
+                self.shared.get()
+            }
+            State::Running(_) | State::TakenOver(_) => Err(invalid(
+                "the transaction belongs to another thread: release it there, and take it over here",
+            )),
+            State::New(_) => Err(invalid("the transaction begins with its `with`")),
+            State::Ended => Err(txn_error(TxnError::Ended)),
+        }
+    }
+}
+
+#[pymethods]
+impl Transaction {
+    pub(crate) fn __enter__(this: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
+        let txn = this.get();
+        let here = thread::current().id();
+        let state = *txn.state.lock();
+        match state {
+            State::New(begin) => {
+                let volume = txn.shared.get()?;
+                py.detach(|| volume.begin(begin)).map_err(txn_error)?;
+            }
+            State::TakenOver(owner) if owner == here => {}
+            _ => return Err(invalid("a transaction is entered once, by its own thread")),
+        }
+        *txn.state.lock() = State::Running(here);
+        Ok(this)
+    }
+
+    #[pyo3(signature = (kind, _value, _traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        // An exception says itself why nothing counts.
+        self.finish(py, kind.is_none())
+    }
+
+    /// Ends it: all of it counts, or `Conflict`, or `Doomed`. The end of the `with` does it otherwise.
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        let volume = self.running()?;
+        *self.state.lock() = State::Ended;
+        match py.detach(|| volume.end()).map_err(txn_error)? {
+            Outcome::Committed => Ok(()),
+            Outcome::Aborted(why) => Err(txn_error(why)),
+        }
+    }
+
+    /// Ends it without a trace.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let volume = self.running()?;
+        *self.state.lock() = State::Ended;
+        py.detach(|| volume.abort()).map_err(txn_error)
+    }
+
+    /// Lets go of it, for `Volume.takeover` in another thread or process: 16 bytes.
+    fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let volume = self.running()?;
+        let handle = py.detach(|| volume.release()).map_err(txn_error)?;
+        *self.state.lock() = State::Ended;
+        Ok(PyBytes::new(py, &handle.0.to_le_bytes()))
+    }
+
+    /// Blocks from `lba` on.
+    #[pyo3(signature = (lba, count = 1))]
+    fn read<'py>(&self, py: Python<'py>, lba: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
+        crate::read(py, &*self.running()?, lba, count)
+    }
+
+    /// Writes whole blocks.
+    fn write(&self, py: Python<'_>, lba: u64, content: &[u8]) -> PyResult<()> {
+        let volume = self.running()?;
+        py.detach(|| volume.write(Lba(lba), content)).map_err(txn_error)
+    }
+
+    /// Discards blocks.
+    #[pyo3(signature = (lba, count = 1))]
+    fn discard(&self, py: Python<'_>, lba: u64, count: u64) -> PyResult<()> {
+        let volume = self.running()?;
+        py.detach(|| volume.discard(Lba(lba), count)).map_err(txn_error)
+    }
+
+    /// Says that the last read or write of a block was about `size` bytes from `start` on.
+    fn mark_accessed(&self, py: Python<'_>, lba: u64, start: usize, size: usize) -> PyResult<()> {
+        let volume = self.running()?;
+        let range = start..start.saturating_add(size);
+        py.detach(|| volume.mark_accessed(Lba(lba), range)).map_err(txn_error)
+    }
+
+    /// Asks for a block to be kept in memory.
+    fn please_cache(&self, py: Python<'_>, lba: u64) -> PyResult<()> {
+        let volume = self.running()?;
+        py.detach(|| volume.please_cache(Lba(lba))).map_err(txn_error)
+    }
+}

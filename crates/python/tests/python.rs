@@ -1,0 +1,101 @@
+//! The package as a user gets it: built into a wheel, installed into a fresh environment, and used there.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+use thalweg_ipc::{Config, Server};
+use thalweg_store::env::Env;
+use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+fn good(command: &mut Command) {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+}
+
+/// An interpreter with the package. The tools that build it come from the network.
+fn environment(home: &Path) -> Option<PathBuf> {
+    let python = home.join("python/bin/python");
+    good(Command::new("python3").args(["-m", "venv"]).arg(home.join("python")));
+    let pip = || {
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "--disable-pip-version-check", "--quiet"]);
+        pip
+    };
+    let tools = pip().args(["install", "maturin>=1.9,<2"]).output().unwrap();
+    if !tools.status.success() {
+        // Not with a macro: what those print is shown of tests that fail.
+        let why = String::from_utf8_lossy(&tools.stderr);
+        let said = format!("SKIPPED, for want of maturin: {why}\n");
+        std::io::stderr().write_all(said.as_bytes()).unwrap();
+        return None;
+    }
+    // With what the tests were built with, beside them.
+    let own = std::env::current_exe().unwrap();
+    let target = own.ancestors().nth(3).unwrap();
+    let wheels = home.join("wheels");
+    good(
+        Command::new(home.join("python/bin/maturin"))
+            .args(["build", "--profile", "dev", "--manifest-path"])
+            .arg(format!("{HERE}/Cargo.toml"))
+            .arg("--target-dir")
+            .arg(target)
+            .arg("--out")
+            .arg(&wheels),
+    );
+    let wheel = std::fs::read_dir(wheels).unwrap().next().unwrap().unwrap().path();
+    good(pip().args(["install", "--no-index"]).arg(wheel));
+    Some(python)
+}
+
+/// A volume of 16 MiB.
+async fn volume(home: &Path, name: &str) -> PathBuf {
+    let folder = home.join(name);
+    let links = ["a", "b"]
+        .map(|name| LinkSpec::plain(DeviceSpec { path: folder.join(name), size: Some(64 << 20) }));
+    let new = NewVolume::new(name, 16 << 20, links.to_vec());
+    pool::create(&Env::real(), &folder, &new, &|_, _| {}).await.unwrap();
+    folder
+}
+
+fn check(python: &Path, volume: &Path, empty: &Path, served: &str) {
+    good(
+        Command::new("timeout")
+            .arg("120")
+            .arg(python)
+            .arg(format!("{HERE}/tests/test_thalweg.py"))
+            .env("VOLUME", volume)
+            .env("EMPTY_VOLUME", empty)
+            .env("SERVED", served),
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_wheel_works_in_a_fresh_environment() {
+    let home: TempDir = tempfile::tempdir().unwrap();
+    let Some(python) = environment(home.path()) else { return };
+    let (plain, empty) = (volume(home.path(), "plain").await, volume(home.path(), "empty").await);
+    check(&python, &plain, &empty, "0");
+    let env = Env::real();
+    let (served, empty) = (volume(home.path(), "served").await, volume(home.path(), "other").await);
+    let pools = [&served, &empty].map(async |folder| {
+        let pool = Pool::open(&env, folder, &OpenOptions::default()).await.unwrap();
+        let server = Server::start(&env, pool.transactions(), folder, Config::default()).unwrap();
+        (pool, server)
+    });
+    let pools = futures::future::join_all(pools).await;
+    let checked = tokio::task::block_in_place(|| {
+        std::panic::catch_unwind(|| check(&python, &served, &empty, "1"))
+    });
+    for (pool, server) in pools {
+        drop(server);
+        pool.close().await.unwrap();
+    }
+    checked.unwrap();
+}

@@ -1,0 +1,216 @@
+"""The package, on the volume that VOLUME names; SERVED says whether a server has it open."""
+
+import os
+import threading
+import unittest
+
+import thalweg
+
+
+def block(byte):
+    return bytes([byte]) * thalweg.BLOCK_SIZE
+
+
+class Volume(unittest.TestCase):
+    def setUp(self):
+        self.volume = thalweg.open(os.environ["VOLUME"])
+        self.addCleanup(self.volume.close)
+
+    def elsewhere(self, work):
+        """What another thread does, or raises."""
+        result = []
+
+        def run():
+            try:
+                result.append((work(), None))
+            except Exception as error:
+                result.append((None, error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        value, error = result[0]
+        if error is not None:
+            raise error
+        return value
+
+    def test_it_is_opened_as_expected(self):
+        self.assertEqual(self.volume.is_served, os.environ["SERVED"] == "1")
+        self.assertGreater(self.volume.blocks, 0)
+        with self.assertRaises(thalweg.Error):
+            thalweg.open("/nonexistent")
+
+    def test_outside_of_a_transaction(self):
+        self.volume.write(1, block(1) + block(2))
+        self.assertEqual(self.volume.read(1, 2), block(1) + block(2))
+        self.volume.discard(1, 2)
+        self.assertEqual(self.volume.read(1, 2), block(0) * 2)
+
+    def test_it_commits_at_the_end(self):
+        with self.volume.transaction() as tx:
+            tx.write(3, block(3))
+            tx.mark_accessed(3, 0, thalweg.BLOCK_SIZE)
+            tx.please_cache(3)
+            self.assertEqual(tx.read(3), block(3))
+            self.assertEqual(self.elsewhere(lambda: self.volume.read(3)), block(0))
+        self.assertEqual(self.volume.read(3), block(3))
+        with self.assertRaises(thalweg.Invalid):
+            tx.read(3)
+        self.volume.discard(3)
+
+    def test_an_exception_aborts(self):
+        with self.assertRaises(ZeroDivisionError):
+            with self.volume.transaction("snapshot") as tx:
+                tx.write(4, block(4))
+                1 / 0
+        self.assertEqual(self.volume.read(4), block(0))
+
+    def test_a_conflict_is_raised_and_run_tries_again(self):
+        attempts = []
+
+        def work(tx):
+            attempts.append(tx.read(5)[0])
+            if len(attempts) == 1:
+                self.elsewhere(lambda: self.volume.write(5, block(9)))
+            tx.write(6, block(attempts[-1]))
+            return "done"
+
+        with self.assertRaises(thalweg.Conflict):
+            with self.volume.transaction() as tx:
+                work(tx)
+        self.volume.discard(5)
+        attempts.clear()
+        self.assertEqual(self.volume.run(work), "done")
+        self.assertEqual(attempts, [0, 9])
+        self.assertEqual(self.volume.read(6), block(9))
+        self.volume.discard(5, 2)
+        with self.assertRaises(KeyError):
+            self.volume.run(lambda tx: {}["none"])
+
+    def test_nesting(self):
+        with self.volume.transaction() as outer:
+            with self.volume.transaction() as inner:
+                inner.write(7, block(7))
+            self.assertEqual(self.elsewhere(lambda: self.volume.read(7)), block(0))
+            self.assertEqual(outer.read(7), block(7))
+        self.assertEqual(self.volume.read(7), block(7))
+        with self.assertRaises(thalweg.Doomed):
+            with self.volume.transaction() as outer:
+                outer.write(7, block(8))
+                with self.assertRaises(ZeroDivisionError):
+                    with self.volume.transaction():
+                        1 / 0
+                with self.assertRaises(thalweg.Doomed):
+                    outer.read(7)
+        self.assertEqual(self.volume.read(7), block(7))
+        self.volume.discard(7)
+
+    def test_a_transaction_belongs_to_its_thread(self):
+        with self.volume.transaction() as tx:
+            with self.assertRaises(thalweg.Invalid):
+                self.elsewhere(lambda: tx.write(8, block(8)))
+        self.assertEqual(self.volume.read(8), block(0))
+
+    def test_it_is_handed_over(self):
+        with self.volume.transaction() as tx:
+            tx.write(9, block(9))
+            handle = tx.release()
+
+        def go_on():
+            with self.volume.takeover(handle) as tx:
+                tx.write(10, tx.read(9))
+
+        self.assertEqual(self.volume.read(9), block(0))
+        self.elsewhere(go_on)
+        self.assertEqual(self.volume.read(9, 2), block(9) * 2)
+        with self.assertRaises(thalweg.Invalid):
+            self.volume.takeover(handle)
+        with self.assertRaises(ValueError):
+            self.volume.takeover(b"short")
+        self.volume.discard(9, 2)
+
+    def test_bad_input(self):
+        blocks = self.volume.blocks
+        with self.assertRaises(thalweg.Invalid):
+            self.volume.transaction("loose")
+        for bad in (
+            lambda: self.volume.read(blocks),
+            lambda: self.volume.write(0, b"short"),
+            lambda: self.volume.read(2**64 - 1, 2),
+        ):
+            with self.assertRaises(thalweg.Invalid):
+                bad()
+        with self.assertRaises(OverflowError):
+            self.volume.read(-1)
+        with self.assertRaises(thalweg.TooLarge):
+            with self.volume.transaction() as tx:
+                for lba in range(300):
+                    tx.write(lba, block(1))
+        self.assertEqual(self.volume.read(0), block(0))
+        closed = thalweg.open(os.environ["VOLUME"]) if os.environ["SERVED"] == "1" else None
+        if closed is not None:
+            closed.close()
+            closed.close()
+            with self.assertRaises(thalweg.Invalid):
+                closed.read(0)
+
+    def test_waiting_lets_other_threads_run(self):
+        """Many threads, one volume: no increment is lost."""
+
+        def increment(tx):
+            count = int.from_bytes(tx.read(11)[:8], "little") + 1
+            tx.write(11, count.to_bytes(8, "little") + bytes(thalweg.BLOCK_SIZE - 8))
+
+        def work():
+            for _ in range(10):
+                self.volume.run(increment)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(int.from_bytes(self.volume.read(11)[:8], "little"), 40)
+        self.volume.discard(11)
+
+
+class Stores(unittest.TestCase):
+    def test_dictionaries_in_one_transaction(self):
+        # On a volume of its own: partitions want it empty.
+        with thalweg.open(os.environ["EMPTY_VOLUME"]) as volume:
+            with self.assertRaises(thalweg.Invalid):
+                volume.btree("none")
+            volume.create("names", "btree", 256)
+            volume.create("images", "hash", 256)
+            names, images = volume.btree("names"), volume.hash("images")
+            with self.assertRaises(thalweg.Invalid):
+                volume.hash("names")
+            for commit in (False, True):
+                try:
+                    with volume.transaction():
+                        names[b"a"] = b"1"
+                        images[b"1"] = b"picture"
+                        self.assertEqual(names[b"a"], b"1")
+                        if not commit:
+                            raise ZeroDivisionError
+                except ZeroDivisionError:
+                    pass
+                self.assertEqual(b"a" in names, commit)
+                self.assertEqual(images.get(b"1", b"?"), b"picture" if commit else b"?")
+            for key in (b"b", b"c", b"d"):
+                names[key] = key * 2
+            self.assertEqual(list(names), [b"a", b"b", b"c", b"d"])
+            self.assertEqual(list(names.scan(b"b", b"d")), [(b"b", b"bb"), (b"c", b"cc")])
+            self.assertEqual(dict(images.items()), {b"1": b"picture"})
+            del names[b"b"]
+            for missing in (lambda: names[b"b"], lambda: names.__delitem__(b"b")):
+                with self.assertRaises(KeyError):
+                    missing()
+            with self.assertRaises(thalweg.Invalid):
+                images.scan(b"a")
+            with self.assertRaises(thalweg.TooLarge):
+                names[b"k" * 10**5] = b""
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,140 @@
+//! Blocks that somebody asked to keep in memory (Isotope 4.2.3, `please_cache`).
+//!
+//! A bounded set: of too many wishes the least recently used go. What is kept is the newest content
+//! of a wished block, from when it is next read or written; it stays while the block moves. Contents
+//! are named by the place that the index has for them, so that none outlives its version.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::index::Location;
+use crate::env::HashMap;
+
+/// The wishes, and what they keep.
+#[derive(Debug, Default)]
+pub(super) struct Wishes {
+    /// How many there may be.
+    pub(super) most: usize,
+    clock: u64,
+    wishes: HashMap<u32, Wish>,
+    /// Logical blocks by their last use.
+    order: BTreeMap<u64, u32>,
+}
+
+#[derive(Debug, Default)]
+struct Wish {
+    used: u64,
+    kept: Option<(Location, Bytes)>,
+}
+
+impl Wishes {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.wishes.len()
+    }
+
+    /// Wishes for a block.
+    pub(super) fn add(&mut self, lba: u32) {
+        if self.most == 0 {
+            return;
+        }
+        self.wishes.entry(lba).or_default();
+        self.touch(lba);
+        if self.wishes.len() > self.most
+            && let Some((_, oldest)) = self.order.pop_first()
+        {
+            self.wishes.remove(&oldest);
+        }
+    }
+
+    fn touch(&mut self, lba: u32) {
+        let Some(wish) = self.wishes.get_mut(&lba) else { return };
+        self.clock += 1;
+        self.order.remove(&wish.used);
+        wish.used = self.clock;
+        self.order.insert(self.clock, lba);
+    }
+
+    /// Whether a block is wished for.
+    pub(super) fn wants(&self, lba: u32) -> bool {
+        self.wishes.contains_key(&lba)
+    }
+
+    /// Keeps the newest content of a block, if that is wished for.
+    pub(super) fn keep(&mut self, lba: u32, at: Location, content: &Bytes) {
+        if let Some(wish) = self.wishes.get_mut(&lba) {
+            wish.kept = Some((at, content.clone()));
+            self.touch(lba);
+        }
+    }
+
+    /// What is kept of a block that lies at `at`.
+    pub(super) fn get(&mut self, lba: u32, at: Location) -> Option<Bytes> {
+        let (place, content) = self.wishes.get(&lba)?.kept.as_ref()?;
+        let content = (*place == at).then(|| content.clone())?;
+        self.touch(lba);
+        Some(content)
+    }
+
+    /// Notes that what lay in the block `from` lies at `to` now.
+    pub(super) fn moved(&mut self, lba: u32, from: u32, to: Location) {
+        let kept = self.wishes.get_mut(&lba).and_then(|wish| wish.kept.as_mut());
+        if let Some((place, _)) = kept.filter(|(place, _)| place.block == from) {
+            *place = to;
+        }
+    }
+
+    /// Forgets the content of a block: it has another one.
+    pub(super) fn forget(&mut self, lba: u32) {
+        if let Some(wish) = self.wishes.get_mut(&lba) {
+            wish.kept = None;
+        }
+    }
+
+    /// Forgets the contents of all.
+    pub(super) fn forget_all(&mut self) {
+        self.wishes.values_mut().for_each(|wish| wish.kept = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(block: u32) -> Location {
+        Location { block, check: block }
+    }
+
+    #[test]
+    fn of_too_many_the_least_recently_used_go() {
+        let mut wishes = Wishes { most: 3, ..Wishes::default() };
+        for lba in 0..3 {
+            wishes.add(lba);
+            wishes.keep(lba, at(lba), &Bytes::from(vec![lba as u8]));
+        }
+        assert_eq!(wishes.get(0, at(0)), Some(Bytes::from(vec![0])));
+        wishes.add(3);
+        let wanted: Vec<bool> = (0..4).map(|lba| wishes.wants(lba)).collect();
+        assert_eq!(wanted, [true, false, true, true]);
+        wishes.add(2);
+        wishes.add(4);
+        assert!(!wishes.wants(0));
+        assert_eq!((wishes.len(), wishes.order.len()), (3, 3));
+    }
+
+    #[test]
+    fn a_content_is_that_of_its_place() {
+        let mut wishes = Wishes { most: 3, ..Wishes::default() };
+        wishes.keep(1, at(5), &Bytes::from_static(b"not wished for"));
+        assert_eq!(wishes.get(1, at(5)), None);
+        wishes.add(1);
+        wishes.keep(1, at(5), &Bytes::from_static(b"a"));
+        assert_eq!(wishes.get(1, at(6)), None);
+        wishes.moved(1, 5, at(6));
+        assert_eq!(wishes.get(1, at(6)), Some(Bytes::from_static(b"a")));
+        wishes.moved(1, 5, at(7));
+        wishes.forget(1);
+        assert_eq!(wishes.get(1, at(6)), None);
+    }
+}

@@ -16,6 +16,7 @@
 //! - [`txn_cpu`]: what transactions cost in processor time;
 //! - [`txn_contention`]: what transactions get that want the same blocks;
 //! - `engine`: our key-value stores and other engines, behind one face;
+//! - [`kv`]: our stores beside other engines under load;
 //! - [`txn_put`]: what a durable small put costs a device;
 //! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
@@ -26,6 +27,7 @@ pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
 mod engine;
+pub mod kv;
 mod loops;
 pub mod nbd;
 pub mod plot;
@@ -79,6 +81,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    kv::ENTRY,
     nbd::ENTRY,
     txn_contention::ENTRY,
     txn_cpu::ENTRY,

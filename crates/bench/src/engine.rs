@@ -75,7 +75,7 @@ impl Ours {
 
 /// An engine, open in a folder or on a device.
 pub(crate) enum Engine {
-    Ours(Ours),
+    Ours(Box<Ours>),
     #[cfg_attr(not(feature = "rivals"), allow(dead_code))]
     Rival(Box<dyn Rival>),
 }
@@ -217,10 +217,10 @@ impl Contender {
         let image: PathBuf = folder.join("link.img");
         let engine = match self {
             Contender::Btree => {
-                Engine::Ours(Ours::create(env, folder, &image, sizes, Kind::Btree).await?)
+                Engine::Ours(Box::new(Ours::create(env, folder, &image, sizes, Kind::Btree).await?))
             }
             Contender::Hash => {
-                Engine::Ours(Ours::create(env, folder, &image, sizes, Kind::Hash).await?)
+                Engine::Ours(Box::new(Ours::create(env, folder, &image, sizes, Kind::Hash).await?))
             }
             #[cfg(feature = "rivals")]
             Contender::Rival(kind) => Engine::Rival(kind.open(folder)?),

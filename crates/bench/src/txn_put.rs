@@ -127,7 +127,7 @@ async fn case(
         Place::Raw => {
             let sizes = (VOLUME, LINK);
             let ours = Ours::create(&env, &files, device.path(), sizes, Kind::Btree).await?;
-            Arc::new(Engine::Ours(ours))
+            Arc::new(Engine::Ours(Box::new(ours)))
         }
         Place::Files => contender.create(&env, &files, (VOLUME, LINK)).await?,
     };

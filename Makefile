@@ -3,11 +3,12 @@
 # make test-long  the same and what takes long
 # make check      formatting, lints, documentation, unit tests
 # make python     the package for Python
+# make bench-rivals  a binary whose benchmarks measure other engines too
 # make setup      what the others need from the system
 
 CARGO ?= cargo
 
-.PHONY: run test test-long check setup build python
+.PHONY: bench-rivals run test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
@@ -19,6 +20,9 @@ test: setup
 
 test-long: setup
 	$(CARGO) test --release --workspace --all-targets --no-fail-fast -- --include-ignored
+	@if test -e /usr/include/rocksdb/c.h -a -e /usr/include/leveldb/c.h -a -e /usr/include/sqlite3.h; then \
+	    $(CARGO) test --release -p thalweg-bench --features rivals --lib; \
+	else echo "SKIPPED: other engines; make bench-rivals installs them"; fi
 
 check:
 	$(CARGO) fmt --all --check
@@ -37,3 +41,8 @@ build:
 
 setup:
 	@scripts/setup
+
+# RocksDB, LevelDB and SQLite come from the system; LMDB and redb are built.
+bench-rivals:
+	@scripts/setup rivals
+	$(CARGO) build --release -p thalweg --features rivals

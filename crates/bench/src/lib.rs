@@ -15,6 +15,9 @@
 //! - [`chain_memory`]: RAM of the index for each stored block;
 //! - [`txn_cpu`]: what transactions cost in processor time;
 //! - [`txn_contention`]: what transactions get that want the same blocks;
+//! - `engine`: our key-value stores and other engines, behind one face;
+//! - [`kv`]: our stores beside other engines under load;
+//! - [`txn_put`]: what a durable small put costs a device;
 //! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
@@ -23,6 +26,9 @@ pub mod chain_memory;
 pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
+mod engine;
+pub mod kv;
+mod loops;
 pub mod nbd;
 pub mod plot;
 mod replay;
@@ -31,6 +37,7 @@ mod rig;
 pub mod traces;
 pub mod txn_contention;
 pub mod txn_cpu;
+pub mod txn_put;
 
 use std::path::PathBuf;
 
@@ -74,9 +81,11 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    kv::ENTRY,
     nbd::ENTRY,
     txn_contention::ENTRY,
     txn_cpu::ENTRY,
+    txn_put::ENTRY,
 ];
 
 /// Every benchmark.

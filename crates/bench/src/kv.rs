@@ -1,0 +1,309 @@
+//! `kv`: our stores beside LevelDB and RocksDB under the loads of figure 4.7 (real time).
+//!
+//! Values have 8 KiB, keys 16 bytes, and every change is durable when it returns. Engines take turns in
+//! short slices on files in one folder; a ratio is the median over the rounds of our rate over the
+//! other's in the same round. The loads, each with 4 to 128 threads:
+//!
+//! - *fill*: puts to keys drawn evenly, most of which are there;
+//! - *read*: gets of such keys;
+//! - *delete*: of keys that are there, no key twice. They are put back uncounted;
+//! - YCSB A: half gets, half puts, keys by Zipf's law with 0.99;
+//! - YCSB F: half gets, half a get and then a put of the same key, which is not atomic, as in YCSB.
+//!
+//! Our stores run with strict serializability, their default, and not with the snapshot isolation of
+//! 4.4.2. The paper has curves and no numbers, so charts show what was measured alone.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use thalweg_store::env::{Env, Rng, Time, server_threads};
+
+use crate::engine::{self, Contender, Engine, Pair, clients};
+use crate::plot::{Chart, Series, Shape};
+use crate::rig::{self, failed, rounded};
+use crate::{BenchEntry, BenchError, Options, Report};
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "kv",
+    about: "fill, read, delete and YCSB on our stores, beside LevelDB and RocksDB (real time)",
+    run,
+};
+
+const THREADS: [u64; 6] = [4, 8, 16, 32, 64, 128];
+const ROUNDS: usize = 3;
+const VALUE: usize = 8 << 10;
+/// Seconds of a slice at scale 1.
+const SECONDS: f64 = 0.4;
+/// Keys that are there at scale 1.
+const KEYS: f64 = 16_384.0;
+/// Share of the keys that a slice deletes at most, so that putting them back stays short.
+const DELETED: u64 = 8;
+const ZIPF: f64 = 0.99;
+/// Bytes of our volumes and their files.
+const SIZES: (u64, u64) = (512 << 20, 1 << 30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Fill,
+    Read,
+    Delete,
+    YcsbA,
+    YcsbF,
+}
+
+impl Work {
+    const ALL: [Work; 5] = [Work::Fill, Work::Read, Work::YcsbA, Work::YcsbF, Work::Delete];
+
+    fn name(self) -> &'static str {
+        match self {
+            Work::Fill => "fill",
+            Work::Read => "read",
+            Work::Delete => "delete",
+            Work::YcsbA => "ycsb_a",
+            Work::YcsbF => "ycsb_f",
+        }
+    }
+}
+
+fn spread(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn key(number: u64) -> Bytes {
+    // Neighbours in number, and popular keys, are not neighbours in an order of keys.
+    Bytes::from([spread(number).to_be_bytes(), number.to_be_bytes()].concat())
+}
+
+fn value(stamp: u64) -> Bytes {
+    let mut rng = Rng::seed_from_u64(stamp);
+    let mut value = vec![0; VALUE];
+    rand::Rng::fill_bytes(&mut rng, &mut value);
+    Bytes::from(value)
+}
+
+fn pair(number: u64) -> Pair {
+    (key(number), value(number))
+}
+
+fn run(options: &Options) -> Result<Report, BenchError> {
+    measure(options, rig::scale(options, 1.0)?, &THREADS)
+}
+
+fn contenders() -> Vec<Contender> {
+    #[cfg_attr(not(feature = "rivals"), allow(unused_mut))]
+    let mut all = vec![Contender::Btree, Contender::Hash];
+    #[cfg(feature = "rivals")]
+    all.extend([engine::RivalKind::LevelDb, engine::RivalKind::RocksDb].map(Contender::Rival));
+    all
+}
+
+/// Rates of each load, number of threads and engine, one for each round.
+type Rates = BTreeMap<(&'static str, u64, &'static str), Vec<f64>>;
+
+fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, BenchError> {
+    let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let folder =
+        tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(server_threads())
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let rates = runtime.block_on(rates(folder.path(), options.seed, scale, threads))?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    report.figure("scale", scale);
+    for ((work, threads, name), ours) in &rates {
+        report.figure(&format!("{name}_{work}_{threads}_per_s"), rounded(median(ours.clone())));
+        for rival in ["leveldb", "rocksdb"] {
+            let theirs = rates.get(&(*work, *threads, rival));
+            if let Some(theirs) = theirs.filter(|_| ["btree", "hash"].contains(name)) {
+                let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
+                report.figure(&format!("{name}_vs_{rival}_{work}_{threads}"), median(ratios));
+            }
+        }
+    }
+    report.charts = Work::ALL.iter().map(|work| chart(work.name(), &rates)).collect();
+    Ok(report)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// One part of figure 4.7.
+fn chart(work: &str, rates: &Rates) -> Chart {
+    let line = |contender: Contender| {
+        let mine =
+            rates.iter().filter(|((of, _, name), _)| *of == work && *name == contender.name());
+        let points = mine.map(|((_, threads, _), rates)| {
+            (*threads as f64, median(rates.clone()) * VALUE as f64 / 1e6)
+        });
+        Series::measured(contender.name(), points.collect())
+    };
+    Chart {
+        title: format!("Figure 4.7: {work}"),
+        x: "threads".to_owned(),
+        y: "goodput (MB/s)".to_owned(),
+        shape: Shape::Lines,
+        series: contenders().into_iter().map(line).collect(),
+    }
+}
+
+async fn rates(folder: &Path, seed: u64, scale: f64, threads: &[u64]) -> Result<Rates, BenchError> {
+    let env = Env::real();
+    let keys = ((KEYS * scale.min(1.0)) as u64).max(256);
+    let span = Duration::from_secs_f64(SECONDS * scale);
+    let contenders = contenders();
+    let mut engines = Vec::new();
+    for contender in &contenders {
+        let folder = folder.join(contender.name());
+        std::fs::create_dir(&folder)
+            .map_err(|source| BenchError::Io { path: folder.clone(), source })?;
+        let engine = contender.create(&env, &folder, SIZES).await?;
+        engine.load(&env, keys, pair).await?;
+        engines.push(engine);
+    }
+    let mut rates = Rates::new();
+    for work in Work::ALL {
+        for &threads in threads {
+            for round in 0..ROUNDS {
+                // Another one begins each round.
+                for turn in 0..engines.len() {
+                    let at = (round + turn) % engines.len();
+                    let slice = Slice { work, keys, span, seed: seed * 1000 + round as u64 };
+                    let rate = slice.run(&env, &engines[at], threads).await?;
+                    let of = (work.name(), threads, contenders[at].name());
+                    rates.entry(of).or_default().push(rate);
+                }
+            }
+        }
+        eprintln!("{} done", work.name());
+    }
+    for engine in engines {
+        engine::close(engine).await?;
+    }
+    Ok(rates)
+}
+
+/// One engine's turn.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    work: Work,
+    keys: u64,
+    span: Duration,
+    seed: u64,
+}
+
+impl Slice {
+    /// Operations per second.
+    async fn run(self, env: &Env, engine: &Arc<Engine>, threads: u64) -> Result<f64, BenchError> {
+        let zipf = Zipf::new(self.keys as f64, ZIPF).map_err(failed)?;
+        let (done, deleted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let start = env.now();
+        clients(env, engine, threads, |engine, number| {
+            let client = Client {
+                slice: self,
+                engine,
+                rng: Rng::seed_from_u64(self.seed.wrapping_mul(1 << 20) + number),
+                zipf,
+                deleted: deleted.clone(),
+            };
+            let (env, done) = (env.clone(), done.clone());
+            async move {
+                done.fetch_add(client.run(&env, start).await?, Ordering::Relaxed);
+                Ok(())
+            }
+        })
+        .await?;
+        let seconds = env.now().since(start).as_secs_f64();
+        if self.work == Work::Delete {
+            engine
+                .load(env, deleted.load(Ordering::Relaxed).min(self.keys / DELETED), pair)
+                .await?;
+        }
+        Ok(done.load(Ordering::Relaxed) as f64 / seconds)
+    }
+}
+
+struct Client {
+    slice: Slice,
+    engine: Arc<Engine>,
+    rng: Rng,
+    zipf: Zipf<f64>,
+    /// The next key to delete: keys lie in no order, so that one after the other is at random.
+    deleted: Arc<AtomicU64>,
+}
+
+impl Client {
+    /// Works until the time is up; the number of operations.
+    async fn run(mut self, env: &Env, start: Time) -> Result<u64, BenchError> {
+        let mut done = 0;
+        while env.now().since(start) < self.slice.span && self.operate().await? {
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    async fn operate(&mut self) -> Result<bool, BenchError> {
+        let even = key(self.rng.random_range(0..self.slice.keys));
+        match self.slice.work {
+            Work::Fill => self.put(&even).await?,
+            Work::Read => self.get(&even).await?,
+            Work::Delete => {
+                let number = self.deleted.fetch_add(1, Ordering::Relaxed);
+                if number >= self.slice.keys / DELETED {
+                    return Ok(false);
+                }
+                self.engine.delete(&key(number)).await?;
+            }
+            Work::YcsbA | Work::YcsbF => {
+                let popular = key(self.zipf.sample(&mut self.rng) as u64 - 1);
+                let is_get = self.rng.random::<bool>();
+                if is_get || self.slice.work == Work::YcsbF {
+                    self.get(&popular).await?;
+                }
+                if !is_get {
+                    self.put(&popular).await?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn put(&mut self, key: &[u8]) -> Result<(), BenchError> {
+        self.engine.put(key, &value(self.rng.random())).await
+    }
+
+    /// Every key is there, and has a whole value.
+    async fn get(&self, key: &[u8]) -> Result<(), BenchError> {
+        match self.engine.get(key).await?.map(|value| value.len()) {
+            Some(VALUE) => Ok(()),
+            found => Err(BenchError::Failed(format!("a value has {found:?} bytes").into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_load_runs_on_every_engine() {
+        let report = measure(&Options::default(), 0.02, &[4]).unwrap();
+        for work in Work::ALL {
+            for contender in contenders() {
+                let name = format!("{}_{}_4_per_s", contender.name(), work.name());
+                assert!(report.number(&name).unwrap() > 0.0, "{name}");
+            }
+        }
+        assert_eq!(report.charts.len(), Work::ALL.len());
+    }
+}

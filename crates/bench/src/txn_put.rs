@@ -1,0 +1,222 @@
+//! `txn-put`: what a durable put of 174 bytes costs a device in bytes and flushes.
+//!
+//! Counts, by the block device's own account: `/sys/block/loopN/stat`. Each engine has a loop device of
+//! its own. Ours is a B-tree on a volume of one link with the map on it, so that one flush covers
+//! both: on the raw loop device, and once more (`_file`) as a file of an ext4 on the loop device, where
+//! the others have their files. A put gives one of the existing keys, drawn evenly, a new value of
+//! 174 bytes; keys have 16 bytes. Keys are loaded first and are not counted.
+//!
+//! A run in which everything counts gives `total`: it ends when the engine is closed and the kernel has
+//! written all, so it has checkpoints, cleaning and compaction as far as they came in that many puts.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use rand::{RngExt, SeedableRng};
+use thalweg_store::env::{Env, Rng, server_threads};
+use thalweg_store::tree::Kind;
+
+use crate::engine::{self, Contender, Engine, Ours, Pair, clients};
+use crate::loops::{LoopDevice, Mounted, Reached};
+use crate::rig::{self, failed};
+use crate::{BenchEntry, BenchError, Options, Report};
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "txn-put",
+    about: "bytes and flushes of durable small puts, by a loop device's account (needs root)",
+    run,
+};
+
+/// Keys that are there.
+const KEYS: u64 = 100_000;
+const VALUE: usize = 174;
+/// Puts that are counted with one client and with many, at scale 1.
+const PUTS_1: f64 = 20_000.0;
+const PUTS_64: f64 = 200_000.0;
+/// Puts of the run in which everything counts, at scale 1.
+const TOTAL: f64 = 1e6;
+const MANY: u64 = 64;
+/// Share of that unless somebody asks for more.
+const SCALE: f64 = 0.02;
+/// Bytes of a loop device. Our volume has a quarter of it, so that a long run has to clean.
+const DEVICE: u64 = 2 << 30;
+const VOLUME: u64 = 256 << 20;
+const LINK: u64 = 512 << 20;
+
+/// Where an engine lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// On the loop device itself: ours only.
+    Raw,
+    /// In a filesystem on it.
+    Files,
+}
+
+fn key(number: u64) -> Bytes {
+    // Spread, so that neighbours in number are not neighbours in the tree.
+    let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    Bytes::from([spread.to_be_bytes(), number.to_be_bytes()].concat())
+}
+
+fn pair(number: u64) -> Pair {
+    (key(number), Bytes::from(vec![number as u8; VALUE]))
+}
+
+fn run(options: &Options) -> Result<Report, BenchError> {
+    let scale = rig::scale(options, SCALE)?;
+    measure(options, scale, KEYS)
+}
+
+fn measure(options: &Options, scale: f64, keys: u64) -> Result<Report, BenchError> {
+    let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(server_threads())
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    report.figure("scale", scale).figure("keys", keys);
+    #[cfg_attr(not(feature = "rivals"), allow(unused_mut))]
+    let mut cases =
+        vec![(Contender::Btree, Place::Raw, "", ""), (Contender::Btree, Place::Files, "", "_file")];
+    #[cfg(feature = "rivals")]
+    cases.extend(["lmdb_", "rocksdb_", "sqlite_", "redb_", "leveldb_"].into_iter().filter_map(
+        |prefix| {
+            let kind = engine::RivalKind::ALL
+                .into_iter()
+                .find(|kind| prefix.strip_suffix('_') == Some(kind.name()))?;
+            Some((Contender::Rival(kind), Place::Files, prefix, ""))
+        },
+    ));
+    for (contender, place, prefix, suffix) in cases {
+        let counted =
+            runtime.block_on(case(&parent, contender, place, options.seed, scale, keys))?;
+        eprintln!("{}{suffix}: {counted:.3?}", contender.name());
+        for (name, value) in counted {
+            report.figure(&format!("{prefix}{name}{suffix}"), value);
+        }
+    }
+    Ok(report)
+}
+
+/// One engine, on a loop device of its own, in a task so that the workers run it.
+async fn case(
+    parent: &Path,
+    contender: Contender,
+    place: Place,
+    seed: u64,
+    scale: f64,
+    keys: u64,
+) -> Result<Vec<(&'static str, f64)>, BenchError> {
+    let folder = tempfile::tempdir_in(parent)
+        .map_err(|source| BenchError::Io { path: parent.to_owned(), source })?;
+    // Dropped in the reverse order: the mount before its device, the device before the folder.
+    let device =
+        LoopDevice::create(folder.path(), if place == Place::Raw { LINK } else { DEVICE })?;
+    let mounted = match place {
+        Place::Raw => None,
+        Place::Files => Some(Mounted::create(&device, folder.path())?),
+    };
+    let env = Env::real();
+    let files = mounted.as_ref().map_or(folder.path(), Mounted::path).join("engine");
+    std::fs::create_dir(&files).map_err(|source| BenchError::Io { path: files.clone(), source })?;
+    let engine = match place {
+        Place::Raw => {
+            let sizes = (VOLUME, LINK);
+            let ours = Ours::create(&env, &files, device.path(), sizes, Kind::Btree).await?;
+            Arc::new(Engine::Ours(Box::new(ours)))
+        }
+        Place::Files => contender.create(&env, &files, (VOLUME, LINK)).await?,
+    };
+    engine.load(&env, keys, pair).await?;
+    let load = Load { seed, keys };
+    let mut counted = Vec::new();
+    for (count, share, bytes, flushes) in [
+        (1, PUTS_1, "bytes_per_put_1", "flushes_per_put_1"),
+        (MANY, PUTS_64, "bytes_per_put_64", "flushes_per_put_64"),
+    ] {
+        let puts = (share * scale).ceil() as u64;
+        let before = device.reached()?;
+        load.puts(&env, &engine, count, puts).await?;
+        let reached = device.reached()?.since(before);
+        counted.push((bytes, reached.bytes as f64 / puts as f64));
+        counted.push((flushes, reached.flushes as f64 / puts as f64));
+    }
+    let puts = (TOTAL * scale).ceil() as u64;
+    let before = settle(&device, &mounted)?;
+    let start = env.now();
+    load.puts(&env, &engine, MANY, puts).await?;
+    counted.push(("puts_per_s_64", puts as f64 / env.now().since(start).as_secs_f64()));
+    engine::close(engine).await?;
+    let reached = settle(&device, &mounted)?.since(before);
+    counted.push(("total_bytes_per_put_64", reached.bytes as f64 / puts as f64));
+    Ok(counted)
+}
+
+/// What has reached the device once the kernel has written what it kept.
+fn settle(device: &LoopDevice, mounted: &Option<Mounted>) -> Result<Reached, BenchError> {
+    if let Some(mounted) = mounted {
+        mounted.sync()?;
+    }
+    device.reached()
+}
+
+/// Puts to random keys.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    seed: u64,
+    keys: u64,
+}
+
+impl Load {
+    /// `puts` of them by as many clients, each durable when its client goes on.
+    async fn puts(
+        self,
+        env: &Env,
+        engine: &Arc<Engine>,
+        count: u64,
+        puts: u64,
+    ) -> Result<(), BenchError> {
+        let left = Arc::new(AtomicU64::new(puts));
+        clients(env, engine, count, |engine, client| {
+            let left = left.clone();
+            let mut rng = Rng::seed_from_u64(self.seed.wrapping_mul(1 << 20) + client);
+            async move {
+                let take = |left: u64| left.checked_sub(1);
+                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+                    let value = Bytes::from(vec![rng.random::<u8>(); VALUE]);
+                    engine.put(&key(rng.random_range(0..self.keys)), &value).await?;
+                }
+                Ok(())
+            }
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn puts_are_counted_at_the_device() {
+        let folder = tempfile::tempdir().unwrap();
+        if let Err(error) = LoopDevice::create(folder.path(), 1 << 20) {
+            eprintln!("SKIPPED: {error}");
+            return;
+        }
+        let report = measure(&Options::default(), 0.001, 1000).unwrap();
+        // Each put alone is durable by a flush of its own, and has at least its value written.
+        for suffix in ["", "_file"] {
+            let number = |name: &str| report.number(&format!("{name}{suffix}")).unwrap();
+            assert!(number("flushes_per_put_1") >= 1.0);
+            assert!(number("bytes_per_put_1") >= VALUE as f64);
+            assert!(number("bytes_per_put_64") >= VALUE as f64);
+            assert!(number("flushes_per_put_64") < 1.0, "nobody shares a flush");
+            assert!(number("total_bytes_per_put_64") >= VALUE as f64);
+        }
+    }
+}

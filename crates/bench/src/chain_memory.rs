@@ -72,20 +72,21 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
     let options = ChainOptions { tail_cache_blocks: 0, ..ChainOptions::default() };
     Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
     let (chain, _) = Chain::open(env, parts, options).await.map_err(failed)?;
+    let empty = chain.status().index_bytes;
     // The buffers that are on their way at any moment are not the index's.
     for _ in 0..WARM_UP {
         chain.apply((0..BATCH).map(|lba| rig::block(lba, 0)).collect()).await.map_err(failed)?;
     }
     chain.checkpoint().await.map_err(failed)?;
-    let before = (resident()?, chain.status().index_bytes);
+    let before = resident()?;
     for first in (0..blocks).step_by(BATCH as usize) {
         let writes = (first..first + BATCH).map(|lba| rig::block(lba, 0)).collect();
         chain.apply(writes).await.map_err(failed)?;
     }
     chain.checkpoint().await.map_err(failed)?;
     Ok(Measured {
-        allocated: resident()?.saturating_sub(before.0),
-        index: chain.status().index_bytes - before.1,
+        allocated: resident()?.saturating_sub(before),
+        index: chain.status().index_bytes - empty,
     })
 }
 

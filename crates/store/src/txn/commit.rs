@@ -25,19 +25,22 @@ pub(super) async fn snapshot(inner: &Inner) -> Snapshot {
     loop {
         let mut settled = std::pin::pin!(inner.settled.notified());
         settled.as_mut().enable();
-        let snapshot = {
+        let (snapshot, remembered) = {
             let mut order = inner.order.lock();
             if inner.passed.swap(false, Ordering::SeqCst) {
                 order.refresh();
             }
-            order.begin(&*inner.store)
+            (order.begin(&*inner.store), order.remembered())
         };
         match snapshot {
             Some(snapshot) => {
                 closed.keep();
                 #[cfg(feature = "seeded-bugs")]
                 let snapshot = stale(inner, snapshot);
-                keep_window_short(inner);
+                // Who keeps the stream from being forgotten gives way when it is too long.
+                if remembered > inner.options.max_window {
+                    inner.preempt_oldest(Preempted::Stuck);
+                }
                 return snapshot;
             }
             None => settled.await,
@@ -60,10 +63,10 @@ pub(super) async fn pass<T>(
     write: impl AsyncFnOnce() -> Result<T, StoreError>,
 ) -> Option<Result<T, StoreError>> {
     let _passage = inner.gate.pass()?;
-    let written = write().await;
-    // Whoever begins next needs a newer snapshot than the one that is shared.
+    // Whoever begins next needs a newer snapshot than the one that is shared, and looks only when the
+    // passage has ended: also one that is given up half way.
     inner.passed.store(true, Ordering::SeqCst);
-    Some(written)
+    Some(write().await)
 }
 
 #[cfg(feature = "seeded-bugs")]
@@ -75,17 +78,6 @@ fn stale(inner: &Inner, snapshot: Snapshot) -> Snapshot {
     let before = order.stale.replace(snapshot.hold.clone());
     let hold = before.unwrap_or_else(|| snapshot.hold.clone());
     Snapshot { hold, ..snapshot }
-}
-
-/// Aborts who makes the stream too long to be remembered.
-fn keep_window_short(inner: &Inner) {
-    let (remembered, oldest) = {
-        let order = inner.order.lock();
-        (order.remembered(), order.oldest_floor())
-    };
-    if remembered > inner.options.max_window && oldest.is_some() {
-        inner.preempt_oldest(Preempted::Stuck);
-    }
 }
 
 /// Decides on a transaction, and applies it if it commits; the version that it has become.

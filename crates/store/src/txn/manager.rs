@@ -313,8 +313,7 @@ impl Inner {
         }
     }
 
-    /// Aborts the transaction with the oldest snapshot, if that is older than `before`; false when
-    /// there is none.
+    /// Aborts the transaction with the oldest snapshot; false when there is none.
     pub(super) fn preempt_oldest(&self, why: Preempted) -> bool {
         let all = self.registry.lock().all();
         let snapshot = |running: &Arc<Running>| match &running.work.lock().phase {

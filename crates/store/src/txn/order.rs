@@ -73,8 +73,8 @@ impl Order {
     }
 
     /// A snapshot for a new transaction, whose window is kept from now on, with the gate closed for it
-    /// by the caller; `None` while a commit is
-    /// being applied and there is none to share.
+    /// by the caller; `None` while nobody may begin, or a commit is being applied and there is none to
+    /// share.
     pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Option<Snapshot> {
         if self.barred {
             return None;
@@ -121,11 +121,6 @@ impl Order {
         self.stream.len()
     }
 
-    /// The first timestamp of the oldest window that somebody may still ask for.
-    pub(super) fn oldest_floor(&self) -> Option<u64> {
-        self.floors.keys().next().copied()
-    }
-
     /// Becomes the one who applies, if nobody is.
     pub(super) fn take_turn(&mut self) -> bool {
         !std::mem::replace(&mut self.applying, true)
@@ -167,7 +162,8 @@ impl Order {
     /// Notes that the transaction which was to be applied has its outcome.
     pub(super) fn finish(&mut self, intent: &Intent, newest: Option<Arc<Hold>>) {
         self.applied += 1;
-        self.newest = newest;
+        // Nothing is held on to while the store is changed as a whole.
+        self.newest = newest.filter(|_| !self.barred);
         self.end(intent.since);
     }
 

@@ -33,19 +33,14 @@ async fn on_one_device(env: &Env, sector: u32, options: Options) -> (Chain, Arc<
         cleaning: Cleaning::MoveToTail,
         map_on_link: true,
     };
-    let disks = parking_lot::Mutex::new(Vec::new());
-    let devices = shape.devices(|name, geometry| {
-        let disk = Arc::new(RamDisk::new(name, geometry));
-        disks.lock().push(disk.clone());
-        disk as DeviceRef
-    });
+    let (devices, disks) = shape.ram_disks();
     shape.format(env, &devices).await;
     let (chain, _) = Chain::open(env, shape.parts(&devices), options).await.unwrap();
     for lba in 0..500 {
         chain.apply(vec![Write::block(Lba(lba), content(lba, 1))]).await.unwrap();
     }
     chain.checkpoint().await.unwrap();
-    let disk = disks.lock()[0].clone();
+    let disk = disks[0].clone();
     (chain, disk)
 }
 
@@ -138,12 +133,7 @@ impl Rest {
     /// Whole blocks, a checkpoint, and some rounds of changes.
     async fn new(env: &Env) -> Rest {
         let shape = Shape { blocks: 60, ..Shape::small(Cleaning::MoveToTail) };
-        let disks = parking_lot::Mutex::new(Vec::new());
-        let devices = shape.devices(|name, geometry| {
-            let disk = Arc::new(RamDisk::new(name, geometry));
-            disks.lock().push(disk.clone());
-            disk as DeviceRef
-        });
+        let (devices, disks) = shape.ram_disks();
         shape.format(env, &devices).await;
         let (chain, _) = Chain::open(env, shape.parts(&devices), patient()).await.unwrap();
         let mut model = BlockModel::new(shape.blocks);
@@ -166,7 +156,6 @@ impl Rest {
             chain.sync(chain.now()).await.unwrap();
             rounds.push(chain.now());
         }
-        let disks = disks.lock().clone();
         Rest { shape, disks, model, rounds }
     }
 

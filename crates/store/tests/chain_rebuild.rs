@@ -184,12 +184,7 @@ struct Rest {
 
 impl Rest {
     async fn new(env: &Env, shape: Shape, steps: usize) -> Rest {
-        let disks = parking_lot::Mutex::new(Vec::new());
-        let devices = shape.devices(|name, geometry| {
-            let disk = Arc::new(RamDisk::new(name, geometry));
-            disks.lock().push(disk.clone());
-            disk as DeviceRef
-        });
+        let (devices, disks) = shape.ram_disks();
         shape.format(env, &devices).await;
         let (chain, _) = shape.open(env, &devices).await.unwrap();
         let maps = LABELS + 2 * chain.label().checkpoint_half;
@@ -201,7 +196,6 @@ impl Rest {
         pair.step(env, &Step::Sync).await.unwrap();
         drop(pair.chain);
         lose_checkpoints(&shape.parts(&devices).map).await;
-        let disks = disks.lock().clone();
         Rest { env: env.clone(), shape, disks, model: pair.model, maps }
     }
 

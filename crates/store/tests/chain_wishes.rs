@@ -11,18 +11,13 @@ use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, ByteRanges, Lba, Version, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
-use thalweg_store::device::{Device, DeviceRef};
+use thalweg_store::device::Device;
 use thalweg_store::env::Env;
 
 /// A chain whose other caches keep nothing, and a count of what its links read.
 async fn chain(env: &Env, most: usize) -> (Chain, Vec<Arc<RamDisk>>) {
     let shape = Shape { links: 1, segments_per_link: 14, ..Shape::small(Cleaning::MoveToTail) };
-    let disks = parking_lot::Mutex::new(Vec::new());
-    let devices = shape.devices(|name, geometry| {
-        let disk = Arc::new(RamDisk::new(name, geometry));
-        disks.lock().push(disk.clone());
-        disk as DeviceRef
-    });
+    let (devices, disks) = shape.ram_disks();
     shape.format(env, &devices).await;
     let options =
         Options { tail_cache_blocks: 0, auto_clean: false, please_cache_blocks: most, ..options() };
@@ -31,7 +26,6 @@ async fn chain(env: &Env, most: usize) -> (Chain, Vec<Arc<RamDisk>>) {
         chain.apply(vec![Write::block(Lba(lba), content(lba, 1))]).await.unwrap();
     }
     chain.checkpoint().await.unwrap();
-    let disks = disks.into_inner();
     (chain, disks)
 }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_sim::model::BlockModel;
+use thalweg_sim::ramdisk::RamDisk;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{
     Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Recovered, format,
@@ -76,6 +77,17 @@ impl Shape {
             devices.push(make("map", geometry(self.map_bytes())));
         }
         devices
+    }
+
+    /// The same as disks in RAM, beside what tells of them.
+    pub fn ram_disks(&self) -> (Vec<DeviceRef>, Vec<Arc<RamDisk>>) {
+        let disks = parking_lot::Mutex::new(Vec::new());
+        let devices = self.devices(|name, geometry| {
+            let disk = Arc::new(RamDisk::new(name, geometry));
+            disks.lock().push(disk.clone());
+            disk as DeviceRef
+        });
+        (devices, disks.into_inner())
     }
 
     pub fn parts(&self, devices: &[DeviceRef]) -> Parts {

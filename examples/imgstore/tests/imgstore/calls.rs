@@ -51,3 +51,14 @@ async fn a_photo_that_is_too_large_is_refused() {
         rig.check().await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_waits_for_the_volume_does_not_keep_the_next() {
+    for composition in Composition::ALL {
+        let rig = Rig::new().await;
+        let photos = rig.open(composition).await;
+        photos.add(1, &photo(1, 10, 0)).await.unwrap();
+        rig.get_at_once(&photos, 1, 8).await;
+        rig.check().await;
+    }
+}

@@ -78,6 +78,20 @@ async fn a_store_is_killed_that_has_not_taken_the_transaction_over() {
     }
 }
 
+/// Connections to it that were kept for later are not tried one after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_was_killed_is_missed_once() {
+    let rig = Rig::new().await;
+    let photos = rig.open(Composition::Processes).await;
+    photos.add(1, &photo(1, 10, 0)).await.unwrap();
+    rig.get_at_once(&photos, 1, 8).await;
+    rig.kill(IMAGES);
+    rig.start(IMAGES).await;
+    assert!(matches!(photos.get(1).await, Err(ImgError::Gone(_))));
+    assert_eq!(photos.get(1).await.unwrap(), Some(photo(1, 10, 0)));
+    rig.check().await;
+}
+
 /// Adds photos until told to stop; those that were added, by number: date and stamp.
 async fn add_on(
     env: Env,
@@ -165,7 +179,8 @@ async fn nonsense_to_a_store_ends_the_connection_alone() {
         let stream = socket::connect(rig.folder.path(), "dates.sock").await.unwrap();
         let mut stream = stream.unwrap();
         stream.write_all(request).await.unwrap();
-        assert_eq!(stream.read_u8().await.is_ok(), is_answered, "{request:?}");
+        let answer = rig.env.timeout(Duration::from_secs(10), stream.read_u8()).await;
+        assert_eq!(answer.expect("it waits").is_ok(), is_answered, "{request:?}");
     }
     photos.add(1, &photo(1, 10, 0)).await.unwrap();
     rig.check().await;
@@ -183,7 +198,14 @@ async fn a_store_ends_with_the_server_of_its_volume() {
         rig.env.sleep(Duration::from_millis(5)).await;
     }
     rig.server = None;
-    let ended = tokio::task::spawn_blocking(move || process.wait());
-    let status = rig.env.timeout(Duration::from_secs(10), ended).await;
-    assert!(!status.expect("it goes on").unwrap().unwrap().success());
+    for _ in 0..1000 {
+        if let Some(status) = process.try_wait().unwrap() {
+            assert!(!status.success());
+            return;
+        }
+        rig.env.sleep(Duration::from_millis(10)).await;
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    panic!("it goes on");
 }

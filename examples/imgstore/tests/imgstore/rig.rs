@@ -112,6 +112,24 @@ impl Rig {
         }
     }
 
+    /// Gets a photo as many times at once: each waits for the volume before any of them goes on.
+    pub(crate) async fn get_at_once(&self, photos: &ImgStore, id: u64, readers: u64) {
+        let wanted = self.store.held_up() + readers;
+        self.store.hold_up(0..BLOCKS);
+        let get = |photos: ImgStore| async move { photos.get(id).await.unwrap().unwrap() };
+        let tasks: Vec<_> = (0..readers).map(|_| self.env.spawn(get(photos.clone()))).collect();
+        let all_wait = async {
+            while self.store.held_up() < wanted {
+                self.env.sleep(Duration::from_millis(2)).await;
+            }
+        };
+        self.env.timeout(Duration::from_secs(10), all_wait).await.expect("one keeps the others");
+        self.store.hold_up(0..0);
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+
     /// Starts the process of a store, if it does not run.
     pub(crate) async fn start(&self, name: &'static str) {
         if !self.processes.lock().contains_key(name) {

@@ -11,7 +11,8 @@
 //! - *processes*: in a process each, the same over a socket.
 //!
 //! The three take turns in short slices on the same photos; a ratio is the median over the rounds of two
-//! rates in the same round. The paper has curves and no numbers, so the chart shows what was measured
+//! rates in the same round. `conflict_share` is the share of attempts to change a photo that met another
+//! change and were made again. The paper has curves and no numbers, so the chart shows what was measured
 //! alone. In words it has threads and libraries alike, processes below them, and the peak at 32 threads.
 
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ use rand_distr::{Distribution, Zipf};
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::env::{Env, Rng, Task, Time, server_threads};
-use thalweg_store::txn::TransactionManager;
+use thalweg_store::txn::{TransactionManager, TxnStatus};
 
 use crate::engine;
 use crate::plot::{Chart, Series, Shape};
@@ -74,8 +75,17 @@ pub fn serve_store(folder: &Path, partition: &str) -> Result<(), BenchError> {
     runtime.block_on(serving).map_err(failed)
 }
 
-/// Rates for each number of clients and composition, one for each round.
-type Rates = BTreeMap<(u64, &'static str), Vec<f64>>;
+/// What a composition did in its turn.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// Operations.
+    per_s: f64,
+    /// The share of attempts to change something that met another change.
+    conflict_share: f64,
+}
+
+/// For each number of clients and composition a turn in each round.
+type Turns = BTreeMap<(u64, &'static str), Vec<Turn>>;
 
 fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, BenchError> {
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
@@ -83,24 +93,26 @@ fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, Ben
         tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.enable_all().build().map_err(failed)?;
-    let rates = runtime.block_on(rates(folder.path(), options, scale, threads))?;
+    let turns = runtime.block_on(turns(folder.path(), options, scale, threads))?;
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
-    for ((threads, name), rates) in &rates {
-        report.figure(&format!("ops_s_{name}_{threads}"), rounded(median(rates.clone())));
+    for ((threads, name), turns) in &turns {
+        report.figure(&format!("ops_s_{name}_{threads}"), rounded(per_s(turns)));
+        let shares = turns.iter().map(|turn| turn.conflict_share).collect();
+        report.figure(&format!("conflict_share_{name}_{threads}"), rounded(median(shares)));
     }
     for name in &COMPOSITIONS[1..] {
         let mut all = Vec::new();
         for &threads in threads {
-            let (over, under) = (&rates[&(threads, *name)], &rates[&(threads, LIBRARIES)]);
+            let (over, under) = (&turns[&(threads, *name)], &turns[&(threads, LIBRARIES)]);
             let ratios: Vec<f64> =
-                over.iter().zip(under).map(|(over, under)| over / under).collect();
+                over.iter().zip(under).map(|(over, under)| over.per_s / under.per_s).collect();
             all.extend_from_slice(&ratios);
             report.figure(&format!("{name}_over_{LIBRARIES}_{threads}"), rounded(median(ratios)));
         }
         report.figure(&format!("{name}_over_{LIBRARIES}"), rounded(median(all)));
     }
-    report.charts.push(chart(&rates));
+    report.charts.push(chart(&turns));
     Ok(report)
 }
 
@@ -109,11 +121,16 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// Operations per second in the median turn.
+fn per_s(turns: &[Turn]) -> f64 {
+    median(turns.iter().map(|turn| turn.per_s).collect())
+}
+
 /// Figure 4.8.
-fn chart(rates: &Rates) -> Chart {
+fn chart(turns: &Turns) -> Chart {
     let line = |name: &str| {
-        let mine = rates.iter().filter(|((_, of), _)| *of == name);
-        let points = mine.map(|((threads, _), rates)| (*threads as f64, median(rates.clone())));
+        let mine = turns.iter().filter(|((_, of), _)| *of == name);
+        let points = mine.map(|((threads, _), turns)| (*threads as f64, per_s(turns)));
         Series::measured(name, points.collect())
     };
     Chart {
@@ -125,12 +142,12 @@ fn chart(rates: &Rates) -> Chart {
     }
 }
 
-async fn rates(
+async fn turns(
     folder: &Path,
     options: &Options,
     scale: f64,
     threads: &[u64],
-) -> Result<Rates, BenchError> {
+) -> Result<Turns, BenchError> {
     let env = Env::real();
     let photos = ((PHOTOS * scale) as u64).max(256);
     let pool = engine::create_volume(&env, folder, &folder.join("link.img"), SIZES).await?;
@@ -144,22 +161,32 @@ async fn rates(
     let stores = compositions(&env, manager, folder).await?;
     load(&env, &stores[0], photos).await?;
     let span = Duration::from_secs_f64(SECONDS * scale);
-    let mut rates = Rates::new();
+    let mut turns = Turns::new();
     for &threads in threads {
         for round in 0..ROUNDS {
             // Another one begins each round.
             for turn in 0..COMPOSITIONS.len() {
                 let at = (round + turn) % COMPOSITIONS.len();
                 let slice = Slice { photos, span, seed: options.seed * 1000 + round as u64 };
-                let rate = slice.run(&env, &stores[at], threads).await?;
-                rates.entry((threads, COMPOSITIONS[at])).or_default().push(rate);
+                let before = manager.status();
+                let per_s = slice.run(&env, &stores[at], threads).await?;
+                let conflict_share = conflict_share(&before, &manager.status());
+                let done = Turn { per_s, conflict_share };
+                turns.entry((threads, COMPOSITIONS[at])).or_default().push(done);
             }
         }
         eprintln!("{threads} threads done");
     }
     drop((stores, processes, server));
     pool.close().await.map_err(failed)?;
-    Ok(rates)
+    Ok(turns)
+}
+
+/// The share of attempts to change something that met another change.
+fn conflict_share(before: &TxnStatus, after: &TxnStatus) -> f64 {
+    let conflicts = (after.conflicts - before.conflicts) as f64;
+    let commits = (after.commits - before.commits) as f64;
+    conflicts / (conflicts + commits).max(1.0)
 }
 
 /// Starts the process of a store.
@@ -306,6 +333,9 @@ mod tests {
         for name in COMPOSITIONS {
             for threads in [1, 8] {
                 assert!(report.number(&format!("ops_s_{name}_{threads}")).unwrap() > 0.0, "{name}");
+                let share = report.number(&format!("conflict_share_{name}_{threads}")).unwrap();
+                // A lone client meets nobody.
+                assert!(share < 1.0 && (threads > 1 || share == 0.0), "{name}: {share}");
             }
         }
         for name in &COMPOSITIONS[1..] {
@@ -314,6 +344,24 @@ mod tests {
         let chart = &report.charts[0];
         assert!(chart.series.iter().all(|series| series.points.len() == 2));
         assert_eq!(chart.series.len(), COMPOSITIONS.len());
+    }
+
+    /// With nobody to serve them, only those in this process are there.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_stores_of_processes_are_elsewhere() {
+        let (env, folder) = (Env::real(), tempfile::tempdir().unwrap());
+        let link = folder.path().join("link.img");
+        let pool = engine::create_volume(&env, folder.path(), &link, (32 << 20, 96 << 20)).await;
+        let pool = pool.unwrap();
+        ::imgstore::create(&env, pool.transactions()).await.unwrap();
+        let stores = compositions(&env, pool.transactions(), folder.path()).await.unwrap();
+        let photo = photo(&mut env.rng());
+        for (store, name) in stores.iter().zip(COMPOSITIONS) {
+            let is_here = store.add(1, &photo).await.is_ok();
+            assert_eq!(is_here, name != "processes", "{name}");
+        }
+        drop(stores);
+        pool.close().await.unwrap();
     }
 
     #[test]

@@ -221,7 +221,7 @@ pub(super) async fn settle(inner: &Arc<Inner>) -> Result<(), StoreError> {
             let full = state.moving[USERS] * BLOCK_SIZE >= inner.options.dirty_bytes / 2;
             (full, state.users.tail())
         };
-        inner.bury();
+        inner.bury_all();
         if full {
             drain(inner, USERS, tail).await?;
         }

@@ -61,6 +61,7 @@ mod write;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -145,6 +146,8 @@ struct Inner {
     map: DeviceRef,
     map_link: Option<Uuid>,
     state: Mutex<State>,
+    /// Logical blocks: what the index has, for those who need nothing else of the state.
+    blocks: AtomicU64,
     rounds: Mutex<commit::Rounds>,
     checkpoints: tokio::sync::Mutex<checkpoint::Area>,
     /// Held by whoever changes the label.
@@ -269,7 +272,7 @@ impl Drop for Chain {
 #[async_trait]
 impl BlockStore for Chain {
     fn blocks(&self) -> u64 {
-        self.inner.state.lock().index.blocks()
+        self.inner.blocks()
     }
 
     fn now(&self) -> Version {
@@ -330,11 +333,28 @@ impl Inner {
     fn release_later(self: &Arc<Self>, version: Version) -> Hold {
         let inner = Arc::downgrade(self);
         Hold::new(version, move |version| {
-            if let Some(inner) = inner.upgrade() {
-                inner.state.lock().release(version);
+            let Some(inner) = inner.upgrade() else { return };
+            let (more, dead) = {
+                let mut state = inner.state.lock();
+                let more = state.release(version) || clean::wanted(&state, &inner.options);
+                (more, std::mem::take(&mut state.dead))
+            };
+            inner.bury(dead);
+            if more {
                 inner.clean_kick.notify_one();
             }
         })
+    }
+
+    /// Logical blocks.
+    fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    /// Changes the number of logical blocks.
+    fn set_blocks(&self, state: &mut State, blocks: u64) {
+        state.index.resize(blocks);
+        self.blocks.store(blocks, Ordering::Release);
     }
 
     fn poison(&self, why: &str) {

@@ -14,6 +14,7 @@
 //! tells of it. A volume that is damaged so is what [`Chain::rebuild`] is for.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -265,6 +266,7 @@ pub(super) fn build(
         map_unit: sector.clamp(SECTOR, PAGE),
         map: parts.map,
         map_link: parts.map_link,
+        blocks: AtomicU64::new(state.index.blocks()),
         state: Mutex::new(state),
         rounds: Mutex::default(),
         checkpoints: tokio::sync::Mutex::new(area),

@@ -46,7 +46,7 @@ impl Chain {
             // A replay must not meet entries beyond the new end.
             checkpoint::write(inner).await?;
             let mut state = inner.state.lock();
-            state.index.resize(blocks);
+            inner.set_blocks(&mut state, blocks);
             state.reap();
         }
         let gone = {
@@ -65,7 +65,7 @@ impl Chain {
             })
             .await?;
         let mut state = inner.state.lock();
-        state.index.resize(blocks);
+        inner.set_blocks(&mut state, blocks);
         state.wishes.forget_all();
         Ok(())
     }

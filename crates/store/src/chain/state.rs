@@ -64,8 +64,16 @@ pub(super) struct State {
     pub(super) poison: Option<Arc<str>>,
     /// Those who need that no user writes for a moment.
     pub(super) frozen: u32,
-    /// Caches to tell of blocks that died: filled under the lock, emptied by `Inner::bury`.
-    pub(super) dead: Vec<u32>,
+    /// Blocks that died: filled under the lock, for `Inner::bury` to see to without it.
+    pub(super) dead: Vec<Dead>,
+}
+
+/// A physical block or slot that nothing refers to any more.
+#[derive(Debug)]
+pub(super) struct Dead {
+    pub(super) block: u32,
+    /// What it held, if no device had it yet. Freeing a block is not for those who wait for the lock.
+    _content: Option<Bytes>,
 }
 
 /// What a change takes of the chain's space.
@@ -388,13 +396,11 @@ impl State {
         }
         self.dirty.extend(self.index.take_settled());
         for block in self.index.take_freed() {
-            self.pending.remove(&block);
-            if is_slot(block) {
-                self.slots.free(block);
-                continue;
+            self.dead.push(Dead { block, _content: self.pending.remove(&block) });
+            match is_slot(block) {
+                true => self.slots.free(block),
+                false => self.segments.drop_live(block),
             }
-            self.segments.drop_live(block);
-            self.dead.push(block);
         }
     }
 
@@ -486,22 +492,25 @@ impl State {
 
     /// Ends a hold of a moment. What it kept goes little by little: a part now, the rest when its
     /// blocks are written, when the cleaner comes by, and when as many holds have ended as there are
-    /// blocks to look at, so that no release is charged with more than a few of them.
-    pub(super) fn release(&mut self, version: Version) {
+    /// blocks to look at, so that no release is charged with more than a few of them. Returns whether
+    /// the cleaner should come by.
+    pub(super) fn release(&mut self, version: Version) -> bool {
         let was_oldest = self.holds.oldest() == Some(version);
         if !self.holds.release(version) {
-            return;
+            return false;
         }
-        match was_oldest {
-            true => {
-                self.index.age(&self.holds, AGE_AT_ONCE);
+        let more = match was_oldest {
+            true => self.index.age(&self.holds, AGE_AT_ONCE),
+            false => {
+                self.ended_within += 1;
+                false
             }
-            false => self.ended_within += 1,
-        }
+        };
         if self.ended_within > self.index.tabled().max(AGE_AT_ONCE) {
             self.settle_holds();
         }
         self.reap();
+        more
     }
 
     /// Takes a hold of the newest durable version, if it is kept.

@@ -6,9 +6,10 @@ use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 
 use super::format::{Position, block_checksum};
+use super::index::is_slot;
 use super::minilog::format::MAX_COST;
 use super::minilog::{blocks_for, small_writes};
-use super::state::{Need, Room};
+use super::state::{Dead, Need, Room};
 use super::stream::{BODY, Batch, USERS};
 use super::{Counts, Inner};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
@@ -65,7 +66,7 @@ pub(super) async fn discard(
 }
 
 pub(super) fn check_range(inner: &Inner, lba: Lba, count: u64) -> Result<(), StoreError> {
-    let blocks = inner.state.lock().index.blocks();
+    let blocks = inner.blocks();
     match lba.0.checked_add(count) {
         Some(end) if end <= blocks => Ok(()),
         _ => Err(StoreError::Invalid(format!(
@@ -99,7 +100,7 @@ async fn with_room<T>(
     need: Need,
     change: impl FnOnce(&mut super::State) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
-    let mut waited = inner.room.notified();
+    let mut waited = None;
     loop {
         {
             let mut state = inner.state.lock();
@@ -116,8 +117,9 @@ async fn with_room<T>(
                 Room::Yes if dirty < inner.options.dirty_bytes => {
                     let result = change(&mut state);
                     inner.after_append(&mut state);
+                    let dead = std::mem::take(&mut state.dead);
                     drop(state);
-                    inner.bury();
+                    inner.bury(dead);
                     return result;
                 }
                 Room::Yes => inner.queue_kick.iter().for_each(|kick| kick.notify_one()),
@@ -134,7 +136,9 @@ async fn with_room<T>(
             }
         }
         // Registered before the next look at the state, so that no wake-up is lost.
-        std::mem::replace(&mut waited, inner.room.notified()).await;
+        if let Some(waited) = waited.replace(inner.room.notified()) {
+            waited.await;
+        }
     }
 }
 
@@ -158,15 +162,20 @@ impl Inner {
         }
     }
 
-    /// Tells the caches of blocks that died.
-    pub(super) fn bury(&self) {
-        let dead = std::mem::take(&mut self.state.lock().dead);
-        for block in dead {
+    /// Tells the caches of blocks that died, and frees what these held.
+    pub(super) fn bury(&self, dead: Vec<Dead>) {
+        for block in dead.iter().map(|dead| dead.block).filter(|block| !is_slot(*block)) {
             self.tail_cache.remove(u64::from(block));
             if let Some(cache) = &self.body_cache {
                 cache.remove(u64::from(block));
             }
         }
+    }
+
+    /// Buries what has died so far.
+    pub(super) fn bury_all(&self) {
+        let dead = std::mem::take(&mut self.state.lock().dead);
+        self.bury(dead);
     }
 }
 

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use bytes::Bytes;
 
@@ -192,7 +193,12 @@ async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Versio
         intent.merge_onto(&latest(inner, intent).await?);
     }
     loop {
-        let applied = inner.env.timeout(inner.options.patience, hand_over(inner, intent)).await;
+        let mut handing = std::pin::pin!(hand_over(inner, intent));
+        // Most go through at once, and need no timer.
+        let applied = match futures::poll!(handing.as_mut()) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => inner.env.timeout(inner.options.patience, handing).await,
+        };
         match applied {
             Some(Err(StoreError::NoSpace)) | None => {}
             Some(outcome) => return outcome,

@@ -19,8 +19,8 @@
 //! # Invariants
 //!
 //! 1. The index refers to a block only after its entry was appended; a reader finds the content of
-//!    a block that no device has yet in `State::pending`, and so that of a block that only mini-logs
-//!    have.
+//!    a block that no device has yet in `State::pending`, and that of a block that only mini-logs have
+//!    in `State::slots`.
 //! 2. A segment is written again only after a checkpoint that does not refer to it has become
 //!    durable. So every entry that a replay from the newest checkpoint meets is still in place. No
 //!    checkpoint refers to what only mini-logs have: it gives such blocks places of their own first.

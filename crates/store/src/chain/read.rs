@@ -85,7 +85,7 @@ fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Plan {
 impl State {
     /// The content in a place, if it has not been written yet or somebody wished for it.
     fn in_memory(&mut self, inner: &Inner, lba: u32, location: Location) -> Option<Bytes> {
-        if let Some(content) = self.pending.get(&location.block) {
+        if let Some(content) = self.unwritten_content(location.block) {
             return Some(content.clone());
         }
         let content = self.wishes.get(lba, location)?;

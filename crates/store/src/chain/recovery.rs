@@ -29,7 +29,7 @@ use super::format::{
     NO_LOG, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead, block_checksum, volume_tag,
 };
 use super::holds::{Holds, Synced};
-use super::index::{Content, Index, Location, MAX_PHYSICAL, Place};
+use super::index::{Content, Index, Location, MAX_PHYSICAL, Place, is_slot};
 use super::label::{Cut, Label, Layout, Void};
 use super::minilog::replay::{Minis, read_minis};
 use super::read::{Verified, read_verified};
@@ -915,7 +915,8 @@ fn replay_entry(
             let known = newest.get(&lba).copied();
             state.segments.add_live(block);
             let slots = &state.slots;
-            let same = |at: Location| match slots.get(at.block) {
+            let slot_at = |block| is_slot(block).then(|| slots.get(block)).flatten();
+            let same = |at: Location| match slot_at(at.block) {
                 Some(slot) => slot.version == entry.version,
                 None => at.check == entry.check,
             };

@@ -42,9 +42,9 @@ pub(super) struct State {
     pub(super) users: Stream,
     pub(super) body: Option<Stream>,
     pub(super) next_seq: u64,
-    /// Contents of live blocks that no device has yet, by physical block or slot.
+    /// Contents of live physical blocks that no device has yet.
     pub(super) pending: HashMap<u32, Bytes>,
-    /// Blocks that were written in parts.
+    /// Blocks that were written in parts, with their contents.
     pub(super) slots: Slots,
     pub(super) minis: Minis,
     /// Blocks that are to stay in memory.
@@ -109,6 +109,14 @@ impl State {
         match &self.poison {
             Some(why) => Err(StoreError::Poisoned(why.clone())),
             None => Ok(()),
+        }
+    }
+
+    /// The content of a physical block or slot that no device has yet.
+    pub(super) fn unwritten_content(&self, block: u32) -> Option<&Bytes> {
+        match is_slot(block) {
+            true => self.slots.get(block)?.content.as_ref(),
+            false => self.pending.get(&block),
         }
     }
 
@@ -360,9 +368,9 @@ impl State {
         self.index.put(lba, version, place, &self.holds);
         if self.wishes.wants(lba) {
             // What no device has yet is what was just written.
-            let content = place.location().and_then(|at| self.pending.get(&at.block));
+            let content = place.location().and_then(|at| self.unwritten_content(at.block).cloned());
             match (place, content) {
-                (Place::At(at), Some(content)) => self.wishes.keep(lba, at, content),
+                (Place::At(at), Some(content)) => self.wishes.keep(lba, at, &content),
                 _ => self.wishes.forget(lba),
             }
         }
@@ -374,9 +382,9 @@ impl State {
     pub(super) fn wish(&mut self, lba: u32) {
         self.wishes.add(lba);
         if let Some(at) = self.index.get(lba, Version(u64::MAX))
-            && let Some(content) = self.pending.get(&at.block)
+            && let Some(content) = self.unwritten_content(at.block).cloned()
         {
-            self.wishes.keep(lba, at, content);
+            self.wishes.keep(lba, at, &content);
         }
     }
 
@@ -396,11 +404,14 @@ impl State {
         }
         self.dirty.extend(self.index.take_settled());
         for block in self.index.take_freed() {
-            self.dead.push(Dead { block, _content: self.pending.remove(&block) });
-            match is_slot(block) {
+            let content = match is_slot(block) {
                 true => self.slots.free(block),
-                false => self.segments.drop_live(block),
-            }
+                false => {
+                    self.segments.drop_live(block);
+                    self.pending.remove(&block)
+                }
+            };
+            self.dead.push(Dead { block, _content: content });
         }
     }
 

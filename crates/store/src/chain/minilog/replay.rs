@@ -14,7 +14,7 @@ use super::super::read::{Verified, read_verified};
 use super::super::state::State;
 use super::super::{ChainError, recovery};
 use super::format::{Fragment, open};
-use super::slots::Overlay;
+use super::slots::{Overlay, Slot};
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, Purpose};
 use crate::env::HashMap;
@@ -88,7 +88,7 @@ impl State {
 
     /// Lets `version` of a block be what `overlay` says.
     fn put_slot(&mut self, lba: u32, version: Version, overlay: Box<Overlay>) {
-        let block = self.slots.take(lba, version, Some(overlay));
+        let block = self.slots.take(Slot::replayed(lba, version, overlay));
         self.put(lba, version, Place::At(Location { block, check: 0 }));
     }
 
@@ -107,7 +107,9 @@ impl State {
         });
         let reads: Vec<_> = reads.collect();
         let filled: Vec<_> = stream::iter(reads).buffered(READS).collect().await;
-        self.pending.extend(filled.into_iter().flatten());
+        for (slot, content) in filled.into_iter().flatten() {
+            self.slots.fill(slot, content);
+        }
     }
 
     /// The segments that hold the bases of slots whose content nobody has fetched.

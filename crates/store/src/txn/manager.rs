@@ -21,6 +21,9 @@ use crate::device::AlignedBuf;
 use crate::env::{Env, Task};
 use crate::gate::Gate;
 
+/// Ticks that make up the time after which a transaction counts as idle.
+const IDLE_TICKS: u64 = 4;
+
 /// What blocks that hold nothing read as.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
 
@@ -50,6 +53,8 @@ pub(super) struct Inner {
     pub(super) counts: Counts,
     /// Bytes that running transactions are charged with.
     charged: AtomicU64,
+    /// How often the reaper came by: a clock that costs nothing to read.
+    ticks: AtomicU64,
 }
 
 /// What happened so far.
@@ -122,6 +127,7 @@ impl TransactionManager {
             settled: Notify::new(),
             counts: Counts::default(),
             charged: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
         });
         let reaper = env.spawn(run_reaper(env.clone(), Arc::downgrade(&inner)));
         let client = Client::new(&inner);
@@ -250,8 +256,7 @@ impl Transact for Client {
             false => commit::snapshot(inner).await,
         };
         admission.used = true;
-        let now = inner.env.now();
-        let running = inner.registry.lock().add(owner, begin, snapshot, now);
+        let running = inner.registry.lock().add(owner, begin, snapshot, inner.tick());
         Ok(self.transaction(running))
     }
 
@@ -259,7 +264,7 @@ impl Transact for Client {
         let inner = &self.shared.inner;
         let most = inner.options.max_running;
         let running = inner.registry.lock().takeover(handle, self.shared.owner, most)?;
-        running.touch(inner.env.now());
+        running.touch(inner.tick());
         Ok(self.transaction(running))
     }
 }
@@ -280,6 +285,11 @@ impl Transact for TransactionManager {
 }
 
 impl Inner {
+    /// The time as far as the reaper knows it.
+    fn tick(&self) -> u64 {
+        self.ticks.load(Ordering::Relaxed)
+    }
+
     /// Ends a transaction's phase; what it was on, if it ran.
     pub(super) fn end(&self, running: &Running, phase: Phase) -> Phase {
         let before = {
@@ -350,11 +360,12 @@ impl Inner {
 async fn run_reaper(env: Env, inner: Weak<Inner>) {
     loop {
         let Some(idle) = inner.upgrade().map(|inner| inner.options.idle) else { return };
-        env.sleep(idle / 4).await;
+        env.sleep(idle / IDLE_TICKS as u32).await;
         let Some(inner) = inner.upgrade() else { return };
-        let now = env.now();
+        let now = inner.ticks.fetch_add(1, Ordering::Relaxed) + 1;
         let all = inner.registry.lock().all();
-        for running in all.iter().filter(|running| now.since(running.last_used()) >= idle) {
+        // What was used between two ticks has the number of the first.
+        for running in all.iter().filter(|running| now - running.last_used() > IDLE_TICKS) {
             if matches!(running.work.lock().phase, Phase::Active(_)) {
                 inner.preempt(running, Preempted::Idle);
             }
@@ -447,7 +458,7 @@ impl LocalTransaction {
             work.accesses.write(lba, content, self.inner.options.max_writes)?;
             (work.accesses.writes() - before) * BLOCK_SIZE
         };
-        self.running.touch(self.inner.env.now());
+        self.running.touch(self.inner.tick());
         if charge > 0 {
             self.inner.charge(&self.running, charge as u64);
         }
@@ -487,7 +498,7 @@ impl Transaction for LocalTransaction {
     async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
         self.check(lba, count)?;
         let plan = self.plan(lba, count)?;
-        self.running.touch(self.inner.env.now());
+        self.running.touch(self.inner.tick());
         if plan.noted > 0 {
             let blocks = plan.noted.div_ceil(self.inner.options.reads_per_write);
             self.inner.charge(&self.running, (blocks * BLOCK_SIZE) as u64);
@@ -563,7 +574,7 @@ impl Transaction for LocalTransaction {
             return Err(TxnError::Ended);
         }
         let handle = Handle(self.inner.env.uuid().as_u128());
-        self.running.touch(self.inner.env.now());
+        self.running.touch(self.inner.tick());
         self.inner.registry.lock().release(self.running.id, handle);
         Ok(handle)
     }

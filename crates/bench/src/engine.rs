@@ -58,7 +58,7 @@ impl Ours {
     ) -> Result<Ours, BenchError> {
         let device = match path.exists() {
             true => DeviceSpec::new(path),
-            false => DeviceSpec::with_size(path, room),
+            false => DeviceSpec::with_size(path, room).preallocated(),
         };
         let mut new = NewVolume::new("bench", size, vec![LinkSpec::plain(device)]);
         new.growth = 1.0;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use thalweg_store::chain;
 use thalweg_store::env::Env;
+use thalweg_store::pool::Preallocation;
 use thalweg_store::pool::manifest::Settings;
 
 use crate::ask::ask;
@@ -64,6 +65,12 @@ pub(crate) struct Create {
     /// PATH or PATH:SIZE of an SSD for a cache of the body
     #[arg(long, value_name = "DEVICE")]
     pub(crate) body_cache: Option<DeviceArg>,
+    /// What the files of links and map get before they are used
+    ///
+    /// With falloc the volume is there at once, and each first write of a block costs the filesystem
+    /// below a journal commit of its own.
+    #[arg(long, value_enum, default_value_t = PreallocationArg::Full)]
+    pub(crate) preallocation: PreallocationArg,
     /// How segments are cleaned
     #[arg(long, value_enum, default_value_t = CleaningArg::CompactInBody)]
     pub(crate) cleaning: CleaningArg,
@@ -138,6 +145,24 @@ pub(crate) enum CleaningArg {
     MoveToTail,
     /// Live blocks are compacted within the body, off the tail's way
     CompactInBody,
+}
+
+/// What a new file gets before it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PreallocationArg {
+    /// Its room is reserved
+    Falloc,
+    /// Zeros are written to all of it
+    Full,
+}
+
+impl From<PreallocationArg> for Preallocation {
+    fn from(arg: PreallocationArg) -> Preallocation {
+        match arg {
+            PreallocationArg::Falloc => Preallocation::Falloc,
+            PreallocationArg::Full => Preallocation::Full,
+        }
+    }
 }
 
 /// Show a volume in numbers

@@ -111,6 +111,9 @@ pub(crate) struct SettingsArgs {
     /// drive that the log writes; 100 suits drives with an arm [default: 0]
     #[arg(long, value_name = "MILLIS")]
     tail_read_wait: Option<u32>,
+    /// Seconds after which a transaction that does nothing is aborted [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    transaction_idle: Option<u32>,
 }
 
 impl From<SettingsArgs> for Settings {
@@ -120,6 +123,7 @@ impl From<SettingsArgs> for Settings {
             ram_cache: args.ram_cache.map(|size| size.0),
             body_ram_cache: args.body_ram_cache.map(|size| size.0),
             tail_read_wait: args.tail_read_wait,
+            transaction_idle: args.transaction_idle,
         }
     }
 }
@@ -127,7 +131,7 @@ impl From<SettingsArgs> for Settings {
 /// Change how a volume is opened, from the next time on
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["ram_cache", "body_ram_cache", "standby", "tail_read_wait"]))]
+    .args(["ram_cache", "body_ram_cache", "standby", "tail_read_wait", "transaction_idle"]))]
 pub(crate) struct Set {
     /// The volume's folder
     volume: String,

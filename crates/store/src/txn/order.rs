@@ -92,6 +92,13 @@ impl Order {
         Some(Snapshot { until: Some(self.applied), hold })
     }
 
+    /// The newest snapshot that survives a crash; `None` while nobody may begin, or when the store has
+    /// not kept one.
+    pub(super) fn begin_synced(&self, store: &dyn BlockStore) -> Option<Snapshot> {
+        let hold = (!self.barred).then(|| store.hold_synced())??;
+        Some(Snapshot { until: None, hold: Arc::new(hold) })
+    }
+
     /// Nobody asks for a window from `floor` on any more.
     pub(super) fn end(&mut self, floor: u64) {
         if let Some(count) = self.floors.get_mut(&floor) {
@@ -103,6 +110,11 @@ impl Order {
         }
         let oldest = self.floors.keys().next().copied().unwrap_or(self.applied);
         self.stream.forget(oldest.min(self.applied));
+    }
+
+    /// Whether nobody may begin, and nobody is left who asks for a window.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.barred && self.floors.is_empty()
     }
 
     /// Gives a transaction its commit timestamp; its window. That is kept until there is an outcome,

@@ -478,6 +478,24 @@ fn writes_pass_while_no_transaction_runs_and_are_seen_by_the_next() {
     });
 }
 
+/// Two changes of the whole at a time do not let each other's transactions in.
+#[test]
+fn changes_of_the_whole_overlap() {
+    run(25, |env| async move {
+        let rig = rig(&env);
+        let change = async |micros| {
+            let change = async || {
+                env.sleep(Duration::from_micros(micros)).await;
+                let mut beginning = rig.manager.begin(Begin::STRICT);
+                assert!(beginning.as_mut().now_or_never().is_none());
+            };
+            rig.manager.exclusively(change).await;
+        };
+        futures::join!(change(10), change(30), change(20));
+        rig.begin(Begin::STRICT).await;
+    });
+}
+
 /// A block store whose changes are there long before whoever made them is told.
 #[derive(Debug)]
 struct Lingering(VersionedMemory);

@@ -212,14 +212,14 @@ struct Barrier<'a>(&'a Inner);
 
 impl<'a> Barrier<'a> {
     fn new(inner: &'a Inner) -> Barrier<'a> {
-        inner.order.lock().bar(true);
+        inner.order.lock().bar();
         Barrier(inner)
     }
 }
 
 impl Drop for Barrier<'_> {
     fn drop(&mut self) {
-        self.0.order.lock().bar(false);
+        self.0.order.lock().unbar();
         self.0.settled.notify_waiters();
     }
 }

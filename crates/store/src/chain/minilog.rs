@@ -183,7 +183,8 @@ impl State {
         self.wishes.moved(lba, slot, to);
         debug_assert!(found, "a slot is in use as long as the index refers to it");
         self.minis.counts.settled += 1;
-        self.dirty.insert(lba);
+        // The block is among the dirty ones since its fragment came: every checkpoint leaves no slot.
+        // What a rebuild makes goes to a base, which has all blocks.
         self.reap();
         Ok(true)
     }

@@ -120,7 +120,8 @@ impl Chain {
         inner.change_label(|label| set_leaving(&mut label.links, id)).await?;
         {
             let _frozen = Freeze::new(inner);
-            // The logs leave room behind that slots count on.
+            // The logs leave room behind that slots count on, and what fills it up must not come
+            // between a transaction and its fragments in memory.
             if inner.state.lock().owed() > 0 {
                 checkpoint::write(inner).await?;
             }

@@ -20,42 +20,46 @@ use super::window::Window;
 use super::{Preempted, TxnError};
 use crate::block::{Lba, StoreError, Version};
 
-/// The newest snapshot, for a transaction that begins.
-pub(super) async fn snapshot(inner: &Inner) -> Snapshot {
+/// Has a transaction begin on the newest snapshot. `enter` makes the transaction known: under the lock
+/// of the order, so that whoever lets nobody begin from then on finds all who have a snapshot.
+pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
     let closed = inner.gate.close().await;
     loop {
         let mut settled = std::pin::pin!(inner.settled.notified());
         settled.as_mut().enable();
-        let (snapshot, remembered) = {
+        {
             let mut order = inner.order.lock();
             if inner.passed.swap(false, Ordering::SeqCst) {
                 order.refresh();
             }
-            (order.begin(&*inner.store), order.remembered())
-        };
-        match snapshot {
-            Some(snapshot) => {
+            if let Some(snapshot) = order.begin(&*inner.store) {
                 closed.keep();
                 #[cfg(feature = "seeded-bugs")]
-                let snapshot = stale(inner, snapshot);
+                let snapshot = stale(inner, &mut order, snapshot);
+                let entered = enter(snapshot);
+                let remembered = order.remembered();
+                drop(order);
                 // Who keeps the stream from being forgotten gives way when it is too long.
                 if remembered > inner.options.max_window {
                     inner.preempt_oldest(Preempted::Stuck);
                 }
-                return snapshot;
+                return entered;
             }
-            None => settled.await,
         }
+        settled.await;
     }
 }
 
-/// The newest snapshot that survives a crash, for a transaction that only reads; the newest of all when
-/// the store has not kept one.
-pub(super) async fn synced_snapshot(inner: &Inner) -> Snapshot {
-    match inner.store.hold_synced() {
-        Some(hold) => Snapshot { until: None, hold: Arc::new(hold) },
-        None => snapshot(inner).await,
+/// The same on the newest snapshot that survives a crash, for a transaction that only reads; on the
+/// newest of all when the store has not kept one.
+pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
+    {
+        let order = inner.order.lock();
+        if let Some(snapshot) = order.begin_synced(&*inner.store) {
+            return enter(snapshot);
+        }
     }
+    begin(inner, enter).await
 }
 
 /// Runs a write that is no transaction's past the stream, if no transaction runs; `None` otherwise.
@@ -71,11 +75,10 @@ pub(super) async fn pass<T>(
 }
 
 #[cfg(feature = "seeded-bugs")]
-fn stale(inner: &Inner, snapshot: Snapshot) -> Snapshot {
+fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> Snapshot {
     if !inner.options.has(super::Bug::StaleSnapshot) {
         return snapshot;
     }
-    let mut order = inner.order.lock();
     let before = order.stale.replace(snapshot.hold.clone());
     let hold = before.unwrap_or_else(|| snapshot.hold.clone());
     Snapshot { hold, ..snapshot }
@@ -126,12 +129,23 @@ async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> 
     }
 }
 
-/// Waits until every commit has its outcome.
+/// Waits until every commit has its outcome and, while nobody may begin, nobody runs: also those who
+/// have left the registry and not yet entered the stream.
 pub(super) async fn drain(inner: &Inner) {
     loop {
-        let last = inner.order.lock().pending().pop();
-        let Some(last) = last else { return };
-        outcome(inner, &last).await.ok();
+        let mut settled = std::pin::pin!(inner.settled.notified());
+        settled.as_mut().enable();
+        let (last, quiet) = {
+            let order = inner.order.lock();
+            (order.pending().pop(), order.is_quiet())
+        };
+        match last {
+            Some(last) => {
+                outcome(inner, &last).await.ok();
+            }
+            None if quiet => return,
+            None => settled.await,
+        }
     }
 }
 

@@ -43,6 +43,7 @@ pub(super) struct Inner {
     pub(super) store: Arc<dyn BlockStore>,
     pub(super) options: Options,
     pub(super) order: Mutex<Order>,
+    /// Locked alone, or after `order`.
     pub(super) registry: Mutex<Registry>,
     /// Writes that are no transaction's pass it while no transaction runs.
     pub(super) gate: Arc<Gate>,
@@ -160,9 +161,12 @@ impl TransactionManager {
     pub fn status(&self) -> TxnStatus {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &self.inner.counts;
+        // One lock after the other: who begins takes that of the registry under that of the order.
+        let running = self.inner.registry.lock().len() as u64;
+        let window = self.inner.order.lock().remembered() as u64;
         TxnStatus {
-            running: self.inner.registry.lock().len() as u64,
-            window: self.inner.order.lock().remembered() as u64,
+            running,
+            window,
             buffered_bytes: get(&self.inner.charged),
             commits: get(&counts.commits),
             read_only: get(&counts.read_only),
@@ -214,14 +218,14 @@ struct Barrier<'a>(&'a Inner);
 
 impl<'a> Barrier<'a> {
     fn new(inner: &'a Inner) -> Barrier<'a> {
-        inner.order.lock().bar(true);
+        inner.order.lock().bar();
         Barrier(inner)
     }
 }
 
 impl Drop for Barrier<'_> {
     fn drop(&mut self) {
-        self.0.order.lock().bar(false);
+        self.0.order.lock().unbar();
         self.0.settled.notify_waiters();
     }
 }
@@ -251,12 +255,14 @@ impl Transact for Client {
         let (inner, owner) = (&self.shared.inner, self.shared.owner);
         inner.registry.lock().admit(owner, inner.options.max_running)?;
         let mut admission = Admission { inner, owner, used: false };
-        let snapshot = match begin.read_only {
-            true => commit::synced_snapshot(inner).await,
-            false => commit::snapshot(inner).await,
+        let enter = |snapshot| {
+            admission.used = true;
+            inner.registry.lock().add(owner, begin, snapshot, inner.tick())
         };
-        admission.used = true;
-        let running = inner.registry.lock().add(owner, begin, snapshot, inner.tick());
+        let running = match begin.read_only {
+            true => commit::begin_synced(inner, enter).await,
+            false => commit::begin(inner, enter).await,
+        };
         Ok(self.transaction(running))
     }
 
@@ -305,8 +311,17 @@ impl Inner {
 
     /// Ends what a transaction's snapshot keeps.
     fn let_go(&self, snapshot: Snapshot) {
-        if let Some(until) = snapshot.until {
-            self.order.lock().end(until);
+        let Snapshot { until, hold } = snapshot;
+        // Who finds that nobody runs any more finds nothing held either.
+        drop(hold);
+        let Some(until) = until else { return };
+        let quiet = {
+            let mut order = self.order.lock();
+            order.end(until);
+            order.is_quiet()
+        };
+        if quiet {
+            self.settled.notify_waiters();
         }
     }
 

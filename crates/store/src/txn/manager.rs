@@ -21,6 +21,8 @@ use crate::device::AlignedBuf;
 use crate::env::{Env, Task};
 use crate::gate::Gate;
 
+/// Blocks that were read take as much memory as one that was written: what is noted of each.
+const READS_PER_WRITE: usize = 64;
 /// Ticks that make up the time after which a transaction counts as idle.
 const IDLE_TICKS: u64 = 4;
 
@@ -515,7 +517,7 @@ impl Transaction for LocalTransaction {
         let plan = self.plan(lba, count)?;
         self.running.touch(self.inner.tick());
         if plan.noted > 0 {
-            let blocks = plan.noted.div_ceil(self.inner.options.reads_per_write);
+            let blocks = plan.noted.div_ceil(READS_PER_WRITE);
             self.inner.charge(&self.running, (blocks * BLOCK_SIZE) as u64);
         }
         let stored = match plan.own.iter().all(|own| !matches!(own, Own::Nothing)) {

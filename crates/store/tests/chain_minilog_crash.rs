@@ -173,23 +173,29 @@ fn a_transaction_of_several_mini_log_blocks_survives_as_a_whole() {
     });
 }
 
-/// What is moved ends no transaction whose fragments are still in memory.
+/// What cleaning or a checkpoint moves ends no transaction whose fragments are still in memory.
 #[test]
-fn cleaning_does_not_part_a_transaction() {
-    run(3, |env| async move {
-        let mut rig = Rig::new(&env).await;
-        let segment = u64::from(SEGMENT);
-        rig.fill((0..segment).chain(3..segment)).await;
-        rig.fill(0..6).await;
-        rig.sync().await;
-        let (durable, begun) = (rig.chain.now(), rig.recorder.position());
-        rig.apply(vec![rig.whole(500), rig.fragment(501, 16)]).await;
-        assert_eq!(rig.chain.clean(1).await.unwrap(), 1);
-        rig.sync().await;
-        for image in rig.images(begun, &Policy::thorough()) {
-            rig.check(&image, durable).await;
-        }
-    });
+fn nothing_comes_between_a_transaction_and_its_fragments() {
+    for cleans in [true, false] {
+        run(3, |env| async move {
+            let mut rig = Rig::new(&env).await;
+            let segment = u64::from(SEGMENT);
+            rig.fill((0..segment).chain(3..segment)).await;
+            rig.fill(0..6).await;
+            rig.sync().await;
+            let (durable, begun) = (rig.chain.now(), rig.recorder.position());
+            rig.apply(vec![rig.whole(500), rig.fragment(501, 16)]).await;
+            if cleans {
+                assert_eq!(rig.chain.clean(1).await.unwrap(), 1);
+                rig.sync().await;
+            } else {
+                rig.chain.checkpoint().await.unwrap();
+            }
+            for image in rig.images(begun, &Policy::thorough()) {
+                rig.check(&image, durable).await;
+            }
+        });
+    }
 }
 
 /// Fragments that come while a checkpoint writes what it has settled are settled by it too.

@@ -198,25 +198,28 @@ fn nothing_comes_between_a_transaction_and_its_fragments() {
     }
 }
 
-/// Fragments that come while a checkpoint writes what it has settled are settled by it too.
+/// Fragments that come while a checkpoint writes what it has settled, half of it or all, are settled by
+/// it too.
 #[test]
 fn a_checkpoint_settles_what_comes_meanwhile() {
-    run(4, |env| async move {
-        let recorder = Recorder::with_latency(&env, Duration::from_micros(50));
-        let options = Options { dirty_bytes: 2 << 20, ..patient() };
-        let mut rig = Rig::on(&env, recorder, options).await;
-        rig.touch(0..400).await;
-        let chain = rig.chain.clone();
-        let mut checkpoint = Box::pin(async move { chain.checkpoint().await });
-        assert!(checkpoint.as_mut().now_or_never().is_none());
-        let settled = rig.chain.status().minis.settled;
-        assert!(settled > 0 && settled < 400, "{settled}");
-        rig.touch(500..600).await;
-        checkpoint.await.unwrap();
-        assert_eq!(rig.chain.status().minis.slots, 0);
-        rig.reopen().await;
-        rig.compare().await;
-    });
+    for slots in [400, 256] {
+        run(4, |env| async move {
+            let recorder = Recorder::with_latency(&env, Duration::from_micros(50));
+            // It stops to write after every 256 blocks.
+            let options = Options { dirty_bytes: 2 << 20, ..patient() };
+            let mut rig = Rig::on(&env, recorder, options).await;
+            rig.touch(0..slots).await;
+            let chain = rig.chain.clone();
+            let mut checkpoint = Box::pin(async move { chain.checkpoint().await });
+            assert!(checkpoint.as_mut().now_or_never().is_none());
+            assert_eq!(rig.chain.status().minis.settled, 256);
+            rig.touch(500..600).await;
+            checkpoint.await.unwrap();
+            assert_eq!(rig.chain.status().minis.slots, 0);
+            rig.reopen().await;
+            rig.compare().await;
+        });
+    }
 }
 
 /// More blocks change in part than the free segments would take: a checkpoint comes before it is too

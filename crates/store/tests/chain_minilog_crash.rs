@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
-use support::{LABELS, SEGMENT, Shape, content, options, read_all};
+use support::{LABELS, SEGMENT, Shape, content, lose_checkpoints, options, read_all};
 use thalweg_sim::crash::{CrashImage, Points, Policy, Shape as CrashShape};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
-use thalweg_store::chain::{Chain, Cleaning, Options, Recovered};
+use thalweg_store::chain::{Chain, Cleaning, Options, Rebuild};
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::Env;
 
@@ -106,11 +106,10 @@ impl Rig {
     }
 
     /// Opens the devices again, as they are.
-    async fn reopen(&mut self) -> Recovered {
+    async fn reopen(&mut self) {
         let parts = shape().parts(&self.devices);
-        let (chain, found) = Chain::open(&self.env, parts, patient()).await.unwrap();
+        let (chain, _) = Chain::open(&self.env, parts, patient()).await.unwrap();
         self.chain = Arc::new(chain);
-        found
     }
 
     /// Every block is that of the newest version.
@@ -173,44 +172,53 @@ fn a_transaction_of_several_mini_log_blocks_survives_as_a_whole() {
     });
 }
 
-/// What is moved ends no transaction whose fragments are still in memory.
+/// What cleaning or a checkpoint moves ends no transaction whose fragments are still in memory.
 #[test]
-fn cleaning_does_not_part_a_transaction() {
-    run(3, |env| async move {
-        let mut rig = Rig::new(&env).await;
-        let segment = u64::from(SEGMENT);
-        rig.fill((0..segment).chain(3..segment)).await;
-        rig.fill(0..6).await;
-        rig.sync().await;
-        let (durable, begun) = (rig.chain.now(), rig.recorder.position());
-        rig.apply(vec![rig.whole(500), rig.fragment(501, 16)]).await;
-        assert_eq!(rig.chain.clean(1).await.unwrap(), 1);
-        rig.sync().await;
-        for image in rig.images(begun, &Policy::thorough()) {
-            rig.check(&image, durable).await;
-        }
-    });
+fn nothing_comes_between_a_transaction_and_its_fragments() {
+    for cleans in [true, false] {
+        run(3, |env| async move {
+            let mut rig = Rig::new(&env).await;
+            let segment = u64::from(SEGMENT);
+            rig.fill((0..segment).chain(3..segment)).await;
+            rig.fill(0..6).await;
+            rig.sync().await;
+            let (durable, begun) = (rig.chain.now(), rig.recorder.position());
+            rig.apply(vec![rig.whole(500), rig.fragment(501, 16)]).await;
+            if cleans {
+                assert_eq!(rig.chain.clean(1).await.unwrap(), 1);
+                rig.sync().await;
+            } else {
+                rig.chain.checkpoint().await.unwrap();
+            }
+            for image in rig.images(begun, &Policy::thorough()) {
+                rig.check(&image, durable).await;
+            }
+        });
+    }
 }
 
-/// Fragments that come while a checkpoint writes what it has settled are settled by it too.
+/// Fragments that come while a checkpoint writes what it has settled, half of it or all, are settled by
+/// it too.
 #[test]
 fn a_checkpoint_settles_what_comes_meanwhile() {
-    run(4, |env| async move {
-        let recorder = Recorder::with_latency(&env, Duration::from_micros(50));
-        let options = Options { dirty_bytes: 2 << 20, ..patient() };
-        let mut rig = Rig::on(&env, recorder, options).await;
-        rig.touch(0..400).await;
-        let chain = rig.chain.clone();
-        let mut checkpoint = Box::pin(async move { chain.checkpoint().await });
-        assert!(checkpoint.as_mut().now_or_never().is_none());
-        let settled = rig.chain.status().minis.settled;
-        assert!(settled > 0 && settled < 400, "{settled}");
-        rig.touch(500..600).await;
-        checkpoint.await.unwrap();
-        assert_eq!(rig.chain.status().minis.slots, 0);
-        rig.reopen().await;
-        rig.compare().await;
-    });
+    for slots in [400, 256] {
+        run(4, |env| async move {
+            let recorder = Recorder::with_latency(&env, Duration::from_micros(50));
+            // It stops to write after every 256 blocks.
+            let options = Options { dirty_bytes: 2 << 20, ..patient() };
+            let mut rig = Rig::on(&env, recorder, options).await;
+            rig.touch(0..slots).await;
+            let chain = rig.chain.clone();
+            let mut checkpoint = Box::pin(async move { chain.checkpoint().await });
+            assert!(checkpoint.as_mut().now_or_never().is_none());
+            assert_eq!(rig.chain.status().minis.settled, 256);
+            rig.touch(500..600).await;
+            checkpoint.await.unwrap();
+            assert_eq!(rig.chain.status().minis.slots, 0);
+            rig.reopen().await;
+            rig.compare().await;
+        });
+    }
 }
 
 /// More blocks change in part than the free segments would take: a checkpoint comes before it is too
@@ -227,29 +235,44 @@ fn there_is_room_to_settle_every_slot() {
     });
 }
 
-/// Recovery settles slots, and is cut short: what their contents are made of is there as before.
+/// Recovery, or a rebuild, settles slots and is cut short: what their contents are made of is there as
+/// before.
 #[test]
-fn recovery_leaves_the_bases_of_slots_alone() {
-    run(6, |env| async move {
-        let mut rig = Rig::new(&env).await;
-        let segment = u64::from(SEGMENT);
-        rig.fill(0..segment).await;
-        // The tail comes to the last segment, behind which the first one would follow.
-        for _ in 0..7 {
-            rig.fill(segment..2 * segment).await;
-        }
-        rig.fill(segment..segment + 200).await;
-        rig.chain.checkpoint().await.unwrap();
-        // Now nothing in the first segment is live.
-        rig.touch(0..segment).await;
-        rig.sync().await;
-        let begun = rig.recorder.position();
-        let found = rig.reopen().await;
-        assert_eq!(found.slots, segment);
-        for image in rig.images(begun, &Policy::sampled(0)) {
-            rig.check(&image, rig.model.now()).await;
-        }
-    });
+fn the_bases_of_slots_are_left_alone_until_a_checkpoint() {
+    for rebuilds in [false, true] {
+        run(6, |env| async move {
+            let mut rig = Rig::new(&env).await;
+            let segment = u64::from(SEGMENT);
+            rig.fill(0..segment).await;
+            // The tail comes to the last segment, behind which the first one would follow.
+            for _ in 0..7 {
+                rig.fill(segment..2 * segment).await;
+            }
+            rig.fill(segment..segment + 200).await;
+            rig.chain.checkpoint().await.unwrap();
+            // Now nothing in the first segment is live.
+            rig.touch(0..segment).await;
+            rig.sync().await;
+            if rebuilds {
+                lose_checkpoints(&shape().parts(&rig.devices).map).await;
+            }
+            let begun = rig.recorder.position();
+            open_or_rebuild(&env, &rig.devices).await;
+            for image in rig.images(begun, &Policy::sampled(0)) {
+                let chain = open_or_rebuild(&env, &image.devices).await;
+                compare(&chain, &rig.model, rig.model.now(), &image.describe()).await;
+            }
+        });
+    }
+}
+
+async fn open_or_rebuild(env: &Env, devices: &[DeviceRef]) -> Chain {
+    let opened = Chain::open(env, shape().parts(devices), patient()).await;
+    if let Ok((chain, _)) = opened {
+        return chain;
+    }
+    Chain::rebuild(env, shape().parts(devices), Rebuild::default(), &|_, _| {}).await.unwrap();
+    Chain::open(env, shape().parts(devices), patient()).await.unwrap().0
 }
 
 /// Recovery settles slots into three segments and is cut short, twice, each time with other parts of

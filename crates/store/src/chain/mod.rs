@@ -42,6 +42,7 @@ pub mod fuzz;
 mod holds;
 mod index;
 mod label;
+mod log;
 pub mod minilog;
 mod options;
 mod read;

@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
+use super::super::ChainError;
 use super::super::format::{Kind, MapEntry, block_checksum};
 use super::super::index::{Location, Place, is_slot};
+use super::super::log::Log;
 use super::super::read::{Verified, read_verified};
 use super::super::state::State;
-use super::super::{ChainError, recovery};
 use super::format::{Fragment, open};
 use super::slots::{Overlay, Slot};
 use crate::block::{BLOCK_SIZE, Lba, Version};
@@ -44,10 +45,7 @@ pub(in super::super) async fn read_mini(
 ///
 /// # Errors
 /// [`ChainError::Damaged`] when one does not give back what it held: that was durable.
-pub(in super::super) async fn read_minis(
-    state: &State,
-    log: &recovery::Log,
-) -> Result<Minis, ChainError> {
+pub(in super::super) async fn read_minis(state: &State, log: &Log) -> Result<Minis, ChainError> {
     let entries = log.entries.iter().filter(|(_, _, entry)| entry.kind == Kind::Mini);
     let reads = entries.map(|(_, block, entry)| async move {
         let fragments = read_mini(state, *block, entry).await;

@@ -32,13 +32,13 @@ use super::format::{
 };
 use super::index::{Location, Place, is_slot};
 use super::label::Label;
+use super::log::{Log, LogSegment, Replay, holds};
 use super::minilog::format::Fragment;
 use super::minilog::replay::read_mini;
 use super::minilog::slots::{Overlay, Slot};
 use super::read::{Verified, read_verified};
 use super::recovery::{
-    Log, LogSegment, Replay, build, check_sizes, empty_state, forget_lives, holds, note_cut,
-    open_stream, resume,
+    build, check_sizes, empty_state, forget_lives, note_cut, open_stream, resume,
 };
 use super::segments::SegmentState;
 use super::state::State;

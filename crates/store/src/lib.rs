@@ -18,6 +18,7 @@ mod checksum;
 pub mod device;
 pub mod env;
 mod gate;
+mod lock;
 pub mod pool;
 pub mod tree;
 pub mod txn;

@@ -6,6 +6,7 @@
 //! drives what everybody gave up.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join_all, try_join, try_join_all};
@@ -38,19 +39,14 @@ pub(super) enum Scope {
 
 /// See [`crate::block::BlockStore::sync`].
 pub(super) async fn sync(inner: &Arc<Inner>, version: Version) -> Result<(), StoreError> {
-    loop {
-        {
-            let state = inner.state.lock();
-            if state.committed >= version {
-                return Ok(());
-            }
-            state.poison_check()?;
-            if version > state.version {
-                return Err(StoreError::Invalid(format!("version {version} does not exist yet")));
-            }
-        }
+    let is_durable = || inner.committed.load(Ordering::Acquire) >= version.0;
+    while !is_durable() {
         join_round(inner).await?;
+        if !is_durable() && version > inner.state.lock().version {
+            return Err(StoreError::Invalid(format!("version {version} does not exist yet")));
+        }
     }
+    Ok(())
 }
 
 /// Takes part in a round that begins after this call.
@@ -127,6 +123,7 @@ async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
         stream.commit(part.target);
     }
     state.committed = state.committed.max(version);
+    inner.committed.store(state.committed.0, Ordering::Release);
     state.keep_synced(held);
     inner.check_roles(&mut state);
     drop(state);

@@ -73,6 +73,7 @@ use uuid::Uuid;
 use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 use crate::device::{DeviceError, DeviceRef};
 use crate::env::{Env, Task};
+use crate::lock::BriefMutex;
 use cache::Cache;
 pub use format::Cleaning;
 use label::Layout;
@@ -146,10 +147,12 @@ struct Inner {
     map_unit: usize,
     map: DeviceRef,
     map_link: Option<Uuid>,
-    state: Mutex<State>,
+    state: BriefMutex<State>,
+    /// The newest version that survives a crash, for those who need nothing else of the state.
+    committed: AtomicU64,
     /// Logical blocks: what the index has, for those who need nothing else of the state.
     blocks: AtomicU64,
-    rounds: Mutex<commit::Rounds>,
+    rounds: BriefMutex<commit::Rounds>,
     checkpoints: tokio::sync::Mutex<checkpoint::Area>,
     /// Held by whoever changes the label.
     label_lock: tokio::sync::Mutex<()>,
@@ -290,7 +293,14 @@ impl BlockStore for Chain {
     }
 
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        write::apply(&self.inner, writes).await
+        Ok(write::apply(&self.inner, writes, false).await?.0)
+    }
+
+    async fn apply_and_hold(
+        &self,
+        writes: Vec<Write>,
+    ) -> Result<(Version, Option<Hold>), StoreError> {
+        write::apply(&self.inner, writes, true).await
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

@@ -16,7 +16,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use parking_lot::Mutex;
 use roaring::RoaringBitmap;
 use tokio::sync::Notify;
 use zerocopy::IntoBytes;
@@ -39,6 +38,7 @@ use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, 
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::env::{Env, HashMap};
+use crate::lock::BriefMutex;
 
 /// What opening a chain found and read.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
@@ -266,8 +266,9 @@ pub(super) fn build(
         map: parts.map,
         map_link: parts.map_link,
         blocks: AtomicU64::new(state.index.blocks()),
-        state: Mutex::new(state),
-        rounds: Mutex::default(),
+        committed: AtomicU64::new(state.committed.0),
+        state: BriefMutex::new(state),
+        rounds: BriefMutex::default(),
         checkpoints: tokio::sync::Mutex::new(area),
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),

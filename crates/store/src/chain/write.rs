@@ -12,7 +12,7 @@ use super::minilog::{blocks_for, small_writes};
 use super::state::{Dead, Need, Room};
 use super::stream::{BODY, Batch, USERS};
 use super::{Counts, Inner};
-use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
+use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
 use crate::device::{FrameBuf, Purpose};
 
 /// Blocks in one request to a device.
@@ -27,8 +27,12 @@ pub(super) const MAX_TRANSACTION: usize = 256;
 /// Blocks that one discard record covers at most, so that the lock is not held for long.
 const DISCARD_BLOCKS: u64 = 64 * 1024;
 
-/// See [`crate::block::BlockStore::apply`].
-pub(super) async fn apply(inner: &Arc<Inner>, writes: Vec<Write>) -> Result<Version, StoreError> {
+/// See [`crate::block::BlockStore::apply`], and with `hold` [`crate::block::BlockStore::apply_and_hold`].
+pub(super) async fn apply(
+    inner: &Arc<Inner>,
+    writes: Vec<Write>,
+    hold: bool,
+) -> Result<(Version, Option<Hold>), StoreError> {
     check_writes(inner, &writes)?;
     let small = small_writes(&writes, inner.options.mini_bytes.min(MAX_COST));
     let check = |(write, small): (&Write, &bool)| match &write.content {
@@ -39,9 +43,16 @@ pub(super) async fn apply(inner: &Arc<Inner>, writes: Vec<Write>) -> Result<Vers
     let blocks = writes.len() as u32;
     let slots = small.iter().filter(|small| **small).count() as u32;
     let need = Need { live: blocks, blocks: blocks - slots + blocks_for(&writes, &small), slots };
-    let version = with_room(inner, need, |state| state.apply(&writes, &checks, &small)).await?;
+    let version = with_room(inner, need, |state| {
+        let version = state.apply(&writes, &checks, &small)?;
+        if hold {
+            state.holds.take(version);
+        }
+        Ok(version)
+    })
+    .await?;
     Counts::add(&inner.counts.user_blocks_written, u64::from(blocks));
-    Ok(version)
+    Ok((version, hold.then(|| inner.release_later(version))))
 }
 
 /// See [`crate::block::BlockStore::discard`].

@@ -18,7 +18,7 @@ use super::manager::{Counts, Inner};
 use super::order::{Snapshot, Step};
 use super::window::Window;
 use super::{Preempted, TxnError};
-use crate::block::{Lba, StoreError, Version};
+use crate::block::{Hold, Lba, StoreError, Version};
 
 /// Has a transaction begin on the newest snapshot. `enter` makes the transaction known: under the lock
 /// of the order, so that whoever lets nobody begin from then on finds all who have a snapshot.
@@ -179,10 +179,9 @@ async fn apply_decided(inner: &Inner) {
     loop {
         let step = inner.order.lock().next_step();
         let Step::Apply(intent, window) = step else { break };
-        let outcome = apply(inner, &intent, &window).await;
-        let newest = match &outcome {
-            Ok(version) => inner.store.hold(*version).map(Arc::new),
-            Err(_) => None,
+        let (outcome, newest) = match apply(inner, &intent, &window).await {
+            Ok((version, newest)) => (Ok(version), newest.map(Arc::new)),
+            Err(error) => (Err(error), None),
         };
         inner.order.lock().finish(&intent, newest);
         intent.set_outcome(outcome);
@@ -192,7 +191,11 @@ async fn apply_decided(inner: &Inner) {
 }
 
 /// Applies one transaction that commits.
-async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Version, StoreError> {
+async fn apply(
+    inner: &Inner,
+    intent: &Intent,
+    window: &Window,
+) -> Result<(Version, Option<Hold>), StoreError> {
     let sharing = window.sharing(intent);
     #[cfg(feature = "seeded-bugs")]
     let sharing = match inner.options.has(super::Bug::MissingMerge) {
@@ -224,10 +227,14 @@ async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Versio
     }
 }
 
-async fn hand_over(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
+async fn hand_over(inner: &Inner, intent: &Intent) -> Result<(Version, Option<Hold>), StoreError> {
     match intent.swath() {
-        Some(swath) => inner.store.discard(Lba(swath.start), swath.end - swath.start).await,
-        None => inner.store.apply(intent.to_writes()).await,
+        Some(swath) => {
+            let count = swath.end - swath.start;
+            let version = inner.store.discard(Lba(swath.start), count).await?;
+            Ok((version, inner.store.hold(version)))
+        }
+        None => inner.store.apply_and_hold(intent.to_writes()).await,
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use tokio::sync::Notify;
 
 use super::access::{Accesses, Own};
@@ -20,6 +20,7 @@ use crate::block::{BLOCK_SIZE, BlockStore, Lba};
 use crate::device::AlignedBuf;
 use crate::env::{Env, Task};
 use crate::gate::Gate;
+use crate::lock::BriefMutex;
 
 /// Blocks that were read take as much memory as one that was written: what is noted of each.
 const READS_PER_WRITE: usize = 64;
@@ -44,9 +45,9 @@ pub(super) struct Inner {
     pub(super) env: Env,
     pub(super) store: Arc<dyn BlockStore>,
     pub(super) options: Options,
-    pub(super) order: Mutex<Order>,
+    pub(super) order: BriefMutex<Order>,
     /// Locked alone, or after `order`.
-    pub(super) registry: Mutex<Registry>,
+    pub(super) registry: BriefMutex<Registry>,
     /// Writes that are no transaction's pass it while no transaction runs.
     pub(super) gate: Arc<Gate>,
     /// Such a write has passed since the last snapshot was taken.
@@ -123,10 +124,10 @@ impl TransactionManager {
             env: env.clone(),
             store,
             options,
-            order: Mutex::new(Order::new(gate.clone())),
+            order: BriefMutex::new(Order::new(gate.clone())),
             gate,
             passed: AtomicBool::new(false),
-            registry: Mutex::default(),
+            registry: BriefMutex::default(),
             settled: Notify::new(),
             counts: Counts::default(),
             charged: AtomicU64::new(0),

@@ -46,31 +46,40 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// A new volume of `size` bytes on the device or file at `path`, made as `thalweg volume create
-    /// --link` makes it: the map lies on the link. A file gets `room` bytes. The manifest goes to
-    /// `folder`.
+    /// A store on a volume of its own, as [`create_volume`] makes it.
     pub(crate) async fn create(
         env: &Env,
         folder: &Path,
         path: &Path,
-        (size, room): (u64, u64),
+        sizes: (u64, u64),
         kind: Kind,
     ) -> Result<Ours, BenchError> {
-        let device = match path.exists() {
-            true => DeviceSpec::new(path),
-            false => DeviceSpec::with_size(path, room).preallocated(),
-        };
-        let mut new = NewVolume::new("bench", size, vec![LinkSpec::plain(device)]);
-        new.growth = 1.0;
-        new.force = true;
-        pool::create(env, folder, &new, &|_, _| {}).await.map_err(failed)?;
-        let pool = Pool::open(env, folder, &OpenOptions::default()).await.map_err(failed)?;
+        let pool = create_volume(env, folder, path, sizes).await?;
         let partition = NewPartition { name: "store".to_owned(), kind, first: None, blocks: None };
         let manager = Arc::new(pool.transactions().clone());
         catalogue::create(env, &*manager, &partition).await.map_err(failed)?;
         let store = Store::open(env, manager, "store").await.map_err(failed)?;
         Ok(Ours { pool, store })
     }
+}
+
+/// A new volume of `size` bytes on the device or file at `path`, made as `thalweg volume create --link`
+/// makes it: the map lies on the link. A file gets `room` bytes. The manifest goes to `folder`.
+pub(crate) async fn create_volume(
+    env: &Env,
+    folder: &Path,
+    path: &Path,
+    (size, room): (u64, u64),
+) -> Result<Pool, BenchError> {
+    let device = match path.exists() {
+        true => DeviceSpec::new(path),
+        false => DeviceSpec::with_size(path, room).preallocated(),
+    };
+    let mut new = NewVolume::new("bench", size, vec![LinkSpec::plain(device)]);
+    new.growth = 1.0;
+    new.force = true;
+    pool::create(env, folder, &new, &|_, _| {}).await.map_err(failed)?;
+    Pool::open(env, folder, &OpenOptions::default()).await.map_err(failed)
 }
 
 /// An engine, open in a folder or on a device.

@@ -15,6 +15,7 @@
 //! - [`chain_memory`]: RAM of the index for each stored block;
 //! - [`txn_cpu`]: what transactions cost in processor time;
 //! - [`txn_contention`]: what transactions get that want the same blocks;
+//! - [`imgstore`](mod@imgstore): two stores in one transaction, as libraries, in threads, in processes;
 //! - `engine`: our key-value stores and other engines, behind one face;
 //! - [`kv`]: our stores beside other engines under load;
 //! - [`txn_put`]: what a durable small put costs a device;
@@ -27,6 +28,7 @@ pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
 mod engine;
+pub mod imgstore;
 pub mod kv;
 mod loops;
 pub mod nbd;
@@ -39,6 +41,7 @@ pub mod txn_contention;
 pub mod txn_cpu;
 pub mod txn_put;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use report::{Figures, Report};
@@ -55,11 +58,14 @@ pub struct Options {
     /// Where benchmarks that use a real disk put their files; the system's folder for temporary
     /// files when not given.
     pub dir: Option<PathBuf>,
+    /// A command that calls [`imgstore::serve_store`] with its last two arguments, for benchmarks that
+    /// have stores in processes of their own.
+    pub store_process: Vec<OsString>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { seed: 1, scale: None, traces: Vec::new(), dir: None }
+        Options { seed: 1, scale: None, traces: Vec::new(), dir: None, store_process: Vec::new() }
     }
 }
 
@@ -81,6 +87,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    imgstore::ENTRY,
     kv::ENTRY,
     nbd::ENTRY,
     txn_contention::ENTRY,

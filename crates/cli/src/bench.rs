@@ -10,7 +10,7 @@ use crate::failure::{Failure, Outcome};
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     /// The benchmark; --list names them all
-    #[arg(required_unless_present = "list")]
+    #[arg(required_unless_present_any = ["list", "store"])]
     name: Option<String>,
     /// Name every benchmark
     #[arg(long)]
@@ -34,15 +34,22 @@ pub(crate) struct Bench {
     /// temporary files]
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
+    /// Be the process of a store, for a benchmark that starts this
+    #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "PARTITION"])]
+    store: Option<Vec<String>>,
 }
 
 pub(crate) fn run(args: Bench) -> Outcome<()> {
+    if let Some([folder, partition]) = args.store.as_deref() {
+        return Ok(thalweg_bench::imgstore::serve_store(folder.as_ref(), partition)?);
+    }
     let Some(name) = args.name.filter(|_| !args.list) else {
         list(args.json);
         return Ok(());
     };
     let Bench { seed, scale, traces, dir, .. } = args;
-    let options = thalweg_bench::Options { seed, scale, traces, dir };
+    let store_process = vec![std::env::current_exe()?.into(), "bench".into(), "--store".into()];
+    let options = thalweg_bench::Options { seed, scale, traces, dir, store_process };
     let report = thalweg_bench::run(&name, &options).map_err(|error| match error {
         error @ thalweg_bench::BenchError::Unknown(_) => {
             Failure::of(&error).help(format!("known are: {}", names().join(", ")))

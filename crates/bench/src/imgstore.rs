@@ -1,0 +1,324 @@
+//! `imgstore`: the example ImgStore under YCSB A, wherever its two stores run (Isotope, figure 4.8; real
+//! time).
+//!
+//! Half of the operations get a photo, half put another in its place, with another date: one transaction
+//! over a hash table and a B-tree, durable when it returns. A photo has 16 KiB with its date; which one
+//! it is follows Zipf's law with 0.99. The volume is a file, open in the process of the clients, which
+//! have as many threads as there are processors. The stores are:
+//!
+//! - *libraries*: called by the clients;
+//! - *threads*: in a thread each, to which transactions are released and which gives them back;
+//! - *processes*: in a process each, the same over a socket.
+//!
+//! The three take turns in short slices on the same photos; a ratio is the median over the rounds of two
+//! rates in the same round. The paper has curves and no numbers, so the chart shows what was measured
+//! alone. In words it has threads and libraries alike, processes below them, and the peak at 32 threads.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::imgstore::process::{self, StoreProcess};
+use ::imgstore::{DATES, IMAGES, ImgStore, Photo};
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use thalweg_ipc::{Config, Server};
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::env::{Env, Rng, Task, Time, server_threads};
+use thalweg_store::txn::TransactionManager;
+
+use crate::engine;
+use crate::plot::{Chart, Series, Shape};
+use crate::rig::{self, failed, rounded};
+use crate::{BenchEntry, BenchError, Options, Report};
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "imgstore",
+    about: "a transaction over two stores: libraries, threads, processes (real time)",
+    run,
+};
+
+const THREADS: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+const ROUNDS: usize = 15;
+/// Seconds of a slice at scale 1.
+const SECONDS: f64 = 0.2;
+/// Photos that are there at scale 1.
+const PHOTOS: f64 = 8_192.0;
+/// Bytes of an image: with its date four blocks.
+const IMAGE: usize = 4 * BLOCK_SIZE - size_of::<u64>();
+const DAYS: u64 = 20_000;
+const ZIPF: f64 = 0.99;
+/// Clients that fill the stores.
+const LOADERS: u64 = 8;
+/// Bytes of the volume and its file.
+const SIZES: (u64, u64) = (512 << 20, 1 << 30);
+
+const LIBRARIES: &str = "libraries";
+const COMPOSITIONS: [&str; 3] = [LIBRARIES, "threads", "processes"];
+
+fn run(options: &Options) -> Result<Report, BenchError> {
+    measure(options, rig::scale(options, 1.0)?, &THREADS)
+}
+
+/// Is the process of a store: serves it for as long as its volume is served.
+///
+/// # Errors
+/// Why it does not any more.
+pub fn serve_store(folder: &Path, partition: &str) -> Result<(), BenchError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(server_threads()).enable_all().build().map_err(failed)?;
+    let serving = async { process::serve(&Env::real(), folder, partition).await };
+    runtime.block_on(serving).map_err(failed)
+}
+
+/// Rates for each number of clients and composition, one for each round.
+type Rates = BTreeMap<(u64, &'static str), Vec<f64>>;
+
+fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, BenchError> {
+    let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let folder =
+        tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().build().map_err(failed)?;
+    let rates = runtime.block_on(rates(folder.path(), options, scale, threads))?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    report.figure("scale", scale);
+    for ((threads, name), rates) in &rates {
+        report.figure(&format!("ops_s_{name}_{threads}"), rounded(median(rates.clone())));
+    }
+    for name in &COMPOSITIONS[1..] {
+        let mut all = Vec::new();
+        for &threads in threads {
+            let (over, under) = (&rates[&(threads, *name)], &rates[&(threads, LIBRARIES)]);
+            let ratios: Vec<f64> =
+                over.iter().zip(under).map(|(over, under)| over / under).collect();
+            all.extend_from_slice(&ratios);
+            report.figure(&format!("{name}_over_{LIBRARIES}_{threads}"), rounded(median(ratios)));
+        }
+        report.figure(&format!("{name}_over_{LIBRARIES}"), rounded(median(all)));
+    }
+    report.charts.push(chart(&rates));
+    Ok(report)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Figure 4.8.
+fn chart(rates: &Rates) -> Chart {
+    let line = |name: &str| {
+        let mine = rates.iter().filter(|((_, of), _)| *of == name);
+        let points = mine.map(|((threads, _), rates)| (*threads as f64, median(rates.clone())));
+        Series::measured(name, points.collect())
+    };
+    Chart {
+        title: "Figure 4.8: YCSB A on ImgStore (measured; the paper has no numbers)".to_owned(),
+        x: "threads".to_owned(),
+        y: "operations per second".to_owned(),
+        shape: Shape::Lines,
+        series: COMPOSITIONS.map(line).to_vec(),
+    }
+}
+
+async fn rates(
+    folder: &Path,
+    options: &Options,
+    scale: f64,
+    threads: &[u64],
+) -> Result<Rates, BenchError> {
+    let env = Env::real();
+    let photos = ((PHOTOS * scale) as u64).max(256);
+    let pool = engine::create_volume(&env, folder, &folder.join("link.img"), SIZES).await?;
+    let manager = pool.transactions();
+    let server = Server::start(&env, manager, folder, Config::default()).map_err(failed)?;
+    ::imgstore::create(&env, manager).await.map_err(failed)?;
+    let mut processes = Vec::new();
+    for partition in [IMAGES, DATES] {
+        processes.push(start(&env, options, folder, partition).await?);
+    }
+    let stores = compositions(&env, manager, folder).await?;
+    load(&env, &stores[0], photos).await?;
+    let span = Duration::from_secs_f64(SECONDS * scale);
+    let mut rates = Rates::new();
+    for &threads in threads {
+        for round in 0..ROUNDS {
+            // Another one begins each round.
+            for turn in 0..COMPOSITIONS.len() {
+                let at = (round + turn) % COMPOSITIONS.len();
+                let slice = Slice { photos, span, seed: options.seed * 1000 + round as u64 };
+                let rate = slice.run(&env, &stores[at], threads).await?;
+                rates.entry((threads, COMPOSITIONS[at])).or_default().push(rate);
+            }
+        }
+        eprintln!("{threads} threads done");
+    }
+    drop((stores, processes, server));
+    pool.close().await.map_err(failed)?;
+    Ok(rates)
+}
+
+/// Starts the process of a store.
+async fn start(
+    env: &Env,
+    options: &Options,
+    folder: &Path,
+    partition: &str,
+) -> Result<StoreProcess, BenchError> {
+    let Some((program, args)) = options.store_process.split_first() else {
+        return Err(BenchError::Invalid("no command for the process of a store".to_owned()));
+    };
+    let mut command = Command::new(program);
+    command.args(args).arg(folder).arg(partition);
+    StoreProcess::start(env, command, folder, partition).await.map_err(failed)
+}
+
+/// The same photos in each composition, in the order of [`COMPOSITIONS`].
+async fn compositions(
+    env: &Env,
+    manager: &TransactionManager,
+    folder: &Path,
+) -> Result<[ImgStore; 3], BenchError> {
+    let volume = Arc::new(manager.clone());
+    Ok([
+        ImgStore::libraries(env, volume.clone()).await.map_err(failed)?,
+        ImgStore::threads(env, volume.clone()).await.map_err(failed)?,
+        ImgStore::processes(volume, folder),
+    ])
+}
+
+/// Adds every photo.
+async fn load(env: &Env, store: &ImgStore, photos: u64) -> Result<(), BenchError> {
+    let loader = |number: u64| {
+        let store = store.clone();
+        async move {
+            for id in (number..photos).step_by(LOADERS as usize) {
+                store.add(id, &photo(&mut Rng::seed_from_u64(id))).await.map_err(failed)?;
+            }
+            Ok(0)
+        }
+    };
+    all((0..LOADERS).map(|number| env.spawn(loader(number))).collect()).await.map(drop)
+}
+
+/// Waits for all of them, also after a failure: nobody may work on when this returns.
+async fn all(tasks: Vec<Task<Result<u64, BenchError>>>) -> Result<u64, BenchError> {
+    let mut sum = Ok(0);
+    for task in tasks {
+        let died = || BenchError::Failed("a client died".into());
+        let done = task.await.ok_or_else(died).flatten();
+        sum = sum.and_then(|sum| Ok(sum + done?));
+    }
+    sum
+}
+
+fn photo(rng: &mut Rng) -> Photo {
+    let mut image = vec![0; IMAGE];
+    rand::Rng::fill_bytes(rng, &mut image);
+    Photo { date: rng.random_range(0..DAYS), image: image.into() }
+}
+
+/// One composition's turn.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    photos: u64,
+    span: Duration,
+    seed: u64,
+}
+
+impl Slice {
+    /// Operations per second.
+    async fn run(self, env: &Env, store: &ImgStore, threads: u64) -> Result<f64, BenchError> {
+        let zipf = Zipf::new(self.photos as f64, ZIPF).map_err(failed)?;
+        let start = env.now();
+        let client = |number: u64| {
+            let rng = Rng::seed_from_u64(self.seed.wrapping_mul(1 << 20) + number);
+            let client = Client { store: store.clone(), rng, zipf };
+            env.spawn(client.run(env.clone(), start, self.span))
+        };
+        let done = all((0..threads).map(client).collect()).await?;
+        Ok(done as f64 / env.now().since(start).as_secs_f64())
+    }
+}
+
+struct Client {
+    store: ImgStore,
+    rng: Rng,
+    zipf: Zipf<f64>,
+}
+
+impl Client {
+    /// Works until the time is up; the number of operations.
+    async fn run(mut self, env: Env, start: Time, span: Duration) -> Result<u64, BenchError> {
+        let mut done = 0;
+        while env.now().since(start) < span {
+            let id = self.zipf.sample(&mut self.rng) as u64 - 1;
+            match self.rng.random::<bool>() {
+                true => self.get(id).await?,
+                false => {
+                    let photo = photo(&mut self.rng);
+                    self.store.add(id, &photo).await.map_err(failed)?;
+                }
+            }
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    /// Every photo is there, and whole.
+    async fn get(&self, id: u64) -> Result<(), BenchError> {
+        let found = self.store.get(id).await.map_err(failed)?;
+        match found.map(|photo| photo.image.len()) {
+            Some(IMAGE) => Ok(()),
+            found => Err(BenchError::Failed(format!("an image has {found:?} bytes").into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Not a test: the process of a store, whose arguments libtest takes for names of tests.
+    #[test]
+    #[ignore = "a process of other tests"]
+    fn a_store_process() {
+        let args: Vec<String> = std::env::args().collect();
+        if let Some([flag, folder, partition]) = args.last_chunk()
+            && flag == "--nocapture"
+        {
+            // It ends with the volume's server.
+            serve_store(folder.as_ref(), partition).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn every_composition_runs() {
+        let mut store_process = vec![std::env::current_exe().unwrap().into()];
+        let me = ["--ignored", "--exact", "imgstore::tests::a_store_process", "--nocapture"];
+        store_process.extend(me.map(Into::into));
+        let options = Options { store_process, ..Options::default() };
+        let report = measure(&options, 0.02, &[1, 8]).unwrap();
+        for name in COMPOSITIONS {
+            for threads in [1, 8] {
+                assert!(report.number(&format!("ops_s_{name}_{threads}")).unwrap() > 0.0, "{name}");
+            }
+        }
+        for name in &COMPOSITIONS[1..] {
+            assert!(report.number(&format!("{name}_over_libraries")).unwrap() > 0.0);
+        }
+        let chart = &report.charts[0];
+        assert!(chart.series.iter().all(|series| series.points.len() == 2));
+        assert_eq!(chart.series.len(), COMPOSITIONS.len());
+    }
+
+    #[test]
+    fn without_a_command_for_stores_nothing_is_measured() {
+        let refused = run(&Options { scale: Some(0.02), ..Options::default() });
+        assert!(matches!(refused, Err(BenchError::Invalid(_))));
+    }
+}

@@ -1,0 +1,43 @@
+//! What can go wrong.
+
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::{Retry, TxnError};
+
+/// What can go wrong with photos.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ImgError {
+    /// As the store says, or its transaction.
+    #[error(transparent)]
+    Store(#[from] TreeError),
+    /// The same of a store in another process.
+    #[error("{why}")]
+    Refused {
+        /// What it said.
+        why: String,
+        /// Whether a new attempt may succeed.
+        is_retryable: bool,
+    },
+    /// The thread or process of the store does not answer. What it has done in the transaction does not
+    /// count.
+    #[error("a store cannot be reached: {0}")]
+    Gone(String),
+    /// The partition was not filled by ImgStore.
+    #[error("partition {0} holds something else than photos")]
+    Foreign(&'static str),
+}
+
+impl From<TxnError> for ImgError {
+    fn from(error: TxnError) -> ImgError {
+        ImgError::Store(error.into())
+    }
+}
+
+impl Retry for ImgError {
+    fn is_retryable(&self) -> bool {
+        match self {
+            ImgError::Store(error) => error.is_retryable(),
+            ImgError::Refused { is_retryable, .. } => *is_retryable,
+            ImgError::Gone(_) | ImgError::Foreign(_) => false,
+        }
+    }
+}

@@ -31,7 +31,7 @@ use thalweg_store::txn::TransactionManager;
 
 use crate::engine;
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, failed, rounded};
+use crate::rig::{self, failed, median, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -102,11 +102,6 @@ fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, Ben
     }
     report.charts.push(chart(&rates));
     Ok(report)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Figure 4.8.

@@ -1,4 +1,9 @@
 //! `cargo run -r -p thalweg-bench --example figures -- NAME [--seed N] [--scale X] [--plot SVG] [TRACE ...]`
+
+/// As in the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let name = args.next().ok_or("name a benchmark")?;

@@ -73,7 +73,7 @@ pub(crate) async fn create_volume(
 ) -> Result<Pool, BenchError> {
     let device = match path.exists() {
         true => DeviceSpec::new(path),
-        false => DeviceSpec::with_size(path, room),
+        false => DeviceSpec::with_size(path, room).preallocated(),
     };
     let mut new = NewVolume::new("bench", size, vec![LinkSpec::plain(device)]);
     new.growth = 1.0;

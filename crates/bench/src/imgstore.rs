@@ -32,7 +32,7 @@ use thalweg_store::txn::{TransactionManager, TxnStatus};
 
 use crate::engine;
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, failed, rounded};
+use crate::rig::{self, failed, median, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -114,11 +114,6 @@ fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, Ben
     }
     report.charts.push(chart(&turns));
     Ok(report)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Operations per second in the median turn.

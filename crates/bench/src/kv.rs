@@ -26,7 +26,7 @@ use thalweg_store::env::{Env, Rng, Time, server_threads};
 
 use crate::engine::{self, Contender, Engine, Pair, clients};
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, failed, rounded};
+use crate::rig::{self, failed, median, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -131,11 +131,6 @@ fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, Ben
     }
     report.charts = Work::ALL.iter().map(|work| chart(work.name(), &rates)).collect();
     Ok(report)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// One part of figure 4.7.

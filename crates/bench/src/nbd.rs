@@ -20,6 +20,7 @@ use thalweg_store::env::{Env, server_threads};
 use thalweg_store::volume::StoreVolume;
 use uuid::Uuid;
 
+use crate::rig::median;
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// See the [module](self).
@@ -141,11 +142,6 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         report.figure(&format!("{}_iops", row.name()), median(ours));
     }
     Ok(report)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// The rates of the three servers, a triple for each round.

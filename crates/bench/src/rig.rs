@@ -250,6 +250,12 @@ pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
+/// The value in the middle; there is at least one.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
 /// What is measured failed.
 pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> BenchError {
     BenchError::Failed(Box::new(error))

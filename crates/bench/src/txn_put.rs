@@ -6,6 +6,9 @@
 //! the others have their files. A put gives one of the existing keys, drawn evenly, a new value of
 //! 174 bytes; keys have 16 bytes. Keys are loaded first and are not counted.
 //!
+//! Two more runs (`new_put`) add keys rather than values of the same length, so that trees grow: that
+//! is no engine's best case.
+//!
 //! A run in which everything counts gives `total`: it ends when the engine is closed and the kernel has
 //! written all, so it has checkpoints, cleaning and compaction as far as they came in that many puts.
 
@@ -36,6 +39,9 @@ const VALUE: usize = 174;
 /// Puts that are counted with one client and with many, at scale 1.
 const PUTS_1: f64 = 20_000.0;
 const PUTS_64: f64 = 200_000.0;
+/// Puts of new keys with one client and with many, at scale 1.
+const NEW_1: f64 = 5_000.0;
+const NEW_64: f64 = 50_000.0;
 /// Puts of the run in which everything counts, at scale 1.
 const TOTAL: f64 = 1e6;
 const MANY: u64 = 64;
@@ -132,11 +138,14 @@ async fn case(
         Place::Files => contender.create(&env, &files, (VOLUME, LINK)).await?,
     };
     engine.load(&env, keys, pair).await?;
-    let load = Load { seed, keys };
+    let there = Load { seed, keys: Keys::There(keys) };
+    let new = Load { seed, keys: Keys::New(Arc::new(AtomicU64::new(keys))) };
     let mut counted = Vec::new();
-    for (count, share, bytes, flushes) in [
-        (1, PUTS_1, "bytes_per_put_1", "flushes_per_put_1"),
-        (MANY, PUTS_64, "bytes_per_put_64", "flushes_per_put_64"),
+    for (count, load, share, bytes, flushes) in [
+        (1, &there, PUTS_1, "bytes_per_put_1", "flushes_per_put_1"),
+        (MANY, &there, PUTS_64, "bytes_per_put_64", "flushes_per_put_64"),
+        (1, &new, NEW_1, "bytes_per_new_put_1", "flushes_per_new_put_1"),
+        (MANY, &new, NEW_64, "bytes_per_new_put_64", "flushes_per_new_put_64"),
     ] {
         let puts = (share * scale).ceil() as u64;
         let before = device.reached()?;
@@ -148,7 +157,7 @@ async fn case(
     let puts = (TOTAL * scale).ceil() as u64;
     let before = settle(&device, &mounted)?;
     let start = env.now();
-    load.puts(&env, &engine, MANY, puts).await?;
+    there.puts(&env, &engine, MANY, puts).await?;
     counted.push(("puts_per_s_64", puts as f64 / env.now().since(start).as_secs_f64()));
     engine::close(engine).await?;
     let reached = settle(&device, &mounted)?.since(before);
@@ -164,17 +173,35 @@ fn settle(device: &LoopDevice, mounted: &Option<Mounted>) -> Result<Reached, Ben
     device.reached()
 }
 
-/// Puts to random keys.
-#[derive(Clone, Copy, Debug)]
+/// Which keys get values.
+#[derive(Clone, Debug)]
+enum Keys {
+    /// Any of the first so many.
+    There(u64),
+    /// The next number each time, which is anywhere in the order of keys.
+    New(Arc<AtomicU64>),
+}
+
+impl Keys {
+    fn pick(&self, rng: &mut Rng) -> Bytes {
+        key(match self {
+            Keys::There(keys) => rng.random_range(0..*keys),
+            Keys::New(next) => next.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+}
+
+/// Puts of random values.
+#[derive(Clone, Debug)]
 struct Load {
     seed: u64,
-    keys: u64,
+    keys: Keys,
 }
 
 impl Load {
     /// `puts` of them by as many clients, each durable when its client goes on.
     async fn puts(
-        self,
+        &self,
         env: &Env,
         engine: &Arc<Engine>,
         count: u64,
@@ -183,12 +210,13 @@ impl Load {
         let left = Arc::new(AtomicU64::new(puts));
         clients(env, engine, count, |engine, client| {
             let left = left.clone();
+            let keys = self.keys.clone();
             let mut rng = Rng::seed_from_u64(self.seed.wrapping_mul(1 << 20) + client);
             async move {
                 let take = |left: u64| left.checked_sub(1);
                 while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
                     let value = Bytes::from(vec![rng.random::<u8>(); VALUE]);
-                    engine.put(&key(rng.random_range(0..self.keys)), &value).await?;
+                    engine.put(&keys.pick(&mut rng), &value).await?;
                 }
                 Ok(())
             }
@@ -215,6 +243,8 @@ mod tests {
             assert!(number("flushes_per_put_1") >= 1.0);
             assert!(number("bytes_per_put_1") >= VALUE as f64);
             assert!(number("bytes_per_put_64") >= VALUE as f64);
+            assert!(number("bytes_per_new_put_1") >= VALUE as f64);
+            assert!(number("flushes_per_new_put_64") < 1.0, "nobody shares a flush");
             assert!(number("flushes_per_put_64") < 1.0, "nobody shares a flush");
             assert!(number("total_bytes_per_put_64") >= VALUE as f64);
         }

@@ -26,8 +26,8 @@ fn runtime() -> Runtime {
 fn volume() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vol");
-    let links = ["a", "b"]
-        .map(|name| LinkSpec::plain(DeviceSpec { path: path.join(name), size: Some(64 << 20) }));
+    let links =
+        ["a", "b"].map(|name| LinkSpec::plain(DeviceSpec::with_size(path.join(name), 64 << 20)));
     runtime().block_on(async {
         let new = NewVolume::new("vol", 16 << 20, links.to_vec());
         pool::create(&Env::real(), &path, &new, &|_, _| {}).await.unwrap();

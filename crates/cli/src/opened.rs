@@ -170,7 +170,7 @@ fn share_done(what: &str, report: &dyn Report) -> impl Fn(u64, u64) + Send + Syn
 
 impl DeviceArg {
     fn spec(&self) -> DeviceSpec {
-        DeviceSpec { path: self.path.clone(), size: self.size }
+        DeviceSpec { size: self.size, ..DeviceSpec::new(&self.path).preallocated() }
     }
 
     /// A part of an SSD: the size is how much of it.
@@ -203,7 +203,7 @@ fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
     let name = name.ok_or_else(|| Failure::new("the folder has no name in UTF-8"))?;
     let mut links: Vec<LinkSpec> = args.links.iter().map(LinkArg::spec).collect();
     if links.is_empty() {
-        let file = |name: &str| LinkSpec::plain(DeviceSpec::new(folder.join(name)));
+        let file = |name: &str| LinkSpec::plain(DeviceSpec::new(folder.join(name)).preallocated());
         links = vec![file("link0"), file("link1")];
     }
     let mut new = NewVolume::new(name, args.size.0, links);
@@ -217,6 +217,8 @@ fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
             );
         }
     };
+    let devices = new.links.iter_mut().flat_map(|link| link.columns.iter_mut().flatten());
+    devices.chain(&mut new.map).for_each(|device| device.preallocation = args.preallocation.into());
     new.cache = args.cache.as_ref().map(DeviceArg::cache);
     new.body_cache = args.body_cache.as_ref().map(DeviceArg::cache);
     new.cleaning = match args.cleaning {

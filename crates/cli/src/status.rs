@@ -22,6 +22,8 @@ struct View {
     folder: String,
     chain: Chain,
     #[serde(default)]
+    transactions: Option<Transactions>,
+    #[serde(default)]
     members: Vec<Member>,
     #[serde(default)]
     warnings: Vec<String>,
@@ -53,6 +55,19 @@ struct Chain {
     tail_cache: Cache,
     body_cache: Option<Cache>,
     map_io: Tallies,
+}
+
+#[derive(Debug, Deserialize)]
+struct Transactions {
+    running: u64,
+    window: u64,
+    buffered_bytes: u64,
+    commits: u64,
+    read_only: u64,
+    conflicts: u64,
+    aborts: u64,
+    preempted: u64,
+    merged: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -212,11 +227,28 @@ fn summary(out: &mut String, view: &View, before: Option<(&View, Duration)>) -> 
     let (moved, segments) = (blocks(counts.blocks_moved), counts.segments_cleaned);
     writeln!(out, "  cleaning    {}, {segments} segments, {moved} moved", chain.cleaning)?;
     writeln!(out, "  checkpoints {}", counts.checkpoints)?;
+    view.transactions.as_ref().map_or(Ok(()), |them| transactions(out, them))?;
     if counts.repaired + counts.damaged > 0 {
         writeln!(out, "  damage      {} repaired, {} lost", counts.repaired, counts.damaged)?;
     }
     cache(out, "tail cache ", &chain.tail_cache)?;
     chain.body_cache.as_ref().map_or(Ok(()), |body| cache(out, "body cache ", body))
+}
+
+/// Nothing is said of a volume that nobody runs transactions on.
+fn transactions(out: &mut String, them: &Transactions) -> std::fmt::Result {
+    let Transactions { running, window, commits, read_only, conflicts, .. } = them;
+    let Transactions { aborts, preempted, merged, buffered_bytes, .. } = them;
+    if running + commits + read_only + conflicts + aborts + preempted == 0 {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "  txns        {commits} committed ({merged} merged), {read_only} read, {conflicts} in \
+         conflict, {aborts} aborted, {preempted} preempted"
+    )?;
+    let buffered = Size(*buffered_bytes);
+    writeln!(out, "  txns now    {running} running, {buffered} buffered, {window} remembered")
 }
 
 fn cache(out: &mut String, name: &str, cache: &Cache) -> std::fmt::Result {

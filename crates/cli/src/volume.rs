@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use thalweg_store::chain;
 use thalweg_store::env::Env;
+use thalweg_store::pool::Preallocation;
 use thalweg_store::pool::manifest::Settings;
 
 use crate::ask::ask;
@@ -64,6 +65,12 @@ pub(crate) struct Create {
     /// PATH or PATH:SIZE of an SSD for a cache of the body
     #[arg(long, value_name = "DEVICE")]
     pub(crate) body_cache: Option<DeviceArg>,
+    /// What the files of links and map get before they are used
+    ///
+    /// With falloc the volume is there at once, and each first write of a block costs the filesystem
+    /// below a journal commit of its own.
+    #[arg(long, value_enum, default_value_t = PreallocationArg::Full)]
+    pub(crate) preallocation: PreallocationArg,
     /// How segments are cleaned
     #[arg(long, value_enum, default_value_t = CleaningArg::CompactInBody)]
     pub(crate) cleaning: CleaningArg,
@@ -104,6 +111,9 @@ pub(crate) struct SettingsArgs {
     /// drive that the log writes; 100 suits drives with an arm [default: 0]
     #[arg(long, value_name = "MILLIS")]
     tail_read_wait: Option<u32>,
+    /// Seconds after which a transaction that does nothing is aborted [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    transaction_idle: Option<u32>,
 }
 
 impl From<SettingsArgs> for Settings {
@@ -113,6 +123,7 @@ impl From<SettingsArgs> for Settings {
             ram_cache: args.ram_cache.map(|size| size.0),
             body_ram_cache: args.body_ram_cache.map(|size| size.0),
             tail_read_wait: args.tail_read_wait,
+            transaction_idle: args.transaction_idle,
         }
     }
 }
@@ -120,7 +131,7 @@ impl From<SettingsArgs> for Settings {
 /// Change how a volume is opened, from the next time on
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["ram_cache", "body_ram_cache", "standby", "tail_read_wait"]))]
+    .args(["ram_cache", "body_ram_cache", "standby", "tail_read_wait", "transaction_idle"]))]
 pub(crate) struct Set {
     /// The volume's folder
     volume: String,
@@ -138,6 +149,24 @@ pub(crate) enum CleaningArg {
     MoveToTail,
     /// Live blocks are compacted within the body, off the tail's way
     CompactInBody,
+}
+
+/// What a new file gets before it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PreallocationArg {
+    /// Its room is reserved
+    Falloc,
+    /// Zeros are written to all of it
+    Full,
+}
+
+impl From<PreallocationArg> for Preallocation {
+    fn from(arg: PreallocationArg) -> Preallocation {
+        match arg {
+            PreallocationArg::Falloc => Preallocation::Falloc,
+            PreallocationArg::Full => Preallocation::Full,
+        }
+    }
 }
 
 /// Show a volume in numbers

@@ -57,8 +57,8 @@ fn environment(home: &Path) -> Option<PathBuf> {
 /// A volume of 16 MiB.
 async fn volume(home: &Path, name: &str) -> PathBuf {
     let folder = home.join(name);
-    let links = ["a", "b"]
-        .map(|name| LinkSpec::plain(DeviceSpec { path: folder.join(name), size: Some(64 << 20) }));
+    let links =
+        ["a", "b"].map(|name| LinkSpec::plain(DeviceSpec::with_size(folder.join(name), 64 << 20)));
     let new = NewVolume::new(name, 16 << 20, links.to_vec());
     pool::create(&Env::real(), &folder, &new, &|_, _| {}).await.unwrap();
     folder

@@ -53,6 +53,11 @@ impl VersionedMemory {
         self.syncs.load(Ordering::Relaxed)
     }
 
+    /// How many versions somebody holds.
+    pub fn held(&self) -> usize {
+        self.state.lock().holds.len()
+    }
+
     /// Refuses writes from now on, or takes them again.
     pub fn set_full(&self, full: bool) {
         self.state.lock().full = full;

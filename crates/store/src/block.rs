@@ -99,6 +99,15 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// block win. It is visible when this returns, and durable after a [`BlockStore::sync`].
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError>;
 
+    /// [`BlockStore::apply`], with the new version held; `None` when it is gone already.
+    async fn apply_and_hold(
+        &self,
+        writes: Vec<Write>,
+    ) -> Result<(Version, Option<Hold>), StoreError> {
+        let version = self.apply(writes).await?;
+        Ok((version, self.hold(version)))
+    }
+
     /// Discards `count` blocks from `lba` on as the next version: they read as zeros, and their
     /// space may be reclaimed.
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError>;

@@ -14,9 +14,11 @@
 
 pub mod block;
 pub mod chain;
+mod checksum;
 pub mod device;
 pub mod env;
 mod gate;
+mod lock;
 pub mod pool;
 pub mod tree;
 pub mod txn;

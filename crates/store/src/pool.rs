@@ -40,7 +40,7 @@ pub use destroy::destroy_on;
 pub use error::PoolError;
 use manifest::{Manifest, Settings, Stage};
 pub use media::{FileMedia, Found, Media, Opened};
-pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions};
+pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Preallocation};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
 use crate::block::BlockStore;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rand::RngExt;
-use support::{Pair, Shape, link_id, options, random_step_in_parts};
+use support::{Pair, Shape, Step, link_id, options, random_step_in_parts};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
@@ -93,13 +93,21 @@ impl History {
             }
             _ => {
                 let step = random_step_in_parts(rng, 300);
-                if let Some(version) = self.pair.step(env, &step).await.unwrap() {
-                    promise.durable = version;
-                }
+                self.write(env, &step, &mut promise).await;
             }
         }
-        promise.newest = self.pair.model.now();
-        self.promises.push(promise);
+        self.note(promise);
+    }
+
+    async fn write(&mut self, env: &Env, step: &Step, promise: &mut Promise) {
+        if let Some(version) = self.pair.step(env, step).await.unwrap() {
+            promise.durable = version;
+        }
+    }
+
+    /// Notes what holds now that an operation is over.
+    fn note(&mut self, promise: Promise) {
+        self.promises.push(Promise { newest: self.pair.model.now(), ..promise });
         self.recorder.mark(self.promises.len() as u64 - 1);
     }
 
@@ -143,10 +151,16 @@ impl History {
                 self.active.push(link);
             }
             None => {
-                let gone = self.active.remove(rng.random_range(0..self.active.len()));
-                self.pair.chain.remove_link(self.links[gone].id, &|_, _| {}).await.unwrap();
+                let gone = rng.random_range(0..self.active.len());
+                self.remove_link(gone).await;
             }
         }
+    }
+
+    /// Takes out the link at this place among those in the chain.
+    async fn remove_link(&mut self, at: usize) {
+        let gone = self.active.remove(at);
+        self.pair.chain.remove_link(self.links[gone].id, &|_, _| {}).await.unwrap();
     }
 }
 
@@ -249,4 +263,44 @@ fn administration_survives_power_cuts_compact_in_body() {
     let checked: usize =
         (0..4).map(|seed| crashes(50 + seed, Cleaning::CompactInBody, 300, 300)).sum();
     assert!(checked > 4_000, "only {checked} images");
+}
+
+/// The link of the tail leaves the chain just after a transaction of whole blocks and parts, while
+/// hundreds of blocks wait in memory for places of their own.
+fn leaves_with_slots(seed: u64, cleaning: Cleaning) -> usize {
+    let shape = shape(cleaning);
+    let (history, begun) = run(seed, |env| async move {
+        let mut history = History::new(&env, &shape).await;
+        let parts = (0..12).map(|number| Step::Parts((number * 20..number * 20 + 20).collect()));
+        let steps = [Step::Apply((0..240).collect()), Step::Sync].into_iter().chain(parts);
+        for step in steps {
+            let mut promise = history.promises.last().unwrap().clone();
+            history.write(&env, &step, &mut promise).await;
+            history.note(promise);
+        }
+        let slots = history.pair.chain.status().minis.slots;
+        assert!(slots > 150, "{slots}");
+        let begun = history.recorder.position();
+        history.remove_link(0).await;
+        history.note(history.promises.last().unwrap().clone());
+        (std::sync::Arc::new(history), begun)
+    });
+    run(seed, |env| async move {
+        let points = (begun..=history.recorder.position()).collect();
+        let policy = Policy::sampled(0).at(Points::At(points));
+        let mut checked = 0;
+        for image in history.recorder.images(&mut env.rng(), &policy) {
+            check(&env, &history, shape.links, &image).await;
+            checked += 1;
+        }
+        checked
+    })
+}
+
+#[test]
+fn a_link_leaves_while_blocks_have_no_places_of_their_own() {
+    for cleaning in [Cleaning::MoveToTail, Cleaning::CompactInBody] {
+        let checked: usize = (0..2).map(|seed| leaves_with_slots(seed, cleaning)).sum();
+        assert!(checked > 100, "only {checked} images");
+    }
 }

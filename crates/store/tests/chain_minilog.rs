@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use support::{Shape, content, options, part, read_all};
+use support::{Shape, content, lose_checkpoints, options, part, read_all};
 use thalweg_sim::content::Content;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
-use thalweg_store::chain::{Chain, ChainError, Cleaning, Options};
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Rebuild};
 use thalweg_store::device::{Device, DeviceRef, Purpose, Tallies};
 use thalweg_store::env::Env;
 
@@ -228,6 +228,40 @@ fn rot_is_damage() {
         }
         let tally = (refused, cut, damaged, unharmed);
         assert!(refused > 5 && cut > 0 && damaged > 10 && unharmed > 0, "{tally:?}");
+    });
+}
+
+/// Once its fragments have places of their own, nobody misses a mini-log block, though the map tells of
+/// it still.
+#[test]
+fn rot_of_what_has_served_is_no_loss() {
+    run(6, |env| async move {
+        let rest = Rest::new(&env).await;
+        let devices: Vec<_> = rest.disks.iter().map(|disk| disk.clone() as DeviceRef).collect();
+        let shape = &rest.shape;
+        let (chain, found) = Chain::open(&env, shape.parts(&devices), patient()).await.unwrap();
+        assert!(found.minis > 0 && chain.status().minis.slots == 0);
+        drop(chain);
+        let mut harmed = 0;
+        for disk in 0..shape.links {
+            let content = rest.disks[disk].content();
+            let pages = (0..shape.link_bytes() / BLOCK_SIZE as u64).filter(|page| {
+                // The head of a mini-log block names the version of the first fragment.
+                let head = content.read(page * BLOCK_SIZE as u64 + 4, 8);
+                let first = Version(u64::from_le_bytes(head[..].try_into().unwrap()));
+                first > Version(40) && first <= rest.model.now()
+            });
+            for page in pages {
+                harmed += 1;
+                let devices = rest.rotten(disk, page);
+                lose_checkpoints(&shape.parts(&devices).map).await;
+                let how = Rebuild::default();
+                Chain::rebuild(&env, shape.parts(&devices), how, &|_, _| {}).await.unwrap();
+                let (chain, _) = Chain::open(&env, shape.parts(&devices), patient()).await.unwrap();
+                assert_eq!(rest.check(&chain).await, 0);
+            }
+        }
+        assert_eq!(harmed, found.minis);
     });
 }
 

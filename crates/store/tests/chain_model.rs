@@ -5,10 +5,14 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
 use support::{Pair, Shape, Step, random_step, random_step_in_parts};
 use thalweg_sim::model::BlockModel;
+use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::BlockStore;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 use thalweg_store::env::Rng;
@@ -96,4 +100,35 @@ fn parts_of_blocks_follow_the_model() {
         ..Shape::small(Cleaning::MoveToTail)
     };
     history_of(12, shape, 3200, random_step_in_parts);
+}
+
+/// Flushes of some syncs of one version, each of which begins while the first one's round runs.
+fn flushes_of_syncs(count: u64) -> usize {
+    run(1, |env| async move {
+        let shape = Shape::small(Cleaning::MoveToTail);
+        let recorder = Recorder::with_latency(&env, Duration::from_micros(300));
+        let devices = shape.devices(|name, geometry| recorder.device(name, geometry));
+        shape.format(&env, &devices).await;
+        let (chain, _) = shape.open(&env, &devices).await.unwrap();
+        let begun = |recorder: &Recorder| {
+            let log = recorder.log();
+            log.events.iter().filter(|event| matches!(event, Event::FlushBegan { .. })).count()
+        };
+        let before = begun(&recorder);
+        let block = Bytes::from(vec![7; BLOCK_SIZE]);
+        let version = chain.apply(vec![Write::block(Lba(3), block)]).await.unwrap();
+        let sync = async |delay| {
+            env.sleep(Duration::from_micros(delay)).await;
+            chain.sync(version).await.unwrap();
+        };
+        futures::future::join_all((0..count).map(|number| sync(number * 20))).await;
+        begun(&recorder) - before
+    })
+}
+
+#[test]
+fn a_round_after_which_nothing_is_left_to_do_is_the_last() {
+    let alone = flushes_of_syncs(1);
+    assert!(alone > 0);
+    assert_eq!(flushes_of_syncs(5), alone);
 }

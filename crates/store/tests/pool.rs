@@ -126,6 +126,34 @@ async fn without_a_map_device_the_map_lies_on_the_first_link() {
 }
 
 #[tokio::test]
+async fn a_preallocated_file_was_written_once() {
+    let place = Place::new();
+    let size = 48 * MIB + 12_288;
+    let written = DeviceSpec::with_size(place.path("written"), size).preallocated();
+    let links = vec![LinkSpec::plain(written), LinkSpec::plain(place.device("reserved"))];
+    let steps = parking_lot::Mutex::new(Vec::new());
+    let seen = |done, total| steps.lock().push((done, total));
+    let new = NewVolume::new("v", 32 * MIB, links);
+    pool::create(&place.env, &place.path("v"), &new, &seen).await.unwrap();
+    // To a filesystem, room that was never written is a hole as far as anybody reads it.
+    let first_hole = |name| {
+        let file = std::fs::File::open(place.path(name)).unwrap();
+        let len = file.metadata().unwrap().len();
+        (nix::unistd::lseek(&file, 0, nix::unistd::Whence::SeekHole).unwrap() as u64, len)
+    };
+    assert_eq!(first_hole("written"), (size, size));
+    let (hole, len) = first_hole("reserved");
+    assert!(hole < len);
+    let steps = steps.into_inner();
+    assert!(steps.is_sorted() && steps.len() > 48, "{steps:?}");
+    assert!(steps.iter().all(|(done, total)| done <= total && *total == steps[0].1));
+    let pool = place.open("v").await.unwrap();
+    fill(&pool, 3).await;
+    verify(&pool, 3).await;
+    pool.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_volume_is_open_once() {
     let place = Place::new();
     place.create("v", &NewVolume::new("v", 8 * MIB, place.plain(&["a"]))).await.unwrap();

@@ -5,16 +5,21 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::FutureExt;
+use futures::future::join_all;
 use support::Shape;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Version, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, BlockStore, ByteRanges, Class, Hold, Lba, StoreError, Version, Write,
+};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::Env;
@@ -24,6 +29,8 @@ use thalweg_store::txn::{
 };
 
 const BLOCKS: u64 = 64;
+/// Changes of the whole while other threads have transactions.
+const CHANGES: u64 = 100_000;
 const SYNCED: Durability = Durability::Synced;
 
 fn block(byte: u8) -> Bytes {
@@ -471,6 +478,90 @@ fn writes_pass_while_no_transaction_runs_and_are_seen_by_the_next() {
     });
 }
 
+/// Two changes of the whole at a time do not let each other's transactions in.
+#[test]
+fn changes_of_the_whole_overlap() {
+    run(25, |env| async move {
+        let rig = rig(&env);
+        let change = async |micros| {
+            let change = async || {
+                env.sleep(Duration::from_micros(micros)).await;
+                let mut beginning = rig.manager.begin(Begin::STRICT);
+                assert!(beginning.as_mut().now_or_never().is_none());
+            };
+            rig.manager.exclusively(change).await;
+        };
+        futures::join!(change(10), change(30), change(20));
+        rig.begin(Begin::STRICT).await;
+    });
+}
+
+/// A block store whose changes are there long before whoever made them is told.
+#[derive(Debug)]
+struct Lingering(VersionedMemory);
+
+#[async_trait]
+impl BlockStore for Lingering {
+    fn blocks(&self) -> u64 {
+        self.0.blocks()
+    }
+
+    fn now(&self) -> Version {
+        self.0.now()
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        self.0.read(lba, count, at).await
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.0.apply(writes).await?;
+        std::future::pending().await
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.0.discard(lba, count).await?;
+        std::future::pending().await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.0.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        self.0.hold(version)
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.0.allocation(lba, count, at)
+    }
+}
+
+/// What a write did that passed and was given up half way is seen by the next transaction.
+#[test]
+fn a_passage_that_is_given_up_is_seen() {
+    run(24, |env| async move {
+        let store = Arc::new(Lingering(VersionedMemory::new(BLOCKS)));
+        let manager = TransactionManager::new(&env, store, Options::default());
+        let seen = async || {
+            // The snapshot of a transaction that ended is there to be shared.
+            let txn = manager.begin(Begin::STRICT).await.unwrap();
+            txn.read(Lba(1)).await.unwrap()[0]
+        };
+        assert_eq!(seen().await, 0);
+        let write = vec![Write::block(Lba(1), block(1))];
+        assert!(manager.apply(write).now_or_never().is_none());
+        assert_eq!(seen().await, 1);
+        assert!(manager.discard(Lba(1), 1).now_or_never().is_none());
+        assert_eq!(seen().await, 0);
+    });
+}
+
 #[test]
 fn a_change_of_the_whole_comes_between_transactions() {
     run(21, |env| async move {
@@ -493,6 +584,86 @@ fn a_change_of_the_whole_comes_between_transactions() {
         let refused = txn.commit(SYNCED).await;
         assert!(matches!(refused, Err(TxnError::Preempted(Preempted::Replaced))));
         assert_eq!(later.await, Some(9));
+    });
+}
+
+/// Neither those who only read nor writes outside of transactions make the store keep anything that is
+/// newer than what a change of the whole goes back to.
+#[test]
+fn nothing_is_held_during_a_change_of_the_whole() {
+    run(23, |env| async move {
+        let rig = Arc::new(rig(&env));
+        rig.put(1, 1).await;
+        let _txn = rig.begin(Begin::STRICT).await;
+        let again = rig.clone();
+        rig.manager
+            .exclusively(async || {
+                assert_eq!(rig.store.held(), 0);
+                // Made of what the block held a while ago, it goes through the order of commits.
+                let changed = ByteRanges::from(0..1);
+                let write = Write { changed, ..Write::block(Lba(1), block(2)) };
+                rig.manager.apply(vec![write]).await.unwrap();
+                assert_eq!(rig.store.held(), 0);
+                let mut reader = again.begin(Begin::READ_ONLY).boxed();
+                assert!(reader.as_mut().now_or_never().is_none());
+                assert_eq!(rig.store.held(), 0);
+            })
+            .await;
+        rig.begin(Begin::READ_ONLY).await;
+    });
+}
+
+fn is_over(done: &AtomicBool) -> bool {
+    done.load(Ordering::Relaxed)
+}
+
+/// A transaction on another thread is aborted, or commits before: also one that is about to begin or to
+/// end at that moment.
+#[test]
+fn a_change_of_the_whole_comes_between_transactions_of_threads() {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(4).enable_all().build().unwrap().block_on(async {
+        let env = Env::real();
+        let rig = Arc::new(rig(&env));
+        let done = Arc::new(AtomicBool::new(false));
+        let clients: Vec<_> = (0..3)
+            .map(|lba| {
+                let (rig, done) = (rig.clone(), done.clone());
+                env.spawn(async move {
+                    let mut committed = 0;
+                    while !is_over(&done) {
+                        let txn = rig.begin(Begin::STRICT).await;
+                        // The last of them ends when it is aborted, and never by itself.
+                        while lba == 2 && txn.read(Lba(lba)).await.is_ok() && !is_over(&done) {
+                            tokio::task::yield_now().await;
+                        }
+                        let written = txn.write(Lba(lba), block(1));
+                        committed += u64::from(written.is_ok() && txn.commit(SYNCED).await.is_ok());
+                        tokio::task::yield_now().await;
+                    }
+                    committed
+                })
+            })
+            .collect();
+        for round in 0..CHANGES {
+            let change = async || {
+                let now = rig.store.now();
+                for _ in 0..20 {
+                    assert_eq!(rig.store.held(), 0, "in round {round}");
+                    assert_eq!(rig.store.now(), now, "in round {round}");
+                    std::hint::spin_loop();
+                }
+            };
+            let changed =
+                env.timeout(Duration::from_secs(20), rig.manager.exclusively(change)).await;
+            assert!(changed.is_some(), "it waits for ever in round {round}");
+            // The others come to another point each time.
+            (0..round % 500).for_each(|_| std::hint::spin_loop());
+            tokio::task::yield_now().await;
+        }
+        done.store(true, Ordering::Relaxed);
+        let committed: Vec<u64> = join_all(clients).await.into_iter().flatten().collect();
+        assert!(committed[..2].iter().all(|committed| *committed > 100), "{committed:?}");
     });
 }
 

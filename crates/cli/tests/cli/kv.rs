@@ -68,7 +68,10 @@ fn an_idle_volume() {
 fn a_served_volume_and_what_it_leaves() {
     let home = Home::with_volume("64M", &[]);
     let server = home.serve(&[]);
+    assert!(!good(thalweg(["status"]).arg(home.volume())).contains("txns"));
     tour(&home);
+    let status = good(thalweg(["status"]).arg(home.volume()));
+    assert!(status.contains("committed") && status.contains("0 running"), "{status}");
     server.end();
     assert_eq!(good(&mut kv(&home, &["get", "hash", "ba"])), "three");
 }

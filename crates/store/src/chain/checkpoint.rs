@@ -22,6 +22,7 @@ use super::read::{Verified, read_verified};
 use super::stream::Stream;
 use super::{ChainError, Counts, Inner, State, commit, minilog};
 use crate::block::{StoreError, Version};
+use crate::checksum::crc32c;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 
 /// Bytes in one request.
@@ -234,8 +235,8 @@ fn seal(record: &mut Record, area: &Area) {
     header.generation = area.generation.into();
     header.number = area.number.into();
     header.payload = (record.payload.len() as u64).into();
-    header.payload_checksum = crc32c::crc32c(&record.payload).into();
-    header.checksum = crc32c::crc32c(&header.as_bytes()[CHECKED_FROM..]).into();
+    header.payload_checksum = crc32c(&record.payload).into();
+    header.checksum = crc32c(&header.as_bytes()[CHECKED_FROM..]).into();
 }
 
 /// Bytes of the header before those that its checksum covers.
@@ -272,7 +273,7 @@ async fn testify(inner: &Inner, area: &Area) -> Result<(), StoreError> {
         number: area.number.into(),
         reserved: [0; 4],
     };
-    witness.checksum = crc32c::crc32c(&witness.as_bytes()[CHECKED_FROM..]).into();
+    witness.checksum = crc32c(&witness.as_bytes()[CHECKED_FROM..]).into();
     let mut page = AlignedBuf::zeroed(PAGE);
     page[..size_of::<Witness>()].copy_from_slice(witness.as_bytes());
     let page = page.freeze();
@@ -298,7 +299,7 @@ pub(super) fn decode_witness(page: &[u8], volume: &[u8; 16]) -> Option<(u64, u32
     let whole = witness.magic == WITNESS_MAGIC
         && witness.format.get() <= FORMAT_VERSION
         && witness.volume == *volume
-        && crc32c::crc32c(&witness.as_bytes()[CHECKED_FROM..]) == witness.checksum.get();
+        && crc32c(&witness.as_bytes()[CHECKED_FROM..]) == witness.checksum.get();
     whole.then_some((witness.generation.get(), witness.number.get()))
 }
 
@@ -456,7 +457,7 @@ pub(super) fn decode_header(page: &[u8], volume: &[u8; 16]) -> Option<Checkpoint
         let whole = header.magic == CHECKPOINT_MAGIC
             && header.format.get() <= FORMAT_VERSION
             && header.volume == *volume
-            && crc32c::crc32c(&header.as_bytes()[CHECKED_FROM..]) == header.checksum.get();
+            && crc32c(&header.as_bytes()[CHECKED_FROM..]) == header.checksum.get();
         whole.then_some(header)
     });
     copies.max_by_key(|header| (header.generation.get(), header.number.get()))
@@ -584,7 +585,7 @@ async fn read_payload(
             }
             at += take;
         }
-        if whole && crc32c::crc32c(&payload[..len]) == header.payload_checksum.get() {
+        if whole && crc32c(&payload[..len]) == header.payload_checksum.get() {
             return Ok(Some(payload.freeze().slice(..len)));
         }
     }

@@ -72,7 +72,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             }
             (state.segments.free_count() + emptied >= low, emptied)
         };
-        inner.bury();
+        inner.bury_all();
         if enough {
             if emptied > 0 && wanted(&inner.state.lock(), &inner.options) {
                 inner.checkpoint_kick.notify_one();
@@ -224,7 +224,7 @@ pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(),
     if inner.state.lock().segments.get(victim).live > 0 {
         settle_rest(inner, victim);
     }
-    inner.bury();
+    inner.bury_all();
     Ok(())
 }
 
@@ -390,7 +390,7 @@ async fn append_moved(
                 let moved = append(&mut state, log);
                 inner.after_append(&mut state);
                 drop(state);
-                inner.bury();
+                inner.bury_all();
                 return moved;
             } else {
                 inner.queue_kick[log].notify_one();

@@ -6,6 +6,7 @@
 //! drives what everybody gave up.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join_all, try_join, try_join_all};
@@ -38,19 +39,14 @@ pub(super) enum Scope {
 
 /// See [`crate::block::BlockStore::sync`].
 pub(super) async fn sync(inner: &Arc<Inner>, version: Version) -> Result<(), StoreError> {
-    loop {
-        {
-            let state = inner.state.lock();
-            if state.committed >= version {
-                return Ok(());
-            }
-            state.poison_check()?;
-            if version > state.version {
-                return Err(StoreError::Invalid(format!("version {version} does not exist yet")));
-            }
-        }
+    let is_durable = || inner.committed.load(Ordering::Acquire) >= version.0;
+    while !is_durable() {
         join_round(inner).await?;
+        if !is_durable() && version > inner.state.lock().version {
+            return Err(StoreError::Invalid(format!("version {version} does not exist yet")));
+        }
     }
+    Ok(())
 }
 
 /// Takes part in a round that begins after this call.
@@ -113,7 +109,7 @@ struct Short {
 }
 
 async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
-    let Begun { parts, version, held, short } = begin(inner, scope)?;
+    let Some(Begun { parts, version, held, short }) = begin(inner, scope)? else { return Ok(()) };
     Counts::add(&inner.counts.rounds, 1);
     match short {
         Some(short) => run_short(inner, &parts[0], short).await?,
@@ -127,6 +123,7 @@ async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
         stream.commit(part.target);
     }
     state.committed = state.committed.max(version);
+    inner.committed.store(state.committed.0, Ordering::Release);
     state.keep_synced(held);
     inner.check_roles(&mut state);
     drop(state);
@@ -144,11 +141,16 @@ struct Begun {
     short: Option<Short>,
 }
 
-/// Fixes what a round covers, and takes it if it is short.
-fn begin(inner: &Inner, scope: Scope) -> Result<Begun, StoreError> {
+/// Fixes what a round covers, and takes it if it is short; `None` when the round before it has made
+/// everything durable that it would.
+fn begin(inner: &Inner, scope: Scope) -> Result<Option<Begun>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
     state.seal_mini(true)?;
+    let idle = state.committed == state.version && state.users.is_committed();
+    if scope == Scope::Users && idle {
+        return Ok(None);
+    }
     let (version, held) = (state.version, state.hold_round());
     state.reserve(USERS);
     let mut parts = vec![Part { log: USERS, target: state.users.tail() }];
@@ -158,7 +160,7 @@ fn begin(inner: &Inner, scope: Scope) -> Result<Begun, StoreError> {
     }
     let users = &mut state.users;
     if parts.len() > 1 || users.window() > SHORT_BLOCKS {
-        return Ok(Begun { parts, version, held, short: None });
+        return Ok(Some(Begun { parts, version, held, short: None }));
     }
     let target = parts[0].target;
     let mut batches = Vec::new();
@@ -169,7 +171,7 @@ fn begin(inner: &Inner, scope: Scope) -> Result<Begun, StoreError> {
     let in_flight = users.written() < batches.first().map_or(target, |batch| batch.start);
     let maps = users.map_writes(target, inner.map_unit, target);
     let short = Some(Short { batches, maps, in_flight });
-    Ok(Begun { parts, version, held, short })
+    Ok(Some(Begun { parts, version, held, short }))
 }
 
 /// Data and map at once, then one flush for each device.

@@ -14,6 +14,7 @@ use super::format::{
     SectorHead, volume_tag,
 };
 use super::{ChainError, Label, Snapshot, checkpoint};
+use crate::checksum::crc32c;
 
 /// Everything that a map area holds.
 #[derive(Clone, Debug, Serialize)]
@@ -242,7 +243,7 @@ impl<F: Read + Seek> Area<'_, F> {
                 break;
             }
             let payload = self.read(first + offset + PAGE as u64, len as usize)?;
-            let loaded = (crc32c::crc32c(&payload) == header.payload_checksum.get())
+            let loaded = (crc32c(&payload) == header.payload_checksum.get())
                 .then(|| checkpoint::decode_payload(&header, &payload))
                 .flatten();
             let log = |log: &super::format::LogRecord| {

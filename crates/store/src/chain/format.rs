@@ -28,6 +28,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::{Lba, Version};
+use crate::checksum::{crc32c, crc32c_of_both};
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u32 = 1;
@@ -255,13 +256,13 @@ impl MapSector {
         sector.count = entries.len() as u8;
         sector.log = head.log;
         sector.entries[..entries.len()].copy_from_slice(entries);
-        sector.checksum = crc32c::crc32c(&sector.as_bytes()[4..]).into();
+        sector.checksum = crc32c(&sector.as_bytes()[4..]).into();
         sector
     }
 
     /// The sector's head when it is whole, of the volume `tag` and in its own place `index`.
     pub fn verify(&self, tag: u32, index: u16) -> Option<SectorHead> {
-        let whole = crc32c::crc32c(&self.as_bytes()[4..]) == self.checksum.get();
+        let whole = crc32c(&self.as_bytes()[4..]) == self.checksum.get();
         let ours = self.tag.get() == tag && self.index.get() == index;
         let counted = u32::from(self.count) <= ENTRIES_PER_SECTOR;
         let seq = u64::from(self.seq_low.get()) | u64::from(self.seq_high.get()) << 32;
@@ -290,7 +291,7 @@ impl MapSector {
 
     /// Whether the sector is whole and names another volume: what that left on the device.
     pub fn is_foreign(&self, tag: u32) -> bool {
-        crc32c::crc32c(&self.as_bytes()[4..]) == self.checksum.get() && self.tag.get() != tag
+        crc32c(&self.as_bytes()[4..]) == self.checksum.get() && self.tag.get() != tag
     }
 
     /// Whether a sector that does not verify was once one of the volume `tag`, of the segment with
@@ -318,13 +319,13 @@ impl MapSector {
 
 /// A short form of a volume's identity, for structures that are too small to hold it whole.
 pub fn volume_tag(volume: uuid::Uuid) -> u32 {
-    crc32c::crc32c(volume.as_bytes())
+    crc32c(volume.as_bytes())
 }
 
 /// The checksum of a block's content. It covers the logical address, so that a block which lies in
 /// another one's place does not pass.
 pub fn block_checksum(lba: Lba, content: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&lba.0.to_le_bytes()), content)
+    crc32c_of_both(&lba.0.to_le_bytes(), content)
 }
 
 /// How cleaning frees a segment, as stored.

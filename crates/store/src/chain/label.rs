@@ -9,6 +9,7 @@ use super::format::{
     LinkRecord, PAGE, Position, SnapshotRecord, VoidRecord,
 };
 use crate::block::Version;
+use crate::checksum::crc32c_of_both;
 use crate::device::{AlignedBuf, Device, DeviceRef, Purpose};
 
 /// A named version.
@@ -248,7 +249,7 @@ impl Label {
             records.extend_from_slice(CutRecord { users, body, first, version }.as_bytes());
         }
         let checked = &header.as_bytes()[CHECKED_FROM..];
-        header.checksum = crc32c::crc32c_append(crc32c::crc32c(checked), &records).into();
+        header.checksum = crc32c_of_both(checked, &records).into();
         let (head, body) = buffer.split_at_mut(size_of::<LabelHeader>());
         head.copy_from_slice(header.as_bytes());
         body[..records.len()].copy_from_slice(&records);
@@ -281,7 +282,7 @@ impl Label {
         let cuts: Vec<CutRecord> = take(&mut rest, counts[3])?;
         let used = &records[..records.len() - rest.len()];
         let checked = &header.as_bytes()[CHECKED_FROM..];
-        if crc32c::crc32c_append(crc32c::crc32c(checked), used) != header.checksum.get() {
+        if crc32c_of_both(checked, used) != header.checksum.get() {
             return Err(ChainError::NoLabel);
         }
         let label = Label {

@@ -7,7 +7,7 @@
 //! Only the sectors in use are written.
 //!
 //! A block written so has a slot rather than a physical block: the index refers to that, and readers
-//! find the content, which the writer gave whole, in `State::pending`. What it held before its first
+//! find the content, which the writer gave whole, in the slot. What it held before its first
 //! fragment, its *base*, is needed by nobody but a replay. Three rules keep that sound:
 //!
 //! 1. A checkpoint knows no slots: before it notes the index it *settles* them, which gives each
@@ -36,6 +36,7 @@ use super::{Inner, State};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
 use crate::device::{AlignedBuf, Purpose};
 use format::{Builder, Fragment, MAX_COST, cost, entry_of};
+use slots::Slot;
 
 /// Slots that are settled under one lock.
 const GROUP: usize = 64;
@@ -118,8 +119,7 @@ impl State {
         debug_assert!(self.tells_all(lba, write, content), "bytes of {lba} changed untold");
         self.minis.open.add(&Fragment::of(lba, version, &write.changed, content));
         self.minis.counts.fragments += 1;
-        let block = self.slots.take(lba, version, None);
-        self.pending.insert(block, content.clone());
+        let block = self.slots.take(Slot::new(lba, version, content.clone()));
         self.put(lba, version, Place::At(Location { block, check: 0 }));
         Ok(())
     }
@@ -127,7 +127,7 @@ impl State {
     /// Whether `write` differs from what is in memory only where it says so.
     fn tells_all(&self, lba: u32, write: &Write, content: &[u8]) -> bool {
         let before = match self.index.get(lba, Version(u64::MAX)) {
-            Some(at) => self.pending.get(&at.block),
+            Some(at) => self.unwritten_content(at.block),
             None => Some(&*ZEROS),
         };
         before.is_none_or(|before| {
@@ -167,10 +167,10 @@ impl State {
 
     /// Gives the block in one slot a place of its own; false when there is none.
     fn settle_slot(&mut self) -> Result<bool, StoreError> {
-        let Some((slot, of)) = self.slots.first() else { return Ok(false) };
+        let Some((slot, of)) = self.slots.next() else { return Ok(false) };
         let (lba, version) = (of.lba, of.version);
         let name = Lba(u64::from(lba));
-        let (content, check) = match self.pending.get(&slot) {
+        let (content, check) = match &of.content {
             Some(content) => (content.clone(), block_checksum(name, content)),
             // Its base could not be read: it stays damaged, whoever asks.
             None => (ZEROS.clone(), !block_checksum(name, &ZEROS)),
@@ -183,7 +183,8 @@ impl State {
         self.wishes.moved(lba, slot, to);
         debug_assert!(found, "a slot is in use as long as the index refers to it");
         self.minis.counts.settled += 1;
-        self.dirty.insert(lba);
+        // The block is among the dirty ones since its fragment came: every checkpoint leaves no slot.
+        // What a rebuild makes goes to a base, which has all blocks.
         self.reap();
         Ok(true)
     }
@@ -221,7 +222,7 @@ pub(super) async fn settle(inner: &Arc<Inner>) -> Result<(), StoreError> {
             let full = state.moving[USERS] * BLOCK_SIZE >= inner.options.dirty_bytes / 2;
             (full, state.users.tail())
         };
-        inner.bury();
+        inner.bury_all();
         if full {
             drain(inner, USERS, tail).await?;
         }

@@ -19,8 +19,8 @@
 //! # Invariants
 //!
 //! 1. The index refers to a block only after its entry was appended; a reader finds the content of
-//!    a block that no device has yet in `State::pending`, and so that of a block that only mini-logs
-//!    have.
+//!    a block that no device has yet in `State::pending`, and that of a block that only mini-logs have
+//!    in `State::slots`.
 //! 2. A segment is written again only after a checkpoint that does not refer to it has become
 //!    durable. So every entry that a replay from the newest checkpoint meets is still in place. No
 //!    checkpoint refers to what only mini-logs have: it gives such blocks places of their own first.
@@ -42,6 +42,7 @@ pub mod fuzz;
 mod holds;
 mod index;
 mod label;
+mod log;
 pub mod minilog;
 mod options;
 mod read;
@@ -61,6 +62,7 @@ mod write;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -71,6 +73,7 @@ use uuid::Uuid;
 use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 use crate::device::{DeviceError, DeviceRef};
 use crate::env::{Env, Task};
+use crate::lock::BriefMutex;
 use cache::Cache;
 pub use format::Cleaning;
 use label::Layout;
@@ -144,8 +147,12 @@ struct Inner {
     map_unit: usize,
     map: DeviceRef,
     map_link: Option<Uuid>,
-    state: Mutex<State>,
-    rounds: Mutex<commit::Rounds>,
+    state: BriefMutex<State>,
+    /// The newest version that survives a crash, for those who need nothing else of the state.
+    committed: AtomicU64,
+    /// Logical blocks: what the index has, for those who need nothing else of the state.
+    blocks: AtomicU64,
+    rounds: BriefMutex<commit::Rounds>,
     checkpoints: tokio::sync::Mutex<checkpoint::Area>,
     /// Held by whoever changes the label.
     label_lock: tokio::sync::Mutex<()>,
@@ -269,7 +276,7 @@ impl Drop for Chain {
 #[async_trait]
 impl BlockStore for Chain {
     fn blocks(&self) -> u64 {
-        self.inner.state.lock().index.blocks()
+        self.inner.blocks()
     }
 
     fn now(&self) -> Version {
@@ -286,7 +293,14 @@ impl BlockStore for Chain {
     }
 
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        write::apply(&self.inner, writes).await
+        Ok(write::apply(&self.inner, writes, false).await?.0)
+    }
+
+    async fn apply_and_hold(
+        &self,
+        writes: Vec<Write>,
+    ) -> Result<(Version, Option<Hold>), StoreError> {
+        write::apply(&self.inner, writes, true).await
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
@@ -330,11 +344,28 @@ impl Inner {
     fn release_later(self: &Arc<Self>, version: Version) -> Hold {
         let inner = Arc::downgrade(self);
         Hold::new(version, move |version| {
-            if let Some(inner) = inner.upgrade() {
-                inner.state.lock().release(version);
+            let Some(inner) = inner.upgrade() else { return };
+            let (more, dead) = {
+                let mut state = inner.state.lock();
+                let more = state.release(version) || clean::wanted(&state, &inner.options);
+                (more, std::mem::take(&mut state.dead))
+            };
+            inner.bury(dead);
+            if more {
                 inner.clean_kick.notify_one();
             }
         })
+    }
+
+    /// Logical blocks.
+    fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    /// Changes the number of logical blocks.
+    fn set_blocks(&self, state: &mut State, blocks: u64) {
+        state.index.resize(blocks);
+        self.blocks.store(blocks, Ordering::Release);
     }
 
     fn poison(&self, why: &str) {

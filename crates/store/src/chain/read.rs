@@ -17,11 +17,14 @@ const RUN_BLOCKS: usize = 256;
 /// How often a block that moved while it was read is looked up again.
 const RETRIES: usize = 8;
 
-/// One block of a read.
-enum Step {
-    Zero,
-    Ready(Bytes),
-    Fetch(Location),
+/// What a read found in memory, and what it has to fetch.
+struct Plan {
+    /// The blocks, as far as they are known by now.
+    blocks: Vec<Option<Bytes>>,
+    /// The others, by their number in the read.
+    fetch: Vec<(usize, Location)>,
+    /// Somebody wished for one that has to be fetched.
+    wished: bool,
 }
 
 /// See [`crate::block::BlockStore::read`].
@@ -33,18 +36,9 @@ pub(super) async fn read(
 ) -> Result<Vec<Option<Bytes>>, StoreError> {
     check_range(inner, lba, count)?;
     Counts::add(&inner.counts.user_blocks_read, count);
-    let (steps, wished) = plan(inner, lba, count, at);
-    let mut blocks: Vec<Option<Bytes>> = Vec::with_capacity(steps.len());
-    let mut fetch: Vec<(usize, Location)> = Vec::new();
-    for (number, step) in steps.into_iter().enumerate() {
-        blocks.push(match step {
-            Step::Zero => None,
-            Step::Ready(content) => Some(content),
-            Step::Fetch(location) => {
-                fetch.push((number, location));
-                None
-            }
-        });
+    let Plan { mut blocks, fetch, wished } = plan(inner, lba, count, at);
+    if fetch.is_empty() {
+        return Ok(blocks);
     }
     let cached = fetch
         .iter()
@@ -69,24 +63,35 @@ pub(super) async fn read(
     Ok(blocks)
 }
 
-/// Where each block is to be had, and whether one that somebody wished for has to be fetched.
-fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> (Vec<Step>, bool) {
-    let mut wished = false;
+/// Where each block is to be had.
+fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Plan {
+    let blocks = Vec::with_capacity(count as usize);
+    let mut plan = Plan { blocks, fetch: Vec::new(), wished: false };
     let mut state = inner.state.lock();
-    let mut step = |lba: u64| {
-        let Some(location) = state.index.get(lba as u32, at) else { return Step::Zero };
-        if let Some(content) = state.pending.get(&location.block) {
-            return Step::Ready(content.clone());
+    for lba in lba.0 as u32..(lba.0 + count) as u32 {
+        let block = match state.index.get(lba, at) {
+            None => None,
+            Some(location) => state.in_memory(inner, lba, location).or_else(|| {
+                plan.wished |= state.wishes.wants(lba);
+                plan.fetch.push((plan.blocks.len(), location));
+                None
+            }),
+        };
+        plan.blocks.push(block);
+    }
+    plan
+}
+
+impl State {
+    /// The content in a place, if it has not been written yet or somebody wished for it.
+    fn in_memory(&mut self, inner: &Inner, lba: u32, location: Location) -> Option<Bytes> {
+        if let Some(content) = self.unwritten_content(location.block) {
+            return Some(content.clone());
         }
-        if let Some(content) = state.wishes.get(lba as u32, location) {
-            Counts::add(&inner.counts.wish_hits, 1);
-            return Step::Ready(content);
-        }
-        wished |= state.wishes.wants(lba as u32);
-        Step::Fetch(location)
-    };
-    let steps = (lba.0..lba.0 + count).map(&mut step).collect();
-    (steps, wished)
+        let content = self.wishes.get(lba, location)?;
+        Counts::add(&inner.counts.wish_hits, 1);
+        Some(content)
+    }
 }
 
 /// Keeps what was fetched of the blocks that somebody wished for, unless they have changed.
@@ -222,11 +227,9 @@ async fn read_again(
 async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<Bytes>, StoreError> {
     let mut failure = None;
     for _ in 0..RETRIES {
-        let step = plan(inner, lba, 1, at).0.pop().unwrap_or(Step::Zero);
-        let location = match step {
-            Step::Zero => return Ok(None),
-            Step::Ready(content) => return Ok(Some(content)),
-            Step::Fetch(location) => location,
+        let mut plan = plan(inner, lba, 1, at);
+        let Some(&(_, location)) = plan.fetch.first() else {
+            return Ok(plan.blocks.pop().flatten());
         };
         match read_copies(inner, lba, location).await {
             Ok(content) => return Ok(Some(content)),

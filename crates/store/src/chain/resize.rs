@@ -46,7 +46,7 @@ impl Chain {
             // A replay must not meet entries beyond the new end.
             checkpoint::write(inner).await?;
             let mut state = inner.state.lock();
-            state.index.resize(blocks);
+            inner.set_blocks(&mut state, blocks);
             state.reap();
         }
         let gone = {
@@ -65,7 +65,7 @@ impl Chain {
             })
             .await?;
         let mut state = inner.state.lock();
-        state.index.resize(blocks);
+        inner.set_blocks(&mut state, blocks);
         state.wishes.forget_all();
         Ok(())
     }
@@ -120,7 +120,8 @@ impl Chain {
         inner.change_label(|label| set_leaving(&mut label.links, id)).await?;
         {
             let _frozen = Freeze::new(inner);
-            // The logs leave room behind that slots count on.
+            // The logs leave room behind that slots count on, and what fills it up must not come
+            // between a transaction and its fragments in memory.
             if inner.state.lock().owed() > 0 {
                 checkpoint::write(inner).await?;
             }

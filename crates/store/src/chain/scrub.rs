@@ -123,7 +123,7 @@ async fn mend(inner: &Arc<Inner>, check: &Check, report: &mut ScrubReport) {
     let current = |inner: &Inner| {
         let state = inner.state.lock();
         state.index.refers(check.lba, check.at.block)
-            && !state.pending.contains_key(&check.at.block)
+            && state.unwritten_content(check.at.block).is_none()
     };
     if !current(inner) {
         return;

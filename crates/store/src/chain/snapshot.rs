@@ -92,7 +92,7 @@ impl Chain {
             state.settle_holds();
             state.reap();
         }
-        inner.bury();
+        inner.bury_all();
         inner.clean_kick.notify_one();
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Chain {
             })
             .await?;
         inner.state.lock().take_back(snapshot.version, newest);
-        inner.bury();
+        inner.bury_all();
         checkpoint::write(inner).await?;
         Ok(())
     }

@@ -42,9 +42,9 @@ pub(super) struct State {
     pub(super) users: Stream,
     pub(super) body: Option<Stream>,
     pub(super) next_seq: u64,
-    /// Contents of live blocks that no device has yet, by physical block or slot.
+    /// Contents of live physical blocks that no device has yet.
     pub(super) pending: HashMap<u32, Bytes>,
-    /// Blocks that were written in parts.
+    /// Blocks that were written in parts, with their contents.
     pub(super) slots: Slots,
     pub(super) minis: Minis,
     /// Blocks that are to stay in memory.
@@ -64,8 +64,16 @@ pub(super) struct State {
     pub(super) poison: Option<Arc<str>>,
     /// Those who need that no user writes for a moment.
     pub(super) frozen: u32,
-    /// Caches to tell of blocks that died: filled under the lock, emptied by `Inner::bury`.
-    pub(super) dead: Vec<u32>,
+    /// Blocks that died: filled under the lock, for `Inner::bury` to see to without it.
+    pub(super) dead: Vec<Dead>,
+}
+
+/// A physical block or slot that nothing refers to any more.
+#[derive(Debug)]
+pub(super) struct Dead {
+    pub(super) block: u32,
+    /// What it held, if no device had it yet. Freeing a block is not for those who wait for the lock.
+    _content: Option<Bytes>,
 }
 
 /// What a change takes of the chain's space.
@@ -101,6 +109,14 @@ impl State {
         match &self.poison {
             Some(why) => Err(StoreError::Poisoned(why.clone())),
             None => Ok(()),
+        }
+    }
+
+    /// The content of a physical block or slot that no device has yet.
+    pub(super) fn unwritten_content(&self, block: u32) -> Option<&Bytes> {
+        match is_slot(block) {
+            true => self.slots.get(block)?.content.as_ref(),
+            false => self.pending.get(&block),
         }
     }
 
@@ -352,9 +368,9 @@ impl State {
         self.index.put(lba, version, place, &self.holds);
         if self.wishes.wants(lba) {
             // What no device has yet is what was just written.
-            let content = place.location().and_then(|at| self.pending.get(&at.block));
+            let content = place.location().and_then(|at| self.unwritten_content(at.block).cloned());
             match (place, content) {
-                (Place::At(at), Some(content)) => self.wishes.keep(lba, at, content),
+                (Place::At(at), Some(content)) => self.wishes.keep(lba, at, &content),
                 _ => self.wishes.forget(lba),
             }
         }
@@ -366,9 +382,9 @@ impl State {
     pub(super) fn wish(&mut self, lba: u32) {
         self.wishes.add(lba);
         if let Some(at) = self.index.get(lba, Version(u64::MAX))
-            && let Some(content) = self.pending.get(&at.block)
+            && let Some(content) = self.unwritten_content(at.block).cloned()
         {
-            self.wishes.keep(lba, at, content);
+            self.wishes.keep(lba, at, &content);
         }
     }
 
@@ -388,13 +404,14 @@ impl State {
         }
         self.dirty.extend(self.index.take_settled());
         for block in self.index.take_freed() {
-            self.pending.remove(&block);
-            if is_slot(block) {
-                self.slots.free(block);
-                continue;
-            }
-            self.segments.drop_live(block);
-            self.dead.push(block);
+            let content = match is_slot(block) {
+                true => self.slots.free(block),
+                false => {
+                    self.segments.drop_live(block);
+                    self.pending.remove(&block)
+                }
+            };
+            self.dead.push(Dead { block, _content: content });
         }
     }
 
@@ -486,22 +503,25 @@ impl State {
 
     /// Ends a hold of a moment. What it kept goes little by little: a part now, the rest when its
     /// blocks are written, when the cleaner comes by, and when as many holds have ended as there are
-    /// blocks to look at, so that no release is charged with more than a few of them.
-    pub(super) fn release(&mut self, version: Version) {
+    /// blocks to look at, so that no release is charged with more than a few of them. Returns whether
+    /// the cleaner should come by.
+    pub(super) fn release(&mut self, version: Version) -> bool {
         let was_oldest = self.holds.oldest() == Some(version);
         if !self.holds.release(version) {
-            return;
+            return false;
         }
-        match was_oldest {
-            true => {
-                self.index.age(&self.holds, AGE_AT_ONCE);
+        let more = match was_oldest {
+            true => self.index.age(&self.holds, AGE_AT_ONCE),
+            false => {
+                self.ended_within += 1;
+                false
             }
-            false => self.ended_within += 1,
-        }
+        };
         if self.ended_within > self.index.tabled().max(AGE_AT_ONCE) {
             self.settle_holds();
         }
         self.reap();
+        more
     }
 
     /// Takes a hold of the newest durable version, if it is kept.

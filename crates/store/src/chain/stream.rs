@@ -273,6 +273,11 @@ impl Stream {
         writes
     }
 
+    /// Whether the map device has every entry, and every change of name, durably.
+    pub(super) fn is_committed(&self) -> bool {
+        self.maps.iter().all(SegmentMap::is_committed)
+    }
+
     /// Notes that the entries below `target` are durable on the map device.
     pub(super) fn commit(&mut self, target: Position) {
         self.committed = self.committed.max(target);

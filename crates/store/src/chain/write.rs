@@ -6,12 +6,13 @@ use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 
 use super::format::{Position, block_checksum};
+use super::index::is_slot;
 use super::minilog::format::MAX_COST;
 use super::minilog::{blocks_for, small_writes};
-use super::state::{Need, Room};
+use super::state::{Dead, Need, Room};
 use super::stream::{BODY, Batch, USERS};
 use super::{Counts, Inner};
-use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
+use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
 use crate::device::{FrameBuf, Purpose};
 
 /// Blocks in one request to a device.
@@ -26,8 +27,12 @@ pub(super) const MAX_TRANSACTION: usize = 256;
 /// Blocks that one discard record covers at most, so that the lock is not held for long.
 const DISCARD_BLOCKS: u64 = 64 * 1024;
 
-/// See [`crate::block::BlockStore::apply`].
-pub(super) async fn apply(inner: &Arc<Inner>, writes: Vec<Write>) -> Result<Version, StoreError> {
+/// See [`crate::block::BlockStore::apply`], and with `hold` [`crate::block::BlockStore::apply_and_hold`].
+pub(super) async fn apply(
+    inner: &Arc<Inner>,
+    writes: Vec<Write>,
+    hold: bool,
+) -> Result<(Version, Option<Hold>), StoreError> {
     check_writes(inner, &writes)?;
     let small = small_writes(&writes, inner.options.mini_bytes.min(MAX_COST));
     let check = |(write, small): (&Write, &bool)| match &write.content {
@@ -38,9 +43,16 @@ pub(super) async fn apply(inner: &Arc<Inner>, writes: Vec<Write>) -> Result<Vers
     let blocks = writes.len() as u32;
     let slots = small.iter().filter(|small| **small).count() as u32;
     let need = Need { live: blocks, blocks: blocks - slots + blocks_for(&writes, &small), slots };
-    let version = with_room(inner, need, |state| state.apply(&writes, &checks, &small)).await?;
+    let version = with_room(inner, need, |state| {
+        let version = state.apply(&writes, &checks, &small)?;
+        if hold {
+            state.holds.take(version);
+        }
+        Ok(version)
+    })
+    .await?;
     Counts::add(&inner.counts.user_blocks_written, u64::from(blocks));
-    Ok(version)
+    Ok((version, hold.then(|| inner.release_later(version))))
 }
 
 /// See [`crate::block::BlockStore::discard`].
@@ -65,7 +77,7 @@ pub(super) async fn discard(
 }
 
 pub(super) fn check_range(inner: &Inner, lba: Lba, count: u64) -> Result<(), StoreError> {
-    let blocks = inner.state.lock().index.blocks();
+    let blocks = inner.blocks();
     match lba.0.checked_add(count) {
         Some(end) if end <= blocks => Ok(()),
         _ => Err(StoreError::Invalid(format!(
@@ -99,7 +111,7 @@ async fn with_room<T>(
     need: Need,
     change: impl FnOnce(&mut super::State) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
-    let mut waited = inner.room.notified();
+    let mut waited = None;
     loop {
         {
             let mut state = inner.state.lock();
@@ -116,8 +128,9 @@ async fn with_room<T>(
                 Room::Yes if dirty < inner.options.dirty_bytes => {
                     let result = change(&mut state);
                     inner.after_append(&mut state);
+                    let dead = std::mem::take(&mut state.dead);
                     drop(state);
-                    inner.bury();
+                    inner.bury(dead);
                     return result;
                 }
                 Room::Yes => inner.queue_kick.iter().for_each(|kick| kick.notify_one()),
@@ -134,7 +147,9 @@ async fn with_room<T>(
             }
         }
         // Registered before the next look at the state, so that no wake-up is lost.
-        std::mem::replace(&mut waited, inner.room.notified()).await;
+        if let Some(waited) = waited.replace(inner.room.notified()) {
+            waited.await;
+        }
     }
 }
 
@@ -158,15 +173,20 @@ impl Inner {
         }
     }
 
-    /// Tells the caches of blocks that died.
-    pub(super) fn bury(&self) {
-        let dead = std::mem::take(&mut self.state.lock().dead);
-        for block in dead {
+    /// Tells the caches of blocks that died, and frees what these held.
+    pub(super) fn bury(&self, dead: Vec<Dead>) {
+        for block in dead.iter().map(|dead| dead.block).filter(|block| !is_slot(*block)) {
             self.tail_cache.remove(u64::from(block));
             if let Some(cache) = &self.body_cache {
                 cache.remove(u64::from(block));
             }
         }
+    }
+
+    /// Buries what has died so far.
+    pub(super) fn bury_all(&self) {
+        let dead = std::mem::take(&mut self.state.lock().dead);
+        self.bury(dead);
     }
 }
 

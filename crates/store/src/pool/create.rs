@@ -65,6 +65,9 @@ pub async fn create_on(
     result
 }
 
+/// Parts of a step, so that a long one shows how far it is.
+const STEP: u64 = 1000;
+
 /// How much of the making of a volume is done.
 struct Steps<'a> {
     done: AtomicU64,
@@ -77,12 +80,18 @@ impl<'a> Steps<'a> {
     fn of(new: &NewVolume, progress: Progress<'a>) -> Steps<'a> {
         let links: usize = new.links.iter().map(|link| link.devices().count()).sum();
         let caches = [&new.cache, &new.body_cache].into_iter().flatten().count();
-        let total = 2 * (links + new.map.len() + caches) as u64;
+        let total = 2 * (links + new.map.len() + caches) as u64 * STEP;
         Steps { done: AtomicU64::new(0), total, progress }
     }
 
     fn one_more(&self) {
-        (self.progress)(self.done.fetch_add(1, Ordering::Relaxed) + 1, self.total);
+        (self.progress)(self.done.fetch_add(STEP, Ordering::Relaxed) + STEP, self.total);
+    }
+
+    /// A share of the next one is done.
+    fn within(&self, share: f64) {
+        let part = (share * STEP as f64) as u64;
+        (self.progress)(self.done.load(Ordering::Relaxed) + part, self.total);
     }
 }
 
@@ -110,7 +119,10 @@ async fn create_all(
     for (number, link) in new.links.iter().enumerate() {
         let default = sizing::device_bytes(new, link, number == 0);
         for device in link.devices() {
-            prepare::make_file(media, device, default, new.sector, made).await?;
+            prepare::make_file(media, device, default, new.sector, made, &|share| {
+                steps.within(share)
+            })
+            .await?;
             steps.one_more();
         }
     }
@@ -123,13 +135,14 @@ async fn create_all(
     let cache_default = (total / 16).max(SMALLEST_CACHE);
     let file = DATA_START + plan.map_bytes.next_multiple_of(DATA_START);
     for device in &new.map {
-        prepare::make_file(media, device, file, new.sector, made).await?;
+        prepare::make_file(media, device, file, new.sector, made, &|share| steps.within(share))
+            .await?;
         steps.one_more();
     }
     for cache in [&new.cache, &new.body_cache].into_iter().flatten() {
         let bytes = cache.bytes.unwrap_or(cache_default).next_multiple_of(DATA_START);
         let size = DATA_START + bytes;
-        prepare::make_file(media, &cache.device, size, new.sector, made).await?;
+        prepare::make_file(media, &cache.device, size, new.sector, made, &|_| {}).await?;
         steps.one_more();
     }
 

@@ -15,6 +15,7 @@
 //! A slot has one owner, the volume that it names, and only it changes the slot: the volumes that
 //! share a device need an agreement (a lock) to take a free slot, and none afterwards.
 
+use crate::checksum::crc32c;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -201,7 +202,7 @@ fn check(bytes: &[u8], magic: [u8; 8]) -> Result<(), Fault> {
         return Err(Fault::None);
     }
     let number = |at: usize| U32::read_from_bytes(&record[at..at + 4]).map_or(0, U32::get);
-    if crc32c::crc32c(&record[CHECKED_FROM..]) != number(12) {
+    if crc32c(&record[CHECKED_FROM..]) != number(12) {
         return Err(Fault::Damaged);
     }
     match number(8) {
@@ -225,7 +226,7 @@ impl Header {
             created: self.created.into(),
             reserved2: [0; 448],
         };
-        stored.checksum = crc32c::crc32c(&stored.as_bytes()[CHECKED_FROM..]).into();
+        stored.checksum = crc32c(&stored.as_bytes()[CHECKED_FROM..]).into();
         zerocopy::transmute!(stored)
     }
 
@@ -280,7 +281,7 @@ impl Member {
             in_sync: self.in_sync.into(),
             reserved2: [0; 320],
         };
-        stored.checksum = crc32c::crc32c(&stored.as_bytes()[CHECKED_FROM..]).into();
+        stored.checksum = crc32c(&stored.as_bytes()[CHECKED_FROM..]).into();
         zerocopy::transmute!(stored)
     }
 
@@ -453,7 +454,7 @@ mod tests {
         fn any_bytes_are_decoded_or_refused(mut bytes in prop::collection::vec(any::<u8>(), RECORD)) {
             bytes[..8].copy_from_slice(&MEMBER_MAGIC);
             bytes[8..12].copy_from_slice(&[1, 0, 0, 0]);
-            let checksum = crc32c::crc32c(&bytes[CHECKED_FROM..]).to_le_bytes();
+            let checksum = crc32c(&bytes[CHECKED_FROM..]).to_le_bytes();
             bytes[12..16].copy_from_slice(&checksum);
             if let Ok(member) = Member::decode(&bytes) {
                 prop_assert!(member.end() > member.start || member.length == 0);

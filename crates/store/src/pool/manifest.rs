@@ -77,6 +77,9 @@ pub struct Settings {
     /// Milliseconds that a read at the tail's drive may wait for others to go with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail_read_wait: Option<u32>,
+    /// Seconds after which a transaction that does nothing is aborted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transaction_idle: Option<u32>,
 }
 
 impl Settings {
@@ -94,15 +97,20 @@ impl Settings {
             ram_cache: newer.ram_cache.or(self.ram_cache),
             body_ram_cache: newer.body_ram_cache.or(self.body_ram_cache),
             tail_read_wait: newer.tail_read_wait.or(self.tail_read_wait),
+            transaction_idle: newer.transaction_idle.or(self.transaction_idle),
         }
     }
 
     pub(super) fn check(&self) -> Result<(), PoolError> {
         let most = 1 << 50;
         let fits = |bytes: Option<u64>, least| bytes.is_none_or(|b| (least..=most).contains(&b));
-        match fits(self.ram_cache, Settings::LEAST_RAM) && fits(self.body_ram_cache, 0) {
-            true => Ok(()),
-            false => Err(PoolError::Invalid("the tail cache needs 1 MiB of RAM or more".into())),
+        let refuse = |why: &str| Err(PoolError::Invalid(why.to_owned()));
+        if !fits(self.ram_cache, Settings::LEAST_RAM) || !fits(self.body_ram_cache, 0) {
+            return refuse("the tail cache needs 1 MiB of RAM or more");
+        }
+        match self.transaction_idle {
+            Some(0) => refuse("a transaction has a second or more to do something"),
+            _ => Ok(()),
         }
     }
 
@@ -116,6 +124,9 @@ impl Settings {
         chain.body_cache_blocks = self.body_ram_cache.map_or(chain.body_cache_blocks, blocks);
         let millis = |millis| Duration::from_millis(u64::from(millis));
         chain.tail_read_wait = self.tail_read_wait.map_or(chain.tail_read_wait, millis);
+        let seconds = |seconds| Duration::from_secs(u64::from(seconds));
+        let idle = &mut options.transactions.idle;
+        *idle = self.transaction_idle.map_or(*idle, seconds);
         options
     }
 }

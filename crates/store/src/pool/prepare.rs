@@ -1,8 +1,9 @@
 //! Devices before they are members: made, checked and labelled.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures::{StreamExt, TryStreamExt, stream};
 use uuid::Uuid;
 
 use super::PoolError;
@@ -10,9 +11,9 @@ use super::format::{DATA_START, Member, PAIR, Role, Sharing};
 use super::label::{self, Label, Slot, gap};
 use super::media::{Media, Opened};
 use super::probe;
-use super::spec::{DeviceSpec, LinkSpec};
+use super::spec::{DeviceSpec, LinkSpec, Preallocation};
 use crate::block::BLOCK_SIZE;
-use crate::device::{Access, DeviceError, DeviceRef};
+use crate::device::{Access, AlignedBuf, DeviceError, DeviceRef, Purpose};
 use crate::env::Env;
 
 /// An extent that a volume wants on a device. On a shared one it is placed as it is labelled.
@@ -23,6 +24,10 @@ pub(super) struct Claim {
     /// Whether less than its length will do.
     pub(super) at_most: bool,
 }
+
+/// Bytes of a request, and requests at a time, that write zeros to a new file.
+const FILL_BYTES: u64 = 1 << 20;
+const FILL_REQUESTS: usize = 4;
 
 /// How often, and after what pause, a shared device's label is tried again while another volume
 /// changes it.
@@ -60,18 +65,20 @@ pub(super) async fn make_files<'a>(
     made: &mut Vec<PathBuf>,
 ) -> Result<(), PoolError> {
     for device in devices {
-        make_file(media, device, default, sector, made).await?;
+        make_file(media, device, default, sector, made, &|_| {}).await?;
     }
     Ok(())
 }
 
 /// Makes a file for `device` if nothing is there, of `default` bytes if it does not say how many.
+/// `filled` learns which share of it is written, if it is to be.
 pub(super) async fn make_file(
     media: &dyn Media,
     device: &DeviceSpec,
     default: u64,
     sector: Option<u32>,
     made: &mut Vec<PathBuf>,
+    filled: &(dyn Fn(f64) + Send + Sync),
 ) -> Result<(), PoolError> {
     let found = media.find(&device.path).await;
     if found.map_err(|error| PoolError::io(&device.path, error))?.is_some() {
@@ -85,7 +92,36 @@ pub(super) async fn make_file(
     }
     media.create(&device.path, whole, sector).await?;
     made.push(device.path.clone());
-    Ok(())
+    match device.preallocation {
+        Preallocation::Falloc => Ok(()),
+        Preallocation::Full => fill(media, &device.path, whole, sector, filled).await,
+    }
+}
+
+/// Writes zeros to a whole device.
+async fn fill(
+    media: &dyn Media,
+    path: &Path,
+    size: u64,
+    sector: Option<u32>,
+    filled: &(dyn Fn(f64) + Send + Sync),
+) -> Result<(), PoolError> {
+    let device = media.open(path, Access::Exclusive, sector).await?.device;
+    let zeros = AlignedBuf::zeroed(FILL_BYTES as usize).freeze();
+    let offsets = (0..size).step_by(FILL_BYTES as usize);
+    let device = &device;
+    let writes = offsets.map(|offset| {
+        let zeros = zeros.slice(..FILL_BYTES.min(size - offset) as usize);
+        async move {
+            device.write(offset, vec![zeros], Purpose::UserData).await?;
+            Ok::<_, PoolError>(offset)
+        }
+    });
+    let mut writes = stream::iter(writes).buffered(FILL_REQUESTS);
+    while let Some(offset) = writes.try_next().await? {
+        filled(offset as f64 / size as f64);
+    }
+    Ok(device.flush(Purpose::UserData).await?)
 }
 
 /// Bytes of the extents of a link: what its smallest device has room for.

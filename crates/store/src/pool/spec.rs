@@ -5,6 +5,18 @@ use std::path::PathBuf;
 use super::manifest::Settings;
 use crate::chain::{Cleaning, Options};
 
+/// What a new file gets before it is used, in `qemu-img`'s words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Preallocation {
+    /// Its room is reserved.
+    #[default]
+    Falloc,
+    /// Zeros are written too. A filesystem notes the first write of each reserved block in its own
+    /// journal, so that a small write and its flush become several of both; after this, none is
+    /// the first.
+    Full,
+}
+
 /// A device by its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
@@ -12,17 +24,24 @@ pub struct DeviceSpec {
     pub path: PathBuf,
     /// Bytes of a file that is made; by default, as many as its part of the volume needs.
     pub size: Option<u64>,
+    /// What a file that is made gets before it is used.
+    pub preallocation: Preallocation,
 }
 
 impl DeviceSpec {
     /// The device at `path`.
     pub fn new(path: impl Into<PathBuf>) -> DeviceSpec {
-        DeviceSpec { path: path.into(), size: None }
+        DeviceSpec { path: path.into(), size: None, preallocation: Preallocation::default() }
     }
 
     /// The device at `path`, made as a file of `size` bytes if nothing is there.
     pub fn with_size(path: impl Into<PathBuf>, size: u64) -> DeviceSpec {
-        DeviceSpec { path: path.into(), size: Some(size) }
+        DeviceSpec { size: Some(size), ..DeviceSpec::new(path) }
+    }
+
+    /// The same device, with a file that is made written once before it is used.
+    pub fn preallocated(self) -> DeviceSpec {
+        DeviceSpec { preallocation: Preallocation::Full, ..self }
     }
 }
 

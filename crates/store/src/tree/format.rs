@@ -28,6 +28,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::BLOCK_SIZE;
+use crate::checksum::crc32c;
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u16 = 1;
@@ -184,7 +185,7 @@ impl CatalogueBlock {
     pub fn sum(&self) -> u32 {
         let mut copy = *self;
         copy.header.checksum = 0.into();
-        crc32c::crc32c(copy.as_bytes())
+        crc32c(copy.as_bytes())
     }
 }
 
@@ -329,7 +330,7 @@ pub struct Extent {
 
 /// What the pages of a partition are tagged with.
 pub fn tag(uuid: &uuid::Uuid) -> u32 {
-    crc32c::crc32c(uuid.as_bytes())
+    crc32c(uuid.as_bytes())
 }
 
 const _: () = {

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use bytes::Bytes;
 
@@ -17,44 +18,48 @@ use super::manager::{Counts, Inner};
 use super::order::{Snapshot, Step};
 use super::window::Window;
 use super::{Preempted, TxnError};
-use crate::block::{Lba, StoreError, Version};
+use crate::block::{Hold, Lba, StoreError, Version};
 
-/// The newest snapshot, for a transaction that begins.
-pub(super) async fn snapshot(inner: &Inner) -> Snapshot {
+/// Has a transaction begin on the newest snapshot. `enter` makes the transaction known: under the lock
+/// of the order, so that whoever lets nobody begin from then on finds all who have a snapshot.
+pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
     let closed = inner.gate.close().await;
     loop {
         let mut settled = std::pin::pin!(inner.settled.notified());
         settled.as_mut().enable();
-        let (snapshot, remembered) = {
+        {
             let mut order = inner.order.lock();
             if inner.passed.swap(false, Ordering::SeqCst) {
                 order.refresh();
             }
-            (order.begin(&*inner.store), order.remembered())
-        };
-        match snapshot {
-            Some(snapshot) => {
+            if let Some(snapshot) = order.begin(&*inner.store) {
                 closed.keep();
                 #[cfg(feature = "seeded-bugs")]
-                let snapshot = stale(inner, snapshot);
+                let snapshot = stale(inner, &mut order, snapshot);
+                let entered = enter(snapshot);
+                let remembered = order.remembered();
+                drop(order);
                 // Who keeps the stream from being forgotten gives way when it is too long.
                 if remembered > inner.options.max_window {
                     inner.preempt_oldest(Preempted::Stuck);
                 }
-                return snapshot;
+                return entered;
             }
-            None => settled.await,
         }
+        settled.await;
     }
 }
 
-/// The newest snapshot that survives a crash, for a transaction that only reads; the newest of all when
-/// the store has not kept one.
-pub(super) async fn synced_snapshot(inner: &Inner) -> Snapshot {
-    match inner.store.hold_synced() {
-        Some(hold) => Snapshot { until: None, hold: Arc::new(hold) },
-        None => snapshot(inner).await,
+/// The same on the newest snapshot that survives a crash, for a transaction that only reads; on the
+/// newest of all when the store has not kept one.
+pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
+    {
+        let order = inner.order.lock();
+        if let Some(snapshot) = order.begin_synced(&*inner.store) {
+            return enter(snapshot);
+        }
     }
+    begin(inner, enter).await
 }
 
 /// Runs a write that is no transaction's past the stream, if no transaction runs; `None` otherwise.
@@ -70,11 +75,10 @@ pub(super) async fn pass<T>(
 }
 
 #[cfg(feature = "seeded-bugs")]
-fn stale(inner: &Inner, snapshot: Snapshot) -> Snapshot {
+fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> Snapshot {
     if !inner.options.has(super::Bug::StaleSnapshot) {
         return snapshot;
     }
-    let mut order = inner.order.lock();
     let before = order.stale.replace(snapshot.hold.clone());
     let hold = before.unwrap_or_else(|| snapshot.hold.clone());
     Snapshot { hold, ..snapshot }
@@ -125,12 +129,23 @@ async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> 
     }
 }
 
-/// Waits until every commit has its outcome.
+/// Waits until every commit has its outcome and, while nobody may begin, nobody runs: also those who
+/// have left the registry and not yet entered the stream.
 pub(super) async fn drain(inner: &Inner) {
     loop {
-        let last = inner.order.lock().pending().pop();
-        let Some(last) = last else { return };
-        outcome(inner, &last).await.ok();
+        let mut settled = std::pin::pin!(inner.settled.notified());
+        settled.as_mut().enable();
+        let (last, quiet) = {
+            let order = inner.order.lock();
+            (order.pending().pop(), order.is_quiet())
+        };
+        match last {
+            Some(last) => {
+                outcome(inner, &last).await.ok();
+            }
+            None if quiet => return,
+            None => settled.await,
+        }
     }
 }
 
@@ -164,10 +179,9 @@ async fn apply_decided(inner: &Inner) {
     loop {
         let step = inner.order.lock().next_step();
         let Step::Apply(intent, window) = step else { break };
-        let outcome = apply(inner, &intent, &window).await;
-        let newest = match &outcome {
-            Ok(version) => inner.store.hold(*version).map(Arc::new),
-            Err(_) => None,
+        let (outcome, newest) = match apply(inner, &intent, &window).await {
+            Ok((version, newest)) => (Ok(version), newest.map(Arc::new)),
+            Err(error) => (Err(error), None),
         };
         inner.order.lock().finish(&intent, newest);
         intent.set_outcome(outcome);
@@ -177,7 +191,11 @@ async fn apply_decided(inner: &Inner) {
 }
 
 /// Applies one transaction that commits.
-async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Version, StoreError> {
+async fn apply(
+    inner: &Inner,
+    intent: &Intent,
+    window: &Window,
+) -> Result<(Version, Option<Hold>), StoreError> {
     let sharing = window.sharing(intent);
     #[cfg(feature = "seeded-bugs")]
     let sharing = match inner.options.has(super::Bug::MissingMerge) {
@@ -192,7 +210,12 @@ async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Versio
         intent.merge_onto(&latest(inner, intent).await?);
     }
     loop {
-        let applied = inner.env.timeout(inner.options.patience, hand_over(inner, intent)).await;
+        let mut handing = std::pin::pin!(hand_over(inner, intent));
+        // Most go through at once, and need no timer.
+        let applied = match futures::poll!(handing.as_mut()) {
+            Poll::Ready(outcome) => Some(outcome),
+            Poll::Pending => inner.env.timeout(inner.options.patience, handing).await,
+        };
         match applied {
             Some(Err(StoreError::NoSpace)) | None => {}
             Some(outcome) => return outcome,
@@ -204,10 +227,14 @@ async fn apply(inner: &Inner, intent: &Intent, window: &Window) -> Result<Versio
     }
 }
 
-async fn hand_over(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
+async fn hand_over(inner: &Inner, intent: &Intent) -> Result<(Version, Option<Hold>), StoreError> {
     match intent.swath() {
-        Some(swath) => inner.store.discard(Lba(swath.start), swath.end - swath.start).await,
-        None => inner.store.apply(intent.to_writes()).await,
+        Some(swath) => {
+            let count = swath.end - swath.start;
+            let version = inner.store.discard(Lba(swath.start), count).await?;
+            Ok((version, inner.store.hold(version)))
+        }
+        None => inner.store.apply_and_hold(intent.to_writes()).await,
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use tokio::sync::Notify;
 
 use super::access::{Accesses, Own};
@@ -20,6 +20,12 @@ use crate::block::{BLOCK_SIZE, BlockStore, Lba};
 use crate::device::AlignedBuf;
 use crate::env::{Env, Task};
 use crate::gate::Gate;
+use crate::lock::BriefMutex;
+
+/// Blocks that were read take as much memory as one that was written: what is noted of each.
+const READS_PER_WRITE: usize = 64;
+/// Ticks that make up the time after which a transaction counts as idle.
+const IDLE_TICKS: u64 = 4;
 
 /// What blocks that hold nothing read as.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
@@ -39,8 +45,9 @@ pub(super) struct Inner {
     pub(super) env: Env,
     pub(super) store: Arc<dyn BlockStore>,
     pub(super) options: Options,
-    pub(super) order: Mutex<Order>,
-    pub(super) registry: Mutex<Registry>,
+    pub(super) order: BriefMutex<Order>,
+    /// Locked alone, or after `order`.
+    pub(super) registry: BriefMutex<Registry>,
     /// Writes that are no transaction's pass it while no transaction runs.
     pub(super) gate: Arc<Gate>,
     /// Such a write has passed since the last snapshot was taken.
@@ -50,6 +57,8 @@ pub(super) struct Inner {
     pub(super) counts: Counts,
     /// Bytes that running transactions are charged with.
     charged: AtomicU64,
+    /// How often the reaper came by: a clock that costs nothing to read.
+    ticks: AtomicU64,
 }
 
 /// What happened so far.
@@ -115,13 +124,14 @@ impl TransactionManager {
             env: env.clone(),
             store,
             options,
-            order: Mutex::new(Order::new(gate.clone())),
+            order: BriefMutex::new(Order::new(gate.clone())),
             gate,
             passed: AtomicBool::new(false),
-            registry: Mutex::default(),
+            registry: BriefMutex::default(),
             settled: Notify::new(),
             counts: Counts::default(),
             charged: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
         });
         let reaper = env.spawn(run_reaper(env.clone(), Arc::downgrade(&inner)));
         let client = Client::new(&inner);
@@ -154,9 +164,12 @@ impl TransactionManager {
     pub fn status(&self) -> TxnStatus {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &self.inner.counts;
+        // One lock after the other: who begins takes that of the registry under that of the order.
+        let running = self.inner.registry.lock().len() as u64;
+        let window = self.inner.order.lock().remembered() as u64;
         TxnStatus {
-            running: self.inner.registry.lock().len() as u64,
-            window: self.inner.order.lock().remembered() as u64,
+            running,
+            window,
             buffered_bytes: get(&self.inner.charged),
             commits: get(&counts.commits),
             read_only: get(&counts.read_only),
@@ -208,14 +221,14 @@ struct Barrier<'a>(&'a Inner);
 
 impl<'a> Barrier<'a> {
     fn new(inner: &'a Inner) -> Barrier<'a> {
-        inner.order.lock().bar(true);
+        inner.order.lock().bar();
         Barrier(inner)
     }
 }
 
 impl Drop for Barrier<'_> {
     fn drop(&mut self) {
-        self.0.order.lock().bar(false);
+        self.0.order.lock().unbar();
         self.0.settled.notify_waiters();
     }
 }
@@ -245,13 +258,14 @@ impl Transact for Client {
         let (inner, owner) = (&self.shared.inner, self.shared.owner);
         inner.registry.lock().admit(owner, inner.options.max_running)?;
         let mut admission = Admission { inner, owner, used: false };
-        let snapshot = match begin.read_only {
-            true => commit::synced_snapshot(inner).await,
-            false => commit::snapshot(inner).await,
+        let enter = |snapshot| {
+            admission.used = true;
+            inner.registry.lock().add(owner, begin, snapshot, inner.tick())
         };
-        admission.used = true;
-        let now = inner.env.now();
-        let running = inner.registry.lock().add(owner, begin, snapshot, now);
+        let running = match begin.read_only {
+            true => commit::begin_synced(inner, enter).await,
+            false => commit::begin(inner, enter).await,
+        };
         Ok(self.transaction(running))
     }
 
@@ -259,7 +273,7 @@ impl Transact for Client {
         let inner = &self.shared.inner;
         let most = inner.options.max_running;
         let running = inner.registry.lock().takeover(handle, self.shared.owner, most)?;
-        running.touch(inner.env.now());
+        running.touch(inner.tick());
         Ok(self.transaction(running))
     }
 }
@@ -280,6 +294,11 @@ impl Transact for TransactionManager {
 }
 
 impl Inner {
+    /// The time as far as the reaper knows it.
+    fn tick(&self) -> u64 {
+        self.ticks.load(Ordering::Relaxed)
+    }
+
     /// Ends a transaction's phase; what it was on, if it ran.
     pub(super) fn end(&self, running: &Running, phase: Phase) -> Phase {
         let before = {
@@ -295,8 +314,17 @@ impl Inner {
 
     /// Ends what a transaction's snapshot keeps.
     fn let_go(&self, snapshot: Snapshot) {
-        if let Some(until) = snapshot.until {
-            self.order.lock().end(until);
+        let Snapshot { until, hold } = snapshot;
+        // Who finds that nobody runs any more finds nothing held either.
+        drop(hold);
+        let Some(until) = until else { return };
+        let quiet = {
+            let mut order = self.order.lock();
+            order.end(until);
+            order.is_quiet()
+        };
+        if quiet {
+            self.settled.notify_waiters();
         }
     }
 
@@ -350,11 +378,12 @@ impl Inner {
 async fn run_reaper(env: Env, inner: Weak<Inner>) {
     loop {
         let Some(idle) = inner.upgrade().map(|inner| inner.options.idle) else { return };
-        env.sleep(idle / 4).await;
+        env.sleep(idle / IDLE_TICKS as u32).await;
         let Some(inner) = inner.upgrade() else { return };
-        let now = env.now();
+        let now = inner.ticks.fetch_add(1, Ordering::Relaxed) + 1;
         let all = inner.registry.lock().all();
-        for running in all.iter().filter(|running| now.since(running.last_used()) >= idle) {
+        // What was used between two ticks has the number of the first.
+        for running in all.iter().filter(|running| now - running.last_used() > IDLE_TICKS) {
             if matches!(running.work.lock().phase, Phase::Active(_)) {
                 inner.preempt(running, Preempted::Idle);
             }
@@ -447,7 +476,7 @@ impl LocalTransaction {
             work.accesses.write(lba, content, self.inner.options.max_writes)?;
             (work.accesses.writes() - before) * BLOCK_SIZE
         };
-        self.running.touch(self.inner.env.now());
+        self.running.touch(self.inner.tick());
         if charge > 0 {
             self.inner.charge(&self.running, charge as u64);
         }
@@ -487,9 +516,9 @@ impl Transaction for LocalTransaction {
     async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
         self.check(lba, count)?;
         let plan = self.plan(lba, count)?;
-        self.running.touch(self.inner.env.now());
+        self.running.touch(self.inner.tick());
         if plan.noted > 0 {
-            let blocks = plan.noted.div_ceil(self.inner.options.reads_per_write);
+            let blocks = plan.noted.div_ceil(READS_PER_WRITE);
             self.inner.charge(&self.running, (blocks * BLOCK_SIZE) as u64);
         }
         let stored = match plan.own.iter().all(|own| !matches!(own, Own::Nothing)) {
@@ -563,7 +592,7 @@ impl Transaction for LocalTransaction {
             return Err(TxnError::Ended);
         }
         let handle = Handle(self.inner.env.uuid().as_u128());
-        self.running.touch(self.inner.env.now());
+        self.running.touch(self.inner.tick());
         self.inner.registry.lock().release(self.running.id, handle);
         Ok(handle)
     }

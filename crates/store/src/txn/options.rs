@@ -26,8 +26,6 @@ pub struct Options {
     /// Bytes of writes that may wait for their commit, altogether. Beyond, the transaction with the
     /// most is aborted.
     pub memory: usize,
-    /// Blocks that a transaction may have read before it counts as greedy with memory like a write.
-    pub reads_per_write: usize,
     /// Commits that are remembered for the sake of the transactions that run. Beyond, the one with the
     /// oldest snapshot is aborted.
     pub max_window: usize,
@@ -47,7 +45,6 @@ impl Default for Options {
             max_writes: 256,
             max_running: 256,
             memory: 1 << 30,
-            reads_per_write: 64,
             max_window: 1 << 16,
             idle: Duration::from_secs(60),
             patience: Duration::from_secs(2),

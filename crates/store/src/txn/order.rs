@@ -25,8 +25,8 @@ pub(super) struct Order {
     applied: u64,
     /// Somebody is applying.
     applying: bool,
-    /// Nobody begins: the store is being changed as a whole.
-    barred: bool,
+    /// Those who change the store as a whole: nobody begins while there are any.
+    bars: u32,
     /// The newest snapshot, for those who begin.
     newest: Option<Arc<Hold>>,
     /// The snapshot before the newest.
@@ -53,7 +53,7 @@ impl Order {
             stream: Stream::new(),
             applied: 0,
             applying: false,
-            barred: false,
+            bars: 0,
             newest: None,
             #[cfg(feature = "seeded-bugs")]
             stale: None,
@@ -61,10 +61,19 @@ impl Order {
         }
     }
 
-    /// Lets nobody begin, or everybody again; gives up the newest snapshot.
-    pub(super) fn bar(&mut self, barred: bool) {
-        self.barred = barred;
+    /// Lets nobody begin until as many calls of [`Order::unbar`]; gives up the newest snapshot.
+    pub(super) fn bar(&mut self) {
+        self.bars += 1;
         self.newest = None;
+    }
+
+    /// Takes back one call of [`Order::bar`].
+    pub(super) fn unbar(&mut self) {
+        self.bars -= 1;
+    }
+
+    fn is_barred(&self) -> bool {
+        self.bars > 0
     }
 
     /// Forgets the newest snapshot: the store has newer versions.
@@ -76,7 +85,7 @@ impl Order {
     /// by the caller; `None` while nobody may begin, or a commit is being applied and there is none to
     /// share.
     pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Option<Snapshot> {
-        if self.barred {
+        if self.is_barred() {
             return None;
         }
         let hold = match &self.newest {
@@ -92,6 +101,13 @@ impl Order {
         Some(Snapshot { until: Some(self.applied), hold })
     }
 
+    /// The newest snapshot that survives a crash; `None` while nobody may begin, or when the store has
+    /// not kept one.
+    pub(super) fn begin_synced(&self, store: &dyn BlockStore) -> Option<Snapshot> {
+        let hold = (!self.is_barred()).then(|| store.hold_synced())??;
+        Some(Snapshot { until: None, hold: Arc::new(hold) })
+    }
+
     /// Nobody asks for a window from `floor` on any more.
     pub(super) fn end(&mut self, floor: u64) {
         if let Some(count) = self.floors.get_mut(&floor) {
@@ -103,6 +119,11 @@ impl Order {
         }
         let oldest = self.floors.keys().next().copied().unwrap_or(self.applied);
         self.stream.forget(oldest.min(self.applied));
+    }
+
+    /// Whether nobody may begin, and nobody is left who asks for a window.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.is_barred() && self.floors.is_empty()
     }
 
     /// Gives a transaction its commit timestamp; its window. That is kept until there is an outcome,
@@ -163,7 +184,7 @@ impl Order {
     pub(super) fn finish(&mut self, intent: &Intent, newest: Option<Arc<Hold>>) {
         self.applied += 1;
         // Nothing is held on to while the store is changed as a whole.
-        self.newest = newest.filter(|_| !self.barred);
+        self.newest = newest.filter(|_| !self.is_barred());
         self.end(intent.since);
     }
 

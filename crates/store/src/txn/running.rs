@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::access::Accesses;
 use super::order::Snapshot;
 use super::{Begin, Handle, Preempted, TxnError};
-use crate::env::{HashMap, Time};
+use crate::env::HashMap;
 
 /// Whether a transaction still runs.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Running {
     pub(super) id: u64,
     pub(super) begin: Begin,
     pub(super) work: Mutex<Work>,
-    /// When its owner last did something, in nanoseconds.
+    /// When its owner last did something, in ticks of the reaper.
     used: AtomicU64,
     /// Bytes of memory that it is charged with.
     pub(super) charged: AtomicU64,
@@ -57,13 +57,13 @@ pub(super) struct Running {
 
 impl Running {
     /// Notes that its owner did something.
-    pub(super) fn touch(&self, now: Time) {
-        self.used.store(now.as_nanos(), Ordering::Relaxed);
+    pub(super) fn touch(&self, now: u64) {
+        self.used.store(now, Ordering::Relaxed);
     }
 
     /// When its owner last did something.
-    pub(super) fn last_used(&self) -> Time {
-        Time::from_nanos(self.used.load(Ordering::Relaxed))
+    pub(super) fn last_used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
     }
 }
 
@@ -116,7 +116,7 @@ impl Registry {
         owner: OwnerId,
         begin: Begin,
         snapshot: Snapshot,
-        now: Time,
+        now: u64,
     ) -> Arc<Running> {
         self.next += 1;
         let work = Work { phase: Phase::Active(snapshot), accesses: Accesses::default() };
@@ -124,7 +124,7 @@ impl Registry {
             id: self.next,
             begin,
             work: Mutex::new(work),
-            used: AtomicU64::new(now.as_nanos()),
+            used: AtomicU64::new(now),
             charged: AtomicU64::new(0),
         });
         self.running.insert(running.id, (running.clone(), owner));

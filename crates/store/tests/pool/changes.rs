@@ -1,5 +1,7 @@
 //! Volumes that grow, shrink and move.
 
+use std::time::Duration;
+
 use thalweg_store::pool::manifest::Settings;
 use thalweg_store::pool::{ExtendRequest, ShrinkRequest};
 
@@ -159,14 +161,19 @@ async fn settings_are_kept_and_used_from_the_next_opening_on() {
         ram_cache: Some(MIB),
         body_ram_cache: Some(0),
         tail_read_wait: Some(100),
+        transaction_idle: Some(7),
         ..body
     })
     .await
     .unwrap();
+    let never = Settings { transaction_idle: Some(0), ..Settings::default() };
+    assert!(matches!(pool.set(never).await, Err(PoolError::Invalid(_))));
+    assert_eq!(pool.transactions().options().idle, Duration::from_secs(60));
     drop(pool);
     let pool = place.open("v").await.unwrap();
     assert!(pool.chain().status().body_cache.is_none());
     assert_eq!(pool.status().settings.tail_read_wait, Some(100));
+    assert_eq!(pool.transactions().options().idle, Duration::from_secs(7));
     fill(&pool, 2).await;
     assert_eq!(ram(&pool), MIB / 4096);
 }

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::super::format::MapEntry;
 use crate::block::{BLOCK_SIZE, ByteRanges, Lba, Version};
+use crate::checksum::crc32c_of_both;
 use crate::device::AlignedBuf;
 
 /// First bytes of a mini-log block.
@@ -67,7 +68,7 @@ pub const MAX_COST: usize = BLOCK_SIZE - size_of::<MiniHeader>();
 
 /// The checksum of a mini-log block whose newest fragment is of `newest`.
 fn checksum(newest: Version, used: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&newest.0.to_le_bytes()), used)
+    crc32c_of_both(&newest.0.to_le_bytes(), used)
 }
 
 /// What one transaction changed in one block.

@@ -8,13 +8,14 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
+use super::super::ChainError;
 use super::super::format::{Kind, MapEntry, block_checksum};
 use super::super::index::{Location, Place, is_slot};
+use super::super::log::Log;
 use super::super::read::{Verified, read_verified};
 use super::super::state::State;
-use super::super::{ChainError, recovery};
 use super::format::{Fragment, open};
-use super::slots::Overlay;
+use super::slots::{Overlay, Slot};
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, Purpose};
 use crate::env::HashMap;
@@ -44,10 +45,7 @@ pub(in super::super) async fn read_mini(
 ///
 /// # Errors
 /// [`ChainError::Damaged`] when one does not give back what it held: that was durable.
-pub(in super::super) async fn read_minis(
-    state: &State,
-    log: &recovery::Log,
-) -> Result<Minis, ChainError> {
+pub(in super::super) async fn read_minis(state: &State, log: &Log) -> Result<Minis, ChainError> {
     let entries = log.entries.iter().filter(|(_, _, entry)| entry.kind == Kind::Mini);
     let reads = entries.map(|(_, block, entry)| async move {
         let fragments = read_mini(state, *block, entry).await;
@@ -88,7 +86,7 @@ impl State {
 
     /// Lets `version` of a block be what `overlay` says.
     fn put_slot(&mut self, lba: u32, version: Version, overlay: Box<Overlay>) {
-        let block = self.slots.take(lba, version, Some(overlay));
+        let block = self.slots.take(Slot::replayed(lba, version, overlay));
         self.put(lba, version, Place::At(Location { block, check: 0 }));
     }
 
@@ -107,7 +105,9 @@ impl State {
         });
         let reads: Vec<_> = reads.collect();
         let filled: Vec<_> = stream::iter(reads).buffered(READS).collect().await;
-        self.pending.extend(filled.into_iter().flatten());
+        for (slot, content) in filled.into_iter().flatten() {
+            self.slots.fill(slot, content);
+        }
     }
 
     /// The segments that hold the bases of slots whose content nobody has fetched.

@@ -1,8 +1,8 @@
 //! Blocks written by fragments: they have no physical block yet, but a *slot*, a number above every
-//! physical one under which the index refers to them and `State::pending` holds their content.
+//! physical one under which the index refers to them, and which holds their content.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use bytes::Bytes;
+use slab::Slab;
 
 use super::super::index::{FIRST_SLOT, LAST_SLOT, Location};
 use super::format::Fragment;
@@ -13,15 +13,37 @@ use crate::block::{BLOCK_SIZE, ByteRanges, Version};
 pub(in super::super) struct Slot {
     pub(in super::super) lba: u32,
     pub(in super::super) version: Version,
+    /// The whole block; `None` while its log is replayed, and when its base could not be read.
+    pub(in super::super) content: Option<Bytes>,
     /// While a log is replayed: what its content will be made of.
     pub(in super::super) overlay: Option<Box<Overlay>>,
+}
+
+impl Slot {
+    /// A version whose content is known.
+    pub(in super::super) fn new(lba: u32, version: Version, content: Bytes) -> Slot {
+        Slot { lba, version, content: Some(content), overlay: None }
+    }
+
+    /// A version that is yet to be put together.
+    pub(in super::super) fn replayed(lba: u32, version: Version, overlay: Box<Overlay>) -> Slot {
+        Slot { lba, version, content: None, overlay: Some(overlay) }
+    }
 }
 
 /// Slots in use.
 #[derive(Debug, Default)]
 pub(in super::super) struct Slots {
-    next: u32,
-    slots: BTreeMap<u32, Slot>,
+    slots: Slab<Slot>,
+    /// Where the next one to be settled is looked for: round and round, so that nobody who writes all
+    /// the time is settled again and again while others wait.
+    cursor: usize,
+}
+
+/// The place of a slot's number.
+fn place(number: u32) -> usize {
+    debug_assert!((FIRST_SLOT..LAST_SLOT).contains(&number));
+    (number - FIRST_SLOT) as usize
 }
 
 impl Slots {
@@ -34,46 +56,54 @@ impl Slots {
         self.slots.is_empty()
     }
 
-    /// Takes a slot for `version` of a block.
-    pub(in super::super) fn take(
-        &mut self,
-        lba: u32,
-        version: Version,
-        overlay: Option<Box<Overlay>>,
-    ) -> u32 {
-        loop {
-            let number = FIRST_SLOT + self.next;
-            self.next = (self.next + 1) % (LAST_SLOT - FIRST_SLOT);
-            if let Entry::Vacant(vacant) = self.slots.entry(number) {
-                vacant.insert(Slot { lba, version, overlay });
-                return number;
-            }
-        }
+    /// Takes a slot; its number. Numbers are used again.
+    pub(in super::super) fn take(&mut self, slot: Slot) -> u32 {
+        let number = FIRST_SLOT + self.slots.insert(slot) as u32;
+        debug_assert!(number < LAST_SLOT);
+        number
     }
 
     pub(in super::super) fn get(&self, number: u32) -> Option<&Slot> {
-        self.slots.get(&number)
+        self.slots.get(place(number))
     }
 
-    pub(in super::super) fn free(&mut self, number: u32) {
-        self.slots.remove(&number);
+    /// Frees a slot; what it held.
+    pub(in super::super) fn free(&mut self, number: u32) -> Option<Bytes> {
+        self.slots.try_remove(place(number))?.content
     }
 
-    /// One of those that have been in use for longest.
-    pub(in super::super) fn first(&self) -> Option<(u32, &Slot)> {
-        self.slots.first_key_value().map(|(number, slot)| (*number, slot))
+    /// The one to be settled next.
+    pub(in super::super) fn next(&mut self) -> Option<(u32, &Slot)> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let end = self.slots.capacity();
+        let mut places = (self.cursor..end).chain(0..self.cursor.min(end));
+        let found = places.find(|place| self.slots.contains(*place))?;
+        self.cursor = found;
+        Some((FIRST_SLOT + found as u32, self.slots.get(found)?))
     }
 
     /// Where the bases lie of slots whose content nobody has fetched yet.
     pub(in super::super) fn bases(&self) -> impl Iterator<Item = u32> + '_ {
-        let overlays = self.slots.values().filter_map(|slot| slot.overlay.as_ref());
+        let overlays = self.slots.iter().filter_map(|(_, slot)| slot.overlay.as_ref());
         overlays.filter_map(|overlay| Some(overlay.base?.block))
+    }
+
+    /// Gives a slot its content.
+    pub(in super::super) fn fill(&mut self, number: u32, content: Bytes) {
+        if let Some(slot) = self.slots.get_mut(place(number)) {
+            slot.content = Some(content);
+        }
     }
 
     /// What each slot's content is made of, as far as nobody has fetched that yet.
     pub(in super::super) fn take_overlays(&mut self) -> Vec<(u32, u32, Box<Overlay>)> {
         let slots = self.slots.iter_mut();
-        slots.filter_map(|(number, slot)| Some((*number, slot.lba, slot.overlay.take()?))).collect()
+        let taken = |(place, slot): (usize, &mut Slot)| {
+            Some((FIRST_SLOT + place as u32, slot.lba, slot.overlay.take()?))
+        };
+        slots.filter_map(taken).collect()
     }
 }
 

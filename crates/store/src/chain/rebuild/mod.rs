@@ -32,13 +32,13 @@ use super::format::{
 };
 use super::index::{Location, Place, is_slot};
 use super::label::Label;
+use super::log::{Log, LogSegment, Replay, holds};
 use super::minilog::format::Fragment;
 use super::minilog::replay::read_mini;
-use super::minilog::slots::Overlay;
+use super::minilog::slots::{Overlay, Slot};
 use super::read::{Verified, read_verified};
 use super::recovery::{
-    Log, LogSegment, Replay, build, check_sizes, empty_state, forget_lives, holds, note_cut,
-    open_stream, resume,
+    build, check_sizes, empty_state, forget_lives, note_cut, open_stream, resume,
 };
 use super::segments::SegmentState;
 use super::state::State;
@@ -634,7 +634,7 @@ fn lay_over(
             Some(first) => {
                 let mut overlay = Overlay::over(base.and_then(|(_, place)| place.location()));
                 newer.iter().for_each(|fragment| overlay.add(fragment));
-                let block = state.slots.take(first.lba, version, Some(overlay));
+                let block = state.slots.take(Slot::replayed(first.lba, version, overlay));
                 seen.push((version, Place::At(Location { block, check: 0 })));
             }
             None => seen.extend(base),

@@ -1,0 +1,435 @@
+//! The logs as recovery reads them from the map: each from where the checkpoint left it to where it
+//! stops being whole.
+
+use bytes::Bytes;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::format::{
+    ENTRIES_PER_PAGE, ENTRIES_PER_SECTOR, Entry, Kind, LogRecord, MapEntry, MapSector, NO_SEGMENT,
+    PAGE, Position, SECTOR, SectorHead, block_checksum,
+};
+use super::read::{Verified, read_verified};
+use super::recovery::Recovered;
+use super::state::State;
+use super::stream::USERS;
+use super::{ChainError, minilog};
+use crate::block::{BLOCK_SIZE, Lba, Version};
+use crate::device::{AlignedBuf, DeviceRef, Purpose};
+
+/// A log's entries after the checkpoint.
+pub(super) struct Log {
+    pub(super) number: usize,
+    /// Segments in the log's order: where it stood first.
+    pub(super) segments: Vec<LogSegment>,
+    /// Entries from the checkpoint on, as far as they survived as a whole.
+    pub(super) entries: Vec<(Position, u32, MapEntry)>,
+    /// Where they end.
+    pub(super) end: Position,
+    /// Sectors beyond the end that look like this log's: they must not be met again.
+    pub(super) stale: Vec<(u32, u16)>,
+    /// The highest sequence seen.
+    pub(super) top: u64,
+    /// The highest position below which data was said to be durable. It may lie beyond the end.
+    pub(super) durable: Position,
+}
+
+/// A segment of a log.
+pub(super) struct LogSegment {
+    pub(super) id: u32,
+    pub(super) seq: u64,
+    pub(super) next: u32,
+    /// Entries from block 0 on; those before the first page that was read are placeholders.
+    pub(super) entries: Vec<Entry>,
+}
+
+/// Reads logs, and ends them.
+pub(super) struct Replay {
+    pub(super) map: DeviceRef,
+    pub(super) tag: u32,
+}
+
+impl Replay {
+    /// Reads a log from where the checkpoint left it.
+    pub(super) async fn read_log(
+        &self,
+        state: &State,
+        number: usize,
+        from: LogRecord,
+        found: &mut Recovered,
+    ) -> Result<Log, ChainError> {
+        let start = Position::new(from.seq.get(), from.slot.get());
+        let mut log = Log {
+            number,
+            segments: Vec::new(),
+            entries: Vec::new(),
+            end: start,
+            stale: Vec::new(),
+            top: from.seq.get(),
+            durable: start,
+        };
+        let mut durable = start;
+        let (mut id, mut slot, mut seq) = (from.segment.get(), from.slot.get(), Some(start.seq()));
+        let first_new = state.next_seq;
+        let mut open = true;
+        while id != NO_SEGMENT && state.segments.exists(id) && !log.visited(id) {
+            // The last page of a full segment names the next one.
+            let page = slot.min(state.label.segment_blocks - 1) / ENTRIES_PER_PAGE;
+            let first = page * (ENTRIES_PER_PAGE / ENTRIES_PER_SECTOR);
+            let sectors = self.read_sectors(state, id, first, found).await?;
+            let expected = seq.or_else(|| {
+                let heads = sectors.iter().filter_map(Sector::head);
+                let mut ours = heads.filter(|head| {
+                    // A recovery that was cut short may have left a segment behind, and the next one
+                    // may have opened it again.
+                    let cut = state.label.is_cut(head.log, head.seq);
+                    let new = head.seq >= first_new && head.seq > log.top;
+                    usize::from(head.log) == number && new && !cut
+                });
+                ours.next().map(|head| head.seq)
+            });
+            let Some(expected) = expected else {
+                let hidden = |(index, sector): (usize, &Sector)| sector.hides(self.tag, index);
+                if open && sectors.iter().enumerate().any(hidden) {
+                    return Err(damaged_map(id, 0));
+                }
+                break;
+            };
+            log.top = log.top.max(expected);
+            let mut segment = LogSegment::new(id, expected, first);
+            let gap_before = !open;
+            for (at, sector) in sectors.into_iter().enumerate() {
+                let index = first + at as u32;
+                match sector {
+                    Sector::Unreadable if open => return Err(damaged_map(id, index)),
+                    // A sector is written whole or not at all: this is no crash's work.
+                    Sector::Other(sector)
+                        if sector.resembles(self.tag, index as u16, expected, number as u8) =>
+                    {
+                        if open {
+                            return Err(damaged_map(id, index));
+                        }
+                        log.stale.push((id, index as u16));
+                    }
+                    Sector::Whole(head, _) if head.seq > expected && head.seq >= first_new => {
+                        return Err(missed_checkpoint(id));
+                    }
+                    Sector::Whole(head, entries)
+                        if head.seq == expected && usize::from(head.log) == number =>
+                    {
+                        // What compaction writes is durable before its entries are.
+                        let end = index * ENTRIES_PER_SECTOR + u32::from(head.count);
+                        durable = durable.max(match number {
+                            USERS => head.durable,
+                            _ => Position::new(head.seq, end),
+                        });
+                        segment.next = head.next;
+                        if open {
+                            segment.entries.extend_from_slice(&entries);
+                            open = u32::from(head.count) == ENTRIES_PER_SECTOR;
+                            continue;
+                        }
+                        let committed = (index * ENTRIES_PER_SECTOR)
+                            .saturating_sub(u32::from(head.uncommitted));
+                        let known = head.uncommitted != u16::MAX;
+                        if known && (gap_before || committed > segment.entries.len() as u32) {
+                            return Err(damaged_map(id, index));
+                        }
+                        log.stale.push((id, index as u16));
+                    }
+                    _ => open = false,
+                }
+            }
+            // What the checkpoint refers to was durable before it.
+            if segment.entries.len() < slot as usize {
+                return Err(damaged_map(id, segment.entries.len() as u32 / ENTRIES_PER_SECTOR));
+            }
+            let next = segment.next;
+            log.take(segment, start, state.label.segment_blocks)?;
+            (id, slot, seq) = (next, 0, None);
+        }
+        self.settle(state, &mut log, start, durable, found).await?;
+        log.durable = durable;
+        Ok(log)
+    }
+
+    /// The sectors of a segment's map from the one numbered `first` on.
+    async fn read_sectors(
+        &self,
+        state: &State,
+        id: u32,
+        first: u32,
+        found: &mut Recovered,
+    ) -> Result<Vec<Sector>, ChainError> {
+        let layout = state.label.layout();
+        let len = layout.segment_map() - first as usize * SECTOR;
+        let at = layout.map_of(id) + u64::from(first) * SECTOR as u64;
+        let mut sectors = Vec::new();
+        found.map_bytes += len as u64;
+        let whole = match self.map.copies() {
+            1 => self.map.read(at, len, Purpose::Map).await.ok(),
+            _ => None,
+        };
+        for page in (0..len).step_by(PAGE) {
+            let index = (first as usize + page / SECTOR) as u16;
+            let bytes = match &whole {
+                Some(bytes) => Some(bytes.slice(page..page + PAGE)),
+                None => self.agree(at + page as u64, index).await?,
+            };
+            for number in 0..PAGE / SECTOR {
+                let index = first as usize + page / SECTOR + number;
+                let bytes = bytes.as_ref().map(|bytes| &bytes[number * SECTOR..][..SECTOR]);
+                sectors.push(Sector::decode(bytes, self.tag, index as u16));
+            }
+        }
+        Ok(sectors)
+    }
+
+    /// A page of the map as every copy has it from now on, `None` when no copy can be read.
+    ///
+    /// A crash may leave copies that differ in what no flush had covered, each of them valid. What
+    /// this recovery goes by must be what the next one finds, whichever copy it reads.
+    async fn agree(&self, at: u64, first: u16) -> Result<Option<bytes::Bytes>, ChainError> {
+        let mut copies = Vec::new();
+        for copy in 0..self.map.copies() {
+            copies.extend(self.map.read_copy(copy, at, PAGE, Purpose::Map).await);
+        }
+        let Some(one) = copies.first() else { return Ok(None) };
+        let mut agreed = AlignedBuf::copy_of(one);
+        for (number, sector) in agreed.chunks_exact_mut(SECTOR).enumerate() {
+            let of_copy = |copy: &bytes::Bytes| {
+                let bytes = copy.slice(number * SECTOR..(number + 1) * SECTOR);
+                let found = MapSector::ref_from_bytes(&bytes).ok()?;
+                let head = found.verify(self.tag, first + number as u16)?;
+                Some(((head.seq, head.count), bytes.clone()))
+            };
+            if let Some((_, best)) = copies.iter().filter_map(of_copy).max_by_key(|(rank, _)| *rank)
+            {
+                sector.copy_from_slice(&best);
+            }
+        }
+        let agreed = agreed.freeze();
+        if copies.iter().any(|copy| *copy != agreed) {
+            self.map.write(at, vec![agreed.clone()], Purpose::Repair).await?;
+        }
+        Ok(Some(agreed))
+    }
+
+    /// Cuts a log where it stops being whole: at damage that a crash explains, at content that was
+    /// never written, inside a transaction.
+    async fn settle(
+        &self,
+        state: &State,
+        log: &mut Log,
+        start: Position,
+        durable: Position,
+        found: &mut Recovered,
+    ) -> Result<(), ChainError> {
+        let all = log.entries.len();
+        let doubtful = log.entries.partition_point(|(at, _, _)| *at < durable);
+        let mut whole = all;
+        for (number, (_, block, entry)) in log.entries.iter().enumerate().skip(doubtful) {
+            if matches!(entry.kind, Kind::Data | Kind::Moved | Kind::Mini) {
+                found.checked_bytes += BLOCK_SIZE as u64;
+                if !holds(state, *block, entry).await? {
+                    whole = number;
+                    break;
+                }
+            }
+        }
+        while whole > 0 && !log.entries[whole - 1].2.last {
+            whole -= 1;
+        }
+        log.entries.truncate(whole);
+        log.check_versions(state.version)?;
+        found.dropped += (all - whole) as u64;
+        found.replayed += whole as u64;
+        log.cut(log.entries.last().map_or(start, |(at, _, _)| Position(at.0 + 1)));
+        Ok(())
+    }
+
+    /// Overwrites what lies beyond a log's end, so that a later recovery does not take it for what
+    /// will be written there.
+    pub(super) async fn seal(&self, state: &State, log: &Log) -> Result<(), ChainError> {
+        for (id, index) in &log.stale {
+            self.put_sector(state, *id, *index, &[0; SECTOR]).await?;
+        }
+        if !log.stale.is_empty() {
+            self.map.flush(Purpose::Map).await?;
+        }
+        // Nor may what the last sector holds beyond the end be joined to what follows it.
+        if let Some((index, sector)) = log.last_sector(self.tag) {
+            let id = log.segments.last().map_or(0, |segment| segment.id);
+            self.put_sector(state, id, index, sector.as_bytes()).await?;
+            self.map.flush(Purpose::Map).await?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites one sector of a segment's map; others in the device's unit stay as they are.
+    async fn put_sector(
+        &self,
+        state: &State,
+        id: u32,
+        index: u16,
+        sector: &[u8],
+    ) -> Result<(), ChainError> {
+        let unit = (self.map.geometry().sector as usize).clamp(SECTOR, PAGE);
+        let at = usize::from(index) * SECTOR;
+        let start = at / unit * unit;
+        let offset = state.label.layout().map_of(id) + start as u64;
+        let mut buffer = AlignedBuf::copy_of(&self.map.read(offset, unit, Purpose::Map).await?);
+        buffer[at - start..at - start + SECTOR].copy_from_slice(sector);
+        self.map.write(offset, vec![buffer.freeze()], Purpose::Map).await?;
+        Ok(())
+    }
+}
+
+/// A map sector as read.
+enum Sector {
+    /// It holds for this volume and its place.
+    Whole(SectorHead, Vec<Entry>),
+    /// It does not: never written, or another's, or damaged.
+    Other(Box<MapSector>),
+    /// No copy could be read.
+    Unreadable,
+}
+
+impl Sector {
+    fn decode(bytes: Option<&[u8]>, tag: u32, index: u16) -> Sector {
+        let Some(sector) = bytes.and_then(|bytes| MapSector::ref_from_bytes(bytes).ok()) else {
+            return Sector::Unreadable;
+        };
+        match sector.verify(tag, index) {
+            Some(head) => Sector::Whole(head, sector.entries().to_vec()),
+            None => Sector::Other(Box::new(*sector)),
+        }
+    }
+
+    /// Whether it may be the damaged rest of a sector that counted.
+    fn hides(&self, tag: u32, index: usize) -> bool {
+        match self {
+            Sector::Whole(..) => false,
+            Sector::Other(sector) => sector.is_marked(tag, index as u16),
+            Sector::Unreadable => true,
+        }
+    }
+
+    fn head(&self) -> Option<&SectorHead> {
+        match self {
+            Sector::Whole(head, _) => Some(head),
+            _ => None,
+        }
+    }
+}
+
+fn damaged_map(segment: u32, sector: u32) -> ChainError {
+    ChainError::Damaged(format!(
+        "the map of segment {segment} is damaged before or at sector {sector}, and what it held \
+         was durable"
+    ))
+}
+
+/// A segment was opened again after the checkpoint that is being replayed: a newer one is missing.
+fn missed_checkpoint(segment: u32) -> ChainError {
+    ChainError::Damaged(format!(
+        "segment {segment} was written after a newer checkpoint than any that is whole"
+    ))
+}
+
+/// Whether a block holds what its entry says. A block that cannot be read is taken to: a crash does
+/// not explain it, and readers will be told.
+pub(super) async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
+    let Some((link, offset)) = state.segments.place(block) else { return Ok(false) };
+    let device = &state.segments.links[link].device;
+    let right = |content: &[u8]| match entry.kind {
+        Kind::Mini => minilog::format::open(entry, &Bytes::copy_from_slice(content)).is_some(),
+        _ => block_checksum(entry.lba, content) == entry.check,
+    };
+    match read_verified(device, offset, BLOCK_SIZE, Purpose::UserData, right).await {
+        Ok(Verified::Whole { .. }) | Err(_) => Ok(true),
+        Ok(Verified::Damaged) => Ok(false),
+    }
+}
+
+impl LogSegment {
+    fn new(id: u32, seq: u64, first: u32) -> LogSegment {
+        let pad =
+            MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: Version(0), check: 0 };
+        let entries = vec![Entry::encode(&pad); (first * ENTRIES_PER_SECTOR) as usize];
+        LogSegment { id, seq, next: NO_SEGMENT, entries }
+    }
+}
+
+impl Log {
+    fn visited(&self, id: u32) -> bool {
+        self.segments.iter().any(|segment| segment.id == id)
+    }
+
+    /// Adds a segment's entries from `start` on.
+    fn take(&mut self, segment: LogSegment, start: Position, per: u32) -> Result<(), ChainError> {
+        for (slot, entry) in segment.entries.iter().enumerate() {
+            let at = Position::new(segment.seq, slot as u32);
+            if at < start {
+                continue;
+            }
+            let entry = entry.decode().ok_or_else(|| {
+                ChainError::Damaged(format!("unknown map entry in segment {}", segment.id))
+            })?;
+            self.entries.push((at, segment.id * per + slot as u32, entry));
+        }
+        self.segments.push(segment);
+        Ok(())
+    }
+
+    /// Versions follow each other without a gap, or part of the log is missing.
+    fn check_versions(&self, mut version: Version) -> Result<(), ChainError> {
+        for (_, block, entry) in &self.entries {
+            let first = match entry.kind {
+                Kind::Data | Kind::Discard => entry.version,
+                Kind::Mini => Version(entry.version.0.saturating_sub(entry.lba.0)),
+                _ => continue,
+            };
+            if first < version || first > version.next() {
+                return Err(ChainError::Damaged(format!(
+                    "the log goes from version {version} to {} at block {block}: a part of it, or \
+                     a newer checkpoint, is missing",
+                    entry.version
+                )));
+            }
+            version = entry.version;
+        }
+        Ok(())
+    }
+
+    /// The sector in which the log ends, with nothing beyond the end; `None` at a sector's start.
+    fn last_sector(&self, tag: u32) -> Option<(u16, MapSector)> {
+        let last = self.segments.last()?;
+        let filled = last.entries.len();
+        let first = filled / ENTRIES_PER_SECTOR as usize * ENTRIES_PER_SECTOR as usize;
+        let index = (first / ENTRIES_PER_SECTOR as usize) as u16;
+        let head = SectorHead {
+            seq: last.seq,
+            durable: if self.number == USERS { self.end } else { Position::default() },
+            uncommitted: u16::MAX,
+            next: NO_SEGMENT,
+            index,
+            count: (filled - first) as u8,
+            log: self.number as u8,
+        };
+        (filled > first).then(|| (index, MapSector::seal(tag, head, &last.entries[first..])))
+    }
+
+    /// Ends the log at `end`; sectors after it are stale.
+    fn cut(&mut self, end: Position) {
+        self.end = end;
+        let keep = self.segments.iter().position(|segment| segment.seq == end.seq()).unwrap_or(0);
+        for segment in &mut self.segments[keep..] {
+            let kept = if segment.seq == end.seq() { end.slot() } else { 0 };
+            let first = kept.div_ceil(ENTRIES_PER_SECTOR);
+            let last = (segment.entries.len() as u32).div_ceil(ENTRIES_PER_SECTOR);
+            self.stale.extend((first..last).map(|index| (segment.id, index as u16)));
+            segment.entries.truncate(kept as usize);
+        }
+        self.segments.truncate(keep + 1);
+    }
+}

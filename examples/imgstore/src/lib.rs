@@ -5,11 +5,10 @@
 //! Each call follows one template, which [`ImgStore::add`] shows: begin, work, commit, retry. Where the
 //! stores run is left to their [`Endpoint`]s:
 //!
-//! - *libraries*: a [`Store`](thalweg_store::tree::Store) in this process is called on the transaction
-//!   itself;
+//! - *libraries*: a [`Store`] in this process is called on the transaction itself;
 //! - *threads*: a [`StoreThread`] takes the transaction over, and lets go of it again;
-//! - *processes*: a [`RemoteStore`](process::RemoteStore) does the same from process to process, with
-//!   the transaction's handle in a message.
+//! - *processes*: a [`RemoteStore`] does the same from process to process, with the transaction's
+//!   handle in a message.
 
 mod endpoint;
 mod error;

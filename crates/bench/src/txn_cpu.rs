@@ -188,6 +188,8 @@ async fn client(
 ) -> Result<(), TxnError> {
     let mut rng = env.rng();
     while !stop.load(Ordering::Relaxed) {
+        // On devices of memory a lone client waits for nothing, and whoever is to stop it gets no turn.
+        tokio::task::yield_now().await;
         let segment = |rng: &mut thalweg_store::env::Rng| {
             let lba = Lba(rng.random_range(0..BLOCKS));
             (lba, rng.random_range(0..BLOCK_SIZE / FRAGMENT) * FRAGMENT)

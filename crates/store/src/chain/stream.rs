@@ -166,7 +166,7 @@ impl Stream {
     /// Goes on in the segment `id` with sequence `seq`.
     pub(super) fn roll(&mut self, id: u32, seq: u64) {
         self.set_next(id);
-        let full = self.committed == self.tail();
+        let reached = self.committed == self.tail() && !self.open().renamed;
         self.maps.push_back(SegmentMap {
             id,
             seq,
@@ -175,7 +175,7 @@ impl Stream {
             committed: 0,
             renamed: false,
         });
-        if full {
+        if reached {
             self.committed = self.tail();
         }
     }
@@ -281,10 +281,13 @@ impl Stream {
     /// Notes that the entries below `target` are durable on the map device.
     pub(super) fn commit(&mut self, target: Position) {
         self.committed = self.committed.max(target);
-        // The end of a segment is the start of the next one, in whose sectors it can be named.
+        // The end of a segment is the start of the next one, in whose sectors it can be named: once
+        // the way there is durable, or what they say would be known of a log that does not go there.
         let full = self.maps.iter().position(|map| map.seq == target.seq());
-        if let Some(next) = full.and_then(|at| self.maps.get(at + 1))
+        if let Some(at) = full
+            && let Some(next) = self.maps.get(at + 1)
             && target.slot() == self.per
+            && !self.maps[at].renamed
         {
             self.committed = self.committed.max(Position::new(next.seq, 0));
         }
@@ -361,5 +364,68 @@ impl SegmentMap {
     /// The map of a segment that is about to be written.
     pub(super) fn fresh(id: u32, seq: u64) -> SegmentMap {
         SegmentMap { id, seq, next: NO_SEGMENT, entries: Vec::new(), committed: 0, renamed: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use zerocopy::FromBytes;
+
+    use super::super::format::Kind;
+    use super::*;
+    use crate::block::{Lba, Version};
+
+    const PER: u32 = 2 * ENTRIES_PER_SECTOR;
+    const TAG: u32 = 7;
+
+    fn pad() -> MapEntry {
+        MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: Version(1), check: 0 }
+    }
+
+    /// What the first sector of the log's second segment says of the blocks before it.
+    fn said_by_second(stream: &mut Stream) -> u16 {
+        let writes = stream.map_writes(stream.tail(), SECTOR, Position::default());
+        let second = writes.iter().find(|write| write.segment == 4).unwrap();
+        let sector = MapSector::ref_from_bytes(&second.bytes[..SECTOR]).unwrap();
+        sector.verify(TAG, 0).unwrap().uncommitted
+    }
+
+    fn full() -> Stream {
+        let mut stream = Stream::new(USERS, TAG, PER, SegmentMap::fresh(3, 10));
+        (0..PER).for_each(|_| drop(stream.append(&pad(), None, Purpose::Map)));
+        stream
+    }
+
+    #[test]
+    fn a_segment_is_reached_when_its_name_is_durable() {
+        let mut stream = full();
+        let end = stream.tail();
+        stream.set_next(4);
+        stream.map_writes(end, SECTOR, Position::default());
+        stream.commit(end);
+        stream.roll(4, 11);
+        stream.append(&pad(), None, Purpose::Map);
+        assert_eq!(said_by_second(&mut stream), 0);
+    }
+
+    #[test]
+    fn a_segment_without_a_durable_name_is_not_reached() {
+        // The name comes when all entries are durable.
+        let mut stream = full();
+        let end = stream.tail();
+        stream.map_writes(end, SECTOR, Position::default());
+        stream.commit(end);
+        stream.roll(4, 11);
+        stream.append(&pad(), None, Purpose::Map);
+        assert_eq!(said_by_second(&mut stream), u16::MAX);
+        // It comes while they are under way.
+        let mut stream = full();
+        stream.map_writes(end, SECTOR, Position::default());
+        stream.roll(4, 11);
+        stream.commit(end);
+        stream.append(&pad(), None, Purpose::Map);
+        assert_eq!(said_by_second(&mut stream), u16::MAX);
     }
 }

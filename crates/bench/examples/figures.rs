@@ -4,10 +4,20 @@
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Instead of a name: be the process of a store.
+const STORE: &str = "--store";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let name = args.next().ok_or("name a benchmark")?;
-    let (mut options, mut plot) = (thalweg_bench::Options::default(), None);
+    if name == STORE {
+        let (folder, partition) =
+            (args.next().unwrap_or_default(), args.next().unwrap_or_default());
+        return Ok(thalweg_bench::imgstore::serve_store(folder.as_ref(), &partition)?);
+    }
+    let store_process = vec![std::env::current_exe()?.into(), STORE.into()];
+    let mut options = thalweg_bench::Options { store_process, ..Default::default() };
+    let mut plot = None;
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or("a value is missing");
         match arg.as_str() {

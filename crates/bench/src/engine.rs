@@ -17,7 +17,7 @@ use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Po
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, catalogue};
 
 use crate::BenchError;
-use crate::rig::failed;
+use crate::rig::{self, failed};
 
 /// RAM for the content of one of our volumes. The others read through the system's page cache, whose
 /// bound is the machine's memory; ours is bypassed.
@@ -181,21 +181,11 @@ where
             let work = client(engine.clone(), number);
             match **engine {
                 Engine::Ours(_) => env.spawn(work),
-                Engine::Rival(_) => {
-                    let runtime = tokio::runtime::Handle::current();
-                    let thread = tokio::task::spawn_blocking(move || runtime.block_on(work));
-                    env.spawn(async move { thread.await.map_err(failed)? })
-                }
+                Engine::Rival(_) => rig::in_thread(env, work),
             }
         })
         .collect();
-    let mut outcome = Ok(());
-    // All of them, also after a failure: nobody may work on when this returns.
-    for task in tasks {
-        let died = || BenchError::Failed("a client died".into());
-        outcome = outcome.and(task.await.ok_or_else(died).flatten());
-    }
-    outcome
+    rig::all(tasks).await.map(drop)
 }
 
 /// Who takes part in a benchmark.

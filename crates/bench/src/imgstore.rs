@@ -3,8 +3,8 @@
 //!
 //! Half of the operations get a photo, half put another in its place, with another date: one transaction
 //! over a hash table and a B-tree, durable when it returns. A photo has 16 KiB with its date; which one
-//! it is follows Zipf's law with 0.99. The volume is a file, open in the process of the clients, which
-//! have as many threads as there are processors. The stores are:
+//! it is follows Zipf's law with 0.99. The volume is a file, open in the process of the clients. Each of
+//! them is a thread, as in the paper, and waits for its calls. The stores are:
 //!
 //! - *libraries*: called by the clients;
 //! - *threads*: in a thread each, to which transactions are released and which gives them back;
@@ -27,7 +27,7 @@ use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::env::{Env, Rng, Task, Time, server_threads};
+use thalweg_store::env::{Env, Rng, Time, server_threads};
 use thalweg_store::txn::{TransactionManager, TxnStatus};
 
 use crate::engine;
@@ -221,21 +221,10 @@ async fn load(env: &Env, store: &ImgStore, photos: u64) -> Result<(), BenchError
             for id in (number..photos).step_by(LOADERS as usize) {
                 store.add(id, &photo(&mut Rng::seed_from_u64(id))).await.map_err(failed)?;
             }
-            Ok(0)
+            Ok(())
         }
     };
-    all((0..LOADERS).map(|number| env.spawn(loader(number))).collect()).await.map(drop)
-}
-
-/// Waits for all of them, also after a failure: nobody may work on when this returns.
-async fn all(tasks: Vec<Task<Result<u64, BenchError>>>) -> Result<u64, BenchError> {
-    let mut sum = Ok(0);
-    for task in tasks {
-        let died = || BenchError::Failed("a client died".into());
-        let done = task.await.ok_or_else(died).flatten();
-        sum = sum.and_then(|sum| Ok(sum + done?));
-    }
-    sum
+    rig::all((0..LOADERS).map(|number| env.spawn(loader(number))).collect()).await.map(drop)
 }
 
 fn photo(rng: &mut Rng) -> Photo {
@@ -260,9 +249,9 @@ impl Slice {
         let client = |number: u64| {
             let rng = Rng::seed_from_u64(self.seed.wrapping_mul(1 << 20) + number);
             let client = Client { store: store.clone(), rng, zipf };
-            env.spawn(client.run(env.clone(), start, self.span))
+            rig::in_thread(env, client.run(env.clone(), start, self.span))
         };
-        let done = all((0..threads).map(client).collect()).await?;
+        let done: u64 = rig::all((0..threads).map(client).collect()).await?.iter().sum();
         Ok(done as f64 / env.now().since(start).as_secs_f64())
     }
 }

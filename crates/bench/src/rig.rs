@@ -10,7 +10,7 @@ use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, Recovered};
 use thalweg_store::device::{Device, DeviceRef, Mirror, Side, Stripe};
-use thalweg_store::env::Env;
+use thalweg_store::env::{Env, Task};
 use uuid::Uuid;
 
 use crate::BenchError;
@@ -268,4 +268,30 @@ pub(crate) fn scale(options: &crate::Options, default: f64) -> Result<f64, Bench
         true => Ok(scale),
         false => Err(BenchError::Invalid(format!("the scale {scale} is not in 0.0001 to 1"))),
     }
+}
+
+/// Runs a client in a thread of its own.
+pub(crate) fn in_thread<T: Send + 'static>(
+    env: &Env,
+    client: impl Future<Output = Result<T, BenchError>> + Send + 'static,
+) -> Task<Result<T, BenchError>> {
+    let runtime = tokio::runtime::Handle::current();
+    let thread = tokio::task::spawn_blocking(move || runtime.block_on(client));
+    env.spawn(async move { thread.await.map_err(failed)? })
+}
+
+/// Waits for all clients, also after a failure: nobody may work on when this returns.
+pub(crate) async fn all<T>(
+    clients: Vec<Task<Result<T, BenchError>>>,
+) -> Result<Vec<T>, BenchError> {
+    let mut outcome = Ok(Vec::new());
+    for client in clients {
+        let died = || BenchError::Failed("a client died".into());
+        let done = client.await.ok_or_else(died).flatten();
+        outcome = outcome.and_then(|mut all| {
+            all.push(done?);
+            Ok(all)
+        });
+    }
+    outcome
 }

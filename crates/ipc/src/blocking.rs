@@ -19,7 +19,8 @@ use thalweg_store::pool::{OpenOptions, Pool, PoolError};
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::nest::{Began, End, Nest};
 use thalweg_store::txn::{
-    self, Begin, Durability, Handle, Preempted, Transact, Transaction, TransactionManager, TxnError,
+    self, Begin, Durability, Handle, Preempted, Transact, Transaction, TransactionManager, Turn,
+    TxnError,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -73,7 +74,16 @@ impl Fate for TreeError {
 }
 
 /// What one thread is in the middle of.
-type Bound = Mutex<Nest<Arc<dyn Transaction>>>;
+#[derive(Default)]
+struct Middle {
+    nest: Nest<Arc<dyn Transaction>>,
+    /// Its last transaction met a conflict: what it begins next is most likely the same again.
+    again: bool,
+    /// Its turn to try again.
+    turn: Turn,
+}
+
+type Bound = Mutex<Middle>;
 
 static VOLUMES: AtomicU64 = AtomicU64::new(0);
 
@@ -157,7 +167,7 @@ impl Volume {
 
     fn abort_all(&self) {
         for bound in self.bound.lock().drain(..).filter_map(|bound| bound.upgrade()) {
-            *bound.lock() = Nest::default();
+            *bound.lock() = Middle::default();
         }
     }
 
@@ -200,7 +210,7 @@ impl Volume {
 
     /// Pairs of begin and end that this thread is in the middle of.
     pub fn depth(&self) -> usize {
-        self.bound().lock().depth()
+        self.bound().lock().nest.depth()
     }
 
     /// Begins a transaction, or, in the middle of one, a pair that changes nothing.
@@ -209,11 +219,15 @@ impl Volume {
     /// As [`Transact::begin`], and what the transaction around it has come to.
     pub fn begin(&self, begin: Begin) -> Result<(), TxnError> {
         let bound = self.bound();
-        let mut nest = bound.lock();
-        match nest.begin()? {
-            Began::Inner => Ok(()),
-            Began::Outermost => nest.enter(self.wait(self.transact.begin(begin))?),
+        let mut middle = bound.lock();
+        if middle.nest.begin()? == Began::Inner {
+            return Ok(());
         }
+        if std::mem::take(&mut middle.again) {
+            middle.turn = self.wait(self.transact.contention().turn());
+        }
+        let transaction = self.wait(self.transact.begin(begin))?;
+        middle.nest.enter(transaction)
     }
 
     /// Ends what was begun last; the outermost commits.
@@ -222,15 +236,24 @@ impl Volume {
     /// [`TxnError::Ended`] when nothing was begun. [`TxnError::Store`] and [`TxnError::Disconnected`]: it
     /// is unknown whether it counts.
     pub fn end(&self) -> Result<Outcome, TxnError> {
-        let end = self.bound().lock().end()?;
-        let transaction = match end {
-            End::Inner => return Ok(Outcome::Committed),
-            End::Failed(fate) => return Ok(Outcome::Aborted(fate.into())),
-            End::Commit(transaction) => transaction,
+        let bound = self.bound();
+        let (transaction, turn) = {
+            let mut middle = bound.lock();
+            match middle.nest.end()? {
+                End::Inner => return Ok(Outcome::Committed),
+                End::Failed(fate) => {
+                    middle.turn = Turn::default();
+                    return Ok(Outcome::Aborted(fate.into()));
+                }
+                End::Commit(transaction) => (transaction, std::mem::take(&mut middle.turn)),
+            }
         };
-        match self.wait(transaction.commit(Durability::Synced)) {
+        match self.wait(turn.commit(&*transaction, Durability::Synced)) {
             Ok(()) => Ok(Outcome::Committed),
-            Err(error) if error.is_retryable() => Ok(Outcome::Aborted(error)),
+            Err(error) if error.is_retryable() => {
+                bound.lock().again = true;
+                Ok(Outcome::Aborted(error))
+            }
             Err(error) => Err(error),
         }
     }
@@ -240,9 +263,11 @@ impl Volume {
     /// # Errors
     /// [`TxnError::Ended`] when nothing was begun.
     pub fn abort(&self) -> Result<(), TxnError> {
-        let running = self.bound().lock().abort()?;
+        let bound = self.bound();
+        let running = bound.lock().nest.abort()?;
         if let Some(transaction) = running {
             self.wait(transaction.abort());
+            bound.lock().turn = Turn::default();
         }
         Ok(())
     }
@@ -255,13 +280,14 @@ impl Volume {
     /// and what it has come to.
     pub fn release(&self) -> Result<Handle, TxnError> {
         let bound = self.bound();
-        let mut nest = bound.lock();
-        let transaction = nest.release()?;
+        let mut middle = bound.lock();
+        let transaction = middle.nest.release()?;
+        middle.turn = Turn::default();
         let released = self.wait(transaction.release());
         if let Err(TxnError::Preempted(why)) = &released {
             // It is still to be ended, as every transaction that was aborted from outside.
-            nest.enter(transaction)?;
-            nest.preempt(*why);
+            middle.nest.enter(transaction)?;
+            middle.nest.preempt(*why);
         }
         released
     }
@@ -272,9 +298,10 @@ impl Volume {
     /// As [`Transact::takeover`], and [`TxnError::Invalid`] in the middle of another.
     pub fn takeover(&self, handle: Handle) -> Result<(), TxnError> {
         let bound = self.bound();
-        let mut nest = bound.lock();
-        nest.check_outside()?;
-        nest.enter(self.wait(self.transact.takeover(handle))?)
+        let mut middle = bound.lock();
+        middle.nest.check_outside()?;
+        let transaction = self.wait(self.transact.takeover(handle))?;
+        middle.nest.enter(transaction)
     }
 
     /// Does something in this thread's transaction, if it is in the middle of one.
@@ -286,11 +313,11 @@ impl Volume {
         inside: impl FnOnce(&Arc<dyn Transaction>) -> Result<T, E>,
     ) -> Result<Option<T>, E> {
         let bound = self.bound();
-        let mut nest = bound.lock();
-        let Some(transaction) = nest.running()? else { return Ok(None) };
+        let mut middle = bound.lock();
+        let Some(transaction) = middle.nest.running()? else { return Ok(None) };
         let result = inside(transaction);
         if let Some(why) = result.as_ref().err().and_then(Fate::preempted) {
-            nest.preempt(why);
+            middle.nest.preempt(why);
         }
         result.map(Some)
     }

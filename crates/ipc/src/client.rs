@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use thalweg_store::env::{Env, HashMap, Task};
-use thalweg_store::txn::{Begin, Handle, Transact, Transaction, TxnError};
+use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -95,6 +95,7 @@ impl Connection {
                 blocks: blocks.into(),
                 max_writes: usize::try_from(max_writes).unwrap_or(usize::MAX),
                 transactions: 0.into(),
+                contention: Contention::new(env),
                 _tasks: tasks,
             }),
         })
@@ -134,6 +135,10 @@ impl Transact for Connection {
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
         self.start(None, |txn| Request::Takeover { txn, handle }).await
+    }
+
+    fn contention(&self) -> &Contention {
+        &self.link.contention
     }
 }
 
@@ -180,6 +185,7 @@ struct Link {
     blocks: AtomicU64,
     max_writes: usize,
     transactions: AtomicU64,
+    contention: Contention,
     _tasks: [Task<()>; 2],
 }
 

@@ -10,6 +10,7 @@
 
 mod access;
 mod commit;
+mod contention;
 mod error;
 mod face;
 mod fragments;
@@ -29,6 +30,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::block::Lba;
+pub use contention::{Contention, Turn};
 pub use error::{Preempted, TxnError};
 pub use fragments::FRAGMENT;
 pub use manager::{Client, TransactionManager, TxnStatus};
@@ -113,6 +115,9 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`TxnError::UnknownHandle`]: nothing was released under it, or it was taken already.
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError>;
+
+    /// What those wait for who try again after a conflict, as [`run`] does.
+    fn contention(&self) -> &Contention;
 }
 
 /// A running transaction. When the last reference is dropped, it is aborted.
@@ -204,20 +209,23 @@ where
     E: Retry,
     Work: Future<Output = Result<T, E>>,
 {
+    let mut turn = Turn::default();
     loop {
         let txn = volume.begin(begin).await?;
         match work(txn.clone()).await {
-            Ok(done) => match txn.commit(durability).await {
+            Ok(done) => match turn.commit(&*txn, durability).await {
                 Ok(()) => return Ok(done),
                 Err(error) if error.is_retryable() => {}
                 Err(error) => return Err(error.into()),
             },
             Err(error) => {
                 txn.abort().await;
+                drop(turn);
                 if !error.is_retryable() {
                     return Err(error);
                 }
             }
         }
+        turn = volume.contention().turn().await;
     }
 }

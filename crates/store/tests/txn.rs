@@ -438,6 +438,48 @@ fn the_loop_tries_again_until_it_commits() {
     });
 }
 
+/// Adds one to a block in one transaction, in which time goes by.
+async fn count(rig: &Rig, env: &Env, lba: u64) {
+    let add = async |txn: Arc<dyn Transaction>| {
+        let count = txn.read(Lba(lba)).await?[0];
+        env.sleep(Duration::from_micros(100)).await;
+        txn.write(Lba(lba), block(count + 1))
+    };
+    let done: Result<(), TxnError> = txn::run(&rig.manager, Begin::STRICT, SYNCED, add).await;
+    done.unwrap();
+}
+
+#[test]
+fn those_who_try_again_do_it_one_after_the_other() {
+    run(19, |env| async move {
+        let rig = rig(&env);
+        join_all((0..32).map(|_| count(&rig, &env, 7))).await;
+        assert_eq!(rig.get(7).await, 32);
+        // The first attempts are made at once, and one of them commits; nobody fails twice.
+        assert_eq!(rig.manager.status().conflicts, 31);
+    });
+}
+
+/// The holder of a turn may be the one who waits for it, or wait for that.
+#[test]
+fn nobody_waits_for_a_turn_for_ever() {
+    run(21, |env| async move {
+        let rig = rig(&env);
+        let outer = async |txn: Arc<dyn Transaction>| {
+            let before = txn.read(Lba(0)).await?[0];
+            // All of these meet each other.
+            join_all((0..4).map(|_| count(&rig, &env, 1))).await;
+            if before == 0 {
+                rig.put(0, 1).await;
+            }
+            txn.write(Lba(0), block(2))
+        };
+        let done: Result<(), TxnError> = txn::run(&rig.manager, Begin::STRICT, SYNCED, outer).await;
+        done.unwrap();
+        assert_eq!((rig.get(0).await, rig.get(1).await), (2, 8));
+    });
+}
+
 #[test]
 fn levels_have_names() {
     assert_eq!(Begin::default().isolation, Isolation::StrictSerializable);
@@ -540,6 +582,28 @@ impl BlockStore for Lingering {
     fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
         self.0.allocation(lba, count, at)
     }
+}
+
+#[test]
+fn a_turn_goes_on_once_a_commit_is_decided_or_given_up() {
+    run(20, |env| async move {
+        let store = Arc::new(Lingering(VersionedMemory::new(BLOCKS)));
+        let manager = TransactionManager::new(&env, store, Options::default());
+        let contention = manager.contention();
+        let turn = contention.turn().await;
+        assert!(turn.is_held() && !txn::Turn::default().is_held());
+        let txn = manager.begin(Begin::STRICT).await.unwrap();
+        change(&*txn, 3, 0, 1).await;
+        let mut committing = Box::pin(turn.commit(&*txn, SYNCED));
+        assert!(committing.as_mut().now_or_never().is_none(), "the store takes its time");
+        let start = env.now();
+        let turn = contention.turn().await;
+        assert!(turn.is_held());
+        assert_eq!(env.now(), start);
+        drop(committing);
+        drop(turn);
+        assert!(contention.turn().await.is_held());
+    });
 }
 
 /// What a write did that passed and was given up half way is seen by the next transaction.

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thalweg_store::env::Env;
 use thalweg_store::tree::{Kind, NewPartition, Store, TreeError, catalogue};
-use thalweg_store::txn::{Begin, Durability, Retry, Transact};
+use thalweg_store::txn::{Begin, Durability, Retry, Transact, Turn};
 
 pub use endpoint::{Call, Endpoint, Txn};
 pub use error::ImgError;
@@ -114,14 +114,14 @@ impl ImgStore {
     /// [`ImgError`]; nothing has changed then, unless the connection to the volume was lost.
     pub async fn add(&self, id: u64, photo: &Photo) -> Result<(), ImgError> {
         let value = encode(photo);
-        retry(|| async {
+        retry(&*self.volume, |turn| async {
             let txn = self.volume.begin(Begin::STRICT).await?;
             let put = vec![Call::Get(key(id)), Call::Put(key(id), value.clone())];
             let (txn, old) = self.images.call(txn, put).await?;
             let mut index = unindex(id, &old)?;
             index.push(Call::Put(entry(photo.date, id), Bytes::new()));
             let (txn, _) = self.dates.call(txn, index).await?;
-            Ok(txn.commit(Durability::Synced).await?)
+            Ok(turn.commit(&*txn, Durability::Synced).await?)
         })
         .await
     }
@@ -131,12 +131,12 @@ impl ImgStore {
     /// # Errors
     /// As [`ImgStore::add`].
     pub async fn remove(&self, id: u64) -> Result<bool, ImgError> {
-        retry(|| async {
+        retry(&*self.volume, |turn| async {
             let txn = self.volume.begin(Begin::STRICT).await?;
             let take = vec![Call::Get(key(id)), Call::Delete(key(id))];
             let (txn, old) = self.images.call(txn, take).await?;
             let (txn, _) = self.dates.call(txn, unindex(id, &old)?).await?;
-            txn.commit(Durability::Synced).await?;
+            turn.commit(&*txn, Durability::Synced).await?;
             Ok(!old.is_empty())
         })
         .await
@@ -147,7 +147,7 @@ impl ImgStore {
     /// # Errors
     /// [`ImgError`].
     pub async fn get(&self, id: u64) -> Result<Option<Photo>, ImgError> {
-        retry(|| async {
+        retry(&*self.volume, |_| async {
             let txn = self.volume.begin(Begin::READ_ONLY).await?;
             let (_, found) = self.images.call(txn, vec![Call::Get(key(id))]).await?;
             found.first().map(decode).transpose()
@@ -160,7 +160,7 @@ impl ImgStore {
     /// # Errors
     /// [`ImgError`].
     pub async fn taken(&self, dates: Range<u64>) -> Result<Vec<(u64, u64)>, ImgError> {
-        retry(|| async {
+        retry(&*self.volume, |_| async {
             let txn = self.volume.begin(Begin::READ_ONLY).await?;
             let range = Call::Range(entry(dates.start, 0), entry(dates.end, 0));
             let (_, found) = self.dates.call(txn, vec![range]).await?;
@@ -174,13 +174,17 @@ impl ImgStore {
 /// its transaction, which aborts it.
 ///
 /// [`thalweg_store::txn::run`] does the same for work that keeps its transaction to itself.
-async fn retry<T, Attempt>(attempt: impl Fn() -> Attempt) -> Result<T, ImgError>
+async fn retry<T, Attempt>(
+    volume: &dyn Transact,
+    attempt: impl Fn(Turn) -> Attempt,
+) -> Result<T, ImgError>
 where
     Attempt: Future<Output = Result<T, ImgError>>,
 {
+    let mut turn = Turn::default();
     loop {
-        match attempt().await {
-            Err(error) if error.is_retryable() => {}
+        match attempt(turn).await {
+            Err(error) if error.is_retryable() => turn = volume.contention().turn().await,
             done => return done,
         }
     }

@@ -6,3 +6,4 @@ mod bad_input;
 mod calls;
 mod ends;
 mod rig;
+mod threads;

@@ -394,7 +394,9 @@ mod tests {
 
     fn full() -> Stream {
         let mut stream = Stream::new(USERS, TAG, PER, SegmentMap::fresh(3, 10));
-        (0..PER).for_each(|_| drop(stream.append(&pad(), None, Purpose::Map)));
+        for _ in 0..PER {
+            stream.append(&pad(), None, Purpose::Map);
+        }
         stream
     }
 

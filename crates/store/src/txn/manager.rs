@@ -15,7 +15,7 @@ use super::commit;
 use super::options::Options;
 use super::order::{Order, Snapshot};
 use super::running::{OwnerId, Phase, Registry, Running, Work};
-use super::{Begin, Durability, Handle, Preempted, Transact, Transaction, TxnError};
+use super::{Begin, Contention, Durability, Handle, Preempted, Transact, Transaction, TxnError};
 use crate::block::{BLOCK_SIZE, BlockStore, Lba};
 use crate::device::AlignedBuf;
 use crate::env::{Env, Task};
@@ -55,6 +55,7 @@ pub(super) struct Inner {
     /// A commit was applied: those who wait for a snapshot may look again.
     pub(super) settled: Notify,
     pub(super) counts: Counts,
+    contention: Contention,
     /// Bytes that running transactions are charged with.
     charged: AtomicU64,
     /// How often the reaper came by: a clock that costs nothing to read.
@@ -130,6 +131,7 @@ impl TransactionManager {
             registry: BriefMutex::default(),
             settled: Notify::new(),
             counts: Counts::default(),
+            contention: Contention::new(env),
             charged: AtomicU64::new(0),
             ticks: AtomicU64::new(0),
         });
@@ -276,6 +278,10 @@ impl Transact for Client {
         running.touch(inner.tick());
         Ok(self.transaction(running))
     }
+
+    fn contention(&self) -> &Contention {
+        &self.shared.inner.contention
+    }
 }
 
 #[async_trait]
@@ -290,6 +296,10 @@ impl Transact for TransactionManager {
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
         self.client.takeover(handle).await
+    }
+
+    fn contention(&self) -> &Contention {
+        self.client.contention()
     }
 }
 

@@ -1,0 +1,55 @@
+//! Threads that wait for their calls, and meet each other.
+
+use thalweg_ipc::blocking::{Outcome, Volume};
+use thalweg_store::block::Lba;
+use thalweg_store::txn::{Begin, TxnError};
+
+use crate::rig::{Rig, block};
+
+/// A transaction of this thread that another thread stands against.
+fn conflict(volume: &Volume) {
+    volume.begin(Begin::STRICT).unwrap();
+    volume.read(Lba(0), 1).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| volume.write(Lba(0), &block(1)).unwrap());
+    });
+    volume.write(Lba(1), &block(1)).unwrap();
+    let outcome = volume.end().unwrap();
+    assert!(matches!(outcome, Outcome::Aborted(TxnError::Conflict)), "{outcome:?}");
+}
+
+/// Whether somebody else could try again now.
+fn is_free(volume: &Volume) -> bool {
+    volume.wait(volume.transact().contention().turn()).is_held()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_met_a_conflict_tries_again_in_turn() {
+    let rig = Rig::new();
+    let folder = rig.folder.path().to_owned();
+    let thread = move || {
+        let volume = Volume::open(&folder).unwrap();
+        let ends: [&dyn Fn(&Volume); 3] = [
+            &|volume| assert!(matches!(volume.end(), Ok(Outcome::Committed))),
+            &|volume| volume.abort().unwrap(),
+            &|volume| {
+                volume.release().unwrap();
+            },
+        ];
+        for end in ends {
+            conflict(&volume);
+            assert!(is_free(&volume));
+            volume.begin(Begin::STRICT).unwrap();
+            volume.begin(Begin::STRICT).unwrap();
+            volume.end().unwrap();
+            assert!(!is_free(&volume), "an inner pair changes nothing");
+            end(&volume);
+            assert!(is_free(&volume));
+            // Only what follows a conflict is another attempt.
+            volume.begin(Begin::STRICT).unwrap();
+            assert!(is_free(&volume));
+            volume.abort().unwrap();
+        }
+    };
+    tokio::task::spawn_blocking(thread).await.unwrap();
+}

@@ -8,6 +8,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use rand::RngExt;
 use support::crash::{Plan, Tally, explore};
 use support::trio::Trio;
@@ -21,8 +22,8 @@ use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Version, Write};
-use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Rebuild, RebuildReport};
-use thalweg_store::device::{Device, DeviceRef};
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Label, Options, Rebuild, RebuildReport};
+use thalweg_store::device::{Device, DeviceRef, Purpose};
 use thalweg_store::env::Env;
 
 async fn rebuild(
@@ -155,8 +156,8 @@ fn a_rebuild_after_a_crash_finds_what_recovery_finds_compact_in_body() {
 #[test]
 fn a_rebuild_after_a_crash_in_long_rounds_finds_what_recovery_finds() {
     let roomier = |cleaning| Shape { segments_per_link: 7, ..tight(cleaning) };
-    crashes(2_000, 800, roomier(Cleaning::MoveToTail), true);
-    crashes(3_000, 800, roomier(Cleaning::CompactInBody), true);
+    crashes(2_000, 1_600, roomier(Cleaning::MoveToTail), true);
+    crashes(3_000, 1_600, roomier(Cleaning::CompactInBody), true);
 }
 
 #[test]
@@ -473,5 +474,33 @@ fn what_recovery_left_behind_does_not_come_back() {
             pair.compare().await;
         }
         assert!(holes > 0, "no image had a hole in its map");
+    });
+}
+
+/// A segment in which a log begins anew says nothing of what it showed before, also when nobody writes
+/// to it until the next rebuild.
+#[test]
+fn what_was_rebuilt_can_be_rebuilt_at_once() {
+    let shape = tight(Cleaning::CompactInBody);
+    run(1, |env| async move {
+        let devices =
+            shape.devices(|name, geometry| Arc::new(RamDisk::new(name, geometry)) as DeviceRef);
+        shape.format(&env, &devices).await;
+        let (chain, _) = shape.open(&env, &devices).await.unwrap();
+        for lba in 0..100 {
+            chain.apply(vec![Write::block(Lba(lba), content(lba, 1))]).await.unwrap();
+        }
+        chain.sync(chain.now()).await.unwrap();
+        drop(chain);
+        // As if a crash had torn the write that made these blocks durable.
+        let map = &shape.parts(&devices).map;
+        let first = LABELS + 2 * Label::read(&**map).await.unwrap().checkpoint_half;
+        map.write(first, vec![Bytes::from(vec![0; 1024])], Purpose::Map).await.unwrap();
+        for _ in 0..3 {
+            lose_checkpoints(map).await;
+            let report = rebuild(&env, &shape, &devices, Rebuild::default()).await.unwrap();
+            assert_eq!((report.version, report.entries), (0, 0));
+            drop(shape.open(&env, &devices).await.unwrap());
+        }
     });
 }

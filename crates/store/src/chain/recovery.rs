@@ -222,8 +222,7 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
 /// A new log in the free segment `id`.
 pub(super) fn open_stream(state: &mut State, log: usize, id: u32) -> Stream {
     state.segments.open(id);
-    let seq = state.next_seq;
-    state.next_seq += 1;
+    let seq = state.take_seq();
     state.segments.begin(id, seq);
     let tag = volume_tag(state.label.volume);
     Stream::new(log, tag, state.label.segment_blocks, SegmentMap::fresh(id, seq))
@@ -254,7 +253,6 @@ pub(super) fn build(
 ) -> Inner {
     state.wishes.most = options.please_cache_blocks;
     let label = &state.label;
-    let sector = parts.map.geometry().sector as usize;
     let body = parts.body_cache.is_some() || options.body_cache_blocks > 0;
     Inner {
         env: env.clone(),
@@ -262,7 +260,7 @@ pub(super) fn build(
         tag: volume_tag(label.volume),
         layout: label.layout(),
         segment_blocks: label.segment_blocks,
-        map_unit: sector.clamp(SECTOR, PAGE),
+        map_unit: map_unit(&parts.map),
         map: parts.map,
         map_link: parts.map_link,
         blocks: AtomicU64::new(state.index.blocks()),
@@ -576,14 +574,22 @@ pub(super) async fn forget_lives(inner: &Inner) -> Result<(), ChainError> {
         .await
 }
 
-/// Says in the maps of segments that nothing in them counts, under a sequence that it returns: in
-/// the first sector, since one sector is written whole or not at all.
+/// Says in the maps of segments that nothing in them counts, under a sequence that it returns.
 pub(super) async fn clear_maps(inner: &Inner, segments: &[u32]) -> Result<u64, ChainError> {
-    let seq = {
-        let mut state = inner.state.lock();
-        state.next_seq += 1;
-        state.next_seq - 1
-    };
+    let seq = inner.state.lock().take_seq();
+    put_cleared(&inner.map, &inner.layout, inner.tag, segments, seq).await?;
+    Ok(seq)
+}
+
+/// Writes what [`clear_maps`] says: to the first sector, since one sector is written whole or not at
+/// all.
+pub(super) async fn put_cleared(
+    map: &DeviceRef,
+    layout: &Layout,
+    tag: u32,
+    segments: &[u32],
+    seq: u64,
+) -> Result<(), ChainError> {
     let head = SectorHead {
         seq,
         durable: Position::default(),
@@ -593,14 +599,19 @@ pub(super) async fn clear_maps(inner: &Inner, segments: &[u32]) -> Result<u64, C
         count: 0,
         log: NO_LOG,
     };
-    let mut buffer = AlignedBuf::zeroed(inner.map_unit);
-    buffer[..SECTOR].copy_from_slice(MapSector::seal(inner.tag, head, &[]).as_bytes());
+    let mut buffer = AlignedBuf::zeroed(map_unit(map));
+    buffer[..SECTOR].copy_from_slice(MapSector::seal(tag, head, &[]).as_bytes());
     let sector = buffer.freeze();
     for id in segments {
-        inner.map.write(inner.layout.map_of(*id), vec![sector.clone()], Purpose::Map).await?;
+        map.write(layout.map_of(*id), vec![sector.clone()], Purpose::Map).await?;
     }
-    inner.map.flush(Purpose::Map).await?;
-    Ok(seq)
+    map.flush(Purpose::Map).await?;
+    Ok(())
+}
+
+/// Bytes that the map is written in.
+fn map_unit(map: &DeviceRef) -> usize {
+    (map.geometry().sector as usize).clamp(SECTOR, PAGE)
 }
 
 /// Lets the logs go on where they ended, as far as they can.

@@ -231,13 +231,18 @@ impl State {
             }
         };
         self.segments.open(next);
-        let seq = self.next_seq;
-        self.next_seq += 1;
+        let seq = self.take_seq();
         self.segments.begin(next, seq);
         self.stream(log).roll(next, seq);
         self.segments.close(old);
         self.reserve(log);
         Ok(())
+    }
+
+    /// A sequence that no segment had.
+    pub(super) fn take_seq(&mut self) -> u64 {
+        self.next_seq += 1;
+        self.next_seq - 1
     }
 
     /// Chooses the segment that follows the open one ahead of time, so that the map names it.
@@ -305,21 +310,32 @@ impl State {
             // The log's order is that of versions.
             self.seal_mini(true)?;
         }
+        let ascends = writes.is_sorted_by(|a, b| a.lba < b.lba);
         let of_whole = writes.iter().zip(checks).zip(small).filter(|(_, small)| !**small);
-        for (at, ((write, check), _)) in of_whole.enumerate() {
-            let last = at + 1 == whole && fragments == 0;
+        let mut of_whole = of_whole.map(|(of_whole, _)| of_whole).peekable();
+        while let Some((write, check)) = of_whole.next() {
+            // Discards side by side are one entry: unless a later write may be to one of their blocks,
+            // which a copy of that entry would hide.
+            let mut run = 1;
+            let follows = |(next, _): &(&Write, &u32), run: u32| {
+                let at = write.lba.0 + u64::from(run);
+                ascends && write.content.is_none() && next.content.is_none() && next.lba.0 == at
+            };
+            while of_whole.next_if(|next| follows(next, run)).is_some() {
+                run += 1;
+            }
+            let last = of_whole.peek().is_none() && fragments == 0;
             let (kind, check) = match write.content {
                 Some(_) => (Kind::Data, *check),
-                None => (Kind::Discard, 1),
+                None => (Kind::Discard, run),
             };
             let entry = MapEntry { kind, last, lba: write.lba, version, check };
             let block = self.append(USERS, &entry, write.content.clone(), Purpose::UserData)?;
             let lba = write.lba.0 as u32;
-            let place = match write.content {
-                Some(_) => Place::At(Location { block, check }),
-                None => Place::Hole(block),
-            };
-            self.put(lba, version, place);
+            match write.content {
+                Some(_) => self.put(lba, version, Place::At(Location { block, check })),
+                None => self.put_discard(lba, run, version, block),
+            }
         }
         let mut begun = whole > 0;
         for (write, _) in writes.iter().zip(small).filter(|(_, small)| **small) {

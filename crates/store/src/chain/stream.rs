@@ -1,7 +1,7 @@
 //! One log: the segment that it writes, the map entries that are not yet durable, and the blocks
 //! that no device has yet.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use zerocopy::IntoBytes;
@@ -73,7 +73,8 @@ pub(super) struct Stream {
     /// Oldest first; the last one is open.
     maps: VecDeque<SegmentMap>,
     queue: VecDeque<Queued>,
-    in_flight: BTreeSet<Position>,
+    /// Requests that are under way: where each begins, and its blocks.
+    in_flight: BTreeMap<Position, usize>,
     /// Below this, data survives a crash.
     pub(super) durable: Position,
     /// Below this, map entries survive a crash too.
@@ -92,7 +93,7 @@ impl Stream {
             per,
             maps: VecDeque::from([map]),
             queue: VecDeque::new(),
-            in_flight: BTreeSet::new(),
+            in_flight: BTreeMap::new(),
             durable: at,
             committed: at,
             unflushed: BTreeSet::new(),
@@ -129,9 +130,9 @@ impl Stream {
         self.queue.len()
     }
 
-    /// Requests that are under way.
-    pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.len()
+    /// Requests that are under way, and their blocks.
+    pub(super) fn in_flight(&self) -> (usize, usize) {
+        (self.in_flight.len(), self.in_flight.values().sum())
     }
 
     /// Whether blocks wait for a request or are under way.
@@ -200,7 +201,7 @@ impl Stream {
     /// Everything below this position has reached its device, though perhaps only its cache.
     pub(super) fn written(&self) -> Position {
         let queued = self.queue.front().map(|queued| queued.position);
-        let in_flight = self.in_flight.first().copied();
+        let in_flight = self.in_flight.keys().next().copied();
         queued.into_iter().chain(in_flight).min().unwrap_or_else(|| self.tail())
     }
 
@@ -236,7 +237,7 @@ impl Stream {
                 break;
             }
         }
-        self.in_flight.insert(start);
+        self.in_flight.insert(start, contents.len());
         Some(Batch { log: self.log, start, first: block, contents, purpose })
     }
 

@@ -10,7 +10,7 @@ use super::index::is_slot;
 use super::minilog::format::MAX_COST;
 use super::minilog::{blocks_for, small_writes};
 use super::state::{Dead, Need, Room};
-use super::stream::{BODY, Batch, USERS};
+use super::stream::{BODY, Batch, Stream, USERS};
 use super::{Counts, Inner};
 use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
 use crate::device::{FrameBuf, Purpose};
@@ -19,9 +19,12 @@ use crate::device::{FrameBuf, Purpose};
 pub(super) const BATCH_BLOCKS: usize = 256;
 /// Blocks that must wait before they are written although nobody asks for it.
 const LAZY_BLOCKS: usize = 128;
-/// Requests of one log at a time: one is written while the next waits. With more, a disk that picks
-/// what its head reaches first leaves holes behind and comes back for them.
+/// Large requests of one log at a time: one is written while the next waits. With more, a disk that
+/// picks what its head reaches first leaves holes behind and comes back for them.
 const REQUESTS: usize = 2;
+/// Small requests of one log at a time, which have less than [`BATCH_BLOCKS`] together: mini-log blocks
+/// that others came between. One after the other, each would cost a device's whole delay.
+const SMALL_REQUESTS: usize = 32;
 /// Blocks in one transaction. It may span several segments.
 pub(super) const MAX_TRANSACTION: usize = 256;
 /// Blocks that one discard record covers at most, so that the lock is not held for long.
@@ -241,6 +244,12 @@ fn finish(inner: &Inner, batch: &Batch, link: usize) {
     state.stream(batch.log).finish_batch(batch.start, link);
 }
 
+/// Whether a log has as many requests under way as it may.
+fn is_busy(stream: &Stream) -> bool {
+    let (requests, blocks) = stream.in_flight();
+    requests >= SMALL_REQUESTS || (requests >= REQUESTS && blocks >= BATCH_BLOCKS)
+}
+
 /// Takes queued blocks below `until` and writes them, several requests at a time.
 pub(super) async fn drain(
     inner: &Arc<Inner>,
@@ -255,7 +264,7 @@ pub(super) async fn drain(
             state.poison_check()?;
             let held = log == USERS && state.turns.holds_writers();
             let stream = state.stream(log);
-            if stream.in_flight() >= REQUESTS || held {
+            if is_busy(stream) || held {
                 break stream.is_queued(until);
             }
             match stream.take_batch(until, BATCH_BLOCKS) {
@@ -285,10 +294,8 @@ pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
                     let exists = log == USERS || state.body.is_some();
                     let held = log == USERS && state.turns.holds_writers();
                     let stream = state.stream(log);
-                    let enough = exists
-                        && !held
-                        && stream.queued() >= LAZY_BLOCKS
-                        && stream.in_flight() < REQUESTS;
+                    let enough =
+                        exists && !held && stream.queued() >= LAZY_BLOCKS && !is_busy(stream);
                     let until = stream.tail();
                     enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
                 };

@@ -211,12 +211,20 @@ impl Session {
                 };
                 let mut writes = match &mut now {
                     Some(now) => some_parts(rng, &lbas, stamp, self.parts, now),
-                    None => some_parts(rng, &lbas, stamp, 0.0, &mut vec![None; 100_000]),
+                    None => some_parts(
+                        rng,
+                        &lbas,
+                        stamp,
+                        0.0,
+                        &mut vec![None; self.shape.blocks as usize],
+                    ),
                 };
                 if rng.random_bool(0.1) {
                     writes[0].content = None;
-                    if let Some(now) = now.as_mut().filter(|_| !lbas[1..].contains(&lbas[0])) {
-                        now[lbas[0] as usize] = None;
+                    let first = writes[0].lba;
+                    let again = writes[1..].iter().any(|write| write.lba == first);
+                    if let Some(now) = now.as_mut().filter(|_| !again) {
+                        now[first.0 as usize] = None;
                     }
                 }
                 let version = self.chain.apply(writes.clone()).await.unwrap();

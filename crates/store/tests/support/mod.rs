@@ -175,7 +175,8 @@ pub fn part(rng: &mut Rng, lba: u64, old: Option<&Bytes>, stamp: u64) -> Write {
     Write { content: Some(Bytes::from(content)), changed, ..Write::block(Lba(lba), Bytes::new()) }
 }
 
-/// Writes to `lbas`, some of them of parts; `now` holds what each block holds, and then will.
+/// Writes to `lbas`, some of them of parts, some of them runs that are discarded; `now` holds what each
+/// block holds, and then will.
 pub fn some_parts(
     rng: &mut Rng,
     lbas: &[u64],
@@ -183,16 +184,32 @@ pub fn some_parts(
     share: f64,
     now: &mut [Option<Bytes>],
 ) -> Vec<Write> {
-    let write = |lba: &u64| {
-        let old = now[*lba as usize].clone();
+    let mut writes = Vec::new();
+    let mut lbas = lbas.to_vec();
+    // As transactions have them.
+    let ascending = rng.random_bool(0.5);
+    if ascending {
+        lbas.sort_unstable();
+        lbas.dedup();
+    }
+    for (number, &lba) in lbas.iter().enumerate() {
+        if rng.random_bool(0.1) {
+            let next = lbas.get(number + 1).filter(|_| ascending);
+            let end = next.copied().unwrap_or(now.len() as u64).min(lba + rng.random_range(1..5));
+            let discard = |lba| Write { content: None, ..Write::block(Lba(lba), Bytes::new()) };
+            writes.extend((lba..end).map(discard));
+            (lba..end).for_each(|lba| now[lba as usize] = None);
+            continue;
+        }
+        let old = now[lba as usize].clone();
         let write = match share > 0.0 && rng.random_bool(share) {
-            true => part(rng, *lba, old.as_ref(), stamp),
-            false => Write::block(Lba(*lba), content(*lba, stamp)),
+            true => part(rng, lba, old.as_ref(), stamp),
+            false => Write::block(Lba(lba), content(lba, stamp)),
         };
-        now[*lba as usize] = write.content.clone();
-        write
-    };
-    lbas.iter().map(write).collect()
+        now[lba as usize] = write.content.clone();
+        writes.push(write);
+    }
+    writes
 }
 
 /// One step of a history.

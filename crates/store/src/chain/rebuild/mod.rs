@@ -38,7 +38,7 @@ use super::minilog::replay::read_mini;
 use super::minilog::slots::{Overlay, Slot};
 use super::read::{Verified, read_verified};
 use super::recovery::{
-    build, check_sizes, empty_state, forget_lives, note_cut, open_stream, resume,
+    build, check_sizes, empty_state, forget_lives, note_cut, open_stream, put_cleared, resume,
 };
 use super::segments::SegmentState;
 use super::state::State;
@@ -695,6 +695,9 @@ async fn finish(
     resume(&mut state, users, body);
     if !resumed {
         let id = empty_segment(&state, &scan.kept)?;
+        // Its map may show a part of the log that ends here, which counts no more.
+        let seq = state.take_seq();
+        put_cleared(&parts.map, &state.label.layout(), tag, &[id], seq).await?;
         state.users = open_stream(&mut state, USERS, id);
     }
     note_cut(&mut state, ends, first);

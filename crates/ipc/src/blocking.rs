@@ -83,6 +83,16 @@ struct Middle {
     turn: Turn,
 }
 
+impl Middle {
+    /// The turn of what is over now: nothing as long as a pair around it goes on.
+    fn take_turn(&mut self) -> Turn {
+        match self.nest.depth() {
+            0 => std::mem::take(&mut self.turn),
+            _ => Turn::default(),
+        }
+    }
+}
+
 type Bound = Mutex<Middle>;
 
 static VOLUMES: AtomicU64 = AtomicU64::new(0);
@@ -223,10 +233,12 @@ impl Volume {
         if middle.nest.begin()? == Began::Inner {
             return Ok(());
         }
-        if std::mem::take(&mut middle.again) {
-            middle.turn = self.wait(self.transact.contention().turn());
-        }
+        let turn = match std::mem::take(&mut middle.again) {
+            true => self.wait(self.transact.contention().turn()),
+            false => Turn::default(),
+        };
         let transaction = self.wait(self.transact.begin(begin))?;
+        middle.turn = turn;
         middle.nest.enter(transaction)
     }
 
@@ -242,10 +254,10 @@ impl Volume {
             match middle.nest.end()? {
                 End::Inner => return Ok(Outcome::Committed),
                 End::Failed(fate) => {
-                    middle.turn = Turn::default();
+                    middle.take_turn();
                     return Ok(Outcome::Aborted(fate.into()));
                 }
-                End::Commit(transaction) => (transaction, std::mem::take(&mut middle.turn)),
+                End::Commit(transaction) => (transaction, middle.take_turn()),
             }
         };
         match self.wait(turn.commit(&*transaction, Durability::Synced)) {
@@ -264,11 +276,14 @@ impl Volume {
     /// [`TxnError::Ended`] when nothing was begun.
     pub fn abort(&self) -> Result<(), TxnError> {
         let bound = self.bound();
-        let running = bound.lock().nest.abort()?;
+        let (running, turn) = {
+            let mut middle = bound.lock();
+            (middle.nest.abort()?, middle.take_turn())
+        };
         if let Some(transaction) = running {
             self.wait(transaction.abort());
-            bound.lock().turn = Turn::default();
         }
+        drop(turn);
         Ok(())
     }
 
@@ -282,7 +297,7 @@ impl Volume {
         let bound = self.bound();
         let mut middle = bound.lock();
         let transaction = middle.nest.release()?;
-        middle.turn = Turn::default();
+        middle.take_turn();
         let released = self.wait(transaction.release());
         if let Err(TxnError::Preempted(why)) = &released {
             // It is still to be ended, as every transaction that was aborted from outside.

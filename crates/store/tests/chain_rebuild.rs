@@ -504,3 +504,37 @@ fn what_was_rebuilt_can_be_rebuilt_at_once() {
         }
     });
 }
+
+/// What a transaction writes over its own discard stays, though cleaning copies the entry that tells of
+/// the discard and not the block.
+#[test]
+fn a_block_is_not_hidden_by_a_discard_of_its_transaction() {
+    let shape = roomy(Cleaning::MoveToTail);
+    let segment = u64::from(SEGMENT);
+    // The entry comes to the end of a segment, and the block to the next.
+    for filled in segment - 6..segment + 2 {
+        run(filled, |env| async move {
+            let devices =
+                shape.devices(|name, geometry| Arc::new(RamDisk::new(name, geometry)) as DeviceRef);
+            shape.format(&env, &devices).await;
+            let (chain, _) = shape.open(&env, &devices).await.unwrap();
+            let write = |lba: u64, stamp: u64| Write::block(Lba(lba), content(lba, stamp));
+            let discard = |lba| Write { content: None, ..write(lba, 0) };
+            for lba in 0..filled {
+                chain.apply(vec![write(lba, 1)]).await.unwrap();
+            }
+            let over = vec![discard(10), discard(11), discard(12), write(11, 2)];
+            chain.apply(over).await.unwrap();
+            for lba in 20..filled {
+                chain.apply(vec![write(lba, 3)]).await.unwrap();
+            }
+            chain.sync(chain.now()).await.unwrap();
+            chain.clean(1).await.unwrap();
+            chain.close().await.unwrap();
+            drop(chain);
+            let chain = lose_and_rebuild(&env, &shape, &devices).await;
+            let found = chain.read(Lba(10), 3, chain.now()).await.unwrap();
+            assert_eq!(found, [None, Some(content(11, 2)), None], "{filled} blocks before");
+        });
+    }
+}

@@ -1,8 +1,9 @@
 //! Threads that wait for their calls, and meet each other.
 
+use thalweg_ipc::Config;
 use thalweg_ipc::blocking::{Outcome, Volume};
 use thalweg_store::block::Lba;
-use thalweg_store::txn::{Begin, TxnError};
+use thalweg_store::txn::{Begin, Options, TxnError};
 
 use crate::rig::{Rig, block};
 
@@ -50,6 +51,30 @@ async fn who_met_a_conflict_tries_again_in_turn() {
             assert!(is_free(&volume));
             volume.abort().unwrap();
         }
+    };
+    tokio::task::spawn_blocking(thread).await.unwrap();
+}
+
+/// A turn ends with what it was for, whatever became of that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_is_kept_by_no_failure() {
+    let rig = Rig::with(Options { max_running: 2, ..Options::default() }, Config::default());
+    let folder = rig.folder.path().to_owned();
+    let thread = move || {
+        let volume = Volume::open(&folder).unwrap();
+        let begin = || volume.wait(volume.transact().begin(Begin::STRICT)).unwrap();
+        conflict(&volume);
+        let others = [begin(), begin()];
+        assert!(matches!(volume.begin(Begin::STRICT), Err(TxnError::TooMany(_))));
+        assert!(is_free(&volume));
+        others.iter().for_each(|other| volume.wait(other.abort()));
+        conflict(&volume);
+        volume.begin(Begin::STRICT).unwrap();
+        volume.begin(Begin::STRICT).unwrap();
+        volume.abort().unwrap();
+        assert!(!is_free(&volume), "the outer pair goes on");
+        volume.abort().unwrap();
+        assert!(is_free(&volume));
     };
     tokio::task::spawn_blocking(thread).await.unwrap();
 }

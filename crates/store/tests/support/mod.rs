@@ -186,16 +186,18 @@ pub fn some_parts(
 ) -> Vec<Write> {
     let mut writes = Vec::new();
     let mut lbas = lbas.to_vec();
-    // As transactions have them.
-    let ascending = rng.random_bool(0.5);
+    // As transactions have them; otherwise runs have one block, or go over other writes.
+    let (ascending, overlapping) = (rng.random_bool(0.5), rng.random_bool(0.2));
     if ascending {
         lbas.sort_unstable();
         lbas.dedup();
     }
     for (number, &lba) in lbas.iter().enumerate() {
         if rng.random_bool(0.1) {
+            let most = if ascending || overlapping { 4 } else { 1 };
             let next = lbas.get(number + 1).filter(|_| ascending);
-            let end = next.copied().unwrap_or(now.len() as u64).min(lba + rng.random_range(1..5));
+            let room = next.copied().unwrap_or(now.len() as u64);
+            let end = room.min(lba + rng.random_range(1..=most));
             let discard = |lba| Write { content: None, ..Write::block(Lba(lba), Bytes::new()) };
             writes.extend((lba..end).map(discard));
             (lba..end).for_each(|lba| now[lba as usize] = None);

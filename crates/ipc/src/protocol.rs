@@ -18,7 +18,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::block::{BLOCK_SIZE, Class};
 use thalweg_store::txn::{Begin, Durability, Handle};
 
 use crate::failure::WireError;
@@ -86,6 +86,8 @@ pub enum Request {
         txn: u64,
         /// The block.
         lba: u64,
+        /// Data or metadata.
+        class: Class,
     },
     /// Discards a block.
     Discard {

@@ -280,10 +280,10 @@ impl Connection<'_> {
             {
                 Err(refused())
             }
-            Request::Write { txn, lba } => {
+            Request::Write { txn, lba, class } => {
                 // Sent in one piece with others: the block must not keep them alive.
                 let content = FrameBuf::copy_block(&payload);
-                self.at_once(txn, |it| it.write(Lba(lba), content));
+                self.at_once(txn, |it| it.write_as(Lba(lba), content, class));
                 Ok(())
             }
             Request::Discard { txn, lba } => {

@@ -43,7 +43,7 @@ impl fmt::Display for Version {
 }
 
 /// What kind of block a write changes. Stores with weaker data modes treat the two differently.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub enum Class {
     /// A user's bytes.
     #[default]

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::block::Lba;
+use crate::block::{Class, Lba};
 pub use contention::{Contention, Turn};
 pub use error::{Preempted, TxnError};
 pub use fragments::FRAGMENT;
@@ -148,7 +148,16 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`TxnError::TooLarge`] when the transaction has as many writes as it may; across a socket
     /// perhaps only at the commit.
-    fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError>;
+    fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError> {
+        self.write_as(lba, content, Class::Data)
+    }
+
+    /// [`Transaction::write`], of data or metadata: what that makes of it is the store's business. Of
+    /// several writes of a block the last one says which.
+    ///
+    /// # Errors
+    /// As [`Transaction::write`].
+    fn write_as(&self, lba: Lba, content: Bytes, class: Class) -> Result<(), TxnError>;
 
     /// Discards a block: it reads as zeros, and its space may be reclaimed.
     ///

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
-use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Class, Lba};
 use thalweg_store::device::FrameBuf;
 use thalweg_store::env::{HashMap, HashSet};
 use thalweg_store::txn::{Begin, Durability, Handle, Isolation, Transaction, TxnError};
@@ -161,13 +161,13 @@ impl Transaction for RemoteTransaction {
         Ok(blocks)
     }
 
-    fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError> {
+    fn write_as(&self, lba: Lba, content: Bytes, class: Class) -> Result<(), TxnError> {
         self.check(lba, 1)?;
         if content.len() != BLOCK_SIZE {
             return Err(TxnError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
         }
         self.note_write(lba)?;
-        self.link.tell(&Request::Write { txn: self.txn, lba: lba.0 }, &[content])
+        self.link.tell(&Request::Write { txn: self.txn, lba: lba.0, class }, &[content])
     }
 
     fn discard(&self, lba: Lba) -> Result<(), TxnError> {

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use proptest::prelude::*;
 use thalweg_ipc::protocol::{self, Answer, MAX_REQUEST_PAYLOAD, Request};
 use thalweg_ipc::{Config, Connection, SOCKET, socket};
-use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Class, Lba};
 use thalweg_store::env::Env;
 use thalweg_store::txn::{Begin, Durability, Handle, Options, Transact, TxnError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -21,7 +21,7 @@ async fn ends(rig: &Rig, bytes: &[u8]) {
     let mut raw = rig.raw().await;
     raw.send(1, &BEGIN, &[]).await;
     assert!(matches!(raw.answer().await, Some((1, Answer::Begun { .. }))));
-    raw.send(0, &Request::Write { txn: 1, lba: 5 }, &block(5)).await;
+    raw.send(0, &Request::Write { txn: 1, lba: 5, class: Class::Data }, &block(5)).await;
     raw.stream.write_all(bytes).await.unwrap();
     assert_eq!(raw.answer().await, None);
     rig.wait_for_running(0).await;
@@ -41,7 +41,7 @@ fn frame(id: u64, request: &Request, payload: &[u8]) -> Vec<u8> {
 #[tokio::test]
 async fn garbage_ends_the_connection_that_sent_it() {
     let rig = Rig::new();
-    let write = Request::Write { txn: 1, lba: 0 };
+    let write = Request::Write { txn: 1, lba: 0, class: Class::Data };
     // No length can be that.
     ends(&rig, &[0xff; 64]).await;
     ends(&rig, &[0; 64]).await;
@@ -111,9 +111,9 @@ async fn what_a_write_failed_with_is_the_answer_to_the_commit() {
     let options = Options { max_writes: 2, ..Options::default() };
     let rig = Rig::with(options, Config::default());
     let failing = [
-        (Request::Write { txn: 1, lba: BLOCKS }, block(1)),
-        (Request::Write { txn: 1, lba: 3 }, block(1).slice(..512)),
-        (Request::Write { txn: 1, lba: 3 }, block(1)),
+        (Request::Write { txn: 1, lba: BLOCKS, class: Class::Data }, block(1)),
+        (Request::Write { txn: 1, lba: 3, class: Class::Data }, block(1).slice(..512)),
+        (Request::Write { txn: 1, lba: 3, class: Class::Data }, block(1)),
         (Request::Discard { txn: 1, lba: u64::MAX }, block(1).slice(..0)),
         (Request::Mark { txn: 1, lba: 1, start: 0, end: 5000 }, block(1).slice(..0)),
         (Request::Mark { txn: 1, lba: 1, start: 9, end: 2 }, block(1).slice(..0)),
@@ -123,10 +123,10 @@ async fn what_a_write_failed_with_is_the_answer_to_the_commit() {
         let mut raw = rig.raw().await;
         raw.send(1, &BEGIN, &[]).await;
         for lba in 1..3 {
-            raw.send(0, &Request::Write { txn: 1, lba }, &block(1)).await;
+            raw.send(0, &Request::Write { txn: 1, lba, class: Class::Data }, &block(1)).await;
         }
         raw.send(0, &request, &payload).await;
-        raw.send(0, &Request::Write { txn: 1, lba: 2 }, &block(2)).await;
+        raw.send(0, &Request::Write { txn: 1, lba: 2, class: Class::Data }, &block(2)).await;
         raw.send(2, &Request::Read { txn: 1, lba: 0, count: 1 }, &[]).await;
         raw.send(3, &COMMIT, &[]).await;
         assert!(matches!(raw.answer().await, Some((1, Answer::Begun { .. }))));
@@ -141,7 +141,7 @@ async fn what_a_write_failed_with_is_the_answer_to_the_commit() {
 async fn requests_for_what_does_not_run_are_refused() {
     let rig = Rig::new();
     let mut raw = rig.raw().await;
-    raw.send(0, &Request::Write { txn: 1, lba: 5 }, &block(5)).await;
+    raw.send(0, &Request::Write { txn: 1, lba: 5, class: Class::Data }, &block(5)).await;
     let refused = [
         Request::Read { txn: 1, lba: 0, count: 1 },
         COMMIT,
@@ -227,7 +227,7 @@ fn requests() -> impl Strategy<Value = (u64, Request, Vec<u8>)> {
             lba,
             count
         }),
-        (number(), number()).prop_map(|(txn, lba)| Request::Write { txn, lba }),
+        (number(), number()).prop_map(|(txn, lba)| Request::Write { txn, lba, class: Class::Data }),
         (number(), number(), any::<u16>(), any::<u16>())
             .prop_map(|(txn, lba, start, end)| Request::Mark { txn, lba, start, end }),
         number().prop_map(|txn| Request::Commit { txn, durability: Durability::Visible }),

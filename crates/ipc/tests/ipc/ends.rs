@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thalweg_ipc::Config;
 use thalweg_ipc::protocol::{Answer, Request};
-use thalweg_store::block::Lba;
+use thalweg_store::block::{Class, Lba};
 use thalweg_store::txn::{Begin, Durability, Options, Transact, TxnError};
 
 use crate::rig::{Rig, block};
@@ -16,7 +16,7 @@ async fn a_client_that_dies_leaves_nothing_but_what_it_released() {
     let steps = [
         Request::Begin { txn: 1, begin: Begin::STRICT },
         Request::Read { txn: 1, lba: 0, count: 8 },
-        Request::Write { txn: 1, lba: 1 },
+        Request::Write { txn: 1, lba: 1, class: Class::Data },
         Request::Mark { txn: 1, lba: 1, start: 0, end: 8 },
         Request::Discard { txn: 1, lba: 2 },
         Request::PleaseCache { txn: 1, lba: 1 },

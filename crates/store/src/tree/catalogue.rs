@@ -18,7 +18,7 @@ use super::format::{
 };
 use super::page::Page;
 use super::work::Work;
-use crate::block::{BLOCK_SIZE, Lba};
+use crate::block::{BLOCK_SIZE, Class, Lba};
 use crate::env::Env;
 use crate::txn::{Begin, Durability, Transact, Transaction, run};
 
@@ -144,7 +144,7 @@ impl Catalogue {
                 false => encode(index as u32, here),
             };
             if txn.read(Lba(index)).await? != content {
-                txn.write(Lba(index), content)?;
+                txn.write_as(Lba(index), content, Class::Metadata)?;
             }
         }
         match rest.is_empty() {
@@ -375,7 +375,7 @@ async fn begin_store(env: &Env, txn: &dyn Transaction, area: &Area) -> Result<()
     let page = PageHeader::new(PageKind::Header, 0, area.tag, 0);
     let mut first = Page::fresh(0, &[0; BLOCK_SIZE], &page);
     first.put(BODY, header.as_bytes());
-    txn.write(area.lba(0), Bytes::copy_from_slice(first.bytes()))?;
+    txn.write_as(area.lba(0), Bytes::copy_from_slice(first.bytes()), Class::Metadata)?;
     if area.kind == Kind::Btree {
         let mut work = Work::new(txn, area, env);
         work.create(area.root(), PageKind::Node, 0).await?;

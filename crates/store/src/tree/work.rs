@@ -17,7 +17,7 @@ use super::format::{
     BODY, FORMAT_VERSION, IDENTITY, PAGE_MAGIC, PageHeader, PageKind, StoreHeader, UNIT,
 };
 use super::page::{Page, damaged};
-use crate::block::BLOCK_SIZE;
+use crate::block::{BLOCK_SIZE, Class};
 use crate::env::{Env, Rng};
 use crate::txn::Transaction;
 
@@ -213,13 +213,13 @@ impl<'a> Work<'a> {
                 let units = range.start / UNIT * UNIT..range.end.next_multiple_of(UNIT);
                 self.txn.mark_accessed(lba, units)?;
             }
-            self.txn.write(lba, content)?;
+            self.txn.write_as(lba, content, Class::Metadata)?;
             for range in changed.iter() {
                 self.txn.mark_accessed(lba, range)?;
             }
         }
         for (block, content) in self.values {
-            self.txn.write(self.area.lba(block), content)?;
+            self.txn.write_as(self.area.lba(block), content, Class::Metadata)?;
         }
         Ok(())
     }

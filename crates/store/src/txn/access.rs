@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::{Isolation, TxnError};
-use crate::block::{BLOCK_SIZE, ByteRanges, Lba};
+use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba};
 use crate::env::HashMap;
 
 /// The kind of the last access of a block: what a mark is about.
@@ -33,6 +33,7 @@ struct Access {
 struct Written {
     /// The whole block as the transaction sees it; `None` when it was discarded.
     content: Option<Bytes>,
+    class: Class,
     /// Bytes of marked writes.
     marked: ByteRanges,
     /// The last write has no mark so far: it was of the whole block.
@@ -122,6 +123,7 @@ impl Accesses {
         &mut self,
         lba: Lba,
         content: Option<Bytes>,
+        class: Class,
         most: usize,
     ) -> Result<(), TxnError> {
         let is_new = self.blocks.get(&lba.0).is_none_or(|access| access.write.is_none());
@@ -141,11 +143,11 @@ impl Accesses {
                 if write.whole || write.content.is_none() {
                     write.marked = ByteRanges::whole();
                 }
-                (write.content, write.whole) = (content, true);
+                (write.content, write.class, write.whole) = (content, class, true);
             }
             None => {
                 let marked = ByteRanges::none();
-                access.write = Some(Written { content, marked, whole: true });
+                access.write = Some(Written { content, class, marked, whole: true });
             }
         }
         Ok(())
@@ -195,13 +197,15 @@ impl Accesses {
         let mut writes = Vec::with_capacity(self.writes);
         for (lba, access) in self.blocks {
             let lba = Lba(lba);
-            let write = access.write.map(|write| (write.changed(), write.content));
-            if let Some((changed, content)) = write.filter(|(changed, _)| !changed.is_empty()) {
+            let write = access.write.map(|write| (write.changed(), write.content, write.class));
+            if let Some((changed, content, class)) =
+                write.filter(|(changed, ..)| !changed.is_empty())
+            {
                 let fragments = Fragments::from(&changed);
                 if isolation == Isolation::Snapshot {
                     guarded.push((lba, fragments));
                 }
-                writes.push(IntentWrite::new(lba, content, changed, fragments));
+                writes.push(IntentWrite::new(lba, content, changed, class, fragments));
             }
             if isolation == Isolation::StrictSerializable {
                 let read = if access.read_whole { Fragments::ALL } else { access.read };

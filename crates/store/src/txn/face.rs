@@ -46,7 +46,13 @@ impl BlockStore for TransactionManager {
             let fragments = Fragments::from(&write.changed);
             // Of two writes of one block the later counts.
             blocks.retain(|before| before.lba != write.lba);
-            blocks.push(IntentWrite::new(write.lba, write.content, write.changed, fragments));
+            blocks.push(IntentWrite::new(
+                write.lba,
+                write.content,
+                write.changed,
+                write.class,
+                fragments,
+            ));
         }
         blocks.sort_unstable_by_key(|write| write.lba);
         commit::note(&self.inner, Intent::singleton(blocks)).await

@@ -29,6 +29,7 @@ pub(super) struct IntentWrite {
     pub(super) lba: Lba,
     pub(super) fragments: Fragments,
     changed: ByteRanges,
+    class: Class,
     content: Option<Bytes>,
     /// What was applied: `content`, or that with what others changed elsewhere in the block.
     merged: OnceLock<Option<Bytes>>,
@@ -39,9 +40,10 @@ impl IntentWrite {
         lba: Lba,
         content: Option<Bytes>,
         changed: ByteRanges,
+        class: Class,
         fragments: Fragments,
     ) -> IntentWrite {
-        IntentWrite { lba, fragments, changed, content, merged: OnceLock::new() }
+        IntentWrite { lba, fragments, changed, class, content, merged: OnceLock::new() }
     }
 
     /// The block with its own changes over what `latest` left there.
@@ -70,7 +72,7 @@ impl IntentWrite {
             lba: self.lba,
             content: self.applied().cloned(),
             changed: self.changed.clone(),
-            class: Class::Data,
+            class: self.class,
         }
     }
 }

@@ -16,7 +16,7 @@ use super::options::Options;
 use super::order::{Order, Snapshot};
 use super::running::{OwnerId, Phase, Registry, Running, Work};
 use super::{Begin, Contention, Durability, Handle, Preempted, Transact, Transaction, TxnError};
-use crate::block::{BLOCK_SIZE, BlockStore, Lba};
+use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::device::AlignedBuf;
 use crate::env::{Env, Task};
 use crate::gate::Gate;
@@ -471,7 +471,7 @@ impl LocalTransaction {
         }
     }
 
-    fn put(&self, lba: Lba, content: Option<Bytes>) -> Result<(), TxnError> {
+    fn put(&self, lba: Lba, content: Option<Bytes>, class: Class) -> Result<(), TxnError> {
         self.check(lba, 1)?;
         if content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
             return Err(TxnError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
@@ -483,7 +483,7 @@ impl LocalTransaction {
                 return Err(TxnError::Invalid("the transaction is for reading".to_owned()));
             }
             let before = work.accesses.writes();
-            work.accesses.write(lba, content, self.inner.options.max_writes)?;
+            work.accesses.write(lba, content, class, self.inner.options.max_writes)?;
             (work.accesses.writes() - before) * BLOCK_SIZE
         };
         self.running.touch(self.inner.tick());
@@ -545,12 +545,12 @@ impl Transaction for LocalTransaction {
         Ok(blocks.collect())
     }
 
-    fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError> {
-        self.put(lba, Some(content))
+    fn write_as(&self, lba: Lba, content: Bytes, class: Class) -> Result<(), TxnError> {
+        self.put(lba, Some(content), class)
     }
 
     fn discard(&self, lba: Lba) -> Result<(), TxnError> {
-        self.put(lba, None)
+        self.put(lba, None, Class::Metadata)
     }
 
     fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {

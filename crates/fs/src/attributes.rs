@@ -1,0 +1,106 @@
+//! What an inode says of itself.
+
+use std::fmt;
+
+/// The number of an inode: never given to another one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What an inode is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// Bytes.
+    File,
+    /// Names of inodes.
+    Directory,
+    /// A path.
+    Symlink,
+    /// A block device.
+    BlockDevice,
+    /// A character device.
+    CharDevice,
+    /// A named pipe.
+    Fifo,
+    /// The name of a socket.
+    Socket,
+}
+
+/// A moment: seconds since 1970, and nanoseconds below 10⁹ after them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Timestamp {
+    /// Seconds, negative before 1970.
+    pub seconds: i64,
+    /// Nanoseconds.
+    pub nanos: u32,
+}
+
+/// Everything that `stat` shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// The inode.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: Kind,
+    /// Permission bits, with set-user-id, set-group-id and sticky: the low 12 bits.
+    pub mode: u16,
+    /// Names that it has; of a directory two, and one for each directory in it.
+    pub links: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Of a device: its number, as the system encodes it.
+    pub rdev: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of storage that are its own.
+    pub stored: u64,
+    /// Last read, as far as that is noted.
+    pub accessed: Timestamp,
+    /// Last change of the content.
+    pub modified: Timestamp,
+    /// Last change of content or attributes.
+    pub changed: Timestamp,
+    /// When it was made.
+    pub created: Timestamp,
+}
+
+/// A time to be set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimeChange {
+    /// The time of the call.
+    Now,
+    /// This one.
+    At(Timestamp),
+}
+
+/// Attributes to be set; what is `None` stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AttributeChange {
+    /// The low 12 bits of the mode.
+    pub mode: Option<u16>,
+    /// The owner.
+    pub uid: Option<u32>,
+    /// The group.
+    pub gid: Option<u32>,
+    /// The size in bytes: the rest is cut off, or zeros follow.
+    pub size: Option<u64>,
+    /// The last read.
+    pub accessed: Option<TimeChange>,
+    /// The last change of the content.
+    pub modified: Option<TimeChange>,
+    /// Takes set-user-id away, and set-group-id where the group may execute: who writes or changes the
+    /// size without privilege leaves neither.
+    pub clear_suid: bool,
+}

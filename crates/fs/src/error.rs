@@ -1,0 +1,75 @@
+//! What can go wrong in a filesystem.
+
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::TxnError;
+
+/// Why a call failed. Adapters turn this into their own numbers.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum FsError {
+    /// Give up: there is no such name.
+    #[error("no such file or directory")]
+    NotFound,
+    /// Give up: there is no such inode any more.
+    #[error("the inode is gone")]
+    Stale,
+    /// Give up: the name is taken.
+    #[error("the name exists already")]
+    Exists,
+    /// Give up: it would have to be a directory.
+    #[error("not a directory")]
+    NotDirectory,
+    /// Give up: it must not be a directory.
+    #[error("it is a directory")]
+    IsDirectory,
+    /// Give up: the directory is not empty.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// Give up: a name has at most 255 bytes, a symbolic link's target 4,095.
+    #[error("the name is too long")]
+    NameTooLong,
+    /// Give up: the request makes no sense.
+    #[error("invalid request: {0}")]
+    Invalid(&'static str),
+    /// Give up: an inode has at most so many names.
+    #[error("too many links")]
+    TooManyLinks,
+    /// Give up: a file has at most so many bytes.
+    #[error("the file would be too large")]
+    FileTooLarge,
+    /// Give up: there is no data or hole from there on.
+    #[error("nothing there")]
+    NothingThere,
+    /// Give up: there is no such extended attribute.
+    #[error("no such extended attribute")]
+    NoAttribute,
+    /// Give up: the attribute's name or value is too long, or the inode has no room for more.
+    #[error("the extended attribute is too large")]
+    AttributeTooLarge,
+    /// Give up: it is not allowed, whoever asks.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// Give up: this filesystem or this kind of inode does not do that.
+    #[error("not supported")]
+    NotSupported,
+    /// Give up: it may only be read.
+    #[error("the filesystem is read-only")]
+    ReadOnly,
+    /// Give up, or free something: there is no room. Nothing was changed.
+    #[error("no space left")]
+    NoSpace,
+    /// Give up, or free something: the directory tree has a quota. Nothing was changed.
+    #[error("the quota is used up")]
+    QuotaExceeded,
+    /// Retry the whole transaction: another one stands against it.
+    #[error("a concurrent transaction stands against it")]
+    Conflict,
+    /// Stop: what is stored makes no sense.
+    #[error("the filesystem is damaged: {0}; run fsck")]
+    Damaged(String),
+    /// What the store below says.
+    #[error(transparent)]
+    Tree(TreeError),
+    /// What the transaction says.
+    #[error(transparent)]
+    Transaction(TxnError),
+}

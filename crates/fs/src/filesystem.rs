@@ -1,0 +1,343 @@
+//! The one trait that adapters see.
+//!
+//! Everything is said in inodes. Nobody's permissions are checked here: whoever may call may do
+//! everything, and an adapter that serves others lets the kernel check modes and access control lists.
+//! What depends on who calls, the owner of a new inode, is an argument.
+//!
+//! A change is visible to everybody when its call returns, and survives a crash after a later
+//! [`Filesystem::sync`] of the inode; of a directory, that is its names.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::attributes::{AttributeChange, Attributes, Ino, Kind};
+use crate::error::FsError;
+
+/// Longest name in bytes.
+pub const MAX_NAME: usize = 255;
+/// Longest target of a symbolic link in bytes.
+pub const MAX_TARGET: usize = 4095;
+/// Longest name of an extended attribute in bytes.
+pub const MAX_XATTR_NAME: usize = 255;
+/// Longest value of an extended attribute in bytes.
+pub const MAX_XATTR_VALUE: usize = 65536;
+/// Names of an inode.
+pub const MAX_LINKS: u32 = 65_000_000;
+/// Largest file in bytes: 16 TiB.
+pub const MAX_FILE: u64 = 16 << 40;
+
+/// What an inode becomes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Node {
+    /// An empty file.
+    File,
+    /// An empty directory.
+    Directory,
+    /// A symbolic link with this target.
+    Symlink(Bytes),
+    /// A block device with this number.
+    BlockDevice(u32),
+    /// A character device with this number.
+    CharDevice(u32),
+    /// A named pipe.
+    Fifo,
+    /// The name of a socket.
+    Socket,
+}
+
+/// An inode to be made.
+///
+/// The group is the directory's where that has set-group-id, and a directory then has it too. The mode
+/// is what `mode` has and `umask` has not; in a directory with a default access control list, what that
+/// says in place of `umask`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NewNode {
+    /// What it becomes.
+    pub node: Node,
+    /// Permission bits asked for: the low 12 bits.
+    pub mode: u16,
+    /// Permission bits that it is not to have.
+    pub umask: u16,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+/// What a rename does with a name that is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rename {
+    /// Takes its place.
+    Replace,
+    /// Fails with [`FsError::Exists`].
+    NoReplace,
+    /// Exchanges the two.
+    Exchange,
+}
+
+/// A place in a directory: behind an entry. It stays valid while entries come and go.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Cookie(pub u64);
+
+impl Cookie {
+    /// Before the first entry.
+    pub const START: Cookie = Cookie(0);
+}
+
+/// A name in a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The name.
+    pub name: Bytes,
+    /// The inode.
+    pub ino: Ino,
+    /// What that is.
+    pub kind: Kind,
+    /// The place behind this entry.
+    pub cookie: Cookie,
+    /// The inode's attributes, if they were asked for.
+    pub attributes: Option<Attributes>,
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteAt {
+    /// To a byte of the file.
+    Offset(u64),
+    /// To its end, wherever that is when the write takes effect.
+    End,
+}
+
+/// What a write is to do besides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WriteHow {
+    /// Return when it survives a crash.
+    pub sync: bool,
+    /// As [`AttributeChange::clear_suid`].
+    pub clear_suid: bool,
+}
+
+/// What happens to the storage of a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocation {
+    /// It is reserved; what is written stays.
+    Reserve {
+        /// Whether the file may not grow by it.
+        keep_size: bool,
+    },
+    /// It is given back, and the range reads as zeros. The size stays.
+    Punch,
+    /// It is reserved, and the range reads as zeros.
+    Zero {
+        /// Whether the file may not grow by it.
+        keep_size: bool,
+    },
+}
+
+/// What is looked for in a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seek {
+    /// A byte with storage.
+    Data,
+    /// A byte without; the end of the file is one.
+    Hole,
+}
+
+/// What setting an extended attribute does with one that is there, or is not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetXattr {
+    /// Either way it is set.
+    Any,
+    /// It must not be there: [`FsError::Exists`].
+    Create,
+    /// It must be there: [`FsError::NoAttribute`].
+    Replace,
+}
+
+/// How full the filesystem is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Statistics {
+    /// Bytes in a block.
+    pub block: u32,
+    /// Blocks for files and for what names them.
+    pub blocks: u64,
+    /// Of those, free.
+    pub free: u64,
+    /// Inodes in use, and as many as there could be.
+    pub inodes: (u64, u64),
+}
+
+/// What others changed, for those who cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Attributes, or also bytes, of an inode.
+    Inode {
+        /// The inode.
+        ino: Ino,
+        /// Whether its bytes changed.
+        content: bool,
+    },
+    /// What a name in a directory stands for.
+    Name {
+        /// The directory.
+        parent: Ino,
+        /// The name.
+        name: Bytes,
+    },
+}
+
+/// Is told of changes that did not come through the handle where it watches.
+pub type Watcher = Box<dyn Fn(&Change) + Send + Sync>;
+
+/// Files and directories. A handle to the same ones may be shared by any number of tasks.
+#[async_trait]
+pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
+    /// Whether changes are refused.
+    fn is_read_only(&self) -> bool;
+
+    /// The inode behind a name.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`].
+    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attributes, FsError>;
+
+    /// The parent of a directory; of the root, the root.
+    async fn parent(&self, directory: Ino) -> Result<Ino, FsError>;
+
+    /// What an inode says of itself.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]
+    async fn attributes(&self, ino: Ino) -> Result<Attributes, FsError>;
+
+    /// Sets attributes.
+    async fn set_attributes(
+        &self,
+        ino: Ino,
+        change: &AttributeChange,
+    ) -> Result<Attributes, FsError>;
+
+    /// Makes an inode with a name.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], [`FsError::NotFound`] in a directory that was removed.
+    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Attributes, FsError>;
+
+    /// Gives an inode another name.
+    ///
+    /// # Errors
+    /// [`FsError::NotPermitted`] for a directory; [`FsError::TooManyLinks`].
+    async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attributes, FsError>;
+
+    /// Takes away a name of something that is no directory. The inode lives on while it has other
+    /// names, or somebody remembers it.
+    async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError>;
+
+    /// Takes away an empty directory.
+    async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError>;
+
+    /// Gives what has one name another, at once.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] for a directory that would come below itself.
+    async fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<(), FsError>;
+
+    /// The target of a symbolic link.
+    async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError>;
+
+    /// At most `most` entries from a place on, without `.` and `..`; none at the end. What is there all
+    /// the time is shown once. With `attributes` they come along.
+    async fn read_directory(
+        &self,
+        ino: Ino,
+        from: Cookie,
+        most: usize,
+        attributes: bool,
+    ) -> Result<Vec<Entry>, FsError>;
+
+    /// At most `len` bytes from `offset` on: less only at the end. Buffers follow one another.
+    async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError>;
+
+    /// Writes all of `data`, buffer after buffer; where it went. It is visible, and there after a
+    /// crash, all or nothing where the store's mode promises that.
+    ///
+    /// # Errors
+    /// [`FsError::FileTooLarge`], [`FsError::NoSpace`], [`FsError::QuotaExceeded`].
+    async fn write(
+        &self,
+        ino: Ino,
+        at: WriteAt,
+        data: Vec<Bytes>,
+        how: WriteHow,
+    ) -> Result<u64, FsError>;
+
+    /// Reserves, gives back, or zeroes storage.
+    async fn allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        how: Allocation,
+    ) -> Result<(), FsError>;
+
+    /// The first byte at or after `offset` that is what is looked for.
+    ///
+    /// # Errors
+    /// [`FsError::NothingThere`] beyond the end, and for data when there is none.
+    async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError>;
+
+    /// Copies at most `len` bytes from one file to another, or within one; how many.
+    async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError>;
+
+    /// Returns when everything that was done to an inode survives a crash; with `content_only`, its
+    /// bytes and what is needed to read them.
+    async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError>;
+
+    /// Returns when everything survives a crash.
+    async fn sync_all(&self) -> Result<(), FsError>;
+
+    /// The value of an extended attribute. Names carry their namespace: `user.`, `trusted.`,
+    /// `security.`, or are those of access control lists, `system.posix_acl_access` and
+    /// `system.posix_acl_default`.
+    ///
+    /// # Errors
+    /// [`FsError::NoAttribute`], [`FsError::NotSupported`] for other namespaces.
+    async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError>;
+
+    /// Sets an extended attribute. An access control list that says no more than the mode can becomes
+    /// the mode.
+    async fn set_xattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: Bytes,
+        how: SetXattr,
+    ) -> Result<(), FsError>;
+
+    /// The names of an inode's extended attributes.
+    async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError>;
+
+    /// Takes an extended attribute away.
+    async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError>;
+
+    /// How full it is.
+    async fn statistics(&self) -> Result<Statistics, FsError>;
+
+    /// Somebody goes on using an inode: it lives, with or without names, until as many
+    /// [`Filesystem::forget`] it.
+    fn remember(&self, ino: Ino);
+
+    /// Takes back `count` times [`Filesystem::remember`]. An inode without names ends with the last.
+    fn forget(&self, ino: Ino, count: u64);
+
+    /// Has changes told that did not come through this handle. There is one watcher; a later one takes
+    /// its place.
+    fn watch(&self, watcher: Watcher);
+}

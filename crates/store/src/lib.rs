@@ -8,6 +8,7 @@
 //! - [`tree`]: key-value stores in named partitions (Isotope);
 //! - [`txn`]: isolation: who may commit (Isotope);
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
+//! - [`inplace`]: blocks updated in place behind a journal, in one of five modes (Okeanos);
 //! - [`journal`]: a redo log of byte ranges (Okeanos);
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
 //! - [`device`]: files and raw devices, memory, mirrors, stripes;
@@ -19,6 +20,7 @@ mod checksum;
 pub mod device;
 pub mod env;
 mod gate;
+pub mod inplace;
 pub mod journal;
 mod lock;
 pub mod pool;

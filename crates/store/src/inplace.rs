@@ -219,7 +219,8 @@ impl InPlace {
     /// Has it run in another way from now on. Blocks whose update sequence began in another mode end it
     /// in that.
     pub fn set_options(&self, options: Options) {
-        self.inner.state.lock().options = options;
+        let next = self.inner.journal.next_sequence();
+        self.inner.state.lock().set_options(options, next);
         self.inner.pressed.notify_one();
         self.inner.commit_wanted.notify_one();
     }

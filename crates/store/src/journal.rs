@@ -33,6 +33,7 @@ mod ring;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -130,6 +131,8 @@ pub struct Journal<A> {
     barrier: bool,
     /// Serialises appends, and holds what the device's superblock says.
     writing: tokio::sync::Mutex<Superblock>,
+    /// What the superblock says, for those who cannot wait for it.
+    first_replayed: AtomicU64,
     ring: Mutex<Ring>,
     poison: Mutex<Option<Arc<str>>>,
     address: PhantomData<fn(A) -> A>,
@@ -179,7 +182,8 @@ impl<A: Address> Journal<A> {
             device,
             geography,
             barrier,
-            ring: Mutex::new(Ring::new(replay.end_offset, replay.next_sequence)),
+            ring: Mutex::new(Ring::new(replay.end_offset, replay.next_sequence, replay.stamp)),
+            first_replayed: AtomicU64::new(superblock.tail_sequence),
             writing: tokio::sync::Mutex::new(superblock),
             poison: Mutex::new(Some("it was not reset after recovery".into())),
             address: PhantomData,
@@ -193,9 +197,9 @@ impl<A: Address> Journal<A> {
     /// The device's.
     pub async fn reset(&self) -> Result<(), JournalError> {
         let mut superblock = self.writing.lock().await;
-        let (offset, sequence) = self.ring.lock().clear();
+        let tail = self.ring.lock().clear();
         // Whatever lies beyond the end carries the old epoch, and is never met again.
-        let next = superblock.next(offset, sequence, true);
+        let next = superblock.next(tail, true);
         self.persist(&mut superblock, next).await?;
         *self.poison.lock() = None;
         Ok(())
@@ -248,8 +252,8 @@ impl<A: Address> Journal<A> {
         let offset = self.ring.lock().head();
         if offset + needed > superblock.tail_offset + self.geography.size {
             // The room was released: it may be written over once no recovery begins there.
-            let (tail, sequence) = self.ring.lock().tail();
-            let next = superblock.next(tail, sequence, false);
+            let tail = self.ring.lock().tail();
+            let next = superblock.next(tail, false);
             self.persist(&mut superblock, next).await?;
         }
         let mut poisoning = Poisoning { journal: self, armed: true };
@@ -258,13 +262,33 @@ impl<A: Address> Journal<A> {
             self.device.flush(Purpose::Journal).await?;
         }
         poisoning.armed = false;
-        self.ring.lock().push(needed);
+        self.ring.lock().push(needed, record.stamp);
         Ok(Appended { sequence, bytes: needed })
     }
 
-    /// Takes transactions before `sequence` out: what they say is home, durably.
+    /// Takes transactions before `sequence` out: what they say is home, durably. Recovery may begin with
+    /// them all the same, until their room is needed or [`Journal::forget`] is called.
     pub fn release(&self, sequence: u64) {
         self.ring.lock().release(sequence);
+    }
+
+    /// Has recovery begin with no transaction that is released.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn forget(&self) -> Result<(), JournalError> {
+        let mut superblock = self.writing.lock().await;
+        let tail = self.ring.lock().tail();
+        if tail.sequence == superblock.tail_sequence {
+            return Ok(());
+        }
+        let next = superblock.next(tail, false);
+        Ok(self.persist(&mut superblock, next).await?)
+    }
+
+    /// The first transaction that recovery may begin with.
+    pub fn first_replayed(&self) -> u64 {
+        self.first_replayed.load(Ordering::Acquire)
     }
 
     async fn send(&self, offset: u64, parts: Vec<bytes::Bytes>) -> Result<(), DeviceError> {
@@ -284,6 +308,7 @@ impl<A: Address> Journal<A> {
         if self.barrier {
             self.device.flush(Purpose::Journal).await?;
         }
+        self.first_replayed.store(next.tail_sequence, Ordering::Release);
         *superblock = next;
         Ok(())
     }

@@ -12,7 +12,7 @@ use thalweg_sim::crash::Policy;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
-use thalweg_store::device::{Device, DeviceRef, Geometry, MemoryDevice, Purpose};
+use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice, Purpose};
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::journal::{Base, End, Journal, JournalError, Record, Replay, Update, Void};
 use uuid::Uuid;
@@ -122,7 +122,7 @@ fn random_history(seed: u64, sector: u32) {
                 journal = opened;
                 assert_eq!(replay.end, End::Clean);
                 assert!(replay.transactions as usize >= states.len() - 1);
-                assert!(replay.stamp.is_none_or(|last| last == stamp));
+                assert_eq!(replay.stamp, stamp);
                 // Home may be as old as what was released, or as new as any state after it.
                 for (_, state) in &states {
                     let mut home = state.clone();
@@ -209,7 +209,7 @@ fn a_crash_leaves_a_prefix() {
                 let (journal, replay) = open(&env, &image.devices[0]).await;
                 assert!(!matches!(replay.end, End::Rotten { .. }), "{}", image.describe());
                 torn += u64::from(replay.end == End::Torn);
-                let last = replay.stamp.unwrap_or(acknowledged);
+                let last = replay.stamp;
                 assert!(last >= acknowledged, "{last} < {acknowledged}: {}", image.describe());
                 let mut home = states[released as usize].clone();
                 replayed(&journal, &replay, &mut home).await;
@@ -339,7 +339,7 @@ fn what_lies_beyond_the_end_is_never_met_again() {
             count += 1;
         }
         let (_, replay) = open(&env, &device).await;
-        assert_eq!((replay.transactions, replay.stamp, replay.end), (1, Some(77), End::Clean));
+        assert_eq!((replay.transactions, replay.stamp, replay.end), (1, 77, End::Clean));
     });
 }
 

@@ -50,7 +50,9 @@ impl Inner {
         let home = mode != Mode::Writeback || synced > *self.durable.borrow();
         if home {
             let wrote = self.write_direct(&closed).await?;
-            if wrote && !self.journal_flushes_data() || wrote && mode != Mode::Writeback {
+            // In writeback mode the order does not matter, and one flush is enough if it does for both.
+            let later = mode == Mode::Writeback && self.journal_flushes_data();
+            if wrote && !(later && !closed.changes.is_empty()) {
                 self.flush_data().await?;
             }
         }

@@ -183,12 +183,18 @@ impl Inner {
         }
         self.flush_data().await?;
         let committing = *self.committing_from.lock();
-        let mut state = self.state.lock();
-        done.into_iter().for_each(|sequence| state.live.let_go(sequence));
-        state.counts.releases += 1;
-        let first = state.live.oldest().into_iter().chain(committing).chain([next]).min();
-        self.journal.release(first.unwrap_or(next));
-        drop(state);
+        let bars = {
+            let mut state = self.state.lock();
+            done.into_iter().for_each(|sequence| state.live.let_go(sequence));
+            state.counts.releases += 1;
+            let first = state.live.oldest().into_iter().chain(committing).chain([next]).min();
+            self.journal.release(first.unwrap_or(next));
+            !state.logged.is_empty() || state.noted_from > state.first_replayed
+        };
+        if bars {
+            self.journal.forget().await.map_err(super::journal_error)?;
+        }
+        self.state.lock().forget_logged(self.journal.first_replayed());
         self.changed.notify_waiters();
         Ok(())
     }

@@ -70,7 +70,7 @@ pub(super) async fn open(
         journal_bytes: replay.bytes,
         revoked: replay.revoked,
         torn: replay.end == End::Torn,
-        version: replay.stamp.unwrap_or(0).max(superblock.version),
+        version: replay.stamp.max(superblock.version),
         scan_us: micros(replay.phases.scan),
         revoke_us: micros(replay.phases.revoke),
         ..Recovered::default()

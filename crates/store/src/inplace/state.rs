@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::format::Entry;
 use super::live::Live;
 use super::map::Map;
-use super::options::Options;
+use super::options::{Mode, Options};
 use super::page::{Content, Due, Page};
 use super::route::{Request, Route, Sequence, route};
 use super::running::{Change, Closed, Running, difference};
@@ -43,6 +43,14 @@ pub(super) struct State {
     pub(super) holds: Holds,
     /// Blocks that are being read at home, and how often.
     pub(super) reading: HashMap<u64, u32>,
+    /// Data blocks and the last journal transaction that has bytes of them, as far as recovery may meet
+    /// it: nothing goes home directly under bytes that might be replayed over it.
+    pub(super) logged: HashMap<u64, u64>,
+    /// Nothing goes home directly before recovery begins with this transaction: before, it was not noted
+    /// which data blocks have bytes in the journal.
+    pub(super) noted_from: u64,
+    /// The first transaction that recovery may begin with.
+    pub(super) first_replayed: u64,
     /// Blocks that are not home.
     pub(super) dirty: usize,
     /// Blocks that keep old content, each perhaps more than once.
@@ -123,6 +131,9 @@ impl State {
             running: Running::default(),
             holds: Holds::default(),
             reading: HashMap::default(),
+            logged: HashMap::default(),
+            noted_from: 0,
+            first_replayed: 0,
             dirty: 0,
             aged: Vec::new(),
             idle: VecDeque::new(),
@@ -160,7 +171,7 @@ impl State {
     /// Changes one block for the running transaction. `written`: bytes of the whole write.
     fn change(&mut self, write: Write, written: usize, version: Version, now: Time) {
         let lba = write.lba.0;
-        let State { pages, running, holds, options, .. } = self;
+        let State { pages, running, holds, options, logged, noted_from, first_replayed, .. } = self;
         let Some(page) = pages.get_mut(&lba) else { return };
         let is_idle = !page.is_dirty();
         let empty = None;
@@ -185,7 +196,8 @@ impl State {
                 Entry::Empty => true,
                 Entry::Unsummed => !unsettled,
                 Entry::Summed(_) => false,
-            },
+            } && !logged.contains_key(&lba)
+                && *noted_from <= *first_replayed,
         };
         let way = route(options.mode, options.threshold, &request);
         if write.content.is_some() && page.sequence.is_none() {
@@ -362,11 +374,15 @@ impl State {
         home: bool,
         now: Time,
     ) {
+        let notes = !self.options.mode.journals_all_data();
         for (lba, change) in closed.changes {
-            let State { pages, map, live, .. } = self;
+            let State { pages, map, live, logged, .. } = self;
             let Some(page) = pages.get_mut(&lba) else { continue };
             page.committing = false;
             let direct = change.is_direct();
+            if let Some(sequence) = sequence.filter(|_| !direct && notes) {
+                logged.insert(lba, sequence);
+            }
             if direct {
                 map.set(lba, Entry::Unsummed, sequence, live);
                 if let Some(first) = page.first_live.take() {
@@ -407,6 +423,22 @@ impl State {
             true => drop(self.pages.remove(&lba)),
             false => self.queue(lba),
         }
+    }
+
+    /// Recovery begins with a later transaction now.
+    pub(super) fn forget_logged(&mut self, first_replayed: u64) {
+        self.first_replayed = first_replayed;
+        self.logged.retain(|_, sequence| *sequence >= first_replayed);
+    }
+
+    /// Runs in another way from now on; `next`: the next journal transaction.
+    pub(super) fn set_options(&mut self, options: Options, next: u64) {
+        let notes = |mode: Mode| !mode.journals_all_data();
+        if notes(options.mode) && !notes(self.options.mode) {
+            // A commit that is under way may come before it or after.
+            self.noted_from = next + 1;
+        }
+        self.options = options;
     }
 
     /// Has eviction look at a block.

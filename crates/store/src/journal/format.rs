@@ -24,6 +24,7 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::ring::Tail;
 use super::{JournalError, MIN_SIZE};
 use crate::checksum::crc32c;
 use crate::device::{AlignedBuf, DeviceError, DeviceRef, Geometry, Purpose};
@@ -95,7 +96,8 @@ struct StoredSuperblock {
     epoch: U64,
     tail_offset: U64,
     tail_sequence: U64,
-    reserved: [u8; 416],
+    stamp: U64,
+    reserved: [u8; 408],
 }
 
 const _: () = {
@@ -174,6 +176,8 @@ pub struct Superblock {
     pub tail_offset: u64,
     /// Its number.
     pub tail_sequence: u64,
+    /// The stamp of the one before it.
+    pub stamp: u64,
 }
 
 impl Superblock {
@@ -186,16 +190,18 @@ impl Superblock {
             epoch: 1,
             tail_offset: 0,
             tail_sequence: 1,
+            stamp: 0,
         }
     }
 
     /// The next one: recovery begins elsewhere.
-    pub(super) fn next(&self, tail_offset: u64, tail_sequence: u64, epoch: bool) -> Superblock {
+    pub(super) fn next(&self, tail: Tail, epoch: bool) -> Superblock {
         Superblock {
             generation: self.generation + 1,
             epoch: self.epoch + u64::from(epoch),
-            tail_offset,
-            tail_sequence,
+            tail_offset: tail.offset,
+            tail_sequence: tail.sequence,
+            stamp: tail.stamp,
             ..self.clone()
         }
     }
@@ -225,6 +231,7 @@ impl Superblock {
             epoch: self.epoch.into(),
             tail_offset: self.tail_offset.into(),
             tail_sequence: self.tail_sequence.into(),
+            stamp: self.stamp.into(),
             ..StoredSuperblock::new_zeroed()
         };
         stored.checksum = crc32c(stored.as_bytes()).into();
@@ -274,6 +281,7 @@ impl Superblock {
             epoch: stored.epoch.get(),
             tail_offset: stored.tail_offset.get(),
             tail_sequence: stored.tail_sequence.get(),
+            stamp: stored.stamp.get(),
         }))
     }
 

@@ -81,8 +81,8 @@ pub struct Replay<A> {
     pub transactions: u64,
     /// Their bytes in the journal.
     pub bytes: u64,
-    /// The stamp of the last one.
-    pub stamp: Option<u64>,
+    /// The stamp of the last one, or of the last one that was released; 0 when there was none.
+    pub stamp: u64,
     /// Runs that were declared void, in their order. Where a block is also in `blocks`, that is newer.
     pub voids: Vec<Void<A>>,
     /// What blocks become.
@@ -116,7 +116,7 @@ pub(super) async fn recover<A: Address>(
     let mut replay = Replay {
         transactions: 0,
         bytes: 0,
-        stamp: None,
+        stamp: superblock.stamp,
         voids: Vec::new(),
         blocks: BTreeMap::new(),
         revoked: 0,
@@ -134,7 +134,7 @@ pub(super) async fn recover<A: Address>(
                 found.push(transaction);
                 replay.transactions += 1;
                 replay.bytes += len;
-                replay.stamp = Some(commit.stamp.get());
+                replay.stamp = commit.stamp.get();
                 replay.end_offset += len;
                 replay.next_sequence += 1;
             }

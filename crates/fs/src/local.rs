@@ -7,6 +7,7 @@
 
 mod area;
 mod blocks;
+pub mod check;
 mod content;
 mod extents;
 pub mod format;

@@ -3,19 +3,20 @@
 //! - *in place*: each writer overwrites 128 bytes somewhere in a block of its file, synchronously, and
 //!   again at once; drives are told to flush.
 //! - *appends*: each writer appends once a second, at a given rate; drives as in the paper, whose caches
-//!   take writes and are not flushed. Each has a directory for its file, so that they lie apart.
+//!   take writes and are not flushed. Each has reserved room for its file, so that they lie apart as on a
+//!   disk that is in use.
 
 use std::time::Duration;
 
 use rand::RngExt;
-use thalweg_fs::{Ino, WriteAt};
+use thalweg_fs::{Allocation, Filesystem, Ino, WriteAt};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::env::Env;
 use thalweg_store::inplace::Mode;
 
 use super::rig::{Caches, Plan, Rig, Traffic, bytes, millis};
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, all, rounded};
+use crate::rig::{self, all, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -29,6 +30,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
 const OVERWRITE: usize = 128;
 /// Overwrites of each writer.
 const OVERWRITES: usize = 100;
+/// Bytes that each appending writer has reserved.
+const RESERVED: u64 = 2 << 20;
 /// Rates of appending writers in bytes per second, and their names.
 const RATES: [(usize, &str); 2] = [(125, "1kbps"), (125_000, "1mbps")];
 /// Writers at each rate.
@@ -134,6 +137,10 @@ async fn append(
 ) -> Result<Outcome, BenchError> {
     let rig = Rig::build(env, Plan::new(mode, Caches::Loose)).await?;
     let files = files(&rig, writers, 0).await?;
+    for file in &files {
+        let how = Allocation::Reserve { keep_size: true };
+        rig.fs.allocate(*file, 0, RESERVED, how).await.map_err(failed)?;
+    }
     rig.settle().await?;
     let (before, begun) = (rig.traffic(), env.now());
     let end = begun + Duration::from_secs_f64(seconds);

@@ -240,6 +240,44 @@ fn nothing_old_is_replayed_over_what_went_home_directly() {
     });
 }
 
+/// The same while the journal has to keep the small change for the sake of another block: a crash in the
+/// middle of the large one leaves old or new sectors, and none of both.
+#[test]
+fn nothing_is_written_directly_under_bytes_that_may_be_replayed() {
+    run(14, |env| async move {
+        let shape = quiet(Mode::Selective);
+        let options = Options {
+            writeback: Duration::from_millis(10),
+            expire: Duration::from_millis(100),
+            ..shape.options
+        };
+        let shape = Shape { options, ..shape };
+        let recorder = Recorder::with_latency(&env, Duration::from_micros(100));
+        let devices = shape.devices(|name, geometry| recorder.device(name, geometry));
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        let [a, b, _] = DATA;
+        store.apply(vec![part(a, 1, 0..100, 2, Class::Data)]).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        env.sleep(Duration::from_millis(60)).await;
+        let again = part(a, 1, 0..100, 3, Class::Data);
+        store.apply(vec![again, part(b, 1, 0..100, 3, Class::Data)]).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        env.sleep(Duration::from_millis(70)).await;
+        assert_eq!(store.status().dirty, 1, "the first block is home, the second is not");
+        store.apply(vec![whole(a, 4, Class::Data)]).await.unwrap();
+        let applied = recorder.position();
+        store.sync(store.now()).await.unwrap();
+        for point in applied..=recorder.position() {
+            let image = recorder.image(point, Survival::Everything);
+            let (store, _) = shape.open(&env, &image.devices).await;
+            let block = store.read(Lba(a), 1, store.now()).await.unwrap().remove(0).unwrap();
+            assert!([(3, 1), (4, 4)].contains(&(block[0], block[511])), "{}", image.describe());
+        }
+    });
+}
+
 #[test]
 fn a_block_that_was_freed_shows_nothing_old() {
     for mode in Mode::ALL {

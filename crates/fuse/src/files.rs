@@ -317,9 +317,7 @@ impl Adapter {
         let flush = FopenFlags::FOPEN_NOFLUSH;
         match flags & libc::O_DIRECT {
             0 => flush | FopenFlags::FOPEN_KEEP_CACHE,
-            _ => {
-                flush | FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-            }
+            _ => flush | FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
         }
     }
 }
@@ -339,26 +337,34 @@ impl Served {
         file_attr(&attributes)
     }
 
-    async fn write(
-        &self,
-        ino: Ino,
-        at: WriteAt,
-        data: Bytes,
-        how: WriteHow,
-    ) -> Result<u64, FsError> {
-        let privileged = !self.known.is_plain(ino) && self.has_privileges(ino).await?;
-        if privileged {
-            match self.filesystem.remove_xattr(ino, CAPABILITIES).await {
-                Ok(()) | Err(FsError::NoAttribute) => {}
-                Err(error) => return Err(error),
-            }
+    /// Changes content, which takes privileges away: the capabilities here, set-user-id and
+    /// set-group-id by what `change` does.
+    async fn change_content<T, F>(&self, ino: Ino, change: F) -> Result<T, FsError>
+    where
+        F: Future<Output = Result<T, FsError>>,
+    {
+        if self.known.is_plain(ino) || !self.has_privileges(ino).await? {
+            return change.await;
         }
-        let went = self.filesystem.write(ino, at, vec![data], how).await?;
-        if privileged && let Some((notifier, _)) = self.notifier.get() {
+        match self.filesystem.remove_xattr(ino, CAPABILITIES).await {
+            Ok(()) | Err(FsError::NoAttribute) => {}
+            Err(error) => return Err(error),
+        }
+        let result = change.await;
+        if let Some((notifier, _)) = self.notifier.get() {
             // The attributes alone, for which the kernel waits for nobody.
             let _ = notifier.inval_inode(INodeNo(ino.0), -1, 0);
         }
-        Ok(went)
+        result
+    }
+
+    /// Takes set-user-id and set-group-id away, where there is a file that may have them.
+    async fn clear_suid(&self, ino: Ino) -> Result<(), FsError> {
+        if self.known.is_plain(ino) {
+            return Ok(());
+        }
+        let change = AttributeChange { clear_suid: true, ..AttributeChange::default() };
+        self.filesystem.set_attributes(ino, &change).await.map(drop)
     }
 
     /// Whether an inode has what a write takes away. That it has not is noted.
@@ -717,8 +723,11 @@ impl fuser::Filesystem for Adapter {
             "write",
             reply,
             move |served| async move {
-                let went = served.write(ino, at, data, how).await?;
-                if went != offset && let Some((_, coherence)) = served.notifier.get() {
+                let write = served.filesystem.write(ino, at, vec![data], how);
+                let went = served.change_content(ino, write).await?;
+                if went != offset
+                    && let Some((_, coherence)) = served.notifier.get()
+                {
                     // Somebody else made the file longer: the kernel's page is in a wrong place.
                     coherence.invalidate(Change::Inode { ino, content: true });
                 }
@@ -909,7 +918,11 @@ impl fuser::Filesystem for Adapter {
     fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (ino, name) = (Ino(ino.0), bytes_of(name));
         self.run_empty("removexattr", reply, move |served| async move {
-            served.filesystem.remove_xattr(ino, &name).await
+            match served.filesystem.remove_xattr(ino, &name).await {
+                // For the kernel a file without a list has one that can be taken away.
+                Err(FsError::NoAttribute) if name.starts_with(b"system.posix_acl_") => Ok(()),
+                result => result,
+            }
         });
     }
 
@@ -929,7 +942,7 @@ impl fuser::Filesystem for Adapter {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         offset: u64,
@@ -944,8 +957,13 @@ impl fuser::Filesystem for Adapter {
             libc::FALLOC_FL_ZERO_RANGE => Allocation::Zero { keep_size },
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
+        let (ino, is_root) = (Ino(ino.0), request.uid() == 0);
         self.run_empty("fallocate", reply, move |served| async move {
-            served.filesystem.allocate(Ino(ino.0), offset, len, how).await
+            let change = async {
+                served.filesystem.allocate(ino, offset, len, how).await?;
+                if is_root { Ok(()) } else { served.clear_suid(ino).await }
+            };
+            served.change_content(ino, change).await
         });
     }
 
@@ -977,7 +995,7 @@ impl fuser::Filesystem for Adapter {
 
     fn copy_file_range(
         &self,
-        _request: &Request,
+        request: &Request,
         from: INodeNo,
         _from_handle: FileHandle,
         from_offset: u64,
@@ -989,10 +1007,20 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let (from, to) = ((Ino(from.0), from_offset), (Ino(to.0), to_offset));
+        let is_root = request.uid() == 0;
         self.run(
             "copy",
             reply,
-            move |served| async move { served.filesystem.copy(from, to, len.min(MAX_COPY)).await },
+            move |served| async move {
+                let change = async {
+                    let copied = served.filesystem.copy(from, to, len.min(MAX_COPY)).await?;
+                    if copied > 0 && !is_root {
+                        served.clear_suid(to.0).await?;
+                    }
+                    Ok(copied)
+                };
+                served.change_content(to.0, change).await
+            },
             |reply, copied| reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
         );
     }

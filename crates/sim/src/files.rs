@@ -498,7 +498,9 @@ impl Files {
         match (how, there) {
             (Rename::NoReplace, Some(_)) => return Err(FsError::Exists),
             (Rename::Exchange, None) => return Err(FsError::NotFound),
-            (Rename::Exchange, Some(other)) => return self.exchange((from, moved), (to, other), now),
+            (Rename::Exchange, Some(other)) => {
+                return self.exchange((from, moved), (to, other), now);
+            }
             (Rename::Replace, Some(other)) if other == moved => return Ok(()),
             (Rename::Replace, Some(other)) => {
                 let other = self.get(other)?;

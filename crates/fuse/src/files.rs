@@ -80,6 +80,8 @@ pub struct MountOptions {
     pub sync: bool,
     /// Every change of a directory is durable when it returns.
     pub dirsync: bool,
+    /// Nobody else changes what is mounted, so there is nothing to watch.
+    pub private: bool,
 }
 
 impl Default for MountOptions {
@@ -95,6 +97,7 @@ impl Default for MountOptions {
             exec: true,
             sync: false,
             dirsync: false,
+            private: false,
         }
     }
 }
@@ -194,18 +197,21 @@ pub fn mount(
         served: served.clone(),
         runtime,
         writeback_cache: options.writeback_cache,
+        private: options.private,
         _life: life,
     };
     let session = Session::new(adapter, &mountpoint, &options.config())?;
     let coherence = Coherence::start(session.notifier())?;
     let _ = served.notifier.set((session.notifier(), coherence.clone()));
-    let told = coherence.clone();
-    filesystem.watch(Box::new(move |change| {
-        if let Change::Inode { ino, .. } = change {
-            served.known.granted(*ino);
-        }
-        told.invalidate(change.clone());
-    }));
+    if !options.private {
+        let told = coherence.clone();
+        filesystem.watch(Box::new(move |change| {
+            if let Change::Inode { ino, .. } = change {
+                served.known.granted(*ino);
+            }
+            told.invalidate(change.clone());
+        }));
+    }
     let session = session.spawn()?;
     Ok(Mounted { session, mountpoint, coherence, alive })
 }
@@ -216,6 +222,7 @@ struct Adapter {
     served: Arc<Served>,
     runtime: tokio::runtime::Handle,
     writeback_cache: bool,
+    private: bool,
     /// Dropped when the mount has ended.
     _life: watch::Sender<()>,
 }
@@ -324,7 +331,9 @@ impl Adapter {
 
 impl Drop for Adapter {
     fn drop(&mut self) {
-        self.served.filesystem.watch(Box::new(|_| {}));
+        if !self.private {
+            self.served.filesystem.watch(Box::new(|_| {}));
+        }
         let _runtime = self.runtime.enter();
         self.served.known.forget_all(&*self.served.filesystem);
     }

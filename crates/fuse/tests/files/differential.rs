@@ -450,7 +450,7 @@ fn run(rig: &Rig, ext4: &Ext4, seed: u64) {
     }
     let mut calls = Vec::new();
     for step in 0..STEPS {
-        let call = Call::draw(&mut chance, seed % 2 == 0);
+        let call = Call::draw(&mut chance, seed.is_multiple_of(2));
         if let Call::SetXattr(name, "system.posix_acl_access", ..) = &call
             && [&ours, &theirs].iter().any(|world| world.has_setgid(name))
         {

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::rig::{Make, Rig};
+use crate::rig::{Make, Rig, pause};
 
 pub(crate) fn c(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
@@ -157,13 +157,13 @@ pub(crate) fn times_are_kept(make: Make) {
     let found = fs::metadata(&a).unwrap();
     assert_eq!((found.accessed().unwrap(), found.modified().unwrap()), (old, new));
     let before = (found.ctime(), found.ctime_nsec());
-    std::thread::sleep(Duration::from_millis(20));
+    pause();
     fs::write(&a, "x").unwrap();
     let found = fs::metadata(&a).unwrap();
     assert!((found.ctime(), found.ctime_nsec()) > before);
     assert_ne!(found.modified().unwrap(), new);
     let directory = fs::metadata(rig.root()).unwrap().modified().unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    pause();
     fs::remove_file(&a).unwrap();
     assert!(fs::metadata(rig.root()).unwrap().modified().unwrap() > directory);
 }

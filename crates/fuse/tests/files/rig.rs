@@ -125,3 +125,9 @@ pub(crate) fn as_nobody(program: &str, arguments: &[&str]) -> Output {
     use std::os::unix::process::CommandExt;
     Command::new(program).args(arguments).uid(65534).gid(65534).output().unwrap()
 }
+
+/// Lets time pass.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn pause() {
+    std::thread::sleep(std::time::Duration::from_millis(20));
+}

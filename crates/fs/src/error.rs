@@ -1,7 +1,8 @@
 //! What can go wrong in a filesystem.
 
+use thalweg_store::block::StoreError;
 use thalweg_store::tree::TreeError;
-use thalweg_store::txn::TxnError;
+use thalweg_store::txn::{Retry, TxnError};
 
 /// Why a call failed. Adapters turn this into their own numbers.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -60,6 +61,12 @@ pub enum FsError {
     /// Give up, or free something: the directory tree has a quota. Nothing was changed.
     #[error("the quota is used up")]
     QuotaExceeded,
+    /// Give up: the names lie in directory trees with quotas of their own.
+    #[error("not from one quota to another")]
+    CrossQuota,
+    /// Use a newer program.
+    #[error("the filesystem has format version {0}, which is newer than this program")]
+    Newer(u16),
     /// Retry the whole transaction: another one stands against it.
     #[error("a concurrent transaction stands against it")]
     Conflict,
@@ -72,4 +79,34 @@ pub enum FsError {
     /// What the transaction says.
     #[error(transparent)]
     Transaction(TxnError),
+}
+
+impl From<TxnError> for FsError {
+    fn from(error: TxnError) -> FsError {
+        match error {
+            TxnError::Conflict => FsError::Conflict,
+            TxnError::Store(StoreError::NoSpace) => FsError::NoSpace,
+            other => FsError::Transaction(other),
+        }
+    }
+}
+
+impl From<TreeError> for FsError {
+    fn from(error: TreeError) -> FsError {
+        match error {
+            TreeError::Txn(error) => error.into(),
+            TreeError::Full(_) => FsError::NoSpace,
+            other => FsError::Tree(other),
+        }
+    }
+}
+
+impl Retry for FsError {
+    fn is_retryable(&self) -> bool {
+        match self {
+            FsError::Conflict => true,
+            FsError::Transaction(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
 }

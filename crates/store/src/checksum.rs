@@ -3,7 +3,7 @@
 use crc_fast::{CrcAlgorithm, Digest};
 
 /// The CRC-32C of `bytes`.
-pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 

@@ -168,6 +168,18 @@ impl Env {
         }
     }
 
+    /// The wall clock, as nanoseconds since 1970: what people are shown, never for ordering. In virtual
+    /// time it counts from the start of 1970.
+    #[allow(clippy::disallowed_methods)]
+    pub fn wall_nanos(&self) -> u64 {
+        match self.shared.scale {
+            Scale::Simulated => self.now().as_nanos(),
+            Scale::Real => std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |span| span.as_nanos() as u64),
+        }
+    }
+
     /// Sleeps for `span`, rounded up to the timer's grain (1 ms in real time, 1 µs in virtual time).
     #[allow(clippy::disallowed_methods)]
     pub async fn sleep(&self, span: Duration) {

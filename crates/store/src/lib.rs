@@ -14,7 +14,7 @@
 
 pub mod block;
 pub mod chain;
-mod checksum;
+pub mod checksum;
 pub mod device;
 pub mod env;
 mod gate;

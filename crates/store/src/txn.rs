@@ -118,7 +118,35 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
 
     /// What those wait for who try again after a conflict, as [`run`] does.
     fn contention(&self) -> &Contention;
+
+    /// Discards `count` blocks from `lba` on, which nobody else uses: they read as zeros, and their
+    /// space may be reclaimed. In a crash some of them may be and others not.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] outside of the volume, and the store's.
+    async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+        let end = lba.0.saturating_add(count);
+        let mut at = lba.0;
+        while at < end {
+            let some = DISCARDED_AT_ONCE.min(end - at);
+            let txn = self.begin(Begin::SNAPSHOT).await?;
+            let blocks = txn.read_run(Lba(at), some).await?;
+            let used = (at..).zip(blocks).filter(|(_, it)| it.iter().any(|byte| *byte != 0));
+            used.map(|(lba, _)| lba).try_for_each(|lba| txn.discard(Lba(lba)))?;
+            match txn.commit(Durability::Visible).await {
+                Err(error) if error.is_retryable() => {}
+                done => {
+                    done?;
+                    at += some;
+                }
+            }
+        }
+        Ok(())
+    }
 }
+
+/// Blocks that one transaction of [`Transact::discard_run`] discards.
+const DISCARDED_AT_ONCE: u64 = 128;
 
 /// A running transaction. When the last reference is dropped, it is aborted.
 ///

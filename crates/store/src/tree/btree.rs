@@ -130,6 +130,34 @@ pub(super) async fn find(work: &mut Work<'_>, key: &[u8]) -> Result<Option<Store
     }
 }
 
+/// The record with the greatest key that is not above `key`, or none. The outcome depends on that
+/// record alone.
+pub(super) async fn floor(
+    work: &mut Work<'_>,
+    key: &[u8],
+) -> Result<Option<(Bytes, Stored)>, TreeError> {
+    let mut way = descend(work, Target::Key(key)).await?;
+    loop {
+        let leaf = way.leaf;
+        let page = work.page(leaf)?;
+        let above = match page.search(key)? {
+            Ok(index) => index + 1,
+            Err(index) => index,
+        };
+        if let Some(index) = above.checked_sub(1) {
+            let (range, entry) = (page.record(index)?.range(), page.entry(index)?);
+            work.depend(leaf, range)?;
+            let stored = work.stored(leaf, entry.flags, entry.value)?;
+            return Ok(Some((entry.key, stored)));
+        }
+        let Some(low) = way.low else { return Ok(None) };
+        way = descend(work, Target::Before(&low)).await?;
+        if way.low.as_ref().is_some_and(|before| *before >= low) {
+            return Err(damaged(way.leaf, "the separators around it are not in order"));
+        }
+    }
+}
+
 /// Gives a key a value.
 pub(super) async fn put(work: &mut Work<'_>, key: &[u8], value: Bytes) -> Result<(), TreeError> {
     let way = descend(work, Target::Key(key)).await?;

@@ -418,12 +418,8 @@ impl Page {
     ) -> Result<bool, TreeError> {
         let record = self.record(index)?;
         if value.len() <= record.room {
-            let mut bytes = vec![flags, 0];
-            bytes.extend_from_slice(&self.bytes()[record.at + 2..record.at + 4]);
-            bytes.extend_from_slice(&(value.len() as u16).to_le_bytes());
-            bytes.extend_from_slice(&self.bytes()[record.at + 6..record.at + 8]);
-            bytes.extend_from_slice(value);
-            self.put(record.at, &bytes);
+            let at = record.at;
+            self.overwrite(at, flags, value);
             return Ok(true);
         }
         let (at, units) = (record.at, record.needed_units());
@@ -441,6 +437,25 @@ impl Page {
         }
         self.remove(index)?;
         self.insert(index, &entry)
+    }
+
+    /// Gives the record at `at` another value in its place. Its first bytes are written in any case,
+    /// for whoever else changes it; of the others those units where something is new.
+    fn overwrite(&mut self, at: usize, flags: u8, value: &Bytes) {
+        let mut head = vec![flags, 0];
+        head.extend_from_slice(&self.bytes()[at + 2..at + 4]);
+        head.extend_from_slice(&(value.len() as u16).to_le_bytes());
+        let changed = if self.bytes()[at + 4..at + 6] == head[4..] { 1 } else { head.len() };
+        self.put(at, &head[..changed]);
+        let start = at + RECORD_HEAD;
+        let mut from = 0;
+        while from < value.len() {
+            let to = (from + UNIT - (start + from) % UNIT).min(value.len());
+            if self.bytes()[start + from..start + to] != value[from..to] {
+                self.put(start + from, &value[from..to]);
+            }
+            from = to;
+        }
     }
 
     /// Moves all records together; all of the page changes.

@@ -219,6 +219,37 @@ impl Store {
         }
     }
 
+    /// The greatest key that is not above `key`, and its value, inside of a transaction. What it finds
+    /// depends on that key alone: that none was added in between, whoever asks has to know from
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// [`TreeError::WrongKind`] unless it is a B-tree, and those of [`Store::get_in`].
+    pub async fn floor_in(
+        &self,
+        txn: &dyn Transaction,
+        key: &[u8],
+    ) -> Result<Option<Pair>, TreeError> {
+        check_key(key)?;
+        self.require_order()?;
+        let mut work = self.work(txn);
+        match btree::floor(&mut work, key).await? {
+            Some((key, stored)) => Ok(Some((key, work.fetch(stored).await?))),
+            None => Ok(None),
+        }
+    }
+
+    fn require_order(&self) -> Result<(), TreeError> {
+        match self.area.kind == Kind::Btree {
+            true => Ok(()),
+            false => Err(TreeError::WrongKind {
+                name: self.area.name.clone(),
+                is: self.area.kind,
+                wanted: "b-tree, and without one there is no order of keys",
+            }),
+        }
+    }
+
     /// The value of a key.
     ///
     /// # Errors
@@ -357,10 +388,7 @@ impl Store {
         txn: Arc<dyn Transaction>,
         range: impl RangeBounds<K>,
     ) -> Result<Iter, TreeError> {
-        if self.area.kind != Kind::Btree {
-            self.clone()
-                .require(Kind::Btree, "b-tree, and without one there is no order of keys")?;
-        }
+        self.require_order()?;
         let bound = |bound: Bound<&K>| bound.map(|key| Bytes::copy_from_slice(key.as_ref()));
         let (from, to) = (bound(range.start_bound()), bound(range.end_bound()));
         for key in [&from, &to] {

@@ -74,6 +74,16 @@ pub(super) async fn pass<T>(
     Some(write().await)
 }
 
+/// Discards a run of blocks, past the stream if no transaction runs.
+pub(super) async fn discard(inner: &Inner, lba: Lba, count: u64) -> Result<Version, StoreError> {
+    let end = lba.0.checked_add(count).filter(|end| *end < u64::MAX);
+    let end = end.ok_or_else(|| StoreError::Invalid("a run without an end".to_owned()))?;
+    match pass(inner, async || inner.store.discard(lba, count).await).await {
+        Some(written) => written,
+        None => note(inner, Intent::of_swath(lba.0..end)).await,
+    }
+}
+
 #[cfg(feature = "seeded-bugs")]
 fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> Snapshot {
     if !inner.options.has(super::Bug::StaleSnapshot) {

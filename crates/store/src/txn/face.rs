@@ -59,13 +59,7 @@ impl BlockStore for TransactionManager {
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        let end = lba.0.checked_add(count).filter(|end| *end < u64::MAX);
-        let end = end.ok_or_else(|| StoreError::Invalid("a run without an end".to_owned()))?;
-        let inner = &self.inner;
-        match commit::pass(inner, async || inner.store.discard(lba, count).await).await {
-            Some(written) => written,
-            None => commit::note(inner, Intent::of_swath(lba.0..end)).await,
-        }
+        commit::discard(&self.inner, lba, count).await
     }
 
     async fn sync(&self, version: Version) -> Result<(), StoreError> {

@@ -282,6 +282,11 @@ impl Transact for Client {
     fn contention(&self) -> &Contention {
         &self.shared.inner.contention
     }
+
+    async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+        commit::discard(&self.shared.inner, lba, count).await?;
+        Ok(())
+    }
 }
 
 #[async_trait]
@@ -300,6 +305,10 @@ impl Transact for TransactionManager {
 
     fn contention(&self) -> &Contention {
         self.client.contention()
+    }
+
+    async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+        self.client.discard_run(lba, count).await
     }
 }
 

@@ -1,0 +1,198 @@
+//! POSIX access control lists, as extended attributes carry them.
+//!
+//! Version 2 of the kernel's form: a version word, and then for each entry a tag, permissions and
+//! whom it is about. Little endian.
+
+use crate::error::FsError;
+
+const VERSION: u32 = 2;
+const HEADER: usize = 4;
+const ENTRY: usize = 8;
+
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+
+/// One entry.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct AclEntry {
+    tag: u16,
+    id: u32,
+    perm: u16,
+}
+
+/// An access control list, in the order that the kernel wants.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Acl(Vec<AclEntry>);
+
+impl Acl {
+    /// What an attribute's value says.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when it is no list that may be.
+    pub(crate) fn decode(value: &[u8]) -> Result<Acl, FsError> {
+        let refused = FsError::Invalid("it is no access control list");
+        let (version, rest) = value.split_at_checked(HEADER).ok_or(refused.clone())?;
+        if version != VERSION.to_le_bytes() || rest.len() % ENTRY != 0 {
+            return Err(refused);
+        }
+        let entry = |bytes: &[u8]| AclEntry {
+            tag: u16::from_le_bytes([bytes[0], bytes[1]]),
+            perm: u16::from_le_bytes([bytes[2], bytes[3]]),
+            id: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+        };
+        let acl = Acl(rest.chunks_exact(ENTRY).map(entry).collect());
+        match acl.0.is_empty() || acl.is_valid() {
+            true => Ok(acl),
+            false => Err(refused),
+        }
+    }
+
+    /// Whether it says nothing at all, which takes a list away.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn is_valid(&self) -> bool {
+        let count = |tag| self.0.iter().filter(|entry| entry.tag == tag).count();
+        let named = count(USER) + count(GROUP);
+        let tags = self.0.iter().map(|entry| entry.tag);
+        let rank = |entry: &AclEntry| {
+            let named = entry.tag == USER || entry.tag == GROUP;
+            (entry.tag, if named { entry.id } else { 0 })
+        };
+        count(USER_OBJ) == 1
+            && count(GROUP_OBJ) == 1
+            && count(OTHER) == 1
+            && count(MASK) <= 1
+            && (named == 0 || count(MASK) == 1)
+            && tags.into_iter().all(|tag| tag.is_power_of_two() && tag <= OTHER)
+            && self.0.iter().all(|entry| entry.perm <= 7)
+            && self.0.windows(2).all(|pair| rank(&pair[0]) < rank(&pair[1]))
+    }
+
+    /// The attribute's value.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut value = VERSION.to_le_bytes().to_vec();
+        for entry in &self.0 {
+            value.extend_from_slice(&entry.tag.to_le_bytes());
+            value.extend_from_slice(&entry.perm.to_le_bytes());
+            value.extend_from_slice(&entry.id.to_le_bytes());
+        }
+        value
+    }
+
+    fn perm(&mut self, tag: u16) -> Option<&mut u16> {
+        self.0.iter_mut().find(|entry| entry.tag == tag).map(|entry| &mut entry.perm)
+    }
+
+    fn get(&self, tag: u16) -> Option<u16> {
+        self.0.iter().find(|entry| entry.tag == tag).map(|entry| entry.perm)
+    }
+
+    /// Whether the nine bits of a mode say as much.
+    pub(crate) fn is_mode(&self) -> bool {
+        self.0.iter().all(|entry| matches!(entry.tag, USER_OBJ | GROUP_OBJ | OTHER))
+    }
+
+    /// The mode of an inode with this list: the group's bits are the mask's, if there is one.
+    pub(crate) fn mode(&self, mode: u16) -> u16 {
+        let user = self.get(USER_OBJ).unwrap_or(0);
+        let group = self.get(MASK).or(self.get(GROUP_OBJ)).unwrap_or(0);
+        let other = self.get(OTHER).unwrap_or(0);
+        mode & !0o777 | user << 6 | group << 3 | other
+    }
+
+    /// The inode gets another mode.
+    pub(crate) fn set_mode(&mut self, mode: u16) {
+        let group = if self.get(MASK).is_some() { MASK } else { GROUP_OBJ };
+        for (tag, shift) in [(USER_OBJ, 6), (group, 3), (OTHER, 0)] {
+            if let Some(perm) = self.perm(tag) {
+                *perm = mode >> shift & 7;
+            }
+        }
+    }
+
+    /// Becomes the list of a new inode in a directory with this as its default list; the inode's mode.
+    /// What the mode asked for does not have, the list then has not either.
+    pub(crate) fn inherit(&mut self, mode: u16) -> u16 {
+        let group = if self.get(MASK).is_some() { MASK } else { GROUP_OBJ };
+        for (tag, shift) in [(USER_OBJ, 6), (group, 3), (OTHER, 0)] {
+            if let Some(perm) = self.perm(tag) {
+                *perm &= mode >> shift & 7;
+            }
+        }
+        self.mode(mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn acl(entries: &[(u16, u16, u32)]) -> Acl {
+        Acl(entries.iter().map(|&(tag, perm, id)| AclEntry { tag, id, perm }).collect())
+    }
+
+    const NONE: u32 = u32::MAX;
+
+    #[test]
+    fn a_list_is_read_and_written() {
+        let list = acl(&[
+            (USER_OBJ, 7, NONE),
+            (USER, 5, 1000),
+            (USER, 6, 1001),
+            (GROUP_OBJ, 4, NONE),
+            (MASK, 5, NONE),
+            (OTHER, 1, NONE),
+        ]);
+        assert_eq!(Acl::decode(&list.encode()).unwrap(), list);
+        assert_eq!(list.mode(0o4000), 0o4751);
+        assert!(!list.is_mode());
+        assert!(Acl::decode(&VERSION.to_le_bytes()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn lists_that_make_no_sense_are_refused() {
+        let user = (USER_OBJ, 7, NONE);
+        let (group, other) = ((GROUP_OBJ, 4, NONE), (OTHER, 1, NONE));
+        for wrong in [
+            acl(&[user, group]),
+            acl(&[user, group, other, other]),
+            acl(&[user, (USER, 7, 5), group, other]),
+            acl(&[group, user, other]),
+            acl(&[user, (USER, 7, 5), (USER, 7, 5), group, (MASK, 7, NONE), other]),
+            acl(&[(USER_OBJ, 8, NONE), group, other]),
+            acl(&[user, group, (0x40, 1, NONE), other]),
+        ] {
+            assert!(Acl::decode(&wrong.encode()).is_err(), "{wrong:?}");
+        }
+        assert!(Acl::decode(b"").is_err());
+        assert!(Acl::decode(&[2, 0, 0, 0, 1]).is_err());
+        assert!(Acl::decode(&[3, 0, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn a_new_inode_has_no_more_than_was_asked_for() {
+        let mut list = acl(&[
+            (USER_OBJ, 7, NONE),
+            (USER, 7, 5),
+            (GROUP_OBJ, 7, NONE),
+            (MASK, 7, NONE),
+            (OTHER, 5, NONE),
+        ]);
+        assert_eq!(list.inherit(0o640), 0o640);
+        assert_eq!(
+            (list.get(MASK), list.get(GROUP_OBJ), list.get(OTHER)),
+            (Some(4), Some(7), Some(0))
+        );
+        list.set_mode(0o751);
+        assert_eq!(
+            (list.get(USER_OBJ), list.get(MASK), list.get(OTHER)),
+            (Some(7), Some(5), Some(1))
+        );
+    }
+}

@@ -1,0 +1,695 @@
+//! The filesystem in two partitions of a volume: a B-tree with everything but the bytes of files, and
+//! the blocks with those.
+//!
+//! It has no lock and no log: each call is a transaction, and those of a volume may span the filesystem
+//! and any other store beside it (IsoFS, Isotope 4.3.2). What is in memory is hints, and what those who
+//! hold inodes open need to be remembered; nothing of it has to survive.
+
+mod area;
+mod blocks;
+mod content;
+mod extents;
+pub mod format;
+mod inner;
+mod make;
+mod names;
+mod op;
+mod options;
+mod orphans;
+mod quota;
+mod space;
+mod xattrs;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_store::env::Task;
+use thalweg_store::txn::{Durability, Transaction};
+use tokio::sync::RwLock;
+
+use crate::attributes::{AttributeChange, Attributes, Ino, TimeChange};
+use crate::error::FsError;
+use crate::filesystem::{
+    Allocation, Cookie, Entry, Filesystem, NewNode, Rename, Seek, SetXattr, Statistics, Watcher,
+    WriteAt, WriteHow,
+};
+use content::BLOCK;
+use inner::Inner;
+pub use make::{make, remove};
+use op::{Effects, Op, attributes_of};
+pub use options::{Atime, Format, Options};
+pub use quota::Quota;
+
+/// Bytes of the largest write that is one transaction: a longer one is several, cut at multiples of it.
+pub const MAX_ATOMIC_WRITE: u64 = 128 * BLOCK;
+/// Blocks that one transaction reserves.
+const RESERVED_AT_ONCE: u64 = 8 * format::BITS_PER_PAGE;
+/// Blocks that one transaction zeroes.
+const ZEROED_AT_ONCE: u64 = 128;
+/// A range of so many blocks is zeroed by giving blocks back and taking others.
+const LONG_ZEROS: u64 = 8 * ZEROED_AT_ONCE;
+/// Bytes that are copied from file to file at a time.
+const COPIED_AT_ONCE: u64 = MAX_ATOMIC_WRITE;
+
+/// A filesystem of a volume, open. Clones are the same handle.
+///
+/// Two handles on one filesystem, also in two processes, see each other's changes; but an inode without
+/// names lives only as long as somebody remembers it in the handle that takes its last name away, and
+/// what [`Statistics`] say comes from what each has seen.
+#[derive(Clone)]
+pub struct Local {
+    inner: Arc<Inner>,
+    within: Option<Arc<Within>>,
+    _keeper: Arc<Task<()>>,
+}
+
+/// A transaction of the caller's.
+struct Within {
+    inner: Arc<Inner>,
+    txn: Arc<dyn Transaction>,
+    /// Changes come one after the other: within a transaction nothing keeps them apart.
+    order: RwLock<()>,
+    effects: Mutex<Effects>,
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        let effects = std::mem::take(&mut *self.effects.lock());
+        self.inner.tell(&effects);
+        self.inner.settle_when_ended(&self.txn, effects);
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let within = self.within.as_ref().map(|within| &within.txn);
+        f.debug_struct("Local").field("inner", &self.inner).field("within", &within).finish()
+    }
+}
+
+impl Local {
+    /// The same filesystem as the transaction sees it: every call through the new handle is a part of
+    /// `txn`, whose isolation should be strict, and nothing of it is seen outside until that commits.
+    /// Other stores and blocks may be a part of it too.
+    ///
+    /// Commit with [`Local::commit`], or drop the handle after the transaction has ended; until then
+    /// watchers are not told. To take everything back, abort the transaction. A call that fails has
+    /// changed nothing, unless it failed with [`FsError::Transaction`]: then the transaction is aborted.
+    pub fn within(&self, txn: Arc<dyn Transaction>) -> Local {
+        let within = Within {
+            inner: self.inner.clone(),
+            txn,
+            order: RwLock::new(()),
+            effects: Mutex::default(),
+        };
+        Local { within: Some(Arc::new(within)), ..self.clone() }
+    }
+
+    /// Commits the transaction of a handle from [`Local::within`].
+    ///
+    /// # Errors
+    /// [`FsError::Conflict`]: nothing of it counts; begin again. [`FsError::Invalid`] for a handle
+    /// without one.
+    pub async fn commit(&self, durability: Durability) -> Result<(), FsError> {
+        let within = self.within.as_ref().ok_or(FsError::Invalid("there is no transaction"))?;
+        let _order = within.order.write().await;
+        within.txn.commit(durability).await?;
+        let effects = std::mem::take(&mut *within.effects.lock());
+        self.inner.tell(&effects);
+        self.inner.settle(effects);
+        Ok(())
+    }
+
+    /// Changes something.
+    async fn change<T, Work>(
+        &self,
+        work: impl Fn(Arc<dyn Transaction>) -> Work,
+    ) -> Result<T, FsError>
+    where
+        Work: Future<Output = Result<(T, Effects), FsError>>,
+    {
+        self.change_as(Durability::Visible, work).await
+    }
+
+    async fn change_as<T, Work>(
+        &self,
+        durability: Durability,
+        work: impl Fn(Arc<dyn Transaction>) -> Work,
+    ) -> Result<T, FsError>
+    where
+        Work: Future<Output = Result<(T, Effects), FsError>>,
+    {
+        let Some(within) = &self.within else {
+            return match self.inner.change_as(durability, &work).await {
+                Err(FsError::NoSpace) if self.inner.is_freeing() => {
+                    self.inner.do_duties().await?;
+                    self.inner.finish_freed().await?;
+                    self.inner.change_as(durability, &work).await
+                }
+                done => done,
+            };
+        };
+        let _order = within.order.write().await;
+        match work(within.txn.clone()).await {
+            Ok((done, effects)) => {
+                within.effects.lock().add(effects);
+                Ok(done)
+            }
+            Err(error) => {
+                if matches!(error, FsError::Transaction(_)) {
+                    // It may have been changed in part.
+                    within.txn.abort().await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Looks at something.
+    async fn look<T, Work>(
+        &self,
+        work: impl FnOnce(Arc<dyn Transaction>) -> Work,
+    ) -> Result<T, FsError>
+    where
+        Work: Future<Output = Result<T, FsError>>,
+    {
+        match &self.within {
+            None => work(self.inner.look().await?).await,
+            Some(within) => {
+                let _order = within.order.read().await;
+                work(within.txn.clone()).await
+            }
+        }
+    }
+
+    fn op<'a>(&'a self, txn: &'a Arc<dyn Transaction>) -> Op<'a> {
+        Op::new(&self.inner, txn, self.within.is_some())
+    }
+
+    /// Notes that an inode was read, as far as that is noted.
+    async fn accessed(&self, ino: Ino, op: &mut Op<'_>) -> Result<(), FsError> {
+        if self.within.is_none() {
+            let record = op.inode(ino.0).await?;
+            self.inner.note_access(ino.0, &record);
+        }
+        Ok(())
+    }
+
+    fn show(&self, attributes: Attributes) -> Attributes {
+        match self.within {
+            None => self.inner.with_access(attributes),
+            Some(_) => attributes,
+        }
+    }
+
+    /// The limits of a directory that is the root of a quota, and what is used under it.
+    ///
+    /// # Errors
+    /// [`FsError::NotDirectory`], [`FsError::Stale`].
+    pub async fn quota(&self, directory: Ino) -> Result<Option<Quota>, FsError> {
+        self.look(async |txn| self.op(&txn).quota(directory.0).await).await
+    }
+
+    /// Every directory that is the root of a quota.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    pub async fn quotas(&self) -> Result<Vec<Ino>, FsError> {
+        self.look(async |txn| Ok(self.op(&txn).quotas().await?.into_iter().map(Ino).collect()))
+            .await
+    }
+
+    /// Sets limits of a directory tree: of bytes, of inodes; what is `None` stays, and 0 is no limit. A
+    /// directory that had none becomes the root of a quota; what is below is walked through and counted.
+    /// The same is said by the extended attributes `thalweg.quota.max_bytes` and
+    /// `thalweg.quota.max_files`.
+    ///
+    /// # Errors
+    /// [`FsError::NotDirectory`]; [`FsError::NotSupported`] within a transaction, of a directory that is
+    /// not empty and has no quota yet.
+    pub async fn set_quota(
+        &self,
+        directory: Ino,
+        bytes: Option<u64>,
+        inodes: Option<u64>,
+    ) -> Result<(), FsError> {
+        let walk = self
+            .change(async |txn| {
+                let mut op = self.op(&txn);
+                let walk = op.set_limits(directory.0, bytes, inodes).await?;
+                Ok((walk, op.finish().await?))
+            })
+            .await?;
+        match walk {
+            true => self.inner.count_tree(directory.0).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Finishes what is left to be done, notes what was read, and returns when everything survives a
+    /// crash. Without it the next opening does the same.
+    ///
+    /// # Errors
+    /// Those of the transactions.
+    pub async fn close(&self) -> Result<(), FsError> {
+        if self.inner.options.read_only {
+            return Ok(());
+        }
+        self.inner.do_duties().await?;
+        self.inner.flush_accesses().await?;
+        self.inner.save_counts().await?;
+        self.inner.sync(None).await
+    }
+
+    async fn write_piece(
+        &self,
+        ino: Ino,
+        at: WriteAt,
+        data: Vec<Bytes>,
+        clears_suid: bool,
+        durability: Durability,
+    ) -> Result<u64, FsError> {
+        self.change_as(durability, async |txn| {
+            let mut op = self.op(&txn);
+            let offset = op.write(ino.0, at, data.clone(), clears_suid).await?;
+            Ok((offset, op.finish().await?))
+        })
+        .await
+    }
+
+    async fn reserve(
+        &self,
+        ino: Ino,
+        offset: u64,
+        end: u64,
+        keep_size: bool,
+    ) -> Result<(), FsError> {
+        let mut at = offset;
+        while at < end {
+            at = self
+                .change(async |txn| {
+                    let mut op = self.op(&txn);
+                    let done = op.reserve(ino.0, at..end, keep_size, RESERVED_AT_ONCE).await?;
+                    Ok((done, op.finish().await?))
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn punch(&self, ino: Ino, offset: u64, end: u64) -> Result<(), FsError> {
+        let most = if self.within.is_some() { usize::MAX } else { orphans::EXTENTS_AT_ONCE };
+        let mut at = end;
+        while at > offset {
+            at = self
+                .change(async |txn| {
+                    let mut op = self.op(&txn);
+                    let done = op.punch(ino.0, offset..at, most).await?;
+                    Ok((done, op.finish().await?))
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn zero(&self, ino: Ino, offset: u64, end: u64, keep_size: bool) -> Result<(), FsError> {
+        if end - offset > LONG_ZEROS * BLOCK {
+            self.punch(ino, offset, end).await?;
+            return self.reserve(ino, offset, end, keep_size).await;
+        }
+        let mut at = offset;
+        while at < end {
+            at = self
+                .change(async |txn| {
+                    let mut op = self.op(&txn);
+                    let done = op.zero(ino.0, at..end, keep_size, ZEROED_AT_ONCE).await?;
+                    Ok((done, op.finish().await?))
+                })
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// Cuts buffers where their bytes reach multiples of [`MAX_ATOMIC_WRITE`] in the file.
+fn cut(offset: u64, data: Vec<Bytes>) -> Vec<Vec<Bytes>> {
+    let (mut pieces, mut piece, mut at) = (Vec::new(), Vec::new(), offset);
+    for mut buffer in data {
+        while !buffer.is_empty() {
+            let room = MAX_ATOMIC_WRITE - at % MAX_ATOMIC_WRITE;
+            let some = room.min(buffer.len() as u64);
+            piece.push(buffer.split_to(some as usize));
+            at += some;
+            if some == room {
+                pieces.push(std::mem::take(&mut piece));
+            }
+        }
+    }
+    if !piece.is_empty() {
+        pieces.push(piece);
+    }
+    pieces
+}
+
+#[async_trait]
+impl Filesystem for Local {
+    fn is_read_only(&self) -> bool {
+        self.inner.options.read_only
+    }
+
+    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attributes, FsError> {
+        let found = self.look(async |txn| self.op(&txn).lookup(parent.0, name).await).await?;
+        Ok(self.show(found))
+    }
+
+    async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
+        self.look(async |txn| Ok(Ino(self.op(&txn).directory(directory.0).await?.parent.get())))
+            .await
+    }
+
+    async fn attributes(&self, ino: Ino) -> Result<Attributes, FsError> {
+        let found =
+            self.look(async |txn| attributes_of(ino.0, &self.op(&txn).inode(ino.0).await?)).await?;
+        Ok(self.show(found))
+    }
+
+    async fn set_attributes(
+        &self,
+        ino: Ino,
+        change: &AttributeChange,
+    ) -> Result<Attributes, FsError> {
+        if change.accessed.is_some() && self.within.is_none() {
+            self.inner.drop_access(ino.0);
+        }
+        let set = self
+            .change(async |txn| {
+                let mut op = self.op(&txn);
+                let attributes = op.set_attributes(ino.0, change).await?;
+                Ok((attributes, op.finish().await?))
+            })
+            .await?;
+        Ok(self.show(set))
+    }
+
+    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Attributes, FsError> {
+        let ino = self.inner.number(parent.0).await?;
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            let attributes = op.create(parent.0, name, new, ino).await?;
+            Ok((attributes, op.finish().await?))
+        })
+        .await
+    }
+
+    async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attributes, FsError> {
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            let attributes = op.link(ino.0, parent.0, name).await?;
+            Ok((attributes, op.finish().await?))
+        })
+        .await
+    }
+
+    async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            op.unlink(parent.0, name).await?;
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
+    async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            op.remove_directory(parent.0, name).await?;
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
+    async fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<(), FsError> {
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            op.rename((from.0.0, from.1), (to.0.0, to.1), how).await?;
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
+    async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
+        self.look(async |txn| {
+            let mut op = self.op(&txn);
+            let target = op.read_link(ino.0).await?;
+            self.accessed(ino, &mut op).await?;
+            Ok(target)
+        })
+        .await
+    }
+
+    async fn read_directory(
+        &self,
+        ino: Ino,
+        from: Cookie,
+        most: usize,
+        attributes: bool,
+    ) -> Result<Vec<Entry>, FsError> {
+        let mut entries = self
+            .look(async |txn| {
+                let mut op = self.op(&txn);
+                let entries = op.read_directory(ino.0, from, most, attributes).await?;
+                self.accessed(ino, &mut op).await?;
+                Ok(entries)
+            })
+            .await?;
+        for entry in &mut entries {
+            entry.attributes = entry.attributes.map(|attributes| self.show(attributes));
+        }
+        Ok(entries)
+    }
+
+    async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
+        self.look(async |txn| {
+            let mut op = self.op(&txn);
+            let buffers = op.read(ino.0, offset, len).await?;
+            self.accessed(ino, &mut op).await?;
+            Ok(buffers)
+        })
+        .await
+    }
+
+    async fn write(
+        &self,
+        ino: Ino,
+        at: WriteAt,
+        data: Vec<Bytes>,
+        how: WriteHow,
+    ) -> Result<u64, FsError> {
+        let durable = match how.sync {
+            true => Durability::Synced,
+            false => Durability::Visible,
+        };
+        let len: usize = data.iter().map(Bytes::len).sum();
+        if len as u64 <= MAX_ATOMIC_WRITE || self.within.is_some() {
+            return self.write_piece(ino, at, data, how.clear_suid, durable).await;
+        }
+        let start = match at {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End => self.attributes(ino).await?.size,
+        };
+        let end = start.checked_add(len as u64);
+        if end.is_none_or(|end| end > crate::filesystem::MAX_FILE) {
+            return Err(FsError::FileTooLarge);
+        }
+        let mut pieces = cut(start, data).into_iter().peekable();
+        let (mut first, mut next) = (None, at);
+        while let Some(piece) = pieces.next() {
+            let durable = if pieces.peek().is_none() { durable } else { Durability::Visible };
+            let len: usize = piece.iter().map(Bytes::len).sum();
+            let offset = self.write_piece(ino, next, piece, how.clear_suid, durable).await?;
+            first.get_or_insert(offset);
+            next = WriteAt::Offset(offset + len as u64);
+        }
+        Ok(first.unwrap_or(start))
+    }
+
+    async fn allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        how: Allocation,
+    ) -> Result<(), FsError> {
+        let end = offset.checked_add(len).ok_or(FsError::FileTooLarge)?;
+        if len == 0 {
+            return Err(FsError::Invalid("nothing is to be allocated"));
+        }
+        match how {
+            Allocation::Punch => {
+                self.punch(ino, offset, end.min(crate::filesystem::MAX_FILE)).await
+            }
+            _ if end > crate::filesystem::MAX_FILE => Err(FsError::FileTooLarge),
+            Allocation::Reserve { keep_size } => self.reserve(ino, offset, end, keep_size).await,
+            Allocation::Zero { keep_size } => self.zero(ino, offset, end, keep_size).await,
+        }
+    }
+
+    async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
+        self.look(async |txn| self.op(&txn).seek(ino.0, offset, what).await).await
+    }
+
+    async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
+        let size = self.attributes(from.0).await?.size;
+        let len = len.min(size.saturating_sub(from.1));
+        let overlaps = from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len;
+        if overlaps {
+            return Err(FsError::Invalid("the two ranges overlap"));
+        }
+        let mut done = 0;
+        while done < len {
+            let room = COPIED_AT_ONCE - (to.1 + done) % COPIED_AT_ONCE;
+            let some = room.min(len - done);
+            let data = self.read(from.0, from.1 + done, some as usize).await?;
+            let read: usize = data.iter().map(Bytes::len).sum();
+            if read == 0 {
+                break;
+            }
+            let at = WriteAt::Offset(to.1 + done);
+            self.write(to.0, at, data, WriteHow::default()).await?;
+            done += read as u64;
+        }
+        Ok(done)
+    }
+
+    async fn sync(&self, ino: Ino, _content_only: bool) -> Result<(), FsError> {
+        match self.within {
+            None => self.inner.sync(Some(ino.0)).await,
+            Some(_) => Ok(()),
+        }
+    }
+
+    async fn sync_all(&self) -> Result<(), FsError> {
+        match self.within {
+            None => self.inner.sync(None).await,
+            Some(_) => Ok(()),
+        }
+    }
+
+    async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
+        self.look(async |txn| self.op(&txn).xattr(ino.0, name).await).await
+    }
+
+    async fn set_xattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: Bytes,
+        how: SetXattr,
+    ) -> Result<(), FsError> {
+        if quota::is_attribute(name) {
+            let limit = Some(quota::parse_limit(&value)?);
+            return match name == quota::MAX_BYTES {
+                true => self.set_quota(ino, limit, None).await,
+                false => self.set_quota(ino, None, limit).await,
+            };
+        }
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            op.set_xattr(ino.0, name, value.clone(), how).await?;
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
+    async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
+        self.look(async |txn| self.op(&txn).xattrs(ino.0).await).await
+    }
+
+    async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
+        if quota::is_attribute(name) {
+            self.xattr(ino, name).await?;
+            return match name == quota::MAX_BYTES {
+                true => self.set_quota(ino, Some(0), None).await,
+                false => self.set_quota(ino, None, Some(0)).await,
+            };
+        }
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            op.remove_xattr(ino.0, name).await?;
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
+    async fn statistics(&self) -> Result<Statistics, FsError> {
+        let used = self.inner.inodes();
+        Ok(Statistics {
+            block: BLOCK as u32,
+            blocks: self.inner.area.blocks(),
+            free: self.inner.space.free(),
+            inodes: (used, used.max(self.inner.max_inodes)),
+        })
+    }
+
+    fn remember(&self, ino: Ino) {
+        self.inner.remember(ino.0);
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        self.inner.forget(ino.0, count);
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.inner.watch(watcher);
+    }
+}
+
+impl Op<'_> {
+    async fn set_attributes(
+        &mut self,
+        ino: u64,
+        change: &AttributeChange,
+    ) -> Result<Attributes, FsError> {
+        let mut record = match change.size {
+            Some(_) => self.file(ino).await?,
+            None => self.inode(ino).await?,
+        };
+        if let Some(mode) = change.mode {
+            self.change_mode(ino, &mut record, mode).await?;
+        }
+        if let Some(uid) = change.uid {
+            record.uid = uid.into();
+        }
+        if let Some(gid) = change.gid {
+            record.gid = gid.into();
+        }
+        if change.clear_suid {
+            content::clear_suid(&mut record);
+        }
+        if let Some(size) = change.size {
+            self.set_size(ino, &mut record, size).await?;
+            record.modified = self.now.into();
+        }
+        let time = |change: TimeChange| match change {
+            TimeChange::Now => self.now,
+            TimeChange::At(time) => format::encode_time(time),
+        };
+        if let Some(accessed) = change.accessed {
+            record.accessed = time(accessed).into();
+        }
+        if let Some(modified) = change.modified {
+            record.modified = time(modified).into();
+        }
+        record.changed = self.now.into();
+        self.set_inode(ino, record);
+        attributes_of(ino, &record)
+    }
+}

@@ -1,0 +1,223 @@
+//! Where the parts of the data partition lie, and its pages of bits.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use thalweg_store::block::{BLOCK_SIZE, ByteRanges, Lba};
+use thalweg_store::checksum::crc32c;
+use thalweg_store::tree::Partition;
+use uuid::Uuid;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::format::{
+    BITMAP_HEADER, BITMAP_MAGIC, BITS_PER_PAGE, BitmapHeader, FORMAT_VERSION, MAX_DATA_BLOCKS,
+};
+use crate::error::FsError;
+
+/// The partition with the data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataArea {
+    first: u64,
+    pages: u64,
+    blocks: u64,
+    tag: u32,
+}
+
+impl DataArea {
+    /// The parts of a partition.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when it is too small or too large.
+    pub(crate) fn new(partition: &Partition, filesystem: &Uuid) -> Result<DataArea, FsError> {
+        let pages = partition.blocks.div_ceil(BITS_PER_PAGE + 1);
+        let blocks = partition.blocks - pages;
+        if blocks == 0 || blocks > MAX_DATA_BLOCKS {
+            return Err(FsError::Invalid("too few or too many blocks for data"));
+        }
+        let tag = crc32c(filesystem.as_bytes());
+        Ok(DataArea { first: partition.first, pages, blocks, tag })
+    }
+
+    /// Blocks of data.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Pages of bits.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// The volume's block behind a page of bits.
+    pub(crate) fn page_lba(&self, page: u64) -> Lba {
+        Lba(self.first + page)
+    }
+
+    /// The volume's block behind a block of data.
+    pub(crate) fn lba(&self, block: u64) -> Lba {
+        Lba(self.first + self.pages + block)
+    }
+
+    /// The blocks that a page of bits is about.
+    pub(crate) fn covered(&self, page: u64) -> Range<u64> {
+        page * BITS_PER_PAGE..((page + 1) * BITS_PER_PAGE).min(self.blocks)
+    }
+}
+
+/// A page of bits, and what was changed in it.
+#[derive(Debug)]
+pub(crate) struct BitmapPage {
+    bytes: Vec<u8>,
+    changed: ByteRanges,
+    /// Bits in use before any change.
+    used_before: u64,
+    covered: u64,
+}
+
+impl BitmapPage {
+    /// A page as it was read.
+    ///
+    /// # Errors
+    /// [`FsError::Damaged`] when it is another one, or none.
+    pub(crate) fn read(area: &DataArea, page: u64, content: &Bytes) -> Result<BitmapPage, FsError> {
+        let covered = area.covered(page);
+        let covered = covered.end - covered.start;
+        let mut bytes = content.to_vec();
+        let fresh = bytes.iter().all(|byte| *byte == 0);
+        let header = BitmapHeader {
+            magic: BITMAP_MAGIC,
+            version: FORMAT_VERSION.into(),
+            spare: [0; 2],
+            index: (page as u32).into(),
+            tag: area.tag.into(),
+            end: [0; 16],
+        };
+        let mut changed = ByteRanges::none();
+        if fresh && bytes.len() == BLOCK_SIZE {
+            bytes[..BITMAP_HEADER].copy_from_slice(header.as_bytes());
+            changed.add(0..16);
+        } else if bytes.get(..BITMAP_HEADER) != Some(header.as_bytes()) || bytes.len() != BLOCK_SIZE
+        {
+            return Err(refuse(page, &bytes));
+        }
+        let used = bytes[BITMAP_HEADER..].iter().map(|byte| u64::from(byte.count_ones())).sum();
+        if used > covered {
+            return Err(FsError::Damaged(format!("bitmap page {page} has blocks beyond the end")));
+        }
+        Ok(BitmapPage { bytes, changed, used_before: used, covered })
+    }
+
+    /// Whether a bit is set.
+    pub(crate) fn is_used(&self, bit: u64) -> bool {
+        self.bytes[BITMAP_HEADER + (bit / 8) as usize] & (1 << (bit % 8)) != 0
+    }
+
+    /// Bits that are not set.
+    pub(crate) fn free(&self) -> u64 {
+        let bits = self.bytes[BITMAP_HEADER..].iter().map(|byte| u64::from(byte.count_ones()));
+        self.covered.saturating_sub(bits.sum())
+    }
+
+    /// Bits that were not set when it was read.
+    pub(crate) fn free_before(&self) -> u64 {
+        self.covered - self.used_before
+    }
+
+    /// The first run of bits that are not set, within a range: at most `most` of them.
+    pub(crate) fn find_free(&self, within: Range<u64>, most: u64) -> Option<Range<u64>> {
+        let end = within.end.min(self.covered);
+        let start = self.next(within.start, end, false)?;
+        let stop = self.next(start, end.min(start.saturating_add(most)), true);
+        Some(start..stop.unwrap_or(end.min(start.saturating_add(most))))
+    }
+
+    /// The first bit from `at` on, before `end`, that is set or is not.
+    fn next(&self, mut at: u64, end: u64, used: bool) -> Option<u64> {
+        let skipped = if used { 0 } else { 0xff };
+        while at < end {
+            let byte = self.bytes[BITMAP_HEADER + (at / 8) as usize];
+            if at.is_multiple_of(8) && byte == skipped {
+                at += 8;
+                continue;
+            }
+            if (byte & (1 << (at % 8)) != 0) == used {
+                return Some(at);
+            }
+            at += 1;
+        }
+        None
+    }
+
+    /// Sets bits, or clears them; false when one of them was so already.
+    pub(crate) fn flip(&mut self, bits: Range<u64>, used: bool) -> bool {
+        let mut all = true;
+        for bit in bits.clone() {
+            let at = BITMAP_HEADER + (bit / 8) as usize;
+            all &= self.is_used(bit) != used;
+            match used {
+                true => self.bytes[at] |= 1 << (bit % 8),
+                false => self.bytes[at] &= !(1 << (bit % 8)),
+            }
+        }
+        if bits.start < bits.end {
+            let last = BITMAP_HEADER + ((bits.end - 1) / 8) as usize;
+            self.changed.add(BITMAP_HEADER + (bits.start / 8) as usize..last + 1);
+        }
+        all
+    }
+
+    /// What was changed, and the content; `None` when no bit was.
+    pub(crate) fn into_changed(self) -> Option<(ByteRanges, Bytes)> {
+        let bits = self.changed.iter().any(|range| range.end > BITMAP_HEADER);
+        bits.then(|| (self.changed, Bytes::from(self.bytes)))
+    }
+}
+
+fn refuse(page: u64, bytes: &[u8]) -> FsError {
+    match BitmapHeader::read_from_prefix(bytes) {
+        Ok((header, _)) if header.magic == BITMAP_MAGIC && header.version > FORMAT_VERSION => {
+            FsError::Newer(header.version.get())
+        }
+        _ => FsError::Damaged(format!("bitmap page {page} is none, or another")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_page_is_a_set_of_bits(
+            steps in proptest::collection::vec((0..900u64, 1..90u64, any::<bool>()), 0..30),
+            from in 0..950u64, most in 1..200u64,
+        ) {
+            let area = DataArea { first: 16, pages: 1, blocks: 960, tag: 7 };
+            let zeros = Bytes::from(vec![0; BLOCK_SIZE]);
+            let mut page = BitmapPage::read(&area, 0, &zeros).unwrap();
+            let mut model = vec![false; 960];
+            for (start, len, used) in steps {
+                let range = start..(start + len).min(960);
+                let there = &mut model[range.start as usize..range.end as usize];
+                let all = there.iter().all(|bit| *bit != used);
+                there.fill(used);
+                prop_assert_eq!(page.flip(range, used), all);
+            }
+            prop_assert_eq!(page.free(), model.iter().filter(|bit| !**bit).count() as u64);
+            let first = (from..960).find(|bit| !model[*bit as usize]);
+            let found = page.find_free(from..960, most);
+            prop_assert_eq!(found.as_ref().map(|run| run.start), first);
+            if let Some(run) = found {
+                let end = (run.start..960).find(|bit| model[*bit as usize]).unwrap_or(960);
+                prop_assert_eq!(run.end, end.min(run.start + most));
+            }
+            let Some((changed, content)) = page.into_changed() else { return Ok(()) };
+            let mut stored = vec![0; BLOCK_SIZE];
+            changed.copy(&content, &mut stored);
+            let again = BitmapPage::read(&area, 0, &stored.into()).unwrap();
+            prop_assert!((0..960).all(|bit| again.is_used(bit) == model[bit as usize]));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Blocks of data are taken and given back: bits in the pages at the front of the partition.
+
+use std::ops::Range;
+
+use super::extents::Run;
+use super::format::BITS_PER_PAGE;
+use super::op::Op;
+use crate::error::FsError;
+
+/// Pages of bits that are looked at for a long run before a short one will do.
+const PAGES_FOR_A_RUN: u64 = 8;
+/// A run of so many blocks is long enough for anybody.
+const LONG_RUN: u64 = 2048;
+
+/// How particular a search is.
+#[derive(Clone, Copy, Debug)]
+struct Taste {
+    /// Blocks of the shortest run that will do, unless it goes on where the file has ended.
+    least: u64,
+    /// Whether other files' windows are left alone.
+    polite: bool,
+    /// Pages that are looked at.
+    pages: u64,
+}
+
+impl Op<'_> {
+    /// Takes blocks for a file, from `goal` on if they are free.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`]: there are not as many.
+    pub(super) async fn take_blocks(
+        &mut self,
+        ino: u64,
+        goal: u64,
+        blocks: u64,
+    ) -> Result<Vec<Run>, FsError> {
+        let pages = self.inner.area.pages();
+        let mut runs: Vec<Run> = Vec::new();
+        let mut missing = blocks;
+        let tastes = [
+            Taste { least: LONG_RUN, polite: true, pages: PAGES_FOR_A_RUN },
+            Taste { least: 16, polite: true, pages: PAGES_FOR_A_RUN },
+            Taste { least: 1, polite: true, pages },
+            Taste { least: 1, polite: false, pages },
+        ];
+        for taste in tastes {
+            while missing > 0 {
+                let goal = runs.last().map_or(goal, |run| run.start + run.blocks);
+                let Some(run) = self.take_run(ino, goal, missing, taste).await? else { break };
+                missing -= run.blocks;
+                match runs.last_mut().filter(|last| last.start + last.blocks == run.start) {
+                    Some(last) => last.blocks += run.blocks,
+                    None => runs.push(run),
+                }
+            }
+        }
+        match missing {
+            0 => Ok(runs),
+            _ => Err(FsError::NoSpace),
+        }
+    }
+
+    /// Takes one run, where it is found first.
+    async fn take_run(
+        &mut self,
+        ino: u64,
+        goal: u64,
+        most: u64,
+        taste: Taste,
+    ) -> Result<Option<Run>, FsError> {
+        let (pages, blocks) = (self.inner.area.pages(), self.inner.area.blocks());
+        let goal = if goal < blocks { goal } else { 0 };
+        let first = goal / BITS_PER_PAGE;
+        // The goal's page comes twice: from the goal on, and in the end from its start on.
+        let order = (0..=pages).map(|number| ((first + number) % pages, number == 0));
+        let mut looks = taste.pages + 1;
+        for (page, at_goal) in order {
+            if !self.inner.space.has_free(page) {
+                continue;
+            }
+            if looks == 0 {
+                return Ok(None);
+            }
+            looks -= 1;
+            let start = if at_goal { goal % BITS_PER_PAGE } else { 0 };
+            if let Some(bits) = self.search(ino, page, start, most, taste).await? {
+                if !self.page(page).await?.flip(bits.clone(), true) {
+                    return Err(FsError::Damaged(format!("bitmap page {page} changed meanwhile")));
+                }
+                let start = page * BITS_PER_PAGE + bits.start;
+                return Ok(Some(Run { start, blocks: bits.end - bits.start }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first run of free bits in a page that will do.
+    async fn search(
+        &mut self,
+        ino: u64,
+        page: u64,
+        start: u64,
+        most: u64,
+        taste: Taste,
+    ) -> Result<Option<Range<u64>>, FsError> {
+        let inner = self.inner;
+        let base = page * BITS_PER_PAGE;
+        let bitmap = self.page(page).await?;
+        let least = taste.least.min(most);
+        let mut at = start;
+        while let Some(free) = bitmap.find_free(at..BITS_PER_PAGE, most) {
+            let mut run = free.clone();
+            if taste.polite {
+                let open = inner.space.unreserved(ino, base + free.start..base + free.end);
+                run = open.start - base..open.end - base;
+            }
+            let goes_on = run.start == start && start > 0 && run.start < run.end;
+            if goes_on || (!run.is_empty() && run.end - run.start >= least) {
+                return Ok(Some(run));
+            }
+            at = if run.is_empty() { free.end } else { run.end };
+        }
+        Ok(None)
+    }
+
+    /// Clears the bits of blocks that hold zeros, or will.
+    pub(super) async fn clear_bits(&mut self, run: Run) -> Result<(), FsError> {
+        let (mut at, end) = (run.start, run.start + run.blocks);
+        while at < end {
+            let page = at / BITS_PER_PAGE;
+            let stop = end.min((page + 1) * BITS_PER_PAGE);
+            let base = page * BITS_PER_PAGE;
+            if !self.page(page).await?.flip(at - base..stop - base, false) {
+                return Err(FsError::Damaged(format!(
+                    "blocks {at} to {} are somebody's, and the bitmap has some of them free",
+                    stop - 1
+                )));
+            }
+            at = stop;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,537 @@
+//! The bytes of files.
+//!
+//! A block of a file that has no block of data reads as zeros, and so does a block of data that was
+//! not written: to reserve blocks one takes them, and does nothing with them. Bytes behind the end of a
+//! file, in its last block, are zeros.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use thalweg_store::block::BLOCK_SIZE;
+
+use super::extents::{Layout, RecordChange, Run};
+use super::format::{Extent, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
+use super::op::Op;
+use crate::attributes::Kind;
+use crate::error::FsError;
+use crate::filesystem::{MAX_FILE, Seek, WriteAt};
+
+/// Bytes in a block.
+pub(super) const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Blocks of a file at most.
+const MAX_BLOCK: u64 = MAX_FILE / BLOCK;
+/// Set-user-id.
+const SUID: u16 = 0o4000;
+/// Set-group-id.
+const SGID: u16 = 0o2000;
+
+/// What holes are read from.
+static ZEROS: LazyLock<Bytes> = LazyLock::new(|| Bytes::from(vec![0; 64 * BLOCK_SIZE]));
+
+/// The blocks of a file that a range of bytes touches.
+pub(super) fn touched(bytes: &Range<u64>) -> Range<u64> {
+    bytes.start / BLOCK..bytes.end.div_ceil(BLOCK)
+}
+
+/// Buffers, as one.
+#[derive(Debug)]
+struct Source(VecDeque<Bytes>);
+
+impl Source {
+    /// The next `len` bytes, which are there: not copied when one buffer has them.
+    fn take(&mut self, len: usize) -> Bytes {
+        if let Some(first) = self.0.front_mut().filter(|first| first.len() >= len) {
+            let taken = first.split_to(len);
+            if first.is_empty() {
+                self.0.pop_front();
+            }
+            return taken;
+        }
+        let mut taken = Vec::with_capacity(len);
+        while taken.len() < len
+            && let Some(mut first) = self.0.pop_front()
+        {
+            let rest = first.split_off(first.len().min(len - taken.len()));
+            taken.extend_from_slice(&first);
+            if !rest.is_empty() {
+                self.0.push_front(rest);
+            }
+        }
+        taken.into()
+    }
+}
+
+/// Takes away what lets a program run as somebody else: who writes without privilege leaves neither.
+pub(super) fn clear_suid(record: &mut InodeRecord) {
+    let mode = record.mode.get();
+    let group = if mode & 0o010 != 0 { SGID } else { 0 };
+    record.mode = (mode & !(SUID | group)).into();
+}
+
+impl Op<'_> {
+    fn extent(&self, ino: u64, key: &[u8], value: &[u8]) -> Result<Extent, FsError> {
+        let parsed = parse_key(key).filter(|(_, tag, _)| *tag == Tag::Extent);
+        let blocks = self.inner.area.blocks();
+        let extent = parsed.and_then(|(_, _, rest)| Extent::decode(rest, value, blocks));
+        extent.ok_or_else(|| FsError::Damaged(format!("an extent of inode {ino} makes no sense")))
+    }
+
+    /// The extents that have blocks in a range of the file's, ascending. They depend on nothing else
+    /// than the inode's record: who changes them writes that.
+    pub(super) async fn extents(
+        &self,
+        ino: u64,
+        range: Range<u64>,
+    ) -> Result<Vec<Extent>, FsError> {
+        let mut found = Vec::new();
+        let first = extent_key(ino, range.start);
+        let floor = self.inner.tree.floor_in(&**self.txn, &first).await?;
+        if let Some((key, value)) = floor
+            && key.starts_with(&first[..9])
+        {
+            let extent = self.extent(ino, &key, &value)?;
+            if extent.end() > range.start {
+                found.push(extent);
+            }
+        }
+        let next = found.last().map_or(range.start, Extent::end);
+        if next >= range.end {
+            return Ok(found);
+        }
+        let last = match range.end >= MAX_BLOCK {
+            true => super::format::key_behind(ino, Tag::Extent),
+            false => extent_key(ino, range.end),
+        };
+        for (key, value) in self.range(extent_key(ino, next)..last, usize::MAX).await? {
+            let extent = self.extent(ino, &key, &value)?;
+            if found.last().is_some_and(|before| before.end() > extent.at) {
+                return Err(FsError::Damaged(format!("extents of inode {ino} overlap")));
+            }
+            found.push(extent);
+        }
+        Ok(found)
+    }
+
+    /// The extents of a range of a file, and those beside it, which may become one with them.
+    async fn layout(&self, ino: u64, range: Range<u64>) -> Result<Layout, FsError> {
+        let wider = range.start.saturating_sub(1)..(range.end + 1).min(MAX_BLOCK);
+        Ok(Layout::new(self.extents(ino, wider).await?))
+    }
+
+    fn put_layout(&mut self, ino: u64, layout: &Layout) {
+        for change in layout.changes() {
+            match change {
+                RecordChange::Put(extent) => self.put(extent.key(ino), extent.encode()),
+                RecordChange::Delete(at) => self.delete(extent_key(ino, at)),
+            }
+        }
+    }
+
+    pub(super) async fn read(
+        &mut self,
+        ino: u64,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<Bytes>, FsError> {
+        let record = self.file(ino).await?;
+        let end = offset.saturating_add(len as u64).min(record.size.get());
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        self.read_range(ino, offset..end).await
+    }
+
+    /// The bytes of a range that lies before the end.
+    async fn read_range(&self, ino: u64, bytes: Range<u64>) -> Result<Vec<Bytes>, FsError> {
+        let blocks = touched(&bytes);
+        let mut buffers = Vec::with_capacity((blocks.end - blocks.start) as usize);
+        let mut at = bytes.start;
+        for extent in self.extents(ino, blocks.clone()).await? {
+            let (from, to) = (extent.at.max(blocks.start), extent.end().min(blocks.end));
+            push_zeros(&mut buffers, (from * BLOCK).saturating_sub(at));
+            let lba = self.inner.area.lba(extent.start + (from - extent.at));
+            for (block, content) in (from..to).zip(self.txn.read_run(lba, to - from).await?) {
+                let start = (block * BLOCK).max(bytes.start);
+                let end = ((block + 1) * BLOCK).min(bytes.end);
+                let base = block * BLOCK;
+                buffers.push(content.slice((start - base) as usize..(end - base) as usize));
+                at = end;
+            }
+        }
+        push_zeros(&mut buffers, bytes.end - at);
+        Ok(buffers)
+    }
+
+    /// Writes buffers; where they went. All of it is one transaction.
+    pub(super) async fn write(
+        &mut self,
+        ino: u64,
+        at: WriteAt,
+        data: Vec<Bytes>,
+        clears_suid: bool,
+    ) -> Result<u64, FsError> {
+        let mut record = self.file(ino).await?;
+        let offset = match at {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End => record.size.get(),
+        };
+        let len: usize = data.iter().map(Bytes::len).sum();
+        let end = offset.checked_add(len as u64).filter(|end| *end <= MAX_FILE);
+        let end = end.ok_or(FsError::FileTooLarge)?;
+        if len == 0 {
+            return Ok(offset);
+        }
+        self.require_tail(ino, &mut record, end).await?;
+        let blocks = touched(&(offset..end));
+        let mut layout = self.layout(ino, blocks.clone()).await?;
+        let fresh = layout.holes(blocks.clone());
+        for hole in &fresh {
+            self.fill_hole(ino, &mut record, &mut layout, hole.clone()).await?;
+        }
+        self.put_layout(ino, &layout);
+        let mut source = Source(data.into_iter().filter(|it| !it.is_empty()).collect());
+        for block in blocks {
+            let base = block * BLOCK;
+            let range = (offset.max(base) - base) as usize..(end.min(base + BLOCK) - base) as usize;
+            let is_fresh = fresh.iter().any(|hole| hole.contains(&block));
+            let place = layout.block(block).ok_or(FsError::NoSpace)?;
+            let bytes = source.take(range.len());
+            self.write_part(place, is_fresh, range, bytes).await?;
+        }
+        record.size = record.size.get().max(end).into();
+        if clears_suid {
+            clear_suid(&mut record);
+        }
+        self.touch_file(ino, record);
+        Ok(offset)
+    }
+
+    /// Writes bytes of a block of data; a fresh one holds zeros.
+    async fn write_part(
+        &mut self,
+        place: u64,
+        is_fresh: bool,
+        range: Range<usize>,
+        bytes: Bytes,
+    ) -> Result<(), FsError> {
+        if range.len() == BLOCK_SIZE {
+            self.write_block(place, bytes, range);
+            return Ok(());
+        }
+        let mut content = match is_fresh {
+            true => vec![0; BLOCK_SIZE],
+            false => self.read_block(place, range.clone()).await?.to_vec(),
+        };
+        content[range.clone()].copy_from_slice(&bytes);
+        self.write_block(place, content.into(), range);
+        Ok(())
+    }
+
+    /// The content of a file has changed: its record becomes that of now.
+    fn touch_file(&mut self, ino: u64, mut record: InodeRecord) {
+        (record.modified, record.changed) = (self.now.into(), self.now.into());
+        self.set_inode(ino, record);
+        self.note_content(ino);
+    }
+
+    /// Takes blocks for a part of a file that has none.
+    async fn fill_hole(
+        &mut self,
+        ino: u64,
+        record: &mut InodeRecord,
+        layout: &mut Layout,
+        hole: Range<u64>,
+    ) -> Result<(), FsError> {
+        let wanted = hole.end - hole.start;
+        self.charge(record.quota.get(), wanted as i64, 0).await?;
+        let parent = record.parent.get();
+        let goes_on = match layout.continuation(hole.start) {
+            Some(goal) => Some(goal),
+            None if record.blocks > 0 && hole.start > 0 => {
+                self.block_before(ino, hole.start).await?
+            }
+            None => None,
+        };
+        let goal = goes_on.unwrap_or_else(|| self.inner.space.beginning(parent));
+        let mut at = hole.start;
+        for run in self.take_blocks(ino, goal, wanted).await? {
+            layout.insert(Extent { at, start: run.start, blocks: run.blocks });
+            at += run.blocks;
+            let end = run.start + run.blocks;
+            match record.blocks > 0 {
+                true => self.inner.space.reserve(ino, end, record.blocks.get()),
+                false => self.inner.space.took(parent, end),
+            }
+        }
+        record.blocks = (record.blocks.get() + wanted).into();
+        Ok(())
+    }
+
+    /// The block of data behind the last one that a file has before a block of its own.
+    async fn block_before(&self, ino: u64, at: u64) -> Result<Option<u64>, FsError> {
+        let key = extent_key(ino, at);
+        let floor = self.inner.tree.floor_in(&**self.txn, &key).await?;
+        match floor.filter(|(found, _)| found.starts_with(&key[..9])) {
+            Some((key, value)) => {
+                let extent = self.extent(ino, &key, &value)?;
+                Ok(Some(extent.start + extent.blocks))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Before a file grows to `end`, blocks that are on their way out from behind its end have to be
+    /// gone.
+    async fn require_tail(
+        &mut self,
+        ino: u64,
+        record: &mut InodeRecord,
+        end: u64,
+    ) -> Result<(), FsError> {
+        if record.flags & TRUNCATING == 0 || end <= record.size.get() {
+            return Ok(());
+        }
+        match self.is_within {
+            true => self.truncate_tail(ino, record, usize::MAX).await.map(|_| ()),
+            false => {
+                self.inner.finish_orphan(ino).await?;
+                Err(FsError::Conflict)
+            }
+        }
+    }
+
+    /// Gives a file another size.
+    pub(super) async fn set_size(
+        &mut self,
+        ino: u64,
+        record: &mut InodeRecord,
+        size: u64,
+    ) -> Result<(), FsError> {
+        if size > MAX_FILE {
+            return Err(FsError::FileTooLarge);
+        }
+        let before = record.size.get();
+        if size > before {
+            self.require_tail(ino, record, size).await?;
+        }
+        record.size = size.into();
+        if size < before {
+            self.inner.space.release(ino);
+            self.zero_part(ino, size..size.next_multiple_of(BLOCK)).await?;
+            let most = if self.is_within { usize::MAX } else { super::orphans::EXTENTS_AT_ONCE };
+            if !self.truncate_tail(ino, record, most).await? {
+                record.flags |= TRUNCATING;
+                self.note_orphan(ino);
+            }
+        }
+        self.note_content(ino);
+        Ok(())
+    }
+
+    /// Frees blocks behind the end of a file, the last ones first, of at most so many extents; whether
+    /// none are left.
+    pub(super) async fn truncate_tail(
+        &mut self,
+        ino: u64,
+        record: &mut InodeRecord,
+        most: usize,
+    ) -> Result<bool, FsError> {
+        let first = record.size.get().div_ceil(BLOCK);
+        if record.blocks == 0 {
+            return Ok(self.clear_truncating(ino, record));
+        }
+        let behind = super::format::key_behind(ino, Tag::Extent);
+        let iter = self.inner.tree.range_in(self.txn.clone(), extent_key(ino, first)..behind)?;
+        let mut iter = iter.backward()?;
+        let mut left = most;
+        while let Some((key, value)) = iter.next().await? {
+            if left == 0 {
+                return Ok(false);
+            }
+            left -= 1;
+            let extent = self.extent(ino, &key, &value)?;
+            self.delete(extent.key(ino));
+            self.give_back(record, Run { start: extent.start, blocks: extent.blocks }).await?;
+        }
+        // One that begins before may end behind.
+        let mut layout = Layout::new(self.extents(ino, first..first + 1).await?);
+        let staged = |extent: &Extent| extent.at < first;
+        if first > 0 && layout.extents().first().is_some_and(staged) {
+            for run in layout.remove(first..MAX_BLOCK) {
+                self.give_back(record, run).await?;
+            }
+            self.put_layout(ino, &layout);
+        }
+        Ok(self.clear_truncating(ino, record))
+    }
+
+    fn clear_truncating(&mut self, ino: u64, record: &mut InodeRecord) -> bool {
+        if record.flags & TRUNCATING != 0 {
+            record.flags &= !TRUNCATING;
+            self.forget_orphan(ino);
+        }
+        true
+    }
+
+    /// Frees blocks of a file.
+    async fn give_back(&mut self, record: &mut InodeRecord, run: Run) -> Result<(), FsError> {
+        let blocks = record.blocks.get().checked_sub(run.blocks);
+        let blocks = blocks.ok_or_else(|| {
+            FsError::Damaged("an inode has more blocks than its record says".to_owned())
+        })?;
+        record.blocks = blocks.into();
+        self.charge(record.quota.get(), -(run.blocks as i64), 0).await?;
+        self.free(run).await
+    }
+
+    /// Writes zeros over bytes of one block, if there is a block of data.
+    async fn zero_part(&mut self, ino: u64, bytes: Range<u64>) -> Result<(), FsError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let block = bytes.start / BLOCK;
+        let layout = Layout::new(self.extents(ino, block..block + 1).await?);
+        let Some(place) = layout.block(block) else { return Ok(()) };
+        let base = block * BLOCK;
+        let range = (bytes.start - base) as usize..(bytes.end - base) as usize;
+        let content = self.read_block(place, range.clone()).await?;
+        if content[range.clone()].iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        let mut content = content.to_vec();
+        content[range.clone()].fill(0);
+        self.write_block(place, content.into(), range);
+        Ok(())
+    }
+
+    /// Takes blocks for the holes of a range, at most `most` of them; where it is done up to.
+    pub(super) async fn reserve(
+        &mut self,
+        ino: u64,
+        bytes: Range<u64>,
+        keep_size: bool,
+        most: u64,
+    ) -> Result<u64, FsError> {
+        let mut record = self.file(ino).await?;
+        if bytes.end > MAX_FILE {
+            return Err(FsError::FileTooLarge);
+        }
+        self.require_tail(ino, &mut record, bytes.end).await?;
+        let blocks = touched(&bytes);
+        let mut layout = self.layout(ino, blocks.clone()).await?;
+        let (mut left, mut done) = (most, bytes.end);
+        for hole in layout.holes(blocks) {
+            let end = hole.end.min(hole.start.saturating_add(left));
+            self.fill_hole(ino, &mut record, &mut layout, hole.start..end).await?;
+            left -= end - hole.start;
+            if end < hole.end || left == 0 {
+                done = (end * BLOCK).min(bytes.end);
+                break;
+            }
+        }
+        self.put_layout(ino, &layout);
+        if !keep_size {
+            record.size = record.size.get().max(done).into();
+        }
+        self.touch_file(ino, record);
+        Ok(done)
+    }
+
+    /// Gives the blocks of a range back, of at most `most` extents, and zeroes what it has of others;
+    /// where it is done down to.
+    pub(super) async fn punch(
+        &mut self,
+        ino: u64,
+        bytes: Range<u64>,
+        most: usize,
+    ) -> Result<u64, FsError> {
+        let mut record = self.file(ino).await?;
+        let end = bytes.end.min(record.size.get().next_multiple_of(BLOCK)).max(bytes.start);
+        let whole = bytes.start.div_ceil(BLOCK)..(end / BLOCK).max(bytes.start.div_ceil(BLOCK));
+        self.zero_ends(ino, &(bytes.start..end)).await?;
+        // What lies behind the end is taken too: nobody sees it.
+        let whole = whole.start..whole.end.max(bytes.end / BLOCK);
+        let mut layout = Layout::new(self.extents(ino, whole.clone()).await?);
+        let inside = layout.extents().iter().rev().nth(most.saturating_sub(1));
+        let from = inside.map_or(whole.start, |extent| extent.at.max(whole.start));
+        let from = if layout.extents().len() > most { from } else { whole.start };
+        for run in layout.remove(from..whole.end) {
+            self.give_back(&mut record, run).await?;
+        }
+        self.put_layout(ino, &layout);
+        self.touch_file(ino, record);
+        Ok(if from == whole.start { bytes.start } else { from * BLOCK })
+    }
+
+    /// Zeroes the parts of blocks at both ends of a range.
+    async fn zero_ends(&mut self, ino: u64, bytes: &Range<u64>) -> Result<(), FsError> {
+        let (first, last) = (bytes.start.next_multiple_of(BLOCK), bytes.end / BLOCK * BLOCK);
+        if first > last {
+            return self.zero_part(ino, bytes.clone()).await;
+        }
+        self.zero_part(ino, bytes.start..first).await?;
+        self.zero_part(ino, last..bytes.end).await
+    }
+
+    /// Has a range read as zeros and keeps its blocks, at most `most` of them; where it is done up to.
+    pub(super) async fn zero(
+        &mut self,
+        ino: u64,
+        bytes: Range<u64>,
+        keep_size: bool,
+        most: u64,
+    ) -> Result<u64, FsError> {
+        let stop = (bytes.start / BLOCK + most) * BLOCK;
+        let bytes = bytes.start..bytes.end.min(stop);
+        self.zero_ends(ino, &bytes).await?;
+        let whole = bytes.start.div_ceil(BLOCK)..bytes.end / BLOCK;
+        if whole.start < whole.end {
+            let layout = Layout::new(self.extents(ino, whole.clone()).await?);
+            for place in whole.filter_map(|block| layout.block(block)) {
+                self.clear_block(place);
+            }
+        }
+        self.reserve(ino, bytes.clone(), keep_size, u64::MAX).await?;
+        Ok(bytes.end)
+    }
+
+    pub(super) async fn seek(&mut self, ino: u64, offset: u64, what: Seek) -> Result<u64, FsError> {
+        let record = self.inode(ino).await?;
+        let size = record.size.get();
+        if offset >= size || super::op::kind_of(ino, &record)? != Kind::File {
+            return Err(FsError::NothingThere);
+        }
+        let mut at = offset / BLOCK;
+        loop {
+            let step = at..(at + (1 << 20)).min(MAX_BLOCK);
+            let layout = Layout::new(self.extents(ino, step.clone()).await?);
+            let found = match what {
+                Seek::Data => layout.extents().first().map(|extent| extent.at.max(at)),
+                Seek::Hole => layout.holes(step.clone()).first().map(|hole| hole.start),
+            };
+            let place = found.map(|block| (block * BLOCK).max(offset));
+            match (place, what) {
+                (Some(place), _) if place < size => return Ok(place),
+                (Some(_), Seek::Hole) => return Ok(size),
+                (Some(_), Seek::Data) => return Err(FsError::NothingThere),
+                _ => at = step.end,
+            }
+            if at * BLOCK >= size {
+                return match what {
+                    Seek::Hole => Ok(size),
+                    Seek::Data => Err(FsError::NothingThere),
+                };
+            }
+        }
+    }
+}
+
+fn push_zeros(buffers: &mut Vec<Bytes>, mut len: u64) {
+    while len > 0 {
+        let some = len.min(ZEROS.len() as u64);
+        buffers.push(ZEROS.slice(..some as usize));
+        len -= some;
+    }
+}

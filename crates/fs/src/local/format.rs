@@ -1,0 +1,440 @@
+//! What a filesystem keeps in its two partitions, byte for byte.
+//!
+//! `NAME.meta` is a B-tree. Its keys are big endian, so that what belongs to an inode lies together:
+//!
+//! ```text
+//! inode | Inode                      InodeRecord
+//! inode | Target                     the target of a symbolic link
+//! inode | Xattr  | name              the value of an extended attribute
+//! inode | Entry  | position          EntryHead, name: a name in a directory
+//! inode | Extent | block of the file ExtentRecord
+//! 0     | Super                      SuperRecord
+//! 0     | Numbers                    the first inode number that was never given away
+//! 0     | Counts                     inodes in use, as of some moment
+//! 0     | Orphan | inode             nothing: it has no names, or blocks behind its end
+//! 0     | Freed  | block of the data its blocks: they are still marked, and nobody has them
+//! 0     | Quota  | inode             QuotaRecord: the directory is the root of a quota
+//! 0     | Usage  | inode | lane      UsageRecord: what is used under it, to be added up over lanes
+//! ```
+//!
+//! `NAME.data` begins with pages of bits ([`BitmapHeader`]), one for each block behind them that is in
+//! use; a page of zeros is one that nobody has written yet. Blocks that are not in use hold zeros.
+//!
+//! Values are little endian.
+
+use bytes::Bytes;
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::checksum::crc32c;
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::attributes::{Kind, Timestamp};
+use crate::error::FsError;
+
+/// Version of every structure here; a filesystem with a higher one is not opened.
+pub const FORMAT_VERSION: u16 = 1;
+/// First bytes of the superblock.
+pub const SUPER_MAGIC: [u8; 8] = *b"THALWEGF";
+/// First bytes of a page of bits.
+pub const BITMAP_MAGIC: [u8; 4] = *b"TWfb";
+/// What the partition of the metadata has behind the filesystem's name.
+pub const META_SUFFIX: &str = ".meta";
+/// What the partition of the data has behind the filesystem's name.
+pub const DATA_SUFFIX: &str = ".data";
+
+/// Bytes of a page of bits before them.
+pub const BITMAP_HEADER: usize = 32;
+/// Bits in a page.
+pub const BITS_PER_PAGE: u64 = ((BLOCK_SIZE - BITMAP_HEADER) * 8) as u64;
+/// Most blocks of data: their numbers have 40 bits.
+pub const MAX_DATA_BLOCKS: u64 = 1 << 40;
+/// Lanes in which the usage of a quota is counted, so that those who add to it seldom meet.
+pub const USAGE_LANES: u8 = 16;
+/// Bits of a name's hash.
+pub const HASH_BITS: u8 = 55;
+/// Names of one directory whose hashes are the same.
+pub const MAX_SLOTS: u64 = 256;
+
+/// What a record is, after the inode in its key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum Tag {
+    /// Of an inode: itself.
+    Inode = 1,
+    /// Of a symbolic link: its target.
+    Target = 2,
+    /// Of an inode: an extended attribute.
+    Xattr = 3,
+    /// Of a directory: a name.
+    Entry = 4,
+    /// Of a file: blocks.
+    Extent = 5,
+    /// Of the filesystem: what it is.
+    Super = 16,
+    /// Of the filesystem: the next inode number.
+    Numbers = 17,
+    /// Of the filesystem: inodes in use.
+    Counts = 18,
+    /// Of the filesystem: an inode with something left to be done.
+    Orphan = 19,
+    /// Of the filesystem: blocks to be freed.
+    Freed = 20,
+    /// Of the filesystem: limits of a directory tree.
+    Quota = 21,
+    /// Of the filesystem: what a directory tree uses.
+    Usage = 22,
+}
+
+impl Tag {
+    /// What a byte stands for.
+    pub const fn decode(byte: u8) -> Option<Tag> {
+        Some(match byte {
+            1 => Tag::Inode,
+            2 => Tag::Target,
+            3 => Tag::Xattr,
+            4 => Tag::Entry,
+            5 => Tag::Extent,
+            16 => Tag::Super,
+            17 => Tag::Numbers,
+            18 => Tag::Counts,
+            19 => Tag::Orphan,
+            20 => Tag::Freed,
+            21 => Tag::Quota,
+            22 => Tag::Usage,
+            _ => return None,
+        })
+    }
+}
+
+/// The key of a record.
+pub fn key(ino: u64, tag: Tag, rest: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(9 + rest.len());
+    key.extend_from_slice(&ino.to_be_bytes());
+    key.push(tag as u8);
+    key.extend_from_slice(rest);
+    key
+}
+
+/// The key behind all of an inode's records with this tag.
+pub fn key_behind(ino: u64, tag: Tag) -> Vec<u8> {
+    let mut key = key(ino, tag, &[]);
+    key[8] += 1;
+    key
+}
+
+/// What a key says: inode, tag and rest; `None` when it makes no sense.
+pub fn parse_key(key: &[u8]) -> Option<(u64, Tag, &[u8])> {
+    let (ino, rest) = key.split_first_chunk()?;
+    let (tag, rest) = rest.split_first()?;
+    let (ino, tag) = (u64::from_be_bytes(*ino), Tag::decode(*tag)?);
+    ((ino == 0) == (tag >= Tag::Super)).then_some((ino, tag, rest))
+}
+
+/// The inode carries blocks behind its end that are on their way out.
+pub const TRUNCATING: u8 = 1;
+/// The inode has extended attributes.
+pub const HAS_XATTRS: u8 = 2;
+/// The inode has an access control list beyond its mode.
+pub const HAS_ACL: u8 = 4;
+/// The directory has an access control list for what is made in it.
+pub const HAS_DEFAULT_ACL: u8 = 8;
+
+/// An inode. In the tree its record begins 8 bytes before, so that what a write changes, the two
+/// times, is one unit of 16 bytes, and size and blocks are another.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct InodeRecord {
+    /// The low 12 bits of the mode.
+    pub mode: U16,
+    /// [`encode_kind`].
+    pub kind: u8,
+    /// [`TRUNCATING`] and others.
+    pub flags: u8,
+    /// As [`Attributes::links`](crate::Attributes::links).
+    pub links: U32,
+    /// [`encode_time`].
+    pub modified: U64,
+    /// [`encode_time`].
+    pub changed: U64,
+    /// Bytes; of a directory its names; of a symbolic link the bytes of its target.
+    pub size: U64,
+    /// Blocks of data.
+    pub blocks: U64,
+    /// [`encode_time`].
+    pub accessed: U64,
+    /// [`encode_time`].
+    pub created: U64,
+    /// The owner.
+    pub uid: U32,
+    /// The group.
+    pub gid: U32,
+    /// Of a device: its number.
+    pub rdev: U32,
+    /// Zero.
+    pub spare: U32,
+    /// Of a directory: the one that it is in. Of others: the one in which they were made.
+    pub parent: U64,
+    /// The root of the quota that it counts for, or 0.
+    pub quota: U64,
+}
+
+/// The value of [`Tag::Super`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SuperRecord {
+    /// [`SUPER_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`FORMAT_VERSION`].
+    pub version: U16,
+    /// Bits of names' hashes: [`HASH_BITS`].
+    pub hash_bits: u8,
+    /// Zeros.
+    pub spare: [u8; 5],
+    /// The filesystem's identity.
+    pub uuid: [u8; 16],
+    /// The identity of the partition with the data.
+    pub data: [u8; 16],
+    /// What names are hashed with.
+    pub hash_key: [u8; 16],
+    /// Blocks of data.
+    pub data_blocks: U64,
+    /// [`encode_time`].
+    pub created: U64,
+    /// CRC-32C of what stands before.
+    pub checksum: U32,
+    /// Zeros.
+    pub end: [u8; 4],
+}
+
+impl SuperRecord {
+    /// The checksum that it should have.
+    pub fn sum(&self) -> u32 {
+        crc32c(&self.as_bytes()[..size_of::<SuperRecord>() - 8])
+    }
+}
+
+/// What stands before a name in the value of [`Tag::Entry`]. A place that is kept free, because others
+/// with the same hash come behind it, has inode 0 and no name.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct EntryHead {
+    /// The inode, or 0.
+    pub ino: U64,
+    /// [`encode_kind`], or 0.
+    pub kind: u8,
+    /// 1: others with the same hash may come behind it.
+    pub chained: u8,
+}
+
+/// The value of [`Tag::Extent`]: blocks of data in a row.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtentRecord {
+    /// The first one, low 32 bits.
+    pub start: U32,
+    /// The first one, high 8 bits.
+    pub high: u8,
+    /// How many.
+    pub blocks: U32,
+}
+
+/// The value of [`Tag::Quota`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct QuotaRecord {
+    /// Most bytes, or 0.
+    pub bytes: U64,
+    /// Most inodes, or 0.
+    pub inodes: U64,
+}
+
+/// The value of [`Tag::Usage`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct UsageRecord {
+    /// Blocks of data; of one lane also less than none.
+    pub blocks: I64,
+    /// Inodes, likewise.
+    pub inodes: I64,
+}
+
+/// Begins a page of bits.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BitmapHeader {
+    /// [`BITMAP_MAGIC`].
+    pub magic: [u8; 4],
+    /// [`FORMAT_VERSION`].
+    pub version: U16,
+    /// Zeros.
+    pub spare: [u8; 2],
+    /// The page's number.
+    pub index: U32,
+    /// CRC-32C of the filesystem's identity.
+    pub tag: U32,
+    /// Zeros.
+    pub end: [u8; 16],
+}
+
+const _: () = {
+    assert!(size_of::<InodeRecord>() == 88);
+    // With the eight bytes before it.
+    assert!(std::mem::offset_of!(InodeRecord, modified) == 8);
+    assert!(std::mem::offset_of!(InodeRecord, size) == 24);
+    assert!(size_of::<SuperRecord>() == 88);
+    assert!(size_of::<EntryHead>() == 10);
+    // With the head of a record and the key two units.
+    assert!(8 + 13 + size_of::<ExtentRecord>() <= 32);
+    assert!(size_of::<BitmapHeader>() == BITMAP_HEADER);
+};
+
+/// The stored form of a kind.
+pub const fn encode_kind(kind: Kind) -> u8 {
+    match kind {
+        Kind::File => 1,
+        Kind::Directory => 2,
+        Kind::Symlink => 3,
+        Kind::BlockDevice => 4,
+        Kind::CharDevice => 5,
+        Kind::Fifo => 6,
+        Kind::Socket => 7,
+    }
+}
+
+/// The kind, or `None` when it is unknown.
+pub const fn decode_kind(byte: u8) -> Option<Kind> {
+    Some(match byte {
+        1 => Kind::File,
+        2 => Kind::Directory,
+        3 => Kind::Symlink,
+        4 => Kind::BlockDevice,
+        5 => Kind::CharDevice,
+        6 => Kind::Fifo,
+        7 => Kind::Socket,
+        _ => return None,
+    })
+}
+
+/// A moment in 64 bits: seconds in the high 34, which reach from 1697 to 2242, and nanoseconds.
+pub fn encode_time(time: Timestamp) -> u64 {
+    let most = 1 << 33;
+    let seconds = time.seconds.clamp(-most, most - 1);
+    (seconds << 30) as u64 | u64::from(time.nanos.min(999_999_999))
+}
+
+/// The moment.
+pub fn decode_time(stored: u64) -> Timestamp {
+    Timestamp { seconds: stored as i64 >> 30, nanos: (stored & ((1 << 30) - 1)) as u32 }
+}
+
+/// A record of a fixed size.
+///
+/// # Errors
+/// [`FsError::Damaged`] when the value has another.
+pub fn decode<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    value: &[u8],
+    what: impl FnOnce() -> String,
+) -> Result<T, FsError> {
+    T::read_from_bytes(value).map_err(|_| FsError::Damaged(what()))
+}
+
+/// A name in a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DirectoryEntry {
+    /// The inode.
+    pub ino: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// Others with the same hash may come behind it.
+    pub chained: bool,
+    /// The name.
+    pub name: Bytes,
+}
+
+/// A place in a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Somebody's.
+    Taken(DirectoryEntry),
+    /// Kept free.
+    Vacant,
+}
+
+impl Place {
+    /// The stored form.
+    pub fn encode(&self) -> Vec<u8> {
+        let Place::Taken(entry) = self else {
+            return EntryHead { ino: 0.into(), kind: 0, chained: 1 }.as_bytes().to_vec();
+        };
+        let chained = u8::from(entry.chained);
+        let head = EntryHead { ino: entry.ino.into(), kind: encode_kind(entry.kind), chained };
+        [head.as_bytes(), &entry.name].concat()
+    }
+
+    /// The place, or `None` when it makes no sense.
+    pub fn decode(value: &Bytes) -> Option<Place> {
+        let (head, name) = EntryHead::read_from_prefix(value).ok()?;
+        if head.ino == 0 {
+            return (name.is_empty() && head.kind == 0).then_some(Place::Vacant);
+        }
+        let name = value.slice(size_of::<EntryHead>()..);
+        let fits = (1..=crate::filesystem::MAX_NAME).contains(&name.len());
+        let kind = decode_kind(head.kind).filter(|_| fits && head.chained <= 1)?;
+        Some(Place::Taken(DirectoryEntry {
+            ino: head.ino.get(),
+            kind,
+            chained: head.chained == 1,
+            name,
+        }))
+    }
+}
+
+/// Blocks of a file that lie in a row.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Extent {
+    /// The first block of the file.
+    pub at: u64,
+    /// Its place among the blocks of data.
+    pub start: u64,
+    /// How many, at least one.
+    pub blocks: u64,
+}
+
+impl Extent {
+    /// The block of the file behind it.
+    pub fn end(&self) -> u64 {
+        self.at + self.blocks
+    }
+
+    /// The key of its record.
+    pub fn key(&self, ino: u64) -> Vec<u8> {
+        extent_key(ino, self.at)
+    }
+
+    /// The stored form.
+    pub fn encode(&self) -> Vec<u8> {
+        let record = ExtentRecord {
+            start: (self.start as u32).into(),
+            high: (self.start >> 32) as u8,
+            blocks: (self.blocks as u32).into(),
+        };
+        record.as_bytes().to_vec()
+    }
+
+    /// The extent, or `None` when it makes no sense.
+    pub fn decode(rest: &[u8], value: &[u8], data_blocks: u64) -> Option<Extent> {
+        let at = u64::from(u32::from_be_bytes(rest.try_into().ok()?));
+        let record = ExtentRecord::read_from_bytes(value).ok()?;
+        let start = u64::from(record.start.get()) | u64::from(record.high) << 32;
+        let blocks = u64::from(record.blocks.get());
+        let inside = start + blocks <= data_blocks && at + blocks <= 1 << 32;
+        (blocks > 0 && inside).then_some(Extent { at, start, blocks })
+    }
+}
+
+/// The key of the extent that begins at a block of a file.
+pub fn extent_key(ino: u64, at: u64) -> Vec<u8> {
+    key(ino, Tag::Extent, &(at as u32).to_be_bytes())
+}

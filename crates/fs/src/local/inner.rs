@@ -1,0 +1,479 @@
+//! What all handles of an opened filesystem share: where it lies, and what is known of it outside of
+//! transactions.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use thalweg_store::env::{Env, HashMap, HashSet};
+use thalweg_store::tree::Store;
+use thalweg_store::txn::{self, Begin, Durability, Transact, Transaction};
+use tokio::sync::Notify;
+
+use super::area::DataArea;
+use super::format::{InodeRecord, Tag, key};
+use super::op::{Effects, Op, stored_time};
+use super::options::{Atime, Options};
+use super::space::Space;
+use crate::attributes::{Attributes, Ino};
+use crate::error::FsError;
+use crate::filesystem::{Change, Watcher};
+
+/// Inode numbers that are reserved at a time.
+const NUMBERS: u64 = 256;
+/// Batches of inode numbers in use at a time: those of different directories seldom share a leaf of the
+/// tree.
+const NUMBER_LANES: usize = 16;
+/// How long the last reads of inodes wait to be noted.
+const ATIME_PERIOD: Duration = Duration::from_secs(10);
+/// How many of them may wait.
+const MAX_ATIMES: usize = 4096;
+/// Inodes whose last reads one transaction notes.
+const ATIMES_AT_ONCE: usize = 64;
+/// Under `relatime` a read is noted at least once in so many seconds.
+const RELATIME_SECONDS: i64 = 24 * 3600;
+
+/// An opened filesystem.
+pub(super) struct Inner {
+    pub(super) env: Env,
+    pub(super) volume: Arc<dyn Transact>,
+    pub(super) tree: Store,
+    pub(super) area: DataArea,
+    pub(super) hash_key: [u8; 16],
+    pub(super) hash_bits: u8,
+    pub(super) options: Options,
+    pub(super) space: Space,
+    /// Inodes for which there may be room.
+    pub(super) max_inodes: u64,
+    /// One at a time frees what is noted to be freed.
+    pub(super) freeing: tokio::sync::Mutex<()>,
+    numbers: Vec<tokio::sync::Mutex<Range<u64>>>,
+    remembered: Mutex<HashMap<u64, u64>>,
+    durable: Mutex<Durable>,
+    atimes: Mutex<HashMap<u64, u64>>,
+    inodes: Mutex<i64>,
+    usage: Mutex<HashMap<u64, (i64, i64)>>,
+    watcher: Mutex<Option<Arc<Watcher>>>,
+    duties: Mutex<Duties>,
+    /// There is something in `duties`.
+    wake: Notify,
+}
+
+/// What has changed and may not survive a crash yet. Moments are counted in changes.
+#[derive(Debug, Default)]
+struct Durable {
+    now: u64,
+    synced: u64,
+    changed: HashMap<u64, u64>,
+    /// Something has changed, and nobody knows what.
+    unknown: u64,
+}
+
+/// What the keeper has to do.
+#[derive(Debug, Default)]
+struct Duties {
+    /// Inodes with something left to be done, once nobody uses them.
+    orphans: HashSet<u64>,
+    due: Vec<u64>,
+    freed: bool,
+    /// Pages of bits that are to be counted again.
+    recount: Vec<u64>,
+    /// Somebody else's transactions, and what they will have left when they end.
+    within: Vec<(Weak<dyn Transaction>, Effects)>,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("tree", &self.tree.name()).finish_non_exhaustive()
+    }
+}
+
+/// What a filesystem is found to be when it is opened.
+pub(super) struct Found {
+    pub(super) tree: Store,
+    pub(super) area: DataArea,
+    pub(super) hash_key: [u8; 16],
+    pub(super) hash_bits: u8,
+    pub(super) space: Space,
+    pub(super) inodes: i64,
+    pub(super) max_inodes: u64,
+}
+
+impl Inner {
+    pub(super) fn new(
+        env: &Env,
+        volume: Arc<dyn Transact>,
+        found: Found,
+        options: Options,
+    ) -> Inner {
+        Inner {
+            env: env.clone(),
+            volume,
+            tree: found.tree,
+            area: found.area,
+            hash_key: found.hash_key,
+            hash_bits: found.hash_bits,
+            options,
+            space: found.space,
+            max_inodes: found.max_inodes,
+            freeing: tokio::sync::Mutex::new(()),
+            numbers: (0..NUMBER_LANES).map(|_| tokio::sync::Mutex::new(0..0)).collect(),
+            remembered: Mutex::default(),
+            durable: Mutex::default(),
+            atimes: Mutex::default(),
+            inodes: Mutex::new(found.inodes),
+            usage: Mutex::default(),
+            watcher: Mutex::default(),
+            duties: Mutex::default(),
+            wake: Notify::new(),
+        }
+    }
+
+    /// Changes something in a transaction of its own: begin, work, commit, retry.
+    pub(super) async fn change<T, Work>(
+        &self,
+        work: impl Fn(Arc<dyn Transaction>) -> Work,
+    ) -> Result<T, FsError>
+    where
+        Work: Future<Output = Result<(T, Effects), FsError>>,
+    {
+        self.change_as(Durability::Visible, work).await
+    }
+
+    /// [`Inner::change`], acknowledged when it is as durable as that.
+    pub(super) async fn change_as<T, Work>(
+        &self,
+        durability: Durability,
+        work: impl Fn(Arc<dyn Transaction>) -> Work,
+    ) -> Result<T, FsError>
+    where
+        Work: Future<Output = Result<(T, Effects), FsError>>,
+    {
+        if self.options.read_only {
+            return Err(FsError::ReadOnly);
+        }
+        let (done, effects) = txn::run(&*self.volume, Begin::STRICT, durability, work).await?;
+        self.settle(effects);
+        Ok(done)
+    }
+
+    /// A transaction that looks at what everybody sees.
+    pub(super) async fn look(&self) -> Result<Arc<dyn Transaction>, FsError> {
+        Ok(self.volume.begin(Begin::SNAPSHOT).await?)
+    }
+
+    /// Remembers what a transaction that committed has done.
+    pub(super) fn settle(&self, effects: Effects) {
+        effects.pages.iter().for_each(|(page, by)| self.space.adjust(*page, *by));
+        *self.inodes.lock() += effects.count;
+        for (root, by) in &effects.charged {
+            if let Some(seen) = self.usage.lock().get_mut(root) {
+                *seen = (seen.0 + by.0, seen.1 + by.1);
+            }
+        }
+        {
+            let mut durable = self.durable.lock();
+            durable.now += 1;
+            let now = durable.now;
+            durable.changed.extend(effects.inodes.keys().map(|ino| (*ino, now)));
+        }
+        {
+            let mut atimes = self.atimes.lock();
+            if !atimes.is_empty() {
+                atimes.retain(|ino, _| !effects.inodes.contains_key(ino));
+            }
+        }
+        if effects.orphans.is_empty() && !effects.freed {
+            return;
+        }
+        let mut duties = self.duties.lock();
+        duties.freed |= effects.freed;
+        for ino in effects.orphans {
+            duties.orphans.insert(ino);
+            duties.due.push(ino);
+        }
+        drop(duties);
+        self.wake.notify_one();
+    }
+
+    /// Remembers that a caller's transaction has these effects, if it commits.
+    pub(super) fn settle_when_ended(&self, txn: &Arc<dyn Transaction>, effects: Effects) {
+        self.durable.lock().touch_unknown();
+        self.duties.lock().within.push((Arc::downgrade(txn), effects));
+        self.wake.notify_one();
+    }
+
+    /// Tells who watches what changed without going through the handle.
+    pub(super) fn tell(&self, effects: &Effects) {
+        let Some(watcher) = self.watcher.lock().clone() else { return };
+        for (ino, content) in &effects.inodes {
+            watcher(&Change::Inode { ino: Ino(*ino), content: *content });
+        }
+        for (parent, name) in &effects.names {
+            watcher(&Change::Name { parent: Ino(*parent), name: name.clone() });
+        }
+    }
+
+    pub(super) fn watch(&self, watcher: Watcher) {
+        *self.watcher.lock() = Some(Arc::new(watcher));
+    }
+
+    /// A number that no inode ever had, near those of others in the directory.
+    pub(super) async fn number(&self, parent: u64) -> Result<u64, FsError> {
+        let lane = (parent.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % NUMBER_LANES;
+        let mut numbers = self.numbers[lane].lock().await;
+        if let Some(number) = numbers.next() {
+            return Ok(number);
+        }
+        let inodes = (*self.inodes.lock()).max(1);
+        let first = self
+            .change(async |txn| {
+                let mut op = Op::new(self, &txn, false);
+                let stored = op.get(&key(0, Tag::Numbers, &[])).await?;
+                let first = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
+                let first = first.filter(|first| *first < u64::MAX - NUMBERS);
+                let first = first
+                    .ok_or_else(|| FsError::Damaged("there is no next inode number".to_owned()))?;
+                op.put(key(0, Tag::Numbers, &[]), (first + NUMBERS).to_le_bytes().to_vec());
+                op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
+                Ok((first, op.finish().await?))
+            })
+            .await?;
+        *numbers = first + 1..first + NUMBERS;
+        Ok(first)
+    }
+
+    /// Writes down how many inodes are in use.
+    pub(super) async fn save_counts(&self) -> Result<(), FsError> {
+        let inodes = (*self.inodes.lock()).max(1);
+        self.change(async |txn| {
+            let mut op = Op::new(self, &txn, false);
+            op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
+    /// Inodes in use, as far as is known.
+    pub(super) fn inodes(&self) -> u64 {
+        (*self.inodes.lock()).max(1) as u64
+    }
+
+    pub(super) fn remember(&self, ino: u64) {
+        *self.remembered.lock().entry(ino).or_default() += 1;
+    }
+
+    pub(super) fn forget(&self, ino: u64, count: u64) {
+        {
+            let mut remembered = self.remembered.lock();
+            let Some(there) = remembered.get_mut(&ino) else { return };
+            *there = there.saturating_sub(count);
+            if *there > 0 {
+                return;
+            }
+            remembered.remove(&ino);
+        }
+        self.space.release(ino);
+        let mut duties = self.duties.lock();
+        if duties.orphans.contains(&ino) {
+            duties.due.push(ino);
+            drop(duties);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Whether somebody uses an inode.
+    pub(super) fn is_remembered(&self, ino: u64) -> bool {
+        self.remembered.lock().contains_key(&ino)
+    }
+
+    /// What is used under the root of a quota, as far as is known.
+    pub(super) fn seen_usage(&self, root: u64) -> Option<(i64, i64)> {
+        self.usage.lock().get(&root).copied()
+    }
+
+    /// So much was used under the root of a quota.
+    pub(super) fn see_usage(&self, root: u64, used: (i64, i64)) {
+        self.usage.lock().insert(root, used);
+    }
+
+    /// Returns when everything that was done to an inode survives a crash, or everything at all.
+    pub(super) async fn sync(&self, ino: Option<u64>) -> Result<(), FsError> {
+        let until = {
+            let durable = self.durable.lock();
+            let changed = match ino {
+                Some(ino) => durable.changed.get(&ino).copied().unwrap_or(0).max(durable.unknown),
+                None => durable.now,
+            };
+            if changed <= durable.synced {
+                return Ok(());
+            }
+            durable.now
+        };
+        // It sees everything that was committed, and is acknowledged when that survives.
+        let txn = self.volume.begin(Begin::SNAPSHOT).await?;
+        txn.commit(Durability::Synced).await?;
+        let mut durable = self.durable.lock();
+        durable.synced = durable.synced.max(until);
+        let synced = durable.synced;
+        durable.changed.retain(|_, changed| *changed > synced);
+        Ok(())
+    }
+
+    /// Notes that an inode was read.
+    pub(super) fn note_access(&self, ino: u64, record: &InodeRecord) {
+        let now = stored_time(self.env.wall_nanos());
+        let stored = self.pending_access(ino).unwrap_or(record.accessed.get());
+        let seconds = |time: u64| time as i64 >> 30;
+        let is_due = match self.options.atime {
+            _ if self.options.read_only => false,
+            Atime::Never => false,
+            Atime::Strict => true,
+            Atime::Relative => {
+                stored as i64 <= record.modified.get() as i64
+                    || stored as i64 <= record.changed.get() as i64
+                    || seconds(now) - seconds(stored) >= RELATIME_SECONDS
+            }
+        };
+        if is_due && now != stored {
+            let mut atimes = self.atimes.lock();
+            atimes.insert(ino, now);
+            if atimes.len() >= MAX_ATIMES {
+                drop(atimes);
+                self.wake.notify_one();
+            }
+        }
+    }
+
+    /// When an inode was read last, if that is not noted yet.
+    pub(super) fn pending_access(&self, ino: u64) -> Option<u64> {
+        self.atimes.lock().get(&ino).copied()
+    }
+
+    /// The last read of an inode need not be noted: something else was set.
+    pub(super) fn drop_access(&self, ino: u64) {
+        self.atimes.lock().remove(&ino);
+    }
+
+    /// What is shown of an inode, with its last read.
+    pub(super) fn with_access(&self, mut attributes: Attributes) -> Attributes {
+        if let Some(accessed) = self.pending_access(attributes.ino.0) {
+            attributes.accessed = super::format::decode_time(accessed);
+        }
+        attributes
+    }
+
+    /// Writes the last reads down.
+    pub(super) async fn flush_accesses(&self) -> Result<(), FsError> {
+        loop {
+            let some: Vec<u64> = {
+                let atimes = self.atimes.lock();
+                let mut some: Vec<u64> = atimes.keys().copied().collect();
+                some.sort_unstable();
+                some.truncate(ATIMES_AT_ONCE);
+                some
+            };
+            if some.is_empty() {
+                return Ok(());
+            }
+            self.change(async |txn| {
+                let mut op = Op::new(self, &txn, false);
+                for ino in &some {
+                    if let Some(record) = op.find_inode(*ino).await? {
+                        op.set_inode(*ino, record);
+                    }
+                }
+                Ok(((), op.finish().await?))
+            })
+            .await?;
+            some.iter().for_each(|ino| self.drop_access(*ino));
+        }
+    }
+
+    /// Takes over what was left to be done.
+    pub(super) fn take_over(&self, orphans: Vec<u64>) {
+        let mut duties = self.duties.lock();
+        duties.due.extend(&orphans);
+        duties.orphans.extend(orphans);
+        duties.freed = true;
+        drop(duties);
+        self.wake.notify_one();
+    }
+
+    /// Does everything that is left to be done and may be.
+    pub(super) async fn do_duties(&self) -> Result<(), FsError> {
+        self.collect_ended();
+        loop {
+            let (due, freed) = {
+                let mut duties = self.duties.lock();
+                (std::mem::take(&mut duties.due), std::mem::take(&mut duties.freed))
+            };
+            if due.is_empty() && !freed && self.duties.lock().recount.is_empty() {
+                return Ok(());
+            }
+            for ino in due {
+                self.finish_orphan(ino).await?;
+                if !self.is_remembered(ino) {
+                    self.duties.lock().orphans.remove(&ino);
+                }
+            }
+            if freed {
+                self.finish_freed().await?;
+            }
+            let recount = std::mem::take(&mut self.duties.lock().recount);
+            for page in recount {
+                let txn = self.look().await?;
+                let free = Op::new(self, &txn, false).page(page).await?.free();
+                self.space.set(page, free);
+            }
+        }
+    }
+
+    /// Whether blocks wait to be freed.
+    pub(super) fn is_freeing(&self) -> bool {
+        let duties = self.duties.lock();
+        duties.freed || !duties.due.is_empty() || self.freeing.try_lock().is_err()
+    }
+
+    /// Settles callers' transactions that have ended; whether some have not.
+    fn collect_ended(&self) -> bool {
+        let within = std::mem::take(&mut self.duties.lock().within);
+        let (open, ended): (Vec<_>, Vec<_>) =
+            within.into_iter().partition(|(txn, _)| txn.strong_count() > 0);
+        let is_open = !open.is_empty();
+        self.duties.lock().within.extend(open);
+        for (_, effects) in ended {
+            // It may have been aborted: whoever looks finds out.
+            let Effects { orphans, freed, pages, .. } = effects;
+            self.duties.lock().recount.extend(pages.into_keys());
+            self.settle(Effects { orphans, freed, ..Effects::default() });
+        }
+        is_open
+    }
+
+    /// Waits for something to do, and does it, until the filesystem is closed.
+    pub(super) async fn keep(self: Arc<Inner>) {
+        loop {
+            // Failures are met again by whoever does the same for himself.
+            self.do_duties().await.ok();
+            let is_open = self.collect_ended();
+            let period = if is_open { ATIME_PERIOD / 20 } else { ATIME_PERIOD };
+            if self.env.timeout(period, self.wake.notified()).await.is_none() || self.has_atimes() {
+                self.flush_accesses().await.ok();
+            }
+        }
+    }
+
+    fn has_atimes(&self) -> bool {
+        self.atimes.lock().len() >= MAX_ATIMES
+    }
+}
+
+impl Durable {
+    fn touch_unknown(&mut self) {
+        self.now += 1;
+        self.unknown = self.now;
+    }
+}

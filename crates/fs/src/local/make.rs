@@ -1,0 +1,238 @@
+//! Filesystems are made, opened and removed.
+
+use std::sync::Arc;
+
+use thalweg_store::block::Lba;
+use thalweg_store::env::Env;
+use thalweg_store::tree::{Kind as PartitionKind, NewPartition, Store, TreeError, catalogue};
+use thalweg_store::txn::{self, Begin, Durability, Transact};
+use uuid::Uuid;
+use zerocopy::IntoBytes;
+
+use super::Local;
+use super::area::{BitmapPage, DataArea};
+use super::format::{
+    DATA_SUFFIX, FORMAT_VERSION, HASH_BITS, InodeRecord, META_SUFFIX, SUPER_MAGIC, SuperRecord,
+    Tag, decode, encode_kind, key,
+};
+use super::inner::{Found, Inner};
+use super::op::stored_time;
+use super::options::{Format, Options};
+use super::space::Space;
+use crate::attributes::{Ino, Kind};
+use crate::error::FsError;
+
+/// The partition of the metadata takes one block in so many.
+const METADATA_SHARE: u64 = 16;
+/// Blocks of the smallest partition of metadata.
+const MIN_METADATA: u64 = 32;
+/// Pages of bits that are read at a time.
+const PAGES_AT_ONCE: u64 = 64;
+/// Inodes for which a block of metadata may be enough.
+const INODES_PER_BLOCK: u64 = 12;
+
+/// Makes an empty filesystem in two new partitions of a volume. One whose making was interrupted is made
+/// anew.
+///
+/// # Errors
+/// [`FsError::Exists`] when there is one of that name; [`FsError::Invalid`] when there are too few
+/// blocks; those of the catalogue of partitions.
+pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Result<(), FsError> {
+    let [meta, data] = [META_SUFFIX, DATA_SUFFIX].map(|suffix| format.name.clone() + suffix);
+    match catalogue::list(&**volume).await {
+        Ok(there) if there.iter().any(|it| it.name == meta || it.name == data) => {
+            if read_super(env, volume, &format.name).await.is_ok() {
+                return Err(FsError::Exists);
+            }
+            remove(env, volume, &format.name).await?;
+        }
+        Ok(_) | Err(TreeError::NoCatalogue) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let all = match format.blocks {
+        Some(blocks) => blocks,
+        None => largest_gap(volume).await?,
+    };
+    let share = (all / METADATA_SHARE).max(MIN_METADATA);
+    let metadata = format.metadata_blocks.unwrap_or(share);
+    let rest = all.checked_sub(metadata).filter(|rest| *rest > 1);
+    let rest = rest.ok_or(FsError::Invalid("too few blocks for a filesystem"))?;
+    let partition = |name: &str, kind, blocks| NewPartition {
+        name: name.to_owned(),
+        kind,
+        first: None,
+        blocks: Some(blocks),
+    };
+    let btree = partition(&meta, PartitionKind::Btree, metadata);
+    catalogue::create(env, &**volume, &btree).await?;
+    let raw = partition(&data, PartitionKind::Raw, rest);
+    let raw = catalogue::create(env, &**volume, &raw).await?;
+    volume.discard_run(Lba(raw.first), raw.blocks).await?;
+    let uuid = env.uuid();
+    let area = DataArea::new(&raw, &uuid)?;
+    let tree = Store::open_btree(env, volume.clone(), &meta).await?;
+    let now = stored_time(env.wall_nanos());
+    let mut record = SuperRecord {
+        magic: SUPER_MAGIC,
+        version: FORMAT_VERSION.into(),
+        hash_bits: format.hash_bits.clamp(1, HASH_BITS),
+        spare: [0; 5],
+        uuid: *uuid.as_bytes(),
+        data: *raw.uuid.as_bytes(),
+        hash_key: *env.uuid().as_bytes(),
+        data_blocks: area.blocks().into(),
+        created: now.into(),
+        checksum: 0.into(),
+        end: [0; 4],
+    };
+    record.checksum = record.sum().into();
+    let root = root_record(format, now);
+    txn::run(&**volume, Begin::STRICT, Durability::Synced, async |txn| {
+        tree.put_in(&*txn, &key(Ino::ROOT.0, Tag::Inode, &[]), root.as_bytes().to_vec()).await?;
+        let first = (Ino::ROOT.0 + 1).to_le_bytes().to_vec();
+        tree.put_in(&*txn, &key(0, Tag::Numbers, &[]), first).await?;
+        tree.put_in(&*txn, &key(0, Tag::Counts, &[]), 1i64.to_le_bytes().to_vec()).await?;
+        tree.put_in(&*txn, &key(0, Tag::Super, &[]), record.as_bytes().to_vec()).await?;
+        Ok::<_, FsError>(())
+    })
+    .await
+}
+
+fn root_record(format: &Format, now: u64) -> InodeRecord {
+    InodeRecord {
+        mode: (format.mode & 0o7777).into(),
+        kind: encode_kind(Kind::Directory),
+        flags: 0,
+        links: 2.into(),
+        modified: now.into(),
+        changed: now.into(),
+        size: 0.into(),
+        blocks: 0.into(),
+        accessed: now.into(),
+        created: now.into(),
+        uid: format.uid.into(),
+        gid: format.gid.into(),
+        rdev: 0.into(),
+        spare: 0.into(),
+        parent: Ino::ROOT.0.into(),
+        quota: 0.into(),
+    }
+}
+
+/// Blocks of the largest gap between a volume's partitions.
+async fn largest_gap(volume: &Arc<dyn Transact>) -> Result<u64, FsError> {
+    let there = match catalogue::list(&**volume).await {
+        Ok(there) => there,
+        Err(TreeError::NoCatalogue) => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let mut at = thalweg_store::tree::format::CATALOGUE_BLOCKS;
+    let mut largest = 0;
+    for partition in there {
+        largest = largest.max(partition.first.saturating_sub(at));
+        at = partition.first + partition.blocks;
+    }
+    Ok(largest.max(volume.blocks().saturating_sub(at)))
+}
+
+/// Removes a filesystem and everything in it.
+///
+/// # Errors
+/// Those of the catalogue of partitions.
+pub async fn remove(env: &Env, volume: &Arc<dyn Transact>, name: &str) -> Result<(), FsError> {
+    for suffix in [META_SUFFIX, DATA_SUFFIX] {
+        match catalogue::remove(env, &**volume, &(name.to_owned() + suffix)).await {
+            Ok(()) | Err(TreeError::Missing(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Where a filesystem lies.
+pub(crate) struct Parts {
+    pub(crate) tree: Store,
+    pub(crate) area: DataArea,
+    pub(crate) record: SuperRecord,
+    /// Inodes for which there may be room.
+    pub(crate) max_inodes: u64,
+}
+
+/// Finds the parts of a filesystem, and checks that they belong together.
+pub(crate) async fn read_super(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    name: &str,
+) -> Result<Parts, FsError> {
+    let tree = Store::open_btree(env, volume.clone(), &(name.to_owned() + META_SUFFIX)).await?;
+    let raw = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
+    let meta = catalogue::open(&**volume, tree.name()).await?;
+    let txn = volume.begin(Begin::SNAPSHOT).await?;
+    let value = tree.get_in(&*txn, &key(0, Tag::Super, &[])).await?;
+    let damaged = |what: &str| FsError::Damaged(format!("the superblock {what}"));
+    let value = value.ok_or_else(|| damaged("is missing"))?;
+    if value.get(..8) != Some(&SUPER_MAGIC[..]) {
+        return Err(damaged("is none"));
+    }
+    let record: SuperRecord = decode(&value, || "the superblock has another size".to_owned())?;
+    if record.version.get() > FORMAT_VERSION {
+        return Err(FsError::Newer(record.version.get()));
+    }
+    if record.checksum.get() != record.sum() {
+        return Err(damaged("does not match its checksum"));
+    }
+    if record.data != *raw.uuid.as_bytes() {
+        return Err(damaged("belongs to other data"));
+    }
+    if !(1..=HASH_BITS).contains(&record.hash_bits) {
+        return Err(damaged("has names hashed in no way"));
+    }
+    let area = DataArea::new(&raw, &Uuid::from_bytes(record.uuid))?;
+    if area.blocks() != record.data_blocks.get() {
+        return Err(damaged("has another number of blocks"));
+    }
+    let max_inodes = meta.blocks * INODES_PER_BLOCK;
+    Ok(Parts { tree, area, record, max_inodes })
+}
+
+impl Local {
+    /// Opens the filesystem of that name, and begins to finish what a crash has left to be done.
+    ///
+    /// # Errors
+    /// [`FsError::Damaged`], [`FsError::Newer`], and those of the catalogue of partitions.
+    pub async fn open(
+        env: &Env,
+        volume: Arc<dyn Transact>,
+        name: &str,
+        options: Options,
+    ) -> Result<Local, FsError> {
+        let Parts { tree, area, record, max_inodes } = read_super(env, &volume, name).await?;
+        let txn = volume.begin(Begin::SNAPSHOT).await?;
+        let mut free = Vec::with_capacity(area.pages() as usize);
+        while (free.len() as u64) < area.pages() {
+            let page = free.len() as u64;
+            let some = PAGES_AT_ONCE.min(area.pages() - page);
+            for (page, content) in (page..).zip(txn.read_run(area.page_lba(page), some).await?) {
+                free.push(BitmapPage::read(&area, page, &content)?.free());
+            }
+        }
+        let counts = tree.get_in(&*txn, &key(0, Tag::Counts, &[])).await?;
+        let inodes = counts.and_then(|it| Some(i64::from_le_bytes((*it).try_into().ok()?)));
+        drop(txn);
+        let found = Found {
+            tree,
+            area,
+            hash_key: record.hash_key,
+            hash_bits: record.hash_bits,
+            space: Space::new(area.blocks(), free),
+            inodes: inodes.unwrap_or(1),
+            max_inodes,
+        };
+        let inner = Arc::new(Inner::new(env, volume, found, options));
+        if !options.read_only {
+            inner.take_over(inner.stored_orphans().await?);
+        }
+        let keeper = env.spawn(inner.clone().keep());
+        Ok(Local { inner, within: None, _keeper: Arc::new(keeper) })
+    }
+}

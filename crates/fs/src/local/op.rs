@@ -1,0 +1,358 @@
+//! One call on the filesystem, within a transaction.
+//!
+//! What a call changes is gathered here and handed to the transaction at its end: a call that fails
+//! has changed nothing, so that the transaction around it may go on. Whoever changes what an inode
+//! has, its names, its blocks or its attributes, writes the inode's record too; so two who do it at
+//! the same time conflict there, whatever else they look at.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_store::block::{BLOCK_SIZE, Class};
+use thalweg_store::tree::Batch;
+use thalweg_store::txn::{FRAGMENT, Transaction};
+use zerocopy::IntoBytes;
+
+use super::area::BitmapPage;
+use super::extents::Run;
+use super::format::{InodeRecord, Tag, decode, decode_kind, encode_time, key};
+use super::inner::Inner;
+use crate::attributes::{Attributes, Ino, Kind, Timestamp};
+use crate::error::FsError;
+
+/// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
+const DISCARDED_AT_ONCE: u64 = 32;
+
+/// What a call has done, for those who remember things outside of transactions.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// Inodes with other attributes, and whether their bytes changed.
+    pub(super) inodes: BTreeMap<u64, bool>,
+    /// Names that mean something else.
+    pub(super) names: Vec<(u64, Bytes)>,
+    /// Blocks that became free under pages of bits, or were taken.
+    pub(super) pages: BTreeMap<u64, i64>,
+    /// Inodes that came or went.
+    pub(super) count: i64,
+    /// Blocks and inodes that quotas were charged with.
+    pub(super) charged: BTreeMap<u64, (i64, i64)>,
+    /// Inodes with something left to be done.
+    pub(super) orphans: Vec<u64>,
+    /// There are blocks to be freed.
+    pub(super) freed: bool,
+}
+
+impl Effects {
+    /// Adds what a later call has done.
+    pub(super) fn add(&mut self, later: Effects) {
+        for (ino, content) in later.inodes {
+            *self.inodes.entry(ino).or_default() |= content;
+        }
+        self.names.extend(later.names);
+        for (page, by) in later.pages {
+            *self.pages.entry(page).or_default() += by;
+        }
+        for (quota, (blocks, inodes)) in later.charged {
+            let sum = self.charged.entry(quota).or_default();
+            *sum = (sum.0 + blocks, sum.1 + inodes);
+        }
+        self.count += later.count;
+        self.orphans.extend(later.orphans);
+        self.freed |= later.freed;
+    }
+}
+
+/// A block of data to be written, or discarded.
+#[derive(Debug)]
+struct BlockWrite {
+    block: u64,
+    content: Option<Bytes>,
+    changed: Range<usize>,
+}
+
+/// An inode that was looked at, and perhaps changed.
+#[derive(Debug)]
+struct Staged {
+    record: Option<InodeRecord>,
+    changed: bool,
+}
+
+/// One call.
+#[derive(Debug)]
+pub(super) struct Op<'a> {
+    pub(super) inner: &'a Inner,
+    pub(super) txn: &'a Arc<dyn Transaction>,
+    /// The time of the call, as records have it.
+    pub(super) now: u64,
+    /// The transaction is the caller's: there will be no other to finish what this one begins.
+    pub(super) is_within: bool,
+    pub(super) effects: Effects,
+    inodes: BTreeMap<u64, Staged>,
+    records: BTreeMap<Vec<u8>, Option<Bytes>>,
+    pages: BTreeMap<u64, BitmapPage>,
+    writes: Vec<BlockWrite>,
+    discards: u64,
+}
+
+/// The time as records have it.
+pub(super) fn stored_time(nanos: u64) -> u64 {
+    let seconds = (nanos / 1_000_000_000) as i64;
+    encode_time(Timestamp { seconds, nanos: (nanos % 1_000_000_000) as u32 })
+}
+
+/// What an inode is.
+///
+/// # Errors
+/// [`FsError::Damaged`]
+pub(super) fn kind_of(ino: u64, record: &InodeRecord) -> Result<Kind, FsError> {
+    decode_kind(record.kind).ok_or_else(|| FsError::Damaged(format!("inode {ino} has no kind")))
+}
+
+/// What `stat` shows of an inode.
+pub(super) fn attributes_of(ino: u64, record: &InodeRecord) -> Result<Attributes, FsError> {
+    use super::format::decode_time;
+    Ok(Attributes {
+        ino: Ino(ino),
+        kind: kind_of(ino, record)?,
+        mode: record.mode.get() & 0o7777,
+        links: record.links.get(),
+        uid: record.uid.get(),
+        gid: record.gid.get(),
+        rdev: record.rdev.get(),
+        size: record.size.get(),
+        stored: record.blocks.get().saturating_mul(BLOCK_SIZE as u64),
+        accessed: decode_time(record.accessed.get()),
+        modified: decode_time(record.modified.get()),
+        changed: decode_time(record.changed.get()),
+        created: decode_time(record.created.get()),
+    })
+}
+
+impl<'a> Op<'a> {
+    pub(super) fn new(inner: &'a Inner, txn: &'a Arc<dyn Transaction>, is_within: bool) -> Op<'a> {
+        Op {
+            inner,
+            txn,
+            now: stored_time(inner.env.wall_nanos()),
+            is_within,
+            effects: Effects::default(),
+            inodes: BTreeMap::new(),
+            records: BTreeMap::new(),
+            pages: BTreeMap::new(),
+            writes: Vec::new(),
+            discards: 0,
+        }
+    }
+
+    /// The value of a record.
+    pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, FsError> {
+        match self.records.get(key) {
+            Some(staged) => Ok(staged.clone()),
+            None => Ok(self.inner.tree.get_in(&**self.txn, key).await?),
+        }
+    }
+
+    /// Gives a record a value.
+    pub(super) fn put(&mut self, key: Vec<u8>, value: impl Into<Bytes>) {
+        self.records.insert(key, Some(value.into()));
+    }
+
+    /// Takes a record out.
+    pub(super) fn delete(&mut self, key: Vec<u8>) {
+        self.records.insert(key, None);
+    }
+
+    /// The stored records in a range of keys, at most `most` of them, without what this call changes.
+    pub(super) async fn range(
+        &self,
+        range: Range<Vec<u8>>,
+        most: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>, FsError> {
+        let mut found = Vec::new();
+        let mut iter = self.inner.tree.range_in(self.txn.clone(), range)?;
+        while found.len() < most
+            && let Some(pair) = iter.next().await?
+        {
+            found.push(pair);
+        }
+        Ok(found)
+    }
+
+    /// An inode, if there is one.
+    pub(super) async fn find_inode(&mut self, ino: u64) -> Result<Option<InodeRecord>, FsError> {
+        if let Some(staged) = self.inodes.get(&ino) {
+            return Ok(staged.record);
+        }
+        if ino == 0 {
+            return Ok(None);
+        }
+        let value = self.inner.tree.get_in(&**self.txn, &key(ino, Tag::Inode, &[])).await?;
+        let what = || format!("inode {ino} has a record of another size");
+        let record = value.map(|value| decode(&value, what)).transpose()?;
+        self.inodes.insert(ino, Staged { record, changed: false });
+        Ok(record)
+    }
+
+    /// An inode.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]
+    pub(super) async fn inode(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
+        self.find_inode(ino).await?.ok_or(FsError::Stale)
+    }
+
+    /// An inode that a name leads to.
+    ///
+    /// # Errors
+    /// [`FsError::Damaged`] when it is not there.
+    pub(super) async fn named_inode(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
+        let found = self.find_inode(ino).await?;
+        found.ok_or_else(|| FsError::Damaged(format!("a name leads to inode {ino}, which is gone")))
+    }
+
+    /// A directory.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`], [`FsError::NotDirectory`].
+    pub(super) async fn directory(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
+        let record = self.inode(ino).await?;
+        match kind_of(ino, &record)? {
+            Kind::Directory => Ok(record),
+            _ => Err(FsError::NotDirectory),
+        }
+    }
+
+    /// A file.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`], [`FsError::IsDirectory`], [`FsError::Invalid`].
+    pub(super) async fn file(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
+        let record = self.inode(ino).await?;
+        match kind_of(ino, &record)? {
+            Kind::File => Ok(record),
+            Kind::Directory => Err(FsError::IsDirectory),
+            _ => Err(FsError::Invalid("it is no file")),
+        }
+    }
+
+    /// Gives an inode another record.
+    pub(super) fn set_inode(&mut self, ino: u64, record: InodeRecord) {
+        self.inodes.insert(ino, Staged { record: Some(record), changed: true });
+        self.effects.inodes.entry(ino).or_default();
+    }
+
+    /// Takes an inode's record out.
+    pub(super) fn remove_inode(&mut self, ino: u64) {
+        self.inodes.insert(ino, Staged { record: None, changed: true });
+        self.effects.inodes.entry(ino).or_default();
+        self.effects.count -= 1;
+    }
+
+    /// The bytes of an inode changed.
+    pub(super) fn note_content(&mut self, ino: u64) {
+        self.effects.inodes.insert(ino, true);
+    }
+
+    /// A name means something else.
+    pub(super) fn note_name(&mut self, directory: u64, name: &[u8]) {
+        self.effects.names.push((directory, Bytes::copy_from_slice(name)));
+    }
+
+    /// What a block of data holds, of which the call depends on these bytes.
+    pub(super) async fn read_block(
+        &self,
+        block: u64,
+        range: Range<usize>,
+    ) -> Result<Bytes, FsError> {
+        let lba = self.inner.area.lba(block);
+        let content = self.txn.read(lba).await?;
+        let units = range.start / FRAGMENT * FRAGMENT..range.end.next_multiple_of(FRAGMENT);
+        self.txn.mark_accessed(lba, units)?;
+        Ok(content)
+    }
+
+    /// Writes a block of data, of which only these bytes are other than before.
+    pub(super) fn write_block(&mut self, block: u64, content: Bytes, changed: Range<usize>) {
+        self.writes.push(BlockWrite { block, content: Some(content), changed });
+    }
+
+    /// Has a block of data read as zeros.
+    pub(super) fn clear_block(&mut self, block: u64) {
+        self.writes.push(BlockWrite { block, content: None, changed: 0..BLOCK_SIZE });
+    }
+
+    /// A page of bits.
+    pub(super) async fn page(&mut self, page: u64) -> Result<&mut BitmapPage, FsError> {
+        if !self.pages.contains_key(&page) {
+            let lba = self.inner.area.page_lba(page);
+            let content = self.txn.read(lba).await?;
+            self.txn.mark_accessed(lba, 0..FRAGMENT)?;
+            self.pages.insert(page, BitmapPage::read(&self.inner.area, page, &content)?);
+        }
+        self.pages.get_mut(&page).ok_or(FsError::Stale)
+    }
+
+    /// Gives blocks back: at once when they are few, otherwise in transactions of their own later.
+    pub(super) async fn free(&mut self, run: Run) -> Result<(), FsError> {
+        if self.discards + run.blocks > DISCARDED_AT_ONCE && !self.is_within {
+            let blocks = run.blocks.to_le_bytes().to_vec();
+            self.put(key(0, Tag::Freed, &run.start.to_be_bytes()), blocks);
+            self.effects.freed = true;
+            return Ok(());
+        }
+        self.discards += run.blocks;
+        (run.start..run.start + run.blocks).for_each(|block| self.clear_block(block));
+        self.clear_bits(run).await
+    }
+
+    /// Hands everything to the transaction; what was done.
+    pub(super) async fn finish(mut self) -> Result<Effects, FsError> {
+        self.put_usage().await?;
+        for (ino, staged) in std::mem::take(&mut self.inodes) {
+            match staged {
+                Staged { changed: false, .. } => {}
+                Staged { record: Some(mut record), .. } => {
+                    if let Some(accessed) = self.inner.pending_access(ino) {
+                        record.accessed = accessed.into();
+                    }
+                    self.put(key(ino, Tag::Inode, &[]), record.as_bytes().to_vec());
+                }
+                Staged { record: None, .. } => self.delete(key(ino, Tag::Inode, &[])),
+            }
+        }
+        let mut batch = Batch::new();
+        for (key, value) in self.records {
+            match value {
+                Some(value) => batch.put(key, value),
+                None => batch.delete(key),
+            };
+        }
+        if !batch.is_empty() {
+            self.inner.tree.write_in(&**self.txn, &batch).await?;
+        }
+        for (number, page) in self.pages {
+            *self.effects.pages.entry(number).or_default() +=
+                page.free() as i64 - page.free_before() as i64;
+            let Some((changed, content)) = page.into_changed() else { continue };
+            let lba = self.inner.area.page_lba(number);
+            for range in changed.iter() {
+                let units = range.start / FRAGMENT * FRAGMENT..range.end.next_multiple_of(FRAGMENT);
+                self.txn.mark_accessed(lba, units)?;
+            }
+            self.txn.write_as(lba, content, Class::Metadata)?;
+            changed.iter().try_for_each(|range| self.txn.mark_accessed(lba, range))?;
+        }
+        for BlockWrite { block, content, changed } in self.writes {
+            let lba = self.inner.area.lba(block);
+            let Some(content) = content else {
+                self.txn.discard(lba)?;
+                continue;
+            };
+            self.txn.write_as(lba, content, Class::Data)?;
+            self.txn.mark_accessed(lba, changed)?;
+        }
+        Ok(self.effects)
+    }
+}

@@ -1,0 +1,56 @@
+//! How a filesystem is made and opened.
+
+/// How reads of inodes are noted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Atime {
+    /// Once after each change, and once a day.
+    #[default]
+    Relative,
+    /// Each time.
+    Strict,
+    /// Not at all.
+    Never,
+}
+
+/// How a filesystem is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Options {
+    /// How reads of inodes are noted.
+    pub atime: Atime,
+    /// Changes are refused.
+    pub read_only: bool,
+}
+
+/// A filesystem to be made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Format {
+    /// Its name, of 1 to 42 bytes: its partitions are named `NAME.meta` and `NAME.data`.
+    pub name: String,
+    /// Blocks for both together; `None` for as many as there are in the volume's largest gap.
+    pub blocks: Option<u64>,
+    /// Blocks for what describes files; `None` for a sixteenth.
+    pub metadata_blocks: Option<u64>,
+    /// Mode of the root directory.
+    pub mode: u16,
+    /// Owner of the root directory.
+    pub uid: u32,
+    /// Group of the root directory.
+    pub gid: u32,
+    /// Bits of names' hashes: few make tests meet what otherwise never happens.
+    #[doc(hidden)]
+    pub hash_bits: u8,
+}
+
+impl Default for Format {
+    fn default() -> Format {
+        Format {
+            name: "fs".to_owned(),
+            blocks: None,
+            metadata_blocks: None,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            hash_bits: super::format::HASH_BITS,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What is left to be done: inodes without names, blocks behind the ends of files, blocks to be freed.
+//!
+//! Each has a record in the transaction that leaves it behind, so that whoever opens the filesystem
+//! after a crash goes on with it. Every step is a transaction, and may be repeated.
+
+use super::extents::Run;
+use super::format::{HAS_XATTRS, Place, TRUNCATING, Tag, key, key_behind, parse_key};
+use super::inner::Inner;
+use super::names::position_of;
+use super::op::{Op, kind_of};
+use crate::attributes::Kind;
+use crate::error::FsError;
+
+/// Extents that one transaction frees.
+pub(super) const EXTENTS_AT_ONCE: usize = 32;
+/// Other records of an inode that one transaction removes.
+const RECORDS_AT_ONCE: usize = 64;
+/// Blocks that one transaction marks as free.
+const FREED_AT_ONCE: u64 = 1 << 18;
+
+impl Op<'_> {
+    /// Notes that there is something left to be done about an inode.
+    pub(super) fn note_orphan(&mut self, ino: u64) {
+        self.put(key(0, Tag::Orphan, &ino.to_be_bytes()), Vec::new());
+        self.effects.orphans.push(ino);
+    }
+
+    /// Notes that nothing is left to be done about an inode.
+    pub(super) fn forget_orphan(&mut self, ino: u64) {
+        self.delete(key(0, Tag::Orphan, &ino.to_be_bytes()));
+    }
+
+    /// An inode has lost its last name. It ends now if nobody uses it and it is small.
+    pub(super) async fn abandon(&mut self, ino: u64) -> Result<(), FsError> {
+        if self.inner.is_remembered(ino) || !self.remove_step(ino).await? {
+            self.note_orphan(ino);
+        }
+        Ok(())
+    }
+
+    /// Removes some of what an inode without names has; whether nothing is left of it.
+    async fn remove_step(&mut self, ino: u64) -> Result<bool, FsError> {
+        let mut record = self.inode(ino).await?;
+        let kind = kind_of(ino, &record)?;
+        if kind == Kind::File {
+            record.size = 0.into();
+            self.inner.space.release(ino);
+            let done = self.truncate_tail(ino, &mut record, EXTENTS_AT_ONCE).await?;
+            self.set_inode(ino, record);
+            if !done {
+                return Ok(false);
+            }
+        }
+        if kind == Kind::Directory && !self.remove_places(ino).await? {
+            return Ok(false);
+        }
+        if record.flags & HAS_XATTRS != 0 {
+            let range = key(ino, Tag::Xattr, &[])..key_behind(ino, Tag::Xattr);
+            let some = self.range(range, RECORDS_AT_ONCE).await?;
+            let done = some.len() < RECORDS_AT_ONCE;
+            some.into_iter().for_each(|(key, _)| self.delete(key.to_vec()));
+            if !done {
+                return Ok(false);
+            }
+        }
+        if kind == Kind::Symlink {
+            self.delete(key(ino, Tag::Target, &[]));
+        }
+        self.charge(record.quota.get(), 0, -1).await?;
+        self.remove_quota(ino, &record).await?;
+        self.remove_inode(ino);
+        Ok(true)
+    }
+
+    /// Removes places that an empty directory keeps free; whether none are left.
+    async fn remove_places(&mut self, ino: u64) -> Result<bool, FsError> {
+        let range = key(ino, Tag::Entry, &[])..key_behind(ino, Tag::Entry);
+        let some = self.range(range, RECORDS_AT_ONCE).await?;
+        let done = some.len() < RECORDS_AT_ONCE;
+        for (key, value) in some {
+            if position_of(&key).is_none() || Place::decode(&value) != Some(Place::Vacant) {
+                return Err(FsError::Damaged(format!(
+                    "directory {ino} counts as empty, and is not"
+                )));
+            }
+            self.delete(key.to_vec());
+        }
+        Ok(done)
+    }
+
+    /// Does some of what is left to be done about an inode; whether nothing is left.
+    async fn orphan_step(&mut self, ino: u64) -> Result<bool, FsError> {
+        let Some(mut record) = self.find_inode(ino).await? else {
+            self.forget_orphan(ino);
+            return Ok(true);
+        };
+        if record.links.get() == 0 && !self.inner.is_remembered(ino) {
+            let done = self.remove_step(ino).await?;
+            if done {
+                self.forget_orphan(ino);
+            }
+            return Ok(done);
+        }
+        if record.flags & TRUNCATING != 0 {
+            let done = self.truncate_tail(ino, &mut record, EXTENTS_AT_ONCE).await?;
+            self.set_inode(ino, record);
+            if record.links.get() == 0 {
+                self.note_orphan(ino);
+            }
+            return Ok(done);
+        }
+        if record.links.get() > 0 {
+            self.forget_orphan(ino);
+        }
+        Ok(true)
+    }
+}
+
+impl Inner {
+    /// Does what is left to be done about an inode, as far as that may be: one that somebody uses stays.
+    pub(super) async fn finish_orphan(&self, ino: u64) -> Result<(), FsError> {
+        loop {
+            let step = self.change(async |txn| {
+                let mut op = Op::new(self, &txn, false);
+                let done = op.orphan_step(ino).await?;
+                Ok((done, op.finish().await?))
+            });
+            // Boxed: the steps of a change may lead here.
+            if Box::pin(step).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Frees all blocks that are noted to be freed: first they are emptied, then their bits are cleared.
+    pub(super) async fn finish_freed(&self) -> Result<(), FsError> {
+        let _turn = self.freeing.lock().await;
+        loop {
+            let txn = self.volume.begin(thalweg_store::txn::Begin::SNAPSHOT).await?;
+            let op = Op::new(self, &txn, false);
+            let some = op.range(key(0, Tag::Freed, &[])..key_behind(0, Tag::Freed), 64).await?;
+            drop(op);
+            drop(txn);
+            if some.is_empty() {
+                return Ok(());
+            }
+            for (key, value) in some {
+                let noted = freed_run(&key, &value, self.area.blocks());
+                let noted = noted.ok_or_else(|| {
+                    FsError::Damaged("a note of blocks to be freed makes no sense".to_owned())
+                })?;
+                self.free_noted(noted).await?;
+            }
+        }
+    }
+
+    async fn free_noted(&self, noted: Run) -> Result<(), FsError> {
+        let mut rest = noted;
+        while rest.blocks > 0 {
+            let run = Run { blocks: rest.blocks.min(FREED_AT_ONCE), ..rest };
+            self.volume.discard_run(self.area.lba(run.start), run.blocks).await?;
+            let next = Run { start: run.start + run.blocks, blocks: rest.blocks - run.blocks };
+            self.change(async |txn| {
+                let mut op = Op::new(self, &txn, false);
+                op.delete(freed_key(run.start));
+                if next.blocks > 0 {
+                    op.put(freed_key(next.start), next.blocks.to_le_bytes().to_vec());
+                }
+                op.clear_bits(run).await?;
+                Ok(((), op.finish().await?))
+            })
+            .await?;
+            rest = next;
+        }
+        Ok(())
+    }
+
+    /// Inodes with something left to be done, as the filesystem has them.
+    pub(super) async fn stored_orphans(&self) -> Result<Vec<u64>, FsError> {
+        let txn = self.volume.begin(thalweg_store::txn::Begin::SNAPSHOT).await?;
+        let op = Op::new(self, &txn, false);
+        let range = key(0, Tag::Orphan, &[])..key_behind(0, Tag::Orphan);
+        let found = op.range(range, usize::MAX).await?;
+        let ino = |(key, _): &(bytes::Bytes, bytes::Bytes)| {
+            let (_, _, rest) = parse_key(key)?;
+            Some(u64::from_be_bytes(rest.try_into().ok()?))
+        };
+        Ok(found.iter().filter_map(ino).collect())
+    }
+}
+
+/// The key of a note of blocks to be freed.
+pub(super) fn freed_key(start: u64) -> Vec<u8> {
+    key(0, Tag::Freed, &start.to_be_bytes())
+}
+
+/// Blocks that are noted to be freed; `None` when the note makes no sense.
+pub(super) fn freed_run(key: &[u8], value: &[u8], blocks: u64) -> Option<Run> {
+    let (_, _, rest) = parse_key(key)?;
+    let start = u64::from_be_bytes(rest.try_into().ok()?);
+    let run = Run { start, blocks: u64::from_le_bytes(value.try_into().ok()?) };
+    let end = start.checked_add(run.blocks)?;
+    (run.blocks > 0 && end <= blocks).then_some(run)
+}

@@ -1,0 +1,182 @@
+//! Which blocks of data are taken next: hints in memory, all of which may be wrong.
+//!
+//! What is free is what the bits say inside of a transaction. What is here makes that search short:
+//! how many are free under each page of bits, where each directory's files lie, and the windows in
+//! which files that grow may go on alone, so that many at once stay in one piece each.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use parking_lot::Mutex;
+use thalweg_store::env::HashMap;
+
+use super::format::BITS_PER_PAGE;
+
+/// Places where directories may begin.
+const LANES: usize = 16;
+/// Windows at a time; the oldest goes.
+const MAX_WINDOWS: usize = 512;
+/// Blocks of the smallest window, and the largest.
+const WINDOW: Range<u64> = 16..2048;
+
+/// The hints.
+#[derive(Debug)]
+pub(super) struct Space {
+    blocks: u64,
+    hints: Mutex<Hints>,
+}
+
+#[derive(Debug)]
+struct Hints {
+    /// Blocks that are free under each page.
+    free: Vec<u64>,
+    total: u64,
+    /// Where each lane goes on.
+    next: [u64; LANES],
+    windows: Windows,
+}
+
+#[derive(Debug, Default)]
+struct Windows {
+    /// The first block behind a window, whose it is, and when it was made.
+    by_start: BTreeMap<u64, (u64, u64, u64)>,
+    by_file: HashMap<u64, u64>,
+    made: u64,
+}
+
+impl Windows {
+    fn remove(&mut self, ino: u64) {
+        if let Some(start) = self.by_file.remove(&ino) {
+            self.by_start.remove(&start);
+        }
+    }
+
+    fn add(&mut self, ino: u64, range: Range<u64>) {
+        self.remove(ino);
+        if self.by_file.len() >= MAX_WINDOWS {
+            let oldest = self.by_start.values().min_by_key(|it| it.2).map(|it| it.1);
+            oldest.into_iter().for_each(|oldest| self.remove(oldest));
+        }
+        self.made += 1;
+        if let Some((_, whose, _)) = self.by_start.insert(range.start, (range.end, ino, self.made))
+        {
+            self.by_file.remove(&whose);
+        }
+        self.by_file.insert(ino, range.start);
+    }
+
+    /// The first part of a range that lies in nobody else's window.
+    fn outside(&self, ino: u64, mut range: Range<u64>) -> Range<u64> {
+        while range.start < range.end {
+            let before = self.by_start.range(..=range.start).next_back();
+            match before.filter(|(_, it)| it.0 > range.start && it.1 != ino) {
+                Some((_, it)) => range.start = it.0,
+                None => break,
+            }
+        }
+        let next = self.by_start.range(range.start + 1..).find(|(_, it)| it.1 != ino);
+        let end = next.map_or(range.end, |(start, _)| (*start).min(range.end));
+        range.start.min(end)..end
+    }
+}
+
+impl Space {
+    /// Hints for so many blocks, of which so many are free under each page.
+    pub(super) fn new(blocks: u64, free: Vec<u64>) -> Space {
+        let total = free.iter().sum();
+        let next = std::array::from_fn(|lane| blocks / LANES as u64 * lane as u64);
+        let hints = Mutex::new(Hints { free, total, next, windows: Windows::default() });
+        Space { blocks, hints }
+    }
+
+    /// Blocks that are free.
+    pub(super) fn free(&self) -> u64 {
+        self.hints.lock().total
+    }
+
+    /// Whether a page may have free blocks.
+    pub(super) fn has_free(&self, page: u64) -> bool {
+        self.hints.lock().free.get(page as usize).is_none_or(|free| *free > 0)
+    }
+
+    /// So many are free under a page.
+    pub(super) fn set(&self, page: u64, free: u64) {
+        let mut hints = self.hints.lock();
+        if let Some(there) = hints.free.get_mut(page as usize) {
+            let before = std::mem::replace(there, free);
+            hints.total = hints.total - before + free;
+        }
+    }
+
+    /// So many became free under a page, or were taken.
+    pub(super) fn adjust(&self, page: u64, by: i64) {
+        let mut hints = self.hints.lock();
+        let Some(there) = hints.free.get(page as usize).copied() else { return };
+        let most = self.blocks.saturating_sub(page * BITS_PER_PAGE).min(BITS_PER_PAGE);
+        let free = there.saturating_add_signed(by).min(most);
+        hints.free[page as usize] = free;
+        hints.total = hints.total - there + free;
+    }
+
+    fn lane(parent: u64) -> usize {
+        (parent.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % LANES
+    }
+
+    /// Where the first blocks of a file in a directory may be looked for.
+    pub(super) fn beginning(&self, parent: u64) -> u64 {
+        self.hints.lock().next[Space::lane(parent)]
+    }
+
+    /// Blocks were taken for a file in a directory: others look behind them.
+    pub(super) fn took(&self, parent: u64, end: u64) {
+        self.hints.lock().next[Space::lane(parent)] = if end < self.blocks { end } else { 0 };
+    }
+
+    /// Keeps the blocks behind what a growing file has taken for it.
+    pub(super) fn reserve(&self, ino: u64, from: u64, has: u64) {
+        let len = has.clamp(WINDOW.start, WINDOW.end);
+        let range = from..(from + len).min(self.blocks);
+        if range.start < range.end {
+            self.hints.lock().windows.add(ino, range);
+        }
+    }
+
+    /// A file grows no longer.
+    pub(super) fn release(&self, ino: u64) {
+        self.hints.lock().windows.remove(ino);
+    }
+
+    /// The first part of a range that no other file has kept.
+    pub(super) fn unreserved(&self, ino: u64, range: Range<u64>) -> Range<u64> {
+        self.hints.lock().windows.outside(ino, range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_for_one_file() {
+        let space = Space::new(10_000, vec![10_000]);
+        space.reserve(7, 100, 1);
+        space.reserve(8, 116, 50);
+        assert_eq!(space.unreserved(7, 100..500), 100..116);
+        assert_eq!(space.unreserved(8, 100..500), 116..500);
+        assert_eq!(space.unreserved(9, 100..500), 166..500);
+        assert_eq!(space.unreserved(9, 50..500), 50..100);
+        assert!(space.unreserved(9, 100..150).is_empty());
+        space.release(7);
+        assert_eq!(space.unreserved(9, 100..500), 100..116);
+        space.reserve(8, 300, 16);
+        assert_eq!(space.unreserved(9, 100..500), 100..300);
+    }
+
+    #[test]
+    fn the_oldest_window_goes() {
+        let space = Space::new(1 << 20, vec![1 << 20]);
+        (0..=MAX_WINDOWS as u64).for_each(|ino| space.reserve(ino, ino * 100, 16));
+        assert_eq!(space.unreserved(u64::MAX, 0..10), 0..10);
+        assert!(space.unreserved(u64::MAX, 100..110).is_empty());
+    }
+}

@@ -1,0 +1,126 @@
+//! Filesystems in memory, and shorthands for their calls.
+
+#![allow(dead_code, unreachable_pub)]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_fs::local::{self, Format, Local, Options};
+use thalweg_fs::{
+    AttributeChange, Attributes, Cookie, Entry, Filesystem, FsError, Ino, NewNode, Node, WriteAt,
+    WriteHow,
+};
+use thalweg_sim::versions::VersionedMemory;
+use thalweg_store::env::Env;
+use thalweg_store::txn::{self, Transact, TransactionManager};
+
+/// Blocks of a volume for tests.
+pub const BLOCKS: u64 = 4000;
+/// The root directory.
+pub const ROOT: Ino = Ino::ROOT;
+
+/// A volume in memory that holds writers to their word, and its store.
+pub fn volume(env: &Env, blocks: u64) -> (Arc<dyn Transact>, Arc<VersionedMemory>) {
+    let store = Arc::new(VersionedMemory::new(blocks));
+    let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
+    (Arc::new(manager), store)
+}
+
+/// How filesystems for tests are made: with hashes that meet.
+pub fn format() -> Format {
+    Format { metadata_blocks: Some(600), hash_bits: 4, ..Format::default() }
+}
+
+/// A new filesystem on a new volume.
+pub async fn filesystem(env: &Env) -> Local {
+    let (volume, _) = volume(env, BLOCKS);
+    make(env, &volume).await
+}
+
+/// A new filesystem on a volume.
+pub async fn make(env: &Env, volume: &Arc<dyn Transact>) -> Local {
+    local::make(env, volume, &format()).await.unwrap();
+    open(env, volume).await
+}
+
+/// Opens the filesystem on a volume.
+pub async fn open(env: &Env, volume: &Arc<dyn Transact>) -> Local {
+    Local::open(env, volume.clone(), "fs", Options::default()).await.unwrap()
+}
+
+/// Something to be made, by user 10 of group 20.
+pub fn node(node: Node, mode: u16) -> NewNode {
+    NewNode { node, mode, umask: 0o022, uid: 10, gid: 20 }
+}
+
+/// Makes a file.
+pub async fn create(fs: &dyn Filesystem, parent: Ino, name: &str) -> Ino {
+    fs.create(parent, name.as_bytes(), &node(Node::File, 0o644)).await.unwrap().ino
+}
+
+/// Makes a directory.
+pub async fn mkdir(fs: &dyn Filesystem, parent: Ino, name: &str) -> Ino {
+    fs.create(parent, name.as_bytes(), &node(Node::Directory, 0o755)).await.unwrap().ino
+}
+
+/// Writes bytes to a place.
+pub async fn write(fs: &dyn Filesystem, ino: Ino, offset: u64, data: &[u8]) {
+    try_write(fs, ino, offset, data).await.unwrap();
+}
+
+/// The same, if it works.
+pub async fn try_write(
+    fs: &dyn Filesystem,
+    ino: Ino,
+    offset: u64,
+    data: &[u8],
+) -> Result<u64, FsError> {
+    let data = vec![Bytes::copy_from_slice(data)];
+    fs.write(ino, WriteAt::Offset(offset), data, WriteHow::default()).await
+}
+
+/// Bytes of a file.
+pub async fn read(fs: &dyn Filesystem, ino: Ino, offset: u64, len: usize) -> Vec<u8> {
+    fs.read(ino, offset, len).await.unwrap().concat()
+}
+
+/// All bytes of a file.
+pub async fn content(fs: &dyn Filesystem, ino: Ino) -> Vec<u8> {
+    let size = attributes(fs, ino).await.size;
+    read(fs, ino, 0, size as usize).await
+}
+
+/// What an inode says of itself.
+pub async fn attributes(fs: &dyn Filesystem, ino: Ino) -> Attributes {
+    fs.attributes(ino).await.unwrap()
+}
+
+/// Changes a size.
+pub async fn truncate(fs: &dyn Filesystem, ino: Ino, size: u64) {
+    let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+    fs.set_attributes(ino, &change).await.unwrap();
+}
+
+/// Every entry of a directory, read a few at a time.
+pub async fn entries(fs: &dyn Filesystem, ino: Ino) -> Vec<Entry> {
+    let (mut all, mut from) = (Vec::new(), Cookie::START);
+    loop {
+        let some = fs.read_directory(ino, from, 7, true).await.unwrap();
+        let Some(last) = some.last() else { return all };
+        from = last.cookie;
+        all.extend(some);
+    }
+}
+
+/// The names in a directory, sorted.
+pub async fn names(fs: &dyn Filesystem, ino: Ino) -> Vec<String> {
+    let name = |entry: Entry| String::from_utf8(entry.name.to_vec()).unwrap();
+    let mut names: Vec<String> = entries(fs, ino).await.into_iter().map(name).collect();
+    names.sort();
+    names
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| ((at / 97).wrapping_mul(31) + at + seed * 7 + 1) as u8 | 1).collect()
+}

@@ -28,6 +28,9 @@ pub(crate) fn errno(operation: &'static str, error: &FsError) -> Errno {
         FsError::ReadOnly => Errno::EROFS,
         FsError::NoSpace => Errno::ENOSPC,
         FsError::QuotaExceeded => Errno::EDQUOT,
+        // As between filesystems: whoever renames copies instead.
+        FsError::CrossQuota => Errno::EXDEV,
+        FsError::Newer(_) => Errno::EIO,
         // Not EAGAIN: whoever gets that from a file tries again for ever.
         FsError::Conflict => Errno::EBUSY,
         // As ext4 and XFS answer where their structures make no sense.

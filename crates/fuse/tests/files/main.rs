@@ -54,3 +54,4 @@ macro_rules! all_suites {
 }
 
 all_suites!(naive, crate::rig::naive);
+all_suites!(local, crate::rig::local);

@@ -6,16 +6,34 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use thalweg_fs::Filesystem;
+use thalweg_fs::local::{Format, Local, Options};
 use thalweg_fuse::files::{MountOptions, Mounted, mount};
 use thalweg_sim::files::NaiveFiles;
+use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::env::Env;
+use thalweg_store::txn::{self, Transact, TransactionManager};
 use tokio::runtime::Runtime;
+
+/// Blocks of a volume in memory.
+const BLOCKS: u64 = 64 << 8;
 
 /// Makes an empty filesystem.
 pub(crate) type Make = fn(&Env) -> Arc<dyn Filesystem>;
 
 pub(crate) fn naive(env: &Env) -> Arc<dyn Filesystem> {
     Arc::new(NaiveFiles::new(env))
+}
+
+/// The filesystem on the transactions of a volume in memory.
+pub(crate) fn local(env: &Env) -> Arc<dyn Filesystem> {
+    let store = Arc::new(VersionedMemory::new(BLOCKS));
+    let manager = TransactionManager::new(env, store, txn::Options::default());
+    let volume: Arc<dyn Transact> = Arc::new(manager);
+    let opened = tokio::runtime::Handle::current().block_on(async {
+        thalweg_fs::local::make(env, &volume, &Format::default()).await?;
+        Local::open(env, volume, &Format::default().name, Options::default()).await
+    });
+    Arc::new(opened.unwrap())
 }
 
 /// A mounted filesystem. Dropping it unmounts.

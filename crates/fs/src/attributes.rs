@@ -100,7 +100,7 @@ pub struct AttributeChange {
     pub accessed: Option<TimeChange>,
     /// The last change of the content.
     pub modified: Option<TimeChange>,
-    /// Takes set-user-id away, and set-group-id where the group may execute: who writes or changes the
-    /// size without privilege leaves neither.
+    /// Takes set-user-id away, and set-group-id where the group may execute; from a directory nothing.
+    /// Who writes or changes the size without privilege leaves neither, nor does a new owner.
     pub clear_suid: bool,
 }

@@ -31,7 +31,7 @@ use thalweg_store::env::Task;
 use thalweg_store::txn::{Durability, Transaction};
 use tokio::sync::RwLock;
 
-use crate::attributes::{AttributeChange, Attributes, Ino, TimeChange};
+use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange};
 use crate::error::FsError;
 use crate::filesystem::{
     Allocation, Cookie, Entry, Filesystem, NewNode, Rename, Seek, SetXattr, Statistics, Watcher,
@@ -40,7 +40,7 @@ use crate::filesystem::{
 use content::BLOCK;
 use inner::Inner;
 pub use make::{make, remove};
-use op::{Effects, Op, attributes_of};
+use op::{Effects, Op, attributes_of, kind_of};
 pub use options::{Atime, Format, Options};
 pub use quota::Quota;
 
@@ -673,7 +673,7 @@ impl Op<'_> {
         if let Some(gid) = change.gid {
             record.gid = gid.into();
         }
-        if change.clear_suid {
+        if change.clear_suid && kind_of(ino, &record)? != Kind::Directory {
             content::clear_suid(&mut record);
         }
         if let Some(size) = change.size {

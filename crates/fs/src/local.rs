@@ -549,7 +549,13 @@ impl Filesystem for Local {
     }
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
-        let size = self.attributes(from.0).await?.size;
+        let size = self
+            .look(async |txn| {
+                let mut op = self.op(&txn);
+                op.file(to.0.0).await?;
+                Ok(op.file(from.0.0).await?.size.get())
+            })
+            .await?;
         let len = len.min(size.saturating_sub(from.1));
         let overlaps = from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len;
         if overlaps {

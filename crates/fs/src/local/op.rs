@@ -200,7 +200,12 @@ impl<'a> Op<'a> {
     /// # Errors
     /// [`FsError::Stale`]
     pub(super) async fn inode(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
-        self.find_inode(ino).await?.ok_or(FsError::Stale)
+        let record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
+        // One that nobody uses any more is gone, whatever is left of it.
+        match record.links.get() == 0 && !self.inner.is_remembered(ino) {
+            true => Err(FsError::Stale),
+            false => Ok(record),
+        }
     }
 
     /// An inode that a name leads to.

@@ -143,7 +143,6 @@ impl Pair {
         let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(env, store, options));
         local::make(env, &volume, &format()).await.unwrap();
         let fs = reopen(env, &volume).await;
-        // Numbers are reserved outside of transactions that would meet that.
         create(&fs, ROOT, "first").await;
         fs.unlink(ROOT, b"first").await.unwrap();
         let naive = NaiveFiles::new(env);
@@ -392,6 +391,12 @@ impl Pair {
                 self.fs.close().await.unwrap();
                 self.fs = reopen(&self.env, &self.volume).await;
                 self.fs.close().await.unwrap();
+                // Numbers are reserved outside of transactions that would meet that.
+                let new = node(Node::File, 0o600);
+                self.fs.create(ROOT, b"first", &new).await.unwrap();
+                self.fs.unlink(ROOT, b"first").await.unwrap();
+                naive.create(ROOT, b"first", &new).await.unwrap();
+                naive.unlink(ROOT, b"first").await.unwrap();
             }
         }
         self.env.sleep(std::time::Duration::from_millis(3)).await;

@@ -258,13 +258,12 @@ impl Op<'_> {
         };
         let goal = goes_on.unwrap_or_else(|| self.inner.space.beginning(parent));
         let mut at = hole.start;
-        for run in self.take_blocks(ino, goal, wanted).await? {
+        let has = record.blocks.get();
+        for run in self.take_blocks(ino, goal, wanted, has).await? {
             layout.insert(Extent { at, start: run.start, blocks: run.blocks });
             at += run.blocks;
-            let end = run.start + run.blocks;
-            match record.blocks > 0 {
-                true => self.inner.space.reserve(ino, end, record.blocks.get()),
-                false => self.inner.space.took(parent, end),
+            if has == 0 {
+                self.inner.space.took(parent, run.start + run.blocks);
             }
         }
         record.blocks = (record.blocks.get() + wanted).into();

@@ -21,6 +21,7 @@ use super::format::{InodeRecord, Tag, decode, decode_kind, encode_time, key};
 use super::inner::Inner;
 use crate::attributes::{Attributes, Ino, Kind, Timestamp};
 use crate::error::FsError;
+use crate::filesystem::MAX_FILE;
 
 /// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
 const DISCARDED_AT_ONCE: u64 = 32;
@@ -236,6 +237,9 @@ impl<'a> Op<'a> {
     pub(super) async fn file(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
         let record = self.inode(ino).await?;
         match kind_of(ino, &record)? {
+            Kind::File if record.size > MAX_FILE => {
+                Err(FsError::Damaged(format!("inode {ino} has a size that cannot be")))
+            }
             Kind::File => Ok(record),
             Kind::Directory => Err(FsError::IsDirectory),
             _ => Err(FsError::Invalid("it is no file")),

@@ -62,7 +62,7 @@ pub struct Attributes {
     pub gid: u32,
     /// Of a device: its number, as the system encodes it.
     pub rdev: u32,
-    /// Bytes.
+    /// Bytes; of a directory what the filesystem likes, of a symbolic link those of its target.
     pub size: u64,
     /// Bytes of storage that are its own.
     pub stored: u64,

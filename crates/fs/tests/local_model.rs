@@ -101,11 +101,15 @@ fn answer<T>(result: Result<T, FsError>, show: impl FnOnce(T) -> String) -> Answ
 
 /// Where several things are wrong with names, either may be said.
 fn agree(step: &Step, ours: Answer, theirs: Answer) {
-    let names = match step {
-        Step::Create(..) | Step::Link(..) | Step::Rename(..) => true,
-        Step::Unlink(..) | Step::Rmdir(..) | Step::Copy(..) => true,
-        _ => false,
-    };
+    let names = matches!(
+        step,
+        Step::Create(..)
+            | Step::Link(..)
+            | Step::Rename(..)
+            | Step::Unlink(..)
+            | Step::Rmdir(..)
+            | Step::Copy(..)
+    );
     match names && ours.is_err() && theirs.is_err() {
         true => {}
         false => assert_eq!(ours, theirs, "{step:?}"),

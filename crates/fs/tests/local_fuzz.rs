@@ -25,7 +25,7 @@ use thalweg_store::txn::{Begin, Durability, Transact};
 
 /// A filesystem with some of everything.
 async fn used(env: &Env, rng: &mut Rng) -> Arc<dyn Transact> {
-    let (volume, _) = volume(env, BLOCKS);
+    let (volume, _) = trusting(env, BLOCKS);
     let fs = make(env, &volume).await;
     let mut directories = vec![ROOT];
     for number in 0..120u64 {

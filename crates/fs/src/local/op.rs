@@ -89,6 +89,8 @@ pub(super) struct Op<'a> {
     pub(super) now: u64,
     /// The transaction is the caller's: there will be no other to finish what this one begins.
     pub(super) is_within: bool,
+    /// What inodes say of themselves may be wrong.
+    pub(super) is_repair: bool,
     pub(super) effects: Effects,
     inodes: BTreeMap<u64, Staged>,
     records: BTreeMap<Vec<u8>, Option<Bytes>>,
@@ -138,6 +140,7 @@ impl<'a> Op<'a> {
             txn,
             now: stored_time(inner.env.wall_nanos()),
             is_within,
+            is_repair: false,
             effects: Effects::default(),
             inodes: BTreeMap::new(),
             records: BTreeMap::new(),
@@ -203,7 +206,8 @@ impl<'a> Op<'a> {
     pub(super) async fn inode(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
         let record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
         // One that nobody uses any more is gone, whatever is left of it.
-        match record.links.get() == 0 && !self.inner.is_remembered(ino) {
+        let is_gone = record.links.get() == 0 && !self.inner.is_remembered(ino);
+        match is_gone && !self.is_repair {
             true => Err(FsError::Stale),
             false => Ok(record),
         }

@@ -75,6 +75,7 @@ async fn change(
     inner
         .change(async |txn| {
             let mut op = Op::new(inner, &txn, false);
+            op.is_repair = true;
             let outcome = work(&mut op).await?;
             Ok((outcome, op.finish().await?))
         })

@@ -57,6 +57,8 @@ pub(super) async fn repair(
     match repaired {
         // There is no room for it: something has to be deleted first.
         Err(FsError::NoSpace) => Ok(Outcome::Left),
+        // Another repair has changed what this one is about.
+        Err(FsError::Stale | FsError::NotFound | FsError::Damaged(_)) => Ok(Outcome::Left),
         done => done,
     }
 }

@@ -32,6 +32,7 @@ pub mod imgstore;
 pub mod kv;
 mod loops;
 pub mod nbd;
+pub mod okeanos;
 pub mod plot;
 mod replay;
 pub mod report;
@@ -90,6 +91,12 @@ const BENCHES: &[BenchEntry] = &[
     imgstore::ENTRY,
     kv::ENTRY,
     nbd::ENTRY,
+    okeanos::filebench::ENTRY,
+    okeanos::logs::ENTRY,
+    okeanos::parallel::ENTRY,
+    okeanos::postmark::ENTRY,
+    okeanos::recovery::ENTRY,
+    okeanos::streams::ENTRY,
     txn_contention::ENTRY,
     txn_cpu::ENTRY,
     txn_put::ENTRY,

@@ -88,6 +88,8 @@ pub struct HardDiskSpec {
     pub read_ahead: u64,
     /// Bytes of volatile write cache; 0 turns it off.
     pub write_cache: u64,
+    /// Stretches of the disk that the write cache holds something of at a time.
+    pub write_segments: usize,
     /// The order of service.
     pub scheduling: Scheduling,
     /// From stand-by to ready.
@@ -124,6 +126,7 @@ impl HardDiskSpec {
             streaming_gap: Duration::from_micros(50),
             read_ahead: 1 << 20,
             write_cache: 0,
+            write_segments: usize::MAX,
             scheduling: QUEUED,
             spin_up: Duration::from_secs(15),
         }

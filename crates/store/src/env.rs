@@ -186,6 +186,18 @@ impl Env {
         tokio::time::sleep(self.shared.scale.in_tokio(span)).await;
     }
 
+    /// Sleeps for a span below the timer's grain, as well as the system can.
+    #[allow(clippy::disallowed_methods)]
+    pub async fn nap(&self, span: Duration) {
+        match self.shared.scale {
+            Scale::Simulated => self.sleep(span).await,
+            // Nothing else wakes in time: the runtime's timers know whole milliseconds.
+            Scale::Real => {
+                drop(tokio::task::spawn_blocking(move || std::thread::sleep(span)).await)
+            }
+        }
+    }
+
     /// Sleeps until `time`; returns at once when it has passed.
     #[allow(clippy::disallowed_methods)]
     pub async fn sleep_until(&self, time: Time) {

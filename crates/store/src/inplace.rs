@@ -20,6 +20,7 @@
 mod commit;
 mod create;
 pub mod format;
+mod group;
 mod home;
 mod live;
 mod map;
@@ -33,6 +34,7 @@ mod scrub;
 mod state;
 
 use std::fmt;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
@@ -43,6 +45,7 @@ use uuid::Uuid;
 
 pub use create::NewInPlace;
 use format::{Entry, Superblock};
+use group::{Group, Waiting};
 use map::Map;
 pub use options::{Mode, Options};
 pub use recovery::Recovered;
@@ -128,6 +131,8 @@ struct Inner {
     durable: watch::Sender<Version>,
     /// The newest version that somebody wants durable.
     wanted: Mutex<Version>,
+    /// Callers that wait for a commit.
+    waiting: AtomicUsize,
     /// Told when somebody wants a commit.
     commit_wanted: Notify,
     /// Told when journal or memory get short of room.
@@ -495,6 +500,7 @@ impl BlockStore for InPlace {
                 *wanted = version.max(*wanted);
             }
             inner.commit_wanted.notify_one();
+            let _waiting = Waiting::new(&inner.waiting);
             if durable.changed().await.is_err() {
                 return Err(StoreError::Poisoned("the store was dropped".into()));
             }
@@ -528,6 +534,7 @@ impl BlockStore for InPlace {
 
 /// Commits when somebody wants it, and when the running transaction is old.
 async fn run_commits(env: Env, inner: Weak<Inner>) {
+    let mut group = Group::default();
     loop {
         let Some(store) = inner.upgrade() else { return };
         let span = {
@@ -540,8 +547,9 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
         };
         let asked = env.timeout(span, store.commit_wanted.notified()).await.is_some();
         if asked {
-            gather(&store).await;
+            group.gather(&store).await;
         }
+        let begun = env.now();
         let wanted = *store.wanted.lock();
         let is_old = {
             let state = store.state.lock();
@@ -554,21 +562,8 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
         {
             tracing::error!(%error, "a commit failed");
         }
+        group.ended(env.now().since(begun));
         store.changed.notify_waiters();
-    }
-}
-
-/// Lets those come along who are about to write: as long as others have work to do, and it is some.
-async fn gather(store: &Inner) {
-    const ROUNDS: usize = 8;
-    let mut before = store.state.lock().now;
-    for _ in 0..ROUNDS {
-        tokio::task::yield_now().await;
-        let now = store.state.lock().now;
-        if now == before {
-            return;
-        }
-        before = now;
     }
 }
 

@@ -267,6 +267,7 @@ impl State {
     /// requests while the cache is half full or a flush waits.
     fn take_job(&mut self, shared: &Shared, now: u64) -> Option<Job> {
         let pressing = self.cache.bytes() > shared.spec.write_cache / 2
+            || self.cache.segments() > shared.spec.write_segments / 2
             || !self.cache.is_durable(self.flush_to);
         let run = self.cache.next_after(self.head).map(|(offset, run)| (offset, run.purpose));
         if let Some((offset, purpose)) = run {
@@ -470,7 +471,9 @@ impl Shared {
                 if !state.powered {
                     return Err(self.no_power("write"));
                 }
-                if state.cache.bytes() + len <= self.spec.write_cache {
+                if state.cache.bytes() + len <= self.spec.write_cache
+                    && state.cache.has_segment(offset, len, self.spec.write_segments)
+                {
                     state.cache.insert(offset, &data, purpose);
                     break self.use_bus(&mut state, len);
                 }

@@ -29,6 +29,8 @@ pub(super) struct Destaging {
 pub(super) struct WriteCache {
     runs: BTreeMap<u64, Dirty>,
     bytes: u64,
+    /// Runs of which none ends where the next begins.
+    segments: usize,
     /// How many runs have each `seq`.
     seqs: BTreeMap<u64, usize>,
     destaging: Option<Destaging>,
@@ -39,6 +41,25 @@ pub(super) struct WriteCache {
 impl WriteCache {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Stretches of the disk that it holds something of.
+    pub(super) fn segments(&self) -> usize {
+        self.segments
+    }
+
+    /// Whether a write adds no stretch, or one of at most `most`.
+    pub(super) fn has_segment(&self, offset: u64, len: u64, most: usize) -> bool {
+        self.segments < most
+            || self.ends_at(offset)
+            || self.runs.contains_key(&(offset + len))
+            || !self.overlapping(offset, len).is_empty()
+    }
+
+    /// Whether a run ends at `offset`.
+    fn ends_at(&self, offset: u64) -> bool {
+        let before = self.runs.range(..offset).next_back();
+        before.is_some_and(|(start, run)| start + run.data.len() as u64 == offset)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -74,6 +95,9 @@ impl WriteCache {
         self.next_id += 1;
         run.id = self.next_id;
         self.bytes += run.data.len() as u64;
+        let end = offset + run.data.len() as u64;
+        self.segments += usize::from(!self.ends_at(offset));
+        self.segments -= usize::from(self.runs.contains_key(&end));
         *self.seqs.entry(run.seq).or_default() += 1;
         self.runs.insert(offset, run);
     }
@@ -81,6 +105,9 @@ impl WriteCache {
     fn take(&mut self, offset: u64) -> Option<Dirty> {
         let run = self.runs.remove(&offset)?;
         self.bytes -= run.data.len() as u64;
+        let end = offset + run.data.len() as u64;
+        self.segments += usize::from(self.runs.contains_key(&end));
+        self.segments -= usize::from(!self.ends_at(offset));
         if let Some(count) = self.seqs.get_mut(&run.seq) {
             *count -= 1;
             if *count == 0 {
@@ -183,6 +210,21 @@ mod tests {
         assert_eq!(cache.bytes(), 10);
         assert_eq!(cache.next_after(4).map(|(offset, _)| offset), Some(5));
         assert_eq!(cache.next_after(100).map(|(offset, _)| offset), Some(0));
+    }
+
+    #[test]
+    fn runs_beside_each_other_are_one_segment() {
+        let mut cache = WriteCache::default();
+        for at in [10, 30, 20, 50, 12] {
+            cache.insert(at, &[buffer(1, 10)], Purpose::Map);
+        }
+        assert_eq!(cache.segments(), 2);
+        assert!(cache.has_segment(60, 5, 2) && cache.has_segment(45, 5, 2));
+        assert!(!cache.has_segment(70, 5, 2) && cache.has_segment(70, 5, 3));
+        cache.remove(25, 2);
+        assert_eq!(cache.segments(), 3);
+        cache.remove(0, 100);
+        assert_eq!((cache.segments(), cache.bytes()), (0, 0));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! the same each time: recovery may be interrupted anywhere and repeated.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -91,6 +92,7 @@ pub(super) async fn open(
         superblock,
         durable: watch::Sender::new(version),
         wanted: Mutex::new(version),
+        waiting: AtomicUsize::new(0),
         commit_wanted: Notify::new(),
         pressed: Notify::new(),
         changed: Notify::new(),

@@ -1,0 +1,337 @@
+//! `okeanos-filebench`: servers of files, mail and databases (Okeanos 5.2.2, table 5.1).
+//!
+//! - *fileserver*: each of 50 threads makes a file and writes it, appends to one, reads one, deletes
+//!   one, and looks at one; nothing is synchronous;
+//! - *varmail*: each of 16 threads deletes a mail, writes one and syncs it, reads one, appends to it
+//!   and syncs it, and reads one;
+//! - *oltp*: 200 readers of a database's file, 10 writers of single blocks in it, and one writer of the
+//!   log, whose writes of 128 KiB and more are synchronous.
+//!
+//! An operation is one call that the original tool counts: a file made, written, appended to, read,
+//! removed, looked at.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use rand_distr::{Distribution, Gamma};
+use thalweg_fs::{Filesystem, Ino, WriteAt};
+use thalweg_store::env::{Env, Rng, Time};
+use thalweg_store::inplace::Mode;
+
+use super::rig::{Caches, Plan, Rig, bytes, millis};
+use crate::plot::{Chart, Series, Shape};
+use crate::rig::{self, all, failed, rounded};
+use crate::{BenchEntry, BenchError, Options, Report};
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "okeanos-filebench",
+    about: "operations per second of file, mail and database servers, in every mode",
+    run,
+};
+
+const DEFAULT_SCALE: f64 = 0.1;
+/// Seconds of a run at full scale.
+const SECONDS: f64 = 300.0;
+/// Files of the file server at full scale, for a machine of 3 GB of memory.
+const FILES: f64 = 250_000.0;
+/// Mean bytes of a file, of a mail, and of what is written at a time.
+const FILE: f64 = 16_384.0;
+const MAIL: f64 = 16_384.0;
+const IO: usize = 1 << 20;
+/// Bytes of the database.
+const DATABASE: f64 = 600e6;
+/// Bytes of memory at full scale.
+const MEMORY: f64 = 3e9;
+/// What the threads of the database do between two requests.
+const THINK: Duration = Duration::from_millis(2);
+
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    /// With this mean size of appends.
+    FileServer(f64),
+    Mail,
+    Database,
+}
+
+const LOADS: [(Load, &str, [f64; 4]); 4] = [
+    (Load::FileServer(16_384.0), "fileserver16k", [579.2, 493.8, 652.2, 680.4]),
+    (Load::FileServer(4_096.0), "fileserver4k", [576.8, 559.2, 700.0, 711.0]),
+    (Load::Mail, "varmail", [0.0; 4]),
+    (Load::Database, "oltp", [779.8, 810.2, 826.8, 825.2]),
+];
+/// The modes of the paper's columns above.
+const COLUMNS: [Mode; 4] = [Mode::Ordered, Mode::Selective, Mode::Data, Mode::Wasteless];
+
+fn run(options: &Options) -> Result<Report, BenchError> {
+    let scale = rig::scale(options, DEFAULT_SCALE)?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    for (load, name, paper) in LOADS {
+        let mut ours = Vec::new();
+        for mode in Mode::ALL {
+            let outcome = thalweg_sim::run(options.seed, |env| async move {
+                measure(&env, load, mode, scale).await
+            })?;
+            report.figure(&format!("{name}_{mode}_ops"), rounded(outcome.ops));
+            report.figure(&format!("{name}_{mode}_latency_ms"), rounded(outcome.latency));
+            if let Some(at) = COLUMNS.iter().position(|column| *column == mode) {
+                ours.push((at as f64, outcome.ops));
+            }
+        }
+        ours.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let theirs = paper.iter().enumerate().map(|(at, ops)| (at as f64, *ops)).collect();
+        report.charts.push(Chart {
+            title: format!("table 5.1: {name}"),
+            x: "ordered, selective, data, wasteless".to_owned(),
+            y: "operations/s".to_owned(),
+            shape: Shape::Bars,
+            series: vec![Series::measured("measured", ours), Series::paper("paper", theirs)],
+        });
+    }
+    Ok(report)
+}
+
+struct Outcome {
+    ops: f64,
+    latency: f64,
+}
+
+/// Operations that have ended, and the time that they took.
+#[derive(Debug, Default)]
+struct Count {
+    ops: u64,
+    spent: Duration,
+}
+
+/// Files in directories of a hundred.
+struct Tree {
+    rig: Rig,
+    folders: Vec<Ino>,
+    files: Mutex<Vec<(usize, String, Ino)>>,
+    next: Mutex<usize>,
+    count: Mutex<Count>,
+    end: Time,
+}
+
+impl Tree {
+    async fn make(&self, size: usize, rng: &mut Rng) -> Result<Ino, BenchError> {
+        let number = {
+            let mut next = self.next.lock();
+            *next += 1;
+            *next
+        };
+        let (folder, name) = (number % self.folders.len(), format!("f{number}"));
+        let ino = self.rig.create(self.folders[folder], &name, 0, rng).await?;
+        let mut left = size;
+        while left > 0 {
+            let take = left.min(IO);
+            self.rig.write(ino, WriteAt::End, bytes(rng, take), false).await?;
+            left -= take;
+        }
+        self.files.lock().push((folder, name, ino));
+        Ok(ino)
+    }
+
+    fn pick(&self, rng: &mut Rng) -> Option<Ino> {
+        let files = self.files.lock();
+        let count = files.len();
+        (count > 0).then(|| files[rng.random_range(0..count)].2)
+    }
+
+    async fn read(&self, ino: Ino) -> Result<(), BenchError> {
+        let mut at = 0;
+        loop {
+            // One that was removed meanwhile is at its end.
+            let Ok(read) = self.rig.fs.read(ino, at, IO).await else { return Ok(()) };
+            let len: usize = read.iter().map(bytes::Bytes::len).sum();
+            if len < IO {
+                return Ok(());
+            }
+            at += len as u64;
+        }
+    }
+
+    async fn append(
+        &self,
+        ino: Ino,
+        size: usize,
+        rng: &mut Rng,
+        sync: bool,
+    ) -> Result<(), BenchError> {
+        let data = bytes(rng, size.max(1));
+        if self.rig.write(ino, WriteAt::End, data, false).await.is_ok() && sync {
+            self.rig.fs.sync(ino, false).await.ok();
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, rng: &mut Rng) -> Result<(), BenchError> {
+        let file = {
+            let mut files = self.files.lock();
+            let count = files.len();
+            (count > 0).then(|| files.swap_remove(rng.random_range(0..count)))
+        };
+        match file {
+            Some((folder, name, _)) => {
+                let fs = &self.rig.fs;
+                fs.unlink(self.folders[folder], name.as_bytes()).await.map_err(failed)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Does one operation, and counts it.
+    async fn op<T>(
+        &self,
+        work: impl Future<Output = Result<T, BenchError>>,
+    ) -> Result<T, BenchError> {
+        let begun = self.rig.env.now();
+        let done = work.await?;
+        let mut count = self.count.lock();
+        count.ops += 1;
+        count.spent += self.rig.env.now().since(begun);
+        Ok(done)
+    }
+
+    fn is_over(&self) -> bool {
+        self.rig.env.now() >= self.end
+    }
+
+    async fn serve_files(&self, rng: &mut Rng, append: f64) -> Result<(), BenchError> {
+        while !self.is_over() {
+            self.op(self.make(gamma(FILE, rng), rng)).await?;
+            if let Some(ino) = self.pick(rng) {
+                let size = gamma(append, rng);
+                self.op(self.append(ino, size, rng, false)).await?;
+            }
+            if let Some(ino) = self.pick(rng) {
+                self.op(self.read(ino)).await?;
+            }
+            self.op(self.remove(rng)).await?;
+            if let Some(ino) = self.pick(rng) {
+                self.op(async { Ok(drop(self.rig.fs.attributes(ino).await)) }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn serve_mail(&self, rng: &mut Rng) -> Result<(), BenchError> {
+        while !self.is_over() {
+            self.op(self.remove(rng)).await?;
+            let ino = self.op(self.make(gamma(MAIL, rng), rng)).await?;
+            self.op(async { Ok(drop(self.rig.fs.sync(ino, false).await)) }).await?;
+            if let Some(ino) = self.pick(rng) {
+                self.op(self.read(ino)).await?;
+                let size = gamma(MAIL, rng);
+                self.op(self.append(ino, size, rng, true)).await?;
+            }
+            if let Some(ino) = self.pick(rng) {
+                self.op(self.read(ino)).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A size with this mean, as the tool draws them.
+fn gamma(mean: f64, rng: &mut Rng) -> usize {
+    const SHAPE: f64 = 1.5;
+    let size = Gamma::new(SHAPE, mean / SHAPE).map_or(mean, |gamma| gamma.sample(rng));
+    (size as usize).max(1)
+}
+
+async fn measure(env: &Env, load: Load, mode: Mode, scale: f64) -> Result<Outcome, BenchError> {
+    let cache = (MEMORY * scale * 0.5) as usize;
+    let rig = Rig::build(env, Plan { cache, ..Plan::new(mode, Caches::Loose) }).await?;
+    let mut folders = Vec::new();
+    for number in 0..(FILES * scale / 100.0) as usize + 1 {
+        folders.push(rig.mkdir(Ino::ROOT, &format!("d{number}")).await?);
+    }
+    let mut tree = Tree {
+        rig,
+        folders,
+        files: Mutex::default(),
+        next: Mutex::default(),
+        count: Mutex::default(),
+        end: Time::ZERO,
+    };
+    let mut rng = env.rng();
+    let files = match load {
+        Load::FileServer(_) => (FILES * scale) as usize,
+        Load::Mail => 1000,
+        Load::Database => 0,
+    };
+    for _ in 0..files {
+        tree.make(gamma(FILE, &mut rng), &mut rng).await?;
+    }
+    if let Load::Database = load {
+        for size in [DATABASE * scale, 10e6 * scale] {
+            tree.make(size as usize, &mut rng).await?;
+        }
+    }
+    tree.rig.settle().await?;
+    let span = Duration::from_secs_f64(SECONDS * scale);
+    let begun = env.now();
+    tree.end = begun + span;
+    let tree = Arc::new(tree);
+    let threads = match load {
+        Load::FileServer(_) => 50,
+        Load::Mail => 16,
+        Load::Database => 211,
+    };
+    let threads = (0..threads).map(|number| {
+        let (tree, mut rng) = (tree.clone(), env.rng());
+        env.spawn(async move {
+            match load {
+                Load::FileServer(append) => tree.serve_files(&mut rng, append).await,
+                Load::Mail => tree.serve_mail(&mut rng).await,
+                Load::Database => database(&tree, number, &mut rng, scale).await,
+            }
+        })
+    });
+    all(threads.collect()).await?;
+    let count = tree.count.lock();
+    Ok(Outcome {
+        ops: count.ops as f64 / env.now().since(begun).as_secs_f64(),
+        latency: millis(count.spent) / count.ops.max(1) as f64,
+    })
+}
+
+/// One process of the database: the log's writer, a writer of blocks, or a reader.
+async fn database(tree: &Tree, number: usize, rng: &mut Rng, scale: f64) -> Result<(), BenchError> {
+    const PAGE: u64 = 2048;
+    let (data, log) = {
+        let files = tree.files.lock();
+        (files[0].2, files[1].2)
+    };
+    let pages = (DATABASE * scale) as u64 / PAGE;
+    let mut at = 0;
+    while !tree.is_over() {
+        let page = rng.random_range(0..pages) * PAGE;
+        match number {
+            0 => {
+                let size = (128 << 10) + rng.random_range(0..128_usize << 10);
+                let end = (10e6 * scale) as u64;
+                at = if at + size as u64 > end { 0 } else { at };
+                let data = bytes(rng, size);
+                tree.op(tree.rig.write(log, WriteAt::Offset(at), data, true)).await?;
+                at += size as u64;
+            }
+            1..=10 => {
+                let content = bytes(rng, PAGE as usize);
+                tree.op(tree.rig.write(data, WriteAt::Offset(page), content, false)).await?;
+                tree.rig.env.sleep(THINK * 5).await;
+            }
+            _ => {
+                let read = async {
+                    tree.rig.fs.read(data, page, PAGE as usize).await.map(drop).map_err(failed)
+                };
+                tree.op(read).await?;
+                tree.rig.env.sleep(THINK * 100).await;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! `okeanos-streams`: many writers of small synchronous writes (Okeanos 5.2.1, figures 3.1, 5.1, 5.2).
+//!
+//! - *in place*: each writer overwrites 128 bytes somewhere in a block of its file, synchronously, and
+//!   again at once; drives are told to flush.
+//! - *appends*: each writer appends once a second, at a given rate; drives as in the paper, whose caches
+//!   take writes and are not flushed. Each has reserved room for its file, so that they lie apart as on a
+//!   disk that is in use.
+
+use std::time::Duration;
+
+use rand::RngExt;
+use thalweg_fs::{Allocation, Filesystem, Ino, WriteAt};
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::env::Env;
+use thalweg_store::inplace::Mode;
+
+use super::rig::{Caches, Plan, Rig, Traffic, bytes, millis};
+use crate::plot::{Chart, Series, Shape};
+use crate::rig::{self, all, failed, rounded};
+use crate::{BenchEntry, BenchError, Options, Report};
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "okeanos-streams",
+    about: "journal bytes and latency of many small synchronous writers, in every mode",
+    run,
+};
+
+/// Bytes of an overwrite.
+const OVERWRITE: usize = 128;
+/// Overwrites of each writer.
+const OVERWRITES: usize = 100;
+/// Bytes that each appending writer has reserved.
+const RESERVED: u64 = 2 << 20;
+/// Rates of appending writers in bytes per second, and their names.
+const RATES: [(usize, &str); 2] = [(125, "1kbps"), (125_000, "1mbps")];
+/// Writers at each rate.
+const STREAMS: [&[usize]; 2] = [&[100, 1000, 5000], &[20, 60, 100]];
+/// Seconds of the paper's runs.
+const SECONDS: f64 = 300.0;
+const DEFAULT_SCALE: f64 = 0.1;
+
+/// What one run came to.
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    writes: u64,
+    bytes: u64,
+    traffic: Traffic,
+    /// All of the way home in the end, too.
+    settled: Traffic,
+    mean: Duration,
+    seconds: f64,
+}
+
+fn run(options: &Options) -> Result<Report, BenchError> {
+    let scale = rig::scale(options, DEFAULT_SCALE)?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    for mode in Mode::ALL {
+        for writers in [1, 64] {
+            let outcome = thalweg_sim::run(options.seed, |env| async move {
+                overwrite(&env, mode, writers).await
+            })?;
+            let name = |figure: &str| format!("{mode}_{writers}x{OVERWRITE}_{figure}");
+            let per_byte = |bytes: u64| rounded(bytes as f64 / outcome.bytes as f64);
+            report.figure(&name("journal_bytes_per_user_byte"), per_byte(outcome.traffic.journal));
+            report.figure(&name("home_bytes_per_user_byte"), per_byte(outcome.settled.home()));
+            let flushes = outcome.traffic.flushes as f64 / outcome.writes as f64;
+            report.figure(&name("flushes_per_fsync"), rounded(flushes));
+            report.figure(&name("latency_ms"), rounded(millis(outcome.mean)));
+        }
+    }
+    let seconds = SECONDS * scale;
+    for ((rate, name), streams) in RATES.into_iter().zip(STREAMS) {
+        let mut table = Vec::new();
+        for mode in Mode::ALL {
+            let mut row = Vec::new();
+            for writers in streams {
+                let outcome = thalweg_sim::run(options.seed, |env| async move {
+                    append(&env, mode, *writers, rate, seconds).await
+                })?;
+                let figure = |what: &str| format!("{mode}_{name}_{writers}_{what}");
+                let mb = |bytes: u64| rounded(bytes as f64 / 1e6 / outcome.seconds);
+                report.figure(&figure("journal_mb_s"), mb(outcome.traffic.journal));
+                report.figure(&figure("home_mb_s"), mb(outcome.traffic.home()));
+                report.figure(&figure("latency_ms"), rounded(millis(outcome.mean)));
+                row.push((*writers, outcome));
+            }
+            table.push((mode, row));
+        }
+        report.charts.extend(charts(rate, name, &table));
+    }
+    Ok(report)
+}
+
+/// Writers that overwrite parts of a block, each as soon as it may.
+async fn overwrite(env: &Env, mode: Mode, writers: usize) -> Result<Outcome, BenchError> {
+    let rig = Rig::build(env, Plan::new(mode, Caches::Flushed)).await?;
+    let files = files(&rig, writers, BLOCK_SIZE).await?;
+    rig.settle().await?;
+    let (before, begun) = (rig.traffic(), env.now());
+    let rig = std::sync::Arc::new(rig);
+    let clients = files.into_iter().map(|file| {
+        let (rig, mut rng) = (rig.clone(), env.rng());
+        env.spawn(async move {
+            let mut waited = Duration::ZERO;
+            for _ in 0..OVERWRITES {
+                let at = rng.random_range(0..=(BLOCK_SIZE - OVERWRITE) as u64);
+                let begun = rig.env.now();
+                rig.write(file, WriteAt::Offset(at), bytes(&mut rng, OVERWRITE), true).await?;
+                waited += rig.env.now().since(begun);
+            }
+            Ok(waited)
+        })
+    });
+    let waited = all(clients.collect()).await?;
+    let writes = (writers * OVERWRITES) as u64;
+    let traffic = rig.traffic().since(before);
+    let seconds = env.now().since(begun).as_secs_f64();
+    rig.settle().await?;
+    Ok(Outcome {
+        writes,
+        bytes: writes * OVERWRITE as u64,
+        traffic,
+        settled: rig.traffic().since(before),
+        mean: waited.iter().sum::<Duration>() / writes as u32,
+        seconds,
+    })
+}
+
+/// Writers that append once a second.
+async fn append(
+    env: &Env,
+    mode: Mode,
+    writers: usize,
+    rate: usize,
+    seconds: f64,
+) -> Result<Outcome, BenchError> {
+    let rig = Rig::build(env, Plan::new(mode, Caches::Loose)).await?;
+    let files = files(&rig, writers, 0).await?;
+    for file in &files {
+        let how = Allocation::Reserve { keep_size: true };
+        rig.fs.allocate(*file, 0, RESERVED, how).await.map_err(failed)?;
+    }
+    rig.settle().await?;
+    let (before, begun) = (rig.traffic(), env.now());
+    let end = begun + Duration::from_secs_f64(seconds);
+    let rig = std::sync::Arc::new(rig);
+    let clients = files.into_iter().map(|file| {
+        let (rig, mut rng) = (rig.clone(), env.rng());
+        env.spawn(async move {
+            let (mut waited, mut writes) = (Duration::ZERO, 0);
+            let mut next = begun + Duration::from_secs_f64(rng.random_range(0.0..1.0));
+            while next < end {
+                rig.env.sleep_until(next).await;
+                // As if it had been sent in time: a stream does not wait for the disk.
+                rig.write(file, WriteAt::End, bytes(&mut rng, rate), true).await?;
+                waited += rig.env.now().since(next);
+                writes += 1;
+                next = (next + Duration::from_secs(1)).max(rig.env.now());
+            }
+            Ok((waited, writes))
+        })
+    });
+    let done = all(clients.collect()).await?;
+    let writes: u64 = done.iter().map(|(_, writes)| writes).sum();
+    let waited: Duration = done.iter().map(|(waited, _)| *waited).sum();
+    let traffic = rig.traffic().since(before);
+    Ok(Outcome {
+        writes,
+        bytes: writes * rate as u64,
+        traffic,
+        settled: traffic,
+        mean: waited / (writes as u32).max(1),
+        seconds: env.now().since(begun).as_secs_f64(),
+    })
+}
+
+/// A file for each writer.
+async fn files(rig: &Rig, writers: usize, size: usize) -> Result<Vec<Ino>, BenchError> {
+    let mut rng = rig.env.rng();
+    let mut files = Vec::with_capacity(writers);
+    for writer in 0..writers {
+        let home = rig.mkdir(Ino::ROOT, &format!("home{writer}")).await?;
+        files.push(rig.create(home, "stream", size, &mut rng).await?);
+    }
+    Ok(files)
+}
+
+type Row = (Mode, Vec<(usize, Outcome)>);
+
+fn charts(rate: usize, name: &str, table: &[Row]) -> Vec<Chart> {
+    let chart = |title: String, y: &str, value: &dyn Fn(&Outcome) -> f64| {
+        let series = table.iter().map(|(mode, row)| {
+            let points = row.iter().map(|(writers, outcome)| (*writers as f64, value(outcome)));
+            Series::measured(mode.name(), points.collect())
+        });
+        Chart {
+            title,
+            x: "streams".to_owned(),
+            y: y.to_owned(),
+            shape: Shape::Lines,
+            series: series.collect(),
+        }
+    };
+    let per_second = |bytes: u64, outcome: &Outcome| bytes as f64 / 1e6 / outcome.seconds;
+    let mut journal = chart(format!("5.1 journal traffic at {name}"), "MB/s", &|outcome| {
+        per_second(outcome.traffic.journal, outcome)
+    });
+    if rate == RATES[0].0 {
+        // At several thousand streams (5.2.1).
+        let last = STREAMS[0].last().map_or(0.0, |last| *last as f64);
+        for (mode, mb) in [("data", 27.0), ("selective", 2.9), ("wasteless", 4.2)] {
+            journal.series.push(Series::paper(&format!("{mode}, paper"), vec![(last, mb)]));
+        }
+    }
+    vec![
+        journal,
+        chart(format!("5.1 c filesystem traffic at {name}"), "MB/s", &|outcome| {
+            per_second(outcome.traffic.home(), outcome)
+        }),
+        chart(format!("5.2 latency of writes at {name}"), "ms", &|outcome| millis(outcome.mean)),
+    ]
+}

@@ -1,0 +1,67 @@
+//! Who shares a commit.
+//!
+//! A flush costs the same for one and for many. Of several who write and wait, again and again, those
+//! who were in the last commit come back soon after it: a commit that begins with the first of them
+//! leaves the others to the next one. So it waits for about as many as came last time, and at most as
+//! long as a commit takes, which is what each of them would lose by missing it. One who is alone waits
+//! for nobody.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::Inner;
+
+/// The longest wait for others.
+const LONGEST: Duration = Duration::from_millis(2);
+/// Between two looks at who is there.
+const LOOK: Duration = Duration::from_micros(40);
+
+/// A caller that waits for a commit.
+#[derive(Debug)]
+pub(super) struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    pub(super) fn new(count: &'a AtomicUsize) -> Waiting<'a> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is known of the commits so far.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    /// How many came along lately.
+    expected: usize,
+    /// How many came along this time.
+    came: usize,
+    /// How long commits take.
+    span: Duration,
+}
+
+impl Group {
+    /// Waits for those who are likely to come.
+    pub(super) async fn gather(&mut self, store: &Inner) {
+        let count = || store.waiting.load(Ordering::Relaxed);
+        // Those who are about to run anyway come first.
+        tokio::task::yield_now().await;
+        let end = store.env.now() + self.span.min(LONGEST);
+        while count() < self.expected && store.env.now() < end {
+            store.env.nap(LOOK).await;
+        }
+        self.came = count();
+    }
+
+    /// A commit has ended after so long.
+    pub(super) fn ended(&mut self, span: Duration) {
+        // A crowd that has gone is forgotten after some commits, and a new one is known at once.
+        self.expected = self.came.max(self.expected - self.expected.div_ceil(8));
+        self.came = 0;
+        self.span = (self.span * 7 + span) / 8;
+    }
+}

@@ -1,0 +1,440 @@
+//! The in-place store, case by case: what each mode writes where, what a crash leaves, and what is said
+//! of devices that are damaged, foreign or failing.
+
+#![allow(clippy::unwrap_used)]
+
+mod inplace_support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use inplace_support::Shape;
+use thalweg_sim::crash::Shape as Survival;
+use thalweg_sim::faults::{Faults, Faulty, Operation};
+use thalweg_sim::recording::{Event, Recorder};
+use thalweg_sim::runtime::run;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write};
+use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose, Tallies};
+use thalweg_store::env::Env;
+use thalweg_store::inplace::{InPlace, InPlaceError, Mode, NewInPlace, Options, Parts};
+use thalweg_store::journal::JournalError;
+
+/// A store that does nothing by itself.
+fn quiet(mode: Mode) -> Shape {
+    let shape = Shape::new(mode);
+    let never = Duration::from_secs(100_000);
+    let options = Options {
+        threshold: 4096,
+        commit: never,
+        writeback: never,
+        expire: never,
+        cache: 1 << 20,
+        ..shape.options
+    };
+    Shape { options, ..shape }
+}
+
+fn part(lba: u64, old: u8, range: std::ops::Range<usize>, new: u8, class: Class) -> Write {
+    let mut content = vec![old; BLOCK_SIZE];
+    content[range.clone()].fill(new);
+    Write { lba: Lba(lba), content: Some(content.into()), changed: ByteRanges::from(range), class }
+}
+
+fn whole(lba: u64, new: u8, class: Class) -> Write {
+    let content = Some(Bytes::from(vec![new; BLOCK_SIZE]));
+    Write { lba: Lba(lba), content, changed: ByteRanges::whole(), class }
+}
+
+fn discard(lba: u64) -> Write {
+    Write { lba: Lba(lba), content: None, changed: ByteRanges::whole(), class: Class::Metadata }
+}
+
+async fn bytes_of(store: &InPlace, lba: u64) -> (u8, u8) {
+    let block = store.read(Lba(lba), 1, store.now()).await.unwrap().remove(0);
+    block.map_or((0, 0), |block| (block[0], block[BLOCK_SIZE - 1]))
+}
+
+/// Three data blocks, of which two change in part and one as a whole, and three metadata blocks, as in
+/// figure 4.3. Each holds ones before.
+const DATA: [u64; 3] = [100, 110, 120];
+const METADATA: [u64; 3] = [3, 7, 11];
+
+async fn figure(store: &InPlace) {
+    let first = DATA.map(|lba| whole(lba, 1, Class::Data));
+    let second = METADATA.map(|lba| whole(lba, 1, Class::Metadata));
+    store.apply(first.into_iter().chain(second).collect()).await.unwrap();
+    store.sync(store.now()).await.unwrap();
+    store.checkpoint().await.unwrap();
+}
+
+fn updates() -> Vec<Write> {
+    let partial = |lba| part(lba, 1, 0..700, 2, Class::Data);
+    let meta = METADATA.map(|lba| part(lba, 1, 0..20, 2, Class::Metadata));
+    let data = [partial(DATA[0]), partial(DATA[1]), whole(DATA[2], 2, Class::Data)];
+    data.into_iter().chain(meta).collect()
+}
+
+/// The first bytes of the data blocks and of the metadata blocks after a crash at t1, t2 and t3: before
+/// anything is sent, when data and journal are written and the last flush has not ended, and after it.
+fn figure_4_3(mode: Mode) -> Vec<([u8; 3], [u8; 3])> {
+    run(1, |env| async move {
+        let shape = quiet(mode);
+        let recorder = Recorder::with_latency(&env, Duration::from_micros(100));
+        let devices = shape.devices(|name, geometry| recorder.device(name, geometry));
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        store.apply(updates()).await.unwrap();
+        let t1 = recorder.position();
+        store.sync(store.now()).await.unwrap();
+        let t3 = recorder.position();
+        let events = recorder.log().events;
+        // The journal's write, which has the commit record.
+        let commit = events.iter().rposition(|event| matches!(event, Event::WriteBegan(_)));
+        let mut states = Vec::new();
+        for (point, kept) in [(t1, true), (commit.unwrap(), true), (t3, false)] {
+            let survival = match kept {
+                true => Survival::Everything,
+                false => Survival::Nothing,
+            };
+            let image = recorder.image(point, survival);
+            let (store, _) = shape.open(&env, &image.devices).await;
+            let mut state = ([0; 3], [0; 3]);
+            for nth in 0..3 {
+                state.0[nth] = bytes_of(&store, DATA[nth]).await.0;
+                state.1[nth] = bytes_of(&store, METADATA[nth]).await.0;
+            }
+            states.push(state);
+        }
+        states
+    })
+}
+
+#[test]
+fn a_crash_leaves_what_figure_4_3_says() {
+    let (old, new) = ([1; 3], [2; 3]);
+    for mode in [Mode::Data, Mode::Wasteless] {
+        assert_eq!(figure_4_3(mode), [(old, old), (old, old), (new, new)], "{mode}");
+    }
+    // All data is home before the commit, and no metadata.
+    assert_eq!(figure_4_3(Mode::Ordered), [(old, old), (new, old), (new, new)]);
+    // Only the block that changed as a whole is.
+    assert_eq!(figure_4_3(Mode::Selective), [(old, old), ([1, 1, 2], old), (new, new)]);
+}
+
+/// What one transaction of the figure costs: bytes in the journal, blocks home before the commit, and
+/// flushes.
+fn cost(mode: Mode, external: bool) -> (u64, u64, u64) {
+    run(1, |env| async move {
+        let shape = Shape { external, ..quiet(mode) };
+        let devices = shape.memory();
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        let tallies = |devices: &[DeviceRef]| {
+            let mut sum = Tallies::default();
+            devices.iter().for_each(|device| sum += device.tallies());
+            sum
+        };
+        let before = tallies(&devices);
+        store.apply(updates()).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        let spent = tallies(&devices).since(&before);
+        let home = spent.of(Purpose::UserData).write_bytes / BLOCK_SIZE as u64;
+        (spent.of(Purpose::Journal).write_bytes, home, spent.total().flushes)
+    })
+}
+
+#[test]
+fn each_mode_writes_what_it_should() {
+    for external in [false, true] {
+        // Two partial blocks of 700 bytes and three times 20 of metadata, in sectors; then whole blocks.
+        assert_eq!(cost(Mode::Wasteless, external), (1536 + 4096, 0, 1));
+        assert_eq!(cost(Mode::Data, external), (512 + 3 * 4096, 0, 1));
+        assert_eq!(cost(Mode::Selective, external), (1536, 1, 2));
+        assert_eq!(cost(Mode::Ordered, external), (512, 3, 2));
+    }
+    assert_eq!(cost(Mode::Writeback, false), (512, 3, 1));
+    assert_eq!(cost(Mode::Writeback, true), (512, 3, 2));
+}
+
+/// What a timer commits in writeback mode is not the data.
+#[test]
+fn writeback_commits_metadata_without_its_data() {
+    run(2, |env| async move {
+        let shape = quiet(Mode::Writeback);
+        let options = Options { commit: Duration::from_millis(20), ..shape.options };
+        let shape = Shape { options, ..shape };
+        let devices = shape.memory();
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        store.apply(updates()).await.unwrap();
+        env.sleep(Duration::from_millis(100)).await;
+        drop(store);
+        let (store, _) = shape.open(&env, &devices).await;
+        assert_eq!(bytes_of(&store, METADATA[0]).await.0, 2);
+        assert_eq!(bytes_of(&store, DATA[0]).await.0, 1);
+    });
+}
+
+/// Journal bytes of a sequence of changes of one block, each synced.
+fn sequence(changes: &[usize], checkpoint_after: usize) -> (u64, u64) {
+    let changes = changes.to_vec();
+    run(3, |env| async move {
+        let shape = quiet(Mode::Selective);
+        let devices = shape.memory();
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        let before = store.status().counts;
+        for (nth, len) in changes.iter().enumerate() {
+            let new = 10 + nth as u8;
+            let write = match *len {
+                BLOCK_SIZE => whole(DATA[0], new, Class::Data),
+                len => {
+                    let old = bytes_of(&store, DATA[0]).await.1;
+                    part(DATA[0], old, 0..len, new, Class::Data)
+                }
+            };
+            store.apply(vec![write]).await.unwrap();
+            store.sync(store.now()).await.unwrap();
+            if nth + 1 == checkpoint_after {
+                store.checkpoint().await.unwrap();
+            }
+        }
+        let counts = store.status().counts;
+        (counts.journal_bytes - before.journal_bytes, counts.direct - before.direct)
+    })
+}
+
+#[test]
+fn an_update_sequence_stays_as_it_began() {
+    // Small first: the whole block is journaled too.
+    assert_eq!(sequence(&[100, BLOCK_SIZE], 0), (512 + 512 + 4096, 0));
+    // Large first, and home at once: what comes is a new sequence.
+    assert_eq!(sequence(&[BLOCK_SIZE, 100], 0), (512 + 512, 1));
+    // Home in between: a large one goes directly then.
+    assert_eq!(sequence(&[100, BLOCK_SIZE], 1), (512 + 512, 1));
+}
+
+/// A block's small change is in the journal when a large one goes home directly: replay must not put
+/// the old bytes over the new ones.
+#[test]
+fn nothing_old_is_replayed_over_what_went_home_directly() {
+    run(4, |env| async move {
+        let shape = quiet(Mode::Selective);
+        let devices = shape.memory();
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        store.apply(vec![part(DATA[0], 1, 0..100, 2, Class::Data)]).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        store.checkpoint().await.unwrap();
+        store.apply(vec![whole(DATA[0], 3, Class::Data)]).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        drop(store);
+        let (store, _) = shape.open(&env, &devices).await;
+        assert_eq!(bytes_of(&store, DATA[0]).await, (3, 3));
+    });
+}
+
+#[test]
+fn a_block_that_was_freed_shows_nothing_old() {
+    for mode in Mode::ALL {
+        run(5, |env| async move {
+            let shape = quiet(mode);
+            let devices = shape.memory();
+            shape.create(&env, &devices).await;
+            let (store, _) = shape.open(&env, &devices).await;
+            figure(&store).await;
+            store.apply(vec![discard(DATA[0])]).await.unwrap();
+            let fresh = part(DATA[0], 0, 50..60, 9, Class::Data);
+            store.apply(vec![fresh]).await.unwrap();
+            store.sync(store.now()).await.unwrap();
+            drop(store);
+            let (store, _) = shape.open(&env, &devices).await;
+            let block = store.read(Lba(DATA[0]), 1, store.now()).await.unwrap().remove(0).unwrap();
+            assert_eq!((block[0], block[55], block[4095]), (0, 9, 0), "{mode}");
+        });
+    }
+}
+
+#[test]
+fn rot_is_found_where_there_are_checksums() {
+    run(6, |env| async move {
+        let shape = quiet(Mode::Wasteless);
+        let devices = shape.memory();
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        let place = store.superblock().place(DATA[1]);
+        store.close().await.unwrap();
+        drop(store);
+        let mut block =
+            devices[0].read(place, BLOCK_SIZE, Purpose::UserData).await.unwrap().to_vec();
+        block[17] ^= 4;
+        devices[0].write(place, vec![block.into()], Purpose::UserData).await.unwrap();
+        let (store, _) = shape.open(&env, &devices).await;
+        let error = store.read(Lba(DATA[1]), 1, store.now()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Corrupt { lba: Lba(110), .. }), "{error}");
+        assert_eq!(bytes_of(&store, DATA[0]).await, (1, 1));
+        let report = store.scrub(&|_, _| {}).await.unwrap();
+        assert_eq!((report.blocks, report.lost), (6, vec![DATA[1]]));
+    });
+}
+
+#[test]
+fn a_damaged_sector_of_the_map_is_said_and_given_up() {
+    run(7, |env| async move {
+        let shape = quiet(Mode::Wasteless);
+        let devices = shape.memory();
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        let place = store.superblock().map_offset;
+        store.close().await.unwrap();
+        drop(store);
+        let mut sector = devices[0].read(place, 512, Purpose::Map).await.unwrap().to_vec();
+        sector[40] ^= 1;
+        devices[0].write(place, vec![sector.into()], Purpose::Map).await.unwrap();
+        let (store, _) = shape.open(&env, &devices).await;
+        let error = store.read(Lba(METADATA[0]), 1, store.now()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+        // Block 140 is in the next sector.
+        assert!(store.read(Lba(140), 1, store.now()).await.is_ok());
+        let report = store.scrub(&|_, _| {}).await.unwrap();
+        assert_eq!((report.map_sectors, report.lost.len()), (1, 0));
+        assert_eq!(bytes_of(&store, METADATA[0]).await, (1, 1));
+        store.close().await.unwrap();
+        drop(store);
+        let (store, _) = shape.open(&env, &devices).await;
+        assert_eq!(bytes_of(&store, DATA[2]).await, (1, 1));
+    });
+}
+
+#[test]
+fn what_does_not_belong_together_is_refused() {
+    run(8, |env| async move {
+        let shape = quiet(Mode::Wasteless);
+        let (devices, others) = (shape.memory(), shape.memory());
+        let open = async |data: &DeviceRef, journal: Option<&DeviceRef>| {
+            let parts = Parts { data: data.clone(), journal: journal.cloned() };
+            InPlace::open(&env, parts, shape.options).await.map(drop).unwrap_err()
+        };
+        assert!(matches!(open(&devices[0], None).await, InPlaceError::NoStore { .. }));
+        shape.create(&env, &devices).await;
+        shape.create(&env, &others).await;
+        assert!(matches!(open(&devices[0], None).await, InPlaceError::JournalElsewhere { .. }));
+        let foreign = open(&devices[0], Some(&others[1])).await;
+        assert!(
+            matches!(foreign, InPlaceError::Journal(JournalError::Foreign { .. })),
+            "{foreign}"
+        );
+        let blank: DeviceRef = Arc::new(MemoryDevice::new(1 << 20));
+        let none = open(&devices[0], Some(&blank)).await;
+        assert!(matches!(none, InPlaceError::Journal(JournalError::NoJournal { .. })), "{none}");
+        let inside = Shape { external: false, ..shape };
+        let single = inside.memory();
+        inside.create(&env, &single).await;
+        assert!(matches!(open(&single[0], Some(&blank)).await, InPlaceError::JournalInside));
+        let (store, _) = shape.open(&env, &devices).await;
+        let error = store.apply(vec![whole(shape.blocks, 1, Class::Data)]).await.unwrap_err();
+        assert!(matches!(error, StoreError::Invalid(_)));
+        assert!(store.read(Lba(shape.blocks - 1), 2, store.now()).await.is_err());
+    });
+}
+
+#[test]
+fn too_small_a_device_is_refused() {
+    run(9, |env| async move {
+        let create = async |size: u64, new: NewInPlace| {
+            let data: DeviceRef = Arc::new(MemoryDevice::new(size));
+            InPlace::create(&env, &Parts { data, journal: None }, &new).await
+        };
+        let error = create(256 << 10, NewInPlace::default()).await.unwrap_err();
+        assert!(matches!(error, InPlaceError::Invalid(_)), "{error}");
+        let large = NewInPlace { size: Some(1 << 30), ..NewInPlace::default() };
+        let error = create(64 << 20, large).await.unwrap_err();
+        assert!(matches!(error, InPlaceError::Invalid(_)), "{error}");
+        create(64 << 20, NewInPlace::default()).await.unwrap();
+    });
+}
+
+/// A store whose devices fail on command: data, then journal.
+async fn faulty(env: &Env, shape: &Shape) -> ([Faults; 2], Vec<DeviceRef>) {
+    let wrapped: Vec<_> =
+        shape.memory().into_iter().map(|device| Faulty::wrap(env, device)).collect();
+    let devices: Vec<DeviceRef> =
+        wrapped.iter().map(|(device, _)| device.clone() as DeviceRef).collect();
+    shape.create(env, &devices).await;
+    let mut faults = wrapped.into_iter().map(|(_, faults)| faults);
+    ([faults.next().unwrap(), faults.next().unwrap()], devices)
+}
+
+#[test]
+fn a_journal_that_fails_poisons_the_store() {
+    for flush in [false, true] {
+        run(10, |env| async move {
+            let shape = quiet(Mode::Wasteless);
+            let ([_, journal], devices) = faulty(&env, &shape).await;
+            let (store, _) = shape.open(&env, &devices).await;
+            figure(&store).await;
+            journal.fail(if flush { Operation::Flush } else { Operation::Write }, 1);
+            store.apply(updates()).await.unwrap();
+            assert!(store.sync(store.now()).await.is_err());
+            let error = store.apply(updates()).await.unwrap_err();
+            assert!(matches!(error, StoreError::Poisoned(_)), "{error}");
+            // Reads go on.
+            assert_eq!(bytes_of(&store, DATA[0]).await.0, 2);
+            drop(store);
+            let (store, _) = shape.open(&env, &devices).await;
+            let found = bytes_of(&store, DATA[0]).await.0;
+            assert_eq!(found, bytes_of(&store, METADATA[0]).await.0);
+        });
+    }
+}
+
+#[test]
+fn a_data_device_that_fails_for_a_while_loses_nothing() {
+    run(11, |env| async move {
+        let shape = quiet(Mode::Wasteless);
+        let ([data, _], devices) = faulty(&env, &shape).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        figure(&store).await;
+        store.apply(updates()).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        data.fail(Operation::Write, 1);
+        assert!(store.checkpoint().await.is_err());
+        assert!(store.checkpoint().await.is_ok());
+        assert_eq!(store.status().dirty, 0);
+        drop(store);
+        let (store, found) = shape.open(&env, &devices).await;
+        assert_eq!(bytes_of(&store, DATA[0]).await, (2, 1));
+        assert_eq!(found.given_up, 0);
+    });
+}
+
+#[test]
+fn memory_is_bounded_and_writers_wait() {
+    run(12, |env| async move {
+        let shape = Shape {
+            blocks: 3000,
+            options: Options { cache: 400 << 10, ..Shape::new(Mode::Ordered).options },
+            ..Shape::new(Mode::Ordered)
+        };
+        let devices = shape.memory();
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        for lba in 0..3000 {
+            let class = if lba % 3 == 0 { Class::Metadata } else { Class::Data };
+            store.apply(vec![whole(lba, lba as u8 | 1, class)]).await.unwrap();
+            let status = store.status();
+            assert!(status.cached <= 102 && status.dirty <= 52, "{status:?}");
+        }
+        for lba in (0..3000).step_by(7) {
+            assert_eq!(bytes_of(&store, lba).await.0, lba as u8 | 1);
+        }
+    });
+}

@@ -62,7 +62,7 @@ pub struct Attributes {
     pub gid: u32,
     /// Of a device: its number, as the system encodes it.
     pub rdev: u32,
-    /// Bytes.
+    /// Bytes; of a directory what the filesystem likes, of a symbolic link those of its target.
     pub size: u64,
     /// Bytes of storage that are its own.
     pub stored: u64,
@@ -100,7 +100,7 @@ pub struct AttributeChange {
     pub accessed: Option<TimeChange>,
     /// The last change of the content.
     pub modified: Option<TimeChange>,
-    /// Takes set-user-id away, and set-group-id where the group may execute: who writes or changes the
-    /// size without privilege leaves neither.
+    /// Takes set-user-id away, and set-group-id where the group may execute; from a directory nothing.
+    /// Who writes or changes the size without privilege leaves neither, nor does a new owner.
     pub clear_suid: bool,
 }

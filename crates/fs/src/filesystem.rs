@@ -77,7 +77,8 @@ pub enum Rename {
     Exchange,
 }
 
-/// A place in a directory: behind an entry. It stays valid while entries come and go.
+/// A place in a directory: behind an entry. It stays valid while entries come and go, and is less
+/// than 2⁶².
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Cookie(pub u64);
 

@@ -31,7 +31,7 @@ use thalweg_store::env::Task;
 use thalweg_store::txn::{Durability, Transaction};
 use tokio::sync::RwLock;
 
-use crate::attributes::{AttributeChange, Attributes, Ino, TimeChange};
+use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange};
 use crate::error::FsError;
 use crate::filesystem::{
     Allocation, Cookie, Entry, Filesystem, NewNode, Rename, Seek, SetXattr, Statistics, Watcher,
@@ -40,7 +40,7 @@ use crate::filesystem::{
 use content::BLOCK;
 use inner::Inner;
 pub use make::{make, remove};
-use op::{Effects, Op, attributes_of};
+use op::{Effects, Op, attributes_of, kind_of};
 pub use options::{Atime, Format, Options};
 pub use quota::Quota;
 
@@ -549,7 +549,13 @@ impl Filesystem for Local {
     }
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
-        let size = self.attributes(from.0).await?.size;
+        let size = self
+            .look(async |txn| {
+                let mut op = self.op(&txn);
+                op.file(to.0.0).await?;
+                Ok(op.file(from.0.0).await?.size.get())
+            })
+            .await?;
         let len = len.min(size.saturating_sub(from.1));
         let overlaps = from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len;
         if overlaps {
@@ -673,7 +679,7 @@ impl Op<'_> {
         if let Some(gid) = change.gid {
             record.gid = gid.into();
         }
-        if change.clear_suid {
+        if change.clear_suid && kind_of(ino, &record)? != Kind::Directory {
             content::clear_suid(&mut record);
         }
         if let Some(size) = change.size {

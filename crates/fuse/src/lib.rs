@@ -1,5 +1,7 @@
-//! FUSE adapters for Thalweg: a volume as one file, and as a kernel block device.
+//! FUSE adapters for Thalweg: a filesystem for the kernel; a volume as one file, and as a kernel
+//! block device.
 //!
+//! - [`files`]: a filesystem for the kernel;
 //! - [`attach`](mod@attach): a kernel block device from a volume: the file of [`disk`] under a loop
 //!   device;
 //! - [`stale`]: cleans up what a server that was killed has left behind;
@@ -11,7 +13,11 @@
 
 pub mod attach;
 pub mod bytes;
+mod coherence;
 pub mod disk;
+mod errno;
+pub mod files;
+mod known;
 pub mod loopdev;
 pub mod mounts;
 pub mod probe;

@@ -9,12 +9,15 @@
 //! - [`faults`]: a wrapper that makes any device fail on command;
 //! - [`model`]: a naive reference for blocks, and the check of the crash rule;
 //! - [`media`]: named files on such devices, so that a whole volume crashes with its manifest;
-//! - [`volume`]: a naive volume in RAM.
+//! - [`volume`]: a naive volume in RAM;
+//! - [`files`]: a naive filesystem in RAM, the reference for files.
 
+mod acl;
 pub mod busy;
 pub mod content;
 pub mod crash;
 pub mod faults;
+pub mod files;
 pub mod hdd;
 pub mod media;
 pub mod model;

@@ -445,3 +445,80 @@ async fn it_runs_in_real_time() {
     store.put(b"key", b"value".to_vec()).await.unwrap();
     assert_eq!(store.get(b"key").await.unwrap().unwrap(), "value");
 }
+
+#[test]
+fn the_greatest_key_that_is_not_above() {
+    run(1, |env| async move {
+        let volume = volume(&env, 1000);
+        let tree = create(&env, &volume, "tree", Kind::Btree, 700).await;
+        let mut rng = env.rng();
+        let mut keys = std::collections::BTreeSet::new();
+        let key = |number: u32| [&number.to_be_bytes()[..], &[b'k'; 60]].concat();
+        for round in 0..3000 {
+            let number = rng.random_range(0..4000u32);
+            // In the end whole leaves are empty.
+            match round > 1500 && (number < 3000 || rng.random_bool(0.5)) {
+                true => drop(tree.delete(&key(number)).await.unwrap()),
+                false => tree.put(&key(number), vec![1; 20]).await.unwrap(),
+            }
+            if tree.get(&key(number)).await.unwrap().is_some() {
+                keys.insert(number);
+            } else {
+                keys.remove(&number);
+            }
+            if round % 10 == 0 {
+                let txn = volume.begin(Begin::SNAPSHOT).await.unwrap();
+                let probe = rng.random_range(0..4000u32);
+                let found = tree.floor_in(&*txn, &key(probe)).await.unwrap().map(|it| it.0);
+                let expected = keys.range(..=probe).next_back().map(|it| Bytes::from(key(*it)));
+                assert_eq!(found, expected);
+            }
+        }
+        let table = create(&env, &volume, "table", Kind::Hash, 100).await;
+        let txn = volume.begin(Begin::SNAPSHOT).await.unwrap();
+        let unordered = table.floor_in(&*txn, b"key").await;
+        assert!(matches!(unordered, Err(TreeError::WrongKind { .. })));
+    });
+}
+
+#[test]
+fn what_was_found_below_depends_on_that_key_alone() {
+    run(1, |env| async move {
+        let volume = volume(&env, 1000);
+        let tree = create(&env, &volume, "tree", Kind::Btree, 300).await;
+        for key in [b"a", b"m"] {
+            tree.put(key, vec![1; 20]).await.unwrap();
+        }
+        for (changed, conflicts) in [(b"z", false), (b"a", false), (b"m", true)] {
+            let txn = volume.begin(Begin::STRICT).await.unwrap();
+            tree.floor_in(&*txn, b"p").await.unwrap();
+            txn.write(Lba(900), vec![1; BLOCK_SIZE].into()).unwrap();
+            tree.put(changed, vec![2; 20]).await.unwrap();
+            let committed = txn.commit(SYNCED).await;
+            assert_eq!(matches!(committed, Err(TxnError::Conflict)), conflicts, "{changed:?}");
+        }
+    });
+}
+
+#[test]
+fn a_run_is_discarded_through_transactions_or_past_them() {
+    run(1, |env| async move {
+        let volume = volume(&env, 1000);
+        for others in [false, true] {
+            for lba in 100..500 {
+                write(&volume, lba, vec![7; BLOCK_SIZE]).await;
+            }
+            let reader = volume.begin(Begin::SNAPSHOT).await.unwrap();
+            if !others {
+                reader.abort().await;
+            }
+            volume.discard_run(Lba(150), 300).await.unwrap();
+            for lba in [100, 149, 150, 449, 450, 499] {
+                let empty = read(&volume, lba).await.iter().all(|byte| *byte == 0);
+                assert_eq!(empty, (150..450).contains(&lba), "{lba}");
+            }
+        }
+        let outside = volume.discard_run(Lba(900), 200).await;
+        assert!(outside.is_err());
+    });
+}

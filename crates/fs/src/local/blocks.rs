@@ -9,13 +9,14 @@ use crate::error::FsError;
 
 /// Pages of bits that are looked at for a long run before a short one will do.
 const PAGES_FOR_A_RUN: u64 = 8;
-/// A run of so many blocks is long enough for anybody.
-const LONG_RUN: u64 = 2048;
+/// Blocks that are kept free behind a file that grows: as many as it has, within this.
+const ROOM: Range<u64> = 64..2048;
 
 /// How particular a search is.
 #[derive(Clone, Copy, Debug)]
 struct Taste {
-    /// Blocks of the shortest run that will do, unless it goes on where the file has ended.
+    /// Blocks of the shortest run that will do, unless it goes on where the file has ended; there need
+    /// not be more than are looked for.
     least: u64,
     /// Whether other files' windows are left alone.
     polite: bool,
@@ -24,7 +25,8 @@ struct Taste {
 }
 
 impl Op<'_> {
-    /// Takes blocks for a file, from `goal` on if they are free.
+    /// Takes blocks for a file that has `has`, from `goal` on if they are free. Behind them others are
+    /// kept for a file that has some already.
     ///
     /// # Errors
     /// [`FsError::NoSpace`]: there are not as many.
@@ -33,12 +35,14 @@ impl Op<'_> {
         ino: u64,
         goal: u64,
         blocks: u64,
+        has: u64,
     ) -> Result<Vec<Run>, FsError> {
         let pages = self.inner.area.pages();
+        let room = if has > 0 { has.clamp(ROOM.start, ROOM.end) } else { 0 };
         let mut runs: Vec<Run> = Vec::new();
         let mut missing = blocks;
         let tastes = [
-            Taste { least: LONG_RUN, polite: true, pages: PAGES_FOR_A_RUN },
+            Taste { least: u64::MAX, polite: true, pages: PAGES_FOR_A_RUN },
             Taste { least: 16, polite: true, pages: PAGES_FOR_A_RUN },
             Taste { least: 1, polite: true, pages },
             Taste { least: 1, polite: false, pages },
@@ -46,7 +50,8 @@ impl Op<'_> {
         for taste in tastes {
             while missing > 0 {
                 let goal = runs.last().map_or(goal, |run| run.start + run.blocks);
-                let Some(run) = self.take_run(ino, goal, missing, taste).await? else { break };
+                let wanted = (missing, room);
+                let Some(run) = self.take_run(ino, goal, wanted, taste).await? else { break };
                 missing -= run.blocks;
                 match runs.last_mut().filter(|last| last.start + last.blocks == run.start) {
                     Some(last) => last.blocks += run.blocks,
@@ -60,12 +65,12 @@ impl Op<'_> {
         }
     }
 
-    /// Takes one run, where it is found first.
+    /// Takes one run, where it is found first: of at most so many blocks, with so many behind them.
     async fn take_run(
         &mut self,
         ino: u64,
         goal: u64,
-        most: u64,
+        (most, room): (u64, u64),
         taste: Taste,
     ) -> Result<Option<Run>, FsError> {
         let (pages, blocks) = (self.inner.area.pages(), self.inner.area.blocks());
@@ -83,11 +88,16 @@ impl Op<'_> {
             }
             looks -= 1;
             let start = if at_goal { goal % BITS_PER_PAGE } else { 0 };
-            if let Some(bits) = self.search(ino, page, start, most, taste).await? {
+            if let Some(open) = self.search(ino, page, start, most + room, taste).await? {
+                let base = page * BITS_PER_PAGE;
+                let bits = open.start..open.end.min(open.start + most);
+                if room > 0 {
+                    self.inner.space.reserve(ino, base + bits.end..base + open.end);
+                }
                 if !self.page(page).await?.flip(bits.clone(), true) {
                     return Err(FsError::Damaged(format!("bitmap page {page} changed meanwhile")));
                 }
-                let start = page * BITS_PER_PAGE + bits.start;
+                let start = base + bits.start;
                 return Ok(Some(Run { start, blocks: bits.end - bits.start }));
             }
         }

@@ -121,7 +121,11 @@ pub async fn check(
             let outcome = match stage {
                 // What is left of it in the end is told then.
                 Some(_) if damage.stage() != stage => continue,
-                Some(_) => repair::repair(&inner, &scan, damage).await?,
+                Some(_) => match repair::repair(&inner, &scan, damage).await? {
+                    // Another repair has seen to it, or nothing can be done: the next round tells.
+                    Outcome::Left => continue,
+                    done => done,
+                },
                 None => Outcome::Left,
             };
             match findings.iter_mut().find(|it| it.damage == *damage) {

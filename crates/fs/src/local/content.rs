@@ -14,7 +14,6 @@ use thalweg_store::block::BLOCK_SIZE;
 use super::extents::{Layout, RecordChange, Run};
 use super::format::{Extent, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
 use super::op::Op;
-use crate::attributes::Kind;
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, Seek, WriteAt};
 
@@ -259,13 +258,12 @@ impl Op<'_> {
         };
         let goal = goes_on.unwrap_or_else(|| self.inner.space.beginning(parent));
         let mut at = hole.start;
-        for run in self.take_blocks(ino, goal, wanted).await? {
+        let has = record.blocks.get();
+        for run in self.take_blocks(ino, goal, wanted, has).await? {
             layout.insert(Extent { at, start: run.start, blocks: run.blocks });
             at += run.blocks;
-            let end = run.start + run.blocks;
-            match record.blocks > 0 {
-                true => self.inner.space.reserve(ino, end, record.blocks.get()),
-                false => self.inner.space.took(parent, end),
+            if has == 0 {
+                self.inner.space.took(parent, run.start + run.blocks);
             }
         }
         record.blocks = (record.blocks.get() + wanted).into();
@@ -323,11 +321,12 @@ impl Op<'_> {
         if size < before {
             self.inner.space.release(ino);
             self.zero_part(ino, size..size.next_multiple_of(BLOCK)).await?;
-            let most = if self.is_within { usize::MAX } else { super::orphans::EXTENTS_AT_ONCE };
-            if !self.truncate_tail(ino, record, most).await? {
-                record.flags |= TRUNCATING;
-                self.note_orphan(ino);
-            }
+        }
+        // Also what was reserved behind the end goes.
+        let most = if self.is_within { usize::MAX } else { super::orphans::EXTENTS_AT_ONCE };
+        if !self.truncate_tail(ino, record, most).await? {
+            record.flags |= TRUNCATING;
+            self.note_orphan(ino);
         }
         self.note_content(ino);
         Ok(())
@@ -501,9 +500,8 @@ impl Op<'_> {
     }
 
     pub(super) async fn seek(&mut self, ino: u64, offset: u64, what: Seek) -> Result<u64, FsError> {
-        let record = self.inode(ino).await?;
-        let size = record.size.get();
-        if offset >= size || super::op::kind_of(ino, &record)? != Kind::File {
+        let size = self.file(ino).await?.size.get();
+        if offset >= size {
             return Err(FsError::NothingThere);
         }
         let mut at = offset / BLOCK;

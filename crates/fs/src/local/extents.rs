@@ -116,7 +116,8 @@ impl Layout {
                     if old != new {
                         changes.push(RecordChange::Put(**new));
                     }
-                    (before.next(), now.next());
+                    before.next();
+                    now.next();
                 }
                 (Some(old), new) if new.is_none_or(|new| old.at < new.at) => {
                     changes.push(RecordChange::Delete(old.at));

@@ -51,7 +51,7 @@ pub const MAX_DATA_BLOCKS: u64 = 1 << 40;
 /// Lanes in which the usage of a quota is counted, so that those who add to it seldom meet.
 pub const USAGE_LANES: u8 = 16;
 /// Bits of a name's hash.
-pub const HASH_BITS: u8 = 55;
+pub const HASH_BITS: u8 = 54;
 /// Names of one directory whose hashes are the same.
 pub const MAX_SLOTS: u64 = 256;
 

@@ -21,9 +21,9 @@ use crate::attributes::{Attributes, Ino};
 use crate::error::FsError;
 use crate::filesystem::{Change, Watcher};
 
-/// Inode numbers that are reserved at a time.
+/// Inode numbers that a lane gets at a time.
 const NUMBERS: u64 = 256;
-/// Batches of inode numbers in use at a time: those of different directories seldom share a leaf of the
+/// Lanes of inode numbers: those of different directories seldom share a leaf of the
 /// tree.
 const NUMBER_LANES: usize = 16;
 /// How long the last reads of inodes wait to be noted.
@@ -49,7 +49,7 @@ pub(super) struct Inner {
     pub(super) max_inodes: u64,
     /// One at a time frees what is noted to be freed.
     pub(super) freeing: tokio::sync::Mutex<()>,
-    numbers: Vec<tokio::sync::Mutex<Range<u64>>>,
+    numbers: tokio::sync::Mutex<Numbers>,
     remembered: Mutex<HashMap<u64, u64>>,
     durable: Mutex<Durable>,
     atimes: Mutex<HashMap<u64, u64>>,
@@ -59,6 +59,14 @@ pub(super) struct Inner {
     duties: Mutex<Duties>,
     /// There is something in `duties`.
     wake: Notify,
+}
+
+/// Inode numbers that were reserved and are nobody's yet.
+#[derive(Debug, Default)]
+struct Numbers {
+    lanes: [Range<u64>; NUMBER_LANES],
+    /// For lanes that run out.
+    spare: Range<u64>,
 }
 
 /// What has changed and may not survive a crash yet. Moments are counted in changes.
@@ -119,7 +127,7 @@ impl Inner {
             space: found.space,
             max_inodes: found.max_inodes,
             freeing: tokio::sync::Mutex::new(()),
-            numbers: (0..NUMBER_LANES).map(|_| tokio::sync::Mutex::new(0..0)).collect(),
+            numbers: tokio::sync::Mutex::default(),
             remembered: Mutex::default(),
             durable: Mutex::default(),
             atimes: Mutex::default(),
@@ -228,26 +236,36 @@ impl Inner {
     /// A number that no inode ever had, near those of others in the directory.
     pub(super) async fn number(&self, parent: u64) -> Result<u64, FsError> {
         let lane = (parent.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % NUMBER_LANES;
-        let mut numbers = self.numbers[lane].lock().await;
-        if let Some(number) = numbers.next() {
+        let mut numbers = self.numbers.lock().await;
+        if let Some(number) = numbers.lanes[lane].next() {
             return Ok(number);
         }
-        let inodes = (*self.inodes.lock()).max(1);
-        let first = self
-            .change(async |txn| {
-                let mut op = Op::new(self, &txn, false);
-                let stored = op.get(&key(0, Tag::Numbers, &[])).await?;
-                let first = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
-                let first = first.filter(|first| *first < u64::MAX - NUMBERS);
-                let first = first
-                    .ok_or_else(|| FsError::Damaged("there is no next inode number".to_owned()))?;
-                op.put(key(0, Tag::Numbers, &[]), (first + NUMBERS).to_le_bytes().to_vec());
-                op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
-                Ok((first, op.finish().await?))
-            })
-            .await?;
-        *numbers = first + 1..first + NUMBERS;
+        if numbers.spare.is_empty() {
+            let first = self.reserve_numbers().await?;
+            numbers.spare = first..first + NUMBERS * NUMBER_LANES as u64;
+        }
+        let first = numbers.spare.start;
+        numbers.spare.start += NUMBERS;
+        numbers.lanes[lane] = first + 1..first + NUMBERS;
         Ok(first)
+    }
+
+    /// Reserves numbers for all lanes; the first.
+    async fn reserve_numbers(&self) -> Result<u64, FsError> {
+        let inodes = (*self.inodes.lock()).max(1);
+        let count = NUMBERS * NUMBER_LANES as u64;
+        self.change(async |txn| {
+            let mut op = Op::new(self, &txn, false);
+            let stored = op.get(&key(0, Tag::Numbers, &[])).await?;
+            let first = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
+            let first = first.filter(|first| *first < u64::MAX - count);
+            let first = first
+                .ok_or_else(|| FsError::Damaged("there is no next inode number".to_owned()))?;
+            op.put(key(0, Tag::Numbers, &[]), (first + count).to_le_bytes().to_vec());
+            op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
+            Ok((first, op.finish().await?))
+        })
+        .await
     }
 
     /// Writes down how many inodes are in use.

@@ -300,7 +300,10 @@ impl Op<'_> {
         umask: u16,
     ) -> Result<(), FsError> {
         let kind = kind_of(ino, record)?;
-        let default = match directory.flags & HAS_DEFAULT_ACL != 0 && kind != Kind::Symlink {
+        if kind == Kind::Symlink {
+            return Ok(());
+        }
+        let default = match directory.flags & HAS_DEFAULT_ACL != 0 {
             true => self.get(&xattrs::xattr_key(parent, xattrs::DEFAULT_ACL)).await?,
             false => None,
         };

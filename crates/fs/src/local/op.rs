@@ -21,6 +21,7 @@ use super::format::{InodeRecord, Tag, decode, decode_kind, encode_time, key};
 use super::inner::Inner;
 use crate::attributes::{Attributes, Ino, Kind, Timestamp};
 use crate::error::FsError;
+use crate::filesystem::MAX_FILE;
 
 /// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
 const DISCARDED_AT_ONCE: u64 = 32;
@@ -88,6 +89,8 @@ pub(super) struct Op<'a> {
     pub(super) now: u64,
     /// The transaction is the caller's: there will be no other to finish what this one begins.
     pub(super) is_within: bool,
+    /// What inodes say of themselves may be wrong.
+    pub(super) is_repair: bool,
     pub(super) effects: Effects,
     inodes: BTreeMap<u64, Staged>,
     records: BTreeMap<Vec<u8>, Option<Bytes>>,
@@ -137,6 +140,7 @@ impl<'a> Op<'a> {
             txn,
             now: stored_time(inner.env.wall_nanos()),
             is_within,
+            is_repair: false,
             effects: Effects::default(),
             inodes: BTreeMap::new(),
             records: BTreeMap::new(),
@@ -200,7 +204,13 @@ impl<'a> Op<'a> {
     /// # Errors
     /// [`FsError::Stale`]
     pub(super) async fn inode(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
-        self.find_inode(ino).await?.ok_or(FsError::Stale)
+        let record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
+        // One that nobody uses any more is gone, whatever is left of it.
+        let is_gone = record.links.get() == 0 && !self.inner.is_remembered(ino);
+        match is_gone && !self.is_repair {
+            true => Err(FsError::Stale),
+            false => Ok(record),
+        }
     }
 
     /// An inode that a name leads to.
@@ -231,6 +241,9 @@ impl<'a> Op<'a> {
     pub(super) async fn file(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
         let record = self.inode(ino).await?;
         match kind_of(ino, &record)? {
+            Kind::File if record.size > MAX_FILE => {
+                Err(FsError::Damaged(format!("inode {ino} has a size that cannot be")))
+            }
             Kind::File => Ok(record),
             Kind::Directory => Err(FsError::IsDirectory),
             _ => Err(FsError::Invalid("it is no file")),

@@ -40,7 +40,7 @@ impl Op<'_> {
 
     /// Removes some of what an inode without names has; whether nothing is left of it.
     async fn remove_step(&mut self, ino: u64) -> Result<bool, FsError> {
-        let mut record = self.inode(ino).await?;
+        let mut record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
         let kind = kind_of(ino, &record)?;
         if kind == Kind::File {
             record.size = 0.into();

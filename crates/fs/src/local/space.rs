@@ -16,8 +16,6 @@ use super::format::BITS_PER_PAGE;
 const LANES: usize = 16;
 /// Windows at a time; the oldest goes.
 const MAX_WINDOWS: usize = 512;
-/// Blocks of the smallest window, and the largest.
-const WINDOW: Range<u64> = 16..2048;
 
 /// The hints.
 #[derive(Debug)]
@@ -133,11 +131,11 @@ impl Space {
     }
 
     /// Keeps the blocks behind what a growing file has taken for it.
-    pub(super) fn reserve(&self, ino: u64, from: u64, has: u64) {
-        let len = has.clamp(WINDOW.start, WINDOW.end);
-        let range = from..(from + len).min(self.blocks);
-        if range.start < range.end {
-            self.hints.lock().windows.add(ino, range);
+    pub(super) fn reserve(&self, ino: u64, range: Range<u64>) {
+        let windows = &mut self.hints.lock().windows;
+        match range.is_empty() {
+            true => windows.remove(ino),
+            false => windows.add(ino, range),
         }
     }
 
@@ -159,8 +157,8 @@ mod tests {
     #[test]
     fn a_window_is_for_one_file() {
         let space = Space::new(10_000, vec![10_000]);
-        space.reserve(7, 100, 1);
-        space.reserve(8, 116, 50);
+        space.reserve(7, 100..116);
+        space.reserve(8, 116..166);
         assert_eq!(space.unreserved(7, 100..500), 100..116);
         assert_eq!(space.unreserved(8, 100..500), 116..500);
         assert_eq!(space.unreserved(9, 100..500), 166..500);
@@ -168,14 +166,14 @@ mod tests {
         assert!(space.unreserved(9, 100..150).is_empty());
         space.release(7);
         assert_eq!(space.unreserved(9, 100..500), 100..116);
-        space.reserve(8, 300, 16);
+        space.reserve(8, 300..316);
         assert_eq!(space.unreserved(9, 100..500), 100..300);
     }
 
     #[test]
     fn the_oldest_window_goes() {
         let space = Space::new(1 << 20, vec![1 << 20]);
-        (0..=MAX_WINDOWS as u64).for_each(|ino| space.reserve(ino, ino * 100, 16));
+        (0..=MAX_WINDOWS as u64).for_each(|ino| space.reserve(ino, ino * 100..ino * 100 + 16));
         assert_eq!(space.unreserved(u64::MAX, 0..10), 0..10);
         assert!(space.unreserved(u64::MAX, 100..110).is_empty());
     }

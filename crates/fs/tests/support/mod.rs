@@ -21,7 +21,16 @@ pub const ROOT: Ino = Ino::ROOT;
 
 /// A volume in memory that holds writers to their word, and its store.
 pub fn volume(env: &Env, blocks: u64) -> (Arc<dyn Transact>, Arc<VersionedMemory>) {
-    let store = Arc::new(VersionedMemory::new(blocks));
+    on(env, VersionedMemory::new(blocks))
+}
+
+/// The same for writers who may break their word, as those do who find damage.
+pub fn trusting(env: &Env, blocks: u64) -> (Arc<dyn Transact>, Arc<VersionedMemory>) {
+    on(env, VersionedMemory::trusting(blocks))
+}
+
+fn on(env: &Env, store: VersionedMemory) -> (Arc<dyn Transact>, Arc<VersionedMemory>) {
+    let store = Arc::new(store);
     let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
     (Arc::new(manager), store)
 }

@@ -57,6 +57,8 @@ pub(super) async fn repair(
     match repaired {
         // There is no room for it: something has to be deleted first.
         Err(FsError::NoSpace) => Ok(Outcome::Left),
+        // Another repair has changed what this one is about.
+        Err(FsError::Stale | FsError::NotFound | FsError::Damaged(_)) => Ok(Outcome::Left),
         done => done,
     }
 }
@@ -75,6 +77,7 @@ async fn change(
     inner
         .change(async |txn| {
             let mut op = Op::new(inner, &txn, false);
+            op.is_repair = true;
             let outcome = work(&mut op).await?;
             Ok((outcome, op.finish().await?))
         })

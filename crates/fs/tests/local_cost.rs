@@ -1,0 +1,142 @@
+//! What calls cost the store below: blocks, and bytes of them that change.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use support::*;
+use thalweg_fs::Filesystem;
+use thalweg_fs::local::{self, Atime, Format, Local, Options};
+use thalweg_sim::run;
+use thalweg_sim::versions::VersionedMemory;
+use thalweg_store::block::{BlockStore, Class, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::env::Env;
+use thalweg_store::txn::{self, Transact, TransactionManager};
+
+/// A store that counts.
+#[derive(Debug)]
+struct Counting {
+    store: VersionedMemory,
+    written: Mutex<Vec<Write>>,
+    reads: AtomicU64,
+}
+
+#[async_trait]
+impl BlockStore for Counting {
+    fn blocks(&self) -> u64 {
+        self.store.blocks()
+    }
+
+    fn now(&self) -> Version {
+        self.store.now()
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.store.read(lba, count, at).await
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.written.lock().extend(writes.iter().cloned());
+        self.store.apply(writes).await
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.store.discard(lba, count).await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.store.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        self.store.hold(version)
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.store.allocation(lba, count, at)
+    }
+}
+
+impl Counting {
+    /// What was written since the last look: of data and of metadata, blocks and bytes that changed;
+    /// and reads.
+    fn cost(&self) -> ([(usize, usize); 2], u64) {
+        let written = std::mem::take(&mut *self.written.lock());
+        let of = |class| {
+            let some = written.iter().filter(|write| write.class == class);
+            some.fold((0, 0), |sum, write| (sum.0 + 1, sum.1 + write.changed.bytes()))
+        };
+        ([of(Class::Data), of(Class::Metadata)], self.reads.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// A filesystem with so many files, whose tree has more than one level.
+async fn used(env: &Env, files: usize) -> (Local, Arc<Counting>) {
+    let store = Arc::new(Counting {
+        store: VersionedMemory::new(60_000),
+        written: Mutex::default(),
+        reads: AtomicU64::new(0),
+    });
+    let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
+    let volume: Arc<dyn Transact> = Arc::new(manager);
+    local::make(env, &volume, &Format::default()).await.unwrap();
+    let options = Options { atime: Atime::Never, read_only: false };
+    let fs = Local::open(env, volume, "fs", options).await.unwrap();
+    for number in 0..files {
+        let file = create(&fs, ROOT, &format!("file {number}")).await;
+        write(&fs, file, 0, &pattern(number as u64, 100)).await;
+    }
+    store.cost();
+    (fs, store)
+}
+
+#[test]
+fn a_small_change_touches_few_bytes() {
+    run(1, |env| async move {
+        let (fs, store) = used(&env, 2000).await;
+        let file = fs.lookup(ROOT, b"file 777").await.unwrap().ino;
+        let (_, reads) = store.cost();
+        // A path of three nodes for the name, and one for the inode.
+        assert!(reads <= 6, "{reads}");
+        write(&fs, file, 0, &pattern(1, 40_000)).await;
+        store.cost();
+        env.sleep(std::time::Duration::from_secs(1)).await;
+        write(&fs, file, 5000, &[7; 128]).await;
+        let ([data, metadata], reads) = store.cost();
+        println!("overwrite: {data:?} {metadata:?}, {reads} reads");
+        assert_eq!(data, (1, 128));
+        // The record's first byte, and both times.
+        assert!(metadata.0 == 1 && metadata.1 <= 17, "{metadata:?}");
+        write(&fs, file, 40_000, &[7; 50]).await;
+        let ([data, metadata], _) = store.cost();
+        println!("append in the last block: {data:?} {metadata:?}");
+        assert_eq!(data, (1, 50));
+        assert!(metadata.0 == 1 && metadata.1 <= 33, "{metadata:?}");
+        write(&fs, file, 40_960, &[7; 4096]).await;
+        let ([data, metadata], _) = store.cost();
+        println!("append a block: {data:?} {metadata:?}");
+        assert_eq!(data, (1, 4096));
+        assert!(metadata.0 <= 3 && metadata.1 <= 80, "{metadata:?}");
+        create(&fs, ROOT, "one more").await;
+        let ([_, metadata], _) = store.cost();
+        println!("create: {metadata:?}");
+        assert!(metadata.0 <= 4 && metadata.1 <= 1200, "{metadata:?}");
+        read(&fs, file, 0, 40_000).await;
+        let ([_, metadata], reads) = store.cost();
+        println!("read: {reads} reads");
+        assert_eq!(metadata, (0, 0));
+        assert!(reads <= 9, "{reads}");
+    });
+}

@@ -1,0 +1,89 @@
+//! The kernel's numbers for what can go wrong in a filesystem.
+
+use fuser::Errno;
+use thalweg_fs::FsError;
+use thalweg_store::block::StoreError;
+use thalweg_store::device::DeviceError;
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::TxnError;
+
+/// What the kernel is told of a failure; the log gets the rest.
+pub(crate) fn errno(operation: &'static str, error: &FsError) -> Errno {
+    let errno = match error {
+        FsError::NotFound => Errno::ENOENT,
+        FsError::Stale => Errno::ESTALE,
+        FsError::Exists => Errno::EEXIST,
+        FsError::NotDirectory => Errno::ENOTDIR,
+        FsError::IsDirectory => Errno::EISDIR,
+        FsError::NotEmpty => Errno::ENOTEMPTY,
+        FsError::NameTooLong => Errno::ENAMETOOLONG,
+        FsError::Invalid(_) => Errno::EINVAL,
+        FsError::TooManyLinks => Errno::EMLINK,
+        FsError::FileTooLarge => Errno::EFBIG,
+        FsError::NothingThere => Errno::ENXIO,
+        FsError::NoAttribute => Errno::ENODATA,
+        FsError::AttributeTooLarge => Errno::E2BIG,
+        FsError::NotPermitted => Errno::EPERM,
+        FsError::NotSupported => Errno::EOPNOTSUPP,
+        FsError::ReadOnly => Errno::EROFS,
+        FsError::NoSpace => Errno::ENOSPC,
+        FsError::QuotaExceeded => Errno::EDQUOT,
+        // As between filesystems: whoever renames copies instead.
+        FsError::CrossQuota => Errno::EXDEV,
+        FsError::Newer(_) => Errno::EIO,
+        // Not EAGAIN: whoever gets that from a file tries again for ever.
+        FsError::Conflict => Errno::EBUSY,
+        // As ext4 and XFS answer where their structures make no sense.
+        FsError::Damaged(_) => Errno::from_i32(libc::EUCLEAN),
+        FsError::Tree(error) => of_tree(error),
+        FsError::Transaction(error) => of_transaction(error),
+    };
+    if matches!(errno.code(), libc::EIO | libc::EUCLEAN) {
+        tracing::error!(operation, %error, "failed");
+    }
+    errno
+}
+
+fn of_tree(error: &TreeError) -> Errno {
+    match error {
+        TreeError::Full(_) => Errno::ENOSPC,
+        TreeError::Damaged { .. } => Errno::from_i32(libc::EUCLEAN),
+        TreeError::Txn(error) => of_transaction(error),
+        _ => Errno::EIO,
+    }
+}
+
+fn of_transaction(error: &TxnError) -> Errno {
+    match error {
+        TxnError::Conflict | TxnError::Preempted(_) | TxnError::TooMany(_) => Errno::EBUSY,
+        TxnError::TooLarge(_) => Errno::EFBIG,
+        TxnError::Store(StoreError::NoSpace)
+        | TxnError::Store(StoreError::Device(DeviceError::NoSpace { .. })) => Errno::ENOSPC,
+        TxnError::Store(StoreError::Poisoned(_)) => Errno::EROFS,
+        _ => Errno::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_below_keeps_its_meaning() {
+        let store = |error| FsError::Transaction(TxnError::Store(error));
+        let tree = |error| FsError::Tree(error);
+        let cases = [
+            (FsError::NotFound, libc::ENOENT),
+            (FsError::Conflict, libc::EBUSY),
+            (FsError::Damaged("x".to_owned()), libc::EUCLEAN),
+            (store(StoreError::NoSpace), libc::ENOSPC),
+            (store(StoreError::Poisoned("x".into())), libc::EROFS),
+            (tree(TreeError::Full("x".to_owned())), libc::ENOSPC),
+            (tree(TreeError::Txn(TxnError::Conflict)), libc::EBUSY),
+            (tree(TreeError::Missing("x".to_owned())), libc::EIO),
+        ];
+        for (error, expected) in cases {
+            assert_eq!(errno("test", &error).code(), expected, "{error}");
+        }
+    }
+}

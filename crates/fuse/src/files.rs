@@ -1,0 +1,1157 @@
+//! A filesystem for the kernel, through FUSE.
+//!
+//! FUSE's threads only decode; every request runs as a task and answers from there, so that many are
+//! in flight. The kernel checks permissions, resolves paths, keeps locks, and caches names,
+//! attributes, pages and links; what changes behind its back is told to it (see
+//! [`Filesystem::watch`]).
+//!
+//! **What is durable.** A write reaches the filesystem before it returns, byte for byte, unless the
+//! mount has [`MountOptions::writeback_cache`]; `fsync` is [`Filesystem::sync`], and a file open with
+//! `O_SYNC` or `O_DSYNC` has it with every write. The kernel does not forward `sync` and `syncfs` to
+//! filesystems in user space; they push out what the kernel itself holds.
+//!
+//! **Privileges.** A write takes set-user-id, set-group-id and capabilities from a file. The kernel
+//! leaves this to the filesystem, and saves a request before every write in return.
+
+use std::ffi::OsStr;
+use std::future::Future;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use fuser::{
+    BackgroundSession, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle,
+    FileType, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
+    MountOption, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+};
+use thalweg_fs::{
+    Allocation, AttributeChange, Attributes, Change, Cookie, Filesystem, FsError, Ino, Kind,
+    NewNode, Node, Rename, Seek, SetXattr, TimeChange, Timestamp, WriteAt, WriteHow,
+};
+use thalweg_store::env::Env;
+use tokio::sync::watch;
+
+use crate::attach::unmount;
+use crate::coherence::Coherence;
+use crate::errno::errno;
+use crate::known::Known;
+
+/// The longest request; the kernel's own default limit is 256 pages.
+const MAX_REQUEST: u32 = 1 << 20;
+/// Requests that the kernel keeps in flight beside those that somebody waits for.
+const MAX_BACKGROUND: u16 = 256;
+/// How long the kernel may believe what it was told: until it is told otherwise.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+/// No inode number is ever given again.
+const GENERATION: Generation = Generation(0);
+/// Entries of a directory that are read at a time.
+const ENTRIES: usize = 128;
+/// Places in a directory before the first entry: `.` and `..`.
+const DOTS: u64 = 2;
+/// Most bytes that one request copies: fits the answer's 32 bits.
+const MAX_COPY: u64 = 1 << 30;
+const CAPABILITIES: &[u8] = b"security.capability";
+
+/// How a filesystem is mounted.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Threads that take requests from the kernel, each with a queue of its own.
+    pub threads: usize,
+    /// What is mounted, as the mount table shows it.
+    pub source: String,
+    /// The kernel refuses changes.
+    pub read_only: bool,
+    /// Everybody may use the mount, as far as permissions go; otherwise its owner alone.
+    pub allow_other: bool,
+    /// The kernel collects writes and hands them over later, page by page.
+    pub writeback_cache: bool,
+    /// Set-user-id and set-group-id count.
+    pub suid: bool,
+    /// Devices can be opened.
+    pub dev: bool,
+    /// Programs can be run.
+    pub exec: bool,
+    /// Every write is durable when it returns.
+    pub sync: bool,
+    /// Every change of a directory is durable when it returns.
+    pub dirsync: bool,
+    /// Nobody else changes what is mounted, so there is nothing to watch.
+    pub private: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            threads: 2,
+            source: "thalweg".to_owned(),
+            read_only: false,
+            allow_other: false,
+            writeback_cache: false,
+            suid: true,
+            dev: true,
+            exec: true,
+            sync: false,
+            dirsync: false,
+            private: false,
+        }
+    }
+}
+
+impl MountOptions {
+    fn config(&self) -> Config {
+        let flag = |is_set, yes, no| if is_set { yes } else { no };
+        let mut options = vec![
+            MountOption::FSName(self.source.replace([',', '\0'], "_")),
+            // As an option, since the library itself keeps the subtype from the kernel.
+            MountOption::CUSTOM("subtype=thalweg".to_owned()),
+            MountOption::DefaultPermissions,
+            flag(self.read_only, MountOption::RO, MountOption::RW),
+            flag(self.suid, MountOption::Suid, MountOption::NoSuid),
+            flag(self.dev, MountOption::Dev, MountOption::NoDev),
+            flag(self.exec, MountOption::Exec, MountOption::NoExec),
+        ];
+        options.extend(self.sync.then_some(MountOption::Sync));
+        options.extend(self.dirsync.then_some(MountOption::DirSync));
+        let mut config = Config::default();
+        config.mount_options = options;
+        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
+        config.n_threads = Some(self.threads.max(1));
+        config.clone_fd = self.threads > 1;
+        config
+    }
+}
+
+/// A mounted filesystem. Dropping it unmounts, unless a file on it is in use.
+#[derive(Debug)]
+pub struct Mounted {
+    session: BackgroundSession,
+    mountpoint: PathBuf,
+    coherence: Coherence,
+    alive: watch::Receiver<()>,
+}
+
+impl Mounted {
+    /// Where it is mounted.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Returns when the kernel has let go of the mount, whoever unmounted it.
+    pub async fn ended(&self) {
+        let mut alive = self.alive.clone();
+        while alive.changed().await.is_ok() {}
+    }
+
+    /// Returns when every change told so far has reached the kernel's caches.
+    pub async fn settle(&self) {
+        self.coherence.settle().await;
+    }
+
+    /// Unmounts; with `detach` also while files are in use, which live on until they are closed. It
+    /// blocks while the kernel writes what it holds, so not on a thread that serves the mount.
+    ///
+    /// # Errors
+    /// `EBUSY` while files are in use and `detach` is not set; then it stays mounted.
+    pub fn unmount(&self, detach: bool) -> io::Result<()> {
+        if self.alive.has_changed().is_err() {
+            return Ok(());
+        }
+        unmount(&self.mountpoint, if detach { libc::MNT_DETACH } else { 0 })
+    }
+
+    /// Waits for the threads after [`Mounted::ended`].
+    ///
+    /// # Errors
+    /// What ended one of them.
+    pub fn join(self) -> io::Result<()> {
+        self.session.join()
+    }
+}
+
+/// Mounts `filesystem` on the directory `mountpoint`. It blocks until the kernel has greeted;
+/// requests run on the runtime.
+///
+/// # Errors
+/// What the system says to the mount.
+pub fn mount(
+    env: &Env,
+    runtime: tokio::runtime::Handle,
+    filesystem: Arc<dyn Filesystem>,
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> io::Result<Mounted> {
+    let (life, alive) = watch::channel(());
+    let mountpoint = mountpoint.canonicalize()?;
+    let served = Arc::new(Served {
+        filesystem: filesystem.clone(),
+        known: Known::default(),
+        notifier: OnceLock::new(),
+    });
+    let adapter = Adapter {
+        env: env.clone(),
+        served: served.clone(),
+        runtime,
+        writeback_cache: options.writeback_cache,
+        private: options.private,
+        _life: life,
+    };
+    let session = Session::new(adapter, &mountpoint, &options.config())?;
+    let coherence = Coherence::start(session.notifier())?;
+    let _ = served.notifier.set((session.notifier(), coherence.clone()));
+    if !options.private {
+        let told = coherence.clone();
+        filesystem.watch(Box::new(move |change| {
+            if let Change::Inode { ino, .. } = change {
+                served.known.granted(*ino);
+            }
+            told.invalidate(change.clone());
+        }));
+    }
+    let session = session.spawn()?;
+    Ok(Mounted { session, mountpoint, coherence, alive })
+}
+
+/// What FUSE's threads call.
+struct Adapter {
+    env: Env,
+    served: Arc<Served>,
+    runtime: tokio::runtime::Handle,
+    writeback_cache: bool,
+    private: bool,
+    /// Dropped when the mount has ended.
+    _life: watch::Sender<()>,
+}
+
+/// What the tasks share.
+struct Served {
+    filesystem: Arc<dyn Filesystem>,
+    known: Known,
+    /// Set before the first request.
+    notifier: OnceLock<(Notifier, Coherence)>,
+}
+
+/// What every kind of reply can say.
+trait Refuse: Send + 'static {
+    fn refuse(self, errno: Errno);
+}
+
+macro_rules! refuse {
+    ($($reply:ty),*) => {
+        $(impl Refuse for $reply {
+            fn refuse(self, errno: Errno) {
+                self.error(errno);
+            }
+        })*
+    };
+}
+
+refuse!(
+    ReplyAttr,
+    ReplyCreate,
+    ReplyData,
+    ReplyDirectory,
+    ReplyDirectoryPlus,
+    ReplyEmpty,
+    ReplyEntry,
+    ReplyLseek,
+    ReplyStatfs,
+    ReplyWrite,
+    ReplyXattr
+);
+
+impl Adapter {
+    /// Runs `work` as a task, and has `tell` answer with what came of it. Should it panic, the reply
+    /// answers `EIO`.
+    fn run<R, T, W, F>(
+        &self,
+        operation: &'static str,
+        reply: R,
+        work: W,
+        tell: impl FnOnce(R, T) + Send + 'static,
+    ) where
+        R: Refuse,
+        T: Send,
+        W: FnOnce(Arc<Served>) -> F,
+        F: Future<Output = Result<T, FsError>> + Send + 'static,
+    {
+        let _runtime = self.runtime.enter();
+        let work = work(self.served.clone());
+        let task = async move {
+            match work.await {
+                Ok(result) => tell(reply, result),
+                Err(error) => reply.refuse(errno(operation, &error)),
+            }
+        };
+        self.env.spawn(task).detach();
+    }
+
+    fn run_empty<W, F>(&self, operation: &'static str, reply: ReplyEmpty, work: W)
+    where
+        W: FnOnce(Arc<Served>) -> F,
+        F: Future<Output = Result<(), FsError>> + Send + 'static,
+    {
+        self.run(operation, reply, work, |reply, ()| reply.ok());
+    }
+
+    /// Makes an inode with a name.
+    fn make(
+        &self,
+        request: &Request,
+        (parent, name): (INodeNo, &OsStr),
+        node: Node,
+        (mode, umask): (u32, u32),
+        reply: ReplyEntry,
+    ) {
+        let new = new_node(request, node, mode, umask);
+        let (parent, name) = (Ino(parent.0), bytes_of(name));
+        self.run(
+            "make",
+            reply,
+            |served| async move {
+                let made = served.filesystem.create(parent, &name, &new).await?;
+                Ok(served.tell_of(made))
+            },
+            |reply, made| reply.entry(&TTL, &made, GENERATION),
+        );
+    }
+
+    fn open_flags(flags: i32) -> FopenFlags {
+        let flush = FopenFlags::FOPEN_NOFLUSH;
+        match flags & libc::O_DIRECT {
+            0 => flush | FopenFlags::FOPEN_KEEP_CACHE,
+            _ => flush | FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+        }
+    }
+}
+
+impl Drop for Adapter {
+    fn drop(&mut self) {
+        if !self.private {
+            self.served.filesystem.watch(Box::new(|_| {}));
+        }
+        let _runtime = self.runtime.enter();
+        self.served.known.forget_all(&*self.served.filesystem);
+    }
+}
+
+impl Served {
+    /// The kernel counts that it was told of an inode, and so do we.
+    fn tell_of(&self, attributes: Attributes) -> FileAttr {
+        self.known.remember(&*self.filesystem, attributes.ino);
+        file_attr(&attributes)
+    }
+
+    /// Changes content, which takes privileges away: the capabilities here, set-user-id and
+    /// set-group-id by what `change` does.
+    async fn change_content<T, F>(&self, ino: Ino, change: F) -> Result<T, FsError>
+    where
+        F: Future<Output = Result<T, FsError>>,
+    {
+        if self.known.is_plain(ino) || !self.has_privileges(ino).await? {
+            return change.await;
+        }
+        match self.filesystem.remove_xattr(ino, CAPABILITIES).await {
+            Ok(()) | Err(FsError::NoAttribute) => {}
+            Err(error) => return Err(error),
+        }
+        let result = change.await;
+        if let Some((notifier, _)) = self.notifier.get() {
+            // The attributes alone, for which the kernel waits for nobody.
+            let _ = notifier.inval_inode(INodeNo(ino.0), -1, 0);
+        }
+        result
+    }
+
+    /// Takes set-user-id and set-group-id away, where there is a file that may have them.
+    async fn clear_suid(&self, ino: Ino) -> Result<(), FsError> {
+        if self.known.is_plain(ino) {
+            return Ok(());
+        }
+        let change = AttributeChange { clear_suid: true, ..AttributeChange::default() };
+        self.filesystem.set_attributes(ino, &change).await.map(drop)
+    }
+
+    /// Whether an inode has what a write takes away. That it has not is noted.
+    async fn has_privileges(&self, ino: Ino) -> Result<bool, FsError> {
+        let grants = self.known.grants();
+        let attributes = self.filesystem.attributes(ino).await?;
+        let capable = match self.filesystem.xattr(ino, CAPABILITIES).await {
+            Ok(_) => true,
+            Err(FsError::NoAttribute | FsError::NotSupported) => false,
+            Err(error) => return Err(error),
+        };
+        let privileged = capable || attributes.mode & 0o6000 != 0;
+        if !privileged {
+            self.known.note_plain(ino, grants);
+        }
+        Ok(privileged)
+    }
+
+    /// Calls `add` with the entries from a place on, until it has room for no more. `add` gets the
+    /// inode, the next place, the name, the kind and, where `plus` is set, the attributes.
+    async fn list(
+        &self,
+        ino: Ino,
+        from: u64,
+        plus: bool,
+        mut add: impl FnMut(Ino, u64, &[u8], Kind, Option<Attributes>) -> bool,
+    ) -> Result<(), FsError> {
+        let mut place = from;
+        while let Some((next, name)) = [(1, &b"."[..]), (2, b"..")].get(place as usize) {
+            let shown = if *next == 1 { ino } else { self.filesystem.parent(ino).await? };
+            if add(shown, *next, name, Kind::Directory, None) {
+                return Ok(());
+            }
+            place = *next;
+        }
+        loop {
+            let from = Cookie(place - DOTS);
+            let entries = self.filesystem.read_directory(ino, from, ENTRIES, plus).await?;
+            if entries.is_empty() {
+                return Ok(());
+            }
+            for entry in entries {
+                let next = entry.cookie.0 + DOTS;
+                if add(entry.ino, next, &entry.name, entry.kind, entry.attributes) {
+                    return Ok(());
+                }
+                place = next;
+            }
+        }
+    }
+}
+
+impl fuser::Filesystem for Adapter {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // A kernel that grants less works too, only slower.
+        let _ = config.set_max_write(MAX_REQUEST);
+        let _ = config.set_max_readahead(MAX_REQUEST);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.set_congestion_threshold(MAX_BACKGROUND);
+        // Without these, what users may do would not be what the filesystem says.
+        let needed = InitFlags::FUSE_DONT_MASK | InitFlags::FUSE_POSIX_ACL;
+        config.add_capabilities(needed).map_err(|missing| {
+            io::Error::new(io::ErrorKind::Unsupported, format!("the kernel lacks {missing:?}"))
+        })?;
+        let mut wanted = InitFlags::FUSE_ASYNC_DIO
+            | InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_READDIRPLUS_AUTO
+            | InitFlags::FUSE_CACHE_SYMLINKS
+            | InitFlags::FUSE_HANDLE_KILLPRIV_V2
+            | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        if self.writeback_cache {
+            wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
+        }
+        for flag in wanted.iter() {
+            if config.add_capabilities(flag).is_err() {
+                tracing::info!(?flag, "the kernel does not do this");
+            }
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let (parent, name) = (Ino(parent.0), bytes_of(name));
+        self.run(
+            "lookup",
+            reply,
+            |served| async move {
+                match served.filesystem.lookup(parent, &name).await {
+                    Ok(found) => Ok(served.tell_of(found)),
+                    // That there is no such name may be believed as long.
+                    Err(FsError::NotFound) => Ok(nothing()),
+                    Err(error) => Err(error),
+                }
+            },
+            |reply, found| reply.entry(&TTL, &found, GENERATION),
+        );
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
+        let _runtime = self.runtime.enter();
+        self.served.known.forget(&*self.served.filesystem, Ino(ino.0), count);
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.run(
+            "getattr",
+            reply,
+            |served| async move { served.filesystem.attributes(Ino(ino.0)).await },
+            |reply, attributes| reply.attr(&TTL, &file_attr(&attributes)),
+        );
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let change = AttributeChange {
+            mode: mode.map(|mode| (mode & 0o7777) as u16),
+            uid,
+            gid,
+            size,
+            accessed: accessed.map(time_change),
+            modified: modified.map(time_change),
+            // Who gives a file away, or cuts it without being root, leaves no privileges. The mode that
+            // comes along is the caller's own wish.
+            clear_suid: mode.is_none()
+                && (uid.is_some() || gid.is_some() || (size.is_some() && request.uid() != 0)),
+        };
+        let ino = Ino(ino.0);
+        if mode.is_some() {
+            self.served.known.granted(ino);
+        }
+        self.run(
+            "setattr",
+            reply,
+            |served| async move { served.filesystem.set_attributes(ino, &change).await },
+            |reply, attributes| reply.attr(&TTL, &file_attr(&attributes)),
+        );
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.run(
+            "readlink",
+            reply,
+            |served| async move { served.filesystem.read_link(Ino(ino.0)).await },
+            |reply, target| reply.data(&target),
+        );
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let node = match mode & libc::S_IFMT {
+            libc::S_IFREG => Node::File,
+            libc::S_IFBLK => Node::BlockDevice(rdev),
+            libc::S_IFCHR => Node::CharDevice(rdev),
+            libc::S_IFIFO => Node::Fifo,
+            libc::S_IFSOCK => Node::Socket,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        self.make(request, (parent, name), node, (mode, umask), reply);
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        self.make(request, (parent, name), Node::Directory, (mode, umask), reply);
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let node = Node::Symlink(bytes_of(target.as_os_str()));
+        self.make(request, (parent, name), node, (0o777, 0), reply);
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let new = new_node(request, Node::File, mode, umask);
+        let (parent, name) = (Ino(parent.0), bytes_of(name));
+        self.run(
+            "create",
+            reply,
+            move |served| async move {
+                match served.filesystem.create(parent, &name, &new).await {
+                    Ok(made) => Ok(served.tell_of(made)),
+                    // The kernel thought the name was free: it is to look again, and to check whether
+                    // the file there may be opened.
+                    Err(FsError::Exists) if flags & libc::O_EXCL == 0 => Err(FsError::Stale),
+                    Err(error) => Err(error),
+                }
+            },
+            move |reply, made| {
+                let how = Adapter::open_flags(flags);
+                reply.created(&TTL, &made, GENERATION, FileHandle(0), how);
+            },
+        );
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        parent: INodeNo,
+        name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let (ino, parent, name) = (Ino(ino.0), Ino(parent.0), bytes_of(name));
+        self.run(
+            "link",
+            reply,
+            |served| async move {
+                let linked = served.filesystem.link(ino, parent, &name).await?;
+                Ok(served.tell_of(linked))
+            },
+            |reply, linked| reply.entry(&TTL, &linked, GENERATION),
+        );
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (parent, name) = (Ino(parent.0), bytes_of(name));
+        self.run_empty("unlink", reply, |served| async move {
+            served.filesystem.unlink(parent, &name).await
+        });
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (parent, name) = (Ino(parent.0), bytes_of(name));
+        self.run_empty("rmdir", reply, |served| async move {
+            served.filesystem.remove_directory(parent, &name).await
+        });
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let how = match flags.bits() {
+            0 => Rename::Replace,
+            libc::RENAME_NOREPLACE => Rename::NoReplace,
+            libc::RENAME_EXCHANGE => Rename::Exchange,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let (from, name) = (Ino(parent.0), bytes_of(name));
+        let (to, new_name) = (Ino(new_parent.0), bytes_of(new_name));
+        self.run_empty("rename", reply, move |served| async move {
+            served.filesystem.rename((from, &name), (to, &new_name), how).await
+        });
+    }
+
+    fn open(&self, _request: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        // What is open is known to the kernel, and so remembered.
+        let writes = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
+        if writes && self.served.filesystem.is_read_only() {
+            return reply.error(Errno::EROFS);
+        }
+        reply.opened(FileHandle(0), Adapter::open_flags(flags.0));
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.run(
+            "read",
+            reply,
+            move |served| async move {
+                served.filesystem.read(Ino(ino.0), offset, size as usize).await
+            },
+            |reply, data| match &data[..] {
+                [] => reply.data(&[]),
+                [one] => reply.data(one),
+                several => reply.data(&several.concat()),
+            },
+        );
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let Ok(len) = u32::try_from(data.len()) else { return reply.error(Errno::EINVAL) };
+        // What the kernel wrote into its cache has its place already, and nobody's handle.
+        let cached = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = !cached && flags.0 & libc::O_APPEND != 0;
+        let at = if appends { WriteAt::End } else { WriteAt::Offset(offset) };
+        let how = WriteHow {
+            // O_SYNC includes this bit.
+            sync: !cached && flags.0 & libc::O_DSYNC != 0,
+            clear_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+        };
+        let (ino, data) = (Ino(ino.0), Bytes::copy_from_slice(data));
+        self.run(
+            "write",
+            reply,
+            move |served| async move {
+                let write = served.filesystem.write(ino, at, vec![data], how);
+                let went = served.change_content(ino, write).await?;
+                if went != offset
+                    && let Some((_, coherence)) = served.notifier.get()
+                {
+                    // Somebody else made the file longer: the kernel's page is in a wrong place.
+                    coherence.invalidate(Change::Inode { ino, content: true });
+                }
+                Ok(())
+            },
+            move |reply, ()| reply.written(len),
+        );
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        // Closing promises nothing.
+        reply.ok();
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        content_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.run_empty("fsync", reply, move |served| async move {
+            served.filesystem.sync(Ino(ino.0), content_only).await
+        });
+    }
+
+    fn fsyncdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        content_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.fsync(request, ino, handle, content_only, reply);
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let served = self.served.clone();
+        let _runtime = self.runtime.enter();
+        let task = async move {
+            let add = |ino: Ino, next, name: &[u8], kind, _| {
+                reply.add(INodeNo(ino.0), next, file_type(kind), OsStr::from_bytes(name))
+            };
+            match served.list(Ino(ino.0), offset, false, add).await {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno("readdir", &error)),
+            }
+        };
+        self.env.spawn(task).detach();
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let served = self.served.clone();
+        let _runtime = self.runtime.enter();
+        let task = async move {
+            let add = |ino: Ino, next, name: &[u8], kind, attributes: Option<Attributes>| {
+                let name = OsStr::from_bytes(name);
+                let inode = INodeNo(ino.0);
+                let Some(attributes) = attributes else {
+                    // The kernel takes the number and the kind, and counts nothing.
+                    let dots = FileAttr { ino: inode, kind: file_type(kind), ..nothing() };
+                    return reply.add(inode, next, name, &Duration::ZERO, &dots, GENERATION);
+                };
+                // Before the kernel can forget it.
+                let attr = served.tell_of(attributes);
+                let full = reply.add(inode, next, name, &TTL, &attr, GENERATION);
+                if full {
+                    served.known.forget(&*served.filesystem, ino, 1);
+                }
+                full
+            };
+            match served.list(Ino(ino.0), offset, true, add).await {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno("readdirplus", &error)),
+            }
+        };
+        self.env.spawn(task).detach();
+    }
+
+    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.run(
+            "statfs",
+            reply,
+            |served| async move { served.filesystem.statistics().await },
+            |reply, it| {
+                let (used, most) = it.inodes;
+                let free = most.saturating_sub(used);
+                reply.statfs(
+                    it.blocks,
+                    it.free,
+                    it.free,
+                    most,
+                    free,
+                    it.block,
+                    thalweg_fs::filesystem::MAX_NAME as u32,
+                    it.block,
+                );
+            },
+        );
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let how = match flags {
+            0 => SetXattr::Any,
+            libc::XATTR_CREATE => SetXattr::Create,
+            libc::XATTR_REPLACE => SetXattr::Replace,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let (ino, name, value) = (Ino(ino.0), bytes_of(name), Bytes::copy_from_slice(value));
+        if name == CAPABILITIES {
+            self.served.known.granted(ino);
+        }
+        self.run_empty("setxattr", reply, move |served| async move {
+            served.filesystem.set_xattr(ino, &name, value, how).await
+        });
+    }
+
+    fn getxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        let (ino, name) = (Ino(ino.0), bytes_of(name));
+        // The kernel asks for this again and again.
+        if name == CAPABILITIES && self.served.known.is_plain(ino) {
+            return reply.error(Errno::ENODATA);
+        }
+        self.run(
+            "getxattr",
+            reply,
+            |served| async move { served.filesystem.xattr(ino, &name).await },
+            move |reply, value| answer_sized(reply, &value, size),
+        );
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let is_root = request.uid() == 0;
+        self.run(
+            "listxattr",
+            reply,
+            |served| async move { served.filesystem.xattrs(Ino(ino.0)).await },
+            move |reply, names| {
+                let mut list = Vec::new();
+                for name in names.iter().filter(|name| is_root || !name.starts_with(b"trusted.")) {
+                    list.extend_from_slice(name);
+                    list.push(0);
+                }
+                answer_sized(reply, &list, size);
+            },
+        );
+    }
+
+    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (ino, name) = (Ino(ino.0), bytes_of(name));
+        self.run_empty("removexattr", reply, move |served| async move {
+            match served.filesystem.remove_xattr(ino, &name).await {
+                // For the kernel a file without a list has one that can be taken away.
+                Err(FsError::NoAttribute) if name.starts_with(b"system.posix_acl_") => Ok(()),
+                result => result,
+            }
+        });
+    }
+
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        _command: u32,
+        _data: &[u8],
+        _size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let how = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => Allocation::Reserve { keep_size },
+            libc::FALLOC_FL_PUNCH_HOLE if keep_size => Allocation::Punch,
+            libc::FALLOC_FL_ZERO_RANGE => Allocation::Zero { keep_size },
+            _ => return reply.error(Errno::EOPNOTSUPP),
+        };
+        let (ino, is_root) = (Ino(ino.0), request.uid() == 0);
+        self.run_empty("fallocate", reply, move |served| async move {
+            let change = async {
+                served.filesystem.allocate(ino, offset, len, how).await?;
+                if is_root { Ok(()) } else { served.clear_suid(ino).await }
+            };
+            served.change_content(ino, change).await
+        });
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let what = match whence {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        self.run(
+            "lseek",
+            reply,
+            move |served| async move { served.filesystem.seek(Ino(ino.0), offset, what).await },
+            |reply, at| match i64::try_from(at) {
+                Ok(at) => reply.offset(at),
+                Err(_) => reply.error(Errno::EOVERFLOW),
+            },
+        );
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        from: INodeNo,
+        _from_handle: FileHandle,
+        from_offset: u64,
+        to: INodeNo,
+        _to_handle: FileHandle,
+        to_offset: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let (from, to) = ((Ino(from.0), from_offset), (Ino(to.0), to_offset));
+        let is_root = request.uid() == 0;
+        self.run(
+            "copy",
+            reply,
+            move |served| async move {
+                let change = async {
+                    let copied = served.filesystem.copy(from, to, len.min(MAX_COPY)).await?;
+                    if copied > 0 && !is_root {
+                        served.clear_suid(to.0).await?;
+                    }
+                    Ok(copied)
+                };
+                served.change_content(to.0, change).await
+            },
+            |reply, copied| reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+        );
+    }
+}
+
+fn bytes_of(name: &OsStr) -> Bytes {
+    Bytes::copy_from_slice(name.as_bytes())
+}
+
+fn new_node(request: &Request, node: Node, mode: u32, umask: u32) -> NewNode {
+    NewNode {
+        node,
+        mode: (mode & 0o7777) as u16,
+        umask: (umask & 0o777) as u16,
+        uid: request.uid(),
+        gid: request.gid(),
+    }
+}
+
+/// Answers the question for a size, or hands over what fits it.
+fn answer_sized(reply: ReplyXattr, value: &[u8], size: u32) {
+    match u32::try_from(value.len()) {
+        Ok(len) if size == 0 => reply.size(len),
+        Ok(len) if len <= size => reply.data(value),
+        _ => reply.error(Errno::ERANGE),
+    }
+}
+
+fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::BlockDevice => FileType::BlockDevice,
+        Kind::CharDevice => FileType::CharDevice,
+        Kind::Fifo => FileType::NamedPipe,
+        Kind::Socket => FileType::Socket,
+    }
+}
+
+fn file_attr(it: &Attributes) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(it.ino.0),
+        size: it.size,
+        blocks: it.stored.div_ceil(512),
+        atime: system_time(it.accessed),
+        mtime: system_time(it.modified),
+        ctime: system_time(it.changed),
+        crtime: system_time(it.created),
+        kind: file_type(it.kind),
+        perm: it.mode,
+        nlink: it.links,
+        uid: it.uid,
+        gid: it.gid,
+        rdev: it.rdev,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+/// The attributes of no inode at all.
+fn nothing() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+fn system_time(time: Timestamp) -> SystemTime {
+    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
+    let whole = match time.seconds {
+        0.. => UNIX_EPOCH.checked_add(seconds),
+        _ => UNIX_EPOCH.checked_sub(seconds),
+    };
+    let nanos = Duration::from_nanos(time.nanos.into());
+    whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
+}
+
+fn time_change(time: TimeOrNow) -> TimeChange {
+    match time {
+        TimeOrNow::Now => TimeChange::Now,
+        TimeOrNow::SpecificTime(time) => TimeChange::At(timestamp(time)),
+    }
+}
+
+/// What the kernel sent. The library subtracts the nanoseconds from a moment before 1970, where the
+/// kernel means them to be added.
+fn timestamp(time: SystemTime) -> Timestamp {
+    let seconds = |span: Duration| i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => Timestamp { seconds: seconds(after), nanos: after.subsec_nanos() },
+        Err(error) => {
+            let before = error.duration();
+            Timestamp { seconds: -seconds(before), nanos: before.subsec_nanos() }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_before_1970_come_back() {
+        // As the library reads seconds -2 and 300 ns.
+        let read = UNIX_EPOCH - Duration::new(2, 300);
+        let time = timestamp(read);
+        assert_eq!(time, Timestamp { seconds: -2, nanos: 300 });
+        let shown = UNIX_EPOCH.duration_since(system_time(time)).unwrap();
+        assert_eq!(shown, Duration::new(1, 999_999_700));
+    }
+}

@@ -1,0 +1,82 @@
+//! What the kernel knows of the inodes.
+
+use parking_lot::Mutex;
+use thalweg_fs::{Filesystem, Ino};
+use thalweg_store::env::HashMap;
+
+/// The inodes that the kernel knows, until it forgets them.
+#[derive(Debug, Default)]
+pub(crate) struct Known(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    inodes: HashMap<Ino, Inode>,
+    /// Counts what could have given an inode privileges.
+    grants: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Inode {
+    /// How often the kernel was told of it.
+    lookups: u64,
+    /// It has neither set-user-id nor set-group-id, nor capabilities.
+    plain: bool,
+}
+
+impl Known {
+    /// The kernel is about to be told of an inode.
+    pub(crate) fn remember(&self, filesystem: &dyn Filesystem, ino: Ino) {
+        filesystem.remember(ino);
+        self.0.lock().inodes.entry(ino).or_default().lookups += 1;
+    }
+
+    /// The kernel takes back `count` of the times that it was told of an inode.
+    pub(crate) fn forget(&self, filesystem: &dyn Filesystem, ino: Ino, count: u64) {
+        let mut state = self.0.lock();
+        if let Some(inode) = state.inodes.get_mut(&ino) {
+            inode.lookups = inode.lookups.saturating_sub(count);
+            if inode.lookups == 0 {
+                state.inodes.remove(&ino);
+            }
+        }
+        drop(state);
+        filesystem.forget(ino, count);
+    }
+
+    /// The kernel has let go of everything, without a word about each inode.
+    pub(crate) fn forget_all(&self, filesystem: &dyn Filesystem) {
+        let inodes = std::mem::take(&mut self.0.lock().inodes);
+        for (ino, inode) in inodes.into_iter().filter(|(_, inode)| inode.lookups > 0) {
+            filesystem.forget(ino, inode.lookups);
+        }
+    }
+
+    /// Whether an inode has privileges that a write must take away is known: it has none.
+    pub(crate) fn is_plain(&self, ino: Ino) -> bool {
+        self.0.lock().inodes.get(&ino).is_some_and(|inode| inode.plain)
+    }
+
+    /// What [`Known::note_plain`] wants from before the look at the inode.
+    pub(crate) fn grants(&self) -> u64 {
+        self.0.lock().grants
+    }
+
+    /// An inode was found without privileges, unless some were given since.
+    pub(crate) fn note_plain(&self, ino: Ino, grants: u64) {
+        let mut state = self.0.lock();
+        if state.grants == grants
+            && let Some(inode) = state.inodes.get_mut(&ino)
+        {
+            inode.plain = true;
+        }
+    }
+
+    /// An inode may have privileges from now on.
+    pub(crate) fn granted(&self, ino: Ino) {
+        let mut state = self.0.lock();
+        state.grants += 1;
+        if let Some(inode) = state.inodes.get_mut(&ino) {
+            inode.plain = false;
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Bytes of files.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+
+use crate::names::errno;
+use crate::rig::{Make, Rig, pause};
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
+}
+
+fn fallocate(file: &File, mode: i32, offset: i64, len: i64) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the call.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn seek(file: &File, offset: i64, whence: i32) -> io::Result<i64> {
+    // SAFETY: the descriptor is open for the call.
+    match unsafe { libc::lseek(file.as_raw_fd(), offset, whence) } {
+        -1 => Err(io::Error::last_os_error()),
+        at => Ok(at),
+    }
+}
+
+/// Forgets what the kernel has cached of a file.
+fn drop_cache(file: &File) {
+    file.sync_all().unwrap();
+    // SAFETY: the descriptor is open for the call.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+}
+
+fn open(options: &mut OpenOptions, rig: &Rig, name: &str) -> File {
+    options.open(rig.path(name)).unwrap()
+}
+
+pub(crate) fn bytes_come_back(make: Make) {
+    let Some(mut rig) = Rig::new(make) else { return };
+    let content = pattern(3_000_001);
+    fs::write(rig.path("a"), &content).unwrap();
+    let file = open(OpenOptions::new().read(true).write(true), &rig, "a");
+    drop_cache(&file);
+    assert_eq!(fs::read(rig.path("a")).unwrap(), content);
+    file.write_all_at(b"in the middle", 4090).unwrap();
+    drop_cache(&file);
+    let mut bytes = [0; 15];
+    file.read_exact_at(&mut bytes, 4089).unwrap();
+    assert_eq!(&bytes[1..14], b"in the middle");
+    assert_eq!((bytes[0], bytes[14]), (content[4089], content[4103]));
+    file.set_len(4095).unwrap();
+    file.set_len(5000).unwrap();
+    drop_cache(&file);
+    let cut = fs::read(rig.path("a")).unwrap();
+    assert_eq!((cut.len(), &cut[..4090], &cut[4095..]), (5000, &content[..4090], &[0; 905][..]));
+    assert_eq!(errno(file.set_len(1 << 60)), libc::EFBIG);
+    assert_eq!(fs::metadata(rig.path("a")).unwrap().len(), 5000);
+    let synced = open(OpenOptions::new().write(true).custom_flags(libc::O_SYNC), &rig, "a");
+    synced.write_all_at(b"synced", 0).unwrap();
+    File::open(rig.root()).unwrap().sync_all().unwrap();
+    drop((file, synced));
+    rig.unmount();
+}
+
+pub(crate) fn holes_are_found(make: Make) {
+    let Some(rig) = Rig::new(make) else { return };
+    let file = open(OpenOptions::new().read(true).write(true).create(true), &rig, "a");
+    file.write_all_at(&pattern(4096), 8192).unwrap();
+    file.set_len(40_000).unwrap();
+    let whence = [libc::SEEK_DATA, libc::SEEK_HOLE];
+    let look = |at| whence.map(|whence| seek(&file, at, whence).unwrap_or(-1));
+    assert_eq!(look(0), [8192, 0]);
+    assert_eq!(look(9000), [9000, 12_288]);
+    assert_eq!(look(12_288), [-1, 12_288]);
+    assert_eq!(errno(seek(&file, 40_000, libc::SEEK_HOLE)), libc::ENXIO);
+    assert_eq!(fs::metadata(rig.path("a")).unwrap().blocks(), 8);
+    let keep = libc::FALLOC_FL_KEEP_SIZE;
+    fallocate(&file, libc::FALLOC_FL_PUNCH_HOLE | keep, 8000, 4000).unwrap();
+    let mut bytes = [1; 4096];
+    file.read_exact_at(&mut bytes, 8192).unwrap();
+    assert_eq!((&bytes[..3808], &bytes[3808..]), (&[0; 3808][..], &pattern(4096)[3808..]));
+    fallocate(&file, libc::FALLOC_FL_ZERO_RANGE, 39_000, 2000).unwrap();
+    assert_eq!(fs::metadata(rig.path("a")).unwrap().len(), 41_000);
+    fallocate(&file, keep, 0, 100_000).unwrap();
+    let found = fs::metadata(rig.path("a")).unwrap();
+    assert_eq!((found.len(), found.blocks() >= 8 * 25), (41_000, true));
+    fallocate(&file, 0, 0, 50_000).unwrap();
+    assert_eq!(fs::metadata(rig.path("a")).unwrap().len(), 50_000);
+    assert_eq!(errno(fallocate(&file, libc::FALLOC_FL_COLLAPSE_RANGE, 0, 4096)), libc::EOPNOTSUPP);
+}
+
+pub(crate) fn appends_follow_one_another(make: Make) {
+    let Some(rig) = Rig::new(make) else { return };
+    let append = |flags| {
+        let mut options = OpenOptions::new();
+        open(options.append(true).create(true).custom_flags(flags), &rig, "log")
+    };
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let mut file = append(if writer == 0 { libc::O_SYNC } else { 0 });
+            scope.spawn(move || {
+                for line in 0..100 {
+                    file.write_all(format!("{writer} {line:03}\n").as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    let log = fs::read_to_string(rig.path("log")).unwrap();
+    assert_eq!(log.lines().count(), 400);
+    for writer in 0..4 {
+        let mine = log.lines().filter(|line| line.starts_with(&format!("{writer} ")));
+        let expected: Vec<_> = (0..100).map(|line| format!("{writer} {line:03}")).collect();
+        assert_eq!(mine.collect::<Vec<_>>(), expected);
+    }
+}
+
+pub(crate) fn direct_and_mapped_agree(make: Make) {
+    let Some(rig) = Rig::new(make) else { return };
+    let plain = open(OpenOptions::new().read(true).write(true).create(true), &rig, "a");
+    plain.set_len(16_384).unwrap();
+    // SAFETY: a new shared mapping of an open file.
+    let map = unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), 16_384, access, libc::MAP_SHARED, plain.as_raw_fd(), 0)
+    };
+    assert_ne!(map, libc::MAP_FAILED);
+    // SAFETY: the mapping has as many bytes, and nobody else has a reference.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 16_384) };
+    bytes[5000..5006].copy_from_slice(b"mapped");
+    // SAFETY: the mapping is whole.
+    assert_eq!(unsafe { libc::msync(map, 16_384, libc::MS_SYNC) }, 0);
+    let mut read = [0; 6];
+    plain.read_exact_at(&mut read, 5000).unwrap();
+    assert_eq!(&read, b"mapped");
+    let mut options = OpenOptions::new();
+    let direct = open(options.read(true).write(true).custom_flags(libc::O_DIRECT), &rig, "a");
+    let mut page = [0; 4096];
+    direct.read_exact_at(&mut page, 4096).unwrap();
+    assert_eq!(&page[904..910], b"mapped");
+    direct.write_all_at(&[7; 4096], 4096).unwrap();
+    plain.read_exact_at(&mut read, 5000).unwrap();
+    assert_eq!(read, [7; 6]);
+    // SAFETY: the reference is not used any more.
+    unsafe { libc::munmap(map, 16_384) };
+}
+
+pub(crate) fn ranges_are_copied(make: Make) {
+    let Some(rig) = Rig::new(make) else { return };
+    let content = pattern(100_000);
+    fs::write(rig.path("a"), &content).unwrap();
+    let a = File::open(rig.path("a")).unwrap();
+    let b = open(OpenOptions::new().read(true).write(true).create(true), &rig, "b");
+    let (mut from, mut to) = (10_001, 3);
+    // SAFETY: both descriptors are open and both offsets live for the call.
+    let copied = unsafe {
+        libc::copy_file_range(a.as_raw_fd(), &mut from, b.as_raw_fd(), &mut to, 80_000, 0)
+    };
+    assert_eq!(copied, 80_000);
+    let copy = fs::read(rig.path("b")).unwrap();
+    assert_eq!((&copy[..3], &copy[3..]), (&[0; 3][..], &content[10_001..90_001]));
+}
+
+pub(crate) fn an_unlinked_file_lives_while_it_is_open(make: Make) {
+    let Some(mut rig) = Rig::new(make) else { return };
+    let inodes = |rig: &Rig| {
+        // SAFETY: zeros are a valid value, which the call fills in.
+        let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the path is a terminated string and the place is ours.
+        unsafe { libc::statvfs(crate::names::c(&rig.root()).as_ptr(), &mut found) };
+        found.f_files - found.f_ffree
+    };
+    let before = inodes(&rig);
+    let mut file = open(OpenOptions::new().read(true).write(true).create(true), &rig, "a");
+    fs::remove_file(rig.path("a")).unwrap();
+    file.write_all(b"still here").unwrap();
+    file.sync_all().unwrap();
+    let mut read = [0; 10];
+    file.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!((&read, file.metadata().unwrap().nlink()), (b"still here", 0));
+    assert_eq!(inodes(&rig), before + 1);
+    let directory = File::open({
+        fs::create_dir(rig.path("d")).unwrap();
+        rig.path("d")
+    });
+    fs::remove_dir(rig.path("d")).unwrap();
+    let gone = format!("/proc/self/fd/{}", directory.as_ref().unwrap().as_raw_fd());
+    assert_eq!(errno(fs::write(format!("{gone}/x"), "")), libc::ENOENT);
+    drop((file, directory));
+    let mut looks = 0;
+    while inodes(&rig) != before {
+        assert!(looks < 250, "the inodes stay");
+        looks += 1;
+        pause();
+    }
+    rig.unmount();
+}
+
+pub(crate) fn many_write_at_once(make: Make) {
+    let Some(rig) = Rig::new(make) else { return };
+    std::thread::scope(|scope| {
+        for writer in 0..6_u8 {
+            let path = rig.path(&format!("d{}", writer % 2));
+            scope.spawn(move || {
+                let _ = fs::create_dir(&path);
+                for round in 0..40 {
+                    let (name, moved) =
+                        (format!("f{writer}-{round}"), format!("g{writer}-{round}"));
+                    fs::write(path.join(&name), vec![writer; 10_000]).unwrap();
+                    fs::rename(path.join(&name), path.join(&moved)).unwrap();
+                    let mut bytes = Vec::new();
+                    File::open(path.join(&moved)).unwrap().read_to_end(&mut bytes).unwrap();
+                    assert_eq!(bytes, vec![writer; 10_000]);
+                    if round % 2 == 0 {
+                        fs::remove_file(path.join(&moved)).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    for name in ["d0", "d1"] {
+        assert_eq!(fs::read_dir(rig.path(name)).unwrap().count(), 60);
+    }
+}

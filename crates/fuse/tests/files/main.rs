@@ -1,0 +1,57 @@
+//! A mounted filesystem from outside: what its users see.
+
+#![allow(clippy::unwrap_used)]
+
+mod coherence;
+mod content;
+mod differential;
+mod foreign;
+mod names;
+mod rig;
+mod users;
+
+/// Runs every suite over one kind of filesystem.
+macro_rules! suites {
+    ($kind:ident, $make:expr, [$($suite:ident :: $test:ident),* $(,)?]) => {
+        mod $kind {
+            $(#[test]
+            fn $test() {
+                crate::$suite::$test($make);
+            })*
+        }
+    };
+}
+
+macro_rules! all_suites {
+    ($kind:ident, $make:expr) => {
+        suites!(
+            $kind,
+            $make,
+            [
+                names::names_come_and_go,
+                names::renames_replace_or_exchange,
+                names::a_large_directory_is_read_whole,
+                names::what_is_no_file_is_made,
+                names::times_are_kept,
+                content::bytes_come_back,
+                content::holes_are_found,
+                content::appends_follow_one_another,
+                content::direct_and_mapped_agree,
+                content::ranges_are_copied,
+                content::an_unlinked_file_lives_while_it_is_open,
+                content::many_write_at_once,
+                users::others_are_kept_out,
+                users::writes_take_privileges_away,
+                users::directories_hand_down_group_and_lists,
+                users::attributes_have_namespaces,
+                foreign::pjdfstest,
+                foreign::fsx_through_the_cache,
+                foreign::fsx_with_writeback,
+                differential::as_the_kernels_own,
+            ]
+        );
+    };
+}
+
+all_suites!(naive, crate::rig::naive);
+all_suites!(local, crate::rig::local);

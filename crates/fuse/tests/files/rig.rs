@@ -1,0 +1,151 @@
+//! A filesystem mounted for a test.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use thalweg_fs::Filesystem;
+use thalweg_fs::local::{Format, Local, Options};
+use thalweg_fuse::files::{MountOptions, Mounted, mount};
+use thalweg_sim::files::NaiveFiles;
+use thalweg_sim::versions::VersionedMemory;
+use thalweg_store::env::Env;
+use thalweg_store::txn::{self, Transact, TransactionManager};
+use tokio::runtime::Runtime;
+
+/// Blocks of a volume in memory.
+const BLOCKS: u64 = 64 << 8;
+
+/// Makes an empty filesystem.
+pub(crate) type Make = fn(&Env) -> Arc<dyn Filesystem>;
+
+pub(crate) fn naive(env: &Env) -> Arc<dyn Filesystem> {
+    Arc::new(NaiveFiles::new(env))
+}
+
+/// The filesystem on the transactions of a volume in memory.
+pub(crate) fn local(env: &Env) -> Arc<dyn Filesystem> {
+    let store = Arc::new(VersionedMemory::new(BLOCKS));
+    let manager = TransactionManager::new(env, store, txn::Options::default());
+    let volume: Arc<dyn Transact> = Arc::new(manager);
+    let opened = tokio::runtime::Handle::current().block_on(async {
+        thalweg_fs::local::make(env, &volume, &Format::default()).await?;
+        Local::open(env, volume, &Format::default().name, Options::default()).await
+    });
+    Arc::new(opened.unwrap())
+}
+
+/// A mounted filesystem. Dropping it unmounts.
+pub(crate) struct Rig {
+    mounted: Option<Mounted>,
+    filesystem: Arc<dyn Filesystem>,
+    runtime: Option<Runtime>,
+    folder: TempDir,
+}
+
+impl Rig {
+    /// Mounts what `make` makes for everybody; `None`, and says so, where that cannot be.
+    pub(crate) fn new(make: Make) -> Option<Rig> {
+        Rig::with(|env| make(env), &MountOptions::default())
+    }
+
+    pub(crate) fn with(
+        make: impl FnOnce(&Env) -> Arc<dyn Filesystem>,
+        options: &MountOptions,
+    ) -> Option<Rig> {
+        if !can_mount() {
+            return None;
+        }
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+        let folder = TempDir::with_prefix("thalweg-files").unwrap();
+        let (root, env) = (folder.path().join("mnt"), Env::real());
+        std::fs::create_dir(&root).unwrap();
+        open_to_all(folder.path());
+        let options = MountOptions { allow_other: true, ..options.clone() };
+        let _runtime = runtime.enter();
+        let filesystem = make(&env);
+        let mounted = mount(&env, runtime.handle().clone(), filesystem.clone(), &root, &options);
+        let mounted = Some(mounted.unwrap());
+        drop(_runtime);
+        Some(Rig { mounted, filesystem, runtime: Some(runtime), folder })
+    }
+
+    /// The root of the mount.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.path().join("mnt")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    pub(crate) fn filesystem(&self) -> &dyn Filesystem {
+        &*self.filesystem
+    }
+
+    /// A directory beside the mount.
+    pub(crate) fn beside(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Runs a future beside the mount.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.as_ref().unwrap().block_on(future)
+    }
+
+    /// Waits until the kernel has heard of all changes.
+    pub(crate) fn settle(&self) {
+        self.block_on(self.mounted.as_ref().unwrap().settle());
+    }
+
+    /// Unmounts what nobody uses any more, and waits for the end of it.
+    pub(crate) fn unmount(&mut self) {
+        let mounted = self.mounted.take().unwrap();
+        mounted.unmount(false).unwrap();
+        self.block_on(mounted.ended());
+        mounted.join().unwrap();
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(mounted) = self.mounted.take() {
+            // A test that failed may have left files open.
+            let _ = mounted.unmount(true);
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Lets every user through a directory.
+pub(crate) fn open_to_all(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Whether this machine can mount; says so when not.
+pub(crate) fn can_mount() -> bool {
+    // SAFETY: reads the process's identity.
+    let root = unsafe { libc::geteuid() } == 0;
+    let fuse = Path::new("/dev/fuse").exists();
+    if !(root && fuse) {
+        eprintln!("SKIPPED: mounting for all users needs root and /dev/fuse");
+    }
+    root && fuse
+}
+
+/// Runs a command as a user without privileges.
+pub(crate) fn as_nobody(program: &str, arguments: &[&str]) -> Output {
+    use std::os::unix::process::CommandExt;
+    Command::new(program).args(arguments).uid(65534).gid(65534).output().unwrap()
+}
+
+/// Lets time pass.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn pause() {
+    std::thread::sleep(std::time::Duration::from_millis(20));
+}

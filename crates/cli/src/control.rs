@@ -45,6 +45,9 @@ pub(crate) trait Handler: Send + Sync + 'static {
         request: Request,
         report: &dyn Report,
     ) -> impl Future<Output = Outcome<Answer>> + Send;
+
+    /// The client that had this answer has gone.
+    fn gone(&self, answer: &Answer) -> impl Future<Output = ()> + Send;
 }
 
 /// A listening control socket. Dropping it ends the listener and its conversations, and removes
@@ -129,10 +132,16 @@ async fn converse<H: Handler>(env: &Env, mut stream: UnixStream, handler: &H) ->
         Ok(answer) => Frame::Done(Box::new(answer)),
         Err(failure) => Frame::Failed(failure),
     };
-    send(&mut stream, &last).await?;
-    // The client may wait for this end: it comes when the client is done, or this process is.
-    let mut nothing = [0; 1];
-    stream.read(&mut nothing).await.map(drop)
+    let sent = send(&mut stream, &last).await;
+    let ended = match sent {
+        // The client may wait for this end: it comes when the client is done, or this process is.
+        Ok(()) => stream.read(&mut [0; 1]).await.map(drop),
+        Err(error) => Err(error),
+    };
+    if let Frame::Done(answer) = &last {
+        handler.gone(answer).await;
+    }
+    ended
 }
 
 /// A connection to the process that has a volume open.

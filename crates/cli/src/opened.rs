@@ -280,7 +280,8 @@ fn own_files(folder: &Path) -> Vec<std::path::PathBuf> {
         Err(_) => Vec::new(),
     };
     let inside = paths.into_iter().filter(|path| path.components().count() == 1);
-    let named = [crate::attach::LOG, crate::control::SOCKET, thalweg_ipc::SOCKET];
+    let logs = [crate::attach::LOG, crate::mount::LOG];
+    let named = [logs[0], logs[1], crate::control::SOCKET, thalweg_ipc::SOCKET];
     let named = named.map(std::path::PathBuf::from);
     let mut files: Vec<_> = inside.chain(named).map(|path| folder.join(path)).collect();
     files.sort();

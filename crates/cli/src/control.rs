@@ -164,17 +164,28 @@ impl Client {
 
     /// Sends the request and waits for its answer.
     pub(crate) async fn ask(&mut self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
-        let lost = |error: io::Error| {
+        self.try_ask(request, report).await?.map_err(|error| {
             Failure::of(&error)
                 .while_doing("the process that serves the volume went away")
                 .help("look at its messages; thalweg volume status shows how the volume is")
-        };
-        send(&mut self.0, request).await.map_err(lost)?;
+        })
+    }
+
+    /// The same, telling a failure of the request from the end of the other process.
+    pub(crate) async fn try_ask(
+        &mut self,
+        request: &Request,
+        report: &dyn Report,
+    ) -> Outcome<io::Result<Answer>> {
+        if let Err(error) = send(&mut self.0, request).await {
+            return Ok(Err(error));
+        }
         loop {
-            match receive(&mut self.0).await.map_err(lost)? {
-                Frame::Step(step) => report.step(step),
-                Frame::Done(answer) => return Ok(*answer),
-                Frame::Failed(failure) => return Err(failure),
+            match receive(&mut self.0).await {
+                Ok(Frame::Step(step)) => report.step(step),
+                Ok(Frame::Done(answer)) => return Ok(Ok(*answer)),
+                Ok(Frame::Failed(failure)) => return Err(failure),
+                Err(error) => return Ok(Err(error)),
             }
         }
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use thalweg_fuse::mounts::{self, Mount as Mounted};
@@ -24,6 +25,10 @@ use crate::target::Target;
 
 /// What the process in the background writes goes here, in the volume's folder.
 pub(crate) const LOG: &str = "mount.log";
+
+/// How often a server is asked that may be about to end, and how long is waited in between.
+const ENDING_TRIES: u32 = 200;
+const ENDING_PAUSE: Duration = Duration::from_millis(20);
 
 /// Mount the filesystem of a volume
 ///
@@ -120,7 +125,7 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     match args.foreground {
         true => foreground(env, &args, target, request).await,
         false => {
-            if !through_server(&target, &request).await? {
+            if !through_server(env, &target, &request).await? {
                 in_background(&args, &target, &request)?;
             }
             Ok(())
@@ -146,16 +151,21 @@ fn usable(directory: &Path) -> Outcome<PathBuf> {
     }
 }
 
-/// Has the volume's server mount it, if it has one.
-async fn through_server(target: &Target, request: &MountRequest) -> Outcome<bool> {
-    while let Some(mut client) = Client::connect(&target.folder).await? {
-        match client.ask(&Request::Mount(request.clone()), &Silent).await? {
-            Answer::Mounted { .. } => return Ok(true),
-            Answer::Ending => client.closed().await,
-            other => return Err(unexpected(&other)),
+/// Has the volume's server mount it, if it has one that goes on.
+async fn through_server(env: &Env, target: &Target, request: &MountRequest) -> Outcome<bool> {
+    let request = Request::Mount(request.clone());
+    for _ in 0..ENDING_TRIES {
+        let Some(mut client) = Client::connect(&target.folder).await? else { return Ok(false) };
+        match client.try_ask(&request, &Silent).await? {
+            Ok(Answer::Mounted { .. }) => return Ok(true),
+            Ok(Answer::Ending) => client.closed().await,
+            Ok(other) => return Err(unexpected(&other)),
+            // It was about to end, and its mounts with it.
+            Err(error) => tracing::debug!(%error, "the volume's server went away"),
         }
+        env.sleep(ENDING_PAUSE).await;
     }
-    Ok(false)
+    Err(Failure::new(format!("the process that serves {} does not answer", target.name)))
 }
 
 fn unexpected(answer: &Answer) -> Failure {
@@ -292,9 +302,7 @@ pub(crate) fn mount_around(path: &Path) -> Outcome<(Mounted, Target)> {
 /// The canonical name of a directory, also of one whose server has died.
 fn canonical(path: &Path) -> Outcome<PathBuf> {
     match path.canonicalize() {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-            Ok(std::path::absolute(path)?)
-        }
+        Err(error) if is_lost(&error) => Ok(std::path::absolute(path)?),
         Err(error) => {
             Err(Failure::of(&error).while_doing(format!("cannot find {}", path.display())))
         }
@@ -303,7 +311,12 @@ fn canonical(path: &Path) -> Outcome<PathBuf> {
 }
 
 fn is_dead(directory: &Path) -> bool {
-    std::fs::metadata(directory).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+    std::fs::metadata(directory).is_err_and(|error| is_lost(&error))
+}
+
+/// Whether a mount's server has died. The first one to ask may hear that the connection was aborted.
+fn is_lost(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 /// Takes away the mount of a server that has died.

@@ -11,6 +11,8 @@ pub mod error;
 pub mod filesystem;
 pub mod local;
 
+pub use local::check;
+
 pub use attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
 pub use error::FsError;
 pub use filesystem::{

@@ -7,6 +7,7 @@
 
 mod area;
 mod blocks;
+pub mod check;
 mod content;
 mod extents;
 pub mod format;
@@ -116,10 +117,11 @@ impl Local {
     pub async fn commit(&self, durability: Durability) -> Result<(), FsError> {
         let within = self.within.as_ref().ok_or(FsError::Invalid("there is no transaction"))?;
         let _order = within.order.write().await;
+        let before = self.inner.moment();
         within.txn.commit(durability).await?;
         let effects = std::mem::take(&mut *within.effects.lock());
         self.inner.tell(&effects);
-        self.inner.settle(effects);
+        self.inner.settle(effects, (durability == Durability::Synced).then_some(before));
         Ok(())
     }
 

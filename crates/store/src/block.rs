@@ -7,6 +7,7 @@
 //! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
 //! transaction in part.
 
+mod holds;
 mod ranges;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::device::DeviceError;
+pub(crate) use holds::Holds;
 pub use ranges::ByteRanges;
 
 /// Bytes in a block.

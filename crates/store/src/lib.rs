@@ -8,6 +8,8 @@
 //! - [`tree`]: key-value stores in named partitions (Isotope);
 //! - [`txn`]: isolation: who may commit (Isotope);
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
+//! - [`inplace`]: blocks updated in place behind a journal, in one of five modes (Okeanos);
+//! - [`journal`]: a redo log of byte ranges (Okeanos);
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
 //! - [`device`]: files and raw devices, memory, mirrors, stripes;
 //! - [`env`](mod@env): clock, randomness, tasks: the only way to them.
@@ -18,6 +20,8 @@ pub mod checksum;
 pub mod device;
 pub mod env;
 mod gate;
+pub mod inplace;
+pub mod journal;
 mod lock;
 pub mod pool;
 pub mod tree;

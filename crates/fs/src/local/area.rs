@@ -58,6 +58,27 @@ impl DataArea {
         Lba(self.first + self.pages + block)
     }
 
+    /// A page in which these bits are set.
+    pub(crate) fn page_of(&self, page: u64, used: impl Iterator<Item = Range<u64>>) -> Bytes {
+        let mut bytes = vec![0; BLOCK_SIZE];
+        bytes[..BITMAP_HEADER].copy_from_slice(self.header(page).as_bytes());
+        for bit in used.flatten() {
+            bytes[BITMAP_HEADER + (bit / 8) as usize] |= 1 << (bit % 8);
+        }
+        bytes.into()
+    }
+
+    fn header(&self, page: u64) -> BitmapHeader {
+        BitmapHeader {
+            magic: BITMAP_MAGIC,
+            version: FORMAT_VERSION.into(),
+            spare: [0; 2],
+            index: (page as u32).into(),
+            tag: self.tag.into(),
+            end: [0; 16],
+        }
+    }
+
     /// The blocks that a page of bits is about.
     pub(crate) fn covered(&self, page: u64) -> Range<u64> {
         page * BITS_PER_PAGE..((page + 1) * BITS_PER_PAGE).min(self.blocks)
@@ -84,14 +105,7 @@ impl BitmapPage {
         let covered = covered.end - covered.start;
         let mut bytes = content.to_vec();
         let fresh = bytes.iter().all(|byte| *byte == 0);
-        let header = BitmapHeader {
-            magic: BITMAP_MAGIC,
-            version: FORMAT_VERSION.into(),
-            spare: [0; 2],
-            index: (page as u32).into(),
-            tag: area.tag.into(),
-            end: [0; 16],
-        };
+        let header = area.header(page);
         let mut changed = ByteRanges::none();
         if fresh && bytes.len() == BLOCK_SIZE {
             bytes[..BITMAP_HEADER].copy_from_slice(header.as_bytes());

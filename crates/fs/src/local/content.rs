@@ -185,12 +185,15 @@ impl Op<'_> {
         }
         self.require_tail(ino, &mut record, end).await?;
         let blocks = touched(&(offset..end));
-        let mut layout = self.layout(ino, blocks.clone()).await?;
+        let mut layout = Layout::new(self.extents(ino, blocks.clone()).await?);
         let fresh = layout.holes(blocks.clone());
-        for hole in &fresh {
-            self.fill_hole(ino, &mut record, &mut layout, hole.clone()).await?;
+        if !fresh.is_empty() {
+            layout = self.layout(ino, blocks.clone()).await?;
+            for hole in &fresh {
+                self.fill_hole(ino, &mut record, &mut layout, hole.clone()).await?;
+            }
+            self.put_layout(ino, &layout);
         }
-        self.put_layout(ino, &layout);
         let mut source = Source(data.into_iter().filter(|it| !it.is_empty()).collect());
         for block in blocks {
             let base = block * BLOCK;

@@ -154,8 +154,9 @@ impl Inner {
         if self.options.read_only {
             return Err(FsError::ReadOnly);
         }
+        let before = self.moment();
         let (done, effects) = txn::run(&*self.volume, Begin::STRICT, durability, work).await?;
-        self.settle(effects);
+        self.settle(effects, (durability == Durability::Synced).then_some(before));
         Ok(done)
     }
 
@@ -164,8 +165,14 @@ impl Inner {
         Ok(self.volume.begin(Begin::SNAPSHOT).await?)
     }
 
-    /// Remembers what a transaction that committed has done.
-    pub(super) fn settle(&self, effects: Effects) {
+    /// The moment now, for [`Inner::settle`] to be told of.
+    pub(super) fn moment(&self) -> u64 {
+        self.durable.lock().now
+    }
+
+    /// Remembers what a transaction that committed has done. When it is durable, so is everything that
+    /// had changed at the moment before its commit.
+    pub(super) fn settle(&self, effects: Effects, synced: Option<u64>) {
         effects.pages.iter().for_each(|(page, by)| self.space.adjust(*page, *by));
         *self.inodes.lock() += effects.count;
         for (root, by) in &effects.charged {
@@ -173,11 +180,9 @@ impl Inner {
                 *seen = (seen.0 + by.0, seen.1 + by.1);
             }
         }
-        {
-            let mut durable = self.durable.lock();
-            durable.now += 1;
-            let now = durable.now;
-            durable.changed.extend(effects.inodes.keys().map(|ino| (*ino, now)));
+        match synced {
+            Some(before) => self.durable.lock().sync(before),
+            None => self.durable.lock().change(effects.inodes.keys()),
         }
         {
             let mut atimes = self.atimes.lock();
@@ -315,10 +320,7 @@ impl Inner {
         // It sees everything that was committed, and is acknowledged when that survives.
         let txn = self.volume.begin(Begin::SNAPSHOT).await?;
         txn.commit(Durability::Synced).await?;
-        let mut durable = self.durable.lock();
-        durable.synced = durable.synced.max(until);
-        let synced = durable.synced;
-        durable.changed.retain(|_, changed| *changed > synced);
+        self.durable.lock().sync(until);
         Ok(())
     }
 
@@ -448,7 +450,7 @@ impl Inner {
             // It may have been aborted: whoever looks finds out.
             let Effects { orphans, freed, pages, .. } = effects;
             self.duties.lock().recount.extend(pages.into_keys());
-            self.settle(Effects { orphans, freed, ..Effects::default() });
+            self.settle(Effects { orphans, freed, ..Effects::default() }, None);
         }
         is_open
     }
@@ -472,6 +474,21 @@ impl Inner {
 }
 
 impl Durable {
+    /// These inodes changed.
+    fn change<'i>(&mut self, inodes: impl Iterator<Item = &'i u64>) {
+        self.now += 1;
+        let now = self.now;
+        self.changed.extend(inodes.map(|ino| (*ino, now)));
+    }
+
+    /// Everything up to a moment survives a crash.
+    fn sync(&mut self, until: u64) {
+        if until > self.synced {
+            self.synced = until;
+            self.changed.retain(|_, changed| *changed > until);
+        }
+    }
+
     fn touch_unknown(&mut self) {
         self.now += 1;
         self.unknown = self.now;

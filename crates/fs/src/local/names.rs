@@ -121,7 +121,7 @@ impl Op<'_> {
     }
 
     /// Adds a name that is not there to a directory, whose record becomes that of now.
-    async fn add_name(
+    pub(super) async fn add_name(
         &mut self,
         directory: u64,
         name: &[u8],
@@ -195,7 +195,11 @@ impl Op<'_> {
     }
 
     /// Adds to the links of a directory, for those in it.
-    async fn count_subdirectory(&mut self, directory: u64, by: i32) -> Result<(), FsError> {
+    pub(super) async fn count_subdirectory(
+        &mut self,
+        directory: u64,
+        by: i32,
+    ) -> Result<(), FsError> {
         let mut record = self.directory(directory).await?;
         if by > 0 && record.links.get() >= MAX_LINKS {
             return Err(FsError::TooManyLinks);

@@ -296,7 +296,7 @@ impl<'a> Op<'a> {
 
     /// Gives blocks back: at once when they are few, otherwise in transactions of their own later.
     pub(super) async fn free(&mut self, run: Run) -> Result<(), FsError> {
-        if self.discards + run.blocks > DISCARDED_AT_ONCE && !self.is_within {
+        if self.discards + run.blocks > DISCARDED_AT_ONCE {
             let blocks = run.blocks.to_le_bytes().to_vec();
             self.put(key(0, Tag::Freed, &run.start.to_be_bytes()), blocks);
             self.effects.freed = true;

@@ -47,11 +47,11 @@ pub(super) fn is_attribute(name: &[u8]) -> bool {
     name == MAX_BYTES || name == MAX_FILES
 }
 
-fn quota_key(root: u64) -> Vec<u8> {
+pub(super) fn quota_key(root: u64) -> Vec<u8> {
     key(0, Tag::Quota, &root.to_be_bytes())
 }
 
-fn usage_key(root: u64, lane: u8) -> Vec<u8> {
+pub(super) fn usage_key(root: u64, lane: u8) -> Vec<u8> {
     let mut key = key(0, Tag::Usage, &root.to_be_bytes());
     key.push(lane);
     key

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::holds::Holds;
+use crate::block::Holds;
 use crate::block::Version;
 use crate::env::HashMap;
 

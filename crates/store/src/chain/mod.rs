@@ -39,7 +39,6 @@ pub mod dump;
 pub mod format;
 #[doc(hidden)]
 pub mod fuzz;
-mod holds;
 mod index;
 mod label;
 mod log;
@@ -56,6 +55,7 @@ mod snapshot;
 mod state;
 mod status;
 mod stream;
+mod synced;
 mod turns;
 mod wishes;
 mod write;

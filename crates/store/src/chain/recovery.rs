@@ -26,7 +26,6 @@ use super::format::{
     ENTRIES_PER_PAGE, Kind, LinkRecord, LogRecord, MapEntry, MapSector, NO_LOG, NO_SEGMENT, PAGE,
     Position, SECTOR, SectorHead, volume_tag,
 };
-use super::holds::{Holds, Synced};
 use super::index::{Content, Index, Location, MAX_PHYSICAL, Place, is_slot};
 use super::label::{Cut, Label, Layout, Void};
 use super::log::{Log, Replay};
@@ -34,7 +33,9 @@ use super::minilog::replay::{Minis, read_minis};
 use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
+use super::synced::Synced;
 use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, scrub};
+use crate::block::Holds;
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::env::{Env, HashMap};

@@ -6,15 +6,16 @@ use bytes::Bytes;
 use roaring::RoaringBitmap;
 
 use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
-use super::holds::{Holds, Synced};
 use super::index::{Index, Location, Place, is_slot};
 use super::label::Label;
 use super::minilog::Minis;
 use super::minilog::slots::Slots;
 use super::segments::{SegmentState, Segments};
 use super::stream::{BODY, Stream, USERS};
+use super::synced::Synced;
 use super::turns::Turns;
 use super::wishes::Wishes;
+use crate::block::Holds;
 use crate::block::{Lba, StoreError, Version, Write};
 use crate::device::Purpose;
 use crate::env::HashMap;

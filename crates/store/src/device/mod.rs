@@ -55,11 +55,13 @@ pub enum Purpose {
     Label,
     /// Copies that restore redundancy: rebuild, repair, scrub.
     Repair,
+    /// Blocks of structure, where a store tells them from data.
+    Metadata,
 }
 
 impl Purpose {
     /// Every purpose, in the order of their counters.
-    pub const ALL: [Purpose; 8] = [
+    pub const ALL: [Purpose; 9] = [
         Purpose::UserData,
         Purpose::Journal,
         Purpose::Map,
@@ -68,6 +70,7 @@ impl Purpose {
         Purpose::Cache,
         Purpose::Label,
         Purpose::Repair,
+        Purpose::Metadata,
     ];
 
     /// The purpose's name in metrics and JSON.
@@ -81,6 +84,7 @@ impl Purpose {
             Purpose::Cache => "cache",
             Purpose::Label => "label",
             Purpose::Repair => "repair",
+            Purpose::Metadata => "metadata",
         }
     }
 }

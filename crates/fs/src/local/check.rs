@@ -1,0 +1,140 @@
+//! The check of a whole filesystem, and its repair.
+//!
+//! One snapshot is read from end to end, and everything in it is compared with everything else. What is
+//! wrong has a name each. Repairs are transactions of their own, each of which leaves the filesystem
+//! better than it was, so that they may be interrupted and begun again; after them it is read once more,
+//! until nothing is left that can be repaired.
+//!
+//! Nobody else may have the filesystem open.
+
+mod damage;
+mod repair;
+mod scan;
+
+use std::sync::Arc;
+
+use thalweg_store::env::Env;
+use thalweg_store::txn::Transact;
+
+use super::inner::{Found, Inner};
+use super::make::read_super;
+use super::options::Options;
+use super::space::Space;
+use crate::error::FsError;
+pub use damage::Damage;
+
+/// What is looked at, and what is done about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct How {
+    /// What can be repaired is.
+    pub repair: bool,
+    /// Blocks of files are read too, and blocks that nobody has are looked at.
+    pub data: bool,
+}
+
+/// What became of something that was wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Nothing was done.
+    Left,
+    /// It is as it should be, and nothing was lost.
+    Repaired,
+    /// It makes sense again; what is said here is lost, or has another name.
+    Lost(String),
+}
+
+/// Something that was wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// What it was.
+    pub damage: Damage,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What a check has seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Everything that was wrong.
+    pub findings: Vec<Finding>,
+    /// Inodes.
+    pub inodes: u64,
+    /// Of those, directories.
+    pub directories: u64,
+    /// Names.
+    pub names: u64,
+    /// Extents.
+    pub extents: u64,
+    /// Blocks of data in use.
+    pub blocks: u64,
+    /// Inodes that a crash, or somebody who has them open, has left without names, or with blocks behind
+    /// their ends; and runs of blocks that are to be freed. That is no damage.
+    pub unfinished: u64,
+}
+
+impl Report {
+    /// Whether nothing was wrong.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    /// Whether something is wrong still.
+    pub fn is_damaged(&self) -> bool {
+        self.findings.iter().any(|finding| finding.outcome == Outcome::Left)
+    }
+}
+
+/// Rounds of repairs: one may uncover what only the next can see.
+const ROUNDS: usize = 16;
+
+/// Checks the filesystem of that name.
+///
+/// # Errors
+/// Those of the store, and [`FsError::Damaged`] when nothing tells where the filesystem is.
+pub async fn check(
+    env: &Env,
+    volume: Arc<dyn Transact>,
+    name: &str,
+    how: How,
+) -> Result<Report, FsError> {
+    let parts = read_super(env, &volume, name).await?;
+    let found = Found {
+        tree: parts.tree,
+        area: parts.area,
+        hash_key: parts.record.hash_key,
+        hash_bits: parts.record.hash_bits,
+        // Whoever repairs takes what the bits say.
+        space: Space::new(parts.area.blocks(), Vec::new()),
+        inodes: 0,
+        max_inodes: parts.max_inodes,
+    };
+    let inner = Inner::new(env, volume, found, Options::default());
+    let mut findings: Vec<Finding> = Vec::new();
+    for round in 0.. {
+        let scan = scan::scan(&inner, how.data).await?;
+        let damages = scan.damages();
+        let stage = match how.repair && round < ROUNDS {
+            true => damages.iter().filter_map(Damage::stage).min(),
+            false => None,
+        };
+        for damage in &damages {
+            let outcome = match stage {
+                // What is left of it in the end is told then.
+                Some(_) if damage.stage() != stage => continue,
+                Some(_) => repair::repair(&inner, &scan, damage).await?,
+                None => Outcome::Left,
+            };
+            match findings.iter_mut().find(|it| it.damage == *damage) {
+                Some(known) => known.outcome = outcome,
+                None => findings.push(Finding { damage: damage.clone(), outcome }),
+            }
+        }
+        if stage.is_none() {
+            if how.repair && !damages.iter().any(|damage| matches!(damage, Damage::Tree(_))) {
+                repair::finish(&inner).await?;
+            }
+            return Ok(Report { findings, ..scan.report() });
+        }
+    }
+    Err(FsError::Damaged("repairs go on without end".to_owned()))
+}

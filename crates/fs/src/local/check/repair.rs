@@ -1,0 +1,402 @@
+//! What is done about what is wrong: each repair is a transaction, and none depends on another.
+
+use bytes::Bytes;
+use thalweg_store::block::Class;
+use zerocopy::IntoBytes;
+
+use super::Outcome;
+use super::damage::Damage;
+use super::scan::{Name, Scan};
+use crate::attributes::{Ino, Kind};
+use crate::error::FsError;
+use crate::filesystem::{MAX_FILE, NewNode, Node};
+use crate::local::content::BLOCK;
+use crate::local::extents::Run;
+use crate::local::format::{
+    DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, Place, Tag,
+    UsageRecord, encode_kind, extent_key, key, key_behind, parse_key,
+};
+use crate::local::inner::Inner;
+use crate::local::names::place_key;
+use crate::local::op::{Effects, Op, kind_of};
+use crate::local::orphans::freed_key;
+use crate::local::quota::{quota_key, usage_key};
+use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
+
+/// The directory for what has no name.
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+/// Records that one transaction removes.
+const RECORDS_AT_ONCE: usize = 64;
+/// Inode numbers that are left out behind the highest: some may have been given away.
+const NUMBERS_SKIPPED: u64 = 1 << 16;
+
+/// Repairs one thing.
+pub(super) async fn repair(
+    inner: &Inner,
+    scan: &Scan,
+    damage: &Damage,
+) -> Result<Outcome, FsError> {
+    let repaired = match damage {
+        Damage::NotUsed { start, blocks } => {
+            let run = Run { start: *start, blocks: *blocks };
+            inner.volume.discard_run(inner.area.lba(run.start), run.blocks).await?;
+            change(inner, async |op| op.clear_bits(run).await.map(|()| Outcome::Repaired)).await
+        }
+        Damage::NotEmpty { start, blocks } => {
+            inner.volume.discard_run(inner.area.lba(*start), *blocks).await?;
+            Ok(Outcome::Repaired)
+        }
+        Damage::NamesInFile { ino, names } => remove_all(inner, *ino, Tag::Entry, *names).await,
+        Damage::ExtentsOfOther { ino, extents } => {
+            remove_all(inner, *ino, Tag::Extent, *extents).await
+        }
+        Damage::BadBitmap { page } => rewrite_page(inner, scan, *page).await,
+        Damage::Unreachable { ino } => rescue(inner, *ino).await,
+        other => change(inner, async |op| op.mend(scan, other).await).await,
+    };
+    match repaired {
+        // There is no room for it: something has to be deleted first.
+        Err(FsError::NoSpace) => Ok(Outcome::Left),
+        done => done,
+    }
+}
+
+/// Finishes what a crash has left to be done, and writes down what was counted.
+pub(super) async fn finish(inner: &Inner) -> Result<(), FsError> {
+    inner.take_over(inner.stored_orphans().await?);
+    inner.do_duties().await
+}
+
+/// One repair in a transaction of its own.
+async fn change(
+    inner: &Inner,
+    work: impl for<'o> AsyncFn(&'o mut Op<'_>) -> Result<Outcome, FsError>,
+) -> Result<Outcome, FsError> {
+    inner
+        .change(async |txn| {
+            let mut op = Op::new(inner, &txn, false);
+            let outcome = work(&mut op).await?;
+            Ok((outcome, op.finish().await?))
+        })
+        .await
+}
+
+/// Removes all records of an inode with a tag.
+async fn remove_all(inner: &Inner, ino: u64, tag: Tag, count: u64) -> Result<Outcome, FsError> {
+    loop {
+        let left = inner.change(async |txn| {
+            let mut op = Op::new(inner, &txn, false);
+            let some = op.range(key(ino, tag, &[])..key_behind(ino, tag), RECORDS_AT_ONCE).await?;
+            let left = !some.is_empty();
+            some.into_iter().for_each(|(key, _)| op.delete(key.to_vec()));
+            Ok((left, op.finish().await?))
+        });
+        if !left.await? {
+            return Ok(Outcome::Lost(format!("{count} records of inode {ino}")));
+        }
+    }
+}
+
+/// Writes a page of bits anew, from what was found in use.
+async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, FsError> {
+    let covered = inner.area.covered(page);
+    let content = inner.area.page_of(page, scan.taken_within(&covered));
+    inner
+        .change(async |txn| {
+            txn.write_as(inner.area.page_lba(page), content.clone(), Class::Metadata)?;
+            Ok((Outcome::Repaired, Effects::default()))
+        })
+        .await
+}
+
+/// Gives an inode without a name one in the directory for lost ones, which is made if need be.
+async fn rescue(inner: &Inner, ino: u64) -> Result<Outcome, FsError> {
+    let number = inner.number(Ino::ROOT.0).await?;
+    change(inner, async |op| {
+        let lost = match op.lookup(Ino::ROOT.0, LOST_AND_FOUND).await {
+            Ok(there) if there.kind == Kind::Directory => there.ino.0,
+            Ok(_) => return Ok(Outcome::Left),
+            Err(FsError::NotFound) => {
+                let new = NewNode { node: Node::Directory, mode: 0o700, umask: 0, uid: 0, gid: 0 };
+                op.create(Ino::ROOT.0, LOST_AND_FOUND, &new, number).await?;
+                number
+            }
+            Err(error) => return Err(error),
+        };
+        let mut record = op.inode(ino).await?;
+        let kind = kind_of(ino, &record)?;
+        let name = format!("#{ino}");
+        record.parent = lost.into();
+        if kind != Kind::Directory {
+            record.links = 1.into();
+        }
+        op.set_inode(ino, record);
+        op.add_name(lost, name.as_bytes(), ino, kind).await?;
+        if kind == Kind::Directory {
+            op.count_subdirectory(lost, 1).await?;
+        }
+        Ok(Outcome::Lost(format!("the name of inode {ino}, which is now lost+found/{name}")))
+    })
+    .await
+}
+
+impl Op<'_> {
+    /// Repairs what one transaction can.
+    async fn mend(&mut self, scan: &Scan, damage: &Damage) -> Result<Outcome, FsError> {
+        match damage {
+            Damage::UnknownRecord(key) | Damage::BadRecord(key) => {
+                self.delete(key.to_vec());
+                Ok(Outcome::Lost(lost_record(key)))
+            }
+            Damage::BadList { ino, name } => {
+                self.delete(xattr_key(*ino, name));
+                Ok(Outcome::Lost(format!("an access control list of inode {ino}")))
+            }
+            Damage::NoRoot => self.make_inode(Ino::ROOT.0).await,
+            Damage::MissingInode { ino, .. } => self.make_inode(*ino).await,
+            Damage::Overlap { ino, at, blocks, .. } => self.cut_extent(*ino, *at, *blocks).await,
+            Damage::BadFreed { start, .. } => {
+                self.delete(freed_key(*start));
+                Ok(Outcome::Repaired)
+            }
+            Damage::NotMarked { start, blocks } => {
+                self.set_bits(Run { start: *start, blocks: *blocks }).await?;
+                Ok(Outcome::Repaired)
+            }
+            Damage::DanglingName { directory, name, position, .. }
+            | Damage::SecondName { directory, name, position, .. } => {
+                let found = scan.name_at(*directory, *position).ok_or(FsError::NotFound)?;
+                self.clear_place(found).await?;
+                Ok(Outcome::Lost(format!("name {} in directory {directory}", text(name))))
+            }
+            Damage::DoubleName { directory, position, name }
+            | Damage::MisplacedName { directory, position, name } => {
+                self.put_right(scan, *directory, *position, name).await
+            }
+            Damage::WrongKind { directory, position, ino, .. } => {
+                let kind = kind_of(*ino, &self.inode(*ino).await?)?;
+                let found = scan.name_at(*directory, *position).ok_or(FsError::NotFound)?;
+                self.rewrite_place(found, kind).await
+            }
+            Damage::Cycle { ino } => {
+                let found = scan.name_of(*ino).ok_or(FsError::NotFound)?;
+                self.clear_place(found).await?;
+                Ok(Outcome::Lost(format!("the name of directory {ino}")))
+            }
+            Damage::NoTarget { ino } => self.mend_target(scan, *ino).await,
+            Damage::UnlistedOrphan { ino } => {
+                self.note_orphan(*ino);
+                Ok(Outcome::Repaired)
+            }
+            Damage::StaleOrphan { ino } => {
+                self.forget_orphan(*ino);
+                Ok(Outcome::Repaired)
+            }
+            Damage::WrongNumber { highest, .. } => {
+                let next = highest.saturating_add(NUMBERS_SKIPPED);
+                self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
+                Ok(Outcome::Repaired)
+            }
+            Damage::NoQuotaRoot { root } => {
+                self.delete(quota_key(*root));
+                Ok(Outcome::Lost(format!("the limits of quota {root}")))
+            }
+            Damage::WrongUsage { root, found, .. } => {
+                let range = key(0, Tag::Usage, &root.to_be_bytes())..usage_key(*root, u8::MAX);
+                for (key, _) in self.range(range, usize::MAX).await? {
+                    self.delete(key.to_vec());
+                }
+                if *found != (0, 0) {
+                    let sum = UsageRecord { blocks: found.0.into(), inodes: found.1.into() };
+                    self.put(usage_key(*root, 0), sum.as_bytes().to_vec());
+                }
+                Ok(Outcome::Repaired)
+            }
+            other => self.mend_inode(other).await,
+        }
+    }
+
+    /// Corrects what an inode says of itself.
+    async fn mend_inode(&mut self, damage: &Damage) -> Result<Outcome, FsError> {
+        let ino = match damage {
+            Damage::WrongLinks { ino, .. }
+            | Damage::WrongParent { ino, .. }
+            | Damage::WrongCount { ino, .. }
+            | Damage::WrongBlocks { ino, .. }
+            | Damage::WrongSize { ino, .. }
+            | Damage::WrongQuota { ino, .. }
+            | Damage::WrongFlags { ino } => *ino,
+            _ => return Ok(Outcome::Left),
+        };
+        let mut record = self.inode(ino).await?;
+        match damage {
+            Damage::WrongLinks { found, .. } => record.links = (*found).into(),
+            Damage::WrongParent { found, .. } => record.parent = (*found).into(),
+            Damage::WrongCount { found, .. } => record.size = (*found).into(),
+            Damage::WrongBlocks { found, .. } => record.blocks = (*found).into(),
+            Damage::WrongSize { .. } => record.size = MAX_FILE.into(),
+            Damage::WrongQuota { found, .. } => record.quota = (*found).into(),
+            _ => {
+                record.flags &= !(HAS_XATTRS | HAS_ACL | HAS_DEFAULT_ACL);
+                let range = key(ino, Tag::Xattr, &[])..key_behind(ino, Tag::Xattr);
+                let lists = [(ACCESS_ACL, HAS_ACL), (DEFAULT_ACL, HAS_DEFAULT_ACL)];
+                for (key, _) in self.range(range, usize::MAX).await? {
+                    let list = lists.iter().find(|(name, _)| key[9..] == **name);
+                    record.flags |= HAS_XATTRS | list.map_or(0, |(_, flag)| *flag);
+                }
+            }
+        }
+        self.set_inode(ino, record);
+        Ok(Outcome::Repaired)
+    }
+
+    /// Makes an inode for what is there of it.
+    async fn make_inode(&mut self, ino: u64) -> Result<Outcome, FsError> {
+        let first = async |tag| self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await;
+        let is_directory = ino == Ino::ROOT.0 || !first(Tag::Entry).await?.is_empty();
+        let target = self.get(&key(ino, Tag::Target, &[])).await?;
+        let range = key(ino, Tag::Extent, &[])..key_behind(ino, Tag::Extent);
+        let (mut blocks, mut end) = (0, 0);
+        for (key, value) in self.range(range, usize::MAX).await? {
+            let extent = Extent::decode(&key[9..], &value, self.inner.area.blocks());
+            let extent = extent.ok_or(FsError::NotFound)?;
+            (blocks, end) = (blocks + extent.blocks, extent.end());
+        }
+        let (kind, size) = match &target {
+            _ if is_directory => (Kind::Directory, 0),
+            Some(target) if blocks == 0 => (Kind::Symlink, target.len() as u64),
+            _ => (Kind::File, end * BLOCK),
+        };
+        let now = self.now;
+        let record = InodeRecord {
+            mode: if is_directory { 0o700 } else { 0o600 }.into(),
+            kind: encode_kind(kind),
+            flags: 0,
+            links: if is_directory { 2 } else { 1 }.into(),
+            modified: now.into(),
+            changed: now.into(),
+            size: size.into(),
+            blocks: blocks.into(),
+            accessed: now.into(),
+            created: now.into(),
+            uid: 0.into(),
+            gid: 0.into(),
+            rdev: 0.into(),
+            spare: 0.into(),
+            parent: ino.into(),
+            quota: 0.into(),
+        };
+        self.set_inode(ino, record);
+        Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
+    }
+
+    /// Takes blocks from the front of an extent: somebody else has them.
+    async fn cut_extent(&mut self, ino: u64, at: u64, blocks: u64) -> Result<Outcome, FsError> {
+        let Some(value) = self.get(&extent_key(ino, at)).await? else { return Ok(Outcome::Left) };
+        let rest = (at as u32).to_be_bytes();
+        let extent = Extent::decode(&rest, &value, self.inner.area.blocks());
+        let extent = extent.ok_or(FsError::NotFound)?;
+        self.delete(extent_key(ino, at));
+        if let Some(left) = extent.blocks.checked_sub(blocks).filter(|left| *left > 0) {
+            let start = extent.start + blocks;
+            let rest = Extent { at: at + blocks, start, blocks: left };
+            // Where another one begins there already, this one is lost as a whole.
+            if self.get(&rest.key(ino)).await?.is_none() {
+                self.put(rest.key(ino), rest.encode());
+            }
+        }
+        let (from, to) = (at * BLOCK, (at + blocks) * BLOCK);
+        Ok(Outcome::Lost(format!("bytes {from} to {to} of inode {ino}")))
+    }
+
+    /// Marks blocks as in use; some of them may be already.
+    async fn set_bits(&mut self, run: Run) -> Result<(), FsError> {
+        use crate::local::format::BITS_PER_PAGE;
+        for block in run.start..run.start + run.blocks {
+            let page = self.page(block / BITS_PER_PAGE).await?;
+            let bit = block % BITS_PER_PAGE;
+            page.flip(bit..bit + 1, true);
+        }
+        Ok(())
+    }
+
+    /// Clears a place in a directory.
+    async fn clear_place(&mut self, name: &Name) -> Result<(), FsError> {
+        self.put(place_key(name.directory, name.position), Place::Vacant.encode());
+        if let Some(mut record) = self.find_inode(name.directory).await? {
+            record.size = record.size.get().saturating_sub(1).into();
+            self.set_inode(name.directory, record);
+        }
+        Ok(())
+    }
+
+    /// Says of a name that it leads to an inode of a kind.
+    async fn rewrite_place(&mut self, name: &Name, kind: Kind) -> Result<Outcome, FsError> {
+        let key = place_key(name.directory, name.position);
+        let value = self.get(&key).await?.ok_or(FsError::NotFound)?;
+        let Some(Place::Taken(entry)) = Place::decode(&value) else { return Ok(Outcome::Left) };
+        self.put(key, Place::Taken(DirectoryEntry { kind, ..entry }).encode());
+        Ok(Outcome::Repaired)
+    }
+
+    /// Moves a name to where it is looked for; it goes if there is one already.
+    async fn put_right(
+        &mut self,
+        scan: &Scan,
+        directory: u64,
+        position: u64,
+        text: &Bytes,
+    ) -> Result<Outcome, FsError> {
+        let name = scan.name_at(directory, position).ok_or(FsError::NotFound)?;
+        self.clear_place(name).await?;
+        match self.lookup(directory, text).await {
+            Ok(there) if there.ino.0 == name.ino => return Ok(Outcome::Repaired),
+            Ok(_) | Err(FsError::Damaged(_)) => {
+                return Ok(Outcome::Lost(format!(
+                    "the second name {} in directory {directory}, for inode {}",
+                    self::text(text),
+                    name.ino
+                )));
+            }
+            Err(FsError::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+        let Some(record) = self.find_inode(name.ino).await? else {
+            return Ok(Outcome::Lost(format!(
+                "name {} in directory {directory}",
+                self::text(text)
+            )));
+        };
+        let kind = kind_of(name.ino, &record)?;
+        self.add_name(directory, text, name.ino, kind).await?;
+        Ok(Outcome::Repaired)
+    }
+
+    /// A symbolic link whose target is gone goes too; one with another length gets that.
+    async fn mend_target(&mut self, scan: &Scan, ino: u64) -> Result<Outcome, FsError> {
+        let mut record = self.inode(ino).await?;
+        if let Some(target) = self.get(&key(ino, Tag::Target, &[])).await? {
+            record.size = (target.len() as u64).into();
+            self.set_inode(ino, record);
+            return Ok(Outcome::Repaired);
+        }
+        for name in scan.names.iter().filter(|name| name.ino == ino) {
+            self.clear_place(name).await?;
+        }
+        self.charge(record.quota.get(), 0, -1).await?;
+        self.remove_inode(ino);
+        Ok(Outcome::Lost(format!("symbolic link {ino}")))
+    }
+}
+
+fn lost_record(key: &[u8]) -> String {
+    match parse_key(key) {
+        Some((ino, tag, _)) if ino > 0 => format!("a record of inode {ino}: {tag:?}"),
+        Some((_, tag, _)) => format!("a record of the filesystem: {tag:?}"),
+        None => "a record that nobody knows".to_owned(),
+    }
+}
+
+fn text(name: &[u8]) -> String {
+    format!("{:?}", String::from_utf8_lossy(name))
+}

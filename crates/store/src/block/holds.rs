@@ -1,0 +1,51 @@
+//! Which versions somebody still needs.
+
+use std::collections::BTreeMap;
+
+use super::Version;
+
+/// The versions that are held, each with the number of its holders.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Holds(BTreeMap<Version, u32>);
+
+impl Holds {
+    /// Adds a holder of `version`.
+    pub(crate) fn take(&mut self, version: Version) {
+        *self.0.entry(version).or_default() += 1;
+    }
+
+    /// Removes a holder of `version`; true when it was the last one.
+    pub(crate) fn release(&mut self, version: Version) -> bool {
+        match self.0.get_mut(&version) {
+            Some(count) if *count > 1 => {
+                *count -= 1;
+                false
+            }
+            Some(_) => {
+                self.0.remove(&version);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The oldest version held.
+    pub(crate) fn oldest(&self) -> Option<Version> {
+        self.0.keys().next().copied()
+    }
+
+    /// Whether a holder sees content of version `from` that `until` replaced.
+    pub(crate) fn need(&self, from: Version, until: Version) -> bool {
+        self.0.range(from..until).next().is_some()
+    }
+
+    /// The newest version held.
+    pub(crate) fn newest(&self) -> Option<Version> {
+        self.0.keys().next_back().copied()
+    }
+
+    /// Whether `version` itself is held.
+    pub(crate) fn contains(&self, version: Version) -> bool {
+        self.0.contains_key(&version)
+    }
+}

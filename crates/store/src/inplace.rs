@@ -1,0 +1,596 @@
+//! Blocks that are updated in place, behind a redo journal (Okeanos, chapters 3 and 4).
+//!
+//! A change is applied in memory, and is durable when the journal has it. Blocks go home later, many
+//! changes at a time: when they are old, when the journal or memory is short of room. What of a change
+//! goes into the journal is the store's [`Mode`].
+//!
+//! ```text
+//! apply -> running transaction -> commit: journal -> due -> home, map -> flush -> journal lets go
+//!                                 direct changes --------^ (before the commit)
+//! ```
+//!
+//! **The crash rule** holds for all blocks in the modes *data* and *wasteless*, and for metadata in all
+//! of them. Of data, *ordered* and *selective* promise that metadata never comes before it: what a
+//! durable transaction points to is home, but data of a transaction that was not durable may be home
+//! too. *writeback* promises nothing of data but what was synced. Where a crash takes a version back
+//! that changed nothing in the journal, its number is used again.
+//!
+//! **Old versions** are kept in memory while somebody holds them.
+
+mod commit;
+mod create;
+pub mod format;
+mod home;
+mod live;
+mod map;
+mod options;
+mod page;
+mod read;
+mod recovery;
+mod route;
+mod running;
+mod scrub;
+mod state;
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use uuid::Uuid;
+
+pub use create::NewInPlace;
+use format::{Entry, Superblock};
+use map::Map;
+pub use options::{Mode, Options};
+pub use recovery::Recovered;
+pub use scrub::ScrubReport;
+pub use state::Counts;
+use state::{Found, State, Which};
+
+use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::device::{DeviceError, DeviceRef};
+use crate::env::{Env, Task};
+use crate::journal::{Journal, JournalError};
+
+/// Stored blocks that one version may discard. A discard of more is several.
+const MAX_DISCARD: usize = 64 << 10;
+/// Blocks with old content that are looked through when a version is let go.
+const PURGE: usize = 256;
+
+/// What can go wrong in making or opening an in-place store.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum InPlaceError {
+    /// Give up: there is none here.
+    #[error("{device} holds no in-place volume")]
+    NoStore {
+        /// The device's name.
+        device: String,
+    },
+    /// Give up: a newer program made it.
+    #[error("{device} has format {format}, which this program is too old for")]
+    Newer {
+        /// The device's name.
+        device: String,
+        /// Its format.
+        format: u32,
+    },
+    /// Give up: the journal is on a device of its own, and that was not named.
+    #[error("the journal of this volume is on another device ({id}): name it")]
+    JournalElsewhere {
+        /// The journal's identity.
+        id: Uuid,
+    },
+    /// Give up: the volume has its journal inside.
+    #[error("this volume has its journal inside; no other device is needed")]
+    JournalInside,
+    /// Give up: it cannot be as asked.
+    #[error("invalid volume: {0}")]
+    Invalid(String),
+    /// Stop: what is there makes no sense.
+    #[error("damaged: {0}")]
+    Damaged(String),
+    /// What the journal says.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// What the store says.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// The devices of an in-place store.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// Blocks and map, and the journal if it has no device of its own.
+    pub data: DeviceRef,
+    /// The journal's.
+    pub journal: Option<DeviceRef>,
+}
+
+/// A block store that updates in place. Dropped without [`InPlace::close`], it is as after a crash.
+pub struct InPlace {
+    inner: Arc<Inner>,
+    _tasks: [Task<()>; 2],
+}
+
+struct Inner {
+    env: Env,
+    data: DeviceRef,
+    journal: Journal<Lba>,
+    superblock: Superblock,
+    state: Mutex<State>,
+    /// The newest version that survives a crash.
+    durable: watch::Sender<Version>,
+    /// The newest version that somebody wants durable.
+    wanted: Mutex<Version>,
+    /// Told when somebody wants a commit.
+    commit_wanted: Notify,
+    /// Told when journal or memory get short of room.
+    pressed: Notify,
+    /// Told when a block was read or came home, and when there is room.
+    changed: Notify,
+    /// The first journal transaction that may be under way.
+    committing_from: Mutex<Option<u64>>,
+    writing_back: tokio::sync::Mutex<()>,
+}
+
+/// A store's state in numbers.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct InPlaceStatus {
+    /// What goes into the journal.
+    pub mode: Mode,
+    /// The newest version.
+    pub version: u64,
+    /// The newest version that survives a crash.
+    pub durable: u64,
+    /// Blocks in memory.
+    pub cached: u64,
+    /// Blocks that are not home.
+    pub dirty: u64,
+    /// Bytes of the journal.
+    pub journal_size: u64,
+    /// Bytes of it that are free.
+    pub journal_room: u64,
+    /// What happened so far.
+    pub counts: Counts,
+}
+
+impl fmt::Debug for InPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InPlace").field("data", &self.inner.data.name()).finish_non_exhaustive()
+    }
+}
+
+impl InPlace {
+    /// Opens a store, recovering it if it was not closed.
+    ///
+    /// # Errors
+    /// [`InPlaceError`] says what is missing or wrong; nothing was changed then, unless a device failed
+    /// in the middle of recovery, which may be repeated.
+    pub async fn open(
+        env: &Env,
+        parts: Parts,
+        options: Options,
+    ) -> Result<(InPlace, Recovered), InPlaceError> {
+        let (inner, recovered) = recovery::open(env, parts, options, false).await?;
+        Ok((InPlace::start(env, inner), recovered))
+    }
+
+    /// As [`InPlace::open`]; of a journal with a rotten middle what comes before that is replayed, and
+    /// what comes after is given up.
+    ///
+    /// # Errors
+    /// As [`InPlace::open`].
+    pub async fn open_damaged(
+        env: &Env,
+        parts: Parts,
+        options: Options,
+    ) -> Result<(InPlace, Recovered), InPlaceError> {
+        let (inner, recovered) = recovery::open(env, parts, options, true).await?;
+        Ok((InPlace::start(env, inner), recovered))
+    }
+
+    fn start(env: &Env, inner: Arc<Inner>) -> InPlace {
+        let commits = env.spawn(run_commits(env.clone(), Arc::downgrade(&inner)));
+        let homes = env.spawn(run_homes(env.clone(), Arc::downgrade(&inner)));
+        InPlace { inner, _tasks: [commits, homes] }
+    }
+
+    /// The store's identity.
+    pub fn id(&self) -> Uuid {
+        self.inner.superblock.volume
+    }
+
+    /// What it says of itself.
+    pub fn superblock(&self) -> &Superblock {
+        &self.inner.superblock
+    }
+
+    /// How it runs.
+    pub fn options(&self) -> Options {
+        self.inner.state.lock().options
+    }
+
+    /// Has it run in another way from now on. Blocks whose update sequence began in another mode end it
+    /// in that.
+    pub fn set_options(&self, options: Options) {
+        let next = self.inner.journal.next_sequence();
+        self.inner.state.lock().set_options(options, next);
+        self.inner.pressed.notify_one();
+        self.inner.commit_wanted.notify_one();
+    }
+
+    /// The state in numbers.
+    pub fn status(&self) -> InPlaceStatus {
+        let state = self.inner.state.lock();
+        InPlaceStatus {
+            mode: state.options.mode,
+            version: state.now.0,
+            durable: self.inner.durable.borrow().0,
+            cached: state.pages.len() as u64,
+            dirty: state.dirty as u64,
+            journal_size: self.inner.journal.size(),
+            journal_room: self.inner.journal.room(),
+            counts: state.counts,
+        }
+    }
+
+    /// The devices, data first.
+    pub fn devices(&self) -> Vec<DeviceRef> {
+        let inside = self.inner.superblock.journal_at.1 > 0;
+        let journal = (!inside).then(|| self.inner.journal.device().clone());
+        std::iter::once(self.inner.data.clone()).chain(journal).collect()
+    }
+
+    /// Brings everything home that is committed.
+    ///
+    /// # Errors
+    /// The devices'.
+    pub async fn checkpoint(&self) -> Result<(), StoreError> {
+        self.inner.write_back(Which::All).await
+    }
+
+    /// Makes everything durable, brings it home, and stops: writes are refused from then on.
+    ///
+    /// # Errors
+    /// The devices'; what was synced is safe all the same.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.sync(self.now()).await?;
+        self.inner.write_back(Which::All).await?;
+        self.inner.poison("it was closed");
+        recovery::settle(&self.inner).await.map_err(|error| match error {
+            InPlaceError::Store(error) => error,
+            InPlaceError::Device(error) => error.into(),
+            InPlaceError::Journal(error) => journal_error(error),
+            error => StoreError::Invalid(error.to_string()),
+        })
+    }
+}
+
+impl Inner {
+    fn poison(&self, why: &str) {
+        let mut state = self.state.lock();
+        if state.poison.is_none() {
+            state.poison = Some(why.into());
+        }
+        drop(state);
+        // Those who wait look again.
+        self.durable.send_modify(|_| {});
+        self.changed.notify_waiters();
+    }
+
+    fn check(&self, lba: Lba, count: u64) -> Result<std::ops::Range<u64>, StoreError> {
+        match lba.0.checked_add(count) {
+            Some(end) if end <= self.superblock.blocks => Ok(lba.0..end),
+            _ => Err(StoreError::Invalid(format!(
+                "{count} blocks from {} on leave a volume of {} blocks",
+                lba.0, self.superblock.blocks
+            ))),
+        }
+    }
+
+    /// Waits until there is room for more changes.
+    async fn admit(&self) -> Result<(), StoreError> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (full, commit) = {
+                let state = self.state.lock();
+                if let Some(why) = &state.poison {
+                    return Err(StoreError::Poisoned(why.clone()));
+                }
+                let most = (state.options.cache / BLOCK_SIZE / 2).max(8);
+                let running = state.running.bytes as u64;
+                if state.dirty > most / 2 {
+                    self.pressed.notify_one();
+                }
+                (state.dirty >= most, running > self.journal.size() / 4)
+            };
+            if commit {
+                self.commit_wanted.notify_one();
+            }
+            if !full && !commit {
+                return Ok(());
+            }
+            changed.await;
+        }
+    }
+
+    async fn apply(
+        self: &Arc<Inner>,
+        writes: Vec<Write>,
+        hold: bool,
+    ) -> Result<(Version, Option<Hold>), StoreError> {
+        let mut blocks: Vec<Write> = Vec::with_capacity(writes.len());
+        for write in writes {
+            self.check(write.lba, 1)?;
+            if write.content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
+                return Err(StoreError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
+            }
+            blocks.push(write);
+        }
+        let blocks = only_last(blocks);
+        let most = self.journal.size() / 2 / BLOCK_SIZE as u64;
+        let whole = blocks.iter().filter(|write| write.content.is_some()).count();
+        if whole as u64 > most {
+            let why = format!("{whole} blocks at once; this journal takes {most}");
+            return Err(StoreError::Invalid(why));
+        }
+        loop {
+            self.admit().await?;
+            let unmapped: Vec<u64> = {
+                let mut state = self.state.lock();
+                let lbas = blocks.iter().map(|write| write.lba.0);
+                let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
+                if unmapped.is_empty() {
+                    let version = state.apply(blocks, self.env.now())?;
+                    let hold = hold.then(|| self.hold(&mut state, version));
+                    let tight = self.journal.room() < self.journal.size() / 4;
+                    drop(state);
+                    if tight {
+                        self.pressed.notify_one();
+                    }
+                    return Ok((version, hold));
+                }
+                unmapped
+            };
+            self.map_all(unmapped.into_iter()).await?;
+        }
+    }
+
+    /// Discards blocks from `at` on as the next version, as many as one may, and moves `at` behind them.
+    async fn discard(self: &Arc<Inner>, at: &mut u64, end: u64) -> Result<Version, StoreError> {
+        /// Pages of the map that are looked through at a time.
+        const PAGES: u64 = 256;
+        let most = MAX_DISCARD.min(self.journal.size() as usize / 4 / state::CLEAR);
+        self.admit().await?;
+        let end = end.min(Map::blocks_of(Map::page_of(*at) + PAGES - 1).end);
+        // What was read of the map stays in memory.
+        self.map_all((*at..end).step_by(map::PER_PAGE as usize).chain([end.saturating_sub(1)]))
+            .await?;
+        let mut state = self.state.lock();
+        let mut writes = Vec::new();
+        while *at < end && writes.len() < most {
+            let stored = match state.find(*at, Version(u64::MAX))? {
+                Found::Content(content) => content.is_some(),
+                Found::Home(entry) => entry != Entry::Empty,
+                Found::Unmapped | Found::Homing => true,
+            };
+            if stored {
+                let changed = crate::block::ByteRanges::whole();
+                let class = crate::block::Class::Metadata;
+                writes.push(Write { lba: Lba(*at), content: None, changed, class });
+            }
+            *at += 1;
+        }
+        state.apply(writes, self.env.now())
+    }
+
+    /// Keeps a version that is held already, or the newest.
+    fn hold(self: &Arc<Inner>, state: &mut State, version: Version) -> Hold {
+        state.holds.take(version);
+        let inner = Arc::downgrade(self);
+        Hold::new(version, move |version| {
+            let Some(inner) = inner.upgrade() else { return };
+            let mut state = inner.state.lock();
+            if state.holds.release(version)
+                && (state.aged() >= PURGE || state.holds.oldest().is_none())
+            {
+                state.purge();
+            }
+        })
+    }
+}
+
+/// Of several writes of one block the last one, with the bytes that any of them changed.
+fn only_last(writes: Vec<Write>) -> Vec<Write> {
+    let mut at: crate::env::HashMap<u64, usize> = crate::env::HashMap::default();
+    let mut last: Vec<Write> = Vec::with_capacity(writes.len());
+    for write in writes {
+        match at.get(&write.lba.0) {
+            Some(at) => {
+                let before = &mut last[*at];
+                let mut changed = write.changed.clone();
+                changed.add_all(&before.changed);
+                *before = Write { changed, ..write };
+            }
+            None => {
+                at.insert(write.lba.0, last.len());
+                last.push(write);
+            }
+        }
+    }
+    last
+}
+
+/// A journal's error as the store's users see it.
+fn journal_error(error: JournalError) -> StoreError {
+    match error {
+        JournalError::Device(error) => error.into(),
+        JournalError::Poisoned(why) => StoreError::Poisoned(why),
+        error => StoreError::Poisoned(error.to_string().into()),
+    }
+}
+
+#[async_trait]
+impl BlockStore for InPlace {
+    fn blocks(&self) -> u64 {
+        self.inner.superblock.blocks
+    }
+
+    fn now(&self) -> Version {
+        self.inner.state.lock().now
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        let range = self.inner.check(lba, count)?;
+        self.inner.read(range, at).await
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        Ok(self.inner.apply(writes, false).await?.0)
+    }
+
+    async fn apply_and_hold(
+        &self,
+        writes: Vec<Write>,
+    ) -> Result<(Version, Option<Hold>), StoreError> {
+        self.inner.apply(writes, true).await
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        let range = self.inner.check(lba, count)?;
+        let mut at = range.start;
+        loop {
+            let version = self.inner.discard(&mut at, range.end).await?;
+            if at >= range.end {
+                return Ok(version);
+            }
+        }
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        let version = version.min(self.now());
+        let mut durable = inner.durable.subscribe();
+        loop {
+            if *durable.borrow_and_update() >= version {
+                return Ok(());
+            }
+            if let Some(why) = &inner.state.lock().poison {
+                return Err(StoreError::Poisoned(why.clone()));
+            }
+            {
+                let mut wanted = inner.wanted.lock();
+                *wanted = version.max(*wanted);
+            }
+            inner.commit_wanted.notify_one();
+            if durable.changed().await.is_err() {
+                return Err(StoreError::Poisoned("the store was dropped".into()));
+            }
+        }
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        let mut state = self.inner.state.lock();
+        let is_kept = version == state.now || state.holds.contains(version);
+        is_kept.then(|| self.inner.hold(&mut state, version))
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        let mut state = self.inner.state.lock();
+        let mut runs: Vec<(u64, bool)> = Vec::new();
+        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.superblock.blocks) {
+            let stored = match state.find(lba, at) {
+                Ok(Found::Content(content)) => content.is_some(),
+                Ok(Found::Home(entry)) => entry != Entry::Empty,
+                // Not known without a look at the device.
+                Ok(Found::Unmapped | Found::Homing) | Err(_) => true,
+            };
+            match runs.last_mut() {
+                Some((len, last)) if *last == stored => *len += 1,
+                _ => runs.push((1, stored)),
+            }
+        }
+        runs
+    }
+}
+
+/// Commits when somebody wants it, and when the running transaction is old.
+async fn run_commits(env: Env, inner: Weak<Inner>) {
+    loop {
+        let Some(store) = inner.upgrade() else { return };
+        let span = {
+            let state = store.state.lock();
+            if state.poison.is_some() {
+                return;
+            }
+            let age = state.running.begun.map_or(std::time::Duration::ZERO, |b| env.now().since(b));
+            state.options.commit.saturating_sub(age).max(home::LEAST)
+        };
+        let asked = env.timeout(span, store.commit_wanted.notified()).await.is_some();
+        if asked {
+            gather(&store).await;
+        }
+        let wanted = *store.wanted.lock();
+        let is_old = {
+            let state = store.state.lock();
+            let begun = state.running.begun;
+            begun.is_some_and(|begun| env.now().since(begun) >= state.options.commit)
+        };
+        let is_wanted = wanted > *store.durable.borrow();
+        if (asked || is_old || is_wanted)
+            && let Err(error) = store.commit(wanted).await
+        {
+            tracing::error!(%error, "a commit failed");
+        }
+        store.changed.notify_waiters();
+    }
+}
+
+/// Lets those come along who are about to write: as long as others have work to do, and it is some.
+async fn gather(store: &Inner) {
+    const ROUNDS: usize = 8;
+    let mut before = store.state.lock().now;
+    for _ in 0..ROUNDS {
+        tokio::task::yield_now().await;
+        let now = store.state.lock().now;
+        if now == before {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// Brings blocks home that are old, and when room is short.
+async fn run_homes(env: Env, inner: Weak<Inner>) {
+    let mut next = env.now();
+    loop {
+        let Some(store) = inner.upgrade() else { return };
+        let every = {
+            let state = store.state.lock();
+            if state.poison.is_some() {
+                return;
+            }
+            state.options.writeback.max(home::LEAST)
+        };
+        let left = (next + every).since(env.now());
+        let pressed = env.timeout(left, store.pressed.notified()).await.is_some();
+        if !pressed {
+            next = env.now();
+        }
+        if let Err(error) = store.write_back_pass(pressed).await {
+            tracing::error!(%error, "blocks could not be written home");
+        }
+    }
+}

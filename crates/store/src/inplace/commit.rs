@@ -1,0 +1,126 @@
+//! Commits of the running transaction: one after the other, for all who wait.
+
+use super::Inner;
+use super::options::Mode;
+use super::running::Closed;
+use super::state::Which;
+use crate::block::{StoreError, Version};
+use crate::journal::{Appended, JournalError};
+
+impl Inner {
+    /// Commits what was applied so far. `synced`: the newest version that somebody waits for.
+    ///
+    /// # Errors
+    /// The devices'; the store is poisoned then.
+    pub(super) async fn commit(&self, synced: Version) -> Result<(), StoreError> {
+        let (closed, mode) = {
+            let mut state = self.state.lock();
+            if let Some(why) = &state.poison {
+                return Err(StoreError::Poisoned(why.clone()));
+            }
+            *self.committing_from.lock() = Some(self.journal.next_sequence());
+            (state.close(), state.options.mode)
+        };
+        let version = closed.version;
+        let committed = self.commit_closed(closed, mode, synced).await;
+        *self.committing_from.lock() = None;
+        match committed {
+            // A commit that left data behind is none that anybody may rely on.
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                self.durable.send_replace(version);
+                Ok(())
+            }
+            Err(error) => {
+                self.poison(&format!("a commit failed: {error}"));
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether all of it, data too, survives a crash now.
+    async fn commit_closed(
+        &self,
+        closed: Closed,
+        mode: Mode,
+        synced: Version,
+    ) -> Result<bool, StoreError> {
+        // Data goes home before the metadata about it commits; in writeback mode only for those who
+        // wait for it.
+        let home = mode != Mode::Writeback || synced > *self.durable.borrow();
+        if home {
+            let wrote = self.write_direct(&closed).await?;
+            // In writeback mode the order does not matter, and one flush is enough if it does for both.
+            let later = mode == Mode::Writeback && self.journal_flushes_data();
+            if wrote && !(later && !closed.changes.is_empty()) {
+                self.flush_data().await?;
+            }
+        }
+        if closed.changes.is_empty() {
+            return Ok(home);
+        }
+        let appended = self.append(&closed).await?;
+        let now = self.env.now();
+        let mut state = self.state.lock();
+        state.counts.commits += 1;
+        state.counts.journal_bytes += appended.bytes;
+        state.settle_commit(closed, Some(appended.sequence), home, now);
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(home)
+    }
+
+    /// Writes direct changes home, also those of earlier transactions that are not there. Whether there
+    /// were any.
+    async fn write_direct(&self, closed: &Closed) -> Result<bool, StoreError> {
+        let direct = closed.changes.iter().filter(|(_, change)| change.is_direct());
+        let mut left: Vec<u64> = direct.map(|(lba, _)| *lba).collect();
+        let mut wrote = !left.is_empty();
+        while !left.is_empty() {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (homing, busy) = self.state.lock().begin_direct(closed, left.into_iter());
+            let stuck = homing.is_empty();
+            self.bring_home(homing).await?;
+            left = busy;
+            if stuck && !left.is_empty() {
+                changed.await;
+            }
+        }
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let which = Which::Direct(closed.version);
+            let (earlier, busy) = self.state.lock().begin_due(which, usize::MAX);
+            wrote |= busy || !earlier.is_empty();
+            self.bring_home(earlier).await?;
+            match busy {
+                true => changed.await,
+                false => return Ok(wrote),
+            }
+        }
+    }
+
+    /// Appends the transaction, making room first where there is none.
+    async fn append(&self, closed: &Closed) -> Result<Appended, StoreError> {
+        let record = closed.record();
+        loop {
+            match self.journal.append(&record).await {
+                Ok(appended) => return Ok(appended),
+                Err(JournalError::Full { .. }) => {
+                    let room = self.journal.room();
+                    self.write_back(Which::All).await?;
+                    if self.journal.room() <= room {
+                        return Err(StoreError::Poisoned("the journal cannot be emptied".into()));
+                    }
+                }
+                Err(error) => return Err(super::journal_error(error)),
+            }
+        }
+    }
+
+    /// Whether a flush of the journal is one of the data too.
+    fn journal_flushes_data(&self) -> bool {
+        self.superblock.journal_at.1 > 0
+    }
+}

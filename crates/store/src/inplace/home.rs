@@ -1,0 +1,240 @@
+//! The way home: blocks and the map's sectors about them.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+
+use super::Inner;
+use super::state::{Homing, Which};
+use crate::block::{BLOCK_SIZE, Class, StoreError};
+use crate::device::Purpose;
+
+/// Blocks of one write at most.
+const RUN: usize = 256;
+/// Writes in flight.
+const WRITES: usize = 32;
+/// Blocks of one batch at most.
+const BATCH: usize = 16_384;
+
+/// Blocks that were taken for the way home; those that did not get there stay due.
+struct Batch<'a> {
+    inner: &'a Inner,
+    blocks: Vec<Homing>,
+    /// Blocks that are home.
+    home: Vec<bool>,
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        for (homing, is_home) in self.blocks.iter().zip(&self.home) {
+            state.end_homing(homing, *is_home);
+        }
+        drop(state);
+        self.inner.changed.notify_waiters();
+    }
+}
+
+impl Batch<'_> {
+    /// Writes everything.
+    async fn write(&mut self) -> Result<(), StoreError> {
+        let inner = self.inner;
+        let follows = |a: &Homing, b: &Homing| {
+            a.lba + 1 == b.lba && a.class == b.class && a.content.is_some() && b.content.is_some()
+        };
+        let mut runs = Vec::new();
+        let mut start = 0;
+        for run in self.blocks.chunk_by(follows) {
+            for part in run.chunks(RUN) {
+                runs.push(start..start + part.len());
+                start += part.len();
+            }
+        }
+        let (blocks, home) = (&self.blocks, &mut self.home);
+        let mut waiting = runs.into_iter();
+        let mut writes = FuturesUnordered::new();
+        loop {
+            while writes.len() < WRITES
+                && let Some(run) = waiting.next()
+            {
+                writes.push(async {
+                    inner.write_run(&blocks[run.clone()]).await?;
+                    Ok::<_, StoreError>(run)
+                });
+            }
+            match writes.next().await {
+                Some(run) => home[run?].fill(true),
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Writes neighbouring blocks home, or takes note of one that holds nothing.
+    async fn write_run(&self, run: &[Homing]) -> Result<(), StoreError> {
+        let Some(first) = run.first() else { return Ok(()) };
+        let place = self.superblock.place(first.lba);
+        let content: Option<Vec<Bytes>> = run.iter().map(|homing| homing.content.clone()).collect();
+        let Some(content) = content else {
+            if self.state.lock().options.discard {
+                // A hint: a device that does not know it is none the worse.
+                self.data.discard(place, BLOCK_SIZE as u64).await.ok();
+            }
+            return Ok(());
+        };
+        let purpose = match first.class {
+            Class::Data => Purpose::UserData,
+            Class::Metadata => Purpose::Metadata,
+        };
+        Ok(self.data.write(place, content, purpose).await?)
+    }
+
+    /// Brings blocks home that were taken for it.
+    ///
+    /// # Errors
+    /// The device's: those that are not home stay due.
+    pub(super) async fn bring_home(&self, blocks: Vec<Homing>) -> Result<(), StoreError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let home = vec![false; blocks.len()];
+        let mut batch = Batch { inner: self, blocks, home };
+        let kept: Vec<u64> =
+            batch.blocks.iter().filter(|homing| homing.keep).map(|homing| homing.lba).collect();
+        for lba in kept {
+            self.keep_home(lba).await?;
+        }
+        self.map_all(batch.blocks.iter().map(|homing| homing.lba)).await?;
+        batch.write().await
+    }
+
+    /// Reads what is at home of a block that is about to be overwritten there, for those who see it.
+    async fn keep_home(&self, lba: u64) -> Result<(), StoreError> {
+        let entry = self.state.lock().pages.get(&lba).map(|page| page.home);
+        let Some(entry) = entry else { return Ok(()) };
+        match self.read_home(lba, &[entry]).await {
+            Ok(mut blocks) => {
+                if let Some(content) = blocks.pop() {
+                    self.state.lock().keep_read(lba, entry, content);
+                }
+                Ok(())
+            }
+            // Who wants to see it will not; that is no reason to keep others from writing.
+            Err(StoreError::Corrupt { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes dirty sectors of the map.
+    async fn write_map(&self) -> Result<(), StoreError> {
+        let sector = self.superblock.sector;
+        let dirty = self.state.lock().map.take_dirty(sector);
+        let done: Vec<u64> = dirty.iter().filter_map(|write| write.first_live).collect();
+        let mut writes = futures::stream::iter(dirty.into_iter().map(|write| {
+            let offset = self.superblock.map_offset + write.offset();
+            self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map)
+        }))
+        .buffer_unordered(WRITES);
+        while let Some(written) = writes.next().await {
+            if let Err(error) = written {
+                // What the sectors say is known nowhere else as soon as the journal lets it go.
+                self.poison("a sector of the map was not written");
+                return Err(error.into());
+            }
+        }
+        self.state.lock().unflushed.extend(done);
+        Ok(())
+    }
+
+    /// Brings blocks home until there are none left of those, and has the journal let go of what is
+    /// home. One at a time.
+    ///
+    /// # Errors
+    /// The devices'.
+    pub(super) async fn write_back(&self, which: Which) -> Result<(), StoreError> {
+        let _one = self.writing_back.lock().await;
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (blocks, busy) = self.state.lock().begin_due(which, BATCH);
+            let begun = blocks.len();
+            self.bring_home(blocks).await?;
+            self.write_map().await?;
+            self.release().await?;
+            match begun < BATCH {
+                // Whoever needs room needs all of it.
+                true if busy && !matches!(which, Which::Old(_)) => changed.await,
+                true => return Ok(()),
+                false => {}
+            }
+        }
+    }
+
+    /// Has the journal let go of transactions whose changes are home.
+    async fn release(&self) -> Result<(), StoreError> {
+        // In this order: whatever is appended from now on is not let go.
+        let next = self.journal.next_sequence();
+        let done = std::mem::take(&mut self.state.lock().unflushed);
+        if done.is_empty() {
+            return Ok(());
+        }
+        self.flush_data().await?;
+        let committing = *self.committing_from.lock();
+        let bars = {
+            let mut state = self.state.lock();
+            done.into_iter().for_each(|sequence| state.live.let_go(sequence));
+            state.counts.releases += 1;
+            let first = state.live.oldest().into_iter().chain(committing).chain([next]).min();
+            self.journal.release(first.unwrap_or(next));
+            !state.logged.is_empty() || state.noted_from > state.first_replayed
+        };
+        if bars {
+            self.journal.forget().await.map_err(super::journal_error)?;
+        }
+        self.state.lock().forget_logged(self.journal.first_replayed());
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Makes what is home durable.
+    pub(super) async fn flush_data(&self) -> Result<(), StoreError> {
+        if !self.state.lock().options.barrier {
+            return Ok(());
+        }
+        if let Err(error) = self.data.flush(Purpose::UserData).await {
+            self.poison("the data device did not flush");
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Looks for blocks that are old enough, every now and then, until the store is dropped.
+    pub(super) async fn write_back_pass(&self, pressed: bool) -> Result<(), StoreError> {
+        let (expire, most) = {
+            let state = self.state.lock();
+            (state.options.expire, state.options.cache / BLOCK_SIZE / 4)
+        };
+        if pressed {
+            let (size, room) = (self.journal.size(), self.journal.room());
+            if let Some(oldest) = self.journal.oldest().filter(|_| room < size / 4) {
+                let next = self.journal.next_sequence();
+                self.write_back(Which::Before(oldest + (next - oldest).div_ceil(2))).await?;
+            }
+            let dirty = self.state.lock().dirty;
+            if dirty > most {
+                self.write_back(Which::All).await?;
+            }
+            return Ok(());
+        }
+        let now = self.env.now().as_nanos();
+        let span = u64::try_from(expire.as_nanos()).unwrap_or(u64::MAX);
+        let old = crate::env::Time::from_nanos(now.saturating_sub(span));
+        self.write_back(Which::Old(old)).await
+    }
+}
+
+/// The least time between two looks, whatever the options say.
+pub(super) const LEAST: Duration = Duration::from_millis(10);

@@ -1,0 +1,169 @@
+//! What is known of each block at home, as far as it is in memory.
+
+use uuid::Uuid;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::format::{ENTRIES, Entry, MAP_SECTOR, MapSector};
+use super::live::Live;
+use crate::block::{BLOCK_SIZE, Lba, StoreError};
+use crate::device::AlignedBuf;
+use crate::env::HashMap;
+
+/// Sectors in a page.
+const SECTORS: u64 = BLOCK_SIZE as u64 / MAP_SECTOR;
+/// Entries in a page.
+pub(super) const PER_PAGE: u64 = SECTORS * ENTRIES;
+
+/// The pages of the map that were read.
+#[derive(Debug)]
+pub(super) struct Map {
+    volume: Uuid,
+    pages: HashMap<u64, MapPage>,
+}
+
+#[derive(Debug)]
+struct MapPage {
+    entries: Box<[u32]>,
+    /// Sectors that differ from what is on the device, one bit each.
+    dirty: u8,
+    /// Sectors that made no sense when they were read.
+    damaged: u8,
+    /// The oldest journal transaction whose changes are not on the device.
+    first_live: Option<u64>,
+}
+
+/// A page on its way to the device.
+#[derive(Debug)]
+pub(super) struct MapWrite {
+    pub(super) page: u64,
+    /// First sector, and the bytes from there on.
+    pub(super) sector: u64,
+    pub(super) bytes: AlignedBuf,
+    /// What was its oldest journal transaction.
+    pub(super) first_live: Option<u64>,
+}
+
+/// The page and the place in it of a block's entry.
+fn place(lba: u64) -> (u64, usize) {
+    (lba / PER_PAGE, (lba % PER_PAGE) as usize)
+}
+
+impl Map {
+    pub(super) fn new(volume: Uuid) -> Map {
+        Map { volume, pages: HashMap::default() }
+    }
+
+    /// The page that a block's entry is in.
+    pub(super) fn page_of(lba: u64) -> u64 {
+        place(lba).0
+    }
+
+    /// The blocks that a page is about.
+    pub(super) fn blocks_of(page: u64) -> std::ops::Range<u64> {
+        page * PER_PAGE..(page + 1) * PER_PAGE
+    }
+
+    /// The entry of a block; `None` when its page was not read.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when the sector that holds it is damaged.
+    pub(super) fn entry(&self, lba: u64) -> Result<Option<Entry>, StoreError> {
+        let (page, at) = place(lba);
+        let Some(page) = self.pages.get(&page) else { return Ok(None) };
+        if page.damaged & 1 << (at as u64 / ENTRIES) != 0 {
+            let detail = "the map's sector about it is damaged; scrub gives it up".to_owned();
+            return Err(StoreError::Corrupt { lba: Lba(lba), detail });
+        }
+        Ok(Some(Entry::decode(page.entries[at])))
+    }
+
+    /// Changes an entry of a page that was read, for the sake of a journal transaction, which `live`
+    /// then counts.
+    pub(super) fn set(&mut self, lba: u64, entry: Entry, sequence: Option<u64>, live: &mut Live) {
+        let (page, at) = place(lba);
+        let Some(page) = self.pages.get_mut(&page) else { return };
+        if page.entries[at] == entry.encode() {
+            return;
+        }
+        page.entries[at] = entry.encode();
+        page.dirty |= 1 << (at as u64 / ENTRIES);
+        if let Some(sequence) = sequence {
+            live.keep(&mut page.first_live, sequence);
+        }
+    }
+
+    /// Whether a page was read.
+    pub(super) fn has(&self, page: u64) -> bool {
+        self.pages.contains_key(&page)
+    }
+
+    /// Takes a page as it was read; not over one that is there.
+    pub(super) fn insert(&mut self, page: u64, bytes: &[u8]) {
+        if self.pages.contains_key(&page) {
+            return;
+        }
+        let mut entries = Vec::with_capacity(PER_PAGE as usize);
+        let mut damaged = 0;
+        for (nth, sector) in bytes.chunks(MAP_SECTOR as usize).enumerate() {
+            let number = page * SECTORS + nth as u64;
+            let sector = MapSector::read_from_bytes(sector);
+            let sector = sector.unwrap_or_else(|_| MapSector::new_zeroed());
+            if !sector.is_whole(number, &self.volume) {
+                damaged |= 1 << nth;
+            }
+            entries.extend(sector.entries.iter().map(|entry| entry.get()));
+        }
+        entries.resize(PER_PAGE as usize, 0);
+        let entries = entries.into_boxed_slice();
+        self.pages.insert(page, MapPage { entries, dirty: 0, damaged, first_live: None });
+    }
+
+    /// Gives up what damaged sectors said: their blocks hold something that nobody has a checksum of.
+    /// How many sectors.
+    pub(super) fn give_up(&mut self, page: u64) -> u32 {
+        let Some(page) = self.pages.get_mut(&page) else { return 0 };
+        let damaged = std::mem::take(&mut page.damaged);
+        for nth in (0..SECTORS as usize).filter(|nth| damaged & 1 << nth != 0) {
+            let of_sector = nth * ENTRIES as usize..(nth + 1) * ENTRIES as usize;
+            page.entries[of_sector].fill(Entry::Unsummed.encode());
+        }
+        page.dirty |= damaged;
+        damaged.count_ones()
+    }
+
+    /// Every dirty sector, in writes of whole device sectors.
+    pub(super) fn take_dirty(&mut self, sector: u32) -> Vec<MapWrite> {
+        let unit = (u64::from(sector) / MAP_SECTOR).max(1);
+        let mut dirty: Vec<u64> =
+            self.pages.iter().filter(|(_, page)| page.dirty != 0).map(|(at, _)| *at).collect();
+        dirty.sort_unstable();
+        let mut writes = Vec::with_capacity(dirty.len());
+        for at in dirty {
+            let volume = self.volume;
+            let Some(page) = self.pages.get_mut(&at) else { continue };
+            let mask = std::mem::take(&mut page.dirty);
+            let first = u64::from(mask.trailing_zeros()) / unit * unit;
+            let end = (8 - u64::from(mask.leading_zeros())).next_multiple_of(unit);
+            let mut bytes = AlignedBuf::zeroed(((end - first) * MAP_SECTOR) as usize);
+            let sectors = bytes.chunks_mut(MAP_SECTOR as usize);
+            for (nth, into) in (first..end).zip(sectors) {
+                let from = (nth * ENTRIES) as usize;
+                let mut sector = MapSector::new_zeroed();
+                let entries = &page.entries[from..from + ENTRIES as usize];
+                sector.entries.iter_mut().zip(entries).for_each(|(to, from)| to.set(*from));
+                sector.checksum = sector.sum(at * SECTORS + nth, &volume).into();
+                into.copy_from_slice(sector.as_bytes());
+            }
+            let first_live = page.first_live.take();
+            writes.push(MapWrite { page: at, sector: first, bytes, first_live });
+        }
+        writes
+    }
+}
+
+impl MapWrite {
+    /// Where it goes, from the map's beginning on.
+    pub(super) fn offset(&self) -> u64 {
+        self.page * BLOCK_SIZE as u64 + self.sector * MAP_SECTOR
+    }
+}

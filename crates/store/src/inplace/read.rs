@@ -1,0 +1,215 @@
+//! Reads: from memory, or from home.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::Inner;
+use super::format::Entry;
+use super::map::Map;
+use super::state::{Found, State};
+use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
+use crate::device::Purpose;
+
+/// Blocks that are read in one request at most.
+const RUN: usize = 256;
+
+/// Blocks that are being read at home: nobody writes there until this is dropped.
+struct Reading<'a> {
+    inner: &'a Inner,
+    blocks: Vec<(u64, Entry)>,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        for (lba, _) in &self.blocks {
+            state.end_reading(*lba);
+        }
+        drop(state);
+        self.inner.changed.notify_waiters();
+    }
+}
+
+impl State {
+    fn begin_reading(&mut self, lba: u64) {
+        *self.reading.entry(lba).or_default() += 1;
+        self.counts.reads += 1;
+    }
+
+    fn end_reading(&mut self, lba: u64) {
+        if let Some(readers) = self.reading.get_mut(&lba) {
+            *readers -= 1;
+            if *readers == 0 {
+                self.reading.remove(&lba);
+            }
+        }
+    }
+}
+
+/// What the first look at some blocks came to.
+enum Look<'a> {
+    /// All is in memory, or will be read from home.
+    Begun(Vec<Option<Bytes>>, Reading<'a>),
+    /// The map has to be read first.
+    Unmapped,
+    /// Some are on their way home.
+    Wait,
+}
+
+impl Inner {
+    /// Blocks as they were at a version.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], [`StoreError::Gone`], and the device's.
+    pub(super) async fn read(
+        &self,
+        range: Range<u64>,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            match self.look(range.clone(), at)? {
+                Look::Begun(blocks, reading) if reading.blocks.is_empty() => return Ok(blocks),
+                Look::Begun(mut blocks, reading) => {
+                    self.fill(range.start, &mut blocks, &reading).await?;
+                    return Ok(blocks);
+                }
+                Look::Unmapped => self.map_all(range.clone()).await?,
+                Look::Wait => changed.await,
+            }
+        }
+    }
+
+    fn look(&self, range: Range<u64>, at: Version) -> Result<Look<'_>, StoreError> {
+        let mut state = self.state.lock();
+        let mut blocks = Vec::with_capacity((range.end - range.start) as usize);
+        let mut missing = Vec::new();
+        for lba in range {
+            blocks.push(match state.find(lba, at)? {
+                Found::Content(content) => content,
+                Found::Home(Entry::Empty) => None,
+                Found::Home(entry) => {
+                    missing.push((lba, entry));
+                    None
+                }
+                Found::Unmapped => return Ok(Look::Unmapped),
+                Found::Homing => return Ok(Look::Wait),
+            });
+        }
+        missing.iter().for_each(|(lba, _)| state.begin_reading(*lba));
+        Ok(Look::Begun(blocks, Reading { inner: self, blocks: missing }))
+    }
+
+    /// Reads what is at home, run by run, and keeps it in memory.
+    async fn fill(
+        &self,
+        first: u64,
+        blocks: &mut [Option<Bytes>],
+        reading: &Reading<'_>,
+    ) -> Result<(), StoreError> {
+        let runs = reading.blocks.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(RUN));
+        let reads = runs.map(|run| async move {
+            let entries: Vec<Entry> = run.iter().map(|(_, entry)| *entry).collect();
+            let Some((start, _)) = run.first() else { return Ok((0, Vec::new())) };
+            Ok::<_, StoreError>((*start, self.read_home(*start, &entries).await?))
+        });
+        let read = futures::future::try_join_all(reads).await?;
+        let mut entries = reading.blocks.iter();
+        let mut state = self.state.lock();
+        for (lba, content) in read.into_iter().flat_map(|(start, blocks)| (start..).zip(blocks)) {
+            if let Some((_, entry)) = entries.next() {
+                state.keep_read(lba, *entry, content.clone());
+            }
+            if let Some(block) = blocks.get_mut((lba - first) as usize) {
+                *block = Some(content);
+            }
+        }
+        state.evict();
+        Ok(())
+    }
+
+    /// Reads neighbouring blocks at home; what is wrong on one copy is read from another, and mended.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when no copy fits the map's entry.
+    pub(super) async fn read_home(
+        &self,
+        first: u64,
+        entries: &[Entry],
+    ) -> Result<Vec<Bytes>, StoreError> {
+        let place = self.superblock.place(first);
+        let len = entries.len() * BLOCK_SIZE;
+        let read = match self.data.read(place, len, Purpose::UserData).await {
+            Ok(read) => Some(read),
+            Err(_) if self.data.copies() > 1 || entries.len() > 1 => None,
+            Err(error) => return Err(error.into()),
+        };
+        let mut blocks = Vec::with_capacity(entries.len());
+        for (nth, entry) in entries.iter().enumerate() {
+            let bytes =
+                read.as_ref().map(|read| read.slice(nth * BLOCK_SIZE..(nth + 1) * BLOCK_SIZE));
+            let content = match bytes.filter(|bytes| entry.fits(bytes)) {
+                // A slice of a long run would keep all of that in memory.
+                Some(bytes) if entries.len() > 1 => crate::device::FrameBuf::copy_block(&bytes),
+                Some(bytes) => bytes,
+                None => self.read_copies(first + nth as u64, *entry).await?,
+            };
+            blocks.push(content);
+        }
+        Ok(blocks)
+    }
+
+    /// Looks for a copy of a block that fits, and mends the others.
+    async fn read_copies(&self, lba: u64, entry: Entry) -> Result<Bytes, StoreError> {
+        let place = self.superblock.place(lba);
+        let copies = self.data.copies();
+        let (mut right, mut wrong, mut failure) = (None, Vec::new(), None);
+        for copy in 0..copies {
+            match self.data.read_copy(copy, place, BLOCK_SIZE, Purpose::Repair).await {
+                Ok(bytes) if entry.fits(&bytes) => right = right.or(Some(bytes)),
+                Ok(_) => wrong.push(copy),
+                Err(error) => {
+                    wrong.push(copy);
+                    failure = Some(error);
+                }
+            }
+        }
+        let Some(right) = right else {
+            return Err(failure.map_or_else(
+                || StoreError::Corrupt {
+                    lba: Lba(lba),
+                    detail: format!("at {place} of {}, in {copies} copies", self.data.name()),
+                },
+                StoreError::from,
+            ));
+        };
+        for copy in wrong {
+            if let Err(error) = self.data.repair_copy(copy, place, right.clone()).await {
+                tracing::warn!(lba, copy, %error, "a copy could not be mended");
+            }
+        }
+        Ok(right)
+    }
+
+    /// Has the map's entries of blocks in memory.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn map_all(&self, lbas: impl Iterator<Item = u64>) -> Result<(), StoreError> {
+        let mut pages: Vec<u64> = {
+            let state = self.state.lock();
+            lbas.map(Map::page_of).filter(|page| !state.map.has(*page)).collect()
+        };
+        pages.sort_unstable();
+        pages.dedup();
+        for page in pages {
+            let place = self.superblock.map_offset + page * BLOCK_SIZE as u64;
+            let bytes = self.data.read(place, BLOCK_SIZE, Purpose::Map).await?;
+            // Who reads it twice finds it there: nothing is dirty that was not read.
+            self.state.lock().map.insert(page, &bytes);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,266 @@
+//! Opening a store: what the journal says goes home (4.1.3).
+//!
+//! Nothing in the journal changes before all of it is home and durable, and what is brought home is
+//! the same each time: recovery may be interrupted anywhere and repeated.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use super::create::journal_device;
+use super::format::{Entry, NOTE_CLEARED, NOTE_DIRECT, Superblock};
+use super::options::Options;
+use super::state::State;
+use super::{InPlaceError, Inner, Parts};
+use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
+use crate::device::{AlignedBuf, Purpose};
+use crate::env::Env;
+use crate::journal::{Base, End, Journal, JournalError, Plan, Replay};
+
+/// Blocks that are replayed together.
+const BATCH: usize = 1024;
+/// Requests in flight.
+const REQUESTS: usize = 32;
+
+/// What opening found and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Recovered {
+    /// The version that the store has now.
+    pub version: u64,
+    /// Transactions found in the journal.
+    pub transactions: u64,
+    /// Their bytes.
+    pub journal_bytes: u64,
+    /// Blocks that were brought home.
+    pub blocks: u64,
+    /// Of those, blocks that had to be read first.
+    pub read: u64,
+    /// Updates that later ones made void.
+    pub revoked: u64,
+    /// Blocks under an update that did not fit their checksum: torn on their way home, or rotten.
+    pub unverified: u64,
+    /// The last transaction was not whole: it was never durable.
+    pub torn: bool,
+    /// Transactions behind a rotten one, which were given up.
+    pub given_up: u64,
+    /// Microseconds that the phases took.
+    pub scan_us: u64,
+    /// See `scan_us`.
+    pub revoke_us: u64,
+    /// See `scan_us`.
+    pub replay_us: u64,
+}
+
+/// Opens a store.
+pub(super) async fn open(
+    env: &Env,
+    parts: Parts,
+    options: Options,
+    give_up: bool,
+) -> Result<(Arc<Inner>, Recovered), InPlaceError> {
+    let superblock = Superblock::read(&parts.data).await?;
+    let device = journal_device(&parts, &superblock)?;
+    let opened = Journal::open(env, device, superblock.volume, options.barrier).await?;
+    let (journal, replay) = opened;
+    let mut recovered = Recovered {
+        transactions: replay.transactions,
+        journal_bytes: replay.bytes,
+        revoked: replay.revoked,
+        torn: replay.end == End::Torn,
+        version: replay.stamp.max(superblock.version),
+        scan_us: micros(replay.phases.scan),
+        revoke_us: micros(replay.phases.revoke),
+        ..Recovered::default()
+    };
+    if let End::Rotten { sequence, later } = replay.end {
+        if !give_up {
+            let device = journal.device().name();
+            return Err(JournalError::Rotten { device, sequence, later }.into());
+        }
+        recovered.given_up = later - sequence + 1;
+    }
+    let version = Version(recovered.version);
+    let inner = Inner {
+        env: env.clone(),
+        data: parts.data,
+        journal,
+        state: Mutex::new(State::new(superblock.volume, version, options)),
+        superblock,
+        durable: watch::Sender::new(version),
+        wanted: Mutex::new(version),
+        commit_wanted: Notify::new(),
+        pressed: Notify::new(),
+        changed: Notify::new(),
+        committing_from: Mutex::new(None),
+        writing_back: tokio::sync::Mutex::new(()),
+    };
+    let begun = env.now();
+    inner.replay(&replay, &mut recovered).await?;
+    recovered.replay_us = micros(env.now().since(begun));
+    settle(&inner).await?;
+    Ok((Arc::new(inner), recovered))
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Has the superblock say which version is home, and the journal forget how it came to be. All of it is
+/// durable at home.
+pub(super) async fn settle(inner: &Inner) -> Result<(), InPlaceError> {
+    let newest = Superblock::read(&inner.data).await?;
+    let version = inner.state.lock().now.0;
+    let next = Superblock { generation: newest.generation + 1, version, ..newest };
+    next.write(&inner.data).await?;
+    if inner.state.lock().options.barrier {
+        inner.data.flush(Purpose::Label).await?;
+    }
+    Ok(inner.journal.reset().await?)
+}
+
+impl Inner {
+    /// Brings home what the journal says, durably.
+    async fn replay(
+        &self,
+        replay: &Replay<Lba>,
+        recovered: &mut Recovered,
+    ) -> Result<(), InPlaceError> {
+        if replay.is_empty() {
+            return Ok(());
+        }
+        for void in &replay.voids {
+            let range = self.check(void.at, void.count).map_err(foreign)?;
+            let entry = match void.note {
+                NOTE_CLEARED => Entry::Empty,
+                NOTE_DIRECT => Entry::Unsummed,
+                note => {
+                    let why = format!("the journal has a note {note} that nobody knows");
+                    return Err(InPlaceError::Damaged(why));
+                }
+            };
+            self.map_all(range.clone()).await?;
+            let mut state = self.state.lock();
+            let State { map, live, .. } = &mut *state;
+            range.for_each(|lba| map.set(lba, entry, None, live));
+        }
+        let blocks: Vec<(Lba, &Plan)> =
+            replay.blocks.iter().map(|(at, plan)| (*at, plan)).collect();
+        for batch in blocks.chunks(BATCH) {
+            self.replay_batch(batch, recovered).await?;
+        }
+        let dirty = self.state.lock().map.take_dirty(self.superblock.sector);
+        let writes = dirty.into_iter().map(|write| {
+            let offset = self.superblock.map_offset + write.offset();
+            self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map)
+        });
+        let mut writes = futures::stream::iter(writes).buffer_unordered(REQUESTS);
+        while let Some(written) = writes.next().await {
+            written?;
+        }
+        // Also without barriers: the journal forgets what it said.
+        self.data.flush(Purpose::UserData).await?;
+        Ok(())
+    }
+
+    /// Replays some blocks: reads what they are made of, neighbours together, and writes them.
+    async fn replay_batch(
+        &self,
+        batch: &[(Lba, &Plan)],
+        recovered: &mut Recovered,
+    ) -> Result<(), InPlaceError> {
+        for (at, _) in batch {
+            self.check(*at, 1).map_err(foreign)?;
+        }
+        self.map_all(batch.iter().map(|(at, _)| at.0)).await?;
+        let follows =
+            |a: &(Lba, &Plan), b: &(Lba, &Plan)| a.0.0 + 1 == b.0.0 && a.1.base == b.1.base;
+        let runs = batch.chunk_by(follows).map(|run| self.replayed(run));
+        let mut runs = futures::stream::iter(runs).buffered(REQUESTS);
+        let mut writes = Vec::new();
+        while let Some(run) = runs.next().await {
+            let run = run?;
+            recovered.blocks += run.blocks.len() as u64;
+            recovered.read += run.read;
+            recovered.unverified += run.unverified;
+            writes.push((run.first, run.blocks));
+        }
+        drop(runs);
+        let mut joined: Vec<(u64, Vec<bytes::Bytes>)> = Vec::new();
+        for (first, blocks) in writes {
+            match joined.last_mut() {
+                Some((start, last)) if *start + last.len() as u64 == first => last.extend(blocks),
+                _ => joined.push((first, blocks)),
+            }
+        }
+        {
+            let mut state = self.state.lock();
+            let State { map, live, .. } = &mut *state;
+            for (first, blocks) in &joined {
+                for (lba, content) in (*first..).zip(blocks) {
+                    map.set(lba, Entry::of(content), None, live);
+                }
+            }
+        }
+        let writes = joined.into_iter().map(|(first, blocks)| {
+            self.data.write(self.superblock.place(first), blocks, Purpose::Journal)
+        });
+        let mut writes = futures::stream::iter(writes).buffer_unordered(REQUESTS);
+        while let Some(written) = writes.next().await {
+            written?;
+        }
+        Ok(())
+    }
+
+    /// What neighbouring blocks with the same kind of base become.
+    async fn replayed(&self, run: &[(Lba, &Plan)]) -> Result<Run, InPlaceError> {
+        let first = run.first().map_or(0, |(at, _)| at.0);
+        let mut made = Run { first, blocks: Vec::with_capacity(run.len()), read: 0, unverified: 0 };
+        let home = match run.first().map(|(_, plan)| plan.base) {
+            Some(Base::Home) => {
+                made.read = run.len() as u64;
+                let place = self.superblock.place(first);
+                self.data.read(place, run.len() * BLOCK_SIZE, Purpose::Journal).await?
+            }
+            _ => bytes::Bytes::new(),
+        };
+        for (nth, (at, plan)) in run.iter().enumerate() {
+            let mut block = match plan.base {
+                Base::Zeros => AlignedBuf::zeroed(BLOCK_SIZE),
+                Base::Regular(offset) => {
+                    AlignedBuf::copy_of(&self.journal.read_block(offset).await?)
+                }
+                Base::Home => {
+                    let block = home.slice(nth * BLOCK_SIZE..(nth + 1) * BLOCK_SIZE);
+                    match self.state.lock().map.entry(at.0) {
+                        // The map may not have heard of it yet, and the device holds anything.
+                        Ok(Some(entry)) => made.unverified += u64::from(!entry.fits(&block)),
+                        Ok(None) | Err(_) => made.unverified += 1,
+                    }
+                    AlignedBuf::copy_of(&block)
+                }
+            };
+            for patch in &plan.patches {
+                let range = patch.offset..patch.offset + patch.bytes.len();
+                block[range].copy_from_slice(&patch.bytes);
+            }
+            made.blocks.push(block.freeze());
+        }
+        Ok(made)
+    }
+}
+
+/// Neighbouring blocks as they are after the journal.
+struct Run {
+    first: u64,
+    blocks: Vec<bytes::Bytes>,
+    read: u64,
+    unverified: u64,
+}
+
+/// The journal speaks of blocks that the volume does not have.
+fn foreign(error: StoreError) -> InPlaceError {
+    InPlaceError::Damaged(format!("the journal does not fit the volume: {error}"))
+}

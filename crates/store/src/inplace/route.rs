@@ -1,0 +1,130 @@
+//! Which way a change takes: through the journal or directly home (3.2).
+//!
+//! A decision is made for each block that a transaction changes, and stays for the block's *update
+//! sequence*: from its first change until its content is home (3.2.4). A sequence that began in the
+//! journal goes on there, or replay would put old bytes over newer ones; one that began directly goes
+//! on directly, or replay would apply a part of it.
+
+use super::options::Mode;
+use crate::block::{BLOCK_SIZE, Class};
+
+/// Which way a block's changes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Route {
+    /// The bytes that changed go into the journal.
+    Bytes,
+    /// The whole block goes into the journal.
+    Whole,
+    /// The block goes home before its transaction commits, or some time.
+    Direct,
+}
+
+/// How the update sequence of a block began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sequence {
+    /// In the journal: the flag that 4.1.1 calls *journalled*.
+    Journalled,
+    /// Directly.
+    Direct,
+}
+
+/// A change of one block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) class: Class,
+    /// Bytes that change in the block.
+    pub(super) changed: usize,
+    /// Bytes that the whole write changes.
+    pub(super) written: usize,
+    /// How the block's update sequence began, if one is under way.
+    pub(super) sequence: Option<Sequence>,
+    /// The block's content at home may be overwritten: it has no checksum that would have to change
+    /// with it, and no version that might come back needs it.
+    pub(super) may_overwrite: bool,
+}
+
+/// The way of a change.
+pub(super) fn route(mode: Mode, threshold: u32, request: &Request) -> Route {
+    let is_data = request.class == Class::Data;
+    let wants = match mode {
+        _ if !is_data => Route::Bytes,
+        Mode::Writeback | Mode::Ordered => Route::Direct,
+        Mode::Data => Route::Whole,
+        Mode::Wasteless => Route::Bytes,
+        Mode::Selective if is_large(threshold, request) => Route::Direct,
+        Mode::Selective => Route::Bytes,
+    };
+    match (request.sequence, wants) {
+        (Some(Sequence::Direct), _) => Route::Direct,
+        (Some(Sequence::Journalled), Route::Direct) => Route::Whole,
+        (None, Route::Direct) if !request.may_overwrite => Route::Whole,
+        _ => wants,
+    }
+}
+
+fn is_large(threshold: u32, request: &Request) -> bool {
+    let threshold = threshold as usize;
+    match threshold <= BLOCK_SIZE {
+        true => request.changed >= threshold,
+        false => request.written >= threshold,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(class: Class, changed: usize) -> Request {
+        Request { class, changed, written: changed, sequence: None, may_overwrite: true }
+    }
+
+    #[test]
+    fn each_mode_sends_data_its_own_way() {
+        let ways =
+            |changed| Mode::ALL.map(|mode| route(mode, 4096, &request(Class::Data, changed)));
+        use Route::{Bytes, Direct, Whole};
+        assert_eq!(ways(128), [Direct, Direct, Whole, Bytes, Bytes]);
+        assert_eq!(ways(4096), [Direct, Direct, Whole, Bytes, Direct]);
+    }
+
+    #[test]
+    fn metadata_is_journaled_in_every_mode() {
+        for mode in Mode::ALL {
+            for changed in [1, 4096] {
+                assert_eq!(route(mode, 4096, &request(Class::Metadata, changed)), Route::Bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sequence_stays_on_its_way() {
+        let way = |sequence, changed| {
+            let request = Request { sequence, ..request(Class::Data, changed) };
+            route(Mode::Selective, 4096, &request)
+        };
+        assert_eq!(way(Some(Sequence::Journalled), 4096), Route::Whole);
+        assert_eq!(way(Some(Sequence::Journalled), 100), Route::Bytes);
+        assert_eq!(way(Some(Sequence::Direct), 100), Route::Direct);
+        assert_eq!(way(None, 4096), Route::Direct);
+    }
+
+    #[test]
+    fn what_must_not_be_overwritten_is_journaled_first() {
+        for mode in [Mode::Writeback, Mode::Ordered, Mode::Selective] {
+            let request = Request { may_overwrite: false, ..request(Class::Data, 4096) };
+            assert_eq!(route(mode, 4096, &request), Route::Whole);
+        }
+    }
+
+    #[test]
+    fn the_threshold_counts_bytes_of_a_block_or_of_the_write() {
+        let way = |threshold, changed, written| {
+            let request = Request { written, ..request(Class::Data, changed) };
+            route(Mode::Selective, threshold, &request)
+        };
+        assert_eq!(way(512, 511, 9000), Route::Bytes);
+        assert_eq!(way(512, 512, 512), Route::Direct);
+        assert_eq!(way(16384, 4096, 16383), Route::Bytes);
+        assert_eq!(way(16384, 100, 16384), Route::Direct);
+    }
+}

@@ -1,0 +1,177 @@
+//! What a transaction of the journal has to say, while it is being made.
+
+use bytes::Bytes;
+
+use super::format::{NOTE_CLEARED, NOTE_DIRECT};
+use super::page::Content;
+use super::route::Route;
+use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Version};
+use crate::env::{HashMap, Time};
+use crate::journal::{Record, Update, Void};
+
+/// What a tag costs, more or less: gaps between ranges that are smaller are journaled too.
+const TAG: usize = 4;
+
+/// All that one transaction does to a block.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    /// What it holds now.
+    pub(super) content: Content,
+    pub(super) class: Class,
+    /// Which way it goes; unless it was cleared.
+    pub(super) route: Route,
+    /// The bytes that changed.
+    pub(super) ranges: ByteRanges,
+    /// It held nothing before the transaction, or was cleared in it.
+    pub(super) fresh: bool,
+}
+
+/// The running transaction.
+#[derive(Debug, Default)]
+pub(super) struct Running {
+    pub(super) changes: HashMap<u64, Change>,
+    /// Bytes that it takes in the journal at most, more or less.
+    pub(super) bytes: usize,
+    /// When it began; `None` while it is empty.
+    pub(super) begun: Option<Time>,
+}
+
+/// A transaction on its way into the journal.
+#[derive(Debug)]
+pub(super) struct Closed {
+    /// The last version that it covers.
+    pub(super) version: Version,
+    /// What it does, in the order of blocks.
+    pub(super) changes: Vec<(u64, Change)>,
+}
+
+impl Change {
+    /// Whether it goes home without the journal.
+    pub(super) fn is_direct(&self) -> bool {
+        self.content.is_some() && self.route == Route::Direct
+    }
+
+    /// What it says in the journal. Of a direct change that is that older transactions say nothing of the
+    /// block any more: recovery may begin with some that were released.
+    fn updates(&self, lba: u64, to: &mut Vec<Update<Lba>>) {
+        let at = Lba(lba);
+        let Some(content) = &self.content else {
+            return add_void(to, Void { at, count: 1, note: NOTE_CLEARED });
+        };
+        match self.route {
+            Route::Direct => add_void(to, Void { at, count: 1, note: NOTE_DIRECT }),
+            Route::Bytes if self.is_small() => {
+                for (nth, range) in self.ranges.iter().enumerate() {
+                    to.push(Update::Bytes {
+                        at,
+                        offset: range.start,
+                        bytes: content.slice(range),
+                        fresh: self.fresh && nth == 0,
+                    });
+                }
+            }
+            Route::Bytes | Route::Whole => {
+                to.push(Update::Whole { at, content: content.clone() });
+            }
+        }
+    }
+
+    /// Whether its bytes and their tags take less than the block.
+    fn is_small(&self) -> bool {
+        self.ranges.bytes() + TAG * self.ranges.count() < BLOCK_SIZE
+    }
+}
+
+/// Adds a run, or lengthens the last one.
+fn add_void(to: &mut Vec<Update<Lba>>, void: Void<Lba>) {
+    if let Some(Update::Void(last)) = to.last_mut()
+        && last.note == void.note
+        && last.at.0 + last.count == void.at.0
+    {
+        last.count += void.count;
+        return;
+    }
+    to.push(Update::Void(void));
+}
+
+impl Closed {
+    /// The transaction as the journal has it.
+    pub(super) fn record(&self) -> Record<Lba> {
+        let mut updates = Vec::with_capacity(self.changes.len());
+        for (lba, change) in &self.changes {
+            change.updates(*lba, &mut updates);
+        }
+        Record { stamp: self.version.0, updates }
+    }
+}
+
+/// Which of the bytes that may differ do: ranges with short gaps between them are one.
+pub(super) fn difference(within: &ByteRanges, old: Option<&Bytes>, new: &Bytes) -> ByteRanges {
+    const WORD: usize = 8;
+    let mut ranges = ByteRanges::none();
+    let mut open: Option<std::ops::Range<usize>> = None;
+    let mut differs = |at: usize| match &mut open {
+        Some(range) if at <= range.end + TAG => range.end = at + 1,
+        _ => {
+            if let Some(range) = open.replace(at..at + 1) {
+                ranges.add(range);
+            }
+        }
+    };
+    let byte = |at: usize| old.map_or(0, |old| old[at]);
+    for range in within.iter() {
+        let mut at = range.start;
+        while at < range.end {
+            let end = (at + WORD).min(range.end);
+            let same = match old {
+                Some(old) => old[at..end] == new[at..end],
+                None => new[at..end].iter().all(|byte| *byte == 0),
+            };
+            if !same {
+                (at..end).filter(|at| byte(*at) != new[*at]).for_each(&mut differs);
+            }
+            at = end;
+        }
+    }
+    if let Some(range) = open {
+        ranges.add(range);
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_byte_that_differs_is_in_and_few_others(
+            changes in proptest::collection::vec((0..BLOCK_SIZE, 1..40usize), 0..12),
+            from in 0..BLOCK_SIZE,
+            zeros in any::<bool>(),
+        ) {
+            let old = Bytes::from(vec![if zeros { 0 } else { 3 }; BLOCK_SIZE]);
+            let mut new = old.to_vec();
+            for (start, len) in changes {
+                let end = (start + len).min(BLOCK_SIZE);
+                new[start.max(from).min(end)..end].iter_mut().for_each(|byte| *byte ^= 9);
+            }
+            let new = Bytes::from(new);
+            let within = ByteRanges::from(from..BLOCK_SIZE);
+            let found = difference(&within, (!zeros).then_some(&old), &new);
+            let mut covered = vec![false; BLOCK_SIZE];
+            found.iter().for_each(|range| covered[range].fill(true));
+            for at in 0..BLOCK_SIZE {
+                prop_assert!(covered[at] || old[at] == new[at], "byte {} is left out", at);
+            }
+            let ranges: Vec<_> = found.iter().collect();
+            for range in &ranges {
+                prop_assert!(old[range.start] != new[range.start]);
+                prop_assert!(old[range.end - 1] != new[range.end - 1]);
+            }
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].end + TAG < pair[1].start));
+        }
+    }
+}

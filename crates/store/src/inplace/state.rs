@@ -1,0 +1,558 @@
+//! Everything that is in memory, under one lock.
+//!
+//! **What must hold.**
+//!
+//! - Nothing goes home that is not committed, except what goes directly.
+//! - A block that is on its way home is read by nobody, and one that is being read at home does not
+//!   go there.
+//! - The journal keeps a transaction until all that it says is home and durable: blocks, and the map's
+//!   entries about them ([`Live`]).
+//! - A block about which nothing is in memory is, at every version that is held, what is at home.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::format::Entry;
+use super::live::Live;
+use super::map::Map;
+use super::options::{Mode, Options};
+use super::page::{Content, Due, Page};
+use super::route::{Request, Route, Sequence, route};
+use super::running::{Change, Closed, Running, difference};
+use crate::block::{BLOCK_SIZE, Class, Holds, Lba, StoreError, Version, Write};
+use crate::env::{HashMap, Time};
+
+/// What a block that holds nothing any more takes in the journal at most.
+pub(super) const CLEAR: usize = 16;
+
+#[derive(Debug)]
+pub(super) struct State {
+    /// The newest version.
+    pub(super) now: Version,
+    pub(super) options: Options,
+    pub(super) pages: HashMap<u64, Page>,
+    pub(super) map: Map,
+    pub(super) live: Live,
+    /// Transactions of which something is home and not yet durable there, each as often as it counts
+    /// in `live`.
+    pub(super) unflushed: Vec<u64>,
+    pub(super) running: Running,
+    pub(super) holds: Holds,
+    /// Blocks that are being read at home, and how often.
+    pub(super) reading: HashMap<u64, u32>,
+    /// Data blocks and the last journal transaction that has bytes of them, as far as recovery may meet
+    /// it: nothing goes home directly under bytes that might be replayed over it.
+    pub(super) logged: HashMap<u64, u64>,
+    /// Nothing goes home directly before recovery begins with this transaction: before, it was not noted
+    /// which data blocks have bytes in the journal.
+    pub(super) noted_from: u64,
+    /// The first transaction that recovery may begin with.
+    pub(super) first_replayed: u64,
+    /// Blocks that are not home.
+    pub(super) dirty: usize,
+    /// Blocks that keep old content, each perhaps more than once.
+    aged: Vec<u64>,
+    /// Blocks that may be forgotten, in the order in which eviction looks at them.
+    idle: VecDeque<u64>,
+    pub(super) counts: Counts,
+    /// Why writes are refused.
+    pub(super) poison: Option<Arc<str>>,
+}
+
+/// What happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    /// Transactions of the journal.
+    pub commits: u64,
+    /// Bytes that they take there.
+    pub journal_bytes: u64,
+    /// Blocks that were written home after they were in the journal.
+    pub checkpointed: u64,
+    /// Blocks that were written home directly.
+    pub direct: u64,
+    /// Times that transactions were released from the journal.
+    pub releases: u64,
+    /// Reads of blocks at home.
+    pub reads: u64,
+}
+
+/// A block on its way home.
+#[derive(Clone, Debug)]
+pub(super) struct Homing {
+    pub(super) lba: u64,
+    pub(super) content: Content,
+    pub(super) class: Class,
+    /// What the map says of it then.
+    pub(super) entry: Entry,
+    /// The journal transaction that has it.
+    pub(super) sequence: Option<u64>,
+    version: Version,
+    pub(super) direct: bool,
+    /// Somebody sees what is at home now.
+    pub(super) keep: bool,
+}
+
+/// Which blocks have to go home.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Which {
+    /// Those that have waited since then or longer, and those that hold nothing any more.
+    Old(Time),
+    /// Those about which a transaction before this one says something.
+    Before(u64),
+    /// Those up to a version that did not go through the journal.
+    Direct(Version),
+    /// All.
+    All,
+}
+
+/// What a reader finds in memory of a block.
+pub(super) enum Found {
+    Content(Content),
+    /// It is at home, and this is what is known of it.
+    Home(Entry),
+    /// What is known of it has to be read first.
+    Unmapped,
+    /// It is on its way home, and what was there before is wanted.
+    Homing,
+}
+
+impl State {
+    pub(super) fn new(volume: Uuid, version: Version, options: Options) -> State {
+        State {
+            now: version,
+            options,
+            pages: HashMap::default(),
+            map: Map::new(volume),
+            live: Live::default(),
+            unflushed: Vec::new(),
+            running: Running::default(),
+            holds: Holds::default(),
+            reading: HashMap::default(),
+            logged: HashMap::default(),
+            noted_from: 0,
+            first_replayed: 0,
+            dirty: 0,
+            aged: Vec::new(),
+            idle: VecDeque::new(),
+            counts: Counts::default(),
+            poison: None,
+        }
+    }
+
+    /// Whether it is known what is at home of a block.
+    pub(super) fn is_mapped(&self, lba: u64) -> bool {
+        self.pages.contains_key(&lba) || self.map.has(Map::page_of(lba))
+    }
+
+    /// Applies the writes of one transaction, each about another block, whose blocks are all mapped.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`]: then nothing was changed.
+    pub(super) fn apply(&mut self, writes: Vec<Write>, now: Time) -> Result<Version, StoreError> {
+        for write in &writes {
+            if !self.pages.contains_key(&write.lba.0) {
+                let home = self.map.entry(write.lba.0)?.unwrap_or(Entry::Empty);
+                self.pages.insert(write.lba.0, Page::new(home));
+            }
+        }
+        let version = self.now.next();
+        let written = written(&writes);
+        for (write, written) in writes.into_iter().zip(written) {
+            self.change(write, written, version, now);
+        }
+        self.now = version;
+        self.evict();
+        Ok(version)
+    }
+
+    /// Changes one block for the running transaction. `written`: bytes of the whole write.
+    fn change(&mut self, write: Write, written: usize, version: Version, now: Time) {
+        let lba = write.lba.0;
+        let State { pages, running, holds, options, logged, noted_from, first_replayed, .. } = self;
+        let Some(page) = pages.get_mut(&lba) else { return };
+        let is_idle = !page.is_dirty();
+        let empty = None;
+        let old = page.newest().or((page.home == Entry::Empty).then_some(&empty));
+        let ranges = match (&write.content, old) {
+            (None, Some(None)) => return self.settle_idle(lba),
+            (None, _) => write.changed,
+            (Some(new), Some(old)) => difference(&write.changed, old.as_ref(), new),
+            (Some(_), None) => write.changed,
+        };
+        if ranges.is_empty() && write.content.is_some() {
+            return self.settle_idle(lba);
+        }
+        let was_empty = old.is_some_and(Option::is_none);
+        let unsettled = was_empty && (page.running || page.committing);
+        let request = Request {
+            class: write.class,
+            changed: ranges.bytes(),
+            written,
+            sequence: page.sequence,
+            may_overwrite: match page.home {
+                Entry::Empty => true,
+                Entry::Unsummed => !unsettled,
+                Entry::Summed(_) => false,
+            } && !logged.contains_key(&lba)
+                && *noted_from <= *first_replayed,
+        };
+        let way = route(options.mode, options.threshold, &request);
+        if write.content.is_some() && page.sequence.is_none() {
+            page.sequence = Some(match way {
+                Route::Direct => Sequence::Direct,
+                _ => Sequence::Journalled,
+            });
+        }
+        let new = Change {
+            content: write.content.clone(),
+            class: write.class,
+            route: way,
+            ranges,
+            fresh: was_empty,
+        };
+        running.begun.get_or_insert(now);
+        running.bytes += if write.content.is_some() { BLOCK_SIZE } else { CLEAR };
+        match running.changes.get_mut(&lba) {
+            Some(change) => change.go_on(new),
+            None => drop(running.changes.insert(lba, new)),
+        }
+        page.running = true;
+        page.referenced = true;
+        if page.change(version, write.content, holds) {
+            self.aged.push(lba);
+        }
+        self.dirty += usize::from(is_idle);
+    }
+
+    /// Has a block that was looked at for nothing be found by eviction.
+    fn settle_idle(&mut self, lba: u64) {
+        match self.pages.get(&lba) {
+            Some(page) if page.newest().is_none() && page.is_idle() => {
+                drop(self.pages.remove(&lba))
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends the running transaction.
+    pub(super) fn close(&mut self) -> Closed {
+        let running = std::mem::take(&mut self.running);
+        let mut changes: Vec<(u64, Change)> = running.changes.into_iter().collect();
+        changes.sort_unstable_by_key(|(lba, _)| *lba);
+        for (lba, _) in &changes {
+            if let Some(page) = self.pages.get_mut(lba) {
+                (page.running, page.committing) = (false, true);
+            }
+        }
+        Closed { version: self.now, changes }
+    }
+
+    /// Takes the direct changes of a transaction for the way home, those of them that are not being
+    /// read there; the others' numbers.
+    pub(super) fn begin_direct(
+        &mut self,
+        closed: &Closed,
+        lbas: impl Iterator<Item = u64>,
+    ) -> (Vec<Homing>, Vec<u64>) {
+        let (mut homing, mut busy) = (Vec::new(), Vec::new());
+        for lba in lbas {
+            let found = closed.changes.binary_search_by_key(&lba, |(lba, _)| *lba);
+            let Some((_, change)) = found.ok().and_then(|at| closed.changes.get(at)) else {
+                continue;
+            };
+            let due = Due {
+                content: change.content.clone(),
+                class: change.class,
+                sequence: None,
+                version: closed.version,
+                direct: true,
+                since: Time::ZERO,
+            };
+            match self.begin_homing(lba, &due) {
+                Some(begun) => homing.push(begun),
+                None => busy.push(lba),
+            }
+        }
+        (homing, busy)
+    }
+
+    /// Takes a block for the way home, unless it is being read or written there.
+    fn begin_homing(&mut self, lba: u64, due: &Due) -> Option<Homing> {
+        if self.reading.contains_key(&lba) {
+            return None;
+        }
+        let sums = self.options.mode.journals_all_data();
+        let page = self.pages.get_mut(&lba).filter(|page| !page.homing)?;
+        page.homing = true;
+        if page.home == Entry::Empty && page.sees_home(&self.holds) {
+            page.keep_home(None);
+            self.aged.push(lba);
+        }
+        let entry = match &due.content {
+            None => Entry::Empty,
+            Some(_) if due.direct => Entry::Unsummed,
+            // Data that may be written directly next time must have no checksum then.
+            Some(_) if due.class == Class::Data && !sums => Entry::Unsummed,
+            Some(content) => Entry::of(content),
+        };
+        Some(Homing {
+            lba,
+            content: due.content.clone(),
+            class: due.class,
+            entry,
+            sequence: due.sequence,
+            version: due.version,
+            direct: due.direct,
+            keep: page.home != Entry::Empty && page.sees_home(&self.holds),
+        })
+    }
+
+    /// Takes committed blocks for the way home, at most `most`; whether some had to stay because they are
+    /// being read there.
+    pub(super) fn begin_due(&mut self, which: Which, most: usize) -> (Vec<Homing>, bool) {
+        let is_due = |page: &Page| {
+            page.due.as_ref().is_some_and(|due| match which {
+                Which::Old(old) => due.content.is_none() || due.since <= old,
+                Which::Before(sequence) => page.first_live.is_some_and(|first| first < sequence),
+                Which::Direct(version) => due.direct && due.version <= version,
+                Which::All => true,
+            })
+        };
+        let due = self.pages.iter().filter(|(_, page)| !page.homing && is_due(page));
+        let mut due: Vec<u64> = due.map(|(lba, _)| *lba).collect();
+        due.sort_unstable();
+        due.truncate(most);
+        let wanted = due.len();
+        let mut homing = Vec::with_capacity(wanted);
+        for lba in due {
+            let waiting = self.pages.get(&lba).and_then(|page| page.due.clone());
+            homing.extend(waiting.and_then(|due| self.begin_homing(lba, &due)));
+        }
+        let busy = homing.len() < wanted;
+        (homing, busy)
+    }
+
+    /// A block is home, or did not get there.
+    pub(super) fn end_homing(&mut self, homing: &Homing, is_home: bool) {
+        let State { pages, map, live, .. } = self;
+        let Some(page) = pages.get_mut(&homing.lba) else { return };
+        page.homing = false;
+        if is_home {
+            page.home = homing.entry;
+            if homing.direct {
+                self.counts.direct += 1;
+            } else {
+                self.counts.checkpointed += 1;
+            }
+            if !page.committing || !homing.direct {
+                map.set(homing.lba, homing.entry, homing.sequence, live);
+            }
+            let is_last = page.due.as_ref().is_none_or(|due| due.version <= homing.version);
+            if is_last {
+                page.due = None;
+            }
+            if let Some(sequence) = homing.sequence.filter(|_| !homing.direct || is_last) {
+                self.unflushed.extend(page.first_live.take());
+                // What came into the journal after this still waits.
+                if !is_last {
+                    live.keep(&mut page.first_live, sequence + 1);
+                }
+            }
+        }
+        self.settle(homing.lba);
+    }
+
+    /// A transaction is in the journal, or had nothing to say there. `home` says whether direct changes
+    /// went home before.
+    pub(super) fn settle_commit(
+        &mut self,
+        closed: Closed,
+        sequence: Option<u64>,
+        home: bool,
+        now: Time,
+    ) {
+        let notes = !self.options.mode.journals_all_data();
+        for (lba, change) in closed.changes {
+            let State { pages, map, live, logged, .. } = self;
+            let Some(page) = pages.get_mut(&lba) else { continue };
+            page.committing = false;
+            let direct = change.is_direct();
+            if let Some(sequence) = sequence.filter(|_| !direct && notes) {
+                logged.insert(lba, sequence);
+            }
+            if direct {
+                map.set(lba, Entry::Unsummed, sequence, live);
+                if let Some(first) = page.first_live.take() {
+                    // Older transactions say nothing of it any more, once this one is kept.
+                    live.let_go(first);
+                }
+                page.due = None;
+            }
+            if !(direct && home) {
+                if let Some(sequence) = sequence.filter(|_| !direct) {
+                    live.keep(&mut page.first_live, sequence);
+                }
+                let since = page.due.as_ref().map_or(now, |due| due.since);
+                page.due = Some(Due {
+                    content: change.content,
+                    class: change.class,
+                    sequence,
+                    version: closed.version,
+                    direct,
+                    since,
+                });
+            }
+            self.settle(lba);
+        }
+    }
+
+    /// A block may have become clean.
+    fn settle(&mut self, lba: u64) {
+        let Some(page) = self.pages.get_mut(&lba) else { return };
+        if page.due.is_none() && !page.running && !page.committing {
+            page.sequence = None;
+        }
+        if page.is_dirty() {
+            return;
+        }
+        self.dirty -= 1;
+        match page.is_idle() && page.newest().is_none_or(Option::is_none) {
+            true => drop(self.pages.remove(&lba)),
+            false => self.queue(lba),
+        }
+    }
+
+    /// Recovery begins with a later transaction now.
+    pub(super) fn forget_logged(&mut self, first_replayed: u64) {
+        self.first_replayed = first_replayed;
+        self.logged.retain(|_, sequence| *sequence >= first_replayed);
+    }
+
+    /// Runs in another way from now on; `next`: the next journal transaction.
+    pub(super) fn set_options(&mut self, options: Options, next: u64) {
+        let notes = |mode: Mode| !mode.journals_all_data();
+        if notes(options.mode) && !notes(self.options.mode) {
+            // A commit that is under way may come before it or after.
+            self.noted_from = next + 1;
+        }
+        self.options = options;
+    }
+
+    /// Has eviction look at a block.
+    fn queue(&mut self, lba: u64) {
+        if let Some(page) = self.pages.get_mut(&lba)
+            && !std::mem::replace(&mut page.queued, true)
+        {
+            self.idle.push_back(lba);
+        }
+    }
+
+    /// What is in memory of a block at a version.
+    pub(super) fn find(&mut self, lba: u64, at: Version) -> Result<Found, StoreError> {
+        if let Some(page) = self.pages.get_mut(&lba) {
+            page.referenced = true;
+            if let Some(content) = page.at(at) {
+                return Ok(Found::Content(content.clone()));
+            }
+            return Ok(match page.homing {
+                true => Found::Homing,
+                false => Found::Home(page.home),
+            });
+        }
+        Ok(self.map.entry(lba)?.map_or(Found::Unmapped, Found::Home))
+    }
+
+    /// Takes a block as it was read from home, for the next reader.
+    pub(super) fn keep_read(&mut self, lba: u64, home: Entry, content: Bytes) {
+        match self.pages.get_mut(&lba) {
+            Some(page) => {
+                page.keep_home(Some(content));
+                self.aged.push(lba);
+            }
+            None => {
+                self.pages.insert(lba, Page::read(home, Some(content)));
+                self.queue(lba);
+            }
+        }
+    }
+
+    /// Nobody holds a version any more.
+    pub(super) fn purge(&mut self) {
+        let mut aged = std::mem::take(&mut self.aged);
+        aged.sort_unstable();
+        aged.dedup();
+        aged.retain(|lba| {
+            let Some(page) = self.pages.get_mut(lba) else { return false };
+            let is_old = page.purge(&self.holds);
+            if !is_old && page.is_idle() {
+                self.queue(*lba);
+            }
+            is_old
+        });
+        self.aged = aged;
+    }
+
+    /// How many blocks keep old content, about.
+    pub(super) fn aged(&self) -> usize {
+        self.aged.len()
+    }
+
+    /// Forgets blocks that were not used lately while there are too many.
+    pub(super) fn evict(&mut self) {
+        let most = (self.options.cache / BLOCK_SIZE).max(16);
+        let mut looks = self.idle.len();
+        while self.pages.len() > most && looks > 0 {
+            looks -= 1;
+            let Some(lba) = self.idle.pop_front() else { return };
+            let Some(page) = self.pages.get_mut(&lba) else { continue };
+            page.queued = false;
+            // One that is dirty again comes back when it is clean.
+            if !page.is_idle() {
+                continue;
+            }
+            match std::mem::take(&mut page.referenced) {
+                true => self.queue(lba),
+                false => drop(self.pages.remove(&lba)),
+            }
+        }
+    }
+}
+
+impl Change {
+    /// A later change in the same transaction.
+    fn go_on(&mut self, new: Change) {
+        let was_cleared = self.content.is_none();
+        (self.content, self.class) = (new.content, new.class);
+        match (&self.content, was_cleared) {
+            (None, _) => {}
+            (Some(_), true) => {
+                (self.route, self.ranges, self.fresh) = (new.route, new.ranges, true)
+            }
+            (Some(_), false) => {
+                self.ranges.add_all(&new.ranges);
+                if self.route == Route::Bytes {
+                    self.route = new.route;
+                }
+            }
+        }
+    }
+}
+
+/// For each write the bytes of the whole write that it is a part of: those of neighbouring data blocks.
+fn written(writes: &[Write]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..writes.len()).collect();
+    order.sort_unstable_by_key(|at| writes[*at].lba);
+    let mut written = vec![0; writes.len()];
+    let joins = |a: &usize, b: &usize| {
+        let (a, b) = (&writes[*a], &writes[*b]);
+        a.class == Class::Data && b.class == Class::Data && Lba(a.lba.0 + 1) == b.lba
+    };
+    for run in order.chunk_by(joins) {
+        let bytes = run.iter().map(|at| writes[*at].changed.bytes()).sum();
+        run.iter().for_each(|at| written[*at] = bytes);
+    }
+    written
+}

@@ -1,0 +1,321 @@
+//! What a journal's device holds, byte for byte.
+//!
+//! ```text
+//! 0        superblock          (512 bytes)
+//! 4 KiB    superblock, a copy
+//! 8 KiB    ring: transactions, each from a sector's beginning on; the ring's end goes on at 8 KiB
+//! ```
+//!
+//! Of two superblocks the whole one with the higher generation counts. A transaction begins with a
+//! [`CommitRecord`]. A *tag* is
+//!
+//! ```text
+//! head      u8: kind in bits 0 and 1, then flags
+//! address   of the user's type; missing with SAME
+//! kind 0    bytes: offset, with SAME the distance from the end of the tag before; length - 1
+//! kind 1    whole: nothing
+//! kind 2    void: count - 1, note (u8)
+//! ```
+//!
+//! with numbers in LEB128. Little endian.
+
+use bytes::Bytes;
+use uuid::Uuid;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::ring::Tail;
+use super::{JournalError, MIN_SIZE};
+use crate::checksum::crc32c;
+use crate::device::{AlignedBuf, DeviceError, DeviceRef, Geometry, Purpose};
+
+/// Version of every structure here; readers refuse a higher one.
+pub const FORMAT_VERSION: u32 = 1;
+/// First bytes of a superblock.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"THALWEGJ";
+/// First bytes of a transaction.
+pub const COMMIT_MAGIC: [u8; 4] = *b"TWjt";
+/// Copies of the superblock.
+pub const COPIES: u64 = 2;
+/// Bytes from one copy to the next.
+pub const COPY: u64 = 4096;
+/// Where the ring begins.
+pub const RING: u64 = COPIES * COPY;
+
+/// A tag's kind, in its head's low bits.
+pub const KIND: u8 = 0b11;
+/// Bytes of a block.
+pub const KIND_BYTES: u8 = 0;
+/// A whole block.
+pub const KIND_WHOLE: u8 = 1;
+/// Earlier updates of a run of blocks are void.
+pub const KIND_VOID: u8 = 2;
+/// The tag is about the same block as the one before.
+pub const SAME: u8 = 1 << 2;
+/// The block held zeros before.
+pub const FRESH: u8 = 1 << 3;
+
+/// Begins a transaction.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CommitRecord {
+    /// [`COMMIT_MAGIC`].
+    pub magic: [u8; 4],
+    /// CRC-32C of what follows this field up to the regular blocks; then, for each regular block, of
+    /// the checksum so far and the block.
+    pub checksum: U32,
+    /// The transaction's number.
+    pub sequence: U64,
+    /// What the user made of it: for a block store, its last version.
+    pub stamp: U64,
+    /// Of the journal and its epoch: see [`Superblock::tag`].
+    pub tag: U32,
+    /// Bytes of tags.
+    pub tags: U32,
+    /// Bytes in multiwrite blocks.
+    pub multiwrite: U32,
+    /// Regular blocks.
+    pub regular: U32,
+}
+
+/// Bytes of a [`CommitRecord`].
+pub const COMMIT: usize = size_of::<CommitRecord>();
+
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct StoredSuperblock {
+    magic: [u8; 8],
+    format: U32,
+    checksum: U32,
+    generation: U64,
+    id: [u8; 16],
+    owner: [u8; 16],
+    size: U64,
+    sector: U32,
+    spare: U32,
+    epoch: U64,
+    tail_offset: U64,
+    tail_sequence: U64,
+    stamp: U64,
+    reserved: [u8; 408],
+}
+
+const _: () = {
+    assert!(COMMIT == 40);
+    assert!(size_of::<StoredSuperblock>() == 512);
+};
+
+/// Where the ring lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geography {
+    /// Bytes of the ring.
+    pub size: u64,
+    /// Bytes of a sector.
+    pub sector: u32,
+}
+
+impl Geography {
+    /// The ring of a journal that fills a device.
+    pub(super) fn of(geometry: Geometry) -> Result<Geography, JournalError> {
+        let Geometry { size, sector } = geometry;
+        if size < MIN_SIZE || u64::from(sector) > COPY {
+            let why = format!("{size} bytes in sectors of {sector} are too small");
+            return Err(JournalError::Invalid(why));
+        }
+        Ok(Geography { size: (size - RING) / u64::from(sector) * u64::from(sector), sector })
+    }
+
+    /// Where an offset lies on the device.
+    pub(super) fn place(&self, offset: u64) -> u64 {
+        RING + offset % self.size
+    }
+
+    /// Bytes from an offset to the ring's end.
+    pub(super) fn until_end(&self, offset: u64) -> u64 {
+        self.size - offset % self.size
+    }
+
+    /// A run of bytes as writes: what reaches over the ring's end goes on at its beginning.
+    pub(super) fn split(&self, offset: u64, parts: Vec<Bytes>) -> Vec<(u64, Vec<Bytes>)> {
+        let mut left = self.until_end(offset);
+        let mut pieces = vec![(self.place(offset), Vec::with_capacity(parts.len()))];
+        for mut part in parts {
+            if part.len() as u64 > left {
+                let rest = part.split_off(left as usize);
+                let end = std::mem::replace(&mut part, rest);
+                if let Some((_, last)) = pieces.last_mut().filter(|_| !end.is_empty()) {
+                    last.push(end);
+                }
+                pieces.push((RING, Vec::new()));
+                left = self.size;
+            }
+            left -= part.len() as u64;
+            if let Some((_, last)) = pieces.last_mut() {
+                last.push(part);
+            }
+        }
+        pieces.retain(|(_, parts)| !parts.is_empty());
+        pieces
+    }
+}
+
+/// What a journal says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Higher in each one that is written.
+    pub generation: u64,
+    /// The journal's identity.
+    pub id: Uuid,
+    /// The volume that it belongs to.
+    pub owner: Uuid,
+    /// Where its ring lies.
+    pub geography: Geography,
+    /// Higher after each recovery: no transaction of an earlier epoch counts.
+    pub epoch: u64,
+    /// Where recovery begins: the offset of a transaction, or of the next one.
+    pub tail_offset: u64,
+    /// Its number.
+    pub tail_sequence: u64,
+    /// The stamp of the one before it.
+    pub stamp: u64,
+}
+
+impl Superblock {
+    pub(super) fn new(id: Uuid, owner: Uuid, geography: Geography) -> Superblock {
+        Superblock {
+            generation: 1,
+            id,
+            owner,
+            geography,
+            epoch: 1,
+            tail_offset: 0,
+            tail_sequence: 1,
+            stamp: 0,
+        }
+    }
+
+    /// The next one: recovery begins elsewhere.
+    pub(super) fn next(&self, tail: Tail, epoch: bool) -> Superblock {
+        Superblock {
+            generation: self.generation + 1,
+            epoch: self.epoch + u64::from(epoch),
+            tail_offset: tail.offset,
+            tail_sequence: tail.sequence,
+            stamp: tail.stamp,
+            ..self.clone()
+        }
+    }
+
+    /// What transactions of this journal and epoch carry.
+    pub fn tag(&self) -> u32 {
+        let mut bytes = [0; 24];
+        bytes[..16].copy_from_slice(self.id.as_bytes());
+        bytes[16..].copy_from_slice(&self.epoch.to_le_bytes());
+        crc32c(&bytes)
+    }
+
+    /// The copy that it goes to: never the one that counts now.
+    pub(super) fn copy(&self) -> u64 {
+        self.generation % COPIES
+    }
+
+    fn encode(&self) -> StoredSuperblock {
+        let mut stored = StoredSuperblock {
+            magic: SUPERBLOCK_MAGIC,
+            format: FORMAT_VERSION.into(),
+            generation: self.generation.into(),
+            id: self.id.into_bytes(),
+            owner: self.owner.into_bytes(),
+            size: self.geography.size.into(),
+            sector: self.geography.sector.into(),
+            epoch: self.epoch.into(),
+            tail_offset: self.tail_offset.into(),
+            tail_sequence: self.tail_sequence.into(),
+            stamp: self.stamp.into(),
+            ..StoredSuperblock::new_zeroed()
+        };
+        stored.checksum = crc32c(stored.as_bytes()).into();
+        stored
+    }
+
+    /// Reads one copy; `None` when there is none that is whole.
+    fn decode(bytes: &[u8], device: &DeviceRef) -> Result<Option<Superblock>, JournalError> {
+        let Ok((mut stored, _)) = StoredSuperblock::read_from_prefix(bytes) else {
+            return Ok(None);
+        };
+        if stored.magic != SUPERBLOCK_MAGIC {
+            return Ok(None);
+        }
+        let checksum = std::mem::take(&mut stored.checksum);
+        if checksum.get() != crc32c(stored.as_bytes()) {
+            return Ok(None);
+        }
+        if stored.format.get() > FORMAT_VERSION {
+            let (device, format) = (device.name(), stored.format.get());
+            return Err(JournalError::Newer { device, format });
+        }
+        let geometry = device.geometry();
+        let geography = Geography { size: stored.size.get(), sector: stored.sector.get() };
+        if geography.sector < geometry.sector
+            || !geography.sector.is_power_of_two()
+            || u64::from(geography.sector) > COPY
+            || !geography.size.is_multiple_of(u64::from(geography.sector))
+            || geography.size < MIN_SIZE - RING
+            || geography.size > geometry.size.saturating_sub(RING)
+        {
+            let why = format!(
+                "{} has {} bytes in sectors of {}, the journal has {} in sectors of {}",
+                device.name(),
+                geometry.size,
+                geometry.sector,
+                geography.size,
+                geography.sector
+            );
+            return Err(JournalError::Invalid(why));
+        }
+        Ok(Some(Superblock {
+            generation: stored.generation.get(),
+            id: Uuid::from_bytes(stored.id),
+            owner: Uuid::from_bytes(stored.owner),
+            geography,
+            epoch: stored.epoch.get(),
+            tail_offset: stored.tail_offset.get(),
+            tail_sequence: stored.tail_sequence.get(),
+            stamp: stored.stamp.get(),
+        }))
+    }
+
+    /// The one that counts.
+    pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, JournalError> {
+        let mut newest: Option<Superblock> = None;
+        let mut failure = None;
+        if device.geometry().size >= MIN_SIZE {
+            for copy in 0..COPIES {
+                let read = device.read(copy * COPY, COPY as usize, Purpose::Journal).await;
+                let found = match read {
+                    Ok(bytes) => Superblock::decode(&bytes, device)?,
+                    Err(error) => {
+                        failure = Some(error);
+                        None
+                    }
+                };
+                let is_newer = |found: &Superblock| {
+                    newest.as_ref().is_none_or(|newest| found.generation > newest.generation)
+                };
+                newest = found.filter(is_newer).or(newest);
+            }
+        }
+        match (newest, failure) {
+            (Some(newest), _) => Ok(newest),
+            (None, Some(error)) => Err(error.into()),
+            (None, None) => Err(JournalError::NoJournal { device: device.name() }),
+        }
+    }
+
+    pub(super) async fn write(&self, device: &DeviceRef, copy: u64) -> Result<(), DeviceError> {
+        let len = self.geography.sector.max(512) as usize;
+        let mut sector = AlignedBuf::zeroed(len);
+        sector[..512].copy_from_slice(self.encode().as_bytes());
+        device.write(copy * COPY, vec![sector.freeze()], Purpose::Journal).await
+    }
+}

@@ -1,0 +1,256 @@
+//! A transaction: as its user makes it, and as the device has it.
+
+use bytes::Bytes;
+use zerocopy::IntoBytes;
+
+use super::address::{Address, put_var, take_var};
+use super::format::{
+    COMMIT, COMMIT_MAGIC, CommitRecord, FRESH, KIND, KIND_BYTES, KIND_VOID, KIND_WHOLE, SAME,
+    Superblock,
+};
+use crate::block::BLOCK_SIZE;
+use crate::checksum::crc32c_of_both;
+use crate::device::AlignedBuf;
+
+/// One thing that a transaction says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update<A> {
+    /// Some bytes of a block.
+    Bytes {
+        /// The block.
+        at: A,
+        /// The first byte in it.
+        offset: usize,
+        /// What is there now: at least one byte.
+        bytes: Bytes,
+        /// The block held zeros before: recovery need not read it.
+        fresh: bool,
+    },
+    /// A whole block.
+    Whole {
+        /// The block.
+        at: A,
+        /// All its bytes.
+        content: Bytes,
+    },
+    /// Updates of earlier transactions do not count any more.
+    Void(Void<A>),
+}
+
+/// A run of blocks about which earlier transactions are void.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Void<A> {
+    /// The first block.
+    pub at: A,
+    /// How many.
+    pub count: u64,
+    /// What the user says of them.
+    pub note: u8,
+}
+
+impl<A: Copy> Update<A> {
+    /// The block, or the first of them.
+    pub fn at(&self) -> A {
+        match self {
+            Update::Bytes { at, .. } | Update::Whole { at, .. } | Update::Void(Void { at, .. }) => {
+                *at
+            }
+        }
+    }
+}
+
+/// A transaction to be appended. Within it a block's updates count in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record<A> {
+    /// What its user wants to know of the last one after a crash.
+    pub stamp: u64,
+    /// What it says.
+    pub updates: Vec<Update<A>>,
+}
+
+/// A transaction as it is sent.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) parts: Vec<Bytes>,
+    pub(super) len: u64,
+}
+
+impl<A: Address> Record<A> {
+    /// The transaction in a journal's terms.
+    pub(super) fn encode(&self, journal: &Superblock, sequence: u64) -> Sent {
+        let tags = self.encode_tags();
+        let bytes = self.updates.iter().map(|update| match update {
+            Update::Bytes { bytes, .. } => bytes.len(),
+            _ => 0,
+        });
+        let multiwrite: usize = bytes.sum();
+        let regular: Vec<Bytes> = self.updates.iter().filter_map(Update::whole).collect();
+        let sector = journal.geography.sector as usize;
+        let used = COMMIT + tags.len() + multiwrite;
+        let mut head = AlignedBuf::zeroed(used.next_multiple_of(sector));
+        head[COMMIT..COMMIT + tags.len()].copy_from_slice(&tags);
+        let mut at = COMMIT + tags.len();
+        for update in &self.updates {
+            if let Update::Bytes { bytes, .. } = update {
+                head[at..at + bytes.len()].copy_from_slice(bytes);
+                at += bytes.len();
+            }
+        }
+        let mut commit = CommitRecord {
+            magic: COMMIT_MAGIC,
+            checksum: 0.into(),
+            sequence: sequence.into(),
+            stamp: self.stamp.into(),
+            tag: journal.tag().into(),
+            tags: (tags.len() as u32).into(),
+            multiwrite: (multiwrite as u32).into(),
+            regular: (regular.len() as u32).into(),
+        };
+        head[..COMMIT].copy_from_slice(commit.as_bytes());
+        commit.checksum = checksum(&head, &regular).into();
+        head[..COMMIT].copy_from_slice(commit.as_bytes());
+        let len = (head.len() + regular.len() * BLOCK_SIZE) as u64;
+        let mut parts = Vec::with_capacity(1 + regular.len());
+        parts.push(head.freeze());
+        parts.extend(regular);
+        Sent { parts, len }
+    }
+
+    fn encode_tags(&self) -> Vec<u8> {
+        let mut tags = Vec::with_capacity(self.updates.len() * 8);
+        // The block before, and where the last bytes in it ended.
+        let mut before: Option<(A, usize)> = None;
+        for update in &self.updates {
+            let at = update.at();
+            let follows = before.filter(|(there, _)| *there == at);
+            let head = |kind: u8, fresh: bool, same: bool| {
+                kind | if fresh { FRESH } else { 0 } | if same { SAME } else { 0 }
+            };
+            match update {
+                Update::Bytes { offset, bytes, fresh, .. } => {
+                    let same = follows.filter(|(_, end)| end <= offset);
+                    tags.push(head(KIND_BYTES, *fresh, same.is_some()));
+                    match same {
+                        Some((_, end)) => put_var((offset - end) as u64, &mut tags),
+                        None => {
+                            at.encode(before.map(|(at, _)| at), &mut tags);
+                            put_var(*offset as u64, &mut tags);
+                        }
+                    }
+                    put_var(bytes.len().saturating_sub(1) as u64, &mut tags);
+                    before = Some((at, offset + bytes.len()));
+                }
+                Update::Whole { .. } => {
+                    tags.push(head(KIND_WHOLE, false, false));
+                    at.encode(before.map(|(at, _)| at), &mut tags);
+                    before = Some((at, BLOCK_SIZE));
+                }
+                Update::Void(Void { count, note, .. }) => {
+                    tags.push(head(KIND_VOID, false, false));
+                    at.encode(before.map(|(at, _)| at), &mut tags);
+                    put_var(count.saturating_sub(1), &mut tags);
+                    tags.push(*note);
+                    before = Some((at, BLOCK_SIZE));
+                }
+            }
+        }
+        tags
+    }
+}
+
+impl<A> Update<A> {
+    fn whole(&self) -> Option<Bytes> {
+        match self {
+            Update::Whole { content, .. } => Some(content.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// The checksum of a transaction whose commit record is at the front of `head`.
+fn checksum(head: &[u8], regular: &[Bytes]) -> u32 {
+    let mut sum = Checksum::new(head);
+    regular.iter().for_each(|block| sum.add(block));
+    sum.0
+}
+
+/// A transaction's checksum, part by part.
+pub(super) struct Checksum(u32);
+
+impl Checksum {
+    /// Of the part up to the regular blocks.
+    pub(super) fn new(head: &[u8]) -> Checksum {
+        const AFTER: usize = 8;
+        Checksum(crc32c_of_both(&[], head.get(AFTER..).unwrap_or(&[])))
+    }
+
+    /// Goes on with a regular block.
+    pub(super) fn add(&mut self, block: &[u8]) {
+        self.0 = crc32c_of_both(&self.0.to_le_bytes(), block);
+    }
+
+    pub(super) fn value(&self) -> u32 {
+        self.0
+    }
+}
+
+/// A tag as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tag<A> {
+    /// So many bytes from the multiwrite blocks.
+    Bytes {
+        at: A,
+        offset: usize,
+        len: usize,
+        fresh: bool,
+    },
+    /// The next regular block.
+    Whole {
+        at: A,
+    },
+    Void(Void<A>),
+}
+
+/// Reads the tags of a transaction; `None` when they make no sense.
+pub(super) fn decode_tags<A: Address>(mut from: &[u8]) -> Option<Vec<Tag<A>>> {
+    let mut tags = Vec::new();
+    let mut before: Option<(A, usize)> = None;
+    while let Some((head, rest)) = from.split_first() {
+        from = rest;
+        if head & !(KIND | SAME | FRESH) != 0 {
+            return None;
+        }
+        let there = before.map(|(at, _)| at);
+        let tag = match head & KIND {
+            KIND_BYTES => {
+                let (at, base) = match head & SAME != 0 {
+                    true => before?,
+                    false => (A::decode(&mut from, there)?, 0),
+                };
+                let offset =
+                    usize::try_from(take_var::<u64>(&mut from)?).ok()?.checked_add(base)?;
+                let len = usize::try_from(take_var::<u64>(&mut from)?).ok()?.checked_add(1)?;
+                let end = offset.checked_add(len).filter(|end| *end <= BLOCK_SIZE)?;
+                before = Some((at, end));
+                Tag::Bytes { at, offset, len, fresh: head & FRESH != 0 }
+            }
+            KIND_WHOLE => {
+                let at = A::decode(&mut from, there)?;
+                before = Some((at, BLOCK_SIZE));
+                Tag::Whole { at }
+            }
+            KIND_VOID => {
+                let at = A::decode(&mut from, there)?;
+                let count = take_var::<u64>(&mut from)?.checked_add(1)?;
+                at.plus(count)?;
+                let (note, rest) = from.split_first()?;
+                from = rest;
+                before = Some((at, BLOCK_SIZE));
+                Tag::Void(Void { at, count, note: *note })
+            }
+            _ => return None,
+        };
+        tags.push(tag);
+    }
+    Some(tags)
+}

@@ -1,0 +1,85 @@
+//! Which part of the ring is in use.
+//!
+//! Offsets count bytes from the journal's beginning on and never come back; where they lie on the
+//! device is their remainder.
+
+use std::collections::VecDeque;
+
+/// The transactions that are not released, from tail to head.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// Their offsets and stamps, the oldest first.
+    live: VecDeque<(u64, u64)>,
+    head: u64,
+    /// The number of the next transaction.
+    next: u64,
+    /// The stamp of the last one that was released.
+    released: u64,
+}
+
+/// Where recovery would begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// Where the oldest transaction begins.
+    pub(super) offset: u64,
+    /// Its number.
+    pub(super) sequence: u64,
+    /// The stamp of the one before it.
+    pub(super) stamp: u64,
+}
+
+impl Ring {
+    /// No transactions; the next one is `next`, at `head`.
+    pub(super) fn new(head: u64, next: u64, released: u64) -> Ring {
+        Ring { live: VecDeque::new(), head, next, released }
+    }
+
+    /// Where the next transaction begins.
+    pub(super) fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Where recovery would begin.
+    pub(super) fn tail(&self) -> Tail {
+        Tail {
+            offset: self.live.front().map_or(self.head, |(offset, _)| *offset),
+            sequence: self.next - self.live.len() as u64,
+            stamp: self.released,
+        }
+    }
+
+    pub(super) fn next_sequence(&self) -> u64 {
+        self.next
+    }
+
+    pub(super) fn oldest(&self) -> Option<u64> {
+        (!self.live.is_empty()).then(|| self.tail().sequence)
+    }
+
+    /// Bytes in use.
+    pub(super) fn used(&self) -> u64 {
+        self.head - self.tail().offset
+    }
+
+    /// Adds a transaction of `bytes`.
+    pub(super) fn push(&mut self, bytes: u64, stamp: u64) {
+        self.live.push_back((self.head, stamp));
+        self.head += bytes;
+        self.next += 1;
+    }
+
+    /// Takes out those before `sequence`.
+    pub(super) fn release(&mut self, sequence: u64) {
+        while self.oldest().is_some_and(|oldest| oldest < sequence) {
+            if let Some((_, stamp)) = self.live.pop_front() {
+                self.released = stamp;
+            }
+        }
+    }
+
+    /// Takes out all; the next one is where recovery would begin.
+    pub(super) fn clear(&mut self) -> Tail {
+        self.release(self.next);
+        self.tail()
+    }
+}

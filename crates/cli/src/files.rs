@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use thalweg_fs::check;
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_fs::{Filesystem, FsError};
 use thalweg_store::env::Env;
@@ -90,10 +91,15 @@ pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Out
     }
 }
 
+/// Checks the filesystem of a volume that nobody else has open.
+pub(crate) async fn check(env: &Env, volume: &Opened, how: check::How) -> Outcome<check::Report> {
+    Ok(check::check(env, transact(volume), &Format::default().name, how).await?)
+}
+
 impl Files {
     /// Opens the filesystem of a volume.
     pub(crate) async fn open(env: &Env, volume: &Opened, options: &MountOptions) -> Outcome<Files> {
-        refuse_journal(options)?;
+        volume.keep_journal(&options.journal)?;
         let volume = transact(volume);
         let name = Format::default().name;
         let local = Local::open(env, volume.clone(), &name, options.for_files()).await?;
@@ -101,8 +107,8 @@ impl Files {
     }
 
     /// Takes over what a remount may change.
-    pub(crate) async fn remount(&self, options: &MountOptions) -> Outcome<()> {
-        refuse_journal(options)?;
+    pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
+        volume.keep_journal(&options.journal)?;
         if options.read_only == Some(true) {
             self.local.sync_all().await?;
         }
@@ -146,18 +152,5 @@ impl View {
     /// Takes all of it back.
     pub(crate) async fn abort(&self) {
         self.transaction.abort().await;
-    }
-}
-
-/// A chained volume has no journal, so these words would mean nothing.
-fn refuse_journal(options: &MountOptions) -> Outcome<()> {
-    let words = options.journal.words();
-    match words.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::new(format!(
-            "{} is said to volumes that are updated in place, and this one is chained",
-            words.join(", ")
-        ))
-        .help("leave it out: a chained volume is atomic and durable without a journal")),
     }
 }

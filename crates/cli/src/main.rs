@@ -1,6 +1,6 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `tx`, `dump`,
+//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `fsck`, `tx`, `dump`,
 //! `bench`, `shell`); `helper` for the names under which mount(8) and its like call. A volume that is in use is administered through the process that has it open:
 //!
 //! - `request`: what can be asked of a volume;
@@ -20,6 +20,7 @@ mod control;
 mod dump;
 mod failure;
 mod files;
+mod fsck;
 mod helper;
 mod holder;
 mod kv;
@@ -74,6 +75,7 @@ enum Command {
     Mkfs(mkfs::Mkfs),
     Mount(mount::Mount),
     Umount(mount::Umount),
+    Fsck(fsck::Fsck),
     Tx(tx::Tx),
     Kv(kv::Kv),
     Dump(dump::DumpArgs),
@@ -157,6 +159,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Mkfs(args) => mkfs::run(&env, args).await,
             Command::Mount(args) => mount::mount(&env, args).await,
             Command::Umount(args) => mount::umount(args).await,
+            Command::Fsck(args) => return fsck::run(&env, args).await,
             Command::Tx(args) => return tx::run(args).await,
             _ => Err(Failure::new("this command needs no volume")),
         }

@@ -38,7 +38,7 @@ const ENDING_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[command(after_long_help = OPTIONS)]
 pub(crate) struct Mount {
-    /// The volume's folder
+    /// The volume's folder, or the device or file of one that is updated in place
     volume: Option<String>,
     /// The directory to mount on
     directory: Option<PathBuf>,
@@ -78,7 +78,8 @@ Options behind -o:
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 On a volume that is updated in place also:
   data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
-  commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS";
+  commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, discard, nodiscard
+  All but journal_dev can change at remount.";
 
 /// Unmount the filesystem of a volume
 ///
@@ -116,7 +117,7 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
         return Err(Failure::new("a mount needs a volume and a directory")
             .help("thalweg mount VOLUME DIRECTORY"));
     };
-    let target = Target::volume(volume)?;
+    let target = Target::with_files(volume)?;
     let directory = usable(directory)?;
     if args.fake {
         return Ok(());
@@ -182,7 +183,8 @@ async fn foreground(env: &Env, args: &Mount, target: Target, request: MountReque
 }
 
 async fn start(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<Running> {
-    let opened = Opened::open(env, &target).await?;
+    let journal = request.options.journal.journal_dev.as_deref();
+    let opened = Opened::open_with(env, &target, journal).await?;
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
     let mounted = session.mount(&session.volumes()[0], &request).await;
     let running = match &mounted {
@@ -207,7 +209,7 @@ fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outco
     if let Some(address) = args.metrics {
         command.extend(["--metrics".into(), address.to_string().into()]);
     }
-    command.extend(["--".into(), target.folder.clone().into(), request.directory.clone().into()]);
+    command.extend(["--".into(), target.place().into(), request.directory.clone().into()]);
     background::start(&command, &target.folder.join(LOG))
 }
 
@@ -283,7 +285,7 @@ fn mount_on(place: &Path) -> Outcome<(Mounted, Target)> {
         Failure::new(format!("no filesystem of a volume is mounted on {}", place.display()))
             .help("findmnt --types fuse.thalweg lists them")
     })?;
-    let target = Target::volume(&found.source)?;
+    let target = Target::with_files(&found.source)?;
     Ok((found, target))
 }
 

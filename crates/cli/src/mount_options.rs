@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thalweg_fs::local::Atime;
 use thalweg_fuse::files;
+use thalweg_store::inplace::{self, Mode};
 
 use crate::failure::{Failure, Outcome};
 
@@ -46,25 +47,15 @@ pub(crate) enum AtimeWord {
     Never,
 }
 
-/// What goes through the journal of a volume that is updated in place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum DataMode {
-    Writeback,
-    Ordered,
-    Full,
-    Wasteless,
-    Selective,
-}
-
 /// How a volume that is updated in place keeps its journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JournalOptions {
     /// What goes through the journal.
-    pub(crate) data: Option<DataMode>,
+    pub(crate) data: Option<Mode>,
     /// The device of the journal; by default a part of the volume.
     pub(crate) journal_dev: Option<PathBuf>,
     /// Writes below so many bytes go through the journal.
-    pub(crate) threshold: Option<u64>,
+    pub(crate) threshold: Option<u32>,
     /// How old a running transaction may become.
     pub(crate) commit: Option<Duration>,
     /// Whether the device is flushed where order matters.
@@ -73,6 +64,8 @@ pub(crate) struct JournalOptions {
     pub(crate) writeback: Option<Duration>,
     /// How old a dirty block may become.
     pub(crate) expire: Option<Duration>,
+    /// Whether the device is told of blocks that are not needed any more.
+    pub(crate) discard: Option<bool>,
 }
 
 /// What to do about words that nobody knows.
@@ -131,6 +124,8 @@ impl MountOptions {
             "writeback_cache" => self.writeback_cache = true,
             "barrier" => self.journal.barrier = Some(true),
             "nobarrier" => self.journal.barrier = Some(false),
+            "discard" => self.journal.discard = Some(true),
+            "nodiscard" => self.journal.discard = Some(false),
             // What mount(8) means, or what is so anyway.
             "defaults"
             | "auto"
@@ -147,7 +142,6 @@ impl MountOptions {
             | "default_permissions"
             | "acl"
             | "user_xattr"
-            | "discard"
             | "diratime" => {}
             word => return word.starts_with("x-") || word.starts_with("X-"),
         }
@@ -157,14 +151,16 @@ impl MountOptions {
     fn take_value(&mut self, name: &str, value: &str) -> Outcome<bool> {
         let journal = &mut self.journal;
         match name {
-            "data" => journal.data = Some(data(value)?),
+            "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
             "threshold" => {
                 let size: crate::size::Size = value.parse().map_err(|_| {
                     Failure::new(format!("threshold={value} is no size"))
                         .help("write bytes, or 64K and the like")
                 })?;
-                journal.threshold = Some(size.0);
+                let threshold = u32::try_from(size.0);
+                let too_large = |_| Failure::new(format!("threshold={value} is too large"));
+                journal.threshold = Some(threshold.map_err(too_large)?);
             }
             "commit" => journal.commit = Some(seconds(name, value)?),
             "writeback" => journal.writeback = Some(seconds(name, value)?),
@@ -216,51 +212,37 @@ impl MountOptions {
 }
 
 impl JournalOptions {
+    /// How a store runs that ran as `now`: what was not said stays.
+    pub(crate) fn over(&self, now: inplace::Options) -> inplace::Options {
+        inplace::Options {
+            mode: self.data.unwrap_or(now.mode),
+            threshold: self.threshold.unwrap_or(now.threshold),
+            commit: self.commit.unwrap_or(now.commit),
+            barrier: self.barrier.unwrap_or(now.barrier),
+            writeback: self.writeback.unwrap_or(now.writeback),
+            expire: self.expire.unwrap_or(now.expire),
+            discard: self.discard.unwrap_or(now.discard),
+            ..now
+        }
+    }
+
     /// The words that were given, as they would be again.
     pub(crate) fn words(&self) -> Vec<String> {
         let seconds = |name: &str, span: Option<Duration>| {
             span.map(|span| format!("{name}={}", span.as_secs()))
         };
         let words = [
-            self.data.map(|data| format!("data={}", data.word())),
+            self.data.map(|data| format!("data={data}")),
             self.journal_dev.as_ref().map(|path| format!("journal_dev={}", path.display())),
             self.threshold.map(|bytes| format!("threshold={bytes}")),
             seconds("commit", self.commit),
             self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),
             seconds("writeback", self.writeback),
             seconds("expire", self.expire),
+            self.discard.map(|discard| if discard { "discard" } else { "nodiscard" }.to_owned()),
         ];
         words.into_iter().flatten().collect()
     }
-}
-
-impl DataMode {
-    const ALL: [DataMode; 5] = [
-        DataMode::Writeback,
-        DataMode::Ordered,
-        DataMode::Full,
-        DataMode::Wasteless,
-        DataMode::Selective,
-    ];
-
-    fn word(self) -> &'static str {
-        match self {
-            DataMode::Writeback => "writeback",
-            DataMode::Ordered => "ordered",
-            DataMode::Full => "data",
-            DataMode::Wasteless => "wasteless",
-            DataMode::Selective => "selective",
-        }
-    }
-}
-
-fn data(value: &str) -> Outcome<DataMode> {
-    // ext4 says journal.
-    let wanted = if value == "journal" { "data" } else { value };
-    DataMode::ALL.into_iter().find(|data| data.word() == wanted).ok_or_else(|| {
-        Failure::new(format!("there is no mode data={value}"))
-            .help("writeback, ordered, data, wasteless, selective")
-    })
 }
 
 fn seconds(name: &str, value: &str) -> Outcome<Duration> {
@@ -296,13 +278,19 @@ mod tests {
     #[test]
     fn the_journal_has_the_words_of_ext4() {
         let list = "data=selective,journal_dev=/dev/sdb,threshold=2048,commit=5,barrier=0,\
-                    writeback=6,expire=30";
+                    writeback=6,expire=30,nodiscard";
         let journal = parse(list).unwrap().journal;
         assert_eq!(journal.words().join(","), list);
-        assert_eq!(parse("data=journal").unwrap().journal.data, Some(DataMode::Full));
+        assert_eq!(parse("data=journal").unwrap().journal.data, Some(Mode::Data));
         assert_eq!(parse("nobarrier").unwrap().journal.barrier, Some(false));
         assert!(parse("threshold=4K").unwrap().journal.threshold == Some(4096));
-        for wrong in ["data=all", "commit=soon", "barrier=2", "threshold=x", "threads=0"] {
+        let options = parse(list).unwrap().journal.over(inplace::Options::default());
+        assert_eq!((options.mode, options.threshold), (Mode::Selective, 2048));
+        assert_eq!((options.commit.as_secs(), options.writeback.as_secs()), (5, 6));
+        assert!(!options.barrier);
+        for wrong in
+            ["data=all", "threshold=8G", "commit=soon", "barrier=2", "threshold=x", "threads=0"]
+        {
             let failure = parse(wrong).unwrap_err();
             let name = wrong.split('=').next().unwrap();
             assert!(failure.to_string().contains(name), "{wrong}: {failure}");

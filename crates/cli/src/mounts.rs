@@ -108,7 +108,7 @@ impl Session {
             return Ok(Answer::Ending);
         }
         let files = Files::open(self.env(), volume, &request.options).await?;
-        let options = request.options.for_kernel(volume.target.folder.display().to_string());
+        let options = request.options.for_kernel(volume.target.place().display().to_string());
         let mounted = mount_at(self.env(), files.filesystem(), &request.directory, &options).await;
         let mounted = match mounted {
             Ok(mounted) => Arc::new(mounted),
@@ -171,7 +171,7 @@ impl Session {
     /// Changes how a filesystem is mounted, as far as that is not the kernel's.
     pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
         let all = self.mounts().lock().await;
-        all[position(&all, volume)?].files.remount(options).await
+        all[position(&all, volume)?].files.remount(volume, options).await
     }
 
     /// Unmounts everything, as soon as nobody uses it.

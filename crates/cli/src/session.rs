@@ -437,7 +437,7 @@ impl Session {
 /// What a client sees of a volume or of a snapshot.
 fn bytes_of(volume: &Opened, snapshot: Option<&str>) -> Outcome<VolumeRef> {
     match snapshot {
-        None => Ok(volume.volume()),
+        None => volume.volume(),
         Some(name) => volume.snapshot(name),
     }
 }
@@ -445,7 +445,7 @@ fn bytes_of(volume: &Opened, snapshot: Option<&str>) -> Outcome<VolumeRef> {
 impl metrics::Source for Session {
     fn volumes(&self) -> Vec<(String, Status)> {
         let volumes = self.volumes.iter();
-        volumes.map(|volume| (volume.target.name.clone(), volume.status())).collect()
+        volumes.filter_map(|it| Some((it.target.name.clone(), it.status()?))).collect()
     }
 
     fn server(&self) -> Option<&ServerStats> {

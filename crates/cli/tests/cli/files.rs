@@ -291,3 +291,103 @@ fn a_line_of_fstab_is_enough() {
     let said = good(Command::new("unshare").args(["-m", "sh", "-ec", &script]));
     assert_eq!(said, "1\nhello\ncode 32\n");
 }
+
+/// A mount point for a volume that is updated in place.
+fn in_place(arguments: &[&str]) -> Option<Mount> {
+    if !can_mount() {
+        return None;
+    }
+    let home = Home::empty();
+    let root = home.path("mnt");
+    fs::create_dir(&root).unwrap();
+    let mut mkfs = thalweg(["mkfs", "--quiet", "--in-place", "--size", "64M"]);
+    good(mkfs.arg(home.volume()).args(arguments));
+    Some(Mount { home, root })
+}
+
+#[test]
+fn a_volume_in_place_is_mounted_in_every_mode() {
+    let Some(mount) = in_place(&[]) else { return };
+    let source = mount.home.volume().display().to_string();
+    for mode in ["writeback", "ordered", "data", "wasteless", "selective"] {
+        mount.mount(&["-o", &format!("data={mode},commit=1")]);
+        assert!(mount.shown().unwrap().contains(&format!("fuse.thalweg {source} ")));
+        fs::write(mount.path(mode), mode).unwrap();
+        mount.umount();
+        let said = good(thalweg(["fsck", "-n"]).arg(mount.home.volume()));
+        assert!(said.contains("inodes"), "{said}");
+    }
+    mount.mount(&["-o", "data=ordered"]);
+    for mode in ["writeback", "ordered", "data", "wasteless", "selective"] {
+        assert_eq!(text(&mount.path(mode)), mode);
+    }
+    let remount = |options: &str| {
+        let mut command = thalweg(["mount", "-o", &format!("remount,{options}")]);
+        command.arg(&mount.root);
+        command
+    };
+    good(&mut remount("data=selective,threshold=1K,expire=7"));
+    fs::write(mount.path("later"), "x").unwrap();
+    let said = bad(&mut remount("journal_dev=/dev/null"), 1);
+    assert!(said.contains("cannot move"), "{said}");
+    good(&mut mount.tx(&[], "echo new > later"));
+    assert_eq!(text(&mount.path("later")), "new\n");
+    let said = bad(thalweg(["fsck", "-y"]).arg(mount.home.volume()), 8);
+    assert!(said.contains("is mounted"), "{said}");
+    let said = bad(thalweg(["mkfs"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("is mounted"), "{said}");
+    mount.umount();
+    let said = bad(thalweg(["mkfs"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("holds something"), "{said}");
+    let said = bad(thalweg(["mount", "-o", "data=all"]).arg(&source).arg(&mount.root), 1);
+    assert!(said.contains("`all`"), "{said}");
+}
+
+#[test]
+fn the_journal_may_have_a_device_of_its_own() {
+    if !can_mount() {
+        return;
+    }
+    let home = Home::empty();
+    let journal = home.path("journal");
+    fs::File::create(&journal).unwrap().set_len(8 << 20).unwrap();
+    let root = home.path("mnt");
+    fs::create_dir(&root).unwrap();
+    let mut mkfs = thalweg(["mkfs", "--quiet", "--in-place", "--size", "64M", "--journal-dev"]);
+    good(mkfs.arg(&journal).arg(home.volume()));
+    let mount = Mount { home, root };
+    let said = bad(thalweg(["mount"]).arg(mount.home.volume()).arg(&mount.root), 1);
+    assert!(said.contains("journal_dev=PATH"), "{said}");
+    let with = format!("journal_dev={}", journal.display());
+    mount.mount(&["-o", &with]);
+    fs::write(mount.path("a"), "x").unwrap();
+    mount.umount();
+    let said = bad(thalweg(["fsck"]).arg(mount.home.volume()), 8);
+    assert!(said.contains("--journal-dev"), "{said}");
+    good(thalweg(["fsck", "--data", "--journal-dev"]).arg(&journal).arg(mount.home.volume()));
+    mount.mount(&["-o", &format!("{with},data=data")]);
+    assert_eq!(text(&mount.path("a")), "x");
+}
+
+#[test]
+fn a_check_says_by_its_exit_code_what_it_found() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::write(mount.path("a"), "x").unwrap();
+    bad(thalweg(["fsck"]).arg(mount.home.volume()), 8);
+    mount.umount();
+    let found = good(thalweg(["fsck", "--json", "-d"]).arg(mount.home.volume()));
+    let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+    assert_eq!((&found["clean"], &found["inodes"]), (&true.into(), &2.into()));
+    bad(thalweg(["fsck", "-n", "-y"]).arg(mount.home.volume()), 16);
+    bad(&mut thalweg(["fsck", "/no/such/volume"]), 8);
+    // A record that stands for nothing, put among those of the filesystem.
+    let mut put = thalweg(["kv", "put"]);
+    good(put.arg(mount.home.volume()).args(["fs.meta", "nonsense", "here"]));
+    let said = bad(thalweg(["fsck"]).arg(mount.home.volume()), 4);
+    assert!(said.contains("left") && said.contains("-y repairs"), "{said}");
+    let said = bad(thalweg(["fsck", "-a"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("repaired"), "{said}");
+    good(thalweg(["fsck"]).arg(mount.home.volume()));
+    mount.mount(&[]);
+    assert_eq!(text(&mount.path("a")), "x");
+}

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use thalweg_store::block::BLOCK_SIZE;
@@ -29,6 +30,9 @@ use crate::volume::{CleaningArg, Create};
 /// Bytes at the start of a device that show whether it holds something: where filesystems and
 /// partition tables have their marks.
 const LOOKED_AT: u64 = 128 << 10;
+/// How long a device may stay locked by a process that is about to end, and how often it is tried.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// One volume that this process has open.
 #[derive(Debug)]
@@ -43,7 +47,7 @@ pub(crate) struct Opened {
 /// The two ways to keep blocks.
 #[derive(Debug)]
 enum Store {
-    Chain(Pool),
+    Chain(Box<Pool>),
     InPlace { store: Arc<InPlace>, transactions: TransactionManager, journal: Option<PathBuf> },
 }
 
@@ -109,7 +113,7 @@ impl Opened {
         journal: Option<&Path>,
     ) -> Outcome<Opened> {
         let store = match &target.device {
-            None => Store::Chain(open_pool(env, target).await?),
+            None => Store::Chain(Box::new(open_pool(env, target).await?)),
             Some(device) => open_in_place(env, device, journal).await?,
         };
         Ok(Opened { target: target.clone(), store, changes: tokio::sync::Mutex::default() })
@@ -259,20 +263,27 @@ async fn open_pool(env: &Env, target: &Target) -> Outcome<Pool> {
     Ok(pool)
 }
 
-async fn parts(data: &Path, journal: Option<&Path>) -> Outcome<Parts> {
-    async fn open(path: &Path) -> Outcome<DeviceRef> {
-        let opened = FileDevice::open(path, &FileOptions::default()).await;
-        Ok(Arc::new(opened.map_err(PoolError::from)?))
-    }
+async fn parts(env: &Env, data: &Path, journal: Option<&Path>) -> Outcome<Parts> {
     let journal = match journal {
-        Some(path) => Some(open(path).await?),
+        Some(path) => Some(open_device(env, path).await?),
         None => None,
     };
-    Ok(Parts { data: open(data).await?, journal })
+    Ok(Parts { data: open_device(env, data).await?, journal })
+}
+
+/// Opens a device. A server that has let go of a volume has it locked until its process has ended.
+async fn open_device(env: &Env, path: &Path) -> Outcome<DeviceRef> {
+    let deadline = env.now() + PATIENCE;
+    loop {
+        match FileDevice::open(path, &FileOptions::default()).await {
+            Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
+            opened => return Ok(Arc::new(opened.map_err(PoolError::from)?)),
+        }
+    }
 }
 
 async fn open_in_place(env: &Env, device: &Path, journal: Option<&Path>) -> Outcome<Store> {
-    let parts = parts(device, journal).await?;
+    let parts = parts(env, device, journal).await?;
     let (store, found) = InPlace::open(env, parts, inplace::Options::default()).await?;
     tracing::info!(device = %device.display(), ?found, "opened");
     let store = Arc::new(store);
@@ -288,7 +299,7 @@ pub(crate) async fn create_in_place(
     journal_size: Option<u64>,
     force: bool,
 ) -> Outcome<()> {
-    let parts = parts(device, journal).await?;
+    let parts = parts(env, device, journal).await?;
     for part in std::iter::once(&parts.data).chain(&parts.journal) {
         let len = part.geometry().size.min(LOOKED_AT) as usize;
         let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;

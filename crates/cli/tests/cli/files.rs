@@ -381,8 +381,8 @@ fn a_check_says_by_its_exit_code_what_it_found() {
     bad(thalweg(["fsck", "-n", "-y"]).arg(mount.home.volume()), 16);
     bad(&mut thalweg(["fsck", "/no/such/volume"]), 8);
     // A record that stands for nothing, put among those of the filesystem.
-    let mut put = thalweg(["kv", "put"]);
-    good(put.arg(mount.home.volume()).args(["fs.meta", "nonsense", "here"]));
+    let put = ["put", "fs.meta", "nonsense", "here"];
+    good(thalweg(["kv"]).arg(mount.home.volume()).args(put));
     let said = bad(thalweg(["fsck"]).arg(mount.home.volume()), 4);
     assert!(said.contains("left") && said.contains("-y repairs"), "{said}");
     let said = bad(thalweg(["fsck", "-a"]).arg(mount.home.volume()), 1);

@@ -259,6 +259,11 @@ fn a_killed_client_leaves_nothing_of_its_transaction() {
 /// What mount(8) does with a line of fstab, in a mount namespace where our helpers are in /sbin.
 #[test]
 fn a_line_of_fstab_is_enough() {
+    let known = fs::read_to_string("/proc/filesystems").unwrap();
+    if !known.contains("overlay") {
+        eprintln!("SKIPPED: the kernel has no overlay, which puts helpers into /sbin for one test");
+        return;
+    }
     let Some(mount) = Mount::new(&[]) else { return };
     mount.umount();
     let home = &mount.home;

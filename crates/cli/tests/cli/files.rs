@@ -76,6 +76,17 @@ impl Drop for Mount {
     }
 }
 
+/// Waits until something is so, not for ever.
+fn wait_until(is_so: impl Fn() -> bool) {
+    for _ in 0..200 {
+        if is_so() {
+            return;
+        }
+        good(Command::new("sleep").arg("0.05"));
+    }
+    panic!("it does not happen");
+}
+
 fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
@@ -236,9 +247,7 @@ fn a_killed_client_leaves_nothing_of_its_transaction() {
     let ready = mount.home.path("ready");
     let script = format!("echo new > a; touch {}; exec sleep 100", ready.display());
     let mut client = mount.tx(&[], &script).spawn().unwrap();
-    while !ready.exists() {
-        std::thread::yield_now();
-    }
+    wait_until(|| ready.exists());
     let views = || {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let source = mount.home.volume().display().to_string();
@@ -248,9 +257,7 @@ fn a_killed_client_leaves_nothing_of_its_transaction() {
     let child = good(Command::new("pgrep").args(["-P", &client.id().to_string()]));
     client.kill().unwrap();
     client.wait().unwrap();
-    while views() > 1 {
-        std::thread::yield_now();
-    }
+    wait_until(|| views() == 1);
     assert_eq!(text(&mount.path("a")), "old");
     good(Command::new("kill").arg(child.trim()));
     mount.umount();

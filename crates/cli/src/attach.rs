@@ -1,20 +1,17 @@
 //! `thalweg attach` and `thalweg detach`: a volume as a block device of the kernel.
 
-use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Write};
+use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
 use thalweg_fuse::stale::recover_stale;
 use thalweg_fuse::{disk, mounts};
 use thalweg_store::env::Env;
 
+use crate::background;
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::opened::Opened;
@@ -71,13 +68,6 @@ pub(crate) struct Detach {
     json: bool,
 }
 
-/// What a process in the background tells the one that started it.
-#[derive(Debug, Serialize, Deserialize)]
-enum Told {
-    Attached(PathBuf),
-    Failed(Failure),
-}
-
 pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
     let target = Target::find(&args.volume)?;
     if let Some(mut client) = Client::connect(&target.folder).await? {
@@ -99,7 +89,7 @@ pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
     }
     match args.foreground {
         true => foreground(env, &args, target).await,
-        false => background(&args, &target),
+        false => in_background(&args, &target),
     }
 }
 
@@ -126,11 +116,8 @@ fn show(device: &Path, json: bool) {
 async fn foreground(env: &Env, args: &Attach, target: Target) -> Outcome<()> {
     let started = start(env, args, target).await;
     if args.tell {
-        let told = match &started {
-            Ok((_, device)) => Told::Attached(device.clone()),
-            Err(failure) => Told::Failed(failure.clone()),
-        };
-        tell(&told)?;
+        let told = started.as_ref().map(|(_, device)| device.clone()).map_err(Failure::clone);
+        background::tell(&told)?;
     } else if let Ok((_, device)) = &started {
         show(device, args.json);
     }
@@ -156,64 +143,25 @@ async fn start(env: &Env, args: &Attach, target: Target) -> Outcome<(Running, Pa
     }
 }
 
-/// One line on standard output, which is then closed: the reader waits for its end.
-fn tell(told: &Told) -> Outcome<()> {
-    println!("{}", serde_json::to_string(told)?);
-    std::io::stdout().flush()?;
-    let nothing = OpenOptions::new().write(true).open("/dev/null")?;
-    // SAFETY: both descriptors are open, and nothing else owns descriptor 1.
-    match unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&nothing), 1) } {
-        1 => Ok(()),
-        _ => Err(std::io::Error::last_os_error().into()),
-    }
-}
-
 /// Starts this program again, apart from the terminal, and waits until it serves the device.
-fn background(args: &Attach, target: &Target) -> Outcome<()> {
-    let path = target.folder.join(LOG);
-    let failed = |error: std::io::Error| {
-        Failure::of(&error)
-            .while_doing(format!("cannot start the background process ({})", path.display()))
-    };
-    let log =
-        OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
-    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    command.args(["attach", "--foreground", "--tell"]);
+fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
+    let mut command: Vec<OsString> =
+        ["attach", "--foreground", "--tell"].map(OsString::from).into();
     if let Some(bytes) = args.block_size {
-        command.args(["--block-size", &bytes.to_string()]);
+        command.extend(["--block-size".into(), bytes.to_string().into()]);
     }
     if args.partition_scan {
-        command.arg("--partition-scan");
+        command.push("--partition-scan".into());
     }
     if let Some(address) = args.metrics {
-        command.args(["--metrics", &address.to_string()]);
+        command.extend(["--metrics".into(), address.to_string().into()]);
     }
-    command.arg("--").arg(crate::target::export(
-        &target.folder.display().to_string(),
-        target.snapshot.as_deref(),
-    ));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).current_dir("/");
-    // SAFETY: between fork and exec, setsid is safe to call and touches no memory of ours.
-    unsafe {
-        command.pre_exec(|| match libc::setsid() {
-            -1 => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
-        });
-    }
-    let mut child = command.spawn().map_err(failed)?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
-    }
-    match serde_json::from_str(&line) {
-        Ok(Told::Attached(device)) => {
-            show(&device, args.json);
-            Ok(())
-        }
-        Ok(Told::Failed(failure)) => Err(failure),
-        Err(_) => Err(Failure::new("the background process ended without a word")
-            .help(format!("look into {}", path.display()))),
-    }
+    let folder = target.folder.display().to_string();
+    let export = crate::target::export(&folder, target.snapshot.as_deref());
+    command.extend(["--".into(), export.into()]);
+    let device: PathBuf = background::start(&command, &target.folder.join(LOG))?;
+    show(&device, args.json);
+    Ok(())
 }
 
 pub(crate) async fn detach(env: &Env, args: Detach) -> Outcome<()> {

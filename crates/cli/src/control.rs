@@ -45,6 +45,9 @@ pub(crate) trait Handler: Send + Sync + 'static {
         request: Request,
         report: &dyn Report,
     ) -> impl Future<Output = Outcome<Answer>> + Send;
+
+    /// The client that had this answer has gone.
+    fn gone(&self, answer: &Answer) -> impl Future<Output = ()> + Send;
 }
 
 /// A listening control socket. Dropping it ends the listener and its conversations, and removes
@@ -129,10 +132,16 @@ async fn converse<H: Handler>(env: &Env, mut stream: UnixStream, handler: &H) ->
         Ok(answer) => Frame::Done(Box::new(answer)),
         Err(failure) => Frame::Failed(failure),
     };
-    send(&mut stream, &last).await?;
-    // The client may wait for this end: it comes when the client is done, or this process is.
-    let mut nothing = [0; 1];
-    stream.read(&mut nothing).await.map(drop)
+    let sent = send(&mut stream, &last).await;
+    let ended = match sent {
+        // The client may wait for this end: it comes when the client is done, or this process is.
+        Ok(()) => stream.read(&mut [0; 1]).await.map(drop),
+        Err(error) => Err(error),
+    };
+    if let Frame::Done(answer) = &last {
+        handler.gone(answer).await;
+    }
+    ended
 }
 
 /// A connection to the process that has a volume open.
@@ -155,17 +164,28 @@ impl Client {
 
     /// Sends the request and waits for its answer.
     pub(crate) async fn ask(&mut self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
-        let lost = |error: io::Error| {
+        self.try_ask(request, report).await?.map_err(|error| {
             Failure::of(&error)
                 .while_doing("the process that serves the volume went away")
                 .help("look at its messages; thalweg volume status shows how the volume is")
-        };
-        send(&mut self.0, request).await.map_err(lost)?;
+        })
+    }
+
+    /// The same, telling a failure of the request from the end of the other process.
+    pub(crate) async fn try_ask(
+        &mut self,
+        request: &Request,
+        report: &dyn Report,
+    ) -> Outcome<io::Result<Answer>> {
+        if let Err(error) = send(&mut self.0, request).await {
+            return Ok(Err(error));
+        }
         loop {
-            match receive(&mut self.0).await.map_err(lost)? {
-                Frame::Step(step) => report.step(step),
-                Frame::Done(answer) => return Ok(*answer),
-                Frame::Failed(failure) => return Err(failure),
+            match receive(&mut self.0).await {
+                Ok(Frame::Step(step)) => report.step(step),
+                Ok(Frame::Done(answer)) => return Ok(Ok(*answer)),
+                Ok(Frame::Failed(failure)) => return Err(failure),
+                Err(error) => return Ok(Err(error)),
             }
         }
     }

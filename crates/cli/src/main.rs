@@ -1,12 +1,12 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `dump`, `bench`, `shell`). A
-//! volume that is in use is administered through the process that has it open:
+//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `fsck`, `tx`, `dump`,
+//! `bench`, `shell`); `helper` for the names under which mount(8) and its like call. A volume that is in use is administered through the process that has it open:
 //!
 //! - `request`: what can be asked of a volume;
 //! - `ask`: has a request answered, by the volume's server (`control`) or here;
 //! - `session`: the volumes that this process has open, and who uses them;
-//! - `opened`: one open volume.
+//! - `opened`: one open volume; `files`: its filesystem; `mounts`: where that is mounted.
 
 /// Blocks of 4 KiB come and go by the hundred thousand in a second.
 #[global_allocator]
@@ -14,13 +14,21 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 mod ask;
 mod attach;
+mod background;
 mod bench;
 mod control;
 mod dump;
 mod failure;
+mod files;
+mod fsck;
+mod helper;
 mod holder;
 mod kv;
 mod metrics;
+mod mkfs;
+mod mount;
+mod mount_options;
+mod mounts;
 mod opened;
 mod parts;
 mod progress;
@@ -32,8 +40,10 @@ mod signals;
 mod size;
 mod status;
 mod target;
+mod tx;
 mod volume;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
@@ -62,6 +72,11 @@ enum Command {
     Serve(serve::Serve),
     Attach(attach::Attach),
     Detach(attach::Detach),
+    Mkfs(mkfs::Mkfs),
+    Mount(mount::Mount),
+    Umount(mount::Umount),
+    Fsck(fsck::Fsck),
+    Tx(tx::Tx),
     Kv(kv::Kv),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
@@ -69,20 +84,37 @@ enum Command {
     Man(shell::Man),
 }
 
+/// The program's own name.
+pub(crate) const NAME: &str = "thalweg";
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    let codes = helper::translate(&mut words);
+    let cli = match Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no failures. Nothing can be done where nothing can be printed.
+            let _ = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(codes.usage)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
     start_log(cli.verbose);
-    if matches!(cli.command, Command::Attach(_) | Command::Serve(_))
+    if matches!(cli.command, Command::Attach(_) | Command::Serve(_) | Command::Mount(_))
         // Before the runtime's threads, which inherit it.
         && let Err(error) = thalweg_fuse::attach::become_io_flusher()
     {
         tracing::debug!(%error, "this process is no I/O flusher; it can attach nothing without root");
     }
+    let failed = if matches!(cli.command, Command::Tx(_)) { tx::FAILED } else { codes.failed };
     match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(failure) => {
             eprintln!("{:?}", miette::Report::new(failure));
-            ExitCode::FAILURE
+            ExitCode::from(failed)
         }
     }
 }
@@ -99,18 +131,20 @@ fn start_log(verbose: u8) {
         .init();
 }
 
-fn run(command: Command) -> Outcome<()> {
+/// Runs a command; its exit code.
+fn run(command: Command) -> Outcome<u8> {
     match command {
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => shell::completions(&args, Cli::command()),
         Command::Man(args) => shell::man(&args, Cli::command()),
         Command::Dump(args) => dump::run(args),
-        command => serve_or_ask(command),
+        command => return serve_or_ask(command),
     }
+    .map(|()| 0)
 }
 
 /// The commands that need volumes, and so the runtime.
-fn serve_or_ask(command: Command) -> Outcome<()> {
+fn serve_or_ask(command: Command) -> Outcome<u8> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(server_threads()).enable_all().build()?;
     runtime.block_on(async {
@@ -122,7 +156,13 @@ fn serve_or_ask(command: Command) -> Outcome<()> {
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,
+            Command::Mkfs(args) => mkfs::run(&env, args).await,
+            Command::Mount(args) => mount::mount(&env, args).await,
+            Command::Umount(args) => mount::umount(args).await,
+            Command::Fsck(args) => return fsck::run(&env, args).await,
+            Command::Tx(args) => return tx::run(args).await,
             _ => Err(Failure::new("this command needs no volume")),
         }
+        .map(|()| 0)
     })
 }

@@ -1,36 +1,69 @@
 //! One volume that this process has open.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{ChainError, Cleaning, Rebuild, RebuildReport, Status};
-use thalweg_store::device::DeviceError;
+use thalweg_store::device::{DeviceError, DeviceRef, FileDevice, FileOptions, Purpose};
 use thalweg_store::env::Env;
+use thalweg_store::inplace::{self, InPlace, InPlaceError, NewInPlace, Parts};
 use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, NewVolume, OpenOptions, Pool, PoolError,
     ShrinkRequest,
 };
-use thalweg_store::txn::TransactionManager;
+use thalweg_store::txn::{self, TransactionManager};
 use thalweg_store::volume::VolumeRef;
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::holder;
+use crate::mount_options::JournalOptions;
 use crate::parts::{DeviceArg, LinkArg};
 use crate::progress::{Report, Step};
 use crate::request::{Answer, Request};
 use crate::target::Target;
 use crate::volume::{CleaningArg, Create};
 
+/// Bytes at the start of a device that show whether it holds something: where filesystems and
+/// partition tables have their marks.
+const LOOKED_AT: u64 = 128 << 10;
+/// How long a device may stay locked by a process that is about to end, and how often it is tried.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// One volume that this process has open.
 #[derive(Debug)]
 pub(crate) struct Opened {
     /// The volume; no snapshot.
     pub(crate) target: Target,
-    pool: Pool,
+    store: Store,
     /// Held by whoever changes what the volume is made of.
     changes: tokio::sync::Mutex<()>,
+}
+
+/// The two ways to keep blocks.
+#[derive(Debug)]
+enum Store {
+    Chain(Box<Pool>),
+    InPlace { store: Arc<InPlace>, transactions: TransactionManager, journal: Option<PathBuf> },
+}
+
+impl From<InPlaceError> for Failure {
+    fn from(error: InPlaceError) -> Failure {
+        match error {
+            InPlaceError::Device(error) => PoolError::from(error).into(),
+            InPlaceError::JournalElsewhere { .. } => {
+                Failure::of(&error).help("-o journal_dev=PATH, or --journal-dev PATH")
+            }
+            InPlaceError::NoStore { .. } => {
+                Failure::of(&error).help("make one, and a filesystem on it: thalweg mkfs DEVICE")
+            }
+            error => Failure::of(&error),
+        }
+    }
 }
 
 impl From<PoolError> for Failure {
@@ -70,55 +103,107 @@ impl From<ChainError> for Failure {
 impl Opened {
     /// Opens a volume.
     pub(crate) async fn open(env: &Env, target: &Target) -> Outcome<Opened> {
-        let opened = Pool::open(env, &target.folder, &OpenOptions::default()).await;
-        let pool = opened.map_err(|error| match &error {
-            PoolError::Chain(ChainError::Damaged(_)) => Failure::of(&error).help(format!(
-                "nothing was changed; thalweg volume rebuild-index {} finds the blocks again",
-                target.folder.display()
-            )),
-            _ => error.into(),
-        })?;
-        let found = pool.recovered();
-        tracing::info!(volume = target.name, ?found, "opened");
-        Ok(Opened { target: target.clone(), pool, changes: tokio::sync::Mutex::default() })
+        Opened::open_with(env, target, None).await
+    }
+
+    /// Opens a volume whose journal may be on a device of its own.
+    pub(crate) async fn open_with(
+        env: &Env,
+        target: &Target,
+        journal: Option<&Path>,
+    ) -> Outcome<Opened> {
+        let store = match &target.device {
+            None => Store::Chain(Box::new(open_pool(env, target).await?)),
+            Some(device) => open_in_place(env, device, journal).await?,
+        };
+        Ok(Opened { target: target.clone(), store, changes: tokio::sync::Mutex::default() })
+    }
+
+    /// The chained volume; only that does most of what can be asked for.
+    fn pool(&self) -> Outcome<&Pool> {
+        match &self.store {
+            Store::Chain(pool) => Ok(pool),
+            Store::InPlace { .. } => Err(Failure::new(format!(
+                "{} is updated in place; that is something for chained volumes",
+                self.target.place().display()
+            ))),
+        }
     }
 
     /// What clients read and write.
-    pub(crate) fn volume(&self) -> VolumeRef {
-        self.pool.volume()
+    pub(crate) fn volume(&self) -> Outcome<VolumeRef> {
+        Ok(self.pool()?.volume())
     }
 
     /// Its transactions.
     pub(crate) fn transactions(&self) -> &TransactionManager {
-        self.pool.transactions()
+        match &self.store {
+            Store::Chain(pool) => pool.transactions(),
+            Store::InPlace { transactions, .. } => transactions,
+        }
+    }
+
+    /// Has the volume keep its journal as a mount says.
+    pub(crate) fn keep_journal(&self, options: &JournalOptions) -> Outcome<()> {
+        let words = options.words();
+        match &self.store {
+            Store::Chain(_) if words.iter().any(|word| word != "discard") => Err(Failure::new(
+                format!("{} is for volumes that are updated in place", words.join(", ")),
+            )
+            .help("leave it out: this volume is chained, and needs no journal")),
+            Store::Chain(_) => Ok(()),
+            Store::InPlace { journal, .. }
+                if options.journal_dev.is_some() && options.journal_dev != *journal =>
+            {
+                Err(Failure::new("the journal cannot move while the volume is open"))
+            }
+            Store::InPlace { store, .. } => {
+                store.set_options(options.over(store.options()));
+                Ok(())
+            }
+        }
     }
 
     /// A snapshot as clients see it, read-only.
     pub(crate) fn snapshot(&self, name: &str) -> Outcome<VolumeRef> {
-        Ok(self.pool.snapshot_volume(name)?)
+        Ok(self.pool()?.snapshot_volume(name)?)
     }
 
     /// The names of all snapshots.
     pub(crate) fn snapshots(&self) -> Vec<String> {
-        self.pool.chain().label().snapshots.into_iter().map(|snapshot| snapshot.name).collect()
+        match &self.store {
+            Store::InPlace { .. } => Vec::new(),
+            Store::Chain(pool) => {
+                let snapshots = pool.chain().label().snapshots;
+                snapshots.into_iter().map(|snapshot| snapshot.name).collect()
+            }
+        }
     }
 
-    /// The chain in numbers.
-    pub(crate) fn status(&self) -> Status {
-        self.pool.chain().status()
+    /// The chain in numbers, if it is one.
+    pub(crate) fn status(&self) -> Option<Status> {
+        self.pool().ok().map(|pool| pool.chain().status())
     }
 
     /// The volume in numbers.
     pub(crate) fn status_json(&self) -> Outcome<Value> {
-        let mut status = serde_json::to_value(self.pool.status())?;
+        let mut status = match &self.store {
+            Store::Chain(pool) => serde_json::to_value(pool.status())?,
+            Store::InPlace { store, .. } => serde_json::to_value(store.status())?,
+        };
         status["transactions"] = serde_json::to_value(self.transactions().status())?;
-        status["folder"] = self.target.folder.display().to_string().into();
+        status["folder"] = self.target.place().display().to_string().into();
         Ok(status)
     }
 
     /// Makes everything durable and stops the volume.
     pub(crate) async fn close(&self) -> Outcome<()> {
-        Ok(self.pool.close().await?)
+        match &self.store {
+            Store::Chain(pool) => Ok(pool.close().await?),
+            Store::InPlace { store, .. } => {
+                store.close().await.map_err(|error| InPlaceError::from(error).into())
+            }
+        }
     }
 
     /// Does what concerns the volume alone, not who uses it.
@@ -127,30 +212,31 @@ impl Opened {
             Failure::new(format!("{} is being changed already", self.target.name))
                 .help("wait for that to end; thalweg volume status --watch shows it")
         })?;
-        let chain = self.pool.chain();
+        let pool = self.pool()?;
+        let chain = pool.chain();
         match request {
             Request::CreateSnapshot { name } => drop(chain.create_snapshot(name).await?),
             Request::DeleteSnapshot { name } => chain.delete_snapshot(name).await?,
-            Request::Rollback { name } => self.pool.roll_back(name).await?,
+            Request::Rollback { name } => pool.roll_back(name).await?,
             Request::Extend { link, size, force } => {
                 let link = link.as_ref().map(LinkArg::spec);
-                self.pool.extend(&ExtendRequest { size: *size, link, force: *force }).await?;
+                pool.extend(&ExtendRequest { size: *size, link, force: *force }).await?;
             }
             Request::Shrink { link, size } => {
                 // The size first: less is stored then, or at least no more.
                 let wanted = size.map(ShrinkRequest::Size);
                 for wanted in wanted.into_iter().chain(link.clone().map(ShrinkRequest::Link)) {
-                    self.pool.shrink(&wanted, &share_done("emptying", report)).await?;
+                    pool.shrink(&wanted, &share_done("emptying", report)).await?;
                 }
             }
             Request::Replace { old, new, force } => {
                 let progress = share_done("filling the new device", report);
-                self.pool.replace(old, &new.spec(), *force, &progress).await?;
+                pool.replace(old, &new.spec(), *force, &progress).await?;
             }
             Request::Rebuild { device } => {
-                self.pool.rebuild(device.as_deref(), &share_done("rebuilding", report)).await?;
+                pool.rebuild(device.as_deref(), &share_done("rebuilding", report)).await?;
             }
-            Request::Set { settings } => self.pool.set(*settings).await?,
+            Request::Set { settings } => pool.set(*settings).await?,
             Request::Scrub => {
                 let found = chain.scrub(&share_done("scrubbing", report)).await?;
                 return Ok(Answer::Json(serde_json::to_value(found)?));
@@ -161,6 +247,73 @@ impl Opened {
         }
         Ok(Answer::Done)
     }
+}
+
+async fn open_pool(env: &Env, target: &Target) -> Outcome<Pool> {
+    let opened = Pool::open(env, &target.folder, &OpenOptions::default()).await;
+    let pool = opened.map_err(|error| match &error {
+        PoolError::Chain(ChainError::Damaged(_)) => Failure::of(&error).help(format!(
+            "nothing was changed; thalweg volume rebuild-index {} finds the blocks again",
+            target.folder.display()
+        )),
+        _ => error.into(),
+    })?;
+    let found = pool.recovered();
+    tracing::info!(volume = target.name, ?found, "opened");
+    Ok(pool)
+}
+
+async fn parts(env: &Env, data: &Path, journal: Option<&Path>) -> Outcome<Parts> {
+    let journal = match journal {
+        Some(path) => Some(open_device(env, path).await?),
+        None => None,
+    };
+    Ok(Parts { data: open_device(env, data).await?, journal })
+}
+
+/// Opens a device. A server that has let go of a volume has it locked until its process has ended.
+async fn open_device(env: &Env, path: &Path) -> Outcome<DeviceRef> {
+    let deadline = env.now() + PATIENCE;
+    loop {
+        match FileDevice::open(path, &FileOptions::default()).await {
+            Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
+            opened => return Ok(Arc::new(opened.map_err(PoolError::from)?)),
+        }
+    }
+}
+
+async fn open_in_place(env: &Env, device: &Path, journal: Option<&Path>) -> Outcome<Store> {
+    let parts = parts(env, device, journal).await?;
+    let (store, found) = InPlace::open(env, parts, inplace::Options::default()).await?;
+    tracing::info!(device = %device.display(), ?found, "opened");
+    let store = Arc::new(store);
+    let transactions = TransactionManager::new(env, store.clone(), txn::Options::default());
+    Ok(Store::InPlace { store, transactions, journal: journal.map(Path::to_owned) })
+}
+
+/// Makes a volume that is updated in place.
+pub(crate) async fn create_in_place(
+    env: &Env,
+    device: &Path,
+    journal: Option<&Path>,
+    journal_size: Option<u64>,
+    force: bool,
+) -> Outcome<()> {
+    let parts = parts(env, device, journal).await?;
+    for part in std::iter::once(&parts.data).chain(&parts.journal) {
+        let len = part.geometry().size.min(LOOKED_AT) as usize;
+        let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;
+        if !force && start.iter().any(|byte| *byte != 0) {
+            return Err(Failure::new(format!("{} holds something", part.name()))
+                .help("--force writes over it"));
+        }
+    }
+    let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
+    let mut name = name.unwrap_or_default();
+    while name.len() > inplace::format::NAME {
+        name.pop();
+    }
+    Ok(InPlace::create(env, &parts, &NewInPlace { name, journal_size, size: None }).await?)
 }
 
 /// Reports how far something is.
@@ -280,7 +433,8 @@ fn own_files(folder: &Path) -> Vec<std::path::PathBuf> {
         Err(_) => Vec::new(),
     };
     let inside = paths.into_iter().filter(|path| path.components().count() == 1);
-    let named = [crate::attach::LOG, crate::control::SOCKET, thalweg_ipc::SOCKET];
+    let logs = [crate::attach::LOG, crate::mount::LOG];
+    let named = [logs[0], logs[1], crate::control::SOCKET, thalweg_ipc::SOCKET];
     let named = named.map(std::path::PathBuf::from);
     let mut files: Vec<_> = inside.chain(named).map(|path| folder.join(path)).collect();
     files.sort();

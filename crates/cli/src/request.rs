@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thalweg_store::pool::manifest::Settings;
 
+use crate::files::NewFilesystem;
+use crate::mount_options::MountOptions;
 use crate::parts::{DeviceArg, LinkArg};
 
 /// One request. Paths in it are absolute.
@@ -73,6 +75,39 @@ pub(crate) enum Request {
         /// Cut off who uses it.
         force: bool,
     },
+    /// Make a filesystem on the volume.
+    MakeFilesystem(NewFilesystem),
+    /// Mount the volume's filesystem.
+    Mount(MountRequest),
+    /// Change how it is mounted.
+    Remount {
+        /// What was said behind `-o`.
+        options: MountOptions,
+    },
+    /// Unmount it.
+    Unmount {
+        /// Also while it is in use; it goes when its last user does.
+        detach: bool,
+    },
+    /// Show the mounted filesystem as a new transaction sees it. It ends with the connection that this
+    /// was asked on.
+    BeginView,
+    /// End such a transaction.
+    EndView {
+        /// The view's number.
+        id: u64,
+        /// Whether what was done in it is to count.
+        commit: bool,
+    },
+}
+
+/// How to mount.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MountRequest {
+    /// The directory to mount on.
+    pub(crate) directory: PathBuf,
+    /// What was said behind `-o`.
+    pub(crate) options: MountOptions,
 }
 
 /// How to attach.
@@ -105,4 +140,25 @@ pub(crate) enum Answer {
         /// The process that had the volume open ends with it.
         ends: bool,
     },
+    /// The filesystem was mounted.
+    Mounted {
+        /// Where.
+        directory: PathBuf,
+    },
+    /// The filesystem was unmounted.
+    Unmounted {
+        /// The process that had the volume open ends with it.
+        ends: bool,
+    },
+    /// A transaction's view was mounted.
+    View {
+        /// Its number.
+        id: u64,
+        /// Where.
+        directory: PathBuf,
+    },
+    /// Another transaction stands against this one: nothing of it counts.
+    Conflict,
+    /// The process that has the volume open is about to end: wait for that, and open it anew.
+    Ending,
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
@@ -14,7 +15,9 @@ use tokio::sync::{Mutex, watch};
 
 use crate::control::Handler;
 use crate::failure::{Failure, Outcome};
+use crate::files;
 use crate::metrics;
+use crate::mounts::MountedVolume;
 use crate::opened::Opened;
 use crate::progress::Report;
 use crate::request::{Answer, AttachRequest, Request};
@@ -32,12 +35,14 @@ pub(crate) struct Session {
     volumes: Vec<Arc<Opened>>,
     server: Server,
     attachments: Mutex<Vec<Attachment>>,
+    mounts: Mutex<Vec<MountedVolume>>,
+    views: AtomicU64,
     /// Whoever answers on the sockets for transactions, and of which volume.
     transactions: parking_lot::Mutex<Vec<(String, thalweg_ipc::Server)>>,
     /// Turns true when the session is to end.
     stop: watch::Sender<bool>,
-    /// The session ends when its last block device is gone.
-    ends_when_detached: bool,
+    /// The session ends when its last block device and its last mount are gone.
+    ends_when_idle: bool,
     exports_snapshots: bool,
 }
 
@@ -55,7 +60,7 @@ pub(crate) enum Purpose {
     Request,
     /// Clients that connect.
     Serve,
-    /// A block device; it ends with that.
+    /// A block device, or a mount; it ends with the last of them.
     Attach,
 }
 
@@ -67,9 +72,11 @@ impl Session {
             volumes: volumes.into_iter().map(Arc::new).collect(),
             server: Server::new(env.clone(), ServerConfig::default()),
             attachments: Mutex::default(),
+            mounts: Mutex::default(),
+            views: AtomicU64::new(1),
             transactions: parking_lot::Mutex::default(),
             stop: watch::Sender::new(false),
-            ends_when_detached: purpose == Purpose::Attach,
+            ends_when_idle: purpose == Purpose::Attach,
             exports_snapshots: purpose == Purpose::Serve,
         }
     }
@@ -84,6 +91,27 @@ impl Session {
 
     pub(crate) fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// The filesystems that are mounted.
+    pub(crate) fn mounts(&self) -> &Mutex<Vec<MountedVolume>> {
+        &self.mounts
+    }
+
+    /// A number for a transaction's view.
+    pub(crate) fn next_view(&self) -> u64 {
+        self.views.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Ends a session that was there for block devices and mounts, when the last of them has gone;
+    /// whether it does.
+    pub(crate) async fn end_if_idle(&self, mounts: &[MountedVolume]) -> bool {
+        let idle = mounts.is_empty() && self.attachments.lock().await.is_empty();
+        let ends = self.ends_when_idle && idle;
+        if ends {
+            self.stop.send_replace(true);
+        }
+        ends
     }
 
     /// Turned true, it ends the session.
@@ -193,10 +221,8 @@ impl Session {
         let force = if force { Force::Yes } else { Force::No };
         attachments[found].attached.detach(force).await?;
         let device = attachments.remove(found).attached.device.clone();
-        let ends = self.ends_when_detached && attachments.is_empty();
-        if ends {
-            self.stop.send_replace(true);
-        }
+        drop(attachments);
+        let ends = self.end_if_idle(&self.mounts.lock().await).await;
         Ok(Answer::Detached { device, ends })
     }
 
@@ -211,14 +237,15 @@ impl Session {
                     gone.push(at);
                 }
             }
-            for at in gone {
-                let mut it = attachments.remove(at);
+            for at in &gone {
+                let mut it = attachments.remove(*at);
                 if let Err(error) = it.attached.detach(Force::Yes).await {
                     tracing::warn!(%error, "what is left of a block device stays");
                 }
             }
-            if self.ends_when_detached && attachments.is_empty() {
-                self.stop.send_replace(true);
+            if !gone.is_empty() {
+                drop(attachments);
+                self.end_if_idle(&self.mounts.lock().await).await;
             }
         }
     }
@@ -245,11 +272,12 @@ impl Session {
         }
     }
 
-    /// Ends everything in order: clients, block devices, volumes. All of it is tried; the first
+    /// Ends everything in order: clients, mounts, block devices, volumes. All of it is tried; the first
     /// failure is returned.
     pub(crate) async fn close(&self) -> Outcome<()> {
         self.transactions.lock().clear();
         let mut result = self.server.shutdown().await.map_err(Failure::from);
+        self.unmount_all().await;
         self.detach_all().await;
         for volume in &self.volumes {
             result = result.and(volume.close().await);
@@ -276,6 +304,23 @@ impl Session {
         all.any(|it| it.volume == volume.target.name && right(it.snapshot.as_deref()))
     }
 
+    /// Where a volume's filesystem is mounted.
+    async fn mount_of(&self, volume: &Opened) -> Option<PathBuf> {
+        let mounts = self.mounts.lock().await;
+        let mut of = mounts.iter().filter(|it| it.volume == volume.target.name);
+        of.next().map(|it| it.directory().to_owned())
+    }
+
+    async fn refuse_if_mounted(&self, volume: &Opened) -> Outcome<()> {
+        match self.mount_of(volume).await {
+            None => Ok(()),
+            Some(place) => {
+                Err(Failure::new(format!("its filesystem is mounted on {}", place.display()))
+                    .help("unmount it first: thalweg umount DIRECTORY"))
+            }
+        }
+    }
+
     async fn refuse_if_attached(
         &self,
         volume: &Opened,
@@ -292,7 +337,7 @@ impl Session {
 
     /// Answers a request on one of the volumes.
     async fn answer(
-        &self,
+        self: &Arc<Self>,
         volume: &Opened,
         request: Request,
         report: &dyn Report,
@@ -303,6 +348,17 @@ impl Session {
                 Ok(Answer::Attached { device: self.attach(volume, how).await? })
             }
             Request::Detach { snapshot, force } => self.detach(volume, snapshot, *force).await,
+            Request::MakeFilesystem(new) => {
+                self.refuse_if_mounted(volume).await?;
+                files::make(&self.env, volume, new).await.map(|()| Answer::Done)
+            }
+            Request::Mount(request) => self.mount(volume, request).await,
+            Request::Remount { options } => {
+                self.remount(volume, options).await.map(|()| Answer::Done)
+            }
+            Request::Unmount { detach } => self.unmount(volume, *detach).await,
+            Request::BeginView => self.begin_view(volume).await,
+            Request::EndView { id, commit } => self.end_view(volume, *id, *commit).await,
             Request::CreateSnapshot { name } => {
                 let answer = volume.execute(&request, report).await?;
                 if self.exports_snapshots {
@@ -327,6 +383,7 @@ impl Session {
     async fn status(&self, volume: &Opened) -> Outcome<Answer> {
         let mut status = volume.status_json()?;
         status["attached"] = self.devices_of(volume).await;
+        status["mounted"] = serde_json::to_value(self.mount_of(volume).await)?;
         let own = &volume.target.name;
         let mut exports = self.server.exports();
         exports.retain(|name| name == own || name.starts_with(&format!("{own}@")));
@@ -343,6 +400,7 @@ impl Session {
         report: &dyn Report,
     ) -> Outcome<Answer> {
         self.refuse_if_attached(volume, |snapshot| snapshot.is_none()).await?;
+        self.refuse_if_mounted(volume).await?;
         let own = volume.target.name.clone();
         let withdrawn = self.withdraw(|name| name == own).await?;
         let had_transactions = self.withdraw_transactions(volume);
@@ -364,6 +422,7 @@ impl Session {
     ) -> Outcome<Answer> {
         if matches!(request, Request::Shrink { size: Some(_), .. }) {
             self.refuse_if_attached(volume, |snapshot| snapshot.is_none()).await?;
+            self.refuse_if_mounted(volume).await?;
         }
         let answer = volume.execute(request, report).await?;
         for it in self.attachments.lock().await.iter() {
@@ -378,7 +437,7 @@ impl Session {
 /// What a client sees of a volume or of a snapshot.
 fn bytes_of(volume: &Opened, snapshot: Option<&str>) -> Outcome<VolumeRef> {
     match snapshot {
-        None => Ok(volume.volume()),
+        None => volume.volume(),
         Some(name) => volume.snapshot(name),
     }
 }
@@ -386,7 +445,7 @@ fn bytes_of(volume: &Opened, snapshot: Option<&str>) -> Outcome<VolumeRef> {
 impl metrics::Source for Session {
     fn volumes(&self) -> Vec<(String, Status)> {
         let volumes = self.volumes.iter();
-        volumes.map(|volume| (volume.target.name.clone(), volume.status())).collect()
+        volumes.filter_map(|it| Some((it.target.name.clone(), it.status()?))).collect()
     }
 
     fn server(&self) -> Option<&ServerStats> {
@@ -404,5 +463,12 @@ pub(crate) struct Administered {
 impl Handler for Administered {
     async fn handle(&self, request: Request, report: &dyn Report) -> Outcome<Answer> {
         self.session.answer(&self.volume, request, report).await
+    }
+
+    async fn gone(&self, answer: &Answer) {
+        // A command whose client has died must not count in part.
+        if let Answer::View { id, .. } = answer {
+            let _ = self.session.end_view(&self.volume, *id, false).await;
+        }
     }
 }

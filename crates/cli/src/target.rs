@@ -1,6 +1,7 @@
 //! How a volume is named on the command line: by its folder, a snapshot behind an `@`.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Outcome};
@@ -17,6 +18,9 @@ pub(crate) struct Target {
     pub(crate) name: String,
     /// The snapshot.
     pub(crate) snapshot: Option<String>,
+    /// Of a volume that is updated in place, its device. It has no folder of its own; the sockets of
+    /// whoever has it open are in one of this user's.
+    pub(crate) device: Option<PathBuf>,
 }
 
 impl Target {
@@ -43,6 +47,31 @@ impl Target {
         }
     }
 
+    /// Finds a volume that may have a filesystem: a folder, or the device of one that is updated in
+    /// place.
+    pub(crate) fn with_files(text: &str) -> Outcome<Target> {
+        let found = std::fs::metadata(text);
+        match found.is_ok_and(|it| it.is_file() || it.file_type().is_block_device()) {
+            true => Target::in_place(Path::new(text)),
+            false => Target::volume(text),
+        }
+    }
+
+    /// The volume that is updated in place on a device, or in a file.
+    pub(crate) fn in_place(device: &Path) -> Outcome<Target> {
+        let device = device.canonicalize()?;
+        let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = name.ok_or_else(|| Failure::new("a device has a name"))?;
+        let place = format!("in-place-{}", unique(&name, &device));
+        let folder = thalweg_fuse::attach::directory(&place)?;
+        Ok(Target { folder, name, snapshot: None, device: Some(device) })
+    }
+
+    /// What the user named: the folder, or the device.
+    pub(crate) fn place(&self) -> &Path {
+        self.device.as_deref().unwrap_or(&self.folder)
+    }
+
     fn of(folder: &Path, snapshot: Option<String>) -> Outcome<Target> {
         let folder = folder.canonicalize()?;
         let name = folder.file_name().and_then(|name| name.to_str());
@@ -50,7 +79,7 @@ impl Target {
             Failure::new(format!("{} has no name that clients could use", folder.display()))
                 .help("give the folder a name in UTF-8")
         })?;
-        Ok(Target { name: name.to_owned(), folder, snapshot })
+        Ok(Target { name: name.to_owned(), folder, snapshot, device: None })
     }
 
     /// `NAME` or `NAME@SNAPSHOT`: what clients call it.
@@ -61,11 +90,16 @@ impl Target {
     /// The directory on which its file is mounted while it is attached; another one for each
     /// folder, also where names are the same.
     pub(crate) fn mountpoint(&self) -> Outcome<PathBuf> {
-        let mut hasher = DefaultHasher::new();
-        self.folder.hash(&mut hasher);
-        let name = format!("{}-{:08x}", self.export(), hasher.finish() as u32);
+        let name = unique(&self.export(), &self.folder);
         Ok(thalweg_fuse::attach::directory(name.trim_start_matches('.'))?)
     }
+}
+
+/// The name with something behind it that differs from place to place.
+fn unique(name: &str, place: &Path) -> String {
+    let mut hasher = DefaultHasher::new();
+    place.hash(&mut hasher);
+    format!("{name}-{:08x}", hasher.finish() as u32)
 }
 
 /// `NAME` or `NAME@SNAPSHOT`.

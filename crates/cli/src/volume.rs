@@ -1,9 +1,10 @@
 //! `thalweg volume`: make, look at, change and destroy volumes.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, FromArgMatches, Subcommand, ValueEnum};
 use thalweg_store::chain;
 use thalweg_store::env::Env;
 use thalweg_store::pool::Preallocation;
@@ -93,6 +94,18 @@ pub(crate) struct Create {
     /// Print the new volume's status as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Create {
+    /// What is made of `folder` when nothing but the size is said.
+    pub(crate) fn plain(folder: &Path, size: Size) -> Outcome<Create> {
+        let command = Create::augment_args(clap::Command::new("create").no_binary_name(true));
+        let words =
+            ["--size".into(), size.0.to_string().into(), "--".into(), OsString::from(folder)];
+        let matches = command.try_get_matches_from(words);
+        let parsed = matches.and_then(|matches| Create::from_arg_matches(&matches));
+        parsed.map_err(|error| Failure::of(&error))
+    }
 }
 
 /// What the volume keeps of how it is opened.

@@ -31,7 +31,7 @@ fn mkfs(device: &str) {
     good(Command::new("mkfs.ext4").args(["-q", device]));
 }
 
-/// The process that serves the device, by its working directory and command line.
+/// The process that serves the volume in the background, by its working directory and command line.
 fn server_of(home: &Home) -> String {
     let wanted = home.volume().display().to_string();
     for entry in std::fs::read_dir("/proc").unwrap() {
@@ -45,9 +45,9 @@ fn server_of(home: &Home) -> String {
     panic!("nobody serves {wanted}");
 }
 
-/// Ends the process that serves the device as a power cut would, and waits until it is gone.
+/// Ends the process that serves the volume as a power cut would, and waits until it is gone.
 #[allow(clippy::disallowed_methods)]
-fn kill_server(home: &Home) {
+pub(crate) fn kill_server(home: &Home) {
     let pid = server_of(home);
     good(Command::new("kill").args(["-KILL", &pid]));
     while Path::new("/proc").join(&pid).exists() && state_of(&pid) != Some('Z') {

@@ -6,6 +6,7 @@ mod administration;
 mod bad_input;
 mod block_device;
 mod clients;
+mod files;
 mod kv;
 mod raw_devices;
 mod run;

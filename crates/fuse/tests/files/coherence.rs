@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -57,12 +57,19 @@ fn what_others_change_is_seen() {
 #[test]
 fn an_append_goes_behind_what_others_appended() {
     let Some((rig, other)) = shared() else { return };
-    let mut file = OpenOptions::new().append(true).create(true).open(rig.path("log")).unwrap();
+    let mut options = OpenOptions::new();
+    let mut file = options.read(true).append(true).create(true).open(rig.path("log")).unwrap();
     file.write_all(b"1").unwrap();
     let ino = Ino(fs::metadata(rig.path("log")).unwrap().ino());
+    // The kernel is not told, and so has a place in mind that is wrong.
+    rig.filesystem().watch(Box::new(|_: &thalweg_fs::Change| {}));
     rig.block_on(write(&other, ino, WriteAt::End, "2"));
     file.write_all(b"3").unwrap();
     rig.settle();
+    // So much as the kernel thinks that there is.
+    let mut bytes = [0; 2];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"12");
     assert_eq!(fs::read(rig.path("log")).unwrap(), b"123");
 }
 

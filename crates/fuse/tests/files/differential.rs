@@ -117,7 +117,11 @@ impl Call {
                 Call::Rename(name, other, chance.of(&flags))
             }
             21 => Call::Link(name, other),
-            22 => Call::Symlink(chance.of(&["a", "../a", "d", "/nowhere", "d/d"]), name),
+            22 => {
+                // None of them leaves the filesystem.
+                let inside = if name.contains('/') { "../a" } else { "./b" };
+                Call::Symlink(chance.of(&["a", inside, "d", "nowhere", "d/d"]), name)
+            }
             23 => Call::ReadLink(name),
             24 => Call::MakeFifo(name, mode),
             25 => Call::Chmod(name, mode),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use thalweg_fs::Filesystem;
@@ -10,7 +11,10 @@ use thalweg_fs::local::{Format, Local, Options};
 use thalweg_fuse::files::{MountOptions, Mounted, mount};
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
+use thalweg_store::block::BlockStore;
+use thalweg_store::device::{Geometry, MemoryDevice};
 use thalweg_store::env::Env;
+use thalweg_store::inplace::{self, InPlace, Mode, NewInPlace, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 use tokio::runtime::Runtime;
 
@@ -24,9 +28,34 @@ pub(crate) fn naive(env: &Env) -> Arc<dyn Filesystem> {
     Arc::new(NaiveFiles::new(env))
 }
 
-/// The filesystem on the transactions of a volume in memory.
+/// The filesystem on the transactions of a volume that keeps versions in memory.
 pub(crate) fn local(env: &Env) -> Arc<dyn Filesystem> {
-    let store = Arc::new(VersionedMemory::new(BLOCKS));
+    on(env, Arc::new(VersionedMemory::new(BLOCKS)))
+}
+
+/// The filesystem on a volume in memory that is updated in place.
+pub(crate) fn in_place(env: &Env, mode: Mode) -> Arc<dyn Filesystem> {
+    let geometry = Geometry { size: BLOCKS * 4096 + (16 << 20), sector: 512 };
+    let data = Arc::new(MemoryDevice::with_geometry("data", geometry));
+    let parts = Parts { data, journal: None };
+    // Everything that otherwise happens now and then is to happen in a test, too.
+    let options = inplace::Options {
+        mode,
+        threshold: 2048,
+        commit: Duration::from_millis(50),
+        writeback: Duration::from_millis(50),
+        expire: Duration::from_millis(200),
+        cache: 16 << 20,
+        ..inplace::Options::default()
+    };
+    let opened = tokio::runtime::Handle::current().block_on(async {
+        InPlace::create(env, &parts, &NewInPlace::default()).await?;
+        InPlace::open(env, parts, options).await
+    });
+    on(env, Arc::new(opened.unwrap().0))
+}
+
+fn on(env: &Env, store: Arc<dyn BlockStore>) -> Arc<dyn Filesystem> {
     let manager = TransactionManager::new(env, store, txn::Options::default());
     let volume: Arc<dyn Transact> = Arc::new(manager);
     let opened = tokio::runtime::Handle::current().block_on(async {

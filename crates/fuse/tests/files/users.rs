@@ -59,6 +59,21 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
+/// The mode with which the kernel would run a file: what it knows after a check of permissions, which
+/// looks again only if it was told that the mode may have changed.
+fn known_mode(path: &Path) -> u32 {
+    // SAFETY: zeros are a valid value, which the call fills in.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let (path, flags) = (c(path), libc::AT_STATX_DONT_SYNC);
+    // SAFETY: the path is a terminated string, alive for the call.
+    assert_eq!(unsafe { libc::access(path.as_ptr(), libc::X_OK) }, 0);
+    // SAFETY: the path is a terminated string and the place is ours.
+    let result =
+        unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, libc::STATX_MODE, &mut found) };
+    assert_eq!(result, 0);
+    u32::from(found.stx_mode) & 0o7777
+}
+
 fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
@@ -129,11 +144,15 @@ pub(crate) fn writes_take_privileges_away(make: Make) {
     capabilities[..4].copy_from_slice(&0x0200_0001_u32.to_le_bytes());
     capabilities[4..8].copy_from_slice(&0x400_u32.to_le_bytes());
     let direct = "dd if=/dev/zero of=F bs=4096 count=1 oflag=direct conv=notrunc status=none";
+    let copy = "python3 -c \"import os; f = os.open('F', os.O_RDWR); \
+                os.copy_file_range(f, f, 3, 0, 100)\"";
     for (way, how) in [
         ("append", "echo x >> F"),
         ("truncate", "truncate -s 1 F"),
         ("empty", ": > F"),
         ("direct", direct),
+        ("reserve", "fallocate -l 10000 F"),
+        ("copy", copy),
     ] {
         let path = rig.path(way);
         let script = how.replace('F', &path.display().to_string());
@@ -150,8 +169,14 @@ pub(crate) fn writes_take_privileges_away(make: Make) {
         );
         // Given again after a write showed that there was none.
         assert!(may(&script));
+        set_xattr(&path, "security.capability", &capabilities, 0).unwrap();
+        assert!(may(&script));
+        let left = get_xattr(&path, "security.capability", 100);
+        assert_eq!(errno(left), libc::ENODATA, "{way} leaves capabilities");
         chmod(&path, 0o6777);
         assert!(may(&script));
+        // What the kernel would run it with, without another look.
+        assert_eq!(known_mode(&path), 0o777, "{way}, the second time");
         assert_eq!(mode(&path), 0o777, "{way}, the second time");
     }
     let path = rig.path("given");

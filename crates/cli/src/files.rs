@@ -1,0 +1,156 @@
+//! The filesystem of one open volume.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use thalweg_fs::check;
+use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::{Filesystem, FsError};
+use thalweg_store::env::Env;
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::{Begin, Durability, Transact, Transaction};
+
+use crate::failure::{Failure, Outcome};
+use crate::mount_options::MountOptions;
+use crate::opened::Opened;
+
+/// A filesystem to be made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct NewFilesystem {
+    /// The root directory's owner.
+    pub(crate) uid: u32,
+    /// The root directory's group.
+    pub(crate) gid: u32,
+    /// The root directory's mode.
+    pub(crate) mode: u16,
+    /// Take away the one that is there.
+    pub(crate) force: bool,
+}
+
+/// The filesystem of one open volume.
+#[derive(Debug)]
+pub(crate) struct Files {
+    local: Local,
+    volume: Arc<dyn Transact>,
+}
+
+/// The filesystem as one transaction sees it.
+#[derive(Debug)]
+pub(crate) struct View {
+    local: Local,
+    transaction: Arc<dyn Transaction>,
+}
+
+/// What a commit came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Committed {
+    Yes,
+    /// Another transaction stood against it: nothing of it counts.
+    Conflict,
+}
+
+impl From<FsError> for Failure {
+    fn from(error: FsError) -> Failure {
+        let help = match &error {
+            FsError::Exists => Some("--force makes a new one in its place, which loses its files"),
+            FsError::Tree(TreeError::NoCatalogue | TreeError::Missing(_)) => {
+                Some("make one: thalweg mkfs VOLUME")
+            }
+            FsError::Damaged(_) => Some("thalweg fsck VOLUME says what is damaged"),
+            FsError::Newer(_) => Some("use a newer program"),
+            _ => None,
+        };
+        let failure = match &error {
+            FsError::Exists => Failure::new("the volume has a filesystem already"),
+            FsError::Tree(TreeError::NoCatalogue | TreeError::Missing(_)) => {
+                Failure::new("the volume has no filesystem")
+            }
+            error => Failure::of(error),
+        };
+        match help {
+            Some(help) => failure.help(help),
+            None => failure,
+        }
+    }
+}
+
+fn transact(volume: &Opened) -> Arc<dyn Transact> {
+    Arc::new(volume.transactions().clone())
+}
+
+/// Makes an empty filesystem on a volume.
+pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Outcome<()> {
+    let volume = transact(volume);
+    let format = Format { mode: new.mode, uid: new.uid, gid: new.gid, ..Format::default() };
+    match local::make(env, &volume, &format).await {
+        Err(FsError::Exists) if new.force => {
+            local::remove(env, &volume, &format.name).await?;
+            Ok(local::make(env, &volume, &format).await?)
+        }
+        made => Ok(made?),
+    }
+}
+
+/// Checks the filesystem of a volume that nobody else has open.
+pub(crate) async fn check(env: &Env, volume: &Opened, how: check::How) -> Outcome<check::Report> {
+    Ok(check::check(env, transact(volume), &Format::default().name, how).await?)
+}
+
+impl Files {
+    /// Opens the filesystem of a volume.
+    pub(crate) async fn open(env: &Env, volume: &Opened, options: &MountOptions) -> Outcome<Files> {
+        volume.keep_journal(&options.journal)?;
+        let volume = transact(volume);
+        let name = Format::default().name;
+        let local = Local::open(env, volume.clone(), &name, options.for_files()).await?;
+        Ok(Files { local, volume })
+    }
+
+    /// Takes over what a remount may change.
+    pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
+        volume.keep_journal(&options.journal)?;
+        if options.read_only == Some(true) {
+            self.local.sync_all().await?;
+        }
+        Ok(())
+    }
+
+    /// What the kernel is shown.
+    pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
+        Arc::new(self.local.clone())
+    }
+
+    /// Makes everything durable, and leaves nothing to be done.
+    pub(crate) async fn close(&self) -> Outcome<()> {
+        Ok(self.local.close().await?)
+    }
+
+    /// Begins a transaction on everything.
+    pub(crate) async fn begin(&self) -> Outcome<View> {
+        let transaction = self.volume.begin(Begin::STRICT).await.map_err(FsError::from)?;
+        Ok(View { local: self.local.within(transaction.clone()), transaction })
+    }
+}
+
+impl View {
+    /// What the kernel is shown.
+    pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
+        Arc::new(self.local.clone())
+    }
+
+    /// Has all of it appear, durably, or nothing.
+    pub(crate) async fn commit(&self) -> Outcome<Committed> {
+        match self.local.commit(Durability::Synced).await {
+            Ok(()) => Ok(Committed::Yes),
+            Err(error) if thalweg_store::txn::Retry::is_retryable(&error) => {
+                Ok(Committed::Conflict)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes all of it back.
+    pub(crate) async fn abort(&self) {
+        self.transaction.abort().await;
+    }
+}

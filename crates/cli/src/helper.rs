@@ -1,0 +1,72 @@
+//! The names under which other programs call this one: mount(8) calls `mount.thalweg`, mkfs(8)
+//! `mkfs.thalweg`, fsck(8) `fsck.thalweg`, umount(8) `umount.fuse.thalweg`. Each is a link to this
+//! program.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+/// The exit codes that a caller expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Codes {
+    /// The arguments make no sense.
+    pub(crate) usage: u8,
+    /// The command failed.
+    pub(crate) failed: u8,
+}
+
+/// A name, the command that it stands for, and its exit codes.
+const NAMES: [(&str, &str, Codes); 5] = [
+    ("mount.thalweg", "mount", Codes { usage: 1, failed: 32 }),
+    ("umount.thalweg", "umount", Codes { usage: 1, failed: 32 }),
+    ("umount.fuse.thalweg", "umount", Codes { usage: 1, failed: 32 }),
+    ("mkfs.thalweg", "mkfs", Codes { usage: 1, failed: 1 }),
+    ("fsck.thalweg", "fsck", FSCK),
+];
+
+/// As fsck(8) has them, also for `thalweg fsck`.
+const FSCK: Codes = Codes { usage: 16, failed: 8 };
+
+/// Puts the command that the program's name stands for among the arguments; the exit codes of whoever
+/// calls it by that name.
+pub(crate) fn translate(words: &mut Vec<OsString>) -> Codes {
+    let called = words.first().and_then(|word| Path::new(word).file_name());
+    let known = NAMES.into_iter().find(|(name, ..)| called.is_some_and(|called| called == *name));
+    match known {
+        Some((_, command, codes)) => {
+            words[0] = crate::NAME.into();
+            words.insert(1, command.into());
+            codes
+        }
+        None if words.get(1).is_some_and(|word| word == "fsck") => FSCK,
+        None => Codes { usage: 2, failed: 1 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translated(words: &[&str]) -> (Vec<String>, Codes) {
+        let mut words = words.iter().map(OsString::from).collect();
+        let codes = translate(&mut words);
+        (words.into_iter().map(|word| word.into_string().unwrap()).collect(), codes)
+    }
+
+    #[test]
+    fn a_helper_is_its_command() {
+        let (words, codes) = translated(&["/sbin/mount.thalweg", "/srv/vol", "/mnt", "-o", "rw"]);
+        assert_eq!(words, ["thalweg", "mount", "/srv/vol", "/mnt", "-o", "rw"]);
+        assert_eq!((codes.usage, codes.failed), (1, 32));
+        let (words, codes) = translated(&["fsck.thalweg", "-a", "/srv/vol"]);
+        assert_eq!(words, ["thalweg", "fsck", "-a", "/srv/vol"]);
+        assert_eq!((codes.usage, codes.failed), (16, 8));
+    }
+
+    #[test]
+    fn the_program_itself_is_left_alone() {
+        let (words, codes) = translated(&["./thalweg", "mount", "v", "d"]);
+        assert_eq!(words, ["./thalweg", "mount", "v", "d"]);
+        assert_eq!((codes.usage, codes.failed), (2, 1));
+        assert_eq!(translated(&["thalweg", "fsck", "v"]).1, FSCK);
+    }
+}

@@ -1,0 +1,136 @@
+//! `thalweg mkfs`: a filesystem on a volume.
+
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use thalweg_store::device::{FileDevice, FileOptions};
+use thalweg_store::env::Env;
+use thalweg_store::pool::PoolError;
+
+use crate::ask::ask;
+use crate::control::Client;
+use crate::failure::{Failure, Outcome};
+use crate::files::{self, NewFilesystem};
+use crate::opened::{self, Opened};
+use crate::progress;
+use crate::request::Request;
+use crate::size::Size;
+use crate::target::{CONFIG, Target};
+use crate::volume::Create;
+
+/// Make a filesystem on a volume
+///
+/// On a device, or in a file, a volume is made with it that is updated in place, behind a journal; a
+/// file that is not there is made with --in-place and a size. With a link mkfs.thalweg to this program
+/// in /sbin, mkfs(8) knows the type thalweg.
+///
+/// On a chained volume, which is a folder, the filesystem takes the largest part of the volume that is free; key-value stores may lie beside
+/// it. With --size a volume that is not there is made first, with what `thalweg volume create` takes
+/// for granted.
+#[derive(Debug, Args)]
+pub(crate) struct Mkfs {
+    /// The volume's folder, or a device or file
+    volume: String,
+    /// Make a file with a volume that is updated in place
+    #[arg(long, requires = "sizes")]
+    in_place: bool,
+    /// Put the journal on a device, or into a file, of its own
+    #[arg(long, value_name = "PATH", conflicts_with = "journal_size")]
+    journal_dev: Option<PathBuf>,
+    /// Size of the journal in the volume [default: a sixteenth of it, at most 128M]
+    #[arg(long, value_name = "SIZE")]
+    journal_size: Option<Size>,
+    /// Make the volume first, as large as this
+    #[arg(group = "sizes")]
+    size: Option<Size>,
+    /// The same
+    #[arg(long = "size", value_name = "SIZE", group = "sizes")]
+    volume_size: Option<Size>,
+    /// Take away a filesystem that is there, and its files
+    #[arg(short, short_alias = 'F', long)]
+    force: bool,
+    /// Owner and group of the root directory, by number
+    #[arg(long, value_name = "UID:GID", default_value = "0:0", value_parser = owner)]
+    root_owner: (u32, u32),
+    /// Permissions of the root directory, in octal
+    #[arg(long, value_name = "MODE", default_value = "755", value_parser = mode)]
+    root_mode: u16,
+    /// Say nothing
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+fn owner(text: &str) -> Result<(u32, u32), String> {
+    let parsed =
+        text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+    parsed.ok_or_else(|| format!("{text:?} is not UID:GID, as in 1000:1000"))
+}
+
+fn mode(text: &str) -> Result<u16, String> {
+    let mode = u16::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777);
+    mode.ok_or_else(|| format!("{text:?} is no mode, as in 755"))
+}
+
+pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
+    let place = Path::new(&args.volume);
+    let found = std::fs::metadata(place);
+    let is_device = found.is_ok_and(|it| it.is_file() || it.file_type().is_block_device());
+    let target = match args.in_place || is_device {
+        true => in_place(env, place, &args).await?,
+        false => chained(env, place, &args).await?,
+    };
+    let (uid, gid) = args.root_owner;
+    let new = NewFilesystem { uid, gid, mode: args.root_mode, force: args.force };
+    match &args.journal_dev {
+        None => drop(ask(env, &target, Request::MakeFilesystem(new), false).await?),
+        Some(journal) => {
+            let opened = Opened::open_with(env, &target, Some(journal)).await?;
+            let made = files::make(env, &opened, &new).await;
+            made.and(opened.close().await)?;
+        }
+    }
+    if !args.quiet {
+        println!("made a filesystem on {}", target.place().display());
+    }
+    Ok(())
+}
+
+/// A new volume that is updated in place.
+async fn in_place(env: &Env, place: &Path, args: &Mkfs) -> Outcome<Target> {
+    if let Some(size) = args.volume_size.or(args.size) {
+        if !args.in_place {
+            return Err(Failure::new(format!("{} has a size of its own", place.display()))
+                .help("leave the size out"));
+        }
+        let options = FileOptions::default();
+        let made = FileDevice::create(place, size.0, &options).await;
+        drop(made.map_err(PoolError::from)?);
+    }
+    let target = Target::in_place(place)?;
+    if Client::connect(&target.folder).await?.is_some() {
+        return Err(Failure::new(format!("{} is mounted", place.display()))
+            .help("unmount it first: thalweg umount DIRECTORY"));
+    }
+    let journal_size = args.journal_size.map(|size| size.0);
+    let journal = args.journal_dev.as_deref();
+    opened::create_in_place(env, place, journal, journal_size, args.force).await?;
+    Ok(target)
+}
+
+/// A chained volume, made if a size says so.
+async fn chained(env: &Env, folder: &Path, args: &Mkfs) -> Outcome<Target> {
+    if args.journal_dev.is_some() || args.journal_size.is_some() {
+        return Err(Failure::new("a chained volume needs no journal")
+            .help("name a device or a file, or leave the journal out"));
+    }
+    if let Some(size) = args.volume_size.or(args.size) {
+        if folder.join(CONFIG).exists() {
+            return Err(Failure::new(format!("{} is a volume already", folder.display()))
+                .help("leave the size out, or extend it: thalweg volume extend"));
+        }
+        let create = Create::plain(folder, size)?;
+        opened::create(env, &create, &*progress::for_user(args.quiet)).await?;
+    }
+    Target::volume(&args.volume)
+}

@@ -1,0 +1,333 @@
+//! `thalweg mount` and `thalweg umount`: a volume's filesystem for everybody on this machine.
+
+use std::ffi::{CString, OsString};
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use thalweg_fuse::mounts::{self, Mount as Mounted};
+use thalweg_store::env::Env;
+
+use crate::background;
+use crate::control::Client;
+use crate::failure::{Failure, Outcome};
+use crate::mount_options::{MountOptions, Unknown};
+use crate::mounts::KIND;
+use crate::opened::Opened;
+use crate::progress::Silent;
+use crate::request::{Answer, MountRequest, Request};
+use crate::serve::Running;
+use crate::session::{Purpose, Session};
+use crate::target::Target;
+
+/// What the process in the background writes goes here, in the volume's folder.
+pub(crate) const LOG: &str = "mount.log";
+
+/// How often a server is asked that may be about to end, and how long is waited in between.
+const ENDING_TRIES: u32 = 200;
+const ENDING_PAUSE: Duration = Duration::from_millis(20);
+
+/// Mount the filesystem of a volume
+///
+/// Returns when it is there. A process in the background serves it until it is unmounted; when the
+/// volume is served already, its server does that. With a link mount.thalweg to this program in /sbin,
+/// mount(8) and /etc/fstab know the type thalweg.
+#[derive(Debug, Args)]
+#[command(after_long_help = OPTIONS)]
+pub(crate) struct Mount {
+    /// The volume's folder, or the device or file of one that is updated in place
+    volume: Option<String>,
+    /// The directory to mount on
+    directory: Option<PathBuf>,
+    /// Options, with commas between them
+    #[arg(short = 'o', value_name = "OPTION,…")]
+    options: Vec<String>,
+    /// Serve the mount in this process
+    #[arg(long)]
+    foreground: bool,
+    /// Ignore unknown options
+    #[arg(short, long)]
+    sloppy: bool,
+    /// Do everything but mount
+    #[arg(short, long)]
+    fake: bool,
+    /// For mount(8): there is no /etc/mtab to be written
+    #[arg(short = 'n', hide = true)]
+    no_mtab: bool,
+    /// For mount(8): the type, which is thalweg
+    #[arg(short = 't', hide = true)]
+    kind: Option<String>,
+    /// Serve metrics for Prometheus over HTTP, on 127.0.0.1:PORT for example
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+    /// Say in JSON, on one line, what came of it: for the process that started this one
+    #[arg(long, hide = true, requires = "foreground")]
+    tell: bool,
+}
+
+const OPTIONS: &str = "\
+Options behind -o:
+  ro, rw, sync, async, dirsync, suid, nosuid, dev, nodev, exec, noexec
+  relatime, strictatime, noatime  how reads are noted (relatime)
+  allow_other       everybody may use the mount, as far as permissions go; so for root's mounts
+  writeback_cache   the kernel collects writes, page by page, until it or fsync writes them
+  threads=N         threads that take requests from the kernel (2)
+  remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
+On a volume that is updated in place also:
+  data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
+  commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, discard, nodiscard
+  All but journal_dev can change at remount.";
+
+/// Unmount the filesystem of a volume
+///
+/// Waits until everything is durable and the process that served it has ended, or goes on serving
+/// others.
+#[derive(Debug, Args)]
+pub(crate) struct Umount {
+    /// The directory where it is mounted, or the volume's folder
+    #[arg(value_name = "DIRECTORY|VOLUME")]
+    what: PathBuf,
+    /// Also while it is in use: nobody finds it any more, and it goes when its last user does
+    #[arg(short, long)]
+    lazy: bool,
+    /// For umount(8): these mean nothing here
+    #[arg(short = 'f', hide = true)]
+    force: bool,
+    #[arg(short = 'n', hide = true)]
+    no_mtab: bool,
+    #[arg(short = 'r', hide = true)]
+    read_only: bool,
+    #[arg(short = 't', hide = true)]
+    kind: Option<String>,
+}
+
+pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
+    let unknown = if args.sloppy { Unknown::Ignore } else { Unknown::Refuse };
+    let options = MountOptions::parse(&args.options, unknown)?;
+    if options.remount {
+        // mount(8) names the volume too, a person the directory alone.
+        let at = args.directory.take().or(args.volume.take().map(PathBuf::from));
+        let at = at.ok_or_else(|| Failure::new("which directory is to be mounted anew?"))?;
+        return if args.fake { Ok(()) } else { remount(&at, &options).await };
+    }
+    let (Some(volume), Some(directory)) = (&args.volume, &args.directory) else {
+        return Err(Failure::new("a mount needs a volume and a directory")
+            .help("thalweg mount VOLUME DIRECTORY"));
+    };
+    let target = Target::with_files(volume)?;
+    let directory = usable(directory)?;
+    if args.fake {
+        return Ok(());
+    }
+    let request = MountRequest { directory, options };
+    match args.foreground {
+        true => foreground(env, &args, target, request).await,
+        false => {
+            if !through_server(env, &target, &request).await? {
+                in_background(&args, &target, &request)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The directory by its canonical name, without what a dead server has left on it.
+fn usable(directory: &Path) -> Outcome<PathBuf> {
+    let directory = canonical(directory)?;
+    if let Some(found) = mounts::at(&directory)?.filter(|found| found.kind == KIND)
+        && is_dead(&directory)
+    {
+        tracing::warn!(volume = found.source, "the server of an earlier mount has died");
+        detach(&directory)?;
+    }
+    match std::fs::metadata(&directory) {
+        Ok(found) if found.is_dir() => Ok(directory),
+        Ok(_) => Err(Failure::new(format!("{} is no directory", directory.display()))),
+        Err(error) => {
+            Err(Failure::of(&error).while_doing(format!("cannot use {}", directory.display())))
+        }
+    }
+}
+
+/// Has the volume's server mount it, if it has one that goes on.
+async fn through_server(env: &Env, target: &Target, request: &MountRequest) -> Outcome<bool> {
+    let request = Request::Mount(request.clone());
+    for _ in 0..ENDING_TRIES {
+        let Some(mut client) = Client::connect(&target.folder).await? else { return Ok(false) };
+        match client.try_ask(&request, &Silent).await? {
+            Ok(Answer::Mounted { .. }) => return Ok(true),
+            Ok(Answer::Ending) => client.closed().await,
+            Ok(other) => return Err(unexpected(&other)),
+            // It was about to end, and its mounts with it.
+            Err(error) => tracing::debug!(%error, "the volume's server went away"),
+        }
+        env.sleep(ENDING_PAUSE).await;
+    }
+    Err(Failure::new(format!("the process that serves {} does not answer", target.name)))
+}
+
+fn unexpected(answer: &Answer) -> Failure {
+    Failure::new(format!("the volume's server gave an answer out of place: {answer:?}"))
+        .help("it may be of another version; restart it")
+}
+
+async fn foreground(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<()> {
+    let started = start(env, args, target, request).await;
+    if args.tell {
+        background::tell(&started.as_ref().map(drop).map_err(Failure::clone))?;
+    }
+    started?.until_stopped().await
+}
+
+async fn start(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<Running> {
+    let journal = request.options.journal.journal_dev.as_deref();
+    let opened = Opened::open_with(env, &target, journal).await?;
+    let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
+    let mounted = session.mount(&session.volumes()[0], &request).await;
+    let running = match &mounted {
+        Ok(_) => Running::start(&session, args.metrics),
+        Err(failure) => Err(failure.clone()),
+    };
+    if running.is_err() {
+        session.close().await?;
+    }
+    running
+}
+
+/// Starts this program again, apart from the terminal, and waits until it serves the mount.
+fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outcome<()> {
+    let mut command: Vec<OsString> = ["mount", "--foreground", "--tell"].map(Into::into).into();
+    for list in &args.options {
+        command.extend(["-o".into(), list.into()]);
+    }
+    if args.sloppy {
+        command.push("--sloppy".into());
+    }
+    if let Some(address) = args.metrics {
+        command.extend(["--metrics".into(), address.to_string().into()]);
+    }
+    command.extend(["--".into(), target.place().into(), request.directory.clone().into()]);
+    background::start(&command, &target.folder.join(LOG))
+}
+
+async fn remount(directory: &Path, options: &MountOptions) -> Outcome<()> {
+    let (found, target) = mount_on(&canonical(directory)?)?;
+    let mut client = Client::connect(&target.folder).await?.ok_or_else(|| no_server(&found))?;
+    let request = Request::Remount { options: options.clone() };
+    match client.ask(&request, &Silent).await? {
+        Answer::Done => change_flags(&found.mountpoint, options),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Sets what the kernel itself keeps of a mount; what was not said stays.
+fn change_flags(mountpoint: &Path, options: &MountOptions) -> Outcome<()> {
+    let path = CString::new(mountpoint.as_os_str().as_bytes()).map_err(std::io::Error::from)?;
+    // SAFETY: zeros are a valid value, which the call fills in.
+    let mut now: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a terminated string and the place is ours.
+    if unsafe { libc::statvfs(path.as_ptr(), &mut now) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    let mut flags = libc::MS_REMOUNT;
+    for (said, shown, flag) in [
+        (options.read_only, libc::ST_RDONLY, libc::MS_RDONLY),
+        (options.suid.map(|it| !it), libc::ST_NOSUID, libc::MS_NOSUID),
+        (options.dev.map(|it| !it), libc::ST_NODEV, libc::MS_NODEV),
+        (options.exec.map(|it| !it), libc::ST_NOEXEC, libc::MS_NOEXEC),
+        (options.sync, libc::ST_SYNCHRONOUS, libc::MS_SYNCHRONOUS),
+    ] {
+        if said.unwrap_or(now.f_flag & shown != 0) {
+            flags |= flag;
+        }
+    }
+    let nothing = std::ptr::null();
+    // SAFETY: the path is a terminated string; a remount by flags takes nothing else.
+    match unsafe { libc::mount(nothing, path.as_ptr(), nothing, flags, nothing.cast()) } {
+        0 => Ok(()),
+        _ => Err(Failure::of(&std::io::Error::last_os_error())
+            .while_doing(format!("cannot change the mount on {}", mountpoint.display()))),
+    }
+}
+
+pub(crate) async fn umount(args: Umount) -> Outcome<()> {
+    let (found, target) = mount_on(&canonical(&args.what)?)?;
+    let Some(mut client) = Client::connect(&target.folder).await? else {
+        return detach(&found.mountpoint);
+    };
+    let request = Request::Unmount { detach: args.lazy };
+    match client.ask(&request, &Silent).await? {
+        Answer::Unmounted { ends } => {
+            if ends {
+                client.closed().await;
+            }
+            Ok(())
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn no_server(found: &Mounted) -> Failure {
+    Failure::new(format!("the server of {} is dead", found.mountpoint.display()))
+        .help(format!("thalweg umount {}, then mount it again", found.mountpoint.display()))
+}
+
+/// A mount of ours on the directory `place`, or of the volume in the folder `place`.
+fn mount_on(place: &Path) -> Outcome<(Mounted, Target)> {
+    let is_it = |found: &&Mounted| {
+        found.kind == KIND && (found.mountpoint == place || Path::new(&found.source) == place)
+    };
+    let all = mounts::list()?;
+    let found = all.iter().rev().find(is_it).cloned().ok_or_else(|| {
+        Failure::new(format!("no filesystem of a volume is mounted on {}", place.display()))
+            .help("findmnt --types fuse.thalweg lists them")
+    })?;
+    let target = Target::with_files(&found.source)?;
+    Ok((found, target))
+}
+
+/// The mount of ours that a path lies in.
+pub(crate) fn mount_around(path: &Path) -> Outcome<(Mounted, Target)> {
+    let path = canonical(path)?;
+    let all = mounts::list()?;
+    let around = all.iter().filter(|found| path.starts_with(&found.mountpoint));
+    let innermost = around.max_by_key(|found| found.mountpoint.as_os_str().len());
+    match innermost {
+        Some(found) => mount_on(&found.mountpoint),
+        None => mount_on(&path),
+    }
+}
+
+/// The canonical name of a directory, also of one whose server has died.
+fn canonical(path: &Path) -> Outcome<PathBuf> {
+    match path.canonicalize() {
+        Err(error) if is_lost(&error) => Ok(std::path::absolute(path)?),
+        Err(error) => {
+            Err(Failure::of(&error).while_doing(format!("cannot find {}", path.display())))
+        }
+        Ok(path) => Ok(path),
+    }
+}
+
+fn is_dead(directory: &Path) -> bool {
+    std::fs::metadata(directory).is_err_and(|error| is_lost(&error))
+}
+
+/// Whether a mount's server has died. The first one to ask may hear that the connection was aborted.
+fn is_lost(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+}
+
+/// Takes away the mount of a server that has died.
+fn detach(directory: &Path) -> Outcome<()> {
+    let path = CString::new(directory.as_os_str().as_bytes()).map_err(std::io::Error::from)?;
+    // SAFETY: the path is a terminated string, alive for the call.
+    match unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) } {
+        0 => Ok(()),
+        _ => Err(Failure::of(&std::io::Error::last_os_error())
+            .while_doing(format!("cannot unmount {}", directory.display()))),
+    }
+}

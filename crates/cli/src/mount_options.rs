@@ -1,0 +1,308 @@
+//! The words behind `-o` of a mount.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thalweg_fs::local::Atime;
+use thalweg_fuse::files;
+use thalweg_store::inplace::{self, Mode};
+
+use crate::failure::{Failure, Outcome};
+
+/// What the words behind `-o` say; what is not said is `None` or as in ext4.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MountOptions {
+    /// Change a mount that is there.
+    pub(crate) remount: bool,
+    /// Changes are refused.
+    pub(crate) read_only: Option<bool>,
+    /// Set-user-id and set-group-id count.
+    pub(crate) suid: Option<bool>,
+    /// Devices can be opened.
+    pub(crate) dev: Option<bool>,
+    /// Programs can be run.
+    pub(crate) exec: Option<bool>,
+    /// Every write is durable when it returns.
+    pub(crate) sync: Option<bool>,
+    /// Every change of a directory is.
+    pub(crate) dirsync: bool,
+    /// How reads are noted.
+    pub(crate) atime: Option<AtimeWord>,
+    /// Everybody may use the mount, as far as permissions go. By default so for root's mounts.
+    pub(crate) allow_other: Option<bool>,
+    /// The kernel collects writes.
+    pub(crate) writeback_cache: bool,
+    /// Threads that take requests from the kernel.
+    pub(crate) threads: Option<usize>,
+    /// How a volume that is updated in place keeps its journal.
+    pub(crate) journal: JournalOptions,
+}
+
+/// How reads are noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum AtimeWord {
+    Relative,
+    Strict,
+    Never,
+}
+
+/// How a volume that is updated in place keeps its journal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct JournalOptions {
+    /// What goes through the journal.
+    pub(crate) data: Option<Mode>,
+    /// The device of the journal; by default a part of the volume.
+    pub(crate) journal_dev: Option<PathBuf>,
+    /// Writes below so many bytes go through the journal.
+    pub(crate) threshold: Option<u32>,
+    /// How old a running transaction may become.
+    pub(crate) commit: Option<Duration>,
+    /// Whether the device is flushed where order matters.
+    pub(crate) barrier: Option<bool>,
+    /// How often dirty blocks are written home.
+    pub(crate) writeback: Option<Duration>,
+    /// How old a dirty block may become.
+    pub(crate) expire: Option<Duration>,
+    /// Whether the device is told of blocks that are not needed any more.
+    pub(crate) discard: Option<bool>,
+}
+
+/// What to do about words that nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    Refuse,
+    /// As `mount -s` wants it.
+    Ignore,
+}
+
+impl MountOptions {
+    /// Reads lists of words with commas between them; of words that exclude each other the last one
+    /// counts.
+    pub(crate) fn parse(lists: &[String], unknown: Unknown) -> Outcome<MountOptions> {
+        let mut options = MountOptions::default();
+        let mut strange = Vec::new();
+        let words = lists.iter().flat_map(|list| list.split(','));
+        for word in words.map(str::trim).filter(|word| !word.is_empty()) {
+            let (name, value) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (word, None),
+            };
+            let known = match value {
+                None => options.take_word(name),
+                Some(value) => options.take_value(name, value)?,
+            };
+            if !known {
+                strange.push(word);
+            }
+        }
+        match strange.is_empty() || unknown == Unknown::Ignore {
+            true => Ok(options),
+            false => Err(Failure::new(format!("unknown mount option: {}", strange.join(", ")))
+                .help("thalweg mount --help lists them; mount -s ignores unknown ones")),
+        }
+    }
+
+    fn take_word(&mut self, word: &str) -> bool {
+        match word {
+            "remount" => self.remount = true,
+            "ro" => self.read_only = Some(true),
+            "rw" => self.read_only = Some(false),
+            "suid" => self.suid = Some(true),
+            "nosuid" => self.suid = Some(false),
+            "dev" => self.dev = Some(true),
+            "nodev" => self.dev = Some(false),
+            "exec" => self.exec = Some(true),
+            "noexec" => self.exec = Some(false),
+            "sync" => self.sync = Some(true),
+            "async" => self.sync = Some(false),
+            "dirsync" => self.dirsync = true,
+            "atime" | "relatime" | "nostrictatime" => self.atime = Some(AtimeWord::Relative),
+            "strictatime" => self.atime = Some(AtimeWord::Strict),
+            "noatime" => self.atime = Some(AtimeWord::Never),
+            "allow_other" => self.allow_other = Some(true),
+            "writeback_cache" => self.writeback_cache = true,
+            "barrier" => self.journal.barrier = Some(true),
+            "nobarrier" => self.journal.barrier = Some(false),
+            "discard" => self.journal.discard = Some(true),
+            "nodiscard" => self.journal.discard = Some(false),
+            // What mount(8) means, or what is so anyway.
+            "defaults"
+            | "auto"
+            | "noauto"
+            | "nofail"
+            | "_netdev"
+            | "user"
+            | "nouser"
+            | "users"
+            | "owner"
+            | "group"
+            | "silent"
+            | "loud"
+            | "default_permissions"
+            | "acl"
+            | "user_xattr"
+            | "diratime" => {}
+            word => return word.starts_with("x-") || word.starts_with("X-"),
+        }
+        true
+    }
+
+    fn take_value(&mut self, name: &str, value: &str) -> Outcome<bool> {
+        let journal = &mut self.journal;
+        match name {
+            "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
+            "journal_dev" => journal.journal_dev = Some(value.into()),
+            "threshold" => {
+                let size: crate::size::Size = value.parse().map_err(|_| {
+                    Failure::new(format!("threshold={value} is no size"))
+                        .help("write bytes, or 64K and the like")
+                })?;
+                let threshold = u32::try_from(size.0);
+                let too_large = |_| Failure::new(format!("threshold={value} is too large"));
+                journal.threshold = Some(threshold.map_err(too_large)?);
+            }
+            "commit" => journal.commit = Some(seconds(name, value)?),
+            "writeback" => journal.writeback = Some(seconds(name, value)?),
+            "expire" => journal.expire = Some(seconds(name, value)?),
+            "barrier" => match value {
+                "0" => journal.barrier = Some(false),
+                "1" => journal.barrier = Some(true),
+                _ => return Err(Failure::new(format!("barrier={value} is neither 0 nor 1"))),
+            },
+            "threads" => {
+                let threads = value.parse().ok().filter(|threads| (1..=64).contains(threads));
+                let wrong = || Failure::new(format!("threads={value} is no number from 1 to 64"));
+                self.threads = Some(threads.ok_or_else(wrong)?);
+            }
+            "user" | "comment" => {}
+            name => return Ok(name.starts_with("x-") || name.starts_with("X-")),
+        }
+        Ok(true)
+    }
+
+    /// How the kernel mounts it for `source`.
+    pub(crate) fn for_kernel(&self, source: String) -> files::MountOptions {
+        let defaults = files::MountOptions::default();
+        files::MountOptions {
+            source,
+            threads: self.threads.unwrap_or(defaults.threads),
+            read_only: self.read_only.unwrap_or(false),
+            // SAFETY: the call only reads the process's identity and cannot fail.
+            allow_other: self.allow_other.unwrap_or(unsafe { libc::geteuid() } == 0),
+            writeback_cache: self.writeback_cache,
+            suid: self.suid.unwrap_or(true),
+            dev: self.dev.unwrap_or(true),
+            exec: self.exec.unwrap_or(true),
+            sync: self.sync.unwrap_or(false),
+            dirsync: self.dirsync,
+            private: false,
+        }
+    }
+
+    /// How the filesystem is opened.
+    pub(crate) fn for_files(&self) -> thalweg_fs::local::Options {
+        let atime = match self.atime {
+            None | Some(AtimeWord::Relative) => Atime::Relative,
+            Some(AtimeWord::Strict) => Atime::Strict,
+            Some(AtimeWord::Never) => Atime::Never,
+        };
+        thalweg_fs::local::Options { atime, read_only: self.read_only.unwrap_or(false) }
+    }
+}
+
+impl JournalOptions {
+    /// How a store runs that ran as `now`: what was not said stays.
+    pub(crate) fn over(&self, now: inplace::Options) -> inplace::Options {
+        inplace::Options {
+            mode: self.data.unwrap_or(now.mode),
+            threshold: self.threshold.unwrap_or(now.threshold),
+            commit: self.commit.unwrap_or(now.commit),
+            barrier: self.barrier.unwrap_or(now.barrier),
+            writeback: self.writeback.unwrap_or(now.writeback),
+            expire: self.expire.unwrap_or(now.expire),
+            discard: self.discard.unwrap_or(now.discard),
+            ..now
+        }
+    }
+
+    /// The words that were given, as they would be again.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let seconds = |name: &str, span: Option<Duration>| {
+            span.map(|span| format!("{name}={}", span.as_secs()))
+        };
+        let words = [
+            self.data.map(|data| format!("data={data}")),
+            self.journal_dev.as_ref().map(|path| format!("journal_dev={}", path.display())),
+            self.threshold.map(|bytes| format!("threshold={bytes}")),
+            seconds("commit", self.commit),
+            self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),
+            seconds("writeback", self.writeback),
+            seconds("expire", self.expire),
+            self.discard.map(|discard| if discard { "discard" } else { "nodiscard" }.to_owned()),
+        ];
+        words.into_iter().flatten().collect()
+    }
+}
+
+fn seconds(name: &str, value: &str) -> Outcome<Duration> {
+    let seconds = value.parse().ok().filter(|seconds| *seconds < 1 << 32);
+    seconds
+        .map(Duration::from_secs)
+        .ok_or_else(|| Failure::new(format!("{name}={value} is no number of seconds")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> Outcome<MountOptions> {
+        MountOptions::parse(&[list.to_owned()], Unknown::Refuse)
+    }
+
+    #[test]
+    fn words_as_in_fstab_are_read() {
+        let options =
+            parse("defaults,noauto,x-systemd.automount,nofail,user=me,nosuid,ro").unwrap();
+        let kernel = options.for_kernel("/srv/vol".to_owned());
+        assert_eq!((kernel.read_only, kernel.suid, kernel.dev), (true, false, true));
+        assert_eq!(kernel.source, "/srv/vol");
+        assert_eq!(parse("defaults").unwrap(), MountOptions::default());
+        assert_eq!(parse("noatime,strictatime").unwrap().for_files().atime, Atime::Strict);
+        assert_eq!(parse("ro,rw").unwrap().read_only, Some(false));
+        let lists = ["ro".to_owned(), "remount,sync".to_owned()];
+        let both = MountOptions::parse(&lists, Unknown::Refuse).unwrap();
+        assert_eq!((both.read_only, both.remount, both.sync), (Some(true), true, Some(true)));
+    }
+
+    #[test]
+    fn the_journal_has_the_words_of_ext4() {
+        let list = "data=selective,journal_dev=/dev/sdb,threshold=2048,commit=5,barrier=0,\
+                    writeback=6,expire=30,nodiscard";
+        let journal = parse(list).unwrap().journal;
+        assert_eq!(journal.words().join(","), list);
+        assert_eq!(parse("data=journal").unwrap().journal.data, Some(Mode::Data));
+        assert_eq!(parse("nobarrier").unwrap().journal.barrier, Some(false));
+        assert!(parse("threshold=4K").unwrap().journal.threshold == Some(4096));
+        let options = parse(list).unwrap().journal.over(inplace::Options::default());
+        assert_eq!((options.mode, options.threshold), (Mode::Selective, 2048));
+        assert_eq!((options.commit.as_secs(), options.writeback.as_secs()), (5, 6));
+        assert!(!options.barrier);
+        for wrong in
+            ["data=all", "threshold=8G", "commit=soon", "barrier=2", "threshold=x", "threads=0"]
+        {
+            let failure = parse(wrong).unwrap_err();
+            let name = wrong.split('=').next().unwrap();
+            assert!(failure.to_string().contains(name), "{wrong}: {failure}");
+        }
+    }
+
+    #[test]
+    fn unknown_words_are_named() {
+        let failure = parse("ro,frobnicate,uid=5").unwrap_err();
+        assert_eq!(failure.to_string(), "unknown mount option: frobnicate, uid=5");
+        let lists = ["ro,frobnicate".to_owned()];
+        let ignored = MountOptions::parse(&lists, Unknown::Ignore).unwrap();
+        assert_eq!(ignored.read_only, Some(true));
+    }
+}

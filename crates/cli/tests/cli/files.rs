@@ -1,0 +1,405 @@
+//! A volume's filesystem: made, mounted, changed by transactions.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::block_device::kill_server;
+use crate::run::{Home, bad, good, thalweg};
+
+/// Whether this machine can mount; says so when not.
+fn can_mount() -> bool {
+    // SAFETY: the call only reads the process's identity.
+    let root = unsafe { libc::geteuid() } == 0;
+    let there = Path::new("/dev/fuse").exists();
+    if !(root && there) {
+        eprintln!("SKIPPED: mounting needs root and /dev/fuse");
+    }
+    root && there
+}
+
+/// A volume with a filesystem, mounted. Unmounted in the end.
+struct Mount {
+    home: Home,
+    root: PathBuf,
+}
+
+impl Mount {
+    /// `None`, and says so, where that cannot be.
+    fn new(options: &[&str]) -> Option<Mount> {
+        if !can_mount() {
+            return None;
+        }
+        let home = Home::empty();
+        let root = home.path("mnt");
+        fs::create_dir(&root).unwrap();
+        good(thalweg(["mkfs", "--quiet", "--size", "96M"]).arg(home.volume()));
+        let mount = Mount { home, root };
+        mount.mount(options);
+        Some(mount)
+    }
+
+    fn mount(&self, options: &[&str]) {
+        good(thalweg(["mount"]).arg(self.home.volume()).arg(&self.root).args(options));
+    }
+
+    fn umount(&self) {
+        good(thalweg(["umount"]).arg(&self.root));
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// `thalweg tx MOUNT [options] -- sh -c SCRIPT`, in the mount's root.
+    fn tx(&self, options: &[&str], script: &str) -> Command {
+        let mut command = thalweg(["tx"]);
+        command.arg(&self.root).args(options).args(["--", "sh", "-ec", script]);
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// The line of the mount table, if it is mounted.
+    fn shown(&self) -> Option<String> {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let root = self.root.display().to_string();
+        table.lines().rfind(|line| line.split(' ').nth(4) == Some(&root)).map(str::to_owned)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.shown().is_some() {
+            let _ = thalweg(["umount", "--lazy"]).arg(&self.root).output();
+        }
+    }
+}
+
+/// Waits until something is so, not for ever.
+fn wait_until(is_so: impl Fn() -> bool) {
+    for _ in 0..200 {
+        if is_so() {
+            return;
+        }
+        good(Command::new("sleep").arg("0.05"));
+    }
+    panic!("it does not happen");
+}
+
+fn text(path: &Path) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn files_survive_an_unmount() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    let table = mount.shown().unwrap();
+    let source = mount.home.volume().display().to_string();
+    assert!(table.contains(&format!("fuse.thalweg {source} rw")), "{table}");
+    fs::create_dir(mount.path("d")).unwrap();
+    fs::write(mount.path("d/a"), "kept").unwrap();
+    fs::set_permissions(mount.path("d/a"), fs::Permissions::from_mode(0o640)).unwrap();
+    symlink("d/a", mount.path("s")).unwrap();
+    mount.umount();
+    assert_eq!((mount.shown(), mount.path("d").exists()), (None, false));
+    mount.mount(&["-o", "ro,noatime"]);
+    assert_eq!(text(&mount.path("s")), "kept");
+    assert_eq!(fs::metadata(mount.path("d/a")).unwrap().mode(), 0o100_640);
+    let error = fs::write(mount.path("b"), "").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EROFS));
+    mount.umount();
+    // The kernel's own umount, and at once the next mount.
+    mount.mount(&[]);
+    fs::write(mount.path("b"), "more").unwrap();
+    good(Command::new("umount").arg(&mount.root));
+    mount.mount(&[]);
+    assert_eq!(text(&mount.path("b")), "more");
+}
+
+#[test]
+fn a_killed_server_loses_nothing_that_was_synced() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    let file = fs::File::create(mount.path("a")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"synced", 0).unwrap();
+    file.sync_all().unwrap();
+    fs::File::open(&mount.root).unwrap().sync_all().unwrap();
+    let status = mount.home.status();
+    assert_eq!(status["mounted"], mount.root.display().to_string());
+    kill_server(&mount.home);
+    drop(file);
+    assert!(fs::metadata(&mount.root).is_err());
+    // The dead mount goes by itself.
+    mount.mount(&[]);
+    assert_eq!(text(&mount.path("a")), "synced");
+    mount.umount();
+}
+
+#[test]
+fn a_mounted_volume_does_everything_else_too() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::write(mount.path("a"), "x").unwrap();
+    good(&mut mount.home.on_volume(&["snapshot", "create"], &["monday"]));
+    let said = bad(&mut mount.home.on_volume(&["snapshot", "rollback"], &["monday"]), 1);
+    assert!(said.contains("is mounted on"), "{said}");
+    let said = bad(thalweg(["mkfs"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("is mounted on"), "{said}");
+    let other = mount.home.path("other");
+    fs::create_dir(&other).unwrap();
+    let said = bad(thalweg(["mount"]).arg(mount.home.volume()).arg(&other), 1);
+    assert!(said.contains("mount --bind"), "{said}");
+    let held = fs::File::open(mount.path("a")).unwrap();
+    let said = bad(thalweg(["umount"]).arg(&mount.root), 1);
+    assert!(said.contains("is in use"), "{said}");
+    drop(held);
+    mount.umount();
+    let said = bad(thalweg(["umount"]).arg(&mount.root), 1);
+    assert!(said.contains("no filesystem of a volume is mounted"), "{said}");
+    let said = bad(thalweg(["mkfs"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("has a filesystem already"), "{said}");
+    good(thalweg(["mkfs", "--force"]).arg(mount.home.volume()));
+    mount.mount(&[]);
+    assert_eq!(fs::read_dir(&mount.root).unwrap().count(), 0);
+}
+
+#[test]
+fn options_are_checked_and_change_at_remount() {
+    let Some(mount) = Mount::new(&["-o", "nosuid,noexec"]) else { return };
+    assert!(mount.shown().unwrap().contains("nosuid,noexec"), "{:?}", mount.shown());
+    let remount = |options: &str| {
+        let mut command = thalweg(["mount", "-o", &format!("remount,{options}")]);
+        command.arg(&mount.root);
+        command
+    };
+    good(&mut remount("ro"));
+    let table = mount.shown().unwrap();
+    assert!(table.contains(" ro,") && table.contains("nosuid") && table.contains("noexec"));
+    assert!(fs::write(mount.path("a"), "").is_err());
+    good(&mut remount("rw,exec"));
+    fs::write(mount.path("a"), "").unwrap();
+    assert!(!mount.shown().unwrap().contains("noexec"));
+    let said = bad(&mut remount("data=selective"), 1);
+    assert!(said.contains("data=selective") && said.contains("chained"), "{said}");
+    mount.umount();
+    let mut wrong = thalweg(["mount", "-o", "frobnicate"]);
+    let said = bad(wrong.arg(mount.home.volume()).arg(&mount.root), 1);
+    assert!(said.contains("unknown mount option: frobnicate"), "{said}");
+    let mut wrong = thalweg(["mount", "-o", "data=ordered"]);
+    let said = bad(wrong.arg(mount.home.volume()).arg(&mount.root), 1);
+    assert!(said.contains("data=ordered"), "{said}");
+    let mut absent = thalweg(["mount"]);
+    let said = bad(absent.arg(mount.home.volume()).arg(mount.home.path("absent")), 1);
+    assert!(said.contains("absent"), "{said}");
+}
+
+#[test]
+fn a_transaction_appears_whole_or_not_at_all() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::write(mount.path("a"), "old").unwrap();
+    fs::write(mount.path("gone"), "").unwrap();
+    assert!(!mount.path("new").exists());
+    let outside = mount.path("a").display().to_string();
+    // In the view the new state is seen, outside of it the old one.
+    let look = format!("nsenter -t {} -m cat {outside}", std::process::id());
+    let script = format!(
+        "echo new > a; echo more >> a; mkdir new; echo b > new/b; rm gone; cat a; echo -n :; {look}"
+    );
+    assert_eq!(good(&mut mount.tx(&[], &script)), "new\nmore\n:old");
+    assert_eq!(text(&mount.path("a")), "new\nmore\n");
+    assert_eq!(text(&mount.path("new/b")), "b\n");
+    assert!(!mount.path("gone").exists());
+    let before = fs::read_dir(&mount.root).unwrap().count();
+    bad(&mut mount.tx(&[], "echo x > a; rm -r new; mkdir never; exit 7"), 7);
+    assert_eq!(text(&mount.path("a")), "new\nmore\n");
+    assert_eq!(fs::read_dir(&mount.root).unwrap().count(), before);
+    bad(&mut mount.tx(&[], "rm a; kill -TERM $$"), 128 + 15);
+    assert!(mount.path("a").exists());
+    bad(thalweg(["tx"]).arg(&mount.root).args(["--", "/no/such/program"]), 127);
+    bad(thalweg(["tx"]).arg("/proc").args(["--", "true"]), 125);
+    mount.umount();
+    mount.mount(&[]);
+    assert_eq!(text(&mount.path("new/b")), "b\n");
+}
+
+#[test]
+fn of_two_that_stand_against_each_other_one_counts() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::write(mount.path("count"), "5").unwrap();
+    let root = mount.root.display();
+    // Somebody outside changes what the transaction has read, the first time.
+    let outside =
+        format!("test -e {root}/seen || {{ echo 10 > {root}/count; touch {root}/seen; }}");
+    let me = std::process::id();
+    let script =
+        format!("n=$(cat count); nsenter -t {me} -m sh -c '{outside}'; echo $((n + 1)) > count");
+    let said = bad(&mut mount.tx(&[], &script), 75);
+    assert!(said.contains("nothing was changed"), "{said}");
+    assert_eq!(text(&mount.path("count")), "10\n");
+    fs::remove_file(mount.path("seen")).unwrap();
+    good(&mut mount.tx(&["--retries", "3"], &script));
+    assert_eq!(text(&mount.path("count")), "11\n");
+}
+
+#[test]
+fn a_killed_client_leaves_nothing_of_its_transaction() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::write(mount.path("a"), "old").unwrap();
+    let ready = mount.home.path("ready");
+    let script = format!("echo new > a; touch {}; exec sleep 100", ready.display());
+    let mut client = mount.tx(&[], &script).spawn().unwrap();
+    wait_until(|| ready.exists());
+    let views = || {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let source = mount.home.volume().display().to_string();
+        table.lines().filter(|line| line.contains(&format!(" {source} "))).count()
+    };
+    assert_eq!(views(), 2);
+    let child = good(Command::new("pgrep").args(["-P", &client.id().to_string()]));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    wait_until(|| views() == 1);
+    assert_eq!(text(&mount.path("a")), "old");
+    good(Command::new("kill").arg(child.trim()));
+    mount.umount();
+}
+
+/// What mount(8) does with a line of fstab, in a mount namespace where our helpers are in /sbin.
+#[test]
+fn a_line_of_fstab_is_enough() {
+    let known = fs::read_to_string("/proc/filesystems").unwrap();
+    if !known.contains("overlay") {
+        eprintln!("SKIPPED: the kernel has no overlay, which puts helpers into /sbin for one test");
+        return;
+    }
+    let Some(mount) = Mount::new(&[]) else { return };
+    mount.umount();
+    let home = &mount.home;
+    let program = env!("CARGO_BIN_EXE_thalweg");
+    fs::create_dir(home.path("sbin")).unwrap();
+    for name in ["mount.thalweg", "umount.fuse.thalweg", "mkfs.thalweg", "fsck.thalweg"] {
+        symlink(program, home.path("sbin").join(name)).unwrap();
+    }
+    let (volume, root) = (home.volume(), mount.root.clone());
+    let (volume, root) = (volume.display(), root.display());
+    let fstab = home.path("fstab");
+    fs::write(&fstab, format!("{volume} {root} thalweg defaults,nosuid 0 0\n")).unwrap();
+    let script = format!(
+        "sbin=$(readlink -f /sbin)\n\
+         mount -t overlay -o lowerdir={sbin}:$sbin overlay $sbin\n\
+         mount -T {fstab} -a\n\
+         mount -T {fstab} -a\n\
+         grep -c ' {root} ' /proc/self/mountinfo\n\
+         echo hello > {root}/a\n\
+         mount -T {fstab} -o remount,ro {root}\n\
+         ! touch {root}/a 2>/dev/null\n\
+         umount {root}\n\
+         mount -t thalweg -o ro {volume} {root}\n\
+         cat {root}/a\n\
+         umount {root}\n\
+         mount -t thalweg -o nonsense {volume} {root} 2>/dev/null || echo code $?\n",
+        sbin = home.path("sbin").display(),
+        fstab = fstab.display(),
+    );
+    let said = good(Command::new("unshare").args(["-m", "sh", "-ec", &script]));
+    assert_eq!(said, "1\nhello\ncode 32\n");
+}
+
+/// A mount point for a volume that is updated in place.
+fn in_place(arguments: &[&str]) -> Option<Mount> {
+    if !can_mount() {
+        return None;
+    }
+    let home = Home::empty();
+    let root = home.path("mnt");
+    fs::create_dir(&root).unwrap();
+    let mut mkfs = thalweg(["mkfs", "--quiet", "--in-place", "--size", "64M"]);
+    good(mkfs.arg(home.volume()).args(arguments));
+    Some(Mount { home, root })
+}
+
+#[test]
+fn a_volume_in_place_is_mounted_in_every_mode() {
+    let Some(mount) = in_place(&[]) else { return };
+    let source = mount.home.volume().display().to_string();
+    for mode in ["writeback", "ordered", "data", "wasteless", "selective"] {
+        mount.mount(&["-o", &format!("data={mode},commit=1")]);
+        assert!(mount.shown().unwrap().contains(&format!("fuse.thalweg {source} ")));
+        fs::write(mount.path(mode), mode).unwrap();
+        mount.umount();
+        let said = good(thalweg(["fsck", "-n"]).arg(mount.home.volume()));
+        assert!(said.contains("inodes"), "{said}");
+    }
+    mount.mount(&["-o", "data=ordered"]);
+    for mode in ["writeback", "ordered", "data", "wasteless", "selective"] {
+        assert_eq!(text(&mount.path(mode)), mode);
+    }
+    let remount = |options: &str| {
+        let mut command = thalweg(["mount", "-o", &format!("remount,{options}")]);
+        command.arg(&mount.root);
+        command
+    };
+    good(&mut remount("data=selective,threshold=1K,expire=7"));
+    fs::write(mount.path("later"), "x").unwrap();
+    let said = bad(&mut remount("journal_dev=/dev/null"), 1);
+    assert!(said.contains("cannot move"), "{said}");
+    good(&mut mount.tx(&[], "echo new > later"));
+    assert_eq!(text(&mount.path("later")), "new\n");
+    let said = bad(thalweg(["fsck", "-y"]).arg(mount.home.volume()), 8);
+    assert!(said.contains("is mounted"), "{said}");
+    let said = bad(thalweg(["mkfs"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("is mounted"), "{said}");
+    mount.umount();
+    let said = bad(thalweg(["mkfs"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("holds something"), "{said}");
+    let said = bad(thalweg(["mount", "-o", "data=all"]).arg(&source).arg(&mount.root), 1);
+    assert!(said.contains("`all`"), "{said}");
+}
+
+#[test]
+fn the_journal_may_have_a_device_of_its_own() {
+    if !can_mount() {
+        return;
+    }
+    let home = Home::empty();
+    let journal = home.path("journal");
+    fs::File::create(&journal).unwrap().set_len(8 << 20).unwrap();
+    let root = home.path("mnt");
+    fs::create_dir(&root).unwrap();
+    let mut mkfs = thalweg(["mkfs", "--quiet", "--in-place", "--size", "64M", "--journal-dev"]);
+    good(mkfs.arg(&journal).arg(home.volume()));
+    let mount = Mount { home, root };
+    let said = bad(thalweg(["mount"]).arg(mount.home.volume()).arg(&mount.root), 1);
+    assert!(said.contains("journal_dev=PATH"), "{said}");
+    let with = format!("journal_dev={}", journal.display());
+    mount.mount(&["-o", &with]);
+    fs::write(mount.path("a"), "x").unwrap();
+    mount.umount();
+    let said = bad(thalweg(["fsck"]).arg(mount.home.volume()), 8);
+    assert!(said.contains("--journal-dev"), "{said}");
+    good(thalweg(["fsck", "--data", "--journal-dev"]).arg(&journal).arg(mount.home.volume()));
+    mount.mount(&["-o", &format!("{with},data=data")]);
+    assert_eq!(text(&mount.path("a")), "x");
+}
+
+#[test]
+fn a_check_says_by_its_exit_code_what_it_found() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::write(mount.path("a"), "x").unwrap();
+    bad(thalweg(["fsck"]).arg(mount.home.volume()), 8);
+    mount.umount();
+    let found = good(thalweg(["fsck", "--json", "-d"]).arg(mount.home.volume()));
+    let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+    assert_eq!((&found["clean"], &found["inodes"]), (&true.into(), &2.into()));
+    bad(thalweg(["fsck", "-n", "-y"]).arg(mount.home.volume()), 16);
+    bad(&mut thalweg(["fsck", "/no/such/volume"]), 8);
+    // A record that stands for nothing, put among those of the filesystem.
+    let put = ["put", "fs.meta", "nonsense", "here"];
+    good(thalweg(["kv"]).arg(mount.home.volume()).args(put));
+    let said = bad(thalweg(["fsck"]).arg(mount.home.volume()), 4);
+    assert!(said.contains("left") && said.contains("-y repairs"), "{said}");
+    let said = bad(thalweg(["fsck", "-a"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("repaired"), "{said}");
+    good(thalweg(["fsck"]).arg(mount.home.volume()));
+    mount.mount(&[]);
+    assert_eq!(text(&mount.path("a")), "x");
+}

@@ -52,7 +52,7 @@ impl Inner {
             let wrote = self.write_direct(&closed).await?;
             // In writeback mode the order does not matter, and one flush is enough if it does for both.
             let later = mode == Mode::Writeback && self.journal_flushes_data();
-            if wrote && !(later && !closed.changes.is_empty()) {
+            if wrote && (!later || closed.changes.is_empty()) {
                 self.flush_data().await?;
             }
         }

@@ -212,7 +212,7 @@ impl<A: Address> Journal<A> {
     pub async fn read_block(&self, offset: u64) -> Result<Bytes, JournalError> {
         let superblock = self.writing.lock().await.clone();
         let mut reader = Reader { device: &self.device, superblock: &superblock, buffer: None };
-        Ok(reader.direct(offset, BLOCK_SIZE as u64).await?)
+        reader.direct(offset, BLOCK_SIZE as u64).await
     }
 }
 

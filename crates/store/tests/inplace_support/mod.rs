@@ -48,8 +48,8 @@ impl Shape {
     /// One of several that differ in everything but the mode.
     pub fn varied(mode: Mode, seed: u64) -> Shape {
         let shape = Shape::new(mode);
-        let sector = if seed % 2 == 0 { 512 } else { 4096 };
-        Shape { sector, external: seed % 3 != 0, ..shape }
+        let sector = if seed.is_multiple_of(2) { 512 } else { 4096 };
+        Shape { sector, external: !seed.is_multiple_of(3), ..shape }
     }
 
     pub fn parts(&self, devices: &[DeviceRef]) -> Parts {

@@ -28,6 +28,7 @@ pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
 mod engine;
+pub mod fs;
 pub mod imgstore;
 pub mod kv;
 mod loops;
@@ -88,6 +89,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    fs::ENTRY,
     imgstore::ENTRY,
     kv::ENTRY,
     nbd::ENTRY,

@@ -103,12 +103,21 @@ impl Mounted {
     /// Makes an ext4 on `device`, and mounts it on a new folder in `folder`. All of its tables are
     /// written at once: nothing is left for the kernel to write while somebody counts.
     pub(crate) fn create(device: &LoopDevice, folder: &Path) -> Result<Mounted, BenchError> {
+        Mounted::create_with(device, folder, "defaults")
+    }
+
+    /// The same, mounted with these options.
+    pub(crate) fn create_with(
+        device: &LoopDevice,
+        folder: &Path,
+        options: &str,
+    ) -> Result<Mounted, BenchError> {
         let point = folder.join("mount");
         fs::create_dir(&point).map_err(|source| BenchError::Io { path: point.clone(), source })?;
         let whole = "lazy_itable_init=0,lazy_journal_init=0";
         let device = device.path().as_os_str();
         tool("mkfs.ext4", &[OsStr::new("-q"), OsStr::new("-E"), OsStr::new(whole), device])?;
-        tool("mount", &[device, point.as_os_str()])?;
+        tool("mount", &[OsStr::new("-o"), OsStr::new(options), device, point.as_os_str()])?;
         Ok(Mounted { point })
     }
 

@@ -1,0 +1,463 @@
+//! Filesystems beside each other on the same disk, in real time: ours through FUSE, in two modes; the
+//! kernel's ext4 on loop devices, with `data=ordered` and `data=journal`; and a folder on ext4 passed
+//! through FUSE and nothing else.
+//!
+//! Each has a loop device of its own over a file that was written once, whose counters say what reached
+//! it. They take turns; a figure is the median over the rounds.
+
+mod passthrough;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use rand::{RngExt, SeedableRng};
+use tempfile::TempDir;
+use thalweg_fs::Filesystem;
+use thalweg_fs::local::{self, Format, Local};
+use thalweg_fuse::files;
+use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
+use thalweg_store::env::{Env, Rng, server_threads};
+use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options as StoreOptions, Parts};
+use thalweg_store::txn::{self, Transact, TransactionManager};
+
+use crate::loops::{LoopDevice, Mounted, Reached};
+use crate::rig::{self, median, rounded};
+use crate::{BenchEntry, BenchError, Options, Report};
+use passthrough::Passthrough;
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "fs",
+    about: "small synchronous writes, trees of files and fio, beside ext4 and a FUSE pass-through (real time)",
+    run,
+};
+
+/// Bytes of a device.
+const SIZE: u64 = 2 << 30;
+const ROUNDS: usize = 3;
+const DEFAULT_SCALE: f64 = 0.1;
+/// Files made in one directory, at scale 1.
+const CREATES: f64 = 100_000.0;
+/// Writes of each load of small ones, at scale 1.
+const WRITES: f64 = 20_000.0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum System {
+    Ours(Mode),
+    Ext4(&'static str),
+    Passthrough,
+}
+
+const SYSTEMS: [(System, &str); 5] = [
+    (System::Ours(Mode::Wasteless), "wasteless"),
+    (System::Ours(Mode::Ordered), "ordered"),
+    (System::Ext4("ordered"), "ext4_ordered"),
+    (System::Ext4("journal"), "ext4_journal"),
+    (System::Passthrough, "passthrough"),
+];
+
+/// What a load came to.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    /// Operations in a second, or 1 over the seconds that it took.
+    rate: f64,
+    /// Of small writes: their bytes, and how many were synced.
+    written: Option<(u64, u64)>,
+    reached: Reached,
+}
+
+fn failed(what: impl Into<String>) -> BenchError {
+    BenchError::Failed(what.into().into())
+}
+
+fn other(error: impl std::error::Error + Send + Sync + 'static) -> BenchError {
+    BenchError::Failed(Box::new(error))
+}
+
+/// A filesystem that is there until this is dropped.
+struct Subject {
+    name: &'static str,
+    point: PathBuf,
+    // In the order in which they have to go.
+    ours: Option<(files::Mounted, Option<Arc<InPlace>>, tokio::runtime::Runtime)>,
+    _ext4: Option<Mounted>,
+    device: LoopDevice,
+    _folder: TempDir,
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        if let Some((mounted, store, runtime)) = self.ours.take() {
+            mounted.unmount(true).ok();
+            mounted.join().ok();
+            if let Some(store) = store {
+                runtime.block_on(store.close()).ok();
+            }
+        }
+    }
+}
+
+impl Subject {
+    fn start(system: System, name: &'static str, parent: &Path) -> Result<Subject, BenchError> {
+        let io = |source| BenchError::Io { path: parent.to_owned(), source };
+        let folder = tempfile::tempdir_in(parent).map_err(io)?;
+        let device = LoopDevice::create(folder.path(), SIZE)?;
+        // The file below has all its blocks before anybody is timed.
+        let mut file = OpenOptions::new().write(true).open(device.path()).map_err(io)?;
+        let zeros = vec![0; 1 << 20];
+        for _ in 0..SIZE >> 20 {
+            file.write_all(&zeros).map_err(io)?;
+        }
+        file.sync_all().map_err(io)?;
+        drop(file);
+        let (mut ext4, mut ours) = (None, None);
+        let point = match system {
+            System::Ext4(data) => {
+                let mounted =
+                    Mounted::create_with(&device, folder.path(), &format!("data={data}"))?;
+                let point = mounted.path().to_owned();
+                ext4 = Some(mounted);
+                point
+            }
+            System::Passthrough => {
+                let mounted = Mounted::create_with(&device, folder.path(), "data=ordered")?;
+                let point = folder.path().join("passed");
+                fs::create_dir(&point).map_err(io)?;
+                let runtime = runtime()?;
+                let files = Arc::new(Passthrough::new(mounted.path().to_owned()).map_err(io)?);
+                ours = Some((serve(&runtime, files, &point)?, None, runtime));
+                ext4 = Some(mounted);
+                point
+            }
+            System::Ours(mode) => {
+                let point = folder.path().join("ours");
+                fs::create_dir(&point).map_err(io)?;
+                let runtime = runtime()?;
+                let (files, store) = runtime.block_on(make(device.path(), mode))?;
+                ours = Some((serve(&runtime, files, &point)?, Some(store), runtime));
+                point
+            }
+        };
+        Ok(Subject { name, point, ours, _ext4: ext4, device, _folder: folder })
+    }
+
+    /// Times a load, which says how many operations it did, and has all of it reach the device.
+    fn measure(
+        &self,
+        clock: &Env,
+        load: impl FnOnce(&Path) -> Result<(f64, Option<(u64, u64)>), BenchError>,
+    ) -> Result<Measured, BenchError> {
+        settle()?;
+        let (before, begun) = (self.device.reached()?, clock.now());
+        let (operations, written) = load(&self.point)?;
+        let seconds = clock.now().since(begun).as_secs_f64();
+        let reached = self.device.reached()?.since(before);
+        Ok(Measured { rate: operations / seconds.max(1e-9), written, reached })
+    }
+}
+
+/// Nothing is on its way to any disk.
+fn settle() -> Result<(), BenchError> {
+    let synced = Command::new("sync").status().map_err(other)?;
+    if synced.success() { Ok(()) } else { Err(failed("sync failed")) }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, BenchError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(server_threads()).enable_all().build().map_err(other)
+}
+
+fn serve(
+    runtime: &tokio::runtime::Runtime,
+    files: Arc<dyn Filesystem>,
+    point: &Path,
+) -> Result<files::Mounted, BenchError> {
+    let _entered = runtime.enter();
+    let options = files::MountOptions::default();
+    files::mount(&Env::real(), runtime.handle().clone(), files, point, &options).map_err(other)
+}
+
+async fn make(device: &Path, mode: Mode) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {
+    let env = Env::real();
+    let opened = FileDevice::open(device, &FileOptions::default()).await.map_err(other)?;
+    let parts = Parts { data: Arc::new(opened) as DeviceRef, journal: None };
+    let new = NewInPlace { name: "bench".to_owned(), ..NewInPlace::default() };
+    InPlace::create(&env, &parts, &new).await.map_err(other)?;
+    let options = StoreOptions { mode, cache: 1 << 30, ..StoreOptions::default() };
+    let store = Arc::new(InPlace::open(&env, parts, options).await.map_err(other)?.0);
+    let options = txn::Options { max_running: 4096, ..txn::Options::default() };
+    let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(&env, store.clone(), options));
+    local::make(&env, &volume, &Format::default()).await.map_err(other)?;
+    let files = Local::open(&env, volume, "fs", local::Options::default()).await.map_err(other)?;
+    Ok((Arc::new(files), store))
+}
+
+/// See [`ENTRY`].
+///
+/// # Errors
+/// [`BenchError::Failed`] when a program is missing or a load fails.
+pub fn run(options: &Options) -> Result<Report, BenchError> {
+    let scale = rig::scale(options, DEFAULT_SCALE)?;
+    let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let timer = runtime()?;
+    let _entered = timer.enter();
+    let clock = Env::real();
+    let mut subjects = Vec::new();
+    for (system, name) in SYSTEMS {
+        subjects.push(Subject::start(system, name, &parent)?);
+    }
+    let tree = source_tree(&parent)?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    for load in LOADS {
+        let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
+        for round in 0..ROUNDS {
+            let turn = Turn { round, seed: options.seed, scale, tree: tree.path() };
+            for (subject, row) in subjects.iter().zip(&mut measured) {
+                let folder = format!("{}{round}", load.name);
+                row.push(subject.measure(&clock, |point| {
+                    let folder = point.join(folder);
+                    fs::create_dir(&folder)
+                        .map_err(|source| BenchError::Io { path: folder.clone(), source })?;
+                    (load.run)(&folder, &turn)
+                })?);
+            }
+        }
+        tell(&mut report, load.name, &subjects, &measured);
+    }
+    Ok(report)
+}
+
+fn tell(report: &mut Report, load: &str, subjects: &[Subject], measured: &[Vec<Measured>]) {
+    let of = |rows: &[Measured], value: &dyn Fn(&Measured) -> f64| {
+        median(rows.iter().map(value).collect())
+    };
+    let ours = &measured[0];
+    for (subject, rows) in subjects.iter().zip(measured) {
+        let name = |figure: &str| format!("{}_{load}_{figure}", subject.name);
+        report.figure(&name("per_s"), rounded(of(rows, &|row| row.rate)));
+        if rows.iter().all(|row| row.written.is_some()) {
+            let per_byte = |row: &Measured| {
+                row.reached.bytes as f64 / row.written.map_or(1.0, |(bytes, _)| bytes as f64)
+            };
+            let per_sync = |row: &Measured| {
+                row.reached.flushes as f64 / row.written.map_or(1.0, |(_, syncs)| syncs as f64)
+            };
+            report.figure(&name("bytes_per_user_byte"), rounded(of(rows, &per_byte)));
+            report.figure(&name("flushes_per_fsync"), rounded(of(rows, &per_sync)));
+        }
+        let ratios = ours.iter().zip(rows).map(|(our, their)| our.rate / their.rate.max(1e-12));
+        let figure = format!("wasteless_over_{}_{load}", subject.name);
+        report.figure(&figure, rounded(median(ratios.collect())));
+    }
+}
+
+/// One turn of a load.
+struct Turn<'a> {
+    round: usize,
+    seed: u64,
+    scale: f64,
+    /// A source tree, and an archive of it.
+    tree: &'a Path,
+}
+
+type Outcome = Result<(f64, Option<(u64, u64)>), BenchError>;
+
+struct Load {
+    name: &'static str,
+    run: fn(&Path, &Turn<'_>) -> Outcome,
+}
+
+const LOADS: [Load; 9] = [
+    Load { name: "1x128", run: |folder, turn| overwrite(folder, turn, 1) },
+    Load { name: "64x128", run: |folder, turn| overwrite(folder, turn, 64) },
+    Load { name: "appends", run: append },
+    Load { name: "creates", run: create },
+    Load { name: "postmark", run: postmark },
+    Load { name: "untar", run: untar },
+    Load { name: "compile", run: compile },
+    Load { name: "fio_sequential", run: |folder, turn| fio(folder, turn, "write", "128k") },
+    Load { name: "fio_random", run: |folder, turn| fio(folder, turn, "randrw", "4k") },
+];
+
+fn rng(turn: &Turn<'_>, thread: usize) -> Rng {
+    Rng::seed_from_u64(turn.seed ^ (turn.round as u64) << 32 ^ thread as u64)
+}
+
+fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    rng.fill(&mut bytes[..]);
+    bytes
+}
+
+/// Runs a piece of work in each of some threads.
+fn threads(
+    count: usize,
+    work: impl Fn(usize) -> std::io::Result<()> + Sync,
+) -> Result<(), BenchError> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = (0..count).map(|at| scope.spawn(move || work(at))).collect();
+        let joined = running.into_iter().map(|thread| thread.join());
+        joined
+            .map(|done| done.map_err(|_| failed("a client died"))?.map_err(other))
+            .collect::<Result<(), _>>()
+    })
+}
+
+fn synchronous(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().create(true).read(true).write(true).custom_flags(libc::O_SYNC).open(path)
+}
+
+/// Each thread overwrites 128 bytes somewhere in a block, synchronously.
+fn overwrite(folder: &Path, turn: &Turn<'_>, writers: usize) -> Outcome {
+    let each = ((WRITES * turn.scale) as usize / writers).max(1);
+    for writer in 0..writers {
+        let mut file = File::create(folder.join(format!("{writer}"))).map_err(other)?;
+        file.write_all(&noise(&mut rng(turn, 1000 + writer), 4096)).map_err(other)?;
+        file.sync_all().map_err(other)?;
+    }
+    let count = each * writers;
+    threads(writers, |writer| {
+        let file = synchronous(&folder.join(format!("{writer}")))?;
+        let mut rng = rng(turn, writer);
+        (0..each).try_for_each(|_| {
+            let at = rng.random_range(0..=4096 - 128);
+            file.write_all_at(&noise(&mut rng, 128), at)
+        })
+    })?;
+    Ok((count as f64, Some((count as u64 * 128, count as u64))))
+}
+
+/// A hundred threads append 125 bytes at a time, synchronously.
+fn append(folder: &Path, turn: &Turn<'_>) -> Outcome {
+    const WRITERS: usize = 100;
+    let each = ((WRITES * turn.scale) as usize / WRITERS).max(1);
+    threads(WRITERS, |writer| {
+        let file = synchronous(&folder.join(format!("{writer}")))?;
+        let mut rng = rng(turn, writer);
+        (0..each).try_for_each(|nth| file.write_all_at(&noise(&mut rng, 125), nth as u64 * 125))
+    })?;
+    let count = (each * WRITERS) as u64;
+    Ok((count as f64, Some((count * 125, count))))
+}
+
+/// Empty files in one directory.
+fn create(folder: &Path, turn: &Turn<'_>) -> Outcome {
+    let count = (CREATES * turn.scale) as usize;
+    for nth in 0..count {
+        File::create(folder.join(format!("file{nth}"))).map_err(other)?;
+    }
+    Ok((count as f64, None))
+}
+
+/// Small files that come, grow and go; each is synced when it was written.
+fn postmark(folder: &Path, turn: &Turn<'_>) -> Outcome {
+    const THREADS: usize = 16;
+    let each = (WRITES * turn.scale) as usize / 4 / THREADS;
+    threads(THREADS, |thread| {
+        let mut rng = rng(turn, thread);
+        let mut files = Vec::new();
+        for nth in 0..each {
+            let path = folder.join(format!("{thread}.{nth}"));
+            let mut file = File::create(&path)?;
+            let size = rng.random_range(500..20_000);
+            file.write_all(&noise(&mut rng, size))?;
+            file.sync_all()?;
+            files.push(path);
+            let at = rng.random_range(0..files.len());
+            if rng.random_bool(0.5) {
+                fs::read(&files[at])?;
+            } else {
+                let mut file = OpenOptions::new().append(true).open(&files[at])?;
+                file.write_all(&noise(&mut rng, 1000))?;
+                file.sync_all()?;
+            }
+            if rng.random_bool(0.1) {
+                fs::remove_file(files.swap_remove(at))?;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(((each * THREADS) as f64, None))
+}
+
+/// A tree of C sources and their archive.
+fn source_tree(parent: &Path) -> Result<TempDir, BenchError> {
+    let io = |source| BenchError::Io { path: parent.to_owned(), source };
+    let folder = tempfile::tempdir_in(parent).map_err(io)?;
+    let tree = folder.path().join("tree");
+    for unit in 0..400 {
+        let place = tree.join(format!("part{}", unit / 20));
+        fs::create_dir_all(&place).map_err(io)?;
+        let body: String = (0..60)
+            .map(|nth| {
+                format!("int f{unit}_{nth}(int x) {{ return printf(\"%d\", x * {nth}); }}\n")
+            })
+            .collect();
+        let text = format!("#include <stdio.h>\n#include <stdlib.h>\n{body}");
+        fs::write(place.join(format!("unit{unit}.c")), text).map_err(io)?;
+        fs::write(place.join(format!("unit{unit}.h")), "#pragma once\n".repeat(40)).map_err(io)?;
+    }
+    let archive = folder.path().join("tree.tar");
+    command(
+        "tar",
+        &["-cf".as_ref(), archive.as_ref(), "-C".as_ref(), folder.path(), "tree".as_ref()],
+    )?;
+    Ok(folder)
+}
+
+fn command(program: &str, arguments: &[&Path]) -> Result<(), BenchError> {
+    let mut command = Command::new(program);
+    let done = command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    match done {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(failed(format!("{program} ended with {status}"))),
+        Err(error) => Err(failed(format!("{program}: {error}"))),
+    }
+}
+
+fn untar(folder: &Path, turn: &Turn<'_>) -> Outcome {
+    let archive = turn.tree.join("tree.tar");
+    command("tar", &["-xf".as_ref(), archive.as_ref(), "-C".as_ref(), folder])?;
+    command("sync", &["--file-system".as_ref(), folder])?;
+    Ok((1.0, None))
+}
+
+/// Compiles a share of the tree, two at a time.
+fn compile(folder: &Path, turn: &Turn<'_>) -> Outcome {
+    let archive = turn.tree.join("tree.tar");
+    command("tar", &["-xf".as_ref(), archive.as_ref(), "-C".as_ref(), folder])?;
+    let parts = ((20.0 * turn.scale) as usize).clamp(1, 20);
+    let done = threads(2, |half| {
+        for unit in (0..parts * 20).filter(|unit| unit % 2 == half) {
+            let source = folder.join(format!("tree/part{}/unit{unit}.c", unit / 20));
+            let object = source.with_extension("o");
+            let arguments =
+                ["-O0".as_ref(), "-c".as_ref(), source.as_path(), "-o".as_ref(), &object];
+            command("cc", &arguments).map_err(std::io::Error::other)?;
+        }
+        Ok(())
+    });
+    done.map(|()| (1.0, None))
+}
+
+fn fio(folder: &Path, turn: &Turn<'_>, pattern: &str, block: &str) -> Outcome {
+    let size = ((512.0 * turn.scale) as u64).max(16);
+    let words = [
+        "--name=load".to_owned(),
+        format!("--directory={}", folder.display()),
+        format!("--rw={pattern}"),
+        format!("--bs={block}"),
+        format!("--size={size}m"),
+        "--ioengine=psync".to_owned(),
+        "--end_fsync=1".to_owned(),
+        format!("--randseed={}", turn.seed),
+    ];
+    let words: Vec<&Path> = words.iter().map(Path::new).collect();
+    command("fio", &words)?;
+    Ok((size as f64, None))
+}

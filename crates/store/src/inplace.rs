@@ -312,6 +312,10 @@ impl Inner {
                 let most = (state.options.cache / BLOCK_SIZE / 2).max(8);
                 let running = state.running.bytes as u64;
                 if state.dirty > most / 2 {
+                    // What is not committed cannot go home.
+                    if state.running.changes.len() > most / 4 {
+                        self.commit_wanted.notify_one();
+                    }
                     self.pressed.notify_one();
                 }
                 (state.dirty >= most, running > self.journal.size() / 4)

@@ -454,6 +454,25 @@ fn a_data_device_that_fails_for_a_while_loses_nothing() {
     });
 }
 
+/// Memory that is full of what nobody has committed is emptied at once, not by a timer.
+#[test]
+fn full_memory_is_committed() {
+    for mode in Mode::ALL {
+        run(15, |env| async move {
+            let shape = quiet(mode);
+            let options = Options { cache: 400 << 10, ..shape.options };
+            let shape = Shape { journal: 4 << 20, blocks: 400, options, ..shape };
+            let devices = shape.memory();
+            shape.create(&env, &devices).await;
+            let (store, _) = shape.open(&env, &devices).await;
+            for lba in 0..400 {
+                store.apply(vec![whole(lba, 7, shape.class(lba))]).await.unwrap();
+            }
+            assert!(env.now().as_secs_f64() < 1.0, "{mode} waited for a timer");
+        });
+    }
+}
+
 #[test]
 fn memory_is_bounded_and_writers_wait() {
     run(12, |env| async move {

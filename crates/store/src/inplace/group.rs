@@ -2,17 +2,18 @@
 //!
 //! A flush costs the same for one and for many. Of several who write and wait, again and again, those
 //! who were in the last commit come back soon after it: a commit that begins with the first of them
-//! leaves the others to the next one. So it waits for about as many as came last time, and at most as
-//! long as a commit takes, which is what each of them would lose by missing it. One who is alone waits
-//! for nobody.
+//! leaves the others to the next one. So it waits for about as many as came last time, as long as they
+//! keep coming: when nobody has come for the time that a commit takes, which is what each of them would
+//! lose by missing it, it goes. One who is alone waits for nobody.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::Inner;
 
-/// The longest wait for others.
-const LONGEST: Duration = Duration::from_millis(2);
+/// The longest wait for the next one, and for all of them.
+const LONGEST: Duration = Duration::from_millis(1);
+const LONGEST_ALL: Duration = Duration::from_millis(6);
 /// Between two looks at who is there.
 const LOOK: Duration = Duration::from_micros(40);
 
@@ -50,9 +51,20 @@ impl Group {
         let count = || store.waiting.load(Ordering::Relaxed);
         // Those who are about to run anyway come first.
         tokio::task::yield_now().await;
-        let end = store.env.now() + self.span.min(LONGEST);
-        while count() < self.expected && store.env.now() < end {
+        let patience = self.span.min(LONGEST);
+        let begun = store.env.now();
+        let (mut seen, mut last) = (count(), begun);
+        while seen < self.expected {
+            let now = store.env.now();
+            if now.since(last) >= patience || now.since(begun) >= LONGEST_ALL {
+                break;
+            }
             store.env.nap(LOOK).await;
+            let there = count();
+            if there > seen {
+                last = store.env.now();
+            }
+            seen = there;
         }
         self.came = count();
     }

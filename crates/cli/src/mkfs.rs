@@ -12,6 +12,7 @@ use crate::ask::ask;
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::files::{self, NewFilesystem};
+use crate::in_place;
 use crate::opened::{self, Opened};
 use crate::progress;
 use crate::request::Request;
@@ -85,7 +86,7 @@ pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
     match &args.journal_dev {
         None => drop(ask(env, &target, Request::MakeFilesystem(new), false).await?),
         Some(journal) => {
-            let opened = Opened::open_with(env, &target, Some(journal)).await?;
+            let opened = Opened::open(env, &target.clone().with_journal(Some(journal))).await?;
             let made = files::make(env, &opened, &new).await;
             made.and(opened.close().await)?;
         }
@@ -114,7 +115,7 @@ async fn in_place(env: &Env, place: &Path, args: &Mkfs) -> Outcome<Target> {
     }
     let journal_size = args.journal_size.map(|size| size.0);
     let journal = args.journal_dev.as_deref();
-    opened::create_in_place(env, place, journal, journal_size, args.force).await?;
+    in_place::create(env, place, journal, journal_size, args.force).await?;
     Ok(target)
 }
 

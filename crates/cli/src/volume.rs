@@ -18,7 +18,7 @@ use crate::progress;
 use crate::request::{Answer, Request};
 use crate::size::Size;
 use crate::status;
-use crate::target::Target;
+use crate::target::{JournalDev, Target, no_snapshots};
 
 /// Make, look at, change and destroy volumes
 ///
@@ -34,8 +34,7 @@ pub(crate) enum Volume {
     Rebuild(Rebuild),
     Set(Set),
     RebuildIndex(RebuildIndex),
-    /// Read and verify everything that is stored, and repair what can be
-    Scrub(OnVolume),
+    Scrub(Scrub),
     #[command(subcommand)]
     Snapshot(Snapshot),
     Destroy(Destroy),
@@ -185,8 +184,10 @@ impl From<PreallocationArg> for Preallocation {
 /// Show a volume in numbers
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// The volume's folder
+    /// The volume's folder, or the device of one that is updated in place
     volume: String,
+    #[command(flatten)]
+    journal: JournalDev,
     /// Show it again and again
     #[arg(long)]
     watch: bool,
@@ -286,6 +287,18 @@ pub(crate) struct RebuildIndex {
     json: bool,
 }
 
+/// Read and verify everything that is stored, and repair what can be
+#[derive(Debug, Args)]
+pub(crate) struct Scrub {
+    /// The volume's folder, or the device of one that is updated in place
+    volume: String,
+    #[command(flatten)]
+    journal: JournalDev,
+    /// Print what was found as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
 /// A command on a whole volume.
 #[derive(Debug, Args)]
 pub(crate) struct OnVolume {
@@ -341,6 +354,7 @@ pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
         Volume::Create(args) => create(env, args).await,
         Volume::Status(args) => {
             let target = Target::volume(&args.volume)?;
+            let target = target.with_journal(args.journal.journal_dev.as_deref());
             status::show(env, &target, args.json, args.watch.then_some(args.interval)).await
         }
         Volume::Extend(args) => extend(env, args).await,
@@ -428,8 +442,9 @@ async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {
     Ok(())
 }
 
-async fn scrub(env: &Env, args: &OnVolume) -> Outcome<()> {
+async fn scrub(env: &Env, args: &Scrub) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
+    let target = target.with_journal(args.journal.journal_dev.as_deref());
     let Answer::Json(report) = ask(env, &target, Request::Scrub, args.json).await? else {
         return Err(Failure::new("the volume's server gave no report"));
     };
@@ -461,7 +476,11 @@ async fn snapshot(env: &Env, command: Snapshot) -> Outcome<()> {
 }
 
 async fn list(env: &Env, args: &OnVolume) -> Outcome<()> {
-    let status = status::fetch(env, &Target::volume(&args.volume)?, args.json).await?;
+    let target = Target::volume(&args.volume)?;
+    if let Some(device) = &target.device {
+        return Err(no_snapshots(device.display()));
+    }
+    let status = status::fetch(env, &target, args.json).await?;
     if args.json {
         println!("{}", status["chain"]["snapshots"]);
         return Ok(());

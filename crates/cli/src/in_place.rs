@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::{Value, json};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::device::{DeviceError, DeviceRef, FileDevice, FileOptions, Purpose, Tallies};
@@ -16,8 +17,10 @@ use thalweg_store::pool::PoolError;
 use thalweg_store::txn::{self, TransactionManager};
 use thalweg_store::volume::{StoreVolume, VolumeRef};
 
+use crate::control::Client;
 use crate::failure::{Failure, Outcome};
-use crate::target::Target;
+use crate::size::Size;
+use crate::target::{JournalDev, Target};
 
 /// Bytes at the start of a device that show whether it holds something: where filesystems and
 /// partition tables have their marks.
@@ -142,14 +145,41 @@ async fn open_device(env: &Env, path: &Path) -> Outcome<DeviceRef> {
     }
 }
 
-/// Makes a volume that is updated in place.
+/// A volume that is updated in place, to be made on a device or in a file.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct New {
+    #[command(flatten)]
+    pub(crate) journal: JournalDev,
+    /// Size of the journal in the volume [default: a sixteenth of it, at most 128M]
+    #[arg(long, value_name = "SIZE", conflicts_with = "journal_dev")]
+    pub(crate) journal_size: Option<Size>,
+}
+
+impl New {
+    /// Whether something was said of the journal.
+    pub(crate) fn is_said(&self) -> bool {
+        self.journal.journal_dev.is_some() || self.journal_size.is_some()
+    }
+}
+
+/// Makes a volume that is updated in place; with `file`, of that size in a new file.
 pub(crate) async fn create(
     env: &Env,
     device: &Path,
-    journal: Option<&Path>,
-    journal_size: Option<u64>,
+    file: Option<Size>,
+    new: &New,
     force: bool,
-) -> Outcome<()> {
+) -> Outcome<Target> {
+    if let Some(size) = file {
+        let made = FileDevice::create(device, size.0, &FileOptions::default()).await;
+        drop(made.map_err(PoolError::from)?);
+    }
+    let journal = new.journal.journal_dev.as_deref();
+    let target = Target::in_place(device)?.with_journal(journal);
+    if Client::connect(&target.folder).await?.is_some() {
+        return Err(Failure::new(format!("{} is mounted or served", device.display()))
+            .help("unmount it first: thalweg umount DIRECTORY, or end its server"));
+    }
     let parts = parts(env, device, journal).await?;
     for part in std::iter::once(&parts.data).chain(&parts.journal) {
         let len = part.geometry().size.min(LOOKED_AT) as usize;
@@ -164,5 +194,7 @@ pub(crate) async fn create(
     while name.len() > inplace::format::NAME {
         name.pop();
     }
-    Ok(InPlace::create(env, &parts, &NewInPlace { name, journal_size, size: None }).await?)
+    let journal_size = new.journal_size.map(|size| size.0);
+    InPlace::create(env, &parts, &NewInPlace { name, journal_size, size: None }).await?;
+    Ok(target)
 }

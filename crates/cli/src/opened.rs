@@ -130,10 +130,7 @@ impl Opened {
     fn pool(&self) -> Outcome<&Pool> {
         match &self.store {
             Store::Chain(pool) => Ok(pool),
-            Store::InPlace(_) => Err(Failure::new(format!(
-                "{} is updated in place; that is something for chained volumes",
-                self.target.place().display()
-            ))),
+            Store::InPlace(_) => Err(self.target.refused()),
         }
     }
 

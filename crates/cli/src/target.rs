@@ -64,6 +64,22 @@ impl Target {
         }
     }
 
+    /// Refuses a volume that is updated in place, for the sake of what chained ones alone have.
+    pub(crate) fn chained(self) -> Outcome<Target> {
+        match self.device {
+            None => Ok(self),
+            Some(_) => Err(self.refused()),
+        }
+    }
+
+    /// Why a volume that is updated in place does not do what chained ones do.
+    pub(crate) fn refused(&self) -> Failure {
+        Failure::new(format!(
+            "{} is updated in place; that is something for chained volumes",
+            self.place().display()
+        ))
+    }
+
     /// The same volume, with its journal on a device of its own if one is named.
     pub(crate) fn with_journal(self, journal: Option<&Path>) -> Target {
         Target { journal: journal.map(Path::to_owned), ..self }

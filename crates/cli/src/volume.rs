@@ -12,6 +12,7 @@ use thalweg_store::pool::manifest::Settings;
 
 use crate::ask::ask;
 use crate::failure::{Failure, Outcome};
+use crate::in_place;
 use crate::opened;
 use crate::parts::{DeviceArg, LinkArg};
 use crate::progress;
@@ -27,6 +28,7 @@ use crate::target::{JournalDev, Target, no_snapshots};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Volume {
     Create(Create),
+    CreateInPlace(CreateInPlace),
     Status(Status),
     Extend(Extend),
     Shrink(Shrink),
@@ -105,6 +107,26 @@ impl Create {
         let parsed = matches.and_then(|matches| Create::from_arg_matches(&matches));
         parsed.map_err(|error| Failure::of(&error))
     }
+}
+
+/// Make a volume that is updated in place, behind a journal
+///
+/// Nothing is on it then: thalweg mkfs makes such a volume and a filesystem in one step.
+#[derive(Debug, Args)]
+pub(crate) struct CreateInPlace {
+    /// The device, or a file
+    device: PathBuf,
+    /// Make the file first, as large as this
+    #[arg(long)]
+    size: Option<Size>,
+    #[command(flatten)]
+    new: in_place::New,
+    /// Use the device although it holds something
+    #[arg(long)]
+    force: bool,
+    /// Print the new volume's status as a JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// What the volume keeps of how it is opened.
@@ -352,6 +374,16 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
     match command {
         Volume::Create(args) => create(env, args).await,
+        Volume::CreateInPlace(CreateInPlace { device, size, new, force, json }) => {
+            let target = in_place::create(env, &device, size, &new, force).await?;
+            match json {
+                true => status::show(env, &target, true, None).await,
+                false => {
+                    println!("{}", target.place().display());
+                    Ok(())
+                }
+            }
+        }
         Volume::Status(args) => {
             let target = Target::volume(&args.volume)?;
             let target = target.with_journal(args.journal.journal_dev.as_deref());
@@ -413,7 +445,7 @@ async fn extend(env: &Env, args: Extend) -> Outcome<()> {
 }
 
 async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {
-    let target = Target::volume(&args.volume)?;
+    let target = Target::volume(&args.volume)?.chained()?;
     let how = chain::Rebuild { accept_loss: args.accept_loss, dry_run: args.dry_run };
     let progress = progress::for_user(args.json);
     let report = opened::rebuild_index(env, &target, how, &*progress).await?;
@@ -497,6 +529,9 @@ async fn destroy(env: &Env, args: &Destroy) -> Outcome<()> {
     if !args.yes {
         return Err(Failure::new(format!("this destroys {} and everything on it", args.volume))
             .help("say that you mean it: --yes"));
+    }
+    if Path::new(&args.volume).exists() && !Path::new(&args.volume).is_dir() {
+        Target::volume(&args.volume)?.chained()?;
     }
     opened::destroy(env, Path::new(&args.volume)).await
 }

@@ -68,10 +68,16 @@ pub(crate) struct Part {
 }
 
 impl InPlaceVolume {
-    /// Opens the volume on a device.
-    pub(crate) async fn open(env: &Env, device: &Path, target: &Target) -> Outcome<InPlaceVolume> {
+    /// Opens the volume on a device, to run as `options` say from the start: what changes later may
+    /// have to wait until the journal has let go of what came before.
+    pub(crate) async fn open(
+        env: &Env,
+        device: &Path,
+        target: &Target,
+        options: inplace::Options,
+    ) -> Outcome<InPlaceVolume> {
         let parts = parts(env, device, target.journal.as_deref()).await?;
-        let opened = InPlace::open(env, parts, inplace::Options::default()).await?;
+        let opened = InPlace::open(env, parts, options).await?;
         Ok(InPlaceVolume::of(env, opened, target))
     }
 

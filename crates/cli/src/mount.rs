@@ -183,7 +183,7 @@ async fn foreground(env: &Env, args: &Mount, target: Target, request: MountReque
 }
 
 async fn start(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<Running> {
-    let opened = Opened::open(env, &target).await?;
+    let opened = Opened::open_for(env, &target, &request.options.journal).await?;
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
     let mounted = session.mount(&session.volumes()[0], &request).await;
     let running = match &mounted {

@@ -8,7 +8,7 @@ use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{ChainError, Cleaning, Rebuild, RebuildReport, Status};
 use thalweg_store::device::DeviceError;
 use thalweg_store::env::Env;
-use thalweg_store::inplace::{InPlaceError, InPlaceStatus, Mend};
+use thalweg_store::inplace::{self, InPlaceError, InPlaceStatus, Mend};
 use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, NewVolume, OpenOptions, Pool, PoolError,
     ShrinkRequest,
@@ -98,11 +98,21 @@ impl From<ChainError> for Failure {
 impl Opened {
     /// Opens a volume.
     pub(crate) async fn open(env: &Env, target: &Target) -> Outcome<Opened> {
+        Opened::open_for(env, target, &JournalOptions::default()).await
+    }
+
+    /// Opens a volume for a mount that says how to keep its journal.
+    pub(crate) async fn open_for(
+        env: &Env,
+        target: &Target,
+        journal: &JournalOptions,
+    ) -> Outcome<Opened> {
         let store = match &target.device {
             None => Store::Chain(Box::new(open_pool(env, target).await?)),
-            Some(device) => {
-                Store::InPlace(Box::new(InPlaceVolume::open(env, device, target).await?))
-            }
+            Some(device) => Store::InPlace(Box::new(
+                InPlaceVolume::open(env, device, target, journal.over(inplace::Options::default()))
+                    .await?,
+            )),
         };
         Ok(Opened::of(target, store))
     }

@@ -219,6 +219,7 @@ impl Opened {
             Store::InPlace(it) => it.status(&self.target.name)?,
         };
         status["transactions"] = serde_json::to_value(self.transactions().status())?;
+        status["sockets"] = self.target.folder.display().to_string().into();
         status["folder"] = self.target.place().display().to_string().into();
         Ok(status)
     }

@@ -23,6 +23,8 @@ struct View {
     name: String,
     folder: String,
     #[serde(default)]
+    sockets: Option<String>,
+    #[serde(default)]
     size: u64,
     #[serde(default)]
     chain: Option<Chain>,

@@ -342,6 +342,9 @@ fn a_damaged_sector_of_the_map_is_said_and_given_up() {
         assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
         // Block 140 is in the next sector.
         assert!(store.read(Lba(140), 1, store.now()).await.is_ok());
+        let report = store.scrub(Mend::No, &|_, _| {}).await.unwrap();
+        assert_eq!((report.map_sectors, report.lost.len()), (1, 0));
+        assert!(store.read(Lba(METADATA[0]), 1, store.now()).await.is_err());
         let report = store.scrub(Mend::Yes, &|_, _| {}).await.unwrap();
         assert_eq!((report.map_sectors, report.lost.len()), (1, 0));
         assert_eq!(bytes_of(&store, METADATA[0]).await, (1, 1));

@@ -100,5 +100,5 @@ pub(super) fn devices(out: &mut String, view: &View) -> std::fmt::Result {
     for Device { path, role, .. } in &view.devices {
         writeln!(out, "  {role:10} {path}")?;
     }
-    Ok(())
+    view.sockets.iter().try_for_each(|folder| writeln!(out, "  sockets    {folder}"))
 }

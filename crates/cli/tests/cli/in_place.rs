@@ -110,7 +110,10 @@ fn keys_and_values_are_kept_in_place() {
     let server = home.serve(&[]);
     assert_eq!(good(&mut kv(&["get", "names", "alice"])), "42");
     good(&mut kv(&["put", "names", "bob", "7"]));
-    assert!(home.status()["transactions"]["commits"].as_u64().unwrap() > 0);
+    let status = home.status();
+    assert!(status["transactions"]["commits"].as_u64().unwrap() > 0);
+    let sockets = PathBuf::from(status["sockets"].as_str().unwrap());
+    assert!(sockets.join("txn.sock").exists() && sockets.join("control.sock").exists());
     // What was acknowledged survives a kill.
     server.kill();
     assert_eq!(good(&mut kv(&["scan", "names"])), "alice\t42\nbob\t7\n");
@@ -287,7 +290,7 @@ fn every_command_takes_a_journal_on_a_device_of_its_own() {
     let mut create = thalweg(["volume", "create-in-place", "--size", "64M", "--journal-dev"]);
     good(create.arg(&journal).arg(home.volume()));
     let with = ["--journal-dev", journal.to_str().unwrap()];
-    let mut kv = |args: &[&str]| good(thalweg(["kv"]).args(with).arg(home.volume()).args(args));
+    let kv = |args: &[&str]| good(thalweg(["kv"]).args(with).arg(home.volume()).args(args));
     kv(&["create", "names", "--size", "1M"]);
     let server = home.serve(&with);
     kv(&["put", "names", "k", "v"]);

@@ -82,6 +82,18 @@ fn a_status_counts_what_the_journal_takes() {
 }
 
 #[test]
+fn a_mount_is_in_its_mode_from_the_first_write_on() {
+    let Some((home, root)) = with_files() else { return };
+    for (mode, direct) in [("data", 0), ("ordered", 16)] {
+        mount(&home, &root, &format!("data={mode}"));
+        write_durably(&root.join(mode), &[7; 16 * 4096]);
+        let counts = home.status()["in_place"]["counts"].clone();
+        assert_eq!(counts["direct"], direct, "{mode}: {counts}");
+        umount(&root);
+    }
+}
+
+#[test]
 fn a_status_is_shown_again_with_rates() {
     let home = empty();
     let server = home.serve(&[]);

@@ -1,4 +1,5 @@
-# make run        a tour: a volume, a filesystem on it, what happened underneath
+# make run        a tour: a filesystem is mounted and worked on, through a power cut; what that cost
+# make run-block  a tour: a volume as a block device with an ext4 on it; what happened underneath
 # make test       everything that is tested by itself, in minutes
 # make test-long  the same and what takes long
 # make check      formatting, lints, documentation, unit tests
@@ -8,11 +9,15 @@
 
 CARGO ?= cargo
 
-.PHONY: bench-rivals run test test-long check setup build python
+.PHONY: bench-rivals run run-block test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
 	scripts/tour
+
+run-block: setup
+	$(CARGO) build --release -p thalweg
+	scripts/tour-block
 
 test: setup
 	$(CARGO) test --workspace --all-targets --no-fail-fast

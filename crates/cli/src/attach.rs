@@ -19,7 +19,7 @@ use crate::progress::{self, Silent};
 use crate::request::{Answer, AttachRequest, Request};
 use crate::serve::Running;
 use crate::session::{Purpose, Session};
-use crate::target::Target;
+use crate::target::{JournalDev, Target};
 
 /// What the process in the background writes goes here, in the volume's folder.
 pub(crate) const LOG: &str = "attach.log";
@@ -30,8 +30,10 @@ pub(crate) const LOG: &str = "attach.log";
 /// is served already, its server does that. Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
-    /// The volume's folder, or FOLDER@SNAPSHOT
+    /// The volume's folder, FOLDER@SNAPSHOT, or the device of a volume that is updated in place
     volume: String,
+    #[command(flatten)]
+    journal: JournalDev,
     /// Serve the device in this process
     #[arg(long)]
     foreground: bool,
@@ -70,6 +72,7 @@ pub(crate) struct Detach {
 
 pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
     let target = Target::find(&args.volume)?;
+    let target = target.with_journal(args.journal.journal_dev.as_deref());
     if let Some(mut client) = Client::connect(&target.folder).await? {
         if let Some(address) = args.metrics {
             return Err(Failure::new(format!(
@@ -156,8 +159,11 @@ fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     if let Some(address) = args.metrics {
         command.extend(["--metrics".into(), address.to_string().into()]);
     }
-    let folder = target.folder.display().to_string();
-    let export = crate::target::export(&folder, target.snapshot.as_deref());
+    if let Some(journal) = &target.journal {
+        command.extend(["--journal-dev".into(), journal.into()]);
+    }
+    let place = target.place().display().to_string();
+    let export = crate::target::export(&place, target.snapshot.as_deref());
     command.extend(["--".into(), export.into()]);
     let device: PathBuf = background::start(&command, &target.folder.join(LOG))?;
     show(&device, args.json);
@@ -208,13 +214,16 @@ fn target_of(what: &str) -> Outcome<Target> {
     if !is_device {
         return Target::find(what);
     }
+    let name = path.canonicalize()?;
+    let sys = Path::new("/sys/block").join(name.file_name().unwrap_or_default());
+    if !sys.join("loop/backing_file").exists() {
+        return Target::find(what);
+    }
     let unknown = || {
         Failure::new(format!("{what} is no block device of a volume")).help(
             "name the volume's folder instead; losetup --list shows what loop devices are made of",
         )
     };
-    let name = path.canonicalize()?;
-    let sys = Path::new("/sys/block").join(name.file_name().ok_or_else(unknown)?);
     let file = std::fs::read_to_string(sys.join("loop/backing_file")).map_err(|_| unknown())?;
     let folder = Path::new(file.trim_end_matches('\n')).parent().ok_or_else(unknown)?;
     let mount = mounts::at(folder)?.ok_or_else(unknown)?;

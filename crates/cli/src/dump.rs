@@ -1,5 +1,7 @@
 //! `thalweg dump`: what lies in a file or a device of a volume, for a person to read.
 
+mod in_place;
+
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
@@ -22,12 +24,12 @@ use crate::size::Size;
 /// It takes no lock and changes nothing; what it shows of a volume in use may be in motion.
 #[derive(Debug, Args)]
 pub(crate) struct DumpArgs {
-    /// A map device, or any other file or device of a volume
+    /// A map device, a journal, or any other file or device of a volume
     file: PathBuf,
     /// Byte at which the map area starts [default: where the device's label says]
     #[arg(long, value_name = "SIZE")]
     offset: Option<Size>,
-    /// Every entry of the map, too
+    /// Every entry of the map and every tag of the journal, too
     #[arg(long)]
     entries: bool,
     /// Print one JSON object
@@ -208,7 +210,7 @@ fn read_start(file: &mut File) -> std::io::Result<Vec<u8>> {
     Ok(start)
 }
 
-pub(crate) fn run(args: DumpArgs) -> Outcome<()> {
+pub(crate) async fn run(args: DumpArgs) -> Outcome<()> {
     let path = &args.file;
     let failed = |error: std::io::Error| {
         Failure::of(&error)
@@ -217,6 +219,11 @@ pub(crate) fn run(args: DumpArgs) -> Outcome<()> {
     };
     let mut file = File::open(path).map_err(failed)?;
     let start = read_start(&mut file).map_err(failed)?;
+    if args.offset.is_none()
+        && let Some(marked) = in_place::marked(&start)
+    {
+        return in_place::run(path, marked, args.entries, args.json).await;
+    }
     let labelled = [0, COPY as usize]
         .iter()
         .any(|at| start[*at.min(&start.len())..].starts_with(&HEADER_MAGIC));

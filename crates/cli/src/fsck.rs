@@ -3,12 +3,14 @@
 use clap::Args;
 use thalweg_fs::check::{self, Finding, Report};
 use thalweg_store::env::Env;
+use thalweg_store::inplace::Mend;
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::files;
-use crate::opened::Opened;
-use crate::target::Target;
+use crate::opened::{Opened, Scrubbed};
+use crate::progress;
+use crate::target::{JournalDev, Target};
 
 /// Everything that was wrong is repaired.
 const CORRECTED: u8 = 1;
@@ -17,7 +19,9 @@ const LEFT: u8 = 4;
 
 /// Check the filesystem of a volume, and repair it
 ///
-/// The volume must not be mounted or served. Without -y or -a nothing is changed. Ends with 0 when
+/// First the store below is scrubbed: everything on it is read and verified. The volume must not be
+/// mounted or served. Without -y or -a no file is changed; with them, a journal with a damaged middle is
+/// replayed up to there. Ends with 0 when
 /// nothing is wrong, 1 when everything was repaired, 4 when something is left, 8 when the check could
 /// not be made, 16 when the arguments make no sense. With a link fsck.thalweg to this program in /sbin,
 /// fsck(8) knows the type thalweg.
@@ -31,15 +35,14 @@ pub(crate) struct Fsck {
     /// Repair what can be repaired
     #[arg(short = 'y', long)]
     repair: bool,
-    /// As -y, for fsck(8)
+    /// As -y, and without the scrub: what fsck(8) asks for when the system starts
     #[arg(short = 'a', short_alias = 'p', long, hide = true)]
     automatic: bool,
     /// Read the files' blocks too
     #[arg(short, long)]
     data: bool,
-    /// The device of the journal, where that is outside of the volume
-    #[arg(long, value_name = "PATH")]
-    journal_dev: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    journal: JournalDev,
     /// Print what was found as a JSON object
     #[arg(long)]
     json: bool,
@@ -52,26 +55,64 @@ pub(crate) struct Fsck {
 }
 
 pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
-    let target = Target::with_files(&args.volume)?;
+    let target = Target::volume(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
     if Client::connect(&target.folder).await?.is_some() {
         return Err(Failure::new(format!("{} is mounted or served", target.name))
             .help("unmount it, or end its server, then check it"));
     }
-    let opened = Opened::open_with(env, &target, args.journal_dev.as_deref()).await?;
     let how = check::How { repair: args.repair || args.automatic, data: args.data };
-    let report = files::check(env, &opened, how).await;
+    let opened = match how.repair {
+        true => Opened::open_damaged(env, &target).await?,
+        false => Opened::open(env, &target).await?,
+    };
+    let checked = check(env, &opened, &args, how).await;
     let closed = opened.close().await;
-    let report = report?;
+    let checked = checked?;
     closed?;
     match args.json {
-        true => println!("{}", as_json(&report)),
-        false => show(&report, &target, how.repair),
+        true => println!("{}", as_json(&checked)),
+        false => show(&checked, &target, how.repair),
     }
-    Ok(match () {
-        () if report.is_clean() => 0,
-        () if report.is_damaged() => LEFT,
-        () => CORRECTED,
-    })
+    Ok(checked.code())
+}
+
+/// What was found, from the store upwards.
+struct Checked {
+    /// Transactions of the journal that had to be given up.
+    given_up: u64,
+    store: Option<Scrubbed>,
+    files: Report,
+}
+
+impl Checked {
+    fn is_damaged(&self) -> bool {
+        self.files.is_damaged() || self.store.as_ref().is_some_and(|store| store.is_damaged)
+    }
+
+    fn is_clean(&self) -> bool {
+        let is_whole = |store: &Scrubbed| !store.is_damaged && !store.is_repaired;
+        self.given_up == 0 && self.store.as_ref().is_none_or(is_whole) && self.files.is_clean()
+    }
+
+    fn code(&self) -> u8 {
+        match () {
+            () if self.is_clean() => 0,
+            () if self.is_damaged() => LEFT,
+            () => CORRECTED,
+        }
+    }
+}
+
+async fn check(env: &Env, opened: &Opened, args: &Fsck, how: check::How) -> Outcome<Checked> {
+    let store = match args.automatic {
+        true => None,
+        false => {
+            let mend = if how.repair { Mend::Yes } else { Mend::No };
+            Some(opened.scrub(mend, &*progress::for_user(args.json)).await?)
+        }
+    };
+    let files = files::check(env, opened, how).await?;
+    Ok(Checked { given_up: opened.given_up(), store, files })
 }
 
 fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
@@ -82,7 +123,17 @@ fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
     }
 }
 
-fn show(report: &Report, target: &Target, repair: bool) {
+fn show(checked: &Checked, target: &Target, repair: bool) {
+    let Checked { given_up, store, files: report } = checked;
+    if *given_up > 0 {
+        println!(
+            "the journal was damaged in its middle: repaired; {given_up} transactions were given up"
+        );
+    }
+    if let Some(fields) = store.as_ref().and_then(|store| store.report.as_object()) {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        println!("{}, the store: {}", target.name, fields.join(", "));
+    }
     for finding in &report.findings {
         match outcome(finding) {
             (_, Some(lost)) => println!("{}: repaired; {lost}", finding.damage),
@@ -93,7 +144,7 @@ fn show(report: &Report, target: &Target, repair: bool) {
         "{}: {} inodes, {} of them directories; {} names; {} blocks in {} extents",
         target.name, report.inodes, report.directories, report.names, report.blocks, report.extents
     );
-    if report.is_damaged() {
+    if checked.is_damaged() {
         println!(
             "{}",
             if repair { "Something is wrong still." } else { "-y repairs what can be." }
@@ -101,7 +152,8 @@ fn show(report: &Report, target: &Target, repair: bool) {
     }
 }
 
-fn as_json(report: &Report) -> serde_json::Value {
+fn as_json(checked: &Checked) -> serde_json::Value {
+    let report = &checked.files;
     let findings: Vec<_> = report
         .findings
         .iter()
@@ -112,7 +164,9 @@ fn as_json(report: &Report) -> serde_json::Value {
         })
         .collect();
     serde_json::json!({
-        "clean": report.is_clean(),
+        "clean": checked.is_clean(),
+        "given_up": checked.given_up,
+        "store": checked.store.as_ref().map(|store| &store.report),
         "findings": findings,
         "inodes": report.inodes,
         "directories": report.directories,

@@ -20,7 +20,7 @@ use thalweg_store::txn::{Transact, TxnError};
 use crate::failure::{Failure, Outcome};
 use crate::opened::Opened;
 use crate::size::Size;
-use crate::target::Target;
+use crate::target::{JournalDev, Target};
 
 /// Changes of an import that are made together, at most.
 const BATCH: usize = 32;
@@ -33,8 +33,10 @@ const BATCH_BLOCKS: usize = 64;
 /// nothing. In JSON keys and values are strings, or {"hex": "…"} where they are not UTF-8.
 #[derive(Debug, Args)]
 pub(crate) struct Kv {
-    /// The volume's folder
+    /// The volume's folder, or the device of one that is updated in place
     volume: String,
+    #[command(flatten)]
+    journal: JournalDev,
     #[command(subcommand)]
     command: Command,
 }
@@ -249,7 +251,7 @@ impl Access {
 }
 
 pub(crate) async fn run(env: &Env, args: Kv) -> Outcome<()> {
-    let target = Target::volume(&args.volume)?;
+    let target = Target::volume(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
     let access = Access::open(env, &target).await?;
     let done = execute(env, &access.volume, args.command).await;
     let closed = access.close().await;

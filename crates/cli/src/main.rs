@@ -6,7 +6,7 @@
 //! - `request`: what can be asked of a volume;
 //! - `ask`: has a request answered, by the volume's server (`control`) or here;
 //! - `session`: the volumes that this process has open, and who uses them;
-//! - `opened`: one open volume; `files`: its filesystem; `mounts`: where that is mounted.
+//! - `opened`: one open volume, chained or `in_place`; `files`: its filesystem; `mounts`: where that is mounted.
 
 /// Blocks of 4 KiB come and go by the hundred thousand in a second.
 #[global_allocator]
@@ -23,6 +23,7 @@ mod files;
 mod fsck;
 mod helper;
 mod holder;
+mod in_place;
 mod kv;
 mod metrics;
 mod mkfs;
@@ -69,6 +70,7 @@ enum Command {
     #[command(subcommand)]
     Volume(volume::Volume),
     Status(volume::Status),
+    Scrub(volume::Scrub),
     Serve(serve::Serve),
     Attach(attach::Attach),
     Detach(attach::Detach),
@@ -137,13 +139,12 @@ fn run(command: Command) -> Outcome<u8> {
         Command::Bench(args) => bench::run(args),
         Command::Completions(args) => shell::completions(&args, Cli::command()),
         Command::Man(args) => shell::man(&args, Cli::command()),
-        Command::Dump(args) => dump::run(args),
         command => return serve_or_ask(command),
     }
     .map(|()| 0)
 }
 
-/// The commands that need volumes, and so the runtime.
+/// The commands that need volumes or devices, and so the runtime.
 fn serve_or_ask(command: Command) -> Outcome<u8> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(server_threads()).enable_all().build()?;
@@ -152,6 +153,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
         match command {
             Command::Volume(command) => volume::run(&env, command).await,
             Command::Status(args) => volume::run(&env, volume::Volume::Status(args)).await,
+            Command::Scrub(args) => volume::run(&env, volume::Volume::Scrub(args)).await,
             Command::Kv(args) => kv::run(&env, args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
@@ -160,6 +162,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Mount(args) => mount::mount(&env, args).await,
             Command::Umount(args) => mount::umount(args).await,
             Command::Fsck(args) => return fsck::run(&env, args).await,
+            Command::Dump(args) => dump::run(args).await,
             Command::Tx(args) => return tx::run(args).await,
             _ => Err(Failure::new("this command needs no volume")),
         }

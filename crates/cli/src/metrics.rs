@@ -10,6 +10,7 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use thalweg_fs::Statistics;
 use thalweg_nbd::ServerStats;
 use thalweg_nbd::stats::LATENCY_BUCKETS;
 use thalweg_store::block::BLOCK_SIZE;
@@ -17,8 +18,11 @@ use thalweg_store::chain::Status;
 use thalweg_store::chain::cache::CacheStats;
 use thalweg_store::device::Tallies;
 use thalweg_store::env::{Env, Task};
+use thalweg_store::inplace::{InPlaceStatus, Mode};
+use thalweg_store::txn::TxnStatus;
 
 use crate::failure::{Failure, Outcome};
+use crate::opened::{Numbers, StoreNumbers};
 
 /// Time between two looks at the counters.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -26,8 +30,8 @@ const LATENCY: &str = "thalweg_nbd_request_duration_seconds";
 
 /// Where numbers come from.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// Every volume's name and state.
-    fn volumes(&self) -> Vec<(String, Status)>;
+    /// Every volume in numbers.
+    fn volumes(&self) -> impl Future<Output = Vec<Numbers>> + Send;
     /// The NBD server's counters, when there is one.
     fn server(&self) -> Option<&ServerStats>;
 }
@@ -58,9 +62,7 @@ pub(crate) fn start(
     let refresh = env.spawn(async move {
         let mut seen = [[0; LATENCY_BUCKETS]; thalweg_nbd::protocol::Command::COUNT];
         loop {
-            for (name, status) in source.volumes() {
-                record_volume(&name, &status);
-            }
+            source.volumes().await.iter().for_each(record_volume);
             if let Some(stats) = source.server() {
                 record_server(stats, &mut seen);
             }
@@ -94,6 +96,20 @@ fn describe() {
         ("thalweg_tail_reads_total", Unit::Count, "Blocks read from the tail for want of a cache"),
         ("thalweg_cache_hits_total", Unit::Count, "Reads of blocks served from a cache"),
         ("thalweg_cache_misses_total", Unit::Count, "Reads of blocks that no cache held"),
+        ("thalweg_changed_data_bytes_total", Unit::Bytes, "Bytes that writes of data changed"),
+        ("thalweg_changed_metadata_bytes_total", Unit::Bytes, "The same of blocks of structure"),
+        ("thalweg_journal_commits_total", Unit::Count, "Transactions of the journal"),
+        ("thalweg_journal_bytes_total", Unit::Bytes, "Bytes that they take there"),
+        (
+            "thalweg_journal_releases_total",
+            Unit::Count,
+            "Times that the journal let some of them go",
+        ),
+        ("thalweg_checkpointed_blocks_total", Unit::Count, "Blocks written home from the journal"),
+        ("thalweg_direct_blocks_total", Unit::Count, "Blocks written home directly"),
+        ("thalweg_home_reads_total", Unit::Count, "Blocks read at home"),
+        ("thalweg_transactions_total", Unit::Count, "Transactions that ended, by how they did"),
+        ("thalweg_merged_commits_total", Unit::Count, "Commits that took over others' changes"),
         ("thalweg_nbd_requests_total", Unit::Count, "NBD requests answered"),
         ("thalweg_nbd_errors_total", Unit::Count, "NBD requests answered with an error"),
         ("thalweg_nbd_bytes_total", Unit::Bytes, "Bytes that NBD requests covered"),
@@ -115,6 +131,16 @@ fn describe() {
         ("thalweg_snapshots", Unit::Count, "Named snapshots"),
         ("thalweg_refuses_writes", Unit::Count, "1 when the volume refuses writes after a failure"),
         ("thalweg_cache_blocks", Unit::Count, "Blocks in a cache"),
+        ("thalweg_cached_bytes", Unit::Bytes, "Bytes of blocks in memory"),
+        ("thalweg_dirty_bytes", Unit::Bytes, "Bytes of blocks that are not home"),
+        ("thalweg_journal_size_bytes", Unit::Bytes, "Size of the journal"),
+        ("thalweg_journal_free_bytes", Unit::Bytes, "Bytes of the journal that are free"),
+        ("thalweg_journal_mode", Unit::Count, "1 for what the journal takes now, by its mode"),
+        ("thalweg_transactions_running", Unit::Count, "Transactions that run"),
+        ("thalweg_transactions_buffered_bytes", Unit::Bytes, "Writes that wait for a commit"),
+        ("thalweg_filesystem_size_bytes", Unit::Bytes, "Size of the mounted filesystem"),
+        ("thalweg_filesystem_free_bytes", Unit::Bytes, "Bytes of it that are free"),
+        ("thalweg_filesystem_inodes", Unit::Count, "Inodes in use"),
         ("thalweg_nbd_connections", Unit::Count, "NBD connections open"),
     ];
     for (name, unit, about) in gauges {
@@ -123,7 +149,88 @@ fn describe() {
     describe_histogram!(LATENCY, Unit::Seconds, "Time from an NBD request to its answer");
 }
 
-fn record_volume(name: &str, status: &Status) {
+fn record_volume(numbers: &Numbers) {
+    let name = &numbers.name;
+    match &numbers.store {
+        StoreNumbers::Chain(status) => record_chain(name, status),
+        StoreNumbers::InPlace { status, parts } => {
+            record_in_place(name, status);
+            parts.iter().for_each(|part| record_device(name, &part.path, &part.io));
+        }
+    }
+    record_transactions(name, &numbers.transactions);
+    if let Some(files) = &numbers.files {
+        record_files(name, files);
+    }
+}
+
+fn record_in_place(name: &str, status: &InPlaceStatus) {
+    let blocks = |count: u64| count * BLOCK_SIZE as u64;
+    let counts = &status.counts;
+    let totals = [
+        ("thalweg_changed_data_bytes_total", counts.data_bytes),
+        ("thalweg_changed_metadata_bytes_total", counts.metadata_bytes),
+        ("thalweg_journal_commits_total", counts.commits),
+        ("thalweg_journal_bytes_total", counts.journal_bytes),
+        ("thalweg_journal_releases_total", counts.releases),
+        ("thalweg_checkpointed_blocks_total", counts.checkpointed),
+        ("thalweg_direct_blocks_total", counts.direct),
+        ("thalweg_home_reads_total", counts.reads),
+    ];
+    for (metric, value) in totals {
+        counter!(metric, "volume" => name.to_owned()).absolute(value);
+    }
+    let levels = [
+        ("thalweg_volume_size_bytes", blocks(status.blocks)),
+        ("thalweg_version", status.version),
+        ("thalweg_durable_version", status.durable),
+        ("thalweg_refuses_writes", u64::from(status.poisoned.is_some())),
+        ("thalweg_cached_bytes", blocks(status.cached)),
+        ("thalweg_dirty_bytes", blocks(status.dirty)),
+        ("thalweg_journal_size_bytes", status.journal_size),
+        ("thalweg_journal_free_bytes", status.journal_room),
+    ];
+    for (metric, value) in levels {
+        gauge!(metric, "volume" => name.to_owned()).set(value as f64);
+    }
+    for mode in Mode::ALL {
+        let labels = [("volume", name.to_owned()), ("mode", mode.to_string())];
+        gauge!("thalweg_journal_mode", &labels).set(f64::from(u8::from(mode == status.mode)));
+    }
+}
+
+fn record_transactions(name: &str, them: &TxnStatus) {
+    let outcomes = [
+        ("committed", them.commits),
+        ("read_only", them.read_only),
+        ("conflict", them.conflicts),
+        ("aborted", them.aborts),
+        ("preempted", them.preempted),
+    ];
+    for (outcome, count) in outcomes {
+        let labels = [("volume", name.to_owned()), ("outcome", outcome.to_owned())];
+        counter!("thalweg_transactions_total", &labels).absolute(count);
+    }
+    let volume = || name.to_owned();
+    counter!("thalweg_merged_commits_total", "volume" => volume()).absolute(them.merged);
+    gauge!("thalweg_transactions_running", "volume" => volume()).set(them.running as f64);
+    let buffered = gauge!("thalweg_transactions_buffered_bytes", "volume" => volume());
+    buffered.set(them.buffered_bytes as f64);
+}
+
+fn record_files(name: &str, files: &Statistics) {
+    let bytes = |blocks: u64| blocks * u64::from(files.block);
+    let levels = [
+        ("thalweg_filesystem_size_bytes", bytes(files.blocks)),
+        ("thalweg_filesystem_free_bytes", bytes(files.free)),
+        ("thalweg_filesystem_inodes", files.inodes.0),
+    ];
+    for (metric, value) in levels {
+        gauge!(metric, "volume" => name.to_owned()).set(value as f64);
+    }
+}
+
+fn record_chain(name: &str, status: &Status) {
     let blocks = |count: u64| count * BLOCK_SIZE as u64;
     let volume = || name.to_owned();
     let counts = &status.counts;

@@ -1,18 +1,16 @@
 //! `thalweg mkfs`: a filesystem on a volume.
 
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
-use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::env::Env;
-use thalweg_store::pool::PoolError;
 
 use crate::ask::ask;
-use crate::control::Client;
 use crate::failure::{Failure, Outcome};
-use crate::files::{self, NewFilesystem};
-use crate::opened::{self, Opened};
+use crate::files::NewFilesystem;
+use crate::in_place;
+use crate::opened;
 use crate::progress;
 use crate::request::Request;
 use crate::size::Size;
@@ -35,12 +33,8 @@ pub(crate) struct Mkfs {
     /// Make a file with a volume that is updated in place
     #[arg(long, requires = "sizes")]
     in_place: bool,
-    /// Put the journal on a device, or into a file, of its own
-    #[arg(long, value_name = "PATH", conflicts_with = "journal_size")]
-    journal_dev: Option<PathBuf>,
-    /// Size of the journal in the volume [default: a sixteenth of it, at most 128M]
-    #[arg(long, value_name = "SIZE")]
-    journal_size: Option<Size>,
+    #[command(flatten)]
+    volume_in_place: in_place::New,
     /// Make the volume first, as large as this
     #[arg(group = "sizes")]
     size: Option<Size>,
@@ -82,14 +76,7 @@ pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
     };
     let (uid, gid) = args.root_owner;
     let new = NewFilesystem { uid, gid, mode: args.root_mode, force: args.force };
-    match &args.journal_dev {
-        None => drop(ask(env, &target, Request::MakeFilesystem(new), false).await?),
-        Some(journal) => {
-            let opened = Opened::open_with(env, &target, Some(journal)).await?;
-            let made = files::make(env, &opened, &new).await;
-            made.and(opened.close().await)?;
-        }
-    }
+    ask(env, &target, Request::MakeFilesystem(new), false).await?;
     if !args.quiet {
         println!("made a filesystem on {}", target.place().display());
     }
@@ -98,29 +85,17 @@ pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
 
 /// A new volume that is updated in place.
 async fn in_place(env: &Env, place: &Path, args: &Mkfs) -> Outcome<Target> {
-    if let Some(size) = args.volume_size.or(args.size) {
-        if !args.in_place {
-            return Err(Failure::new(format!("{} has a size of its own", place.display()))
-                .help("leave the size out"));
-        }
-        let options = FileOptions::default();
-        let made = FileDevice::create(place, size.0, &options).await;
-        drop(made.map_err(PoolError::from)?);
+    let file = args.volume_size.or(args.size);
+    if file.is_some() && !args.in_place {
+        return Err(Failure::new(format!("{} has a size of its own", place.display()))
+            .help("leave the size out"));
     }
-    let target = Target::in_place(place)?;
-    if Client::connect(&target.folder).await?.is_some() {
-        return Err(Failure::new(format!("{} is mounted", place.display()))
-            .help("unmount it first: thalweg umount DIRECTORY"));
-    }
-    let journal_size = args.journal_size.map(|size| size.0);
-    let journal = args.journal_dev.as_deref();
-    opened::create_in_place(env, place, journal, journal_size, args.force).await?;
-    Ok(target)
+    in_place::create(env, place, file, &args.volume_in_place, args.force).await
 }
 
 /// A chained volume, made if a size says so.
 async fn chained(env: &Env, folder: &Path, args: &Mkfs) -> Outcome<Target> {
-    if args.journal_dev.is_some() || args.journal_size.is_some() {
+    if args.volume_in_place.is_said() {
         return Err(Failure::new("a chained volume needs no journal")
             .help("name a device or a file, or leave the journal out"));
     }

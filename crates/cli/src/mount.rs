@@ -117,7 +117,7 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
         return Err(Failure::new("a mount needs a volume and a directory")
             .help("thalweg mount VOLUME DIRECTORY"));
     };
-    let target = Target::with_files(volume)?;
+    let target = Target::volume(volume)?.with_journal(options.journal.journal_dev.as_deref());
     let directory = usable(directory)?;
     if args.fake {
         return Ok(());
@@ -183,8 +183,7 @@ async fn foreground(env: &Env, args: &Mount, target: Target, request: MountReque
 }
 
 async fn start(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<Running> {
-    let journal = request.options.journal.journal_dev.as_deref();
-    let opened = Opened::open_with(env, &target, journal).await?;
+    let opened = Opened::open_for(env, &target, &request.options.journal).await?;
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
     let mounted = session.mount(&session.volumes()[0], &request).await;
     let running = match &mounted {
@@ -285,7 +284,7 @@ fn mount_on(place: &Path) -> Outcome<(Mounted, Target)> {
         Failure::new(format!("no filesystem of a volume is mounted on {}", place.display()))
             .help("findmnt --types fuse.thalweg lists them")
     })?;
-    let target = Target::with_files(&found.source)?;
+    let target = Target::volume(&found.source)?;
     Ok((found, target))
 }
 

@@ -51,6 +51,11 @@ impl MountedVolume {
     pub(crate) fn directory(&self) -> &Path {
         self.mounted.mountpoint()
     }
+
+    /// What the kernel is shown.
+    pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
+        self.files.filesystem()
+    }
 }
 
 /// Runs `work` where it may block.

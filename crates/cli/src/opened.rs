@@ -1,38 +1,31 @@
 //! One volume that this process has open.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
 
 use serde_json::Value;
+use thalweg_fs::Statistics;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{ChainError, Cleaning, Rebuild, RebuildReport, Status};
-use thalweg_store::device::{DeviceError, DeviceRef, FileDevice, FileOptions, Purpose};
+use thalweg_store::device::DeviceError;
 use thalweg_store::env::Env;
-use thalweg_store::inplace::{self, InPlace, InPlaceError, NewInPlace, Parts};
+use thalweg_store::inplace::{self, InPlaceError, InPlaceStatus, Mend};
 use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, NewVolume, OpenOptions, Pool, PoolError,
     ShrinkRequest,
 };
-use thalweg_store::txn::{self, TransactionManager};
+use thalweg_store::txn::{TransactionManager, TxnStatus};
 use thalweg_store::volume::VolumeRef;
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::holder;
+use crate::in_place::{InPlaceVolume, Part};
 use crate::mount_options::JournalOptions;
 use crate::parts::{DeviceArg, LinkArg};
 use crate::progress::{Report, Step};
 use crate::request::{Answer, Request};
-use crate::target::Target;
+use crate::target::{Target, no_snapshots};
 use crate::volume::{CleaningArg, Create};
-
-/// Bytes at the start of a device that show whether it holds something: where filesystems and
-/// partition tables have their marks.
-const LOOKED_AT: u64 = 128 << 10;
-/// How long a device may stay locked by a process that is about to end, and how often it is tried.
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// One volume that this process has open.
 #[derive(Debug)]
@@ -44,26 +37,28 @@ pub(crate) struct Opened {
     changes: tokio::sync::Mutex<()>,
 }
 
+/// An open volume in numbers.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    pub(crate) name: String,
+    pub(crate) store: StoreNumbers,
+    pub(crate) transactions: TxnStatus,
+    /// Of its filesystem, while it is mounted.
+    pub(crate) files: Option<Statistics>,
+}
+
+/// What numbers there are of the two ways to keep blocks.
+#[derive(Debug)]
+pub(crate) enum StoreNumbers {
+    Chain(Box<Status>),
+    InPlace { status: InPlaceStatus, parts: Vec<Part> },
+}
+
 /// The two ways to keep blocks.
 #[derive(Debug)]
 enum Store {
     Chain(Box<Pool>),
-    InPlace { store: Arc<InPlace>, transactions: TransactionManager, journal: Option<PathBuf> },
-}
-
-impl From<InPlaceError> for Failure {
-    fn from(error: InPlaceError) -> Failure {
-        match error {
-            InPlaceError::Device(error) => PoolError::from(error).into(),
-            InPlaceError::JournalElsewhere { .. } => {
-                Failure::of(&error).help("-o journal_dev=PATH, or --journal-dev PATH")
-            }
-            InPlaceError::NoStore { .. } => {
-                Failure::of(&error).help("make one, and a filesystem on it: thalweg mkfs DEVICE")
-            }
-            error => Failure::of(&error),
-        }
-    }
+    InPlace(Box<InPlaceVolume>),
 }
 
 impl From<PoolError> for Failure {
@@ -103,43 +98,65 @@ impl From<ChainError> for Failure {
 impl Opened {
     /// Opens a volume.
     pub(crate) async fn open(env: &Env, target: &Target) -> Outcome<Opened> {
-        Opened::open_with(env, target, None).await
+        Opened::open_for(env, target, &JournalOptions::default()).await
     }
 
-    /// Opens a volume whose journal may be on a device of its own.
-    pub(crate) async fn open_with(
+    /// Opens a volume for a mount that says how to keep its journal.
+    pub(crate) async fn open_for(
         env: &Env,
         target: &Target,
-        journal: Option<&Path>,
+        journal: &JournalOptions,
     ) -> Outcome<Opened> {
         let store = match &target.device {
             None => Store::Chain(Box::new(open_pool(env, target).await?)),
-            Some(device) => open_in_place(env, device, journal).await?,
+            Some(device) => Store::InPlace(Box::new(
+                InPlaceVolume::open(env, device, target, journal.over(inplace::Options::default()))
+                    .await?,
+            )),
         };
-        Ok(Opened { target: target.clone(), store, changes: tokio::sync::Mutex::default() })
+        Ok(Opened::of(target, store))
+    }
+
+    /// Opens a volume for a repair: of a journal with a damaged middle what comes before that counts.
+    pub(crate) async fn open_damaged(env: &Env, target: &Target) -> Outcome<Opened> {
+        let Some(device) = &target.device else { return Opened::open(env, target).await };
+        let volume = InPlaceVolume::open_damaged(env, device, target).await?;
+        Ok(Opened::of(target, Store::InPlace(Box::new(volume))))
+    }
+
+    fn of(target: &Target, store: Store) -> Opened {
+        Opened { target: target.clone(), store, changes: tokio::sync::Mutex::default() }
+    }
+
+    /// Transactions of the journal that opening had to give up.
+    pub(crate) fn given_up(&self) -> u64 {
+        match &self.store {
+            Store::Chain(_) => 0,
+            Store::InPlace(it) => it.recovered.given_up,
+        }
     }
 
     /// The chained volume; only that does most of what can be asked for.
     fn pool(&self) -> Outcome<&Pool> {
         match &self.store {
             Store::Chain(pool) => Ok(pool),
-            Store::InPlace { .. } => Err(Failure::new(format!(
-                "{} is updated in place; that is something for chained volumes",
-                self.target.place().display()
-            ))),
+            Store::InPlace(_) => Err(self.target.refused()),
         }
     }
 
     /// What clients read and write.
-    pub(crate) fn volume(&self) -> Outcome<VolumeRef> {
-        Ok(self.pool()?.volume())
+    pub(crate) fn volume(&self) -> VolumeRef {
+        match &self.store {
+            Store::Chain(pool) => pool.volume(),
+            Store::InPlace(it) => it.volume(),
+        }
     }
 
     /// Its transactions.
     pub(crate) fn transactions(&self) -> &TransactionManager {
         match &self.store {
             Store::Chain(pool) => pool.transactions(),
-            Store::InPlace { transactions, .. } => transactions,
+            Store::InPlace(it) => &it.transactions,
         }
     }
 
@@ -152,13 +169,13 @@ impl Opened {
             )
             .help("leave it out: this volume is chained, and needs no journal")),
             Store::Chain(_) => Ok(()),
-            Store::InPlace { journal, .. }
-                if options.journal_dev.is_some() && options.journal_dev != *journal =>
+            Store::InPlace(it)
+                if options.journal_dev.is_some() && options.journal_dev != it.journal =>
             {
                 Err(Failure::new("the journal cannot move while the volume is open"))
             }
-            Store::InPlace { store, .. } => {
-                store.set_options(options.over(store.options()));
+            Store::InPlace(it) => {
+                it.store.set_options(options.over(it.store.options()));
                 Ok(())
             }
         }
@@ -166,13 +183,16 @@ impl Opened {
 
     /// A snapshot as clients see it, read-only.
     pub(crate) fn snapshot(&self, name: &str) -> Outcome<VolumeRef> {
-        Ok(self.pool()?.snapshot_volume(name)?)
+        match &self.store {
+            Store::Chain(pool) => Ok(pool.snapshot_volume(name)?),
+            Store::InPlace(_) => Err(no_snapshots(self.target.place().display())),
+        }
     }
 
     /// The names of all snapshots.
     pub(crate) fn snapshots(&self) -> Vec<String> {
         match &self.store {
-            Store::InPlace { .. } => Vec::new(),
+            Store::InPlace(_) => Vec::new(),
             Store::Chain(pool) => {
                 let snapshots = pool.chain().label().snapshots;
                 snapshots.into_iter().map(|snapshot| snapshot.name).collect()
@@ -180,18 +200,26 @@ impl Opened {
         }
     }
 
-    /// The chain in numbers, if it is one.
-    pub(crate) fn status(&self) -> Option<Status> {
-        self.pool().ok().map(|pool| pool.chain().status())
+    /// The volume in numbers, but for its filesystem.
+    pub(crate) fn numbers(&self) -> Numbers {
+        let store = match &self.store {
+            Store::Chain(pool) => StoreNumbers::Chain(Box::new(pool.chain().status())),
+            Store::InPlace(it) => {
+                StoreNumbers::InPlace { status: it.store.status(), parts: it.parts() }
+            }
+        };
+        let transactions = self.transactions().status();
+        Numbers { name: self.target.name.clone(), store, transactions, files: None }
     }
 
-    /// The volume in numbers.
+    /// The volume in numbers, and what it is made of.
     pub(crate) fn status_json(&self) -> Outcome<Value> {
         let mut status = match &self.store {
             Store::Chain(pool) => serde_json::to_value(pool.status())?,
-            Store::InPlace { store, .. } => serde_json::to_value(store.status())?,
+            Store::InPlace(it) => it.status(&self.target.name)?,
         };
         status["transactions"] = serde_json::to_value(self.transactions().status())?;
+        status["sockets"] = self.target.folder.display().to_string().into();
         status["folder"] = self.target.place().display().to_string().into();
         Ok(status)
     }
@@ -200,10 +228,31 @@ impl Opened {
     pub(crate) async fn close(&self) -> Outcome<()> {
         match &self.store {
             Store::Chain(pool) => Ok(pool.close().await?),
-            Store::InPlace { store, .. } => {
-                store.close().await.map_err(|error| InPlaceError::from(error).into())
+            Store::InPlace(it) => {
+                it.store.close().await.map_err(|error| InPlaceError::from(error).into())
             }
         }
+    }
+
+    /// Reads and verifies everything that is stored, and repairs what another copy has right; what no
+    /// copy has is given up if `mend` says so.
+    pub(crate) async fn scrub(&self, mend: Mend, report: &dyn Report) -> Outcome<Scrubbed> {
+        let progress = share_done("scrubbing", report);
+        let (report, is_damaged, is_repaired) = match &self.store {
+            Store::Chain(pool) => {
+                let found = pool.chain().scrub(&progress).await?;
+                let replaced = found.repaired + found.maps_replaced + found.labels_replaced;
+                let is_repaired = replaced > 0 || found.checkpoint_replaced;
+                (serde_json::to_value(&found)?, found.damaged > 0, is_repaired)
+            }
+            Store::InPlace(it) => {
+                let found = it.store.scrub(mend, &progress).await.map_err(InPlaceError::from)?;
+                let left = found.map_sectors > 0 && mend == Mend::No;
+                let is_damaged = left || !found.lost.is_empty();
+                (serde_json::to_value(&found)?, is_damaged, found.map_sectors > 0)
+            }
+        };
+        Ok(Scrubbed { report, is_damaged, is_repaired })
     }
 
     /// Does what concerns the volume alone, not who uses it.
@@ -212,6 +261,9 @@ impl Opened {
             Failure::new(format!("{} is being changed already", self.target.name))
                 .help("wait for that to end; thalweg volume status --watch shows it")
         })?;
+        if let Request::Scrub = request {
+            return Ok(Answer::Json(self.scrub(Mend::Yes, report).await?.report));
+        }
         let pool = self.pool()?;
         let chain = pool.chain();
         match request {
@@ -237,16 +289,22 @@ impl Opened {
                 pool.rebuild(device.as_deref(), &share_done("rebuilding", report)).await?;
             }
             Request::Set { settings } => pool.set(*settings).await?,
-            Request::Scrub => {
-                let found = chain.scrub(&share_done("scrubbing", report)).await?;
-                return Ok(Answer::Json(serde_json::to_value(found)?));
-            }
             other => {
                 return Err(Failure::new(format!("{other:?} is nothing that a volume does")));
             }
         }
         Ok(Answer::Done)
     }
+}
+
+/// What a scrub found.
+pub(crate) struct Scrubbed {
+    /// All of it.
+    pub(crate) report: Value,
+    /// Whether something is wrong still.
+    pub(crate) is_damaged: bool,
+    /// Whether something was, and is not any more.
+    pub(crate) is_repaired: bool,
 }
 
 async fn open_pool(env: &Env, target: &Target) -> Outcome<Pool> {
@@ -261,59 +319,6 @@ async fn open_pool(env: &Env, target: &Target) -> Outcome<Pool> {
     let found = pool.recovered();
     tracing::info!(volume = target.name, ?found, "opened");
     Ok(pool)
-}
-
-async fn parts(env: &Env, data: &Path, journal: Option<&Path>) -> Outcome<Parts> {
-    let journal = match journal {
-        Some(path) => Some(open_device(env, path).await?),
-        None => None,
-    };
-    Ok(Parts { data: open_device(env, data).await?, journal })
-}
-
-/// Opens a device. A server that has let go of a volume has it locked until its process has ended.
-async fn open_device(env: &Env, path: &Path) -> Outcome<DeviceRef> {
-    let deadline = env.now() + PATIENCE;
-    loop {
-        match FileDevice::open(path, &FileOptions::default()).await {
-            Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
-            opened => return Ok(Arc::new(opened.map_err(PoolError::from)?)),
-        }
-    }
-}
-
-async fn open_in_place(env: &Env, device: &Path, journal: Option<&Path>) -> Outcome<Store> {
-    let parts = parts(env, device, journal).await?;
-    let (store, found) = InPlace::open(env, parts, inplace::Options::default()).await?;
-    tracing::info!(device = %device.display(), ?found, "opened");
-    let store = Arc::new(store);
-    let transactions = TransactionManager::new(env, store.clone(), txn::Options::default());
-    Ok(Store::InPlace { store, transactions, journal: journal.map(Path::to_owned) })
-}
-
-/// Makes a volume that is updated in place.
-pub(crate) async fn create_in_place(
-    env: &Env,
-    device: &Path,
-    journal: Option<&Path>,
-    journal_size: Option<u64>,
-    force: bool,
-) -> Outcome<()> {
-    let parts = parts(env, device, journal).await?;
-    for part in std::iter::once(&parts.data).chain(&parts.journal) {
-        let len = part.geometry().size.min(LOOKED_AT) as usize;
-        let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;
-        if !force && start.iter().any(|byte| *byte != 0) {
-            return Err(Failure::new(format!("{} holds something", part.name()))
-                .help("--force writes over it"));
-        }
-    }
-    let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
-    let mut name = name.unwrap_or_default();
-    while name.len() > inplace::format::NAME {
-        name.pop();
-    }
-    Ok(InPlace::create(env, &parts, &NewInPlace { name, journal_size, size: None }).await?)
 }
 
 /// Reports how far something is.

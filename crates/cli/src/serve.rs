@@ -14,7 +14,7 @@ use crate::control::{self, Control};
 use crate::failure::{Failure, Outcome};
 use crate::opened::Opened;
 use crate::session::{Administered, Purpose, Session};
-use crate::target::Target;
+use crate::target::{JournalDev, Target};
 use crate::{metrics, signals};
 
 /// Serve volumes over NBD, and their transactions to programs on this machine
@@ -27,9 +27,11 @@ use crate::{metrics, signals};
 /// at once.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Folders of volumes, or FOLDER@SNAPSHOT
+    /// Folders of volumes, FOLDER@SNAPSHOT, or devices of volumes that are updated in place
     #[arg(required = true, value_name = "VOLUME")]
     volumes: Vec<String>,
+    #[command(flatten)]
+    journal: JournalDev,
     /// The Unix socket, made with mode 0600 [default: NAME.sock under /run/thalweg, or
     /// $XDG_RUNTIME_DIR/thalweg]
     #[arg(long, value_name = "PATH")]
@@ -62,7 +64,7 @@ async fn open_all(env: &Env, targets: &[Target]) -> Outcome<Vec<Opened>> {
             continue;
         }
         if let Some(other) = opened.iter().find(|known| known.target.name == target.name) {
-            let (one, two) = (other.target.folder.display(), target.folder.display());
+            let (one, two) = (other.target.place().display(), target.place().display());
             return Err(Failure::new(format!(
                 "{one} and {two} would both be called {}",
                 target.name
@@ -77,7 +79,14 @@ async fn open_all(env: &Env, targets: &[Target]) -> Outcome<Vec<Opened>> {
 
 pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
     let targets = args.volumes.iter().map(|text| Target::find(text));
-    let targets = targets.collect::<Outcome<Vec<_>>>()?;
+    let mut targets = targets.collect::<Outcome<Vec<_>>>()?;
+    if let Some(journal) = &args.journal.journal_dev {
+        let mut in_place = targets.iter_mut().filter(|target| target.device.is_some());
+        let (Some(target), None) = (in_place.next(), in_place.next()) else {
+            return Err(Failure::new("--journal-dev is for one volume that is updated in place"));
+        };
+        target.journal = Some(journal.clone());
+    }
     let volumes = open_all(env, &targets).await?;
     let session = Arc::new(Session::new(env, volumes, Purpose::Serve));
     let running = Running::start(&session, args.metrics)?;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use thalweg_fs::Statistics;
 use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
 use thalweg_fuse::stale::recover_stale;
 use thalweg_nbd::{Export, Server, ServerConfig, ServerStats};
-use thalweg_store::chain::Status;
 use thalweg_store::env::Env;
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::{Mutex, watch};
@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::files;
 use crate::metrics;
 use crate::mounts::MountedVolume;
-use crate::opened::Opened;
+use crate::opened::{Numbers, Opened};
 use crate::progress::Report;
 use crate::request::{Answer, AttachRequest, Request};
 use crate::target::{Target, export};
@@ -125,7 +125,7 @@ impl Session {
         let exported = Export::new(name, bytes_of(volume, snapshot)?);
         Ok(self
             .server
-            .add_export(exported.description(volume.target.folder.display().to_string()))?)
+            .add_export(exported.description(volume.target.place().display().to_string()))?)
     }
 
     /// Lets clients have a volume and all its snapshots.
@@ -193,7 +193,7 @@ impl Session {
         let options = AttachOptions {
             block_size: request.block_size,
             partition_scan: request.partition_scan,
-            name: export(&target.folder.display().to_string(), request.snapshot.as_deref()),
+            name: export(&target.place().display().to_string(), request.snapshot.as_deref()),
             ..AttachOptions::default()
         };
         let attached = attach(&self.env, bytes, &mountpoint, &options).await?;
@@ -311,6 +311,15 @@ impl Session {
         of.next().map(|it| it.directory().to_owned())
     }
 
+    /// How full a volume's filesystem is, if it is mounted.
+    async fn statistics_of(&self, volume: &Opened) -> Option<Statistics> {
+        let filesystem = {
+            let mounts = self.mounts.lock().await;
+            mounts.iter().find(|it| it.volume == volume.target.name)?.filesystem()
+        };
+        filesystem.statistics().await.ok()
+    }
+
     async fn refuse_if_mounted(&self, volume: &Opened) -> Outcome<()> {
         match self.mount_of(volume).await {
             None => Ok(()),
@@ -384,6 +393,14 @@ impl Session {
         let mut status = volume.status_json()?;
         status["attached"] = self.devices_of(volume).await;
         status["mounted"] = serde_json::to_value(self.mount_of(volume).await)?;
+        if let Some(files) = self.statistics_of(volume).await {
+            status["files"] = serde_json::json!({
+                "blocks": files.blocks,
+                "free_blocks": files.free,
+                "inodes": files.inodes.0,
+                "most_inodes": files.inodes.1,
+            });
+        }
         let own = &volume.target.name;
         let mut exports = self.server.exports();
         exports.retain(|name| name == own || name.starts_with(&format!("{own}@")));
@@ -437,15 +454,18 @@ impl Session {
 /// What a client sees of a volume or of a snapshot.
 fn bytes_of(volume: &Opened, snapshot: Option<&str>) -> Outcome<VolumeRef> {
     match snapshot {
-        None => volume.volume(),
+        None => Ok(volume.volume()),
         Some(name) => volume.snapshot(name),
     }
 }
 
 impl metrics::Source for Session {
-    fn volumes(&self) -> Vec<(String, Status)> {
-        let volumes = self.volumes.iter();
-        volumes.filter_map(|it| Some((it.target.name.clone(), it.status()?))).collect()
+    async fn volumes(&self) -> Vec<Numbers> {
+        let mut all = Vec::with_capacity(self.volumes.len());
+        for volume in &self.volumes {
+            all.push(Numbers { files: self.statistics_of(volume).await, ..volume.numbers() });
+        }
+        all
     }
 
     fn server(&self) -> Option<&ServerStats> {

@@ -1,5 +1,7 @@
 //! `thalweg volume status`: a volume in numbers, once or again and again.
 
+mod in_place;
+
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -20,7 +22,20 @@ use crate::target::Target;
 struct View {
     name: String,
     folder: String,
-    chain: Chain,
+    #[serde(default)]
+    sockets: Option<String>,
+    #[serde(default)]
+    size: u64,
+    #[serde(default)]
+    chain: Option<Chain>,
+    #[serde(default)]
+    in_place: Option<in_place::InPlace>,
+    #[serde(default)]
+    devices: Vec<in_place::Device>,
+    #[serde(default)]
+    mounted: Option<String>,
+    #[serde(default)]
+    files: Option<Files>,
     #[serde(default)]
     transactions: Option<Transactions>,
     #[serde(default)]
@@ -86,6 +101,14 @@ struct Member {
     path: String,
     role: String,
     state: Value,
+}
+
+/// The mounted filesystem.
+#[derive(Debug, Deserialize)]
+struct Files {
+    blocks: u64,
+    free_blocks: u64,
+    inodes: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -182,16 +205,36 @@ fn blocks(count: u64) -> Size {
 
 fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, Failure> {
     let mut out = String::new();
-    let written = summary(&mut out, view, before)
-        .and_then(|()| links(&mut out, view))
-        .and_then(|()| traffic(&mut out, view))
-        .and_then(|()| users(&mut out, view));
+    let written = match (&view.chain, &view.in_place) {
+        (Some(chain), _) => summary(&mut out, view, chain, before)
+            .and_then(|()| links(&mut out, view, chain))
+            .and_then(|()| {
+                let links = chain.links.iter().map(|link| &link.io);
+                let users = blocks(chain.counts.user_blocks_written).0;
+                traffic(&mut out, links.chain([&chain.map_io]), users, ", without caches")
+            }),
+        (None, Some(it)) => in_place::summary(&mut out, view, it, before)
+            .and_then(|()| {
+                view.transactions.as_ref().map_or(Ok(()), |them| transactions(&mut out, them))
+            })
+            .and_then(|()| in_place::devices(&mut out, view))
+            .and_then(|()| {
+                let devices = view.devices.iter().map(|device| &device.io);
+                traffic(&mut out, devices, it.changed(), ", for each byte of data that changed")
+            }),
+        (None, None) => Ok(()),
+    };
+    let written = written.and_then(|()| users(&mut out, view));
     written.map_err(|error| Failure::of(&error))?;
     Ok(out)
 }
 
-fn summary(out: &mut String, view: &View, before: Option<(&View, Duration)>) -> std::fmt::Result {
-    let chain = &view.chain;
+fn summary(
+    out: &mut String,
+    view: &View,
+    chain: &Chain,
+    before: Option<(&View, Duration)>,
+) -> std::fmt::Result {
     writeln!(out, "{} ({}), {}", view.name, view.folder, blocks(chain.blocks))?;
     if let Some(why) = &chain.poisoned {
         writeln!(out, "  REFUSES WRITES: {why}")?;
@@ -214,11 +257,12 @@ fn summary(out: &mut String, view: &View, before: Option<(&View, Duration)>) -> 
         counts.syncs,
         counts.rounds
     )?;
-    if let Some((before, span)) = before {
+    if let Some((before, span)) = before.and_then(|(view, span)| Some((view.chain.as_ref()?, span)))
+    {
         let rate = |now: u64, then: u64| {
             Size((blocks(now.saturating_sub(then)).0 as f64 / span.as_secs_f64()) as u64)
         };
-        let then = &before.chain.counts;
+        let then = &before.counts;
         let written = rate(counts.user_blocks_written, then.user_blocks_written);
         let read = rate(counts.user_blocks_read, then.user_blocks_read);
         let moved = rate(counts.blocks_moved, then.blocks_moved);
@@ -260,8 +304,8 @@ fn cache(out: &mut String, name: &str, cache: &Cache) -> std::fmt::Result {
     )
 }
 
-fn links(out: &mut String, view: &View) -> std::fmt::Result {
-    for (number, link) in view.chain.links.iter().enumerate() {
+fn links(out: &mut String, view: &View, chain: &Chain) -> std::fmt::Result {
+    for (number, link) in chain.links.iter().enumerate() {
         let part = match (link.tail, link.leaving) {
             (_, true) => "leaving",
             (true, _) => "tail",
@@ -290,11 +334,15 @@ fn state_text(state: &Value) -> String {
     }
 }
 
-/// What reached the devices, by purpose.
-fn traffic(out: &mut String, view: &View) -> std::fmt::Result {
+/// What reached the devices, by purpose, and how much that is for each byte that users wrote.
+fn traffic<'a>(
+    out: &mut String,
+    devices: impl Iterator<Item = &'a Tallies>,
+    users: u64,
+    remark: &str,
+) -> std::fmt::Result {
     let mut sums: std::collections::BTreeMap<&str, Tally> = std::collections::BTreeMap::new();
-    let links = view.chain.links.iter().map(|link| &link.io);
-    for (purpose, tally) in links.chain([&view.chain.map_io]).flatten() {
+    for (purpose, tally) in devices.flatten() {
         let sum = sums.entry(purpose).or_default();
         sum.read_bytes += tally.read_bytes;
         sum.write_bytes += tally.write_bytes;
@@ -307,18 +355,24 @@ fn traffic(out: &mut String, view: &View) -> std::fmt::Result {
             writeln!(out, "  {purpose:12} {read:>12} {written:>12} {flushes:>9}")?;
         }
     }
-    let users = blocks(view.chain.counts.user_blocks_written).0;
     if users > 0 {
         let all: u64 = sums.values().map(|tally| tally.write_bytes).sum();
         let factor = all as f64 / users as f64;
-        writeln!(out, "  write amplification {factor:.2}, without caches")?;
+        writeln!(out, "  write amplification {factor:.2}{remark}")?;
     }
     Ok(())
 }
 
 fn users(out: &mut String, view: &View) -> std::fmt::Result {
-    for Snapshot { name, version, .. } in &view.chain.snapshots {
+    for Snapshot { name, version, .. } in view.chain.iter().flat_map(|chain| &chain.snapshots) {
         writeln!(out, "  snapshot {name}, version {version}")?;
+    }
+    if let Some(place) = &view.mounted {
+        writeln!(out, "  mounted on {place}")?;
+    }
+    if let Some(Files { blocks: all, free_blocks, inodes }) = &view.files {
+        let (free, all) = (blocks(*free_blocks), blocks(*all));
+        writeln!(out, "  files      {inodes} inodes, {free} of {all} free")?;
     }
     for AttachedDevice { export, device } in &view.attached {
         writeln!(out, "  attached {export} as {device}")?;

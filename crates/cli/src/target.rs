@@ -1,8 +1,11 @@
-//! How a volume is named on the command line: by its folder, a snapshot behind an `@`.
+//! How a volume is named on the command line: by its folder, a snapshot behind an `@`; or, if it is
+//! updated in place, by its device.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+
+use clap::Args;
 
 use crate::failure::{Failure, Outcome};
 
@@ -21,18 +24,32 @@ pub(crate) struct Target {
     /// Of a volume that is updated in place, its device. It has no folder of its own; the sockets of
     /// whoever has it open are in one of this user's.
     pub(crate) device: Option<PathBuf>,
+    /// The device of its journal, where that is outside of the volume.
+    pub(crate) journal: Option<PathBuf>,
+}
+
+/// Where the journal is of a volume that is updated in place.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct JournalDev {
+    /// The device of the journal, where that is outside of a volume that is updated in place
+    #[arg(long, value_name = "PATH")]
+    pub(crate) journal_dev: Option<PathBuf>,
 }
 
 impl Target {
-    /// Finds what `text` names: a folder, or `FOLDER@SNAPSHOT`.
+    /// Finds what `text` names: a folder, `FOLDER@SNAPSHOT`, or a device or file.
     pub(crate) fn find(text: &str) -> Outcome<Target> {
         if is_volume(Path::new(text)) {
             return Target::of(Path::new(text), None);
+        }
+        if is_device(Path::new(text)) {
+            return Target::in_place(Path::new(text));
         }
         match text.rsplit_once('@') {
             Some((folder, snapshot)) if is_volume(Path::new(folder)) => {
                 Target::of(Path::new(folder), Some(snapshot.to_owned()))
             }
+            Some((device, _)) if is_device(Path::new(device)) => Err(no_snapshots(device)),
             _ => Err(not_there(Path::new(text))),
         }
     }
@@ -47,14 +64,25 @@ impl Target {
         }
     }
 
-    /// Finds a volume that may have a filesystem: a folder, or the device of one that is updated in
-    /// place.
-    pub(crate) fn with_files(text: &str) -> Outcome<Target> {
-        let found = std::fs::metadata(text);
-        match found.is_ok_and(|it| it.is_file() || it.file_type().is_block_device()) {
-            true => Target::in_place(Path::new(text)),
-            false => Target::volume(text),
+    /// Refuses a volume that is updated in place, for the sake of what chained ones alone have.
+    pub(crate) fn chained(self) -> Outcome<Target> {
+        match self.device {
+            None => Ok(self),
+            Some(_) => Err(self.refused()),
         }
+    }
+
+    /// Why a volume that is updated in place does not do what chained ones do.
+    pub(crate) fn refused(&self) -> Failure {
+        Failure::new(format!(
+            "{} is updated in place; that is something for chained volumes",
+            self.place().display()
+        ))
+    }
+
+    /// The same volume, with its journal on a device of its own if one is named.
+    pub(crate) fn with_journal(self, journal: Option<&Path>) -> Target {
+        Target { journal: journal.map(Path::to_owned), ..self }
     }
 
     /// The volume that is updated in place on a device, or in a file.
@@ -64,7 +92,7 @@ impl Target {
         let name = name.ok_or_else(|| Failure::new("a device has a name"))?;
         let place = format!("in-place-{}", unique(&name, &device));
         let folder = thalweg_fuse::attach::directory(&place)?;
-        Ok(Target { folder, name, snapshot: None, device: Some(device) })
+        Ok(Target { folder, name, snapshot: None, device: Some(device), journal: None })
     }
 
     /// What the user named: the folder, or the device.
@@ -79,7 +107,7 @@ impl Target {
             Failure::new(format!("{} has no name that clients could use", folder.display()))
                 .help("give the folder a name in UTF-8")
         })?;
-        Ok(Target { name: name.to_owned(), folder, snapshot, device: None })
+        Ok(Target { name: name.to_owned(), folder, snapshot, device: None, journal: None })
     }
 
     /// `NAME` or `NAME@SNAPSHOT`: what clients call it.
@@ -112,6 +140,16 @@ pub(crate) fn export(name: &str, snapshot: Option<&str>) -> String {
 
 fn is_volume(folder: &Path) -> bool {
     folder.join(CONFIG).exists()
+}
+
+fn is_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|it| it.is_file() || it.file_type().is_block_device())
+}
+
+/// A volume that is updated in place keeps no old blocks.
+pub(crate) fn no_snapshots(device: impl std::fmt::Display) -> Failure {
+    Failure::new(format!("{device} is updated in place, and has no snapshots"))
+        .help("chained volumes have them: thalweg volume create FOLDER --size SIZE")
 }
 
 fn not_there(folder: &Path) -> Failure {

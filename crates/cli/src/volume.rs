@@ -12,13 +12,14 @@ use thalweg_store::pool::manifest::Settings;
 
 use crate::ask::ask;
 use crate::failure::{Failure, Outcome};
+use crate::in_place;
 use crate::opened;
 use crate::parts::{DeviceArg, LinkArg};
 use crate::progress;
 use crate::request::{Answer, Request};
 use crate::size::Size;
 use crate::status;
-use crate::target::Target;
+use crate::target::{JournalDev, Target, no_snapshots};
 
 /// Make, look at, change and destroy volumes
 ///
@@ -27,6 +28,7 @@ use crate::target::Target;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Volume {
     Create(Create),
+    CreateInPlace(CreateInPlace),
     Status(Status),
     Extend(Extend),
     Shrink(Shrink),
@@ -34,8 +36,7 @@ pub(crate) enum Volume {
     Rebuild(Rebuild),
     Set(Set),
     RebuildIndex(RebuildIndex),
-    /// Read and verify everything that is stored, and repair what can be
-    Scrub(OnVolume),
+    Scrub(Scrub),
     #[command(subcommand)]
     Snapshot(Snapshot),
     Destroy(Destroy),
@@ -106,6 +107,26 @@ impl Create {
         let parsed = matches.and_then(|matches| Create::from_arg_matches(&matches));
         parsed.map_err(|error| Failure::of(&error))
     }
+}
+
+/// Make a volume that is updated in place, behind a journal
+///
+/// Nothing is on it then: thalweg mkfs makes such a volume and a filesystem in one step.
+#[derive(Debug, Args)]
+pub(crate) struct CreateInPlace {
+    /// The device, or a file
+    device: PathBuf,
+    /// Make the file first, as large as this
+    #[arg(long)]
+    size: Option<Size>,
+    #[command(flatten)]
+    new: in_place::New,
+    /// Use the device although it holds something
+    #[arg(long)]
+    force: bool,
+    /// Print the new volume's status as a JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// What the volume keeps of how it is opened.
@@ -185,8 +206,10 @@ impl From<PreallocationArg> for Preallocation {
 /// Show a volume in numbers
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// The volume's folder
+    /// The volume's folder, or the device of one that is updated in place
     volume: String,
+    #[command(flatten)]
+    journal: JournalDev,
     /// Show it again and again
     #[arg(long)]
     watch: bool,
@@ -286,6 +309,18 @@ pub(crate) struct RebuildIndex {
     json: bool,
 }
 
+/// Read and verify everything that is stored, and repair what can be
+#[derive(Debug, Args)]
+pub(crate) struct Scrub {
+    /// The volume's folder, or the device of one that is updated in place
+    volume: String,
+    #[command(flatten)]
+    journal: JournalDev,
+    /// Print what was found as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
 /// A command on a whole volume.
 #[derive(Debug, Args)]
 pub(crate) struct OnVolume {
@@ -339,8 +374,19 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
     match command {
         Volume::Create(args) => create(env, args).await,
+        Volume::CreateInPlace(CreateInPlace { device, size, new, force, json }) => {
+            let target = in_place::create(env, &device, size, &new, force).await?;
+            match json {
+                true => status::show(env, &target, true, None).await,
+                false => {
+                    println!("{}", target.place().display());
+                    Ok(())
+                }
+            }
+        }
         Volume::Status(args) => {
             let target = Target::volume(&args.volume)?;
+            let target = target.with_journal(args.journal.journal_dev.as_deref());
             status::show(env, &target, args.json, args.watch.then_some(args.interval)).await
         }
         Volume::Extend(args) => extend(env, args).await,
@@ -399,7 +445,7 @@ async fn extend(env: &Env, args: Extend) -> Outcome<()> {
 }
 
 async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {
-    let target = Target::volume(&args.volume)?;
+    let target = Target::volume(&args.volume)?.chained()?;
     let how = chain::Rebuild { accept_loss: args.accept_loss, dry_run: args.dry_run };
     let progress = progress::for_user(args.json);
     let report = opened::rebuild_index(env, &target, how, &*progress).await?;
@@ -428,8 +474,9 @@ async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {
     Ok(())
 }
 
-async fn scrub(env: &Env, args: &OnVolume) -> Outcome<()> {
+async fn scrub(env: &Env, args: &Scrub) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
+    let target = target.with_journal(args.journal.journal_dev.as_deref());
     let Answer::Json(report) = ask(env, &target, Request::Scrub, args.json).await? else {
         return Err(Failure::new("the volume's server gave no report"));
     };
@@ -461,7 +508,11 @@ async fn snapshot(env: &Env, command: Snapshot) -> Outcome<()> {
 }
 
 async fn list(env: &Env, args: &OnVolume) -> Outcome<()> {
-    let status = status::fetch(env, &Target::volume(&args.volume)?, args.json).await?;
+    let target = Target::volume(&args.volume)?;
+    if let Some(device) = &target.device {
+        return Err(no_snapshots(device.display()));
+    }
+    let status = status::fetch(env, &target, args.json).await?;
     if args.json {
         println!("{}", status["chain"]["snapshots"]);
         return Ok(());
@@ -478,6 +529,9 @@ async fn destroy(env: &Env, args: &Destroy) -> Outcome<()> {
     if !args.yes {
         return Err(Failure::new(format!("this destroys {} and everything on it", args.volume))
             .help("say that you mean it: --yes"));
+    }
+    if Path::new(&args.volume).exists() && !Path::new(&args.volume).is_dir() {
+        Target::volume(&args.volume)?.chained()?;
     }
     opened::destroy(env, Path::new(&args.volume)).await
 }

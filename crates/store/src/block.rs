@@ -24,7 +24,7 @@ pub use ranges::ByteRanges;
 pub const BLOCK_SIZE: usize = 4096;
 
 /// A logical block address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize)]
 pub struct Lba(pub u64);
 
 /// A commit timestamp. Versions are contiguous and never reused; version 0 is the empty store.

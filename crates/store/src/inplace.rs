@@ -19,6 +19,7 @@
 
 mod commit;
 mod create;
+pub mod dump;
 pub mod format;
 mod group;
 mod home;
@@ -49,7 +50,7 @@ use group::{Group, Waiting};
 use map::Map;
 pub use options::{Mode, Options};
 pub use recovery::Recovered;
-pub use scrub::ScrubReport;
+pub use scrub::{Mend, ScrubReport};
 pub use state::Counts;
 use state::{Found, State, Which};
 
@@ -145,8 +146,10 @@ struct Inner {
 }
 
 /// A store's state in numbers.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[derive(Clone, Debug, serde::Serialize)]
 pub struct InPlaceStatus {
+    /// Its blocks.
+    pub blocks: u64,
     /// What goes into the journal.
     pub mode: Mode,
     /// The newest version.
@@ -161,6 +164,8 @@ pub struct InPlaceStatus {
     pub journal_size: u64,
     /// Bytes of it that are free.
     pub journal_room: u64,
+    /// Why writes are refused, if they are.
+    pub poisoned: Option<String>,
     /// What happened so far.
     pub counts: Counts,
 }
@@ -234,6 +239,8 @@ impl InPlace {
     pub fn status(&self) -> InPlaceStatus {
         let state = self.inner.state.lock();
         InPlaceStatus {
+            blocks: self.inner.superblock.blocks,
+            poisoned: state.poison.as_ref().map(ToString::to_string),
             mode: state.options.mode,
             version: state.now.0,
             durable: self.inner.durable.borrow().0,

@@ -25,6 +25,7 @@
 //! in the journal, so that it may be interrupted and repeated.
 
 mod address;
+pub mod dump;
 pub mod format;
 mod record;
 mod recovery;

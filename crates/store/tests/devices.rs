@@ -245,6 +245,22 @@ async fn an_open_file_is_locked() {
     two.lock_range(4096, 8192).unwrap();
 }
 
+#[tokio::test]
+async fn who_only_reads_minds_no_lock_and_changes_nothing() {
+    let folder = folder();
+    let path = folder.path().join("device");
+    let device = new_file(folder.path(), &options()).await;
+    device.write(4096, vec![vec![7; 4096].into()], Purpose::UserData).await.unwrap();
+    let reading = FileOptions { access: Access::Reading, ..options() };
+    let reader = FileDevice::open(&path, &reading).await.unwrap();
+    assert!(reader.read(4096, 4096, Purpose::UserData).await.unwrap().iter().all(|it| *it == 7));
+    assert!(reader.write(4096, vec![vec![8; 4096].into()], Purpose::UserData).await.is_err());
+    drop(device);
+    // It keeps nobody out either.
+    FileDevice::open(&path, &options()).await.unwrap();
+    assert!(reader.read(4096, 4096, Purpose::UserData).await.unwrap().iter().all(|it| *it == 7));
+}
+
 /// Not a test of its own: what the child process of the next one runs.
 #[tokio::test]
 async fn child_that_opens() {

@@ -17,7 +17,7 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write};
 use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose, Tallies};
 use thalweg_store::env::Env;
-use thalweg_store::inplace::{InPlace, InPlaceError, Mode, NewInPlace, Options, Parts};
+use thalweg_store::inplace::{InPlace, InPlaceError, Mend, Mode, NewInPlace, Options, Parts};
 use thalweg_store::journal::JournalError;
 
 /// A store that does nothing by itself.
@@ -318,7 +318,7 @@ fn rot_is_found_where_there_are_checksums() {
         let error = store.read(Lba(DATA[1]), 1, store.now()).await.unwrap_err();
         assert!(matches!(error, StoreError::Corrupt { lba: Lba(110), .. }), "{error}");
         assert_eq!(bytes_of(&store, DATA[0]).await, (1, 1));
-        let report = store.scrub(&|_, _| {}).await.unwrap();
+        let report = store.scrub(Mend::Yes, &|_, _| {}).await.unwrap();
         assert_eq!((report.blocks, report.lost), (6, vec![DATA[1]]));
     });
 }
@@ -342,7 +342,10 @@ fn a_damaged_sector_of_the_map_is_said_and_given_up() {
         assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
         // Block 140 is in the next sector.
         assert!(store.read(Lba(140), 1, store.now()).await.is_ok());
-        let report = store.scrub(&|_, _| {}).await.unwrap();
+        let report = store.scrub(Mend::No, &|_, _| {}).await.unwrap();
+        assert_eq!((report.map_sectors, report.lost.len()), (1, 0));
+        assert!(store.read(Lba(METADATA[0]), 1, store.now()).await.is_err());
+        let report = store.scrub(Mend::Yes, &|_, _| {}).await.unwrap();
         assert_eq!((report.map_sectors, report.lost.len()), (1, 0));
         assert_eq!(bytes_of(&store, METADATA[0]).await, (1, 1));
         store.close().await.unwrap();

@@ -16,7 +16,7 @@ use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Hold, Lba, Version};
 use thalweg_store::env::Rng;
-use thalweg_store::inplace::{InPlace, Mode};
+use thalweg_store::inplace::{InPlace, Mend, Mode};
 
 async fn compare(store: &InPlace, model: &BlockModel, at: Version) {
     let mut rest = 0;
@@ -131,7 +131,7 @@ fn history(seed: u64, modes: &'static [Mode]) {
             }
         }
         assert!(checkpointed > 0);
-        let report = history.store.scrub(&|_, _| {}).await.unwrap();
+        let report = history.store.scrub(Mend::Yes, &|_, _| {}).await.unwrap();
         assert!(report.lost.is_empty() && report.map_sectors == 0, "{report:?}");
     });
 }

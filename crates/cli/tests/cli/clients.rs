@@ -114,11 +114,11 @@ fn a_snapshot_keeps_what_was_and_a_rollback_brings_it_back() {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn scrape(port: u16) -> String {
+pub(crate) fn scrape(port: u16) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -128,7 +128,7 @@ fn scrape(port: u16) -> String {
 }
 
 /// The sum over all series of a metric whose labels contain `labels`.
-fn value(text: &str, metric: &str, labels: &str) -> f64 {
+pub(crate) fn value(text: &str, metric: &str, labels: &str) -> f64 {
     let of = |line: &&str| {
         line.strip_prefix(metric).is_some_and(|rest| rest.starts_with('{') || rest.starts_with(' '))
             && line.contains(labels)

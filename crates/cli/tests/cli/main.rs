@@ -7,6 +7,7 @@ mod bad_input;
 mod block_device;
 mod clients;
 mod files;
+mod in_place;
 mod kv;
 mod raw_devices;
 mod run;

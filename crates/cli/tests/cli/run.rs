@@ -95,7 +95,10 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Only what a failing test left: nobody may be left attached.
+        // Only what a failing test left: nothing may stay mounted, and nobody attached.
+        if self.path("mnt").exists() {
+            let _ = thalweg(["umount", "--lazy"]).arg(self.path("mnt")).output();
+        }
         let _ = thalweg(["detach", "--force"]).arg(self.volume()).output();
     }
 }

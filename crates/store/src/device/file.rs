@@ -34,6 +34,8 @@ pub enum Access {
     /// Others that ask for shared access too. Each owns the ranges that it locks with
     /// [`FileDevice::lock_range`].
     Shared,
+    /// Anybody: this one takes no lock, and only reads.
+    Reading,
 }
 
 /// How requests reach the operating system.

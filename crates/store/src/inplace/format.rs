@@ -212,7 +212,10 @@ impl Superblock {
         stored
     }
 
-    fn decode(bytes: &[u8], device: &DeviceRef) -> Result<Option<Superblock>, InPlaceError> {
+    pub(super) fn decode(
+        bytes: &[u8],
+        device: &DeviceRef,
+    ) -> Result<Option<Superblock>, InPlaceError> {
         let Ok((mut stored, _)) = StoredSuperblock::read_from_prefix(bytes) else {
             return Ok(None);
         };

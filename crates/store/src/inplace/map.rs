@@ -131,6 +131,11 @@ impl Map {
         damaged.count_ones()
     }
 
+    /// How many of a page's sectors made no sense when they were read.
+    pub(super) fn damaged(&self, page: u64) -> u32 {
+        self.pages.get(&page).map_or(0, |page| page.damaged.count_ones())
+    }
+
     /// Every dirty sector, in writes of whole device sectors.
     pub(super) fn take_dirty(&mut self, sector: u32) -> Vec<MapWrite> {
         let unit = (u64::from(sector) / MAP_SECTOR).max(1);

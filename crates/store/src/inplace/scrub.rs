@@ -18,9 +18,18 @@ pub struct ScrubReport {
     pub unsummed: u64,
     /// Blocks of which no copy is right.
     pub lost: Vec<u64>,
-    /// Sectors of the map that made no sense. What was known of their blocks is given up: they count
-    /// as holding what is there.
+    /// Sectors of the map that made no sense. With [`Mend::Yes`] what was known of their blocks is
+    /// given up: they count as holding what is there.
     pub map_sectors: u64,
+}
+
+/// What a scrub does about sectors of the map that make no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mend {
+    /// It gives up what they said. Blocks that were empty may show what lies on the device then.
+    Yes,
+    /// It counts them. Blocks that they are about cannot be read.
+    No,
 }
 
 impl InPlace {
@@ -31,6 +40,7 @@ impl InPlace {
     /// The devices', unless they are about single blocks.
     pub async fn scrub(
         &self,
+        mend: Mend,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<ScrubReport, StoreError> {
         let inner = &self.inner;
@@ -42,14 +52,21 @@ impl InPlace {
         while at < blocks {
             let page = Map::page_of(at);
             inner.map_all(std::iter::once(at)).await?;
-            let given_up = inner.state.lock().map.give_up(page);
-            report.map_sectors += u64::from(given_up);
+            // A page may take several turns, and counts in the first.
+            if at == Map::blocks_of(page).start {
+                let map = &mut inner.state.lock().map;
+                let damaged = match mend {
+                    Mend::Yes => map.give_up(page),
+                    Mend::No => map.damaged(page),
+                };
+                report.map_sectors += u64::from(damaged);
+            }
             let end = Map::blocks_of(page).end.min(at + RUN).min(blocks);
             inner.scrub_run(at..end, &mut report).await;
             at = end;
             progress(at, blocks);
         }
-        if report.map_sectors > 0 {
+        if report.map_sectors > 0 && mend == Mend::Yes {
             inner.write_back(Which::All).await?;
         }
         Ok(report)

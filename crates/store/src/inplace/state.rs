@@ -65,6 +65,10 @@ pub(super) struct State {
 /// What happened so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
+    /// Bytes that writes of data changed, a block that became empty counting as nothing.
+    pub data_bytes: u64,
+    /// The same of blocks of structure.
+    pub metadata_bytes: u64,
     /// Transactions of the journal.
     pub commits: u64,
     /// Bytes that they take there.
@@ -171,7 +175,8 @@ impl State {
     /// Changes one block for the running transaction. `written`: bytes of the whole write.
     fn change(&mut self, write: Write, written: usize, version: Version, now: Time) {
         let lba = write.lba.0;
-        let State { pages, running, holds, options, logged, noted_from, first_replayed, .. } = self;
+        let State { pages, running, holds, options, logged, noted_from, .. } = self;
+        let State { first_replayed, counts, .. } = self;
         let Some(page) = pages.get_mut(&lba) else { return };
         let is_idle = !page.is_dirty();
         let empty = None;
@@ -184,6 +189,11 @@ impl State {
         };
         if ranges.is_empty() && write.content.is_some() {
             return self.settle_idle(lba);
+        }
+        let bytes = if write.content.is_some() { ranges.bytes() as u64 } else { 0 };
+        match write.class {
+            Class::Data => counts.data_bytes += bytes,
+            Class::Metadata => counts.metadata_bytes += bytes,
         }
         let was_empty = old.is_some_and(Option::is_none);
         let unsettled = was_empty && (page.running || page.committing);

@@ -239,7 +239,10 @@ impl Superblock {
     }
 
     /// Reads one copy; `None` when there is none that is whole.
-    fn decode(bytes: &[u8], device: &DeviceRef) -> Result<Option<Superblock>, JournalError> {
+    pub(super) fn decode(
+        bytes: &[u8],
+        device: &DeviceRef,
+    ) -> Result<Option<Superblock>, JournalError> {
         let Ok((mut stored, _)) = StoredSuperblock::read_from_prefix(bytes) else {
             return Ok(None);
         };

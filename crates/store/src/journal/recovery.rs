@@ -98,8 +98,8 @@ pub struct Replay<A> {
 }
 
 /// A transaction that is whole.
-struct Found<A> {
-    tags: Vec<Tag<A>>,
+pub(super) struct Found<A> {
+    pub(super) tags: Vec<Tag<A>>,
     multiwrite: Bytes,
     /// Where its regular blocks begin.
     regular: u64,
@@ -217,18 +217,18 @@ impl<A: Address> Journal<A> {
 }
 
 /// What is at a place where the next transaction would begin.
-enum Scanned<A> {
+pub(super) enum Scanned<A> {
     Whole(Found<A>, CommitRecord, u64),
     /// It is not: its length, if it looks as if it had begun.
     Damaged(Option<u64>),
 }
 
 /// Reads the ring, some way ahead.
-struct Reader<'a> {
-    device: &'a DeviceRef,
-    superblock: &'a Superblock,
+pub(super) struct Reader<'a> {
+    pub(super) device: &'a DeviceRef,
+    pub(super) superblock: &'a Superblock,
     /// Bytes from an offset on.
-    buffer: Option<(u64, Bytes)>,
+    pub(super) buffer: Option<(u64, Bytes)>,
 }
 
 impl Reader<'_> {
@@ -283,7 +283,7 @@ impl Reader<'_> {
     }
 
     /// The transaction that should be at a place.
-    async fn transaction<A: Address>(
+    pub(super) async fn transaction<A: Address>(
         &mut self,
         offset: u64,
         sequence: u64,
@@ -323,7 +323,7 @@ impl Reader<'_> {
     }
 
     /// A transaction behind a damaged one of `len` bytes, or of any length.
-    async fn later(
+    pub(super) async fn later(
         &mut self,
         offset: u64,
         len: Option<u64>,

@@ -44,7 +44,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceE
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
     }
     let mut flags = OpenOptions::new();
-    flags.read(true).write(true);
+    flags.read(true).write(options.access != Access::Reading);
     let (file, direct) = open_direct(path, &mut flags, options, kind.is_block_device())
         .map_err(|error| locked_or_failed(&name, error))?;
     lock(&file, &name, options.access)?;
@@ -171,6 +171,7 @@ fn lock(file: &File, name: &str, access: Access) -> Result<(), DeviceError> {
     let operation = match access {
         Access::Exclusive => libc::LOCK_EX,
         Access::Shared => libc::LOCK_SH,
+        Access::Reading => return Ok(()),
     };
     // SAFETY: the call takes no memory.
     match unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } {

@@ -1,0 +1,163 @@
+//! What lies on the device of a volume that is updated in place, and on a journal's.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::json;
+use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::device::{Access, DeviceRef, FileDevice, FileOptions};
+use thalweg_store::inplace::dump::{InPlaceDump, MapDump, SuperblockFields, dump};
+use thalweg_store::inplace::{InPlaceError, format as inplace};
+use thalweg_store::journal::dump::{self as journal, EndDump, JournalDump, TagDump};
+use thalweg_store::journal::format as journal_format;
+use thalweg_store::pool::PoolError;
+
+use crate::failure::Outcome;
+use crate::size::Size;
+
+/// What a device is, by the marks on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Marked {
+    Volume,
+    Journal,
+}
+
+/// What the first bytes of a device say it is; `None` for something else.
+pub(super) fn marked(start: &[u8]) -> Option<Marked> {
+    let has = |magic: &[u8], copies: u64, copy: u64| {
+        (0..copies)
+            .any(|nth| start.get((nth * copy) as usize..).is_some_and(|it| it.starts_with(magic)))
+    };
+    match () {
+        () if has(&inplace::MAGIC, inplace::COPIES, inplace::COPY) => Some(Marked::Volume),
+        () if has(
+            &journal_format::SUPERBLOCK_MAGIC,
+            journal_format::COPIES,
+            journal_format::COPY,
+        ) =>
+        {
+            Some(Marked::Journal)
+        }
+        () => None,
+    }
+}
+
+pub(super) async fn run(path: &Path, marked: Marked, entries: bool, json: bool) -> Outcome<()> {
+    let options = FileOptions { access: Access::Reading, ..FileOptions::default() };
+    let device = FileDevice::open(path, &options).await.map_err(PoolError::from)?;
+    let device: DeviceRef = Arc::new(device);
+    match marked {
+        Marked::Volume => {
+            let found = dump(&device, entries).await?;
+            match json {
+                true => println!("{}", json!({ "in_place": found })),
+                false => print_volume(&found, entries),
+            }
+        }
+        Marked::Journal => {
+            let found: JournalDump<Lba> =
+                journal::dump(&device).await.map_err(InPlaceError::from)?;
+            match json {
+                true => println!("{}", json!({ "journal": found })),
+                false => print_journal(&found, entries),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_volume(found: &InPlaceDump, entries: bool) {
+    for copy in &found.superblocks {
+        println!("superblock at {}", copy.offset);
+        if let Some(error) = &copy.error {
+            println!("  {error}");
+        }
+        copy.superblock.iter().for_each(print_superblock);
+    }
+    if let Some(journal) = &found.journal {
+        print_journal(journal, entries);
+    }
+    found.map.iter().for_each(print_map);
+}
+
+fn print_superblock(it: &SuperblockFields) {
+    let SuperblockFields { generation, volume, journal, name, blocks, version, .. } = it;
+    let size = Size(blocks.saturating_mul(BLOCK_SIZE as u64));
+    println!("  volume {volume}, called {name}, generation {generation}");
+    println!("  {blocks} blocks ({size}) from {} on, sectors of {}", it.data_offset, it.sector);
+    match it.journal_at {
+        (_, 0) => println!("  journal {journal}, on a device of its own"),
+        (offset, size) => println!("  journal {journal}, {} from {offset} on", Size(size)),
+    }
+    println!("  map from {} on, version {version}, made at {}", it.map_offset, it.created);
+}
+
+fn print_map(map: &MapDump) {
+    let MapDump { summed, unsummed, empty, damaged, content } = map;
+    println!("map: {summed} blocks with a checksum, {unsummed} without, {empty} empty");
+    for sector in damaged {
+        println!("  sector {sector}: DAMAGED");
+    }
+    for (lba, sum) in content.iter().flatten() {
+        match sum {
+            Some(sum) => println!("  block {lba}, check {sum:08x}"),
+            None => println!("  block {lba}"),
+        }
+    }
+}
+
+fn print_journal(journal: &JournalDump<Lba>, entries: bool) {
+    for copy in &journal.superblocks {
+        println!("journal's superblock at {}", copy.offset);
+        if let Some(error) = &copy.error {
+            println!("  {error}");
+        }
+        if let Some(it) = &copy.superblock {
+            println!("  journal {} of volume {}, generation {}", it.id, it.owner, it.generation);
+            println!("  a ring of {}, sectors of {}, epoch {}", Size(it.size), it.sector, it.epoch);
+            println!(
+                "  recovery begins with transaction {} at {}, behind version {}",
+                it.tail_sequence, it.tail_offset, it.stamp
+            );
+        }
+    }
+    for it in &journal.transactions {
+        println!(
+            "transaction {} at {}: version {}, {} in the journal, {} tags with {} bytes and {} blocks",
+            it.sequence,
+            it.offset,
+            it.stamp,
+            Size(it.bytes),
+            it.tags.len(),
+            it.multiwrite,
+            it.regular
+        );
+        if entries {
+            it.tags.iter().for_each(print_tag);
+        }
+    }
+    match journal.end {
+        EndDump::Unknown => println!("no transaction can be found"),
+        EndDump::Clean => println!("the journal ends clean"),
+        EndDump::Torn => println!("behind it one that is not whole, and was never durable"),
+        EndDump::Rotten { later } => println!("DAMAGED behind that: transaction {later} was found"),
+    }
+}
+
+fn print_tag(tag: &TagDump<Lba>) {
+    match tag {
+        TagDump::Bytes { block, offset, len, fresh } => {
+            let fresh = if *fresh { ", zeros before" } else { "" };
+            println!("  block {}: {len} bytes from {offset} on{fresh}", block.0);
+        }
+        TagDump::Whole { block } => println!("  block {}: all of it", block.0),
+        TagDump::Void { block, count, note } => {
+            let note = match *note {
+                inplace::NOTE_CLEARED => "hold nothing",
+                inplace::NOTE_DIRECT => "were written at home",
+                _ => "have a note that is not known",
+            };
+            println!("  {count} blocks from {} on {note}", block.0);
+        }
+    }
+}

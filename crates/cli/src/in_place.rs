@@ -1,0 +1,206 @@
+//! A volume that is updated in place: made, opened, in numbers.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::device::{DeviceError, DeviceRef, FileDevice, FileOptions, Purpose, Tallies};
+use thalweg_store::env::Env;
+use thalweg_store::inplace::{
+    self, InPlace, InPlaceError, InPlaceStatus, NewInPlace, Parts, Recovered,
+};
+use thalweg_store::journal::JournalError;
+use thalweg_store::pool::PoolError;
+use thalweg_store::txn::{self, TransactionManager};
+use thalweg_store::volume::{StoreVolume, VolumeRef};
+
+use crate::control::Client;
+use crate::failure::{Failure, Outcome};
+use crate::size::Size;
+use crate::target::{JournalDev, Target};
+
+/// Bytes at the start of a device that show whether it holds something: where filesystems and
+/// partition tables have their marks.
+const LOOKED_AT: u64 = 128 << 10;
+/// How long a device may stay locked by a process that is about to end, and how often it is tried.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl From<InPlaceError> for Failure {
+    fn from(error: InPlaceError) -> Failure {
+        match error {
+            InPlaceError::Device(error) => PoolError::from(error).into(),
+            InPlaceError::JournalElsewhere { .. } => {
+                Failure::of(&error).help("-o journal_dev=PATH, or --journal-dev PATH")
+            }
+            InPlaceError::NoStore { .. } => {
+                Failure::of(&error).help("make one, and a filesystem on it: thalweg mkfs DEVICE")
+            }
+            InPlaceError::Journal(JournalError::Rotten { .. }) => {
+                Failure::of(&error).help("thalweg fsck -y DEVICE; nothing was changed")
+            }
+            error => Failure::of(&error),
+        }
+    }
+}
+
+/// A volume that is updated in place, open.
+#[derive(Debug)]
+pub(crate) struct InPlaceVolume {
+    pub(crate) store: Arc<InPlace>,
+    pub(crate) transactions: TransactionManager,
+    /// The journal's device, where that is outside of the volume.
+    pub(crate) journal: Option<PathBuf>,
+    /// What opening found.
+    pub(crate) recovered: Recovered,
+    volume: VolumeRef,
+}
+
+/// What reached one of its devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) path: String,
+    pub(crate) role: &'static str,
+    pub(crate) io: Tallies,
+}
+
+impl InPlaceVolume {
+    /// Opens the volume on a device, to run as `options` say from the start: what changes later may
+    /// have to wait until the journal has let go of what came before.
+    pub(crate) async fn open(
+        env: &Env,
+        device: &Path,
+        target: &Target,
+        options: inplace::Options,
+    ) -> Outcome<InPlaceVolume> {
+        let parts = parts(env, device, target.journal.as_deref()).await?;
+        let opened = InPlace::open(env, parts, options).await?;
+        Ok(InPlaceVolume::of(env, opened, target))
+    }
+
+    /// The same of a volume whose journal may be damaged in its middle: what comes before that is
+    /// replayed, and what comes after is given up.
+    pub(crate) async fn open_damaged(
+        env: &Env,
+        device: &Path,
+        target: &Target,
+    ) -> Outcome<InPlaceVolume> {
+        let parts = parts(env, device, target.journal.as_deref()).await?;
+        let opened = InPlace::open_damaged(env, parts, inplace::Options::default()).await?;
+        Ok(InPlaceVolume::of(env, opened, target))
+    }
+
+    fn of(env: &Env, (store, recovered): (InPlace, Recovered), target: &Target) -> InPlaceVolume {
+        tracing::info!(volume = target.name, ?recovered, "opened");
+        let store = Arc::new(store);
+        // Whatever changes the volume is a transaction, or is seen by those that run as one.
+        let transactions = TransactionManager::new(env, store.clone(), txn::Options::default());
+        let volume = Arc::new(StoreVolume::live(Arc::new(transactions.clone())));
+        InPlaceVolume { store, transactions, journal: target.journal.clone(), recovered, volume }
+    }
+
+    /// What clients read and write.
+    pub(crate) fn volume(&self) -> VolumeRef {
+        self.volume.clone()
+    }
+
+    /// The devices, and what reached them.
+    pub(crate) fn parts(&self) -> Vec<Part> {
+        let roles = ["data", "journal"];
+        let parts = self.store.devices().into_iter().zip(roles);
+        parts.map(|(it, role)| Part { path: it.name(), role, io: it.tallies() }).collect()
+    }
+
+    /// The volume in numbers.
+    pub(crate) fn status(&self, name: &str) -> Outcome<Value> {
+        let status: InPlaceStatus = self.store.status();
+        let parts = self.parts().into_iter().map(|part| {
+            let io = serde_json::to_value(part.io)?;
+            Ok(json!({ "path": part.path, "role": part.role, "io": io }))
+        });
+        Ok(json!({
+            "name": name,
+            "volume": self.store.id(),
+            "size": status.blocks * BLOCK_SIZE as u64,
+            "in_place": status,
+            "recovered": self.recovered,
+            "devices": parts.collect::<Outcome<Vec<Value>>>()?,
+        }))
+    }
+}
+
+async fn parts(env: &Env, data: &Path, journal: Option<&Path>) -> Outcome<Parts> {
+    let journal = match journal {
+        Some(path) => Some(open_device(env, path).await?),
+        None => None,
+    };
+    Ok(Parts { data: open_device(env, data).await?, journal })
+}
+
+/// Opens a device. A server that has let go of a volume has it locked until its process has ended.
+async fn open_device(env: &Env, path: &Path) -> Outcome<DeviceRef> {
+    let deadline = env.now() + PATIENCE;
+    loop {
+        match FileDevice::open(path, &FileOptions::default()).await {
+            Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
+            opened => return Ok(Arc::new(opened.map_err(PoolError::from)?)),
+        }
+    }
+}
+
+/// A volume that is updated in place, to be made on a device or in a file.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct New {
+    #[command(flatten)]
+    pub(crate) journal: JournalDev,
+    /// Size of the journal in the volume [default: a sixteenth of it, at most 128M]
+    #[arg(long, value_name = "SIZE", conflicts_with = "journal_dev")]
+    pub(crate) journal_size: Option<Size>,
+}
+
+impl New {
+    /// Whether something was said of the journal.
+    pub(crate) fn is_said(&self) -> bool {
+        self.journal.journal_dev.is_some() || self.journal_size.is_some()
+    }
+}
+
+/// Makes a volume that is updated in place; with `file`, of that size in a new file.
+pub(crate) async fn create(
+    env: &Env,
+    device: &Path,
+    file: Option<Size>,
+    new: &New,
+    force: bool,
+) -> Outcome<Target> {
+    if let Some(size) = file {
+        let made = FileDevice::create(device, size.0, &FileOptions::default()).await;
+        drop(made.map_err(PoolError::from)?);
+    }
+    let journal = new.journal.journal_dev.as_deref();
+    let target = Target::in_place(device)?.with_journal(journal);
+    if Client::connect(&target.folder).await?.is_some() {
+        return Err(Failure::new(format!("{} is mounted or served", device.display()))
+            .help("unmount it first: thalweg umount DIRECTORY, or end its server"));
+    }
+    let parts = parts(env, device, journal).await?;
+    for part in std::iter::once(&parts.data).chain(&parts.journal) {
+        let len = part.geometry().size.min(LOOKED_AT) as usize;
+        let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;
+        if !force && start.iter().any(|byte| *byte != 0) {
+            return Err(Failure::new(format!("{} holds something", part.name()))
+                .help("--force writes over it"));
+        }
+    }
+    let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
+    let mut name = name.unwrap_or_default();
+    while name.len() > inplace::format::NAME {
+        name.pop();
+    }
+    let journal_size = new.journal_size.map(|size| size.0);
+    InPlace::create(env, &parts, &NewInPlace { name, journal_size, size: None }).await?;
+    Ok(target)
+}

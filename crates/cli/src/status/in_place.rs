@@ -1,0 +1,104 @@
+//! What is shown of a volume that is updated in place.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::{Tallies, View, blocks};
+use crate::size::Size;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct InPlace {
+    mode: String,
+    version: u64,
+    durable: u64,
+    cached: u64,
+    dirty: u64,
+    journal_size: u64,
+    journal_room: u64,
+    poisoned: Option<String>,
+    counts: Counts,
+}
+
+#[derive(Debug, Deserialize)]
+struct Counts {
+    data_bytes: u64,
+    metadata_bytes: u64,
+    commits: u64,
+    journal_bytes: u64,
+    checkpointed: u64,
+    direct: u64,
+    releases: u64,
+    reads: u64,
+}
+
+/// A device of such a volume.
+#[derive(Debug, Deserialize)]
+pub(super) struct Device {
+    path: String,
+    role: String,
+    pub(super) io: Tallies,
+}
+
+impl InPlace {
+    /// Bytes that users changed.
+    pub(super) fn changed(&self) -> u64 {
+        self.counts.data_bytes
+    }
+}
+
+pub(super) fn summary(
+    out: &mut String,
+    view: &View,
+    it: &InPlace,
+    before: Option<(&View, Duration)>,
+) -> std::fmt::Result {
+    let InPlace { mode, version, durable, cached, dirty, counts, .. } = it;
+    writeln!(out, "{} ({}), {}, in place", view.name, view.folder, Size(view.size))?;
+    if let Some(why) = &it.poisoned {
+        writeln!(out, "  REFUSES WRITES: {why}")?;
+    }
+    writeln!(out, "  version     {version}, durable up to {durable}")?;
+    writeln!(out, "  memory      {} of blocks, {} not home", blocks(*cached), blocks(*dirty))?;
+    let (size, room) = (Size(it.journal_size), Size(it.journal_room));
+    writeln!(out, "  journal     {mode}, {room} of {size} free")?;
+    let Counts { data_bytes, metadata_bytes, commits, journal_bytes, .. } = counts;
+    let (data, metadata) = (Size(*data_bytes), Size(*metadata_bytes));
+    writeln!(out, "  changed     {data} of data, {metadata} of structure")?;
+    let journal = Size(*journal_bytes);
+    writeln!(
+        out,
+        "  commits     {commits}, {journal} in the journal, {} releases",
+        counts.releases
+    )?;
+    let (checkpointed, direct) = (blocks(counts.checkpointed), blocks(counts.direct));
+    let reads = blocks(counts.reads);
+    writeln!(
+        out,
+        "  home        {checkpointed} from the journal, {direct} directly, {reads} read"
+    )?;
+    if let Some((before, span)) =
+        before.and_then(|(view, span)| Some((view.in_place.as_ref()?, span)))
+    {
+        let rate = |now: u64, then: u64| {
+            Size((now.saturating_sub(then) as f64 / span.as_secs_f64()) as u64)
+        };
+        let then = &before.counts;
+        let changed = rate(counts.data_bytes, then.data_bytes);
+        let journal = rate(counts.journal_bytes, then.journal_bytes);
+        let home = rate(
+            blocks(counts.checkpointed + counts.direct).0,
+            blocks(then.checkpointed + then.direct).0,
+        );
+        writeln!(out, "  now         {changed}/s changed, {journal}/s journal, {home}/s home")?;
+    }
+    Ok(())
+}
+
+pub(super) fn devices(out: &mut String, view: &View) -> std::fmt::Result {
+    for Device { path, role, .. } in &view.devices {
+        writeln!(out, "  {role:10} {path}")?;
+    }
+    view.sockets.iter().try_for_each(|folder| writeln!(out, "  sockets    {folder}"))
+}

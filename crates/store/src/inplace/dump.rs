@@ -1,0 +1,187 @@
+//! What lies on the device of an in-place store, for a person to read: superblocks, journal, map.
+//!
+//! It takes no lock and changes nothing, and reports what is damaged rather than stopping at it. What
+//! it shows of a store that is open may be in motion.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use uuid::Uuid;
+use zerocopy::FromBytes;
+
+use super::InPlaceError;
+use super::format::{COPIES, COPY, ENTRIES, Entry, MAP_SECTOR, MapSector, Superblock};
+use crate::block::Lba;
+use crate::device::{DeviceRef, Partition, Purpose};
+use crate::journal::dump::{self as journal, JournalDump};
+
+/// Bytes of the map that are read at a time, whole sectors of it.
+const RUN: u64 = 1 << 20;
+
+/// Everything that an in-place store's device holds, but for the blocks.
+#[derive(Clone, Debug, Serialize)]
+pub struct InPlaceDump {
+    /// The two copies of the superblock.
+    pub superblocks: Vec<SuperblockDump>,
+    /// The journal, if it is inside of the volume.
+    pub journal: Option<JournalDump<Lba>>,
+    /// The map, if a superblock says where it is.
+    pub map: Option<MapDump>,
+}
+
+/// One copy of the superblock.
+#[derive(Clone, Debug, Serialize)]
+pub struct SuperblockDump {
+    /// Its place, in bytes.
+    pub offset: u64,
+    /// Why it is none, if it is none.
+    pub error: Option<String>,
+    /// What it says.
+    pub superblock: Option<SuperblockFields>,
+}
+
+/// What a superblock says.
+#[derive(Clone, Debug, Serialize)]
+pub struct SuperblockFields {
+    /// Higher in each one that is written.
+    pub generation: u64,
+    /// The store's identity.
+    pub volume: Uuid,
+    /// Its journal's.
+    pub journal: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Its blocks.
+    pub blocks: u64,
+    /// Where the journal begins, and its bytes: 0 when it is on another device.
+    pub journal_at: (u64, u64),
+    /// Where the map begins.
+    pub map_offset: u64,
+    /// Where block 0 is.
+    pub data_offset: u64,
+    /// The version when the journal was last empty.
+    pub version: u64,
+    /// When it was made, seconds since 1970.
+    pub created: u64,
+    /// The sector in bytes that it was made with.
+    pub sector: u32,
+}
+
+/// The map, in short.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct MapDump {
+    /// Blocks with a checksum.
+    pub summed: u64,
+    /// Blocks that hold something nobody has a checksum of.
+    pub unsummed: u64,
+    /// Blocks that hold nothing.
+    pub empty: u64,
+    /// Sectors of the map that make no sense; their blocks are not counted.
+    pub damaged: Vec<u64>,
+    /// Every block that holds something, when asked for, with its checksum if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<Vec<(u64, Option<u32>)>>,
+}
+
+/// Reads a device; with `entries`, every entry of the map too.
+///
+/// # Errors
+/// The device's. What is damaged on it is reported in the result.
+pub async fn dump(device: &DeviceRef, entries: bool) -> Result<InPlaceDump, InPlaceError> {
+    let (mut superblocks, mut newest) = (Vec::new(), None::<Superblock>);
+    for copy in 0..COPIES {
+        let bytes = device.read(copy * COPY, COPY as usize, Purpose::Label).await?;
+        let decoded = Superblock::decode(&bytes, device);
+        superblocks.push(copy_dump(copy * COPY, &decoded));
+        if let Ok(Some(superblock)) = decoded
+            && newest.as_ref().is_none_or(|newest| superblock.generation > newest.generation)
+        {
+            newest = Some(superblock);
+        }
+    }
+    let Some(superblock) = newest else {
+        return Ok(InPlaceDump { superblocks, journal: None, map: None });
+    };
+    let (offset, size) = superblock.journal_at;
+    let journal = match size {
+        0 => None,
+        size => {
+            let ring: DeviceRef = Arc::new(Partition::new(device.clone(), offset, size)?);
+            Some(journal::dump(&ring).await?)
+        }
+    };
+    let map = Some(map(device, &superblock, entries).await?);
+    Ok(InPlaceDump { superblocks, journal, map })
+}
+
+fn copy_dump(offset: u64, decoded: &Result<Option<Superblock>, InPlaceError>) -> SuperblockDump {
+    match decoded {
+        Ok(Some(it)) => {
+            let superblock = SuperblockFields {
+                generation: it.generation,
+                volume: it.volume,
+                journal: it.journal,
+                name: it.name.clone(),
+                blocks: it.blocks,
+                journal_at: it.journal_at,
+                map_offset: it.map_offset,
+                data_offset: it.data_offset,
+                version: it.version,
+                created: it.created,
+                sector: it.sector,
+            };
+            SuperblockDump { offset, error: None, superblock: Some(superblock) }
+        }
+        Ok(None) => SuperblockDump {
+            offset,
+            error: Some("no superblock, or damaged".into()),
+            superblock: None,
+        },
+        Err(error) => SuperblockDump { offset, error: Some(error.to_string()), superblock: None },
+    }
+}
+
+async fn map(
+    device: &DeviceRef,
+    superblock: &Superblock,
+    entries: bool,
+) -> Result<MapDump, InPlaceError> {
+    let mut found = MapDump { content: entries.then(Vec::new), ..MapDump::default() };
+    let size = Superblock::map_size(superblock.blocks);
+    for at in (0..size).step_by(RUN as usize) {
+        let len = RUN.min(size - at);
+        let bytes = device.read(superblock.map_offset + at, len as usize, Purpose::Map).await?;
+        for (nth, bytes) in bytes.chunks_exact(MAP_SECTOR as usize).enumerate() {
+            let number = at / MAP_SECTOR + nth as u64;
+            let sector = MapSector::read_from_bytes(bytes);
+            match sector.ok().filter(|it| it.is_whole(number, &superblock.volume)) {
+                Some(sector) => found.take(number * ENTRIES, superblock.blocks, &sector),
+                None => found.damaged.push(number),
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl MapDump {
+    /// Goes on with the sector about the blocks from `first` on, of `blocks` in all.
+    fn take(&mut self, first: u64, blocks: u64, sector: &MapSector) {
+        for (lba, entry) in (first..blocks).zip(&sector.entries) {
+            let sum = match Entry::decode(entry.get()) {
+                Entry::Empty => {
+                    self.empty += 1;
+                    continue;
+                }
+                Entry::Unsummed => {
+                    self.unsummed += 1;
+                    None
+                }
+                Entry::Summed(sum) => {
+                    self.summed += 1;
+                    Some(sum)
+                }
+            };
+            self.content.iter_mut().for_each(|content| content.push((lba, sum)));
+        }
+    }
+}

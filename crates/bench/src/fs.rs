@@ -301,10 +301,9 @@ fn threads(
     std::thread::scope(|scope| {
         let work = &work;
         let running: Vec<_> = (0..count).map(|at| scope.spawn(move || work(at))).collect();
-        let joined = running.into_iter().map(|thread| thread.join());
-        joined
-            .map(|done| done.map_err(|_| failed("a client died"))?.map_err(other))
-            .collect::<Result<(), _>>()
+        let mut joined = running.into_iter().map(|thread| thread.join());
+        // The scope waits for those that are left after a failure.
+        joined.try_for_each(|done| done.map_err(|_| failed("a client died"))?.map_err(other))
     })
 }
 

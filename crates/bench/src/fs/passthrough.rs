@@ -23,8 +23,11 @@ use thalweg_store::env::HashMap;
 pub(super) struct Passthrough {
     root: u64,
     /// Where inodes are, and those of files that were opened.
-    known: Mutex<HashMap<u64, (PathBuf, Option<Arc<File>>)>>,
+    known: Mutex<HashMap<u64, Place>>,
 }
+
+/// Where an inode is, and the file if it was opened.
+type Place = (PathBuf, Option<Arc<File>>);
 
 fn refused(error: io::Error) -> FsError {
     match error.kind() {

@@ -20,7 +20,7 @@ use thalweg_fs::{
 use thalweg_sim::run;
 use thalweg_store::block::Lba;
 use thalweg_store::env::{Env, Rng};
-use thalweg_store::tree::{Store, catalogue};
+use thalweg_store::tree::catalogue;
 use thalweg_store::txn::{Begin, Durability, Transact};
 
 /// A filesystem with some of everything.
@@ -164,34 +164,7 @@ fn records_that_were_scribbled_on() {
         found += u64::from(run(seed, |env| async move {
             let mut rng = env.rng();
             let volume = used(&env, &mut rng).await;
-            let tree = Store::open_btree(&env, volume.clone(), "fs.meta").await.unwrap();
-            let all = tree.iter().await.unwrap().collect().await.unwrap();
-            for _ in 0..rng.random_range(1..6) {
-                let (key, value) = all.iter().choose(&mut rng).unwrap();
-                let (mut new, mut bytes) = (key.to_vec(), value.to_vec());
-                match rng.random_range(0..7) {
-                    0 => {
-                        tree.delete(key).await.unwrap();
-                        continue;
-                    }
-                    1 => bytes = all.iter().choose(&mut rng).unwrap().1.to_vec(),
-                    2 => bytes.truncate(rng.random_range(0..=bytes.len())),
-                    3 => {
-                        let at = rng.random_range(0..new.len());
-                        new[at] ^= 1 << rng.random_range(0..8);
-                    }
-                    4 if !bytes.is_empty() => {
-                        let from = rng.random_range(0..bytes.len());
-                        rng.fill(&mut bytes[from..]);
-                    }
-                    _ if !bytes.is_empty() => {
-                        let at = rng.random_range(0..bytes.len());
-                        bytes[at] ^= 1 << rng.random_range(0..8);
-                    }
-                    _ => {}
-                }
-                tree.put(&new, bytes).await.unwrap();
-            }
+            scribble_records(&env, &volume, &mut rng).await;
             use_and_repair(&env, &volume, &mut rng).await
         }));
     }

@@ -16,7 +16,7 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice, Purpose};
 use thalweg_store::env::Env;
-use thalweg_store::journal::{Base, End, Journal, JournalError, Record, Update, Void};
+use thalweg_store::journal::{End, Journal, JournalError, Record, Update, Void};
 use uuid::Uuid;
 
 fn random_history(seed: u64, sector: u32) {

@@ -515,3 +515,22 @@ fn quotas_that_count_wrong() {
         damaged(&env, make, |it| matches!(it, Damage::NoQuotaRoot { .. })).await;
     });
 }
+
+#[test]
+fn a_file_with_a_name_in_a_quota_and_one_outside_may_count_for_either() {
+    run(1, |env| async move {
+        let rig = Rig::new(&env).await;
+        let fs = rig.open().await;
+        // The first name is that in the root, which has no quota.
+        fs.set_quota(rig.dir, Some(1 << 20), None).await.unwrap();
+        fs.close().await.unwrap();
+        drop(fs);
+        let clean = rig.check(false).await;
+        assert!(clean.is_clean(), "{:?}", clean.findings);
+        rig.change_inode(rig.file, |record| record.quota = rig.quota.0.into()).await;
+        let found = rig.check(true).await.findings;
+        let is_wrong = |it: &Finding| matches!(it.damage, Damage::WrongQuota { .. });
+        assert!(found.iter().any(is_wrong), "{found:?}");
+        assert!(rig.check(false).await.is_clean());
+    });
+}

@@ -1,254 +1,252 @@
-//! Power cuts: after each the filesystem holds the state after some call, no older than what was
-//! acknowledged as durable, and the check finds nothing wrong.
+//! Power cuts: after each the check finds nothing wrong, and the filesystem holds what its volume
+//! promises of the states after some call, no older than what was acknowledged as durable.
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../store/tests/inplace_support/mod.rs"]
+mod in_place;
+#[path = "local_crash/repair.rs"]
+mod repair;
+#[path = "local_crash/rig.rs"]
+mod rig;
+#[path = "local_crash/state.rs"]
+mod state;
 mod support;
+#[path = "local_crash/user.rs"]
+mod user;
 #[path = "../../store/tests/support/mod.rs"]
 mod volumes;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use rand::RngExt;
+use rand::seq::IndexedRandom;
+use rig::{Rig, Volume};
+use state::State;
 use support::*;
-use thalweg_fs::check::{How, check};
-use thalweg_fs::local::{self, Atime, Local, Options};
-use thalweg_fs::{
-    Allocation, AttributeChange, Attributes, Filesystem, Ino, Kind, Node, Rename, SetXattr,
-    WriteAt, WriteHow,
-};
+use thalweg_fs::Filesystem;
+use thalweg_fs::check::{How, Report, check};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::run;
-use thalweg_store::chain::{Chain, Cleaning};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::env::{Env, Rng};
-use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
-use volumes::{Shape, options};
+use thalweg_store::inplace::Mode;
+use user::User;
 
-/// Everything that can be seen of a filesystem: by path, attributes, bytes, attributes of users.
-type Seen = BTreeMap<String, (String, Vec<u8>, Vec<(Bytes, Bytes)>)>;
+const STEPS: usize = 60;
+const POINTS: usize = 12;
+const LATENCY: Duration = Duration::from_micros(200);
 
-async fn see(fs: &Local) -> Seen {
-    let mut seen = Seen::new();
-    let mut ways = vec![(String::new(), Ino::ROOT)];
-    while let Some((way, ino)) = ways.pop() {
-        let attributes = attributes(fs, ino).await;
-        let mut xattrs = Vec::new();
-        for name in fs.xattrs(ino).await.unwrap() {
-            let value = fs.xattr(ino, &name).await.unwrap();
-            xattrs.push((name, value));
-        }
-        let bytes = match attributes.kind {
-            Kind::File => content(fs, ino).await,
-            Kind::Symlink => fs.read_link(ino).await.unwrap().to_vec(),
-            _ => Vec::new(),
-        };
-        if attributes.kind == Kind::Directory {
-            for entry in entries(fs, ino).await {
-                let name = String::from_utf8_lossy(&entry.name).into_owned();
-                ways.push((format!("{way}/{name}"), entry.ino));
-            }
-        }
-        let shown = format!("{:?}", Attributes { ino: Ino(0), ..attributes });
-        seen.insert(way, (shown, bytes, xattrs));
-    }
-    seen
+/// What was looked at.
+#[derive(Clone, Copy, Default, Debug)]
+struct Tally {
+    images: u64,
+    /// Of those, images that are not of the last state.
+    behind: u64,
+    /// Of those, images with data that is not of the state of their metadata.
+    mixed: u64,
+    /// What crashes left to be done.
+    unfinished: u64,
+    /// Crashes in recovery.
+    recoveries: u64,
 }
 
-/// A filesystem that is used, and who is in it.
-struct User {
-    env: Env,
-    volume: Arc<dyn Transact>,
-    fs: Local,
-    directories: Vec<Ino>,
-    files: Vec<Ino>,
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.images += other.images;
+        self.behind += other.behind;
+        self.mixed += other.mixed;
+        self.unfinished += other.unfinished;
+        self.recoveries += other.recoveries;
+    }
+}
+
+/// A history and where to crash in it.
+struct History {
+    recorder: Recorder,
+    states: Vec<State>,
+    points: Vec<usize>,
     rng: Rng,
-    made: u64,
 }
 
-impl User {
-    fn pick(&mut self, among: &[Ino]) -> Ino {
-        among[self.rng.random_range(0..among.len())]
-    }
-
-    fn name(&mut self) -> Vec<u8> {
-        format!("{}", self.rng.random_range(0..12)).into_bytes()
-    }
-
-    /// One random call, which is one transaction; whether it is durable when it returns. Calls that
-    /// make no sense change nothing.
-    async fn step(&mut self) -> bool {
-        let (directories, files) = (self.directories.clone(), self.files.clone());
-        let (dir, other) = (self.pick(&directories), self.pick(&directories));
-        let file = self.pick(&files);
-        let (name, to) = (self.name(), self.name());
-        let at = self.rng.random_range(0..60_000);
-        let len = [10, 3000, 200_000][self.rng.random_range(0..3)];
-        let how = WriteHow { sync: self.rng.random_bool(0.2), clear_suid: false };
-        self.made += 1;
-        let data = vec![Bytes::from(pattern(self.made, self.rng.random_range(1..=len)))];
-        let fs = self.fs.clone();
-        match self.rng.random_range(0..24) {
-            0..4 => {
-                if let Ok(made) = fs.create(dir, &name, &node(Node::File, 0o644)).await {
-                    self.files.push(made.ino);
-                }
-            }
-            4..6 => {
-                if let Ok(made) = fs.create(dir, &name, &node(Node::Directory, 0o755)).await {
-                    self.directories.push(made.ino);
-                }
-            }
-            6 => {
-                drop(fs.create(dir, &name, &node(Node::Symlink(name.clone().into()), 0o777)).await)
-            }
-            7 => drop(fs.link(file, dir, &name).await),
-            8..10 => drop(fs.unlink(dir, &name).await),
-            10 => drop(fs.remove_directory(dir, &name).await),
-            11..13 => {
-                let how = [Rename::Replace, Rename::Exchange][self.rng.random_range(0..2)];
-                drop(fs.rename((dir, &name), (other, &to), how).await);
-            }
-            13..17 => {
-                return fs.write(file, WriteAt::Offset(at), data, how).await.is_ok() && how.sync;
-            }
-            17..19 => return fs.write(file, WriteAt::End, data, how).await.is_ok() && how.sync,
-            19 => {
-                let change = AttributeChange { size: Some(at), ..AttributeChange::default() };
-                drop(fs.set_attributes(file, &change).await);
-            }
-            20 => {
-                let how = match self.rng.random_range(0..3) {
-                    0 => Allocation::Punch,
-                    1 => Allocation::Reserve { keep_size: false },
-                    _ => Allocation::Zero { keep_size: false },
-                };
-                drop(fs.allocate(file, at, len as u64, how).await);
-            }
-            21 => drop(fs.set_xattr(file, b"user.a", data.concat().into(), SetXattr::Any).await),
-            22 => {
-                let view = fs.within(self.volume.begin(Begin::STRICT).await.unwrap());
-                drop(view.rename((dir, &name), (other, &to), Rename::Replace).await);
-                drop(view.write(file, WriteAt::Offset(at), data, how).await);
-                drop(view.create(other, b"made within", &node(Node::File, 0o644)).await);
-                return view.commit(Durability::Synced).await.is_ok();
-            }
-            _ => {
-                fs.sync_all().await.unwrap();
-                return true;
-            }
-        }
-        false
-    }
-}
-
-async fn open_volume(env: &Env, shape: Shape, devices: &[DeviceRef]) -> Arc<dyn Transact> {
-    let chain = Chain::open(env, shape.parts(devices), options()).await.unwrap().0;
-    Arc::new(TransactionManager::new(env, Arc::new(chain), txn::Options::default()))
-}
-
-async fn open_files(env: &Env, volume: &Arc<dyn Transact>) -> Local {
-    let options = Options { atime: Atime::Never, read_only: false };
-    Local::open(env, volume.clone(), "fs", options).await.unwrap()
-}
-
-fn crashes(seed: u64, shape: Shape, steps: usize, points: usize) -> (u64, u64, u64) {
-    run(seed, |env| async move {
-        let recorder = Recorder::with_latency(&env, Duration::from_micros(200));
-        let devices = shape.devices(|name, geometry| recorder.device(name, geometry));
-        shape.format(&env, &devices).await;
-        let volume = open_volume(&env, shape, &devices).await;
-        let format = local::Format { metadata_blocks: Some(250), ..format() };
-        local::make(&env, &volume, &format).await.unwrap();
-        let fs = open_files(&env, &volume).await;
-        let file = create(&fs, ROOT, "open").await;
-        // Somebody has it open to the end.
-        fs.remember(file);
-        fs.sync_all().await.unwrap();
-        let (rng, directories, files) = (env.rng(), vec![Ino::ROOT], vec![file]);
-        let env2 = env.clone();
-        let mut user = User { env: env2, volume, fs, directories, files, rng, made: 0 };
+impl History {
+    async fn new(env: &Env, rig: Rig) -> History {
+        let recorder = Recorder::with_latency(env, LATENCY);
+        let devices = rig.devices(|name, geometry| recorder.device(name, geometry));
+        let volume = rig.make(env, &devices).await;
+        let mut user = User::new(env, volume).await;
         let begun = recorder.position();
-        let mut states = vec![see(&user.fs).await];
+        let mut states = vec![user.see().await];
         recorder.mark(0);
-        for number in 1..=steps {
+        let mut rng = env.rng();
+        for number in 1..=STEPS {
             let durable = user.step().await;
-            states.push(see(&user.fs).await);
+            states.push(user.see().await);
             if durable {
                 recorder.mark(states.len() as u64 - 1);
             }
-            if number == steps / 3 {
+            if number == STEPS / 3 {
                 user.fs.unlink(ROOT, b"open").await.ok();
-                states.push(see(&user.fs).await);
+                states.push(user.see().await);
+            }
+            if let [_, _, ..] = rig.modes()
+                && rng.random_bool(0.2)
+            {
+                user.volume.set_mode(*rig.modes().choose(&mut rng).unwrap());
             }
             if number % 5 == 0 {
-                user.env.sleep(Duration::from_millis(20)).await;
+                user.volume.idle(env).await;
             }
         }
-        let User { mut rng, fs, volume, .. } = user;
-        drop((fs, volume));
-        let points: Vec<usize> =
-            (0..points).map(|_| rng.random_range(begun..=recorder.position())).collect();
+        drop(user);
+        let mut point = || rng.random_range(begun..=recorder.position());
+        let points = (0..POINTS).map(|_| point()).collect();
+        History { recorder, states, points, rng }
+    }
+
+    fn images(&mut self) -> impl Iterator<Item = CrashImage> + use<> {
         let policy = Policy { prefixes: 1, missing: 1, torn: 1, ..Policy::sampled(1) };
-        let (mut checked, mut behind, mut unfinished) = (0, 0, 0);
-        for image in recorder.images(&mut rng, &policy.at(Points::At(points))) {
-            let (state, left) = check_image(&env, shape, &image, &states).await;
-            checked += 1;
-            behind += u64::from(state + 1 < states.len());
-            unfinished += left;
+        let policy = policy.at(Points::At(self.points.clone()));
+        self.recorder.images(&mut self.rng, &policy)
+    }
+}
+
+fn crashes(seed: u64, rig: Rig) -> Tally {
+    run(seed, |env| async move {
+        let mut history = History::new(&env, rig).await;
+        let mut tally = Tally::default();
+        for (nth, image) in history.images().enumerate() {
+            // Before the image is written.
+            let (recorder, devices) = Recorder::from_image(&env, LATENCY, &image);
+            let found = check_image(&env, rig, &image, &history.states, &mut tally).await;
+            if nth % 8 == 0 {
+                recover(&env, rig, &devices).await;
+                tally.recoveries +=
+                    crash_recovery(&env, rig, &recorder, &found, &mut history.rng).await;
+            }
         }
-        (checked, behind, unfinished)
+        tally
     })
 }
 
-/// Which state an image recovers to, and how much it has left to be done.
-async fn check_image(env: &Env, shape: Shape, image: &CrashImage, states: &[Seen]) -> (usize, u64) {
-    let volume = open_volume(env, shape, &image.devices).await;
+async fn check_clean(env: &Env, volume: &Volume, when: &str) -> Report {
     let how = How { repair: false, data: true };
-    let report = check(env, volume.clone(), "fs", how).await.unwrap();
-    assert!(report.is_clean(), "{}: {:?}", image.describe(), report.findings);
-    let fs = open_files(env, &volume).await;
-    let seen = see(&fs).await;
+    let report = check(env, volume.transact.clone(), "fs", how).await.unwrap();
+    assert!(report.is_clean(), "{when}: {:#?}", report.findings);
+    report
+}
+
+/// What an image recovers to, which has to be what its volume promises.
+async fn check_image(
+    env: &Env,
+    rig: Rig,
+    image: &CrashImage,
+    states: &[State],
+    tally: &mut Tally,
+) -> State {
+    let volume = rig.open(env, &image.devices).await;
+    let report = check_clean(env, &volume, &image.describe()).await;
+    let fs = volume.files(env).await;
+    let found = State::see(&fs, &[]).await;
     let least = image.acknowledged().max().unwrap_or(0) as usize;
-    let state = (least..states.len()).find(|state| states[*state] == seen);
-    let state = state.unwrap_or_else(|| {
-        let near: Vec<String> =
-            (least..states.len()).map(|state| difference(&states[state], &seen)).collect();
-        panic!("{}: no state from {least} on: {near:#?}", image.describe())
-    });
+    let number = state::find(states, least, &found, rig.promise(), rig.sector())
+        .unwrap_or_else(|near| panic!("{}: no state from {least} on: {near:#?}", image.describe()));
+    tally.images += 1;
+    tally.behind += u64::from(number + 1 < states.len());
+    tally.mixed += u64::from(states[number].files != found.files);
+    tally.unfinished += report.unfinished;
     fs.close().await.unwrap();
     create(&fs, ROOT, "and goes on").await;
     fs.close().await.unwrap();
-    let after = check(env, volume.clone(), "fs", how).await.unwrap();
-    assert!(after.is_clean() && after.unfinished == 0, "{}: {after:?}", image.describe());
-    (state, report.unfinished)
+    let after = check_clean(env, &volume, &image.describe()).await;
+    assert_eq!(after.unfinished, 0, "{}", image.describe());
+    found
 }
 
-fn difference(a: &Seen, b: &Seen) -> String {
-    let all: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-    let first = all.into_iter().find(|way| a.get(*way) != b.get(*way));
-    first.map_or_else(String::new, |way| {
-        let short = |seen: &Seen| seen.get(way).map(|it| (it.0.clone(), it.1.len()));
-        format!("{way}: {:?} {:?}", short(a), short(b))
-    })
+/// Does all that is left to be done after a crash.
+async fn recover(env: &Env, rig: Rig, devices: &[DeviceRef]) {
+    let volume = rig.open(env, devices).await;
+    volume.files(env).await.close().await.unwrap();
+}
+
+/// Crashes in the middle of a recovery that was recorded: the next one comes to the same.
+async fn crash_recovery(
+    env: &Env,
+    rig: Rig,
+    recorder: &Recorder,
+    expected: &State,
+    rng: &mut Rng,
+) -> u64 {
+    let mut crashed = 0;
+    let policy = Policy { points: Points::Sampled(3), ..Policy::sampled(3) };
+    for again in recorder.images(rng, &policy) {
+        let volume = rig.open(env, &again.devices).await;
+        check_clean(env, &volume, &again.describe()).await;
+        let found = State::see(&volume.files(env).await, &[]).await;
+        assert!(found == *expected, "recovery came to something else: {}", again.describe());
+        crashed += 1;
+    }
+    crashed
+}
+
+fn long() -> u64 {
+    std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
 }
 
 #[test]
 fn a_crash_leaves_a_prefix_of_what_was_done() {
-    let shape = Shape { blocks: 1100, ..Shape::small(Cleaning::MoveToTail) };
-    let shapes = [shape, Shape { map_on_link: true, cleaning: Cleaning::CompactInBody, ..shape }];
-    let long: u64 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    let (mut checked, mut behind, mut unfinished) = (0, 0, 0);
-    for seed in 0..4 * long {
-        let some = crashes(seed, shapes[seed as usize % 2], 60, 10);
-        (checked, behind, unfinished) = (checked + some.0, behind + some.1, unfinished + some.2);
+    let mut tally = Tally::default();
+    for seed in 0..4 * long() {
+        tally.add(crashes(seed, Rig::chain(seed)));
     }
-    println!(
-        "{checked} images, {behind} of them not of the last state; {unfinished} left to be done"
-    );
-    assert!(checked > 150 && behind > 80 && unfinished > 20, "{checked} {behind} {unfinished}");
+    println!("{tally:?}");
+    assert!(tally.images > 150 && tally.behind > 80 && tally.unfinished > 20, "{tally:?}");
+    assert!(tally.recoveries > 50, "{tally:?}");
+}
+
+/// Crashes on several shapes of an in-place store, the journal inside and outside.
+fn crash_in_place(modes: &'static [Mode]) -> Tally {
+    let mut tally = Tally::default();
+    for seed in 0..4 * long() {
+        tally.add(crashes(seed, Rig::in_place(modes, seed)));
+    }
+    println!("{modes:?}: {tally:?}");
+    // What promises less keeps less.
+    let strict = modes.iter().all(|mode| mode.journals_all_data());
+    assert_eq!(tally.mixed > 0, !strict, "{tally:?}");
+    assert!(tally.images > 120 && tally.behind > 60 && tally.recoveries > 50, "{tally:?}");
+    tally
+}
+
+#[test]
+fn a_crash_in_writeback_mode() {
+    crash_in_place(&[Mode::Writeback]);
+}
+
+#[test]
+fn a_crash_in_ordered_mode() {
+    crash_in_place(&[Mode::Ordered]);
+}
+
+#[test]
+fn a_crash_in_data_mode() {
+    crash_in_place(&[Mode::Data]);
+}
+
+#[test]
+fn a_crash_in_wasteless_mode() {
+    crash_in_place(&[Mode::Wasteless]);
+}
+
+#[test]
+fn a_crash_in_selective_mode() {
+    crash_in_place(&[Mode::Selective]);
+}
+
+#[test]
+fn a_crash_while_modes_change() {
+    crash_in_place(&[Mode::Data, Mode::Wasteless]);
+    crash_in_place(&[Mode::Ordered, Mode::Wasteless, Mode::Selective, Mode::Data]);
+    crash_in_place(&Mode::ALL);
 }

@@ -8,6 +8,7 @@
 //!   a crash could leave of them;
 //! - [`faults`]: a wrapper that makes any device fail on command;
 //! - [`model`]: a naive reference for blocks, and the check of the crash rule;
+//! - [`scribble`]: disks with arbitrary damage;
 //! - [`media`]: named files on such devices, so that a whole volume crashes with its manifest;
 //! - [`volume`]: a naive volume in RAM;
 //! - [`files`]: a naive filesystem in RAM, the reference for files.
@@ -24,6 +25,7 @@ pub mod model;
 pub mod ramdisk;
 pub mod recording;
 pub mod runtime;
+pub mod scribble;
 pub mod ssd;
 pub mod versions;
 pub mod volume;

@@ -5,13 +5,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use rand::RngExt;
+use rand::seq::IteratorRandom;
 use thalweg_fs::local::{self, Format, Local, Options};
 use thalweg_fs::{
     AttributeChange, Attributes, Cookie, Entry, Filesystem, FsError, Ino, NewNode, Node, WriteAt,
     WriteHow,
 };
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::env::Env;
+use thalweg_store::env::{Env, Rng};
+use thalweg_store::tree::Store;
 use thalweg_store::txn::{self, Transact, TransactionManager};
 
 /// Blocks of a volume for tests.
@@ -132,4 +135,36 @@ pub async fn names(fs: &dyn Filesystem, ino: Ino) -> Vec<String> {
 /// Bytes that differ from place to place.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| ((at / 97).wrapping_mul(31) + at + seed * 7 + 1) as u8 | 1).collect()
+}
+
+/// Takes records of the filesystem on a volume away, and changes others at random.
+pub async fn scribble_records(env: &Env, volume: &Arc<dyn Transact>, rng: &mut Rng) {
+    let tree = Store::open_btree(env, volume.clone(), "fs.meta").await.unwrap();
+    let all = tree.iter().await.unwrap().collect().await.unwrap();
+    for _ in 0..rng.random_range(1..6) {
+        let (key, value) = all.iter().choose(rng).unwrap();
+        let (mut new, mut bytes) = (key.to_vec(), value.to_vec());
+        match rng.random_range(0..7) {
+            0 => {
+                tree.delete(key).await.unwrap();
+                continue;
+            }
+            1 => bytes = all.iter().choose(rng).unwrap().1.to_vec(),
+            2 => bytes.truncate(rng.random_range(0..=bytes.len())),
+            3 => {
+                let at = rng.random_range(0..new.len());
+                new[at] ^= 1 << rng.random_range(0..8);
+            }
+            4 if !bytes.is_empty() => {
+                let from = rng.random_range(0..bytes.len());
+                rng.fill(&mut bytes[from..]);
+            }
+            _ if !bytes.is_empty() => {
+                let at = rng.random_range(0..bytes.len());
+                bytes[at] ^= 1 << rng.random_range(0..8);
+            }
+            _ => {}
+        }
+        tree.put(&new, bytes).await.unwrap();
+    }
 }

@@ -238,8 +238,8 @@ impl Inner {
                     let block = home.slice(nth * BLOCK_SIZE..(nth + 1) * BLOCK_SIZE);
                     match self.state.lock().map.entry(at.0) {
                         // The map may not have heard of it yet, and the device holds anything.
+                        Ok(None | Some(Entry::Empty)) | Err(_) => made.unverified += 1,
                         Ok(Some(entry)) => made.unverified += u64::from(!entry.fits(&block)),
-                        Ok(None) | Err(_) => made.unverified += 1,
                     }
                     AlignedBuf::copy_of(&block)
                 }

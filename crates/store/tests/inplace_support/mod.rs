@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+pub mod scribble;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -507,6 +507,14 @@ impl Scan {
         let mut found: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
         let mut nearest: BTreeMap<u64, u64> = BTreeMap::new();
         let mut wrong = Vec::new();
+        let mut others: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        let is_other = |name: &&Name| {
+            let node = self.nodes.get(&name.ino);
+            node.is_some_and(|it| it.kind != Kind::Directory && it.parent != name.directory)
+        };
+        for name in self.names.iter().filter(is_other) {
+            others.entry(name.ino).or_default().push(name.directory);
+        }
         for (&ino, node) in &self.nodes {
             let stored = node.record.quota.get();
             let used = found.entry(stored).or_default();
@@ -518,6 +526,11 @@ impl Scan {
                 Kind::Directory => self.nearest_quota(ino, &mut nearest),
                 _ => self.nearest_quota(node.parent, &mut nearest),
             };
+            // A directory above one of several names may have become the root of a quota since.
+            let mut others = others.get(&ino).into_iter().flatten();
+            if others.any(|it| self.nearest_quota(*it, &mut nearest) == Some(stored)) {
+                continue;
+            }
             if let Some(found) = expected.filter(|expected| *expected != stored) {
                 wrong.push(Damage::WrongQuota { ino, stored, found });
             }

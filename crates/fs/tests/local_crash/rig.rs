@@ -1,0 +1,156 @@
+//! What filesystems are made on that are crashed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_fs::local::{self, Atime, Local, Options};
+use thalweg_store::block::BlockStore;
+use thalweg_store::chain::{Chain, Cleaning};
+use thalweg_store::device::{DeviceRef, Geometry};
+use thalweg_store::env::Env;
+use thalweg_store::inplace::{self, InPlace, Mode};
+use thalweg_store::txn::{self, Transact, TransactionManager};
+
+use crate::support::format;
+use crate::{in_place, volumes};
+
+/// Blocks of a volume.
+const BLOCKS: u64 = 1100;
+
+/// A kind of volume.
+#[derive(Clone, Copy)]
+pub(crate) enum Rig {
+    /// A log-structured one.
+    Chain(volumes::Shape),
+    /// One that is updated in place, in modes that it changes among while it is used.
+    InPlace(in_place::Shape, &'static [Mode]),
+}
+
+/// A volume that is open.
+pub(crate) struct Volume {
+    pub(crate) transact: Arc<dyn Transact>,
+    store: Arc<dyn BlockStore>,
+    in_place: Option<Arc<InPlace>>,
+}
+
+/// What a crash must leave, besides metadata of one moment that is no older than what was synced.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Promise {
+    /// Of data that was synced and not changed since, every byte.
+    Synced,
+    /// Data that is no older than the metadata, and was in its file some time.
+    Ordered,
+    /// All data of the same moment.
+    OneMoment,
+}
+
+impl Rig {
+    /// One of two chains.
+    pub(crate) fn chain(seed: u64) -> Rig {
+        let shape =
+            volumes::Shape { blocks: BLOCKS, ..volumes::Shape::small(Cleaning::MoveToTail) };
+        let other =
+            volumes::Shape { map_on_link: true, cleaning: Cleaning::CompactInBody, ..shape };
+        Rig::Chain([shape, other][seed as usize % 2])
+    }
+
+    /// One of several in-place stores, which starts in the first mode.
+    pub(crate) fn in_place(modes: &'static [Mode], seed: u64) -> Rig {
+        let shape = in_place::Shape::varied(modes[0], seed);
+        let options = inplace::Options { cache: 1 << 20, ..shape.options };
+        // The largest write of the tests goes in, and a run of one goes around several times.
+        Rig::InPlace(
+            in_place::Shape { blocks: BLOCKS, journal: 640 << 10, options, ..shape },
+            modes,
+        )
+    }
+
+    pub(crate) fn promise(&self) -> Promise {
+        let of = |mode: &Mode| match mode {
+            Mode::Writeback => Promise::Synced,
+            Mode::Ordered | Mode::Selective => Promise::Ordered,
+            Mode::Data | Mode::Wasteless => Promise::OneMoment,
+        };
+        match self {
+            Rig::Chain(_) => Promise::OneMoment,
+            Rig::InPlace(_, modes) => modes.iter().map(of).min().unwrap(),
+        }
+    }
+
+    /// Modes to change among.
+    pub(crate) fn modes(&self) -> &'static [Mode] {
+        match self {
+            Rig::Chain(_) => &[],
+            Rig::InPlace(_, modes) => modes,
+        }
+    }
+
+    /// The smallest unit that a device writes as a whole.
+    pub(crate) fn sector(&self) -> usize {
+        match self {
+            Rig::Chain(shape) => shape.sector as usize,
+            Rig::InPlace(shape, _) => shape.sector as usize,
+        }
+    }
+
+    pub(crate) fn devices(&self, make: impl Fn(&str, Geometry) -> DeviceRef) -> Vec<DeviceRef> {
+        match self {
+            Rig::Chain(shape) => shape.devices(make),
+            Rig::InPlace(shape, _) => shape.devices(make),
+        }
+    }
+
+    /// Makes the volume and a filesystem on it.
+    pub(crate) async fn make(&self, env: &Env, devices: &[DeviceRef]) -> Volume {
+        match self {
+            Rig::Chain(shape) => shape.format(env, devices).await,
+            Rig::InPlace(shape, _) => shape.create(env, devices).await,
+        }
+        let volume = self.open(env, devices).await;
+        let format = local::Format { metadata_blocks: Some(250), ..format() };
+        local::make(env, &volume.transact, &format).await.unwrap();
+        volume
+    }
+
+    /// Opens the volume, recovering it.
+    pub(crate) async fn open(&self, env: &Env, devices: &[DeviceRef]) -> Volume {
+        let (store, in_place): (Arc<dyn BlockStore>, _) = match self {
+            Rig::Chain(shape) => {
+                let options = volumes::options();
+                let (chain, _) = Chain::open(env, shape.parts(devices), options).await.unwrap();
+                (Arc::new(chain), None)
+            }
+            Rig::InPlace(shape, _) => {
+                let store = Arc::new(shape.open(env, devices).await.0);
+                (store.clone(), Some(store))
+            }
+        };
+        let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
+        Volume { transact: Arc::new(manager), store, in_place }
+    }
+}
+
+impl Volume {
+    /// Opens the filesystem.
+    pub(crate) async fn files(&self, env: &Env) -> Local {
+        let options = Options { atime: Atime::Never, read_only: false };
+        Local::open(env, self.transact.clone(), "fs", options).await.unwrap()
+    }
+
+    /// Has an in-place store run in another mode.
+    pub(crate) fn set_mode(&self, mode: Mode) {
+        if let Some(store) = &self.in_place {
+            store.set_options(inplace::Options { mode, ..store.options() });
+        }
+    }
+
+    /// Makes durable what was done so far.
+    pub(crate) async fn sync(&self) {
+        self.store.sync(self.store.now()).await.unwrap();
+    }
+
+    /// Lets time pass in which the store does what it does by itself.
+    pub(crate) async fn idle(&self, env: &Env) {
+        env.sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,136 @@
+//! In-place stores that somebody scribbled on.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rand::RngExt;
+use thalweg_sim::content::Content;
+use thalweg_sim::model::BlockModel;
+use thalweg_sim::ramdisk::RamDisk;
+use thalweg_sim::runtime::run;
+use thalweg_sim::scribble::{Disks, reseal};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
+use thalweg_store::device::DeviceRef;
+use thalweg_store::env::Env;
+use thalweg_store::inplace::format::{COPIES, COPY, ENTRIES, MAP_SECTOR, Superblock};
+use thalweg_store::inplace::{InPlace, Mode};
+
+use super::{Shape, transaction};
+
+/// A store that was not closed, and everything that it ever held.
+#[derive(Clone)]
+pub struct Image {
+    shape: Shape,
+    disks: Disks,
+    model: BlockModel,
+    superblock: Superblock,
+}
+
+impl Image {
+    /// The image of a history.
+    pub fn new(seed: u64, mode: Mode) -> Image {
+        run(seed, |env| async move {
+            let shape = Shape::varied(mode, seed);
+            let disks = parking_lot::Mutex::new(Vec::new());
+            let devices = shape.devices(|name, geometry| {
+                let disk = Arc::new(RamDisk::new(name, geometry));
+                disks.lock().push(disk.clone());
+                disk as DeviceRef
+            });
+            shape.create(&env, &devices).await;
+            let (store, _) = shape.open(&env, &devices).await;
+            let mut model = BlockModel::new(shape.blocks);
+            let (mut rng, mut now) = (env.rng(), vec![None; shape.blocks as usize]);
+            for _ in 0..120 {
+                let writes = transaction(&mut rng, &shape, &mut now);
+                store.apply(writes.clone()).await.unwrap();
+                model.apply(&writes);
+                let span = std::time::Duration::from_micros(rng.random_range(0..9000));
+                env.sleep(span).await;
+            }
+            store.sync(store.now()).await.unwrap();
+            let superblock = store.superblock().clone();
+            Image { shape, disks: Disks::of(&disks.into_inner()), model, superblock }
+        })
+    }
+
+    /// Scribbles as `data` says, opens what is left, reads and scrubs it: an error, or of every block
+    /// that has a checksum what it held some time. Whether it opened. Bytes of an odd number have the
+    /// superblocks say that they are whole, whatever they hold: then nothing is promised but an end.
+    pub fn scribble(&self, data: &[u8]) -> bool {
+        let is_sealed = data.len() % 2 == 1;
+        let place = |kind: u8| {
+            // Every fourth stroke meets the first pages of a device: superblocks, and the map or the
+            // journal that come soon after.
+            let pages = if kind & 3 == 0 { 4 } else { usize::MAX };
+            (usize::from(kind & 0x10 == 0), pages)
+        };
+        let mut contents = self.disks.scribbled(data, place);
+        if is_sealed {
+            self.reseal(&mut contents);
+        }
+        let image = self.clone();
+        run(1, |env| async move { image.open(&env, contents, is_sealed).await })
+    }
+
+    /// Opens what is left when a map became zeros and a block something else.
+    pub fn blank(&self, lba: u64) {
+        let mut contents = self.disks.contents();
+        let map = Superblock::map_size(self.shape.blocks);
+        contents[0].zero(self.superblock.map_offset, map);
+        contents[0].write(self.superblock.place(lba), &[0xe7; BLOCK_SIZE]);
+        let image = self.clone();
+        run(1, |env| async move { image.open(&env, contents, false).await });
+    }
+
+    fn reseal(&self, contents: &mut [Content]) {
+        let (inside, size) = self.superblock.journal_at;
+        for copy in (0..COPIES).map(|copy| copy * COPY) {
+            reseal(&mut contents[0], copy);
+            match size {
+                0 => reseal(&mut contents[1], copy),
+                _ => reseal(&mut contents[0], inside + copy),
+            }
+        }
+    }
+
+    async fn open(&self, env: &Env, contents: Vec<Content>, is_sealed: bool) -> bool {
+        let maps = contents[0].clone();
+        let devices: Vec<DeviceRef> =
+            self.disks.with(contents).into_iter().map(|disk| disk as DeviceRef).collect();
+        let opened = InPlace::open(env, self.shape.parts(&devices), self.shape.options).await;
+        let Ok((store, recovered)) = opened else { return false };
+        let mut wrong = 0;
+        for lba in (0..store.blocks().min(self.shape.blocks)).map(Lba) {
+            if let Ok(found) = store.read(lba, 1, store.now()).await {
+                wrong += u64::from(!is_sealed && !self.may_hold(lba, &found[0], &maps));
+            }
+        }
+        // Bytes of the journal went over what did not fit: nobody knows what came of it.
+        assert!(wrong <= recovered.unverified, "{wrong} blocks never held that: {recovered:?}");
+        store.scrub(&|_, _| {}).await.ok();
+        let write = Write::block(Lba(0), Bytes::from(vec![7; BLOCK_SIZE]));
+        if let Ok(version) = store.apply(vec![write]).await {
+            store.sync(version).await.ok();
+        }
+        store.close().await.ok();
+        true
+    }
+
+    /// Whether a block held that some time, as far as anybody promises it.
+    fn may_hold(&self, lba: Lba, found: &Option<Bytes>, maps: &Content) -> bool {
+        let strict = self.shape.options.mode.journals_all_data();
+        if self.shape.class(lba.0) == Class::Data && !strict {
+            return true;
+        }
+        // A sector of the map that is all zeros says that its blocks are empty.
+        let sector = self.superblock.map_offset + lba.0 / ENTRIES * MAP_SECTOR;
+        let is_blank = maps.read(sector, MAP_SECTOR as usize).iter().all(|byte| *byte == 0);
+        if found.is_none() && is_blank {
+            return true;
+        }
+        let bytes = |content: Option<Bytes>| content.unwrap_or_else(|| vec![0; BLOCK_SIZE].into());
+        let found = bytes(found.clone());
+        (0..=self.model.now().0).any(|at| bytes(self.model.read(lba, Version(at))) == found)
+    }
+}

@@ -202,6 +202,9 @@ impl<A: Address> Journal<A> {
         // Whatever lies beyond the end carries the old epoch, and is never met again.
         let next = superblock.next(tail, true);
         self.persist(&mut superblock, next).await?;
+        // The other copy too: of an older epoch, it would hide what comes should this one rot.
+        let next = superblock.next(tail, false);
+        self.persist(&mut superblock, next).await?;
         *self.poison.lock() = None;
         Ok(())
     }

@@ -216,6 +216,30 @@ fn whose_a_journal_is_stands_in_it() {
     });
 }
 
+/// Either copy of the superblock leads to what was appended, or says that it cannot.
+#[test]
+fn a_rotten_superblock_hides_nothing() {
+    for (copy, round) in [0, 4096].into_iter().flat_map(|copy| [(copy, 1), (copy, 2), (copy, 40)]) {
+        run(8, |env| async move {
+            let device: DeviceRef = Arc::new(MemoryDevice::new(300 << 10));
+            let journal = created(&env, &device).await;
+            let (mut rng, mut home) = (env.rng(), Blocks::new());
+            for stamp in 1..=round * 10 {
+                let record = transaction(&mut rng, stamp, &mut home);
+                while let Err(error) = journal.append(&record).await {
+                    assert!(matches!(error, JournalError::Full { .. }), "{error}");
+                    journal.release(journal.next_sequence() - 2);
+                }
+            }
+            drop(journal);
+            scribble(&device, copy + 20, 4).await;
+            let (_, replay) = open(&env, &device).await;
+            let is_said = matches!(replay.end, End::Rotten { .. });
+            assert!(replay.stamp == round * 10 || is_said, "{copy} {round}: {:?}", replay.end);
+        });
+    }
+}
+
 #[test]
 fn what_is_too_large_or_not_reset_is_refused() {
     run(5, |env| async move {

@@ -13,7 +13,7 @@ use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::env::Env;
 use thalweg_store::inplace::format::{COPIES, COPY, ENTRIES, MAP_SECTOR, Superblock};
-use thalweg_store::inplace::{InPlace, Mode};
+use thalweg_store::inplace::{InPlace, Mend, Mode};
 
 use super::{Shape, transaction};
 
@@ -108,7 +108,7 @@ impl Image {
         }
         // Bytes of the journal went over what did not fit: nobody knows what came of it.
         assert!(wrong <= recovered.unverified, "{wrong} blocks never held that: {recovered:?}");
-        store.scrub(&|_, _| {}).await.ok();
+        store.scrub(Mend::Yes, &|_, _| {}).await.ok();
         let write = Write::block(Lba(0), Bytes::from(vec![7; BLOCK_SIZE]));
         if let Ok(version) = store.apply(vec![write]).await {
             store.sync(version).await.ok();

@@ -7,7 +7,7 @@
 //! - *oltp*: 200 readers of a database's file, 10 writers of single blocks in it, and one writer of the
 //!   log, whose writes of 128 KiB and more are synchronous.
 //!
-//! Virtual time knows no processor: each operation takes 100 microseconds of one of four.
+//! Virtual time knows no processor: each operation takes 400 microseconds of one of four.
 //!
 //! An operation is one call that the original tool counts: a file made, written, appended to, read,
 //! removed, looked at.
@@ -50,9 +50,9 @@ const DATABASE: f64 = 600e6;
 const MEMORY: f64 = 3e9;
 /// Processors, and what an operation takes of one.
 const PROCESSORS: usize = 4;
-const PROCESSING: Duration = Duration::from_micros(100);
-/// Least seconds of a run: some commits, and blocks that expire.
-const LEAST: f64 = 10.0;
+const PROCESSING: Duration = Duration::from_micros(400);
+/// Least seconds of a run: more than a timer's commit.
+const LEAST: f64 = 6.0;
 /// What the threads of the database do between two requests.
 const THINK: Duration = Duration::from_millis(2);
 

@@ -492,3 +492,9 @@ proptest! {
         compare(&steps);
     }
 }
+
+/// Found by chance: exchanging a name with itself changes nothing, not even times.
+#[test]
+fn a_name_is_exchanged_with_itself() {
+    compare(&[Step::Create(0, 7, 0, 0), Step::Rename((0, 7), (0, 7), 2), Step::End]);
+}

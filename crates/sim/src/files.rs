@@ -498,10 +498,11 @@ impl Files {
         match (how, there) {
             (Rename::NoReplace, Some(_)) => return Err(FsError::Exists),
             (Rename::Exchange, None) => return Err(FsError::NotFound),
+            // Two names of one inode: nothing is to be done.
+            (_, Some(other)) if other == moved => return Ok(()),
             (Rename::Exchange, Some(other)) => {
                 return self.exchange((from, moved), (to, other), now);
             }
-            (Rename::Replace, Some(other)) if other == moved => return Ok(()),
             (Rename::Replace, Some(other)) => {
                 let other = self.get(other)?;
                 match (is_directory, other.is_directory()) {

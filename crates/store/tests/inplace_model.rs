@@ -125,7 +125,9 @@ fn history(seed: u64, modes: &'static [Mode]) {
                 drop(history.store);
                 let (store, found) = shape.open(&env, &devices).await;
                 assert_eq!(found.version, model.now().0, "{found:?}");
-                assert_eq!((found.unverified, found.torn, found.given_up), (0, false, 0));
+                assert_eq!((found.torn, found.given_up), (false, 0));
+                // In writeback mode the map may not have heard of a block that is replayed.
+                assert!(found.unverified == 0 || modes.contains(&Mode::Writeback), "{found:?}");
                 history = History { shape, store: Arc::new(store), model, now, holds: Vec::new() };
                 compare(&history.store, &history.model, history.model.now()).await;
             }

@@ -26,7 +26,7 @@ use crate::failure::WireError;
 /// The first bytes of both sides.
 pub const MAGIC: [u8; 8] = *b"thwg-txn";
 /// The version of all that follows.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a hello.
 pub const HELLO: usize = 12;
 /// Blocks that one request may read.

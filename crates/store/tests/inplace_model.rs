@@ -16,7 +16,7 @@ use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Hold, Lba, Version};
 use thalweg_store::env::Rng;
-use thalweg_store::inplace::{InPlace, Mend, Mode};
+use thalweg_store::inplace::{InPlace, Mend, Mode, Options};
 
 async fn compare(store: &InPlace, model: &BlockModel, at: Version) {
     let mut rest = 0;
@@ -103,7 +103,7 @@ fn history(seed: u64, modes: &'static [Mode]) {
             }
             if step % 50 == 49 {
                 let mode = *modes.choose(&mut rng).unwrap();
-                let options = thalweg_store::inplace::Options { mode, ..history.store.options() };
+                let options = Options { mode, ..history.store.options() };
                 history.store.set_options(options);
             }
             if step % 100 == 99 {
@@ -119,15 +119,21 @@ fn history(seed: u64, modes: &'static [Mode]) {
                 history.holds.clear();
                 match step % 600 == 599 {
                     true => history.store.close().await.unwrap(),
-                    false => history.store.sync(history.store.now()).await.unwrap(),
+                    false => {
+                        history.store.sync(history.store.now()).await.unwrap();
+                        // A block that is home before the map says so does not fit its checksum: nothing
+                        // may be on its way when the store is dropped.
+                        let options = history.store.options();
+                        let never = Duration::from_secs(1000);
+                        history.store.set_options(Options { expire: never, ..options });
+                        env.sleep(Duration::from_millis(200)).await;
+                    }
                 }
                 let History { shape, model, now, .. } = history;
                 drop(history.store);
                 let (store, found) = shape.open(&env, &devices).await;
                 assert_eq!(found.version, model.now().0, "{found:?}");
-                assert_eq!((found.torn, found.given_up), (false, 0));
-                // In writeback mode the map may not have heard of a block that is replayed.
-                assert!(found.unverified == 0 || modes.contains(&Mode::Writeback), "{found:?}");
+                assert_eq!((found.unverified, found.torn, found.given_up), (0, false, 0));
                 history = History { shape, store: Arc::new(store), model, now, holds: Vec::new() };
                 compare(&history.store, &history.model, history.model.now()).await;
             }

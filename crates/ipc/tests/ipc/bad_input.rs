@@ -64,7 +64,9 @@ async fn garbage_ends_the_connection_that_sent_it() {
 #[tokio::test]
 async fn a_hello_of_another_kind_is_refused_on_both_sides() {
     let rig = Rig::new();
-    for hello in [*b"GET / HTTP/1", *b"thwg-txn\x02\0\0\0"] {
+    let mut other = protocol::hello();
+    other[8..].copy_from_slice(&(protocol::VERSION + 1).to_le_bytes());
+    for hello in [*b"GET / HTTP/1", other] {
         let mut stream = socket::connect(rig.folder.path(), SOCKET).await.unwrap().unwrap();
         stream.write_all(&hello).await.unwrap();
         let mut said = Vec::new();

@@ -5,6 +5,9 @@
 //! runnable, and a run is a function of its seed. Tokio's timers round up to a millisecond, so a
 //! simulated environment is scaled: one simulated microsecond is one tokio millisecond.
 
+mod blocking;
+mod push;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -16,6 +19,10 @@ use std::time::Duration;
 use rand::SeedableRng;
 use rand::rngs::SysRng;
 pub use rand_xoshiro::Xoshiro256PlusPlus as Rng;
+
+pub use self::blocking::allow_blocking;
+pub(crate) use self::blocking::may_block;
+pub use self::push::Push;
 
 /// A hash map whose order depends on nothing but its contents and history.
 pub type HashMap<K, V> = fixed_order::Map<K, V>;

@@ -35,7 +35,6 @@ mod scrub;
 mod state;
 
 use std::fmt;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
@@ -46,7 +45,7 @@ use uuid::Uuid;
 
 pub use create::NewInPlace;
 use format::{Entry, Superblock};
-use group::{Group, Waiting};
+use group::{Callers, Group};
 use map::Map;
 pub use options::{Mode, Options};
 pub use recovery::Recovered;
@@ -56,7 +55,7 @@ use state::{Found, State, Which};
 
 use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
 use crate::device::{DeviceError, DeviceRef};
-use crate::env::{Env, Task};
+use crate::env::{Env, Push, Task};
 use crate::journal::{Journal, JournalError};
 
 /// Stored blocks that one version may discard. A discard of more is several.
@@ -132,10 +131,12 @@ struct Inner {
     durable: watch::Sender<Version>,
     /// The newest version that somebody wants durable.
     wanted: Mutex<Version>,
-    /// Callers that wait for a commit.
-    waiting: AtomicUsize,
+    /// Who wants commits.
+    callers: Callers,
     /// Told when somebody wants a commit.
     commit_wanted: Notify,
+    /// The task that commits.
+    commits: Push,
     /// Told when journal or memory get short of room.
     pressed: Notify,
     /// Told when a block was read or came home, and when there is room.
@@ -206,7 +207,8 @@ impl InPlace {
     }
 
     fn start(env: &Env, inner: Arc<Inner>) -> InPlace {
-        let commits = env.spawn(run_commits(env.clone(), Arc::downgrade(&inner)));
+        let commits = run_commits(env.clone(), Arc::downgrade(&inner));
+        let commits = env.spawn_pushed(&inner.commits, commits);
         let homes = env.spawn(run_homes(env.clone(), Arc::downgrade(&inner)));
         InPlace { inner, _tasks: [commits, homes] }
     }
@@ -510,8 +512,11 @@ impl BlockStore for InPlace {
                 let mut wanted = inner.wanted.lock();
                 *wanted = version.max(*wanted);
             }
+            let _waiting = inner.callers.enter();
             inner.commit_wanted.notify_one();
-            let _waiting = Waiting::new(&inner.waiting);
+            if inner.callers.is_lone() {
+                inner.commits.push();
+            }
             if durable.changed().await.is_err() {
                 return Err(StoreError::Poisoned("the store was dropped".into()));
             }
@@ -573,7 +578,7 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
         {
             tracing::error!(%error, "a commit failed");
         }
-        group.ended(env.now().since(begun));
+        group.ended(&store.callers, env.now().since(begun));
         store.changed.notify_waiters();
     }
 }

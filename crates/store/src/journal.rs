@@ -45,6 +45,7 @@ pub use record::{Record, Update, Void};
 pub use recovery::{Base, End, Patch, Phases, Plan, Replay};
 use ring::Ring;
 
+use crate::copies;
 use crate::device::{DeviceError, DeviceRef, Purpose};
 
 /// Least size of a journal in bytes.
@@ -153,9 +154,7 @@ impl<A: Address> Journal<A> {
     pub async fn create(device: &DeviceRef, id: Uuid, owner: Uuid) -> Result<(), JournalError> {
         let geography = Geography::of(device.geometry())?;
         let superblock = Superblock::new(id, owner, geography);
-        for copy in 0..format::COPIES {
-            superblock.write(device, copy).await?;
-        }
+        copies::write_all(&superblock, device).await?;
         device.flush(Purpose::Journal).await?;
         Ok(())
     }
@@ -262,9 +261,6 @@ impl<A: Address> Journal<A> {
         }
         let mut poisoning = Poisoning { journal: self, armed: true };
         self.send(offset, sent.parts).await?;
-        if self.barrier {
-            self.device.flush(Purpose::Journal).await?;
-        }
         poisoning.armed = false;
         self.ring.lock().push(needed, record.stamp);
         Ok(Appended { sequence, bytes: needed })
@@ -295,12 +291,22 @@ impl<A: Address> Journal<A> {
         self.first_replayed.load(Ordering::Acquire)
     }
 
+    /// Writes where the ring says, durably if there are barriers.
     async fn send(&self, offset: u64, parts: Vec<bytes::Bytes>) -> Result<(), DeviceError> {
-        let pieces = self.geography.split(offset, parts);
+        let mut pieces = self.geography.split(offset, parts);
+        if self.barrier
+            && pieces.len() == 1
+            && let Some((at, parts)) = pieces.pop()
+        {
+            return self.device.write_durably(at, parts, Purpose::Journal).await;
+        }
         let writes =
             pieces.into_iter().map(|(at, parts)| self.device.write(at, parts, Purpose::Journal));
         futures::future::try_join_all(writes).await?;
-        Ok(())
+        match self.barrier {
+            true => self.device.flush(Purpose::Journal).await,
+            false => Ok(()),
+        }
     }
 
     async fn persist(
@@ -308,7 +314,7 @@ impl<A: Address> Journal<A> {
         superblock: &mut Superblock,
         next: Superblock,
     ) -> Result<(), DeviceError> {
-        next.write(&self.device, next.copy()).await?;
+        copies::write(&next, &self.device).await?;
         if self.barrier {
             self.device.flush(Purpose::Journal).await?;
         }

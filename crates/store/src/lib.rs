@@ -17,6 +17,7 @@
 pub mod block;
 pub mod chain;
 pub mod checksum;
+mod copies;
 pub mod device;
 pub mod env;
 mod gate;

@@ -177,6 +177,12 @@ async fn a_write_of_more_buffers_than_a_call_takes_is_whole() {
         device.write(0, sectors.clone(), Purpose::Map).await.unwrap();
         let read = device.read(0, 1 << 20, Purpose::Map).await.unwrap();
         assert!(sectors.iter().zip(read.chunks(512)).all(|(wrote, read)| wrote == read));
+        let durable: Vec<Bytes> = sectors.into_iter().rev().collect();
+        device.write_durably(0, durable.clone(), Purpose::Map).await.unwrap();
+        let read = device.read(0, 1 << 20, Purpose::Map).await.unwrap();
+        assert!(durable.iter().zip(read.chunks(512)).all(|(wrote, read)| wrote == read));
+        let tally = device.tallies().of(Purpose::Map);
+        assert_eq!((tally.writes, tally.flushes), (2, 1));
     }
 }
 
@@ -187,7 +193,11 @@ async fn many_requests_at_once_and_dropped_ones_do_no_harm() {
     let write = |at: u64, fill: u8| {
         let device = device.clone();
         async move {
-            device.write(at * 512, vec![Bytes::from(vec![fill; 512])], Purpose::Map).await.unwrap();
+            let data = vec![Bytes::from(vec![fill; 512])];
+            match at % 3 {
+                0 => device.write_durably(at * 512, data, Purpose::Map).await.unwrap(),
+                _ => device.write(at * 512, data, Purpose::Map).await.unwrap(),
+            }
         }
     };
     for at in 0..256 {
@@ -384,7 +394,9 @@ async fn a_full_medium_says_so() {
     for options in [sparse.clone(), FileOptions { engine: Engine::Blocking, ..sparse }] {
         let device = FileDevice::create(&path, 4 << 20, &options).await.unwrap();
         let data = Bytes::from(vec![1; 2 << 20]);
-        let full = device.write(0, vec![data], Purpose::Map).await;
+        let full = device.write(0, vec![data.clone()], Purpose::Map).await;
+        assert!(matches!(full, Err(DeviceError::NoSpace { .. })));
+        let full = device.write_durably(0, vec![data], Purpose::Map).await;
         assert!(matches!(full, Err(DeviceError::NoSpace { .. })));
         drop(device);
         std::fs::remove_file(&path).unwrap();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde_json::json;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::{Access, DeviceRef, FileDevice, FileOptions};
-use thalweg_store::inplace::dump::{InPlaceDump, MapDump, SuperblockFields, dump};
+use thalweg_store::inplace::dump::{InPlaceDump, MapDump, dump};
+use thalweg_store::inplace::format::Superblock;
 use thalweg_store::inplace::{InPlaceError, format as inplace};
 use thalweg_store::journal::dump::{self as journal, EndDump, JournalDump, TagDump};
 use thalweg_store::journal::format as journal_format;
@@ -80,8 +81,8 @@ fn print_volume(found: &InPlaceDump, entries: bool) {
     found.map.iter().for_each(print_map);
 }
 
-fn print_superblock(it: &SuperblockFields) {
-    let SuperblockFields { generation, volume, journal, name, blocks, version, .. } = it;
+fn print_superblock(it: &Superblock) {
+    let Superblock { generation, volume, journal, name, blocks, version, .. } = it;
     let size = Size(blocks.saturating_mul(BLOCK_SIZE as u64));
     println!("  volume {volume}, called {name}, generation {generation}");
     println!("  {blocks} blocks ({size}) from {} on, sectors of {}", it.data_offset, it.sector);
@@ -113,8 +114,9 @@ fn print_journal(journal: &JournalDump<Lba>, entries: bool) {
             println!("  {error}");
         }
         if let Some(it) = &copy.superblock {
+            let journal_format::Geography { size, sector } = it.geography;
             println!("  journal {} of volume {}, generation {}", it.id, it.owner, it.generation);
-            println!("  a ring of {}, sectors of {}, epoch {}", Size(it.size), it.sector, it.epoch);
+            println!("  a ring of {}, sectors of {}, epoch {}", Size(size), sector, it.epoch);
             println!(
                 "  recovery begins with transaction {} at {}, behind version {}",
                 it.tail_sequence, it.tail_offset, it.stamp

@@ -22,6 +22,8 @@ use bytes::Bytes;
 use self::open::Opened;
 use self::transfer::Transfer;
 use self::uring::Driver;
+use crate::env::may_block;
+
 use super::{
     AlignedBuf, Counters, Device, DeviceError, Geometry, Purpose, QueueDepth, Tallies, total_len,
 };
@@ -197,6 +199,12 @@ impl FileDevice {
         })
     }
 
+    /// A write.
+    fn transfer(&self, offset: u64, data: Vec<Bytes>) -> Transfer {
+        let data = self.aligned(data);
+        Transfer::write(self.file.clone(), offset, data, self.geometry.sector)
+    }
+
     /// `data` in memory that direct I/O accepts: neighbours that must be copied share one copy.
     fn aligned(&self, data: Vec<Bytes>) -> Vec<Bytes> {
         let fits = |bytes: &Bytes| bytes.as_ptr().addr().is_multiple_of(self.memory_alignment);
@@ -264,14 +272,35 @@ impl Device for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        let data = self.aligned(data);
-        let transfer = Transfer::write(self.file.clone(), offset, data, self.geometry.sector);
-        self.run("write", transfer).await.map(drop)
+        self.run("write", self.transfer(offset, data)).await.map(drop)
     }
 
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
         let _queued = self.counters.flush(purpose);
         self.run("flush", Transfer::sync(self.file.clone())).await.map(drop)
+    }
+
+    async fn write_durably(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.geometry.check(offset, len)?;
+        if len == 0 {
+            return self.flush(purpose).await;
+        }
+        let _queued = (self.counters.write(purpose, len), self.counters.flush(purpose));
+        let transfer = self.transfer(offset, data).and_sync();
+        let operation = "durable write";
+        if may_block() {
+            let outcome = blocking::finish(transfer);
+            return outcome
+                .map(drop)
+                .map_err(|error| DeviceError::io(&self.name, operation, error));
+        }
+        self.run(operation, transfer).await.map(drop)
     }
 
     /// Gives a block device's range back (`BLKDISCARD`), or punches a hole into a file, which also

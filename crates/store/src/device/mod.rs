@@ -165,6 +165,17 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Makes every write that completed before this call durable.
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError>;
 
+    /// [`Device::write`] and then [`Device::flush`], which a device may be able to do at one go.
+    async fn write_durably(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        self.write(offset, data, purpose).await?;
+        self.flush(purpose).await
+    }
+
     /// Tells the device that the range's content is not needed. What a later read of it returns is
     /// undefined.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError>;

@@ -65,6 +65,18 @@ impl Device for Partition {
         self.device.flush(purpose).await
     }
 
+    async fn write_durably(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.geometry.check(offset, len)?;
+        let _queued = (self.counters.write(purpose, len), self.counters.flush(purpose));
+        self.device.write_durably(self.start + offset, data, purpose).await
+    }
+
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.geometry.check(offset, len)?;
         self.device.discard(self.start + offset, len).await

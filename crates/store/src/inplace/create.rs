@@ -3,6 +3,7 @@
 use super::format::{START, Superblock};
 use super::{InPlace, InPlaceError, Parts};
 use crate::block::{BLOCK_SIZE, Lba};
+use crate::copies;
 use crate::device::{AlignedBuf, DeviceRef, Geometry, Partition, Purpose};
 use crate::env::Env;
 use crate::journal::{self, Journal};
@@ -56,8 +57,7 @@ impl InPlace {
         zero(&parts.data, map_offset, superblock.data_offset - map_offset).await?;
         let journal = journal_device(parts, &superblock)?;
         Journal::<Lba>::create(&journal, superblock.journal, superblock.volume).await?;
-        superblock.write(&parts.data).await?;
-        Superblock { generation: 1, ..superblock }.write(&parts.data).await?;
+        copies::write_all(&superblock, &parts.data).await?;
         parts.data.flush(Purpose::Label).await?;
         Ok(())
     }

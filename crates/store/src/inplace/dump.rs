@@ -6,12 +6,13 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use uuid::Uuid;
 use zerocopy::FromBytes;
 
 use super::InPlaceError;
-use super::format::{COPIES, COPY, ENTRIES, Entry, MAP_SECTOR, MapSector, Superblock};
+use super::format::{ENTRIES, Entry, MAP_SECTOR, MapSector, Superblock};
 use crate::block::Lba;
+use crate::copies;
+pub use crate::copies::CopyDump;
 use crate::device::{DeviceRef, Partition, Purpose};
 use crate::journal::dump::{self as journal, JournalDump};
 
@@ -22,49 +23,11 @@ const RUN: u64 = 1 << 20;
 #[derive(Clone, Debug, Serialize)]
 pub struct InPlaceDump {
     /// The two copies of the superblock.
-    pub superblocks: Vec<SuperblockDump>,
+    pub superblocks: Vec<CopyDump<Superblock>>,
     /// The journal, if it is inside of the volume.
     pub journal: Option<JournalDump<Lba>>,
     /// The map, if a superblock says where it is.
     pub map: Option<MapDump>,
-}
-
-/// One copy of the superblock.
-#[derive(Clone, Debug, Serialize)]
-pub struct SuperblockDump {
-    /// Its place, in bytes.
-    pub offset: u64,
-    /// Why it is none, if it is none.
-    pub error: Option<String>,
-    /// What it says.
-    pub superblock: Option<SuperblockFields>,
-}
-
-/// What a superblock says.
-#[derive(Clone, Debug, Serialize)]
-pub struct SuperblockFields {
-    /// Higher in each one that is written.
-    pub generation: u64,
-    /// The store's identity.
-    pub volume: Uuid,
-    /// Its journal's.
-    pub journal: Uuid,
-    /// Its name.
-    pub name: String,
-    /// Its blocks.
-    pub blocks: u64,
-    /// Where the journal begins, and its bytes: 0 when it is on another device.
-    pub journal_at: (u64, u64),
-    /// Where the map begins.
-    pub map_offset: u64,
-    /// Where block 0 is.
-    pub data_offset: u64,
-    /// The version when the journal was last empty.
-    pub version: u64,
-    /// When it was made, seconds since 1970.
-    pub created: u64,
-    /// The sector in bytes that it was made with.
-    pub sector: u32,
 }
 
 /// The map, in short.
@@ -88,17 +51,7 @@ pub struct MapDump {
 /// # Errors
 /// The device's. What is damaged on it is reported in the result.
 pub async fn dump(device: &DeviceRef, entries: bool) -> Result<InPlaceDump, InPlaceError> {
-    let (mut superblocks, mut newest) = (Vec::new(), None::<Superblock>);
-    for copy in 0..COPIES {
-        let bytes = device.read(copy * COPY, COPY as usize, Purpose::Label).await?;
-        let decoded = Superblock::decode(&bytes, device);
-        superblocks.push(copy_dump(copy * COPY, &decoded));
-        if let Ok(Some(superblock)) = decoded
-            && newest.as_ref().is_none_or(|newest| superblock.generation > newest.generation)
-        {
-            newest = Some(superblock);
-        }
-    }
+    let (superblocks, newest) = copies::dump::<Superblock>(device).await;
     let Some(superblock) = newest else {
         return Ok(InPlaceDump { superblocks, journal: None, map: None });
     };
@@ -112,33 +65,6 @@ pub async fn dump(device: &DeviceRef, entries: bool) -> Result<InPlaceDump, InPl
     };
     let map = Some(map(device, &superblock, entries).await?);
     Ok(InPlaceDump { superblocks, journal, map })
-}
-
-fn copy_dump(offset: u64, decoded: &Result<Option<Superblock>, InPlaceError>) -> SuperblockDump {
-    match decoded {
-        Ok(Some(it)) => {
-            let superblock = SuperblockFields {
-                generation: it.generation,
-                volume: it.volume,
-                journal: it.journal,
-                name: it.name.clone(),
-                blocks: it.blocks,
-                journal_at: it.journal_at,
-                map_offset: it.map_offset,
-                data_offset: it.data_offset,
-                version: it.version,
-                created: it.created,
-                sector: it.sector,
-            };
-            SuperblockDump { offset, error: None, superblock: Some(superblock) }
-        }
-        Ok(None) => SuperblockDump {
-            offset,
-            error: Some("no superblock, or damaged".into()),
-            superblock: None,
-        },
-        Err(error) => SuperblockDump { offset, error: Some(error.to_string()), superblock: None },
-    }
 }
 
 async fn map(

@@ -16,7 +16,7 @@
 //! Map and blocks are written when what they say is in the journal for good, and the journal keeps it
 //! until they are durable: they may be torn anywhere between sectors. Little endian.
 
-use bytes::Bytes;
+use serde::Serialize;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -24,16 +24,14 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::InPlaceError;
 use crate::block::BLOCK_SIZE;
 use crate::checksum::crc32c;
-use crate::device::{AlignedBuf, DeviceError, DeviceRef, Purpose};
+use crate::copies::{self, Copied};
+pub use crate::copies::{COPIES, COPY};
+use crate::device::{DeviceRef, Purpose};
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u32 = 1;
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"THALWEGI";
-/// Bytes from one copy of the superblock to the next.
-pub const COPY: u64 = 4096;
-/// Copies of the superblock.
-pub const COPIES: u64 = 2;
 /// Where what follows the superblocks begins.
 pub const START: u64 = 64 << 10;
 /// Bytes of a name.
@@ -150,7 +148,7 @@ const _: () = {
 };
 
 /// What an in-place store says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
     /// Higher in each one that is written.
     pub generation: u64,
@@ -187,7 +185,57 @@ impl Superblock {
         self.data_offset + block * BLOCK_SIZE as u64
     }
 
-    fn encode(&self) -> StoredSuperblock {
+    fn check(&self, device: &DeviceRef) -> Result<(), InPlaceError> {
+        let geometry = device.geometry();
+        let invalid = |why: String| {
+            Err(InPlaceError::Damaged(format!("the superblock of {}: {why}", device.name())))
+        };
+        if self.sector < geometry.sector {
+            let (have, made) = (geometry.sector, self.sector);
+            return invalid(format!("made for sectors of {made} bytes, the device has {have}"));
+        }
+        let map_end = self.map_offset.checked_add(Superblock::map_size(self.blocks.min(1 << 50)));
+        let end = self.blocks.checked_mul(BLOCK_SIZE as u64);
+        let end = end.and_then(|bytes| self.data_offset.checked_add(bytes));
+        let journal_end = self.journal_at.0.checked_add(self.journal_at.1);
+        let in_order = self.blocks > 0
+            && self.journal_at.0 >= START
+            && journal_end.is_some_and(|end| end <= self.map_offset)
+            && map_end.is_some_and(|end| end <= self.data_offset);
+        let aligned = [self.journal_at.0, self.journal_at.1, self.map_offset, self.data_offset]
+            .iter()
+            .all(|at| at.is_multiple_of(BLOCK_SIZE as u64));
+        match end {
+            _ if !in_order || !aligned => invalid("its parts overlap".to_owned()),
+            Some(end) if end <= geometry.size => Ok(()),
+            _ => invalid(format!("{} blocks do not fit into {}", self.blocks, geometry.size)),
+        }
+    }
+
+    /// The one that counts.
+    pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, InPlaceError> {
+        let found = match device.geometry().size > START {
+            true => copies::read(device).await?,
+            false => None,
+        };
+        found.ok_or_else(|| InPlaceError::NoStore { device: device.name() })
+    }
+}
+
+impl Copied for Superblock {
+    type Error = InPlaceError;
+
+    const PURPOSE: Purpose = Purpose::Label;
+
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn sector(&self) -> u32 {
+        self.sector
+    }
+
+    fn encode(&self) -> [u8; copies::LEN] {
         let mut name = [0; NAME];
         let len = self.name.len().min(NAME);
         name[..len].copy_from_slice(&self.name.as_bytes()[..len]);
@@ -209,13 +257,10 @@ impl Superblock {
             ..StoredSuperblock::new_zeroed()
         };
         stored.checksum = crc32c(stored.as_bytes()).into();
-        stored
+        zerocopy::transmute!(stored)
     }
 
-    pub(super) fn decode(
-        bytes: &[u8],
-        device: &DeviceRef,
-    ) -> Result<Option<Superblock>, InPlaceError> {
+    fn decode(bytes: &[u8], device: &DeviceRef) -> Result<Option<Superblock>, InPlaceError> {
         let Ok((mut stored, _)) = StoredSuperblock::read_from_prefix(bytes) else {
             return Ok(None);
         };
@@ -246,69 +291,5 @@ impl Superblock {
         };
         superblock.check(device)?;
         Ok(Some(superblock))
-    }
-
-    fn check(&self, device: &DeviceRef) -> Result<(), InPlaceError> {
-        let geometry = device.geometry();
-        let invalid = |why: String| {
-            Err(InPlaceError::Damaged(format!("the superblock of {}: {why}", device.name())))
-        };
-        if self.sector < geometry.sector {
-            let (have, made) = (geometry.sector, self.sector);
-            return invalid(format!("made for sectors of {made} bytes, the device has {have}"));
-        }
-        let map_end = self.map_offset.checked_add(Superblock::map_size(self.blocks.min(1 << 50)));
-        let end = self.blocks.checked_mul(BLOCK_SIZE as u64);
-        let end = end.and_then(|bytes| self.data_offset.checked_add(bytes));
-        let journal_end = self.journal_at.0.checked_add(self.journal_at.1);
-        let in_order = self.blocks > 0
-            && self.journal_at.0 >= START
-            && journal_end.is_some_and(|end| end <= self.map_offset)
-            && map_end.is_some_and(|end| end <= self.data_offset);
-        let aligned = [self.journal_at.0, self.journal_at.1, self.map_offset, self.data_offset]
-            .iter()
-            .all(|at| at.is_multiple_of(BLOCK_SIZE as u64));
-        match end {
-            _ if !in_order || !aligned => invalid("its parts overlap".to_owned()),
-            Some(end) if end <= geometry.size => Ok(()),
-            _ => invalid(format!("{} blocks do not fit into {}", self.blocks, geometry.size)),
-        }
-    }
-
-    /// The one that counts.
-    pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, InPlaceError> {
-        let mut newest: Option<Superblock> = None;
-        let mut failure = None;
-        if device.geometry().size > START {
-            for copy in 0..COPIES {
-                let read = device.read(copy * COPY, COPY as usize, Purpose::Label).await;
-                let found = match read {
-                    Ok(bytes) => Superblock::decode(&bytes, device)?,
-                    Err(error) => {
-                        failure = Some(error);
-                        None
-                    }
-                };
-                let is_newer = |found: &Superblock| {
-                    newest.as_ref().is_none_or(|newest| found.generation > newest.generation)
-                };
-                newest = found.filter(is_newer).or(newest);
-            }
-        }
-        match (newest, failure) {
-            (Some(newest), _) => Ok(newest),
-            (None, Some(error)) => Err(error.into()),
-            (None, None) => Err(InPlaceError::NoStore { device: device.name() }),
-        }
-    }
-
-    /// Writes it, not over the one that counts now.
-    pub(super) async fn write(&self, device: &DeviceRef) -> Result<(), DeviceError> {
-        let len = self.sector.max(512) as usize;
-        let mut sector = AlignedBuf::zeroed(len);
-        sector[..512].copy_from_slice(self.encode().as_bytes());
-        let sector: Bytes = sector.freeze();
-        let copy = self.generation % COPIES;
-        device.write(copy * COPY, vec![sector], Purpose::Label).await
     }
 }

@@ -17,16 +17,31 @@ const LONGEST_ALL: Duration = Duration::from_millis(6);
 /// Between two looks at who is there.
 const LOOK: Duration = Duration::from_micros(40);
 
+/// Those who want commits.
+#[derive(Debug, Default)]
+pub(super) struct Callers {
+    /// Who waits for a commit.
+    waiting: AtomicUsize,
+    /// How many came along lately.
+    expected: AtomicUsize,
+}
+
+impl Callers {
+    /// Counts one more, until that is dropped.
+    pub(super) fn enter(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(&self.waiting)
+    }
+
+    /// Whether a commit is likely to be one caller's, who may as well do it.
+    pub(super) fn is_lone(&self) -> bool {
+        self.expected.load(Ordering::Relaxed) <= 1
+    }
+}
+
 /// A caller that waits for a commit.
 #[derive(Debug)]
 pub(super) struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    pub(super) fn new(count: &'a AtomicUsize) -> Waiting<'a> {
-        count.fetch_add(1, Ordering::Relaxed);
-        Waiting(count)
-    }
-}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
@@ -37,8 +52,6 @@ impl Drop for Waiting<'_> {
 /// What is known of the commits so far.
 #[derive(Debug, Default)]
 pub(super) struct Group {
-    /// How many came along lately.
-    expected: usize,
     /// How many came along this time.
     came: usize,
     /// How long commits take.
@@ -48,13 +61,16 @@ pub(super) struct Group {
 impl Group {
     /// Waits for those who are likely to come.
     pub(super) async fn gather(&mut self, store: &Inner) {
-        let count = || store.waiting.load(Ordering::Relaxed);
-        // Those who are about to run anyway come first.
-        tokio::task::yield_now().await;
+        let count = || store.callers.waiting.load(Ordering::Relaxed);
+        let expected = store.callers.expected.load(Ordering::Relaxed);
+        if expected > 1 {
+            // Those who are about to run anyway come first.
+            tokio::task::yield_now().await;
+        }
         let patience = self.span.min(LONGEST);
         let begun = store.env.now();
         let (mut seen, mut last) = (count(), begun);
-        while seen < self.expected {
+        while seen < expected {
             let now = store.env.now();
             if now.since(last) >= patience || now.since(begun) >= LONGEST_ALL {
                 break;
@@ -70,9 +86,11 @@ impl Group {
     }
 
     /// A commit has ended after so long.
-    pub(super) fn ended(&mut self, span: Duration) {
+    pub(super) fn ended(&mut self, callers: &Callers, span: Duration) {
         // A crowd that has gone is forgotten after some commits, and a new one is known at once.
-        self.expected = self.came.max(self.expected - self.expected.div_ceil(8));
+        let expected = callers.expected.load(Ordering::Relaxed);
+        let expected = self.came.max(expected - expected.div_ceil(8));
+        callers.expected.store(expected, Ordering::Relaxed);
         self.came = 0;
         self.span = (self.span * 7 + span) / 8;
     }

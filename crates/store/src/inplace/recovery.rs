@@ -4,7 +4,6 @@
 //! the same each time: recovery may be interrupted anywhere and repeated.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -13,12 +12,14 @@ use tokio::sync::{Notify, watch};
 
 use super::create::journal_device;
 use super::format::{Entry, NOTE_CLEARED, NOTE_DIRECT, Superblock};
+use super::group::Callers;
 use super::options::Options;
 use super::state::State;
 use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
+use crate::copies;
 use crate::device::{AlignedBuf, Purpose};
-use crate::env::Env;
+use crate::env::{Env, Push};
 use crate::journal::{Base, End, Journal, JournalError, Plan, Replay};
 
 /// Blocks that are replayed together.
@@ -92,8 +93,9 @@ pub(super) async fn open(
         superblock,
         durable: watch::Sender::new(version),
         wanted: Mutex::new(version),
-        waiting: AtomicUsize::new(0),
+        callers: Callers::default(),
         commit_wanted: Notify::new(),
+        commits: Push::default(),
         pressed: Notify::new(),
         changed: Notify::new(),
         committing_from: Mutex::new(None),
@@ -116,7 +118,7 @@ pub(super) async fn settle(inner: &Inner) -> Result<(), InPlaceError> {
     let newest = Superblock::read(&inner.data).await?;
     let version = inner.state.lock().now.0;
     let next = Superblock { generation: newest.generation + 1, version, ..newest };
-    next.write(&inner.data).await?;
+    copies::write(&next, &inner.data).await?;
     if inner.state.lock().options.barrier {
         inner.data.flush(Purpose::Label).await?;
     }

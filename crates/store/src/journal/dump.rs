@@ -1,58 +1,25 @@
 //! What lies in a journal, for a person to read.
 
 use serde::Serialize;
-use uuid::Uuid;
 
 use super::JournalError;
 use super::address::Address;
-use super::format::{COPIES, COPY, Superblock};
+use super::format::Superblock;
 use super::record::{Tag, Void};
 use super::recovery::{Reader, Scanned};
-use crate::device::{DeviceRef, Purpose};
+use crate::copies;
+pub use crate::copies::CopyDump;
+use crate::device::DeviceRef;
 
 /// Everything that a journal holds and recovery would look at.
 #[derive(Clone, Debug, Serialize)]
 pub struct JournalDump<A> {
     /// The two copies of the superblock.
-    pub superblocks: Vec<SuperblockDump>,
+    pub superblocks: Vec<CopyDump<Superblock>>,
     /// Transactions, from the tail on.
     pub transactions: Vec<TransactionDump<A>>,
     /// What follows them.
     pub end: EndDump,
-}
-
-/// One copy of a journal's superblock.
-#[derive(Clone, Debug, Serialize)]
-pub struct SuperblockDump {
-    /// Its place, in bytes from the start of the journal.
-    pub offset: u64,
-    /// Why it is none, if it is none.
-    pub error: Option<String>,
-    /// What it says.
-    pub superblock: Option<SuperblockFields>,
-}
-
-/// What a superblock says.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct SuperblockFields {
-    /// Higher in each one that is written.
-    pub generation: u64,
-    /// The journal's identity.
-    pub id: Uuid,
-    /// The volume that it belongs to.
-    pub owner: Uuid,
-    /// Bytes of the ring.
-    pub size: u64,
-    /// Bytes of a sector.
-    pub sector: u32,
-    /// No transaction of an earlier epoch counts.
-    pub epoch: u64,
-    /// Where recovery begins in the ring.
-    pub tail_offset: u64,
-    /// With which transaction.
-    pub tail_sequence: u64,
-    /// The stamp of the one before it.
-    pub stamp: u64,
 }
 
 /// A transaction that is whole.
@@ -127,48 +94,12 @@ pub enum EndDump {
 /// # Errors
 /// The device's. What is damaged is reported in the result.
 pub async fn dump<A: Address>(device: &DeviceRef) -> Result<JournalDump<A>, JournalError> {
-    let mut found =
-        JournalDump { superblocks: Vec::new(), transactions: Vec::new(), end: EndDump::Unknown };
-    let mut newest: Option<Superblock> = None;
-    for copy in 0..COPIES {
-        let bytes = device.read(copy * COPY, COPY as usize, Purpose::Journal).await?;
-        let decoded = Superblock::decode(&bytes, device);
-        found.superblocks.push(copy_dump(copy * COPY, &decoded));
-        if let Ok(Some(superblock)) = decoded
-            && newest.as_ref().is_none_or(|newest| superblock.generation > newest.generation)
-        {
-            newest = Some(superblock);
-        }
-    }
+    let (superblocks, newest) = copies::dump::<Superblock>(device).await;
+    let mut found = JournalDump { superblocks, transactions: Vec::new(), end: EndDump::Unknown };
     if let Some(superblock) = newest {
         found.end = transactions(device, &superblock, &mut found.transactions).await?;
     }
     Ok(found)
-}
-
-fn copy_dump(offset: u64, decoded: &Result<Option<Superblock>, JournalError>) -> SuperblockDump {
-    match decoded {
-        Ok(Some(it)) => {
-            let superblock = SuperblockFields {
-                generation: it.generation,
-                id: it.id,
-                owner: it.owner,
-                size: it.geography.size,
-                sector: it.geography.sector,
-                epoch: it.epoch,
-                tail_offset: it.tail_offset,
-                tail_sequence: it.tail_sequence,
-                stamp: it.stamp,
-            };
-            SuperblockDump { offset, error: None, superblock: Some(superblock) }
-        }
-        Ok(None) => SuperblockDump {
-            offset,
-            error: Some("no superblock, or damaged".into()),
-            superblock: None,
-        },
-        Err(error) => SuperblockDump { offset, error: Some(error.to_string()), superblock: None },
-    }
 }
 
 /// Appends the transactions from the tail on to `found`; how they end.

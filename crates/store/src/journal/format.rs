@@ -20,6 +20,7 @@
 //! with numbers in LEB128. Little endian.
 
 use bytes::Bytes;
+use serde::Serialize;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -27,7 +28,9 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::ring::Tail;
 use super::{JournalError, MIN_SIZE};
 use crate::checksum::crc32c;
-use crate::device::{AlignedBuf, DeviceError, DeviceRef, Geometry, Purpose};
+use crate::copies::{self, Copied};
+pub use crate::copies::{COPIES, COPY};
+use crate::device::{DeviceRef, Geometry, Purpose};
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u32 = 1;
@@ -35,10 +38,6 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"THALWEGJ";
 /// First bytes of a transaction.
 pub const COMMIT_MAGIC: [u8; 4] = *b"TWjt";
-/// Copies of the superblock.
-pub const COPIES: u64 = 2;
-/// Bytes from one copy to the next.
-pub const COPY: u64 = 4096;
 /// Where the ring begins.
 pub const RING: u64 = COPIES * COPY;
 
@@ -106,7 +105,7 @@ const _: () = {
 };
 
 /// Where the ring lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Geography {
     /// Bytes of the ring.
     pub size: u64,
@@ -160,7 +159,7 @@ impl Geography {
 }
 
 /// What a journal says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
     /// Higher in each one that is written.
     pub generation: u64,
@@ -169,6 +168,7 @@ pub struct Superblock {
     /// The volume that it belongs to.
     pub owner: Uuid,
     /// Where its ring lies.
+    #[serde(flatten)]
     pub geography: Geography,
     /// Higher after each recovery: no transaction of an earlier epoch counts.
     pub epoch: u64,
@@ -214,12 +214,30 @@ impl Superblock {
         crc32c(&bytes)
     }
 
-    /// The copy that it goes to: never the one that counts now.
-    pub(super) fn copy(&self) -> u64 {
-        self.generation % COPIES
+    /// The one that counts.
+    pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, JournalError> {
+        let found = match device.geometry().size >= MIN_SIZE {
+            true => copies::read(device).await?,
+            false => None,
+        };
+        found.ok_or_else(|| JournalError::NoJournal { device: device.name() })
+    }
+}
+
+impl Copied for Superblock {
+    type Error = JournalError;
+
+    const PURPOSE: Purpose = Purpose::Journal;
+
+    fn generation(&self) -> u64 {
+        self.generation
     }
 
-    fn encode(&self) -> StoredSuperblock {
+    fn sector(&self) -> u32 {
+        self.geography.sector
+    }
+
+    fn encode(&self) -> [u8; copies::LEN] {
         let mut stored = StoredSuperblock {
             magic: SUPERBLOCK_MAGIC,
             format: FORMAT_VERSION.into(),
@@ -235,14 +253,10 @@ impl Superblock {
             ..StoredSuperblock::new_zeroed()
         };
         stored.checksum = crc32c(stored.as_bytes()).into();
-        stored
+        zerocopy::transmute!(stored)
     }
 
-    /// Reads one copy; `None` when there is none that is whole.
-    pub(super) fn decode(
-        bytes: &[u8],
-        device: &DeviceRef,
-    ) -> Result<Option<Superblock>, JournalError> {
+    fn decode(bytes: &[u8], device: &DeviceRef) -> Result<Option<Superblock>, JournalError> {
         let Ok((mut stored, _)) = StoredSuperblock::read_from_prefix(bytes) else {
             return Ok(None);
         };
@@ -286,39 +300,5 @@ impl Superblock {
             tail_sequence: stored.tail_sequence.get(),
             stamp: stored.stamp.get(),
         }))
-    }
-
-    /// The one that counts.
-    pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, JournalError> {
-        let mut newest: Option<Superblock> = None;
-        let mut failure = None;
-        if device.geometry().size >= MIN_SIZE {
-            for copy in 0..COPIES {
-                let read = device.read(copy * COPY, COPY as usize, Purpose::Journal).await;
-                let found = match read {
-                    Ok(bytes) => Superblock::decode(&bytes, device)?,
-                    Err(error) => {
-                        failure = Some(error);
-                        None
-                    }
-                };
-                let is_newer = |found: &Superblock| {
-                    newest.as_ref().is_none_or(|newest| found.generation > newest.generation)
-                };
-                newest = found.filter(is_newer).or(newest);
-            }
-        }
-        match (newest, failure) {
-            (Some(newest), _) => Ok(newest),
-            (None, Some(error)) => Err(error.into()),
-            (None, None) => Err(JournalError::NoJournal { device: device.name() }),
-        }
-    }
-
-    pub(super) async fn write(&self, device: &DeviceRef, copy: u64) -> Result<(), DeviceError> {
-        let len = self.geography.sector.max(512) as usize;
-        let mut sector = AlignedBuf::zeroed(len);
-        sector[..512].copy_from_slice(self.encode().as_bytes());
-        device.write(copy * COPY, vec![sector.freeze()], Purpose::Journal).await
     }
 }

@@ -135,7 +135,7 @@ impl Device for FaultyDevice {
 #[derive(Clone, Debug)]
 pub enum Request {
     Read { first: u64, count: usize },
-    Write { first: u64, counts: Vec<usize>, fill: u8, misaligned: bool },
+    Write { first: u64, counts: Vec<usize>, fill: u8, misaligned: bool, durably: bool },
     Flush,
     Discard { first: u64, count: u64 },
 }
@@ -144,9 +144,10 @@ pub fn request() -> impl Strategy<Value = Request> {
     let first = any::<u64>();
     prop_oneof![
         4 => (first, 1..40_usize).prop_map(|(first, count)| Request::Read { first, count }),
-        5 => (first, prop::collection::vec(1..8_usize, 1..6), any::<u8>(), any::<bool>()).prop_map(
-            |(first, counts, fill, misaligned)| Request::Write { first, counts, fill, misaligned }
-        ),
+        5 => (first, prop::collection::vec(1..8_usize, 1..6), any::<u8>(), any::<[bool; 2]>())
+            .prop_map(|(first, counts, fill, [misaligned, durably])| {
+                Request::Write { first, counts, fill, misaligned, durably }
+            }),
         1 => Just(Request::Flush),
         1 => (first, 1..64_u64).prop_map(|(first, count)| Request::Discard { first, count }),
     ]
@@ -192,7 +193,7 @@ pub async fn run_against_model(device: &dyn Device, requests: Vec<Request>) -> M
                 assert!(read.as_ptr().addr().is_multiple_of(4096));
                 model.check(at, &read);
             }
-            Request::Write { first, counts, fill, misaligned } => {
+            Request::Write { first, counts, fill, misaligned, durably } => {
                 let first = first % sectors;
                 let mut left = (sectors - first) as usize;
                 let mut data = Vec::new();
@@ -207,7 +208,10 @@ pub async fn run_against_model(device: &dyn Device, requests: Vec<Request>) -> M
                 for (known, byte) in written.iter_mut().zip(data.iter().flatten()) {
                     *known = Some(*byte);
                 }
-                device.write(offset, data, Purpose::UserData).await.unwrap();
+                match durably {
+                    true => device.write_durably(offset, data, Purpose::UserData).await.unwrap(),
+                    false => device.write(offset, data, Purpose::UserData).await.unwrap(),
+                }
             }
             Request::Flush => device.flush(Purpose::UserData).await.unwrap(),
             Request::Discard { first, count } => {

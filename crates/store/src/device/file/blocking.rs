@@ -1,4 +1,5 @@
-//! Transfers on tokio's blocking threads: for systems that refuse io_uring.
+//! Transfers in system calls that block: on the threads that tokio has for them where io_uring is
+//! refused, or on the caller's.
 
 use std::io;
 
@@ -13,7 +14,8 @@ pub(super) async fn run(transfer: Transfer) -> Result<Transfer, Failure> {
     }
 }
 
-fn finish(mut transfer: Transfer) -> io::Result<Transfer> {
+/// Runs `transfer` to its end on this thread.
+pub(super) fn finish(mut transfer: Transfer) -> io::Result<Transfer> {
     loop {
         let result = call(&mut transfer);
         match transfer.advance(result) {

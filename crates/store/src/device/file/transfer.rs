@@ -40,7 +40,7 @@ pub(super) enum Step {
     Done(io::Result<()>),
 }
 
-/// A read, a gathered write or a sync of `file`. It owns its buffers, so whoever owns the transfer
+/// A read, a gathered write, a sync of `file`, or a write and then a sync. It owns its buffers, so whoever owns the transfer
 /// while the kernel works on it keeps that memory valid.
 #[derive(Debug)]
 pub(super) struct Transfer {
@@ -50,6 +50,8 @@ pub(super) struct Transfer {
     len: usize,
     done: usize,
     sector: usize,
+    /// Whether a sync follows.
+    syncs: bool,
     segments: Vec<libc::iovec>,
 }
 
@@ -72,15 +74,26 @@ impl Transfer {
 
     fn new(file: Arc<File>, payload: Payload, offset: u64, len: usize, sector: u32) -> Transfer {
         let sector = sector as usize;
-        Transfer { file, payload, offset, len, done: 0, sector, segments: Vec::new() }
+        let segments = Vec::new();
+        Transfer { file, payload, offset, len, done: 0, sector, syncs: false, segments }
+    }
+
+    /// And then a sync of the file.
+    pub(super) fn and_sync(self) -> Transfer {
+        Transfer { syncs: true, ..self }
     }
 
     pub(super) fn call(&self) -> Call {
         match self.payload {
-            Payload::Read(_) => Call::Read,
-            Payload::Write(_) => Call::Write,
-            Payload::Sync => Call::Sync,
+            Payload::Read(_) if self.done < self.len => Call::Read,
+            Payload::Write(_) if self.done < self.len => Call::Write,
+            _ => Call::Sync,
         }
+    }
+
+    /// Whether the call is followed by a sync, if it does all that is left.
+    pub(super) fn is_synced_next(&self) -> bool {
+        self.syncs && self.call() != Call::Sync
     }
 
     pub(super) fn fd(&self) -> RawFd {
@@ -128,8 +141,12 @@ impl Transfer {
             };
         }
         let moved = usize::try_from(result).unwrap_or(0);
-        if matches!(self.payload, Payload::Sync) || self.done + moved >= self.len {
+        if self.call() == Call::Sync {
             return Step::Done(Ok(()));
+        }
+        if self.done + moved >= self.len {
+            self.done = self.len;
+            return if self.syncs { Step::Again } else { Step::Done(Ok(())) };
         }
         // Direct I/O can only go on from a sector's start; the torn rest is moved once more.
         let whole = moved - moved % self.sector;
@@ -182,6 +199,22 @@ mod tests {
         assert_eq!(lengths(&mut transfer), [1536]);
         assert!(matches!(transfer.advance(-i64::from(libc::EINTR)), Step::Again));
         assert!(matches!(transfer.advance(1536), Step::Done(Ok(()))));
+    }
+
+    #[test]
+    fn a_sync_follows_when_all_is_written() {
+        let data = vec![Bytes::from(vec![0; 1024])];
+        let mut transfer = Transfer::write(file(), 0, data, 512).and_sync();
+        assert!(transfer.is_synced_next());
+        assert!(matches!(transfer.advance(512), Step::Again));
+        assert_eq!((transfer.call(), transfer.position()), (Call::Write, 512));
+        assert!(transfer.is_synced_next());
+        assert!(matches!(transfer.advance(512), Step::Again));
+        assert_eq!(transfer.call(), Call::Sync);
+        assert!(!transfer.is_synced_next());
+        assert!(matches!(transfer.advance(-i64::from(libc::ECANCELED)), Step::Again));
+        assert_eq!(transfer.call(), Call::Sync);
+        assert!(matches!(transfer.advance(0), Step::Done(Ok(()))));
     }
 
     #[test]

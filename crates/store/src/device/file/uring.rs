@@ -22,8 +22,9 @@ use super::transfer::{Call, Step, Transfer};
 
 /// Entries of the submission ring.
 const ENTRIES: u32 = 256;
-/// Transfers that the kernel may hold at once; the completion ring has room for all of them.
-const IN_KERNEL: usize = 2 * ENTRIES as usize;
+/// Transfers that the kernel may hold at once. Each has up to two completions, for which the
+/// completion ring has room.
+const IN_KERNEL: usize = ENTRIES as usize;
 /// The longest single segment of one call.
 const MAX_CALL: usize = 1 << 30;
 
@@ -53,7 +54,7 @@ struct Ring {
     /// Not yet given to the kernel.
     waiting: VecDeque<Job>,
     /// Given to the kernel, by tag.
-    in_kernel: Vec<Option<Job>>,
+    in_kernel: Vec<Option<Flight>>,
     free: Vec<usize>,
     state: Life,
 }
@@ -71,6 +72,34 @@ enum Life {
 struct Job {
     transfer: Transfer,
     reply: oneshot::Sender<Outcome>,
+}
+
+/// A job in the kernel, of whose calls some have completed: the first, and a sync that is linked to it.
+#[derive(Debug)]
+struct Flight {
+    job: Job,
+    results: [Option<i32>; 2],
+    calls: usize,
+}
+
+impl Flight {
+    /// Takes in the result of one of the calls. What is to be done when all of them have completed.
+    fn land(&mut self, call: usize, result: i32) -> Option<Step> {
+        self.results[call] = Some(result);
+        match (self.calls, self.results) {
+            (1, [Some(first), _]) => Some(self.job.transfer.advance(i64::from(first))),
+            (2, [Some(first), Some(sync)]) => {
+                Some(match self.job.transfer.advance(i64::from(first)) {
+                    // A sync whose write moved less than all was cancelled, or says too little.
+                    Step::Again if self.job.transfer.call() == Call::Sync => {
+                        self.job.transfer.advance(i64::from(sync))
+                    }
+                    step => step,
+                })
+            }
+            _ => None,
+        }
+    }
 }
 
 type Outcome = Result<Transfer, Failure>;
@@ -234,15 +263,27 @@ impl Ring {
             let (Some(mut job), Some(tag)) = (self.waiting.pop_front(), self.free.pop()) else {
                 break;
             };
-            let entry = entry(&mut job.transfer).user_data(tag as u64);
-            // SAFETY: `in_kernel` keeps the entry's memory until its completion is seen; `drop`
+            let (first, sync) = entries(&mut job.transfer, tag as u64);
+            let (alone, linked);
+            let entries: &[squeue::Entry] = match sync {
+                Some(sync) => {
+                    linked = [first, sync];
+                    &linked
+                }
+                None => {
+                    alone = [first];
+                    &alone
+                }
+            };
+            // SAFETY: `in_kernel` keeps the entries' memory until their completions are seen; `drop`
             // waits for that, or leaks it.
-            if unsafe { self.uring.submission().push(&entry) }.is_err() {
+            let pushed = unsafe { self.uring.submission().push_multiple(entries) };
+            if pushed.is_err() {
                 self.waiting.push_front(job);
                 self.free.push(tag);
                 break;
             }
-            self.in_kernel[tag] = Some(job);
+            self.in_kernel[tag] = Some(Flight { job, results: [None; 2], calls: entries.len() });
         }
         if self.uring.submission().is_empty() {
             return true;
@@ -256,10 +297,13 @@ impl Ring {
         // Sees also those that come meanwhile.
         loop {
             for completion in completions.by_ref() {
-                let tag = completion.user_data() as usize;
-                let Some(mut job) = in_kernel.get_mut(tag).and_then(Option::take) else { continue };
+                let (tag, call) = call_of(completion.user_data());
+                let Some(slot) = in_kernel.get_mut(tag) else { continue };
+                let Some(flight) = slot else { continue };
+                let Some(step) = flight.land(call, completion.result()) else { continue };
+                let Some(Flight { job, .. }) = slot.take() else { continue };
                 self.free.push(tag);
-                match job.transfer.advance(i64::from(completion.result())) {
+                match step {
                     Step::Again => self.waiting.push_front(job),
                     Step::Done(outcome) => over.push(Over {
                         reply: job.reply,
@@ -301,12 +345,33 @@ impl Drop for Ring {
     }
 }
 
+/// The calls of a transfer: the next one, and a sync that the kernel makes when that has moved
+/// everything.
+fn entries(transfer: &mut Transfer, tag: u64) -> (squeue::Entry, Option<squeue::Entry>) {
+    let fd = types::Fd(transfer.fd());
+    let is_synced = transfer.is_synced_next();
+    let first = entry(transfer).user_data(2 * tag);
+    if !is_synced {
+        return (first, None);
+    }
+    (first.flags(squeue::Flags::IO_LINK), Some(sync(fd).user_data(2 * tag + 1)))
+}
+
+/// The transfer, and which of its calls it is.
+fn call_of(user_data: u64) -> (usize, usize) {
+    ((user_data / 2) as usize, (user_data % 2) as usize)
+}
+
+fn sync(fd: types::Fd) -> squeue::Entry {
+    opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
+}
+
 fn entry(transfer: &mut Transfer) -> squeue::Entry {
     let (fd, call, position) = (types::Fd(transfer.fd()), transfer.call(), transfer.position());
     let segments = transfer.segments();
     let count = segments.len() as u32;
     match (call, segments) {
-        (Call::Sync, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        (Call::Sync, _) => sync(fd),
         (Call::Read, [one]) => {
             let len = one.iov_len.min(MAX_CALL) as u32;
             opcode::Read::new(fd, one.iov_base.cast(), len).offset(position).build()

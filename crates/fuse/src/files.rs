@@ -1,13 +1,14 @@
 //! A filesystem for the kernel, through FUSE.
 //!
-//! FUSE's threads only decode; every request runs as a task and answers from there, so that many are
-//! in flight. The kernel checks permissions, resolves paths, keeps locks, and caches names,
+//! FUSE's threads decode, and run a request as far as it gets without waiting; the rest of it is a task
+//! that answers when it is done, so that many are in flight. The kernel checks permissions, resolves paths, keeps locks, and caches names,
 //! attributes, pages and links; what changes behind its back is told to it (see
 //! [`Filesystem::watch`]).
 //!
 //! **What is durable.** A write reaches the filesystem before it returns, byte for byte, unless the
 //! mount has [`MountOptions::writeback_cache`]; `fsync` is [`Filesystem::sync`], and a file open with
-//! `O_SYNC` or `O_DSYNC` has it with every write. The kernel does not forward `sync` and `syncfs` to
+//! `O_SYNC` or `O_DSYNC` has it with every write: from the kernel, or with `O_DIRECT`, for which the
+//! kernel does not ask for it, as a part of the write. The kernel does not forward `sync` and `syncfs` to
 //! filesystems in user space; they push out what the kernel itself holds.
 //!
 //! **Privileges.** A write takes set-user-id, set-group-id and capabilities from a file. The kernel
@@ -17,8 +18,10 @@ use std::ffi::OsStr;
 use std::future::Future;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -33,7 +36,7 @@ use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Change, Cookie, Filesystem, FsError, Ino, Kind,
     NewNode, Node, Rename, Seek, SetXattr, TimeChange, Timestamp, WriteAt, WriteHow,
 };
-use thalweg_store::env::Env;
+use thalweg_store::env::{Env, allow_blocking};
 use tokio::sync::watch;
 
 use crate::attach::unmount;
@@ -55,6 +58,10 @@ const ENTRIES: usize = 128;
 const DOTS: u64 = 2;
 /// Most bytes that one request copies: fits the answer's 32 bits.
 const MAX_COPY: u64 = 1 << 30;
+/// The handle of every file whose pages the kernel keeps.
+const CACHED: FileHandle = FileHandle(0);
+/// The handle of every file whose pages it does not keep.
+const DIRECT: FileHandle = FileHandle(1);
 const CAPABILITIES: &[u8] = b"security.capability";
 
 /// How a filesystem is mounted.
@@ -198,6 +205,7 @@ pub fn mount(
         runtime,
         writeback_cache: options.writeback_cache,
         private: options.private,
+        may_block: options.threads > 1,
         _life: life,
     };
     let session = Session::new(adapter, &mountpoint, &options.config())?;
@@ -223,6 +231,8 @@ struct Adapter {
     runtime: tokio::runtime::Handle,
     writeback_cache: bool,
     private: bool,
+    /// Whether a thread may wait for a device while another takes requests.
+    may_block: bool,
     /// Dropped when the mount has ended.
     _life: watch::Sender<()>,
 }
@@ -279,15 +289,31 @@ impl Adapter {
         W: FnOnce(Arc<Served>) -> F,
         F: Future<Output = Result<T, FsError>> + Send + 'static,
     {
-        let _runtime = self.runtime.enter();
         let work = work(self.served.clone());
-        let task = async move {
+        self.start(async move {
             match work.await {
                 Ok(result) => tell(reply, result),
                 Err(error) => reply.refuse(errno(operation, &error)),
             }
+        });
+    }
+
+    /// Runs a task: here, as far as it gets without waiting, which for what is in memory is to its end
+    /// and saves two switches between threads; from there on in the runtime.
+    fn start(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let _runtime = self.runtime.enter();
+        let mut task = Box::pin(task);
+        let mut first = || task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        let first = move || match self.may_block {
+            true => allow_blocking(first),
+            false => first(),
         };
-        self.env.spawn(task).detach();
+        match std::panic::catch_unwind(AssertUnwindSafe(first)) {
+            // The task is polled again right away, and says then whom to wake.
+            Ok(false) => self.env.spawn(task).detach(),
+            Ok(true) => {}
+            Err(_) => tracing::error!("a request panicked"),
+        }
     }
 
     fn run_empty<W, F>(&self, operation: &'static str, reply: ReplyEmpty, work: W)
@@ -320,11 +346,15 @@ impl Adapter {
         );
     }
 
-    fn open_flags(flags: i32) -> FopenFlags {
+    /// The handle of a file that was opened with these flags, and how the kernel is to treat it.
+    fn opened(flags: i32) -> (FileHandle, FopenFlags) {
         let flush = FopenFlags::FOPEN_NOFLUSH;
         match flags & libc::O_DIRECT {
-            0 => flush | FopenFlags::FOPEN_KEEP_CACHE,
-            _ => flush | FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+            0 => (CACHED, flush | FopenFlags::FOPEN_KEEP_CACHE),
+            _ => {
+                let parallel = FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+                (DIRECT, flush | FopenFlags::FOPEN_DIRECT_IO | parallel)
+            }
         }
     }
 }
@@ -608,8 +638,8 @@ impl fuser::Filesystem for Adapter {
                 }
             },
             move |reply, made| {
-                let how = Adapter::open_flags(flags);
-                reply.created(&TTL, &made, GENERATION, FileHandle(0), how);
+                let (handle, how) = Adapter::opened(flags);
+                reply.created(&TTL, &made, GENERATION, handle, how);
             },
         );
     }
@@ -677,7 +707,8 @@ impl fuser::Filesystem for Adapter {
         if writes && self.served.filesystem.is_read_only() {
             return reply.error(Errno::EROFS);
         }
-        reply.opened(FileHandle(0), Adapter::open_flags(flags.0));
+        let (handle, how) = Adapter::opened(flags.0);
+        reply.opened(handle, how);
     }
 
     fn read(
@@ -709,7 +740,7 @@ impl fuser::Filesystem for Adapter {
         &self,
         _request: &Request,
         ino: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
@@ -723,8 +754,9 @@ impl fuser::Filesystem for Adapter {
         let appends = !cached && flags.0 & libc::O_APPEND != 0;
         let at = if appends { WriteAt::End } else { WriteAt::Offset(offset) };
         let how = WriteHow {
-            // O_SYNC includes this bit.
-            sync: !cached && flags.0 & libc::O_DSYNC != 0,
+            // O_SYNC includes this bit. Where it keeps the pages, the kernel itself asks for a sync
+            // after the write.
+            sync: handle == DIRECT && !cached && flags.0 & libc::O_DSYNC != 0,
             clear_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };
         let (ino, data) = (Ino(ino.0), Bytes::copy_from_slice(data));
@@ -791,8 +823,7 @@ impl fuser::Filesystem for Adapter {
         mut reply: ReplyDirectory,
     ) {
         let served = self.served.clone();
-        let _runtime = self.runtime.enter();
-        let task = async move {
+        self.start(async move {
             let add = |ino: Ino, next, name: &[u8], kind, _| {
                 reply.add(INodeNo(ino.0), next, file_type(kind), OsStr::from_bytes(name))
             };
@@ -800,8 +831,7 @@ impl fuser::Filesystem for Adapter {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno("readdir", &error)),
             }
-        };
-        self.env.spawn(task).detach();
+        });
     }
 
     fn readdirplus(
@@ -813,8 +843,7 @@ impl fuser::Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let served = self.served.clone();
-        let _runtime = self.runtime.enter();
-        let task = async move {
+        self.start(async move {
             let add = |ino: Ino, next, name: &[u8], kind, attributes: Option<Attributes>| {
                 let name = OsStr::from_bytes(name);
                 let inode = INodeNo(ino.0);
@@ -835,8 +864,7 @@ impl fuser::Filesystem for Adapter {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno("readdirplus", &error)),
             }
-        };
-        self.env.spawn(task).detach();
+        });
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {

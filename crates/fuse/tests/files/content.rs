@@ -5,8 +5,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
+use std::sync::Arc;
+
+use thalweg_fuse::files::MountOptions;
+use thalweg_store::env::Env;
+use thalweg_store::inplace::{self, InPlace};
+
 use crate::names::errno;
-use crate::rig::{Make, Rig, pause};
+use crate::rig::{Make, Rig, on, pause, store_in_place};
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
@@ -224,4 +230,43 @@ pub(crate) fn many_write_at_once(make: Make) {
     for name in ["d0", "d1"] {
         assert_eq!(fs::read_dir(rig.path(name)).unwrap().count(), 60);
     }
+}
+
+/// A write to a file that is open for synchronous ones has survived when it returns, whether the kernel
+/// asks for that after it or it is a part of the write.
+#[test]
+fn synchronous_writes_are_durable() {
+    let kept: std::cell::OnceCell<Arc<InPlace>> = std::cell::OnceCell::new();
+    let make = |env: &Env| {
+        let store = store_in_place(env, inplace::Options::default());
+        kept.set(store.clone()).unwrap();
+        on(env, store)
+    };
+    let Some(rig) = Rig::with(make, &MountOptions::default()) else { return };
+    let store = kept.get().unwrap();
+    let is_durable = || store.status().version == store.status().durable;
+    fs::write(rig.path("a"), pattern(8192)).unwrap();
+    assert!(!is_durable());
+    // Aligned, as direct writes want it.
+    #[repr(align(4096))]
+    struct Block([u8; 4096]);
+    let mut block = Block([0; 4096]);
+    for opened in [0, libc::O_DIRECT] {
+        for (nth, sync) in [libc::O_SYNC, libc::O_DSYNC].into_iter().enumerate() {
+            let mut options = OpenOptions::new();
+            let file = open(options.write(true).custom_flags(opened | sync), &rig, "a");
+            for later in [opened, libc::O_DIRECT - opened] {
+                // SAFETY: the descriptor is open for the call.
+                assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, later) }, 0);
+                block.0[17] += 1;
+                file.write_all_at(&block.0, 4096 * nth as u64).unwrap();
+                assert!(is_durable(), "opened with {opened:o}, set to {later:o}");
+            }
+        }
+    }
+    let file = open(OpenOptions::new().write(true), &rig, "a");
+    file.write_all_at(b"later", 0).unwrap();
+    assert!(!is_durable());
+    file.sync_data().unwrap();
+    assert!(is_durable());
 }

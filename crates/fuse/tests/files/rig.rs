@@ -35,9 +35,6 @@ pub(crate) fn local(env: &Env) -> Arc<dyn Filesystem> {
 
 /// The filesystem on a volume in memory that is updated in place.
 pub(crate) fn in_place(env: &Env, mode: Mode) -> Arc<dyn Filesystem> {
-    let geometry = Geometry { size: BLOCKS * 4096 + (16 << 20), sector: 512 };
-    let data = Arc::new(MemoryDevice::with_geometry("data", geometry));
-    let parts = Parts { data, journal: None };
     // Everything that otherwise happens now and then is to happen in a test, too.
     let options = inplace::Options {
         mode,
@@ -48,14 +45,23 @@ pub(crate) fn in_place(env: &Env, mode: Mode) -> Arc<dyn Filesystem> {
         cache: 16 << 20,
         ..inplace::Options::default()
     };
+    on(env, store_in_place(env, options))
+}
+
+/// A new store in memory that updates in place.
+pub(crate) fn store_in_place(env: &Env, options: inplace::Options) -> Arc<InPlace> {
+    let geometry = Geometry { size: BLOCKS * 4096 + (16 << 20), sector: 512 };
+    let data = Arc::new(MemoryDevice::with_geometry("data", geometry));
+    let parts = Parts { data, journal: None };
     let opened = tokio::runtime::Handle::current().block_on(async {
         InPlace::create(env, &parts, &NewInPlace::default()).await?;
         InPlace::open(env, parts, options).await
     });
-    on(env, Arc::new(opened.unwrap().0))
+    Arc::new(opened.unwrap().0)
 }
 
-fn on(env: &Env, store: Arc<dyn BlockStore>) -> Arc<dyn Filesystem> {
+/// A new filesystem on a store.
+pub(crate) fn on(env: &Env, store: Arc<dyn BlockStore>) -> Arc<dyn Filesystem> {
     let manager = TransactionManager::new(env, store, txn::Options::default());
     let volume: Arc<dyn Transact> = Arc::new(manager);
     let opened = tokio::runtime::Handle::current().block_on(async {

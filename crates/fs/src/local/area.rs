@@ -92,6 +92,8 @@ pub(crate) struct BitmapPage {
     changed: ByteRanges,
     /// Bits in use before any change.
     used_before: u64,
+    /// Bits in use now.
+    used: u64,
     covered: u64,
 }
 
@@ -104,21 +106,21 @@ impl BitmapPage {
         let covered = area.covered(page);
         let covered = covered.end - covered.start;
         let mut bytes = content.to_vec();
-        let fresh = bytes.iter().all(|byte| *byte == 0);
         let header = area.header(page);
         let mut changed = ByteRanges::none();
-        if fresh && bytes.len() == BLOCK_SIZE {
-            bytes[..BITMAP_HEADER].copy_from_slice(header.as_bytes());
-            changed.add(0..16);
-        } else if bytes.get(..BITMAP_HEADER) != Some(header.as_bytes()) || bytes.len() != BLOCK_SIZE
-        {
-            return Err(refuse(page, &bytes));
+        match bytes.get(..BITMAP_HEADER) {
+            Some(there) if bytes.len() == BLOCK_SIZE && there == header.as_bytes() => {}
+            Some(_) if bytes.len() == BLOCK_SIZE && bytes.iter().all(|byte| *byte == 0) => {
+                bytes[..BITMAP_HEADER].copy_from_slice(header.as_bytes());
+                changed.add(0..16);
+            }
+            _ => return Err(refuse(page, &bytes)),
         }
-        let used = bytes[BITMAP_HEADER..].iter().map(|byte| u64::from(byte.count_ones())).sum();
+        let used = words(&bytes, 0).map(|(_, word)| u64::from(word.count_ones())).sum();
         if used > covered {
             return Err(FsError::Damaged(format!("bitmap page {page} has blocks beyond the end")));
         }
-        Ok(BitmapPage { bytes, changed, used_before: used, covered })
+        Ok(BitmapPage { bytes, changed, used_before: used, used, covered })
     }
 
     /// Whether a bit is set.
@@ -128,8 +130,7 @@ impl BitmapPage {
 
     /// Bits that are not set.
     pub(crate) fn free(&self) -> u64 {
-        let bits = self.bytes[BITMAP_HEADER..].iter().map(|byte| u64::from(byte.count_ones()));
-        self.covered.saturating_sub(bits.sum())
+        self.covered.saturating_sub(self.used)
     }
 
     /// Bits that were not set when it was read.
@@ -146,31 +147,29 @@ impl BitmapPage {
     }
 
     /// The first bit from `at` on, before `end`, that is set or is not.
-    fn next(&self, mut at: u64, end: u64, used: bool) -> Option<u64> {
-        let skipped = if used { 0 } else { 0xff };
-        while at < end {
-            let byte = self.bytes[BITMAP_HEADER + (at / 8) as usize];
-            if at.is_multiple_of(8) && byte == skipped {
-                at += 8;
-                continue;
-            }
-            if (byte & (1 << (at % 8)) != 0) == used {
-                return Some(at);
-            }
-            at += 1;
-        }
-        None
+    fn next(&self, at: u64, end: u64, used: bool) -> Option<u64> {
+        let first = at / 64;
+        let found = words(&self.bytes, first).find_map(|(nth, word)| {
+            let wanted = if used { word } else { !word };
+            let before = if nth == first { at % 64 } else { 0 };
+            let wanted = wanted >> before << before;
+            (wanted != 0 || nth * 64 >= end).then(|| nth * 64 + u64::from(wanted.trailing_zeros()))
+        });
+        found.filter(|bit| *bit < end)
     }
 
     /// Sets bits, or clears them; false when one of them was so already.
     pub(crate) fn flip(&mut self, bits: Range<u64>, used: bool) -> bool {
         let mut all = true;
         for bit in bits.clone() {
-            let at = BITMAP_HEADER + (bit / 8) as usize;
-            all &= self.is_used(bit) != used;
+            if self.is_used(bit) == used {
+                all = false;
+                continue;
+            }
+            self.bytes[BITMAP_HEADER + (bit / 8) as usize] ^= 1 << (bit % 8);
             match used {
-                true => self.bytes[at] |= 1 << (bit % 8),
-                false => self.bytes[at] &= !(1 << (bit % 8)),
+                true => self.used += 1,
+                false => self.used -= 1,
             }
         }
         if bits.start < bits.end {
@@ -185,6 +184,13 @@ impl BitmapPage {
         let bits = self.changed.iter().any(|range| range.end > BITMAP_HEADER);
         bits.then(|| (self.changed, Bytes::from(self.bytes)))
     }
+}
+
+/// A page's bits, 64 at a time, from the `first`th 64 on.
+fn words(bytes: &[u8], first: u64) -> impl Iterator<Item = (u64, u64)> {
+    let words = bytes[BITMAP_HEADER..].as_chunks().0;
+    let words = words.get(first as usize..).unwrap_or_default();
+    (first..).zip(words.iter().map(|word| u64::from_le_bytes(*word)))
 }
 
 fn refuse(page: u64, bytes: &[u8]) -> FsError {

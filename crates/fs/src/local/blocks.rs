@@ -7,8 +7,10 @@ use super::format::BITS_PER_PAGE;
 use super::op::Op;
 use crate::error::FsError;
 
-/// Pages of bits that are looked at for a long run before a short one will do.
+/// Pages of bits that are looked at for a long run before a short one will do, and runs that are too
+/// short in one of them: a volume in pieces is not to be searched again and again.
 const PAGES_FOR_A_RUN: u64 = 8;
+const RUNS_IN_A_PAGE: u64 = 32;
 /// Blocks that are kept free behind a file that grows: as many as it has, within this.
 const ROOM: Range<u64> = 64..2048;
 
@@ -20,8 +22,9 @@ struct Taste {
     least: u64,
     /// Whether other files' windows are left alone.
     polite: bool,
-    /// Pages that are looked at.
+    /// Pages that are looked at, and runs in each.
     pages: u64,
+    runs: u64,
 }
 
 impl Op<'_> {
@@ -42,10 +45,10 @@ impl Op<'_> {
         let mut runs: Vec<Run> = Vec::new();
         let mut missing = blocks;
         let tastes = [
-            Taste { least: u64::MAX, polite: true, pages: PAGES_FOR_A_RUN },
-            Taste { least: 16, polite: true, pages: PAGES_FOR_A_RUN },
-            Taste { least: 1, polite: true, pages },
-            Taste { least: 1, polite: false, pages },
+            Taste { least: u64::MAX, polite: true, pages: PAGES_FOR_A_RUN, runs: RUNS_IN_A_PAGE },
+            Taste { least: 16, polite: true, pages: PAGES_FOR_A_RUN, runs: RUNS_IN_A_PAGE },
+            Taste { least: 1, polite: true, pages, runs: u64::MAX },
+            Taste { least: 1, polite: false, pages, runs: u64::MAX },
         ];
         for taste in tastes {
             while missing > 0 {
@@ -117,18 +120,26 @@ impl Op<'_> {
         let base = page * BITS_PER_PAGE;
         let bitmap = self.page(page).await?;
         let least = taste.least.min(most);
-        let mut at = start;
-        while let Some(free) = bitmap.find_free(at..BITS_PER_PAGE, most) {
+        let (mut at, mut runs) = (start, 0);
+        while runs < taste.runs
+            && let Some(free) = bitmap.find_free(at..BITS_PER_PAGE, most)
+        {
             let mut run = free.clone();
             if taste.polite {
-                let open = inner.space.unreserved(ino, base + free.start..base + free.end);
-                run = open.start - base..open.end - base;
+                // Behind the windows there, as far as they reach.
+                let open = inner.space.unreserved(ino, base + free.start..base + BITS_PER_PAGE);
+                if open.start - base >= free.end {
+                    at = open.start - base;
+                    continue;
+                }
+                run = open.start - base..free.end.min(open.end - base);
             }
             let goes_on = run.start == start && start > 0 && run.start < run.end;
             if goes_on || (!run.is_empty() && run.end - run.start >= least) {
                 return Ok(Some(run));
             }
             at = if run.is_empty() { free.end } else { run.end };
+            runs += 1;
         }
         Ok(None)
     }

@@ -36,45 +36,51 @@ struct Hints {
 
 #[derive(Debug, Default)]
 struct Windows {
-    /// The first block behind a window, whose it is, and when it was made.
-    by_start: BTreeMap<u64, (u64, u64, u64)>,
-    by_file: HashMap<u64, u64>,
+    /// The first block behind a window, and whose it is.
+    by_start: BTreeMap<u64, (u64, u64)>,
+    /// Where a file's window is, and its number.
+    by_file: HashMap<u64, (u64, u64)>,
+    /// Whose they are, the oldest first.
+    by_number: BTreeMap<u64, u64>,
     made: u64,
 }
 
 impl Windows {
     fn remove(&mut self, ino: u64) {
-        if let Some(start) = self.by_file.remove(&ino) {
+        if let Some((start, number)) = self.by_file.remove(&ino) {
             self.by_start.remove(&start);
+            self.by_number.remove(&number);
         }
     }
 
     fn add(&mut self, ino: u64, range: Range<u64>) {
         self.remove(ino);
+        if let Some((_, whose)) = self.by_start.get(&range.start) {
+            self.remove(*whose);
+        }
         if self.by_file.len() >= MAX_WINDOWS {
-            let oldest = self.by_start.values().min_by_key(|it| it.2).map(|it| it.1);
+            let oldest = self.by_number.values().next().copied();
             oldest.into_iter().for_each(|oldest| self.remove(oldest));
         }
         self.made += 1;
-        if let Some((_, whose, _)) = self.by_start.insert(range.start, (range.end, ino, self.made))
-        {
-            self.by_file.remove(&whose);
-        }
-        self.by_file.insert(ino, range.start);
+        self.by_start.insert(range.start, (range.end, ino));
+        self.by_file.insert(ino, (range.start, self.made));
+        self.by_number.insert(self.made, ino);
     }
 
     /// The first part of a range that lies in nobody else's window.
     fn outside(&self, ino: u64, mut range: Range<u64>) -> Range<u64> {
-        while range.start < range.end {
-            let before = self.by_start.range(..=range.start).next_back();
-            match before.filter(|(_, it)| it.0 > range.start && it.1 != ino) {
-                Some((_, it)) => range.start = it.0,
-                None => break,
+        let others = |it: &(&u64, &(u64, u64))| it.1.1 != ino;
+        let before = self.by_start.range(..=range.start).next_back().filter(others);
+        range.start = before.map_or(range.start, |(_, it)| it.0.max(range.start));
+        for (start, (end, _)) in self.by_start.range(range.start..).filter(others) {
+            if *start > range.start {
+                range.end = range.end.min(*start);
+                break;
             }
+            range.start = *end;
         }
-        let next = self.by_start.range(range.start + 1..).find(|(_, it)| it.1 != ino);
-        let end = next.map_or(range.end, |(start, _)| (*start).min(range.end));
-        range.start.min(end)..end
+        range.start.min(range.end)..range.end
     }
 }
 

@@ -20,7 +20,7 @@ use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
 use volumes::kv::Slow;
 
 fn slow(env: &Env, blocks: u64) -> Arc<dyn Transact> {
-    let store = Arc::new(Slow::new(env, blocks));
+    let store = Slow::store(env, blocks);
     Arc::new(TransactionManager::new(env, store, txn::Options::default()))
 }
 

@@ -8,64 +8,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use parking_lot::Mutex;
 use support::*;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Atime, Format, Local, Options};
+use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BlockStore, Class, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::block::{Class, Lba, Write};
 use thalweg_store::env::Env;
 use thalweg_store::txn::{self, Transact, TransactionManager};
 
-/// A store that counts.
-#[derive(Debug)]
+/// Counts what is asked of a store.
+#[derive(Debug, Default)]
 struct Counting {
-    store: VersionedMemory,
     written: Mutex<Vec<Write>>,
     reads: AtomicU64,
 }
 
 #[async_trait]
-impl BlockStore for Counting {
-    fn blocks(&self) -> u64 {
-        self.store.blocks()
-    }
-
-    fn now(&self) -> Version {
-        self.store.now()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+impl Around for Counting {
+    async fn before_read(&self, _: Lba, _: u64) {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.store.read(lba, count, at).await
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.written.lock().extend(writes.iter().cloned());
-        self.store.apply(writes).await
-    }
-
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        self.store.discard(lba, count).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.store.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.store.hold(version)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        self.store.allocation(lba, count, at)
+    async fn before_change(&self, writes: &[Write]) {
+        self.written.lock().extend_from_slice(writes);
     }
 }
 
@@ -83,12 +51,9 @@ impl Counting {
 }
 
 /// A filesystem with so many files, whose tree has more than one level.
-async fn used(env: &Env, files: usize) -> (Local, Arc<Counting>) {
-    let store = Arc::new(Counting {
-        store: VersionedMemory::new(60_000),
-        written: Mutex::default(),
-        reads: AtomicU64::new(0),
-    });
+async fn used(env: &Env, files: usize) -> (Local, Arc<Passing<Counting>>) {
+    let memory = Arc::new(VersionedMemory::new(60_000));
+    let store = Arc::new(Passing::new(memory, Counting::default()));
     let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
     let volume: Arc<dyn Transact> = Arc::new(manager);
     local::make(env, &volume, &Format::default()).await.unwrap();
@@ -98,7 +63,7 @@ async fn used(env: &Env, files: usize) -> (Local, Arc<Counting>) {
         let file = create(&fs, ROOT, &format!("file {number}")).await;
         write(&fs, file, 0, &pattern(number as u64, 100)).await;
     }
-    store.cost();
+    store.around.cost();
     (fs, store)
 }
 
@@ -107,34 +72,34 @@ fn a_small_change_touches_few_bytes() {
     run(1, |env| async move {
         let (fs, store) = used(&env, 2000).await;
         let file = fs.lookup(ROOT, b"file 777").await.unwrap().ino;
-        let (_, reads) = store.cost();
+        let (_, reads) = store.around.cost();
         // A path of three nodes for the name, and one for the inode.
         assert!(reads <= 6, "{reads}");
         write(&fs, file, 0, &pattern(1, 40_000)).await;
-        store.cost();
+        store.around.cost();
         env.sleep(std::time::Duration::from_secs(1)).await;
         write(&fs, file, 5000, &[7; 128]).await;
-        let ([data, metadata], reads) = store.cost();
+        let ([data, metadata], reads) = store.around.cost();
         println!("overwrite: {data:?} {metadata:?}, {reads} reads");
         assert_eq!(data, (1, 128));
         // The record's first byte, and both times.
         assert!(metadata.0 == 1 && metadata.1 <= 17, "{metadata:?}");
         write(&fs, file, 40_000, &[7; 50]).await;
-        let ([data, metadata], _) = store.cost();
+        let ([data, metadata], _) = store.around.cost();
         println!("append in the last block: {data:?} {metadata:?}");
         assert_eq!(data, (1, 50));
         assert!(metadata.0 == 1 && metadata.1 <= 33, "{metadata:?}");
         write(&fs, file, 40_960, &[7; 4096]).await;
-        let ([data, metadata], _) = store.cost();
+        let ([data, metadata], _) = store.around.cost();
         println!("append a block: {data:?} {metadata:?}");
         assert_eq!(data, (1, 4096));
         assert!(metadata.0 <= 3 && metadata.1 <= 80, "{metadata:?}");
         create(&fs, ROOT, "one more").await;
-        let ([_, metadata], _) = store.cost();
+        let ([_, metadata], _) = store.around.cost();
         println!("create: {metadata:?}");
         assert!(metadata.0 <= 4 && metadata.1 <= 1200, "{metadata:?}");
         read(&fs, file, 0, 40_000).await;
-        let ([_, metadata], reads) = store.cost();
+        let ([_, metadata], reads) = store.around.cost();
         println!("read: {reads} reads");
         assert_eq!(metadata, (0, 0));
         assert!(reads <= 9, "{reads}");

@@ -22,6 +22,7 @@ pub mod files;
 pub mod hdd;
 pub mod media;
 pub mod model;
+pub mod passing;
 pub mod ramdisk;
 pub mod recording;
 pub mod runtime;

@@ -297,7 +297,7 @@ fn only_what_depends_on_another_waits_for_it() {
 /// Clients that add one to counters, some small and some in blocks of their own.
 fn increments(seed: u64, kind: Kind, isolation: Isolation) {
     run(seed, |env| async move {
-        let volume = transact(&env, Arc::new(Slow::new(&env, 400)));
+        let volume = transact(&env, Slow::store(&env, 400));
         let store = create(&env, &volume, "kv", kind, 300).await.with_isolation(isolation);
         let (clients, rounds, counters) = (12u64, 15u64, 20u64);
         let mut tasks = Vec::new();
@@ -380,7 +380,7 @@ fn no_update_is_lost_between_threads() {
 fn transactions_across_stores_keep_their_sum() {
     for seed in 0..4 {
         run(seed, |env| async move {
-            let volume = transact(&env, Arc::new(Slow::new(&env, 900)));
+            let volume = transact(&env, Slow::store(&env, 900));
             let stores = [
                 create(&env, &volume, "tree", Kind::Btree, 300).await,
                 create(&env, &volume, "table", Kind::Hash, 300).await,

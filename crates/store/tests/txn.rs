@@ -14,12 +14,11 @@ use futures::FutureExt;
 use futures::future::join_all;
 use support::Shape;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
+use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, ByteRanges, Class, Hold, Lba, StoreError, Version, Write,
-};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Version, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::Env;
@@ -538,56 +537,25 @@ fn changes_of_the_whole_overlap() {
     });
 }
 
-/// A block store whose changes are there long before whoever made them is told.
+/// Around a store whose changes are there long before whoever made them is told.
 #[derive(Debug)]
-struct Lingering(VersionedMemory);
+struct Lingering;
 
 #[async_trait]
-impl BlockStore for Lingering {
-    fn blocks(&self) -> u64 {
-        self.0.blocks()
-    }
-
-    fn now(&self) -> Version {
-        self.0.now()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        self.0.read(lba, count, at).await
-    }
-
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.0.apply(writes).await?;
+impl Around for Lingering {
+    async fn after_change(&self) {
         std::future::pending().await
     }
+}
 
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        self.0.discard(lba, count).await?;
-        std::future::pending().await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.0.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.0.hold(version)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        self.0.allocation(lba, count, at)
-    }
+fn lingering() -> Arc<dyn BlockStore> {
+    Arc::new(Passing::new(Arc::new(VersionedMemory::new(BLOCKS)), Lingering))
 }
 
 #[test]
 fn a_turn_goes_on_once_a_commit_is_decided_or_given_up() {
     run(20, |env| async move {
-        let store = Arc::new(Lingering(VersionedMemory::new(BLOCKS)));
+        let store = lingering();
         let manager = TransactionManager::new(&env, store, Options::default());
         let contention = manager.contention();
         let turn = contention.turn().await;
@@ -610,7 +578,7 @@ fn a_turn_goes_on_once_a_commit_is_decided_or_given_up() {
 #[test]
 fn a_passage_that_is_given_up_is_seen() {
     run(24, |env| async move {
-        let store = Arc::new(Lingering(VersionedMemory::new(BLOCKS)));
+        let store = lingering();
         let manager = TransactionManager::new(&env, store, Options::default());
         let seen = async || {
             // The snapshot of a transaction that ended is there to be shared.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use proptest::prelude::*;
+use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::volume::MemoryVolume;
-use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BlockStore, StoreError, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{FrameBuf, MemoryDevice};
 use thalweg_store::env::Env;
@@ -37,9 +38,9 @@ async fn chain(env: &Env) -> Arc<Chain> {
     Arc::new(Chain::open(env, parts, Options::default()).await.unwrap().0)
 }
 
-/// A chain that lets others go first after each read and before each change.
+/// Lets others go first after each read and before each change.
 #[derive(Debug)]
-struct Slow(Arc<Chain>);
+struct Slow;
 
 async fn others_first() {
     for _ in 0..3 {
@@ -48,46 +49,13 @@ async fn others_first() {
 }
 
 #[async_trait]
-impl BlockStore for Slow {
-    fn blocks(&self) -> u64 {
-        self.0.blocks()
-    }
-
-    fn now(&self) -> Version {
-        self.0.now()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        let blocks = self.0.read(lba, count, at).await;
+impl Around for Slow {
+    async fn after_read(&self) {
         others_first().await;
-        blocks
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+    async fn before_change(&self, _: &[Write]) {
         others_first().await;
-        self.0.apply(writes).await
-    }
-
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        others_first().await;
-        self.0.discard(lba, count).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.0.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.0.hold(version)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        self.0.allocation(lba, count, at)
     }
 }
 
@@ -206,7 +174,7 @@ proptest! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_of_parts_of_one_block_lose_nothing() {
     let env = Env::real();
-    let volume = Arc::new(StoreVolume::live(Arc::new(Slow(chain(&env).await))));
+    let volume = Arc::new(StoreVolume::live(Arc::new(Passing::new(chain(&env).await, Slow))));
     for round in 1..40_u8 {
         // One task for each sector of block 1, and whole-block writes of its neighbours.
         let mut tasks = Vec::new();
@@ -235,7 +203,7 @@ async fn writes_of_parts_of_one_block_lose_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_whole_block_beside_a_part_is_never_half_lost() {
     let env = Env::real();
-    let volume = Arc::new(StoreVolume::live(Arc::new(Slow(chain(&env).await))));
+    let volume = Arc::new(StoreVolume::live(Arc::new(Passing::new(chain(&env).await, Slow))));
     for round in 1..200_u8 {
         let (part, whole) = (volume.clone(), volume.clone());
         let part = env.spawn(async move {

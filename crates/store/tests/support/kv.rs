@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BlockStore, Lba};
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, TreeError, catalogue};
 use thalweg_store::txn::{Options, Transact, TransactionManager};
@@ -175,57 +176,25 @@ pub fn owned<'m>(pairs: impl Iterator<Item = (&'m Vec<u8>, &'m Vec<u8>)>) -> Vec
 /// A block store whose reads take a while, so that others come in between.
 #[derive(Debug)]
 pub struct Slow {
-    store: VersionedMemory,
     env: Env,
     rng: parking_lot::Mutex<Rng>,
 }
 
 impl Slow {
-    pub fn new(env: &Env, blocks: u64) -> Slow {
-        let store = VersionedMemory::new(blocks);
-        Slow { store, env: env.clone(), rng: parking_lot::Mutex::new(env.rng()) }
+    pub fn store(env: &Env, blocks: u64) -> Arc<dyn BlockStore> {
+        let slow = Slow { env: env.clone(), rng: parking_lot::Mutex::new(env.rng()) };
+        Arc::new(Passing::new(Arc::new(VersionedMemory::new(blocks)), slow))
     }
 }
 
 #[async_trait::async_trait]
-impl BlockStore for Slow {
-    fn blocks(&self) -> u64 {
-        self.store.blocks()
-    }
-
-    fn now(&self) -> Version {
-        self.store.now()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+impl Around for Slow {
+    async fn before_read(&self, _: Lba, _: u64) {
         let micros = self.rng.lock().random_range(0..80);
         self.env.sleep(Duration::from_micros(micros)).await;
-        self.store.read(lba, count, at).await
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.store.apply(writes).await
-    }
-
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        self.store.discard(lba, count).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+    async fn before_sync(&self) {
         self.env.sleep(Duration::from_micros(200)).await;
-        self.store.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.store.hold(version)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        self.store.allocation(lba, count, at)
     }
 }

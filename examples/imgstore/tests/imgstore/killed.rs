@@ -34,17 +34,17 @@ async fn a_store_is_killed_that_has_taken_the_transaction_over() {
         let photos = rig.open(Composition::Processes).await;
         photos.add(1, &photo(1, 10, 0)).await.unwrap();
         let partition = catalogue::open(&rig.manager, name).await.unwrap();
-        let before = rig.store.held_up();
-        rig.store.hold_up(partition.first..partition.first + partition.blocks);
+        let before = rig.store.around.held_up();
+        rig.store.around.hold_up(partition.first..partition.first + partition.blocks);
         let (adding, new) = (photos.clone(), photo(1, 20, 1));
         let attempt = rig.env.spawn(async move { adding.add(1, &new).await });
-        while rig.store.held_up() == before {
+        while rig.store.around.held_up() == before {
             rig.env.sleep(Duration::from_millis(2)).await;
         }
         rig.kill(name);
         let attempt = attempt.await.unwrap();
         rig.wait_for_running(0).await;
-        rig.store.hold_up(0..0);
+        rig.store.around.hold_up(0..0);
         is_given_up(&rig, attempt).await;
         // Until somebody serves it again.
         let refused = photos.add(2, &photo(2, 5, 0)).await;

@@ -17,7 +17,7 @@ use thalweg_store::env::Env;
 use thalweg_store::tree::Store;
 use thalweg_store::txn::{Options, Transact, TransactionManager};
 
-use crate::held::HeldStore;
+use crate::held::{self, HeldStore};
 
 pub(crate) const BLOCKS: u64 = 4096;
 
@@ -74,7 +74,7 @@ impl Rig {
     /// A volume without partitions.
     pub(crate) fn bare(options: Options) -> Rig {
         let env = Env::real();
-        let store = Arc::new(HeldStore::new(BLOCKS));
+        let store = Arc::new(held::store(BLOCKS));
         let manager = TransactionManager::new(&env, store.clone(), options);
         let folder = tempfile::tempdir().unwrap();
         let server = Server::start(&env, &manager, folder.path(), Config::default()).unwrap();
@@ -114,17 +114,17 @@ impl Rig {
 
     /// Gets a photo as many times at once: each waits for the volume before any of them goes on.
     pub(crate) async fn get_at_once(&self, photos: &ImgStore, id: u64, readers: u64) {
-        let wanted = self.store.held_up() + readers;
-        self.store.hold_up(0..BLOCKS);
+        let wanted = self.store.around.held_up() + readers;
+        self.store.around.hold_up(0..BLOCKS);
         let get = |photos: ImgStore| async move { photos.get(id).await.unwrap().unwrap() };
         let tasks: Vec<_> = (0..readers).map(|_| self.env.spawn(get(photos.clone()))).collect();
         let all_wait = async {
-            while self.store.held_up() < wanted {
+            while self.store.around.held_up() < wanted {
                 self.env.sleep(Duration::from_millis(2)).await;
             }
         };
         self.env.timeout(Duration::from_secs(10), all_wait).await.expect("one keeps the others");
-        self.store.hold_up(0..0);
+        self.store.around.hold_up(0..0);
         for task in tasks {
             task.await.unwrap();
         }

@@ -1,0 +1,95 @@
+//! A block store that passes everything on to another, with something of a test's own around it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+
+/// What happens around the requests of a [`Passing`]. The defaults do nothing.
+#[async_trait]
+pub trait Around: std::fmt::Debug + Send + Sync + 'static {
+    /// Before blocks are read.
+    async fn before_read(&self, _lba: Lba, _count: u64) {}
+
+    /// When they were read, before the caller has them.
+    async fn after_read(&self) {}
+
+    /// Before a change; a discard says no blocks.
+    async fn before_change(&self, _writes: &[Write]) {}
+
+    /// When the change is there, before the caller is told.
+    async fn after_change(&self) {}
+
+    /// Before changes are made durable.
+    async fn before_sync(&self) {}
+}
+
+/// A store with something around it.
+#[derive(Debug)]
+pub struct Passing<A> {
+    store: Arc<dyn BlockStore>,
+    /// What is around it.
+    pub around: A,
+}
+
+impl<A: Around> Passing<A> {
+    /// Passes on to `store`.
+    pub fn new(store: Arc<dyn BlockStore>, around: A) -> Passing<A> {
+        Passing { store, around }
+    }
+}
+
+#[async_trait]
+impl<A: Around> BlockStore for Passing<A> {
+    fn blocks(&self) -> u64 {
+        self.store.blocks()
+    }
+
+    fn now(&self) -> Version {
+        self.store.now()
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        self.around.before_read(lba, count).await;
+        let blocks = self.store.read(lba, count, at).await;
+        self.around.after_read().await;
+        blocks
+    }
+
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.around.before_change(&writes).await;
+        let version = self.store.apply(writes).await;
+        self.around.after_change().await;
+        version
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.around.before_change(&[]).await;
+        let version = self.store.discard(lba, count).await;
+        self.around.after_change().await;
+        version
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.around.before_sync().await;
+        self.store.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        self.store.hold(version)
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        self.store.hold_synced()
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.store.allocation(lba, count, at)
+    }
+}

@@ -1,4 +1,4 @@
-//! `cargo run -r -p thalweg-bench --example figures -- NAME [--seed N] [--scale X] [--plot SVG] [TRACE ...]`
+//! `cargo run -r -p thalweg-bench --example figures -- NAME [--seed N] [--scale X] [--load NAME] [--plot SVG] [TRACE ...]`
 
 /// As in the program.
 #[global_allocator]
@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         match arg.as_str() {
             "--seed" => options.seed = value()?.parse()?,
             "--scale" => options.scale = Some(value()?.parse()?),
+            "--load" => options.loads.push(value()?),
             "--plot" => plot = Some(value()?),
             _ => options.traces.push(arg.into()),
         }

@@ -146,14 +146,10 @@ impl Subject {
     }
 
     /// Times a load, which says how many operations it did, and has all of it reach the device.
-    fn measure(
-        &self,
-        clock: &Env,
-        load: impl FnOnce(&Path) -> Result<(f64, Option<(u64, u64)>), BenchError>,
-    ) -> Result<Measured, BenchError> {
+    fn measure(&self, clock: &Env, load: impl FnOnce() -> Outcome) -> Result<Measured, BenchError> {
         settle()?;
         let (before, begun) = (self.device.reached()?, clock.now());
-        let (operations, written) = load(&self.point)?;
+        let (operations, written) = load()?;
         let seconds = clock.now().since(begun).as_secs_f64();
         let reached = self.device.reached()?.since(before);
         Ok(Measured { rate: operations / seconds.max(1e-9), written, reached })
@@ -212,18 +208,19 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     }
     let tree = source_tree(&parent)?;
     let mut report = Report::new(ENTRY.name, options.seed);
-    for load in LOADS {
+    let wanted = |load: &Load| {
+        options.loads.is_empty() || options.loads.iter().any(|name| name == load.name)
+    };
+    for load in LOADS.into_iter().filter(wanted) {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
         for round in 0..ROUNDS {
             let turn = Turn { round, seed: options.seed, scale, tree: tree.path() };
             for (subject, row) in subjects.iter().zip(&mut measured) {
-                let folder = format!("{}{round}", load.name);
-                row.push(subject.measure(&clock, |point| {
-                    let folder = point.join(folder);
-                    fs::create_dir(&folder)
-                        .map_err(|source| BenchError::Io { path: folder.clone(), source })?;
-                    (load.run)(&folder, &turn)
-                })?);
+                let folder = subject.point.join(format!("{}{round}", load.name));
+                fs::create_dir(&folder)
+                    .map_err(|source| BenchError::Io { path: folder.clone(), source })?;
+                (load.prepare)(&folder, &turn)?;
+                row.push(subject.measure(&clock, || (load.run)(&folder, &turn))?);
             }
         }
         tell(&mut report, load.name, &subjects, &measured);
@@ -250,6 +247,9 @@ fn tell(report: &mut Report, load: &str, subjects: &[Subject], measured: &[Vec<M
             report.figure(&name("flushes_per_fsync"), rounded(of(rows, &per_sync)));
         }
         let ratios = ours.iter().zip(rows).map(|(our, their)| our.rate / their.rate.max(1e-12));
+        if subject.name == subjects[0].name {
+            continue;
+        }
         let figure = format!("wasteless_over_{}_{load}", subject.name);
         report.figure(&figure, rounded(median(ratios.collect())));
     }
@@ -268,19 +268,41 @@ type Outcome = Result<(f64, Option<(u64, u64)>), BenchError>;
 
 struct Load {
     name: &'static str,
+    /// What has to be there before anything is counted.
+    prepare: fn(&Path, &Turn<'_>) -> Result<(), BenchError>,
     run: fn(&Path, &Turn<'_>) -> Outcome,
 }
 
+fn nothing(_: &Path, _: &Turn<'_>) -> Result<(), BenchError> {
+    Ok(())
+}
+
 const LOADS: [Load; 9] = [
-    Load { name: "1x128", run: |folder, turn| overwrite(folder, turn, 1) },
-    Load { name: "64x128", run: |folder, turn| overwrite(folder, turn, 64) },
-    Load { name: "appends", run: append },
-    Load { name: "creates", run: create },
-    Load { name: "postmark", run: postmark },
-    Load { name: "untar", run: untar },
-    Load { name: "compile", run: compile },
-    Load { name: "fio_sequential", run: |folder, turn| fio(folder, turn, "write", "128k") },
-    Load { name: "fio_random", run: |folder, turn| fio(folder, turn, "randrw", "4k") },
+    Load {
+        name: "1x128",
+        prepare: |folder, turn| prepare_blocks(folder, turn, 1),
+        run: |folder, turn| overwrite(folder, turn, 1),
+    },
+    Load {
+        name: "64x128",
+        prepare: |folder, turn| prepare_blocks(folder, turn, 64),
+        run: |folder, turn| overwrite(folder, turn, 64),
+    },
+    Load { name: "appends", prepare: nothing, run: append },
+    Load { name: "creates", prepare: nothing, run: create },
+    Load { name: "postmark", prepare: nothing, run: postmark },
+    Load { name: "untar", prepare: nothing, run: untar },
+    Load { name: "compile", prepare: extract, run: compile },
+    Load {
+        name: "fio_sequential",
+        prepare: nothing,
+        run: |folder, turn| fio(folder, turn, "write", "128k"),
+    },
+    Load {
+        name: "fio_random",
+        prepare: nothing,
+        run: |folder, turn| fio(folder, turn, "randrw", "4k"),
+    },
 ];
 
 fn rng(turn: &Turn<'_>, thread: usize) -> Rng {
@@ -311,14 +333,19 @@ fn synchronous(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).read(true).write(true).custom_flags(libc::O_SYNC).open(path)
 }
 
-/// Each thread overwrites 128 bytes somewhere in a block, synchronously.
-fn overwrite(folder: &Path, turn: &Turn<'_>, writers: usize) -> Outcome {
-    let each = ((WRITES * turn.scale) as usize / writers).max(1);
+/// A file of one block for each writer.
+fn prepare_blocks(folder: &Path, turn: &Turn<'_>, writers: usize) -> Result<(), BenchError> {
     for writer in 0..writers {
         let mut file = File::create(folder.join(format!("{writer}"))).map_err(other)?;
         file.write_all(&noise(&mut rng(turn, 1000 + writer), 4096)).map_err(other)?;
         file.sync_all().map_err(other)?;
     }
+    Ok(())
+}
+
+/// Each thread overwrites 128 bytes somewhere in its block, synchronously.
+fn overwrite(folder: &Path, turn: &Turn<'_>, writers: usize) -> Outcome {
+    let each = ((WRITES * turn.scale) as usize / writers).max(1);
     let count = each * writers;
     threads(writers, |writer| {
         let file = synchronous(&folder.join(format!("{writer}")))?;
@@ -419,17 +446,19 @@ fn command(program: &str, arguments: &[&Path]) -> Result<(), BenchError> {
     }
 }
 
-fn untar(folder: &Path, turn: &Turn<'_>) -> Outcome {
+fn extract(folder: &Path, turn: &Turn<'_>) -> Result<(), BenchError> {
     let archive = turn.tree.join("tree.tar");
-    command("tar", &["-xf".as_ref(), archive.as_ref(), "-C".as_ref(), folder])?;
+    command("tar", &["-xf".as_ref(), archive.as_ref(), "-C".as_ref(), folder])
+}
+
+fn untar(folder: &Path, turn: &Turn<'_>) -> Outcome {
+    extract(folder, turn)?;
     command("sync", &["--file-system".as_ref(), folder])?;
     Ok((1.0, None))
 }
 
 /// Compiles a share of the tree, two at a time.
 fn compile(folder: &Path, turn: &Turn<'_>) -> Outcome {
-    let archive = turn.tree.join("tree.tar");
-    command("tar", &["-xf".as_ref(), archive.as_ref(), "-C".as_ref(), folder])?;
     let parts = ((20.0 * turn.scale) as usize).clamp(1, 20);
     let done = threads(2, |half| {
         for unit in (0..parts * 20).filter(|unit| unit % 2 == half) {

@@ -57,6 +57,8 @@ pub struct Options {
     pub scale: Option<f64>,
     /// Recorded traces to replay in place of generated ones, where the benchmark replays traces.
     pub traces: Vec<PathBuf>,
+    /// The names of the loads to run, where the benchmark has several; all when empty.
+    pub loads: Vec<String>,
     /// Where benchmarks that use a real disk put their files; the system's folder for temporary
     /// files when not given.
     pub dir: Option<PathBuf>,
@@ -67,7 +69,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { seed: 1, scale: None, traces: Vec::new(), dir: None, store_process: Vec::new() }
+        Options {
+            seed: 1,
+            scale: None,
+            traces: Vec::new(),
+            loads: Vec::new(),
+            dir: None,
+            store_process: Vec::new(),
+        }
     }
 }
 

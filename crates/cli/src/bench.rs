@@ -30,6 +30,9 @@ pub(crate) struct Bench {
     /// A recorded trace to replay in place of generated ones; may be given several times
     #[arg(long = "trace", value_name = "FILE")]
     traces: Vec<PathBuf>,
+    /// A load of a benchmark that has several; may be given several times [default: all]
+    #[arg(long = "load", value_name = "NAME")]
+    loads: Vec<String>,
     /// Where benchmarks that use a real disk put their files [default: the system's folder for
     /// temporary files]
     #[arg(long, value_name = "FOLDER")]
@@ -47,9 +50,9 @@ pub(crate) fn run(args: Bench) -> Outcome<()> {
         list(args.json);
         return Ok(());
     };
-    let Bench { seed, scale, traces, dir, .. } = args;
+    let Bench { seed, scale, traces, loads, dir, .. } = args;
     let store_process = vec![std::env::current_exe()?.into(), "bench".into(), "--store".into()];
-    let options = thalweg_bench::Options { seed, scale, traces, dir, store_process };
+    let options = thalweg_bench::Options { seed, scale, traces, loads, dir, store_process };
     let report = thalweg_bench::run(&name, &options).map_err(|error| match error {
         error @ thalweg_bench::BenchError::Unknown(_) => {
             Failure::of(&error).help(format!("known are: {}", names().join(", ")))

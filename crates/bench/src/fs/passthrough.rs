@@ -2,6 +2,7 @@
 //!
 //! It does what the loads of the benchmark need, and nothing else.
 
+use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -18,16 +19,39 @@ use thalweg_fs::{
 };
 use thalweg_store::env::HashMap;
 
+/// Files that are kept open.
+const OPEN: usize = 4096;
+
 /// A folder.
 #[derive(Debug)]
 pub(super) struct Passthrough {
     root: u64,
-    /// Where inodes are, and those of files that were opened.
-    known: Mutex<HashMap<u64, Place>>,
+    known: Mutex<Known>,
 }
 
-/// Where an inode is, and the file if it was opened.
-type Place = (PathBuf, Option<Arc<File>>);
+#[derive(Debug, Default)]
+struct Known {
+    /// Where inodes are.
+    paths: HashMap<u64, PathBuf>,
+    /// The files that were opened last, and in which order.
+    open: HashMap<u64, Arc<File>>,
+    order: VecDeque<u64>,
+}
+
+impl Known {
+    fn keep_open(&mut self, ino: u64, file: File) -> Arc<File> {
+        let file = Arc::new(file);
+        if self.open.insert(ino, file.clone()).is_none() {
+            self.order.push_back(ino);
+        }
+        if self.order.len() > OPEN
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.open.remove(&oldest);
+        }
+        file
+    }
+}
 
 fn refused(error: io::Error) -> FsError {
     match error.kind() {
@@ -42,8 +66,8 @@ fn refused(error: io::Error) -> FsError {
 impl Passthrough {
     pub(super) fn new(root: PathBuf) -> io::Result<Passthrough> {
         let ino = fs::metadata(&root)?.ino();
-        let mut known = HashMap::default();
-        known.insert(ino, (root, None));
+        let mut known = Known::default();
+        known.paths.insert(ino, root);
         Ok(Passthrough { root: ino, known: Mutex::new(known) })
     }
 
@@ -52,8 +76,7 @@ impl Passthrough {
     }
 
     fn path(&self, ino: Ino) -> Result<PathBuf, FsError> {
-        let known = self.known.lock();
-        known.get(&self.inner(ino)).map(|(path, _)| path.clone()).ok_or(FsError::Stale)
+        self.known.lock().paths.get(&self.inner(ino)).cloned().ok_or(FsError::Stale)
     }
 
     fn child(&self, parent: Ino, name: &[u8]) -> Result<PathBuf, FsError> {
@@ -62,23 +85,20 @@ impl Passthrough {
 
     fn file(&self, ino: Ino) -> Result<Arc<File>, FsError> {
         let mut known = self.known.lock();
-        let (path, file) = known.get_mut(&self.inner(ino)).ok_or(FsError::Stale)?;
-        if let Some(file) = file {
+        let ino = self.inner(ino);
+        if let Some(file) = known.open.get(&ino) {
             return Ok(file.clone());
         }
+        let path = known.paths.get(&ino).ok_or(FsError::Stale)?;
         let opened = OpenOptions::new().read(true).write(true).open(path).map_err(refused)?;
-        Ok(file.insert(Arc::new(opened)).clone())
+        Ok(known.keep_open(ino, opened))
     }
 
     /// What is at a path, known from now on.
     fn look(&self, path: PathBuf) -> Result<Attributes, FsError> {
         let found = fs::symlink_metadata(&path).map_err(refused)?;
         let ino = found.ino();
-        let mut known = self.known.lock();
-        match known.get_mut(&ino) {
-            Some((place, _)) => *place = path,
-            None => drop(known.insert(ino, (path, None))),
-        }
+        self.known.lock().paths.insert(ino, path);
         let time = |seconds, nanos: i64| Timestamp { seconds, nanos: nanos as u32 };
         Ok(Attributes {
             ino: if ino == self.root { Ino::ROOT } else { Ino(ino) },
@@ -148,7 +168,7 @@ impl Filesystem for Passthrough {
                 let made = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
                 let file = made.map_err(refused)?;
                 let ino = file.metadata().map_err(refused)?.ino();
-                self.known.lock().insert(ino, (path.clone(), Some(Arc::new(file))));
+                self.known.lock().keep_open(ino, file);
             }
             _ => return Err(FsError::NotSupported),
         }
@@ -276,7 +296,10 @@ impl Filesystem for Passthrough {
     fn forget(&self, ino: Ino, _: u64) {
         let inner = self.inner(ino);
         if inner != self.root {
-            self.known.lock().remove(&inner);
+            let mut known = self.known.lock();
+            known.paths.remove(&inner);
+            known.open.remove(&inner);
+            known.order.retain(|open| *open != inner);
         }
     }
 

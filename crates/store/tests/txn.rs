@@ -5,7 +5,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -571,6 +571,49 @@ fn a_turn_goes_on_once_a_commit_is_decided_or_given_up() {
         drop(committing);
         drop(turn);
         assert!(contention.turn().await.is_held());
+    });
+}
+
+/// Takes a second for each change.
+#[derive(Debug)]
+struct Sluggish(Env);
+
+#[async_trait]
+impl Around for Sluggish {
+    async fn before_change(&self, _: &[Write]) {
+        self.0.sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Who meets a change that is decided and not yet there tries again when it is, not all the time.
+#[test]
+fn a_conflict_is_told_when_another_attempt_may_succeed() {
+    run(26, |env| async move {
+        let memory = Arc::new(VersionedMemory::new(BLOCKS));
+        let store = Arc::new(Passing::new(memory, Sluggish(env.clone())));
+        let manager = TransactionManager::new(&env, store, Options::default());
+        let attempts = AtomicU64::new(0);
+        let add = async || {
+            let added: Result<(), TxnError> =
+                txn::run(&manager, Begin::STRICT, SYNCED, async |txn| {
+                    assert!(attempts.fetch_add(1, Ordering::Relaxed) < 40, "it does nothing else");
+                    let count = txn.read(Lba(3)).await?[0];
+                    txn.write(Lba(3), block(count + 1))
+                })
+                .await;
+            added.unwrap();
+        };
+        let start = env.now();
+        // The old snapshot is there to be shared.
+        let reader = manager.begin(Begin::SNAPSHOT).await.unwrap();
+        join_all((0..4).map(|_| add())).await;
+        reader.abort().await;
+        let txn = manager.begin(Begin::STRICT).await.unwrap();
+        assert_eq!(txn.read(Lba(3)).await.unwrap()[0], 4);
+        let spent = env.now().since(start);
+        assert!(spent < Duration::from_secs(5), "{spent:?}");
+        // Each of them meets each of those before it once.
+        assert!(attempts.load(Ordering::Relaxed) <= 4 + 3 + 2 + 1, "{attempts:?}");
     });
 }
 

@@ -97,7 +97,7 @@ fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> 
 /// Decides on a transaction, and applies it if it commits; the version that it has become.
 pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, TxnError> {
     let intent = Arc::new(intent);
-    let window = inner.order.lock().push(intent.clone());
+    let (slot, window) = inner.order.lock().push(intent.clone());
     #[cfg(feature = "seeded-bugs")]
     let window = match inner.options.bug {
         Some(super::Bug::SkippedWindow) => window.without_first(u64::MAX),
@@ -109,6 +109,12 @@ pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, Txn
         Counts::add(&inner.counts.conflicts, 1);
         // Others who were decided after it may wait for its slot to be passed.
         apply_decided(inner).await;
+        // Another attempt would begin with a snapshot that some of those it conflicts with are not in,
+        // and meet them again.
+        let before = inner.order.lock().committing(slot);
+        if let Some(before) = before {
+            outcome(inner, &before).await.ok();
+        }
         return Err(TxnError::Conflict);
     }
     Counts::add(&inner.counts.commits, 1);

@@ -126,10 +126,16 @@ impl Order {
         self.is_barred() && self.floors.is_empty()
     }
 
-    /// Gives a transaction its commit timestamp; its window. That is kept until there is an outcome,
-    /// and ends then without [`Order::end`].
-    pub(super) fn push(&mut self, intent: Arc<Intent>) -> Window {
-        self.stream.push(intent).1
+    /// Gives a transaction its commit timestamp; that and its window. The window is kept until there is
+    /// an outcome, and ends then without [`Order::end`].
+    pub(super) fn push(&mut self, intent: Arc<Intent>) -> (u64, Window) {
+        self.stream.push(intent)
+    }
+
+    /// The last transaction before a timestamp that commits and has no outcome yet.
+    pub(super) fn committing(&self, before: u64) -> Option<Arc<Intent>> {
+        let earlier = (self.applied..before).rev().filter_map(|at| self.stream.get(at));
+        earlier.into_iter().find(|intent| intent.verdict() == Verdict::Commit)
     }
 
     /// A part of the stream.

@@ -208,10 +208,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     }
     let tree = source_tree(&parent)?;
     let mut report = Report::new(ENTRY.name, options.seed);
-    let wanted = |load: &Load| {
-        options.loads.is_empty() || options.loads.iter().any(|name| name == load.name)
-    };
-    for load in LOADS.into_iter().filter(wanted) {
+    for load in LOADS.into_iter().filter(|load| options.runs(load.name)) {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
         for round in 0..ROUNDS {
             let turn = Turn { round, seed: options.seed, scale, tree: tree.path() };

@@ -80,6 +80,13 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Whether a load is to be run.
+    fn runs(&self, load: &str) -> bool {
+        self.loads.is_empty() || self.loads.iter().any(|name| name == load)
+    }
+}
+
 /// One benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchEntry {

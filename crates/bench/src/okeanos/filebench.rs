@@ -76,7 +76,7 @@ const COLUMNS: [Mode; 4] = [Mode::Ordered, Mode::Selective, Mode::Data, Mode::Wa
 fn run(options: &Options) -> Result<Report, BenchError> {
     let scale = rig::scale(options, DEFAULT_SCALE)?;
     let mut report = Report::new(ENTRY.name, options.seed);
-    for (load, name, paper) in LOADS {
+    for (load, name, paper) in LOADS.into_iter().filter(|(_, name, _)| options.runs(name)) {
         let mut ours = Vec::new();
         for mode in Mode::ALL {
             let outcome = thalweg_sim::run(options.seed, |env| async move {

@@ -1,10 +1,13 @@
-//! `okeanos-streams`: many writers of small synchronous writes (Okeanos 5.2.1, figures 3.1, 5.1, 5.2).
+//! `okeanos-streams`: many writers of small writes (Okeanos 3.1 and 5.2.1, figures 3.1, 5.1 to 5.3).
 //!
 //! - *in place*: each writer overwrites 128 bytes somewhere in a block of its file, synchronously, and
 //!   again at once; drives are told to flush.
 //! - *appends*: each writer appends once a second, at a given rate; drives as in the paper, whose caches
 //!   take writes and are not flushed. Each has reserved room for its file, so that they lie apart as on a
 //!   disk that is in use.
+//! - *sizes*: a hundred that append once a second, by the size of what they append (figure 3.1).
+//! - *asynchronous*: a thousand that append once a second and wait for nothing but room in memory, of
+//!   which there is little (figure 5.3).
 
 use std::time::Duration;
 
@@ -36,12 +39,19 @@ const RESERVED: u64 = 2 << 20;
 const RATES: [(usize, &str); 2] = [(125, "1kbps"), (125_000, "1mbps")];
 /// Writers at each rate.
 const STREAMS: [&[usize]; 2] = [&[100, 1000, 5000], &[20, 60, 100]];
+/// Writers of figure 3.1, and how much each of them writes at a time.
+const SIZED: usize = 100;
+const SIZES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
+/// Writers of figure 5.3, their writes, and bytes of memory for blocks.
+const HASTY: usize = 1000;
+const HASTY_WRITES: f64 = 200.0;
+const HASTY_CACHE: usize = 8 << 20;
 /// Seconds of the paper's runs.
 const SECONDS: f64 = 300.0;
 const DEFAULT_SCALE: f64 = 0.1;
 
 /// What one run came to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Outcome {
     writes: u64,
     bytes: u64,
@@ -49,7 +59,20 @@ struct Outcome {
     /// All of the way home in the end, too.
     settled: Traffic,
     mean: Duration,
+    /// The mean of all writers' first writes, of their second ones, and so on.
+    by_write: Vec<Duration>,
     seconds: f64,
+}
+
+/// Writers that append once a second.
+#[derive(Clone, Copy, Debug)]
+struct Streams {
+    writers: usize,
+    /// Bytes of a write.
+    rate: usize,
+    seconds: f64,
+    /// Whether they wait until it is durable.
+    sync: bool,
 }
 
 fn run(options: &Options) -> Result<Report, BenchError> {
@@ -75,8 +98,9 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         for mode in Mode::ALL {
             let mut row = Vec::new();
             for writers in streams {
+                let streams = Streams { writers: *writers, rate, seconds, sync: true };
                 let outcome = thalweg_sim::run(options.seed, |env| async move {
-                    append(&env, mode, *writers, rate, seconds).await
+                    append(&env, Plan::new(mode, Caches::Loose), streams).await
                 })?;
                 let figure = |what: &str| format!("{mode}_{name}_{writers}_{what}");
                 let mb = |bytes: u64| rounded(bytes as f64 / 1e6 / outcome.seconds);
@@ -89,7 +113,63 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         }
         report.charts.extend(charts(rate, name, &table));
     }
+    sizes(&mut report, options.seed, seconds)?;
+    hasty(&mut report, options.seed, HASTY_WRITES * scale)?;
     Ok(report)
+}
+
+/// What goes to the journal, by the size of the writes (figure 3.1).
+fn sizes(report: &mut Report, seed: u64, seconds: f64) -> Result<(), BenchError> {
+    let mut series = Vec::new();
+    for mode in Mode::ALL {
+        let mut points = Vec::new();
+        for size in SIZES {
+            let outcome = thalweg_sim::run(seed, |env| async move {
+                let plan = Plan::new(mode, Caches::Loose);
+                append(&env, plan, Streams { writers: SIZED, rate: size, seconds, sync: true })
+                    .await
+            })?;
+            let megabytes = outcome.traffic.journal as f64 / 1e6 / seconds * SECONDS;
+            report.figure(&format!("{mode}_{SIZED}x{size}_journal_mb"), rounded(megabytes));
+            points.push((size as f64, megabytes));
+        }
+        series.push(Series::measured(mode.name(), points));
+    }
+    series.push(Series::paper("data, paper", vec![(128.0, 138.0), (4096.0, 267.0)]));
+    report.charts.push(Chart {
+        title: format!("3.1 journal traffic of {SIZED} writers in five minutes"),
+        x: "bytes of a write".to_owned(),
+        y: "MB".to_owned(),
+        shape: Shape::Lines,
+        series,
+    });
+    Ok(())
+}
+
+/// How long those wait who wait for nothing but memory (figure 5.3).
+fn hasty(report: &mut Report, seed: u64, seconds: f64) -> Result<(), BenchError> {
+    let mut series = Vec::new();
+    for mode in [Mode::Ordered, Mode::Selective, Mode::Wasteless] {
+        let outcome = thalweg_sim::run(seed, |env| async move {
+            let plan = Plan { cache: HASTY_CACHE, ..Plan::new(mode, Caches::Loose) };
+            let rate = RATES[0].0;
+            append(&env, plan, Streams { writers: HASTY, rate, seconds, sync: false }).await
+        })?;
+        let worst = outcome.by_write.iter().max().map_or(0.0, |worst| millis(*worst));
+        report.figure(&format!("{mode}_async_{HASTY}_latency_ms"), rounded(millis(outcome.mean)));
+        report.figure(&format!("{mode}_async_{HASTY}_worst_ms"), rounded(worst));
+        let points =
+            (1..).zip(&outcome.by_write).map(|(nth, mean)| (f64::from(nth), millis(*mean)));
+        series.push(Series::measured(mode.name(), points.collect()));
+    }
+    report.charts.push(Chart {
+        title: format!("5.3 latency of {HASTY} asynchronous streams"),
+        x: "write".to_owned(),
+        y: "ms".to_owned(),
+        shape: Shape::Lines,
+        series,
+    });
+    Ok(())
 }
 
 /// Writers that overwrite parts of a block, each as soon as it may.
@@ -123,19 +203,15 @@ async fn overwrite(env: &Env, mode: Mode, writers: usize) -> Result<Outcome, Ben
         traffic,
         settled: rig.traffic().since(before),
         mean: waited.iter().sum::<Duration>() / writes as u32,
+        by_write: Vec::new(),
         seconds,
     })
 }
 
-/// Writers that append once a second.
-async fn append(
-    env: &Env,
-    mode: Mode,
-    writers: usize,
-    rate: usize,
-    seconds: f64,
-) -> Result<Outcome, BenchError> {
-    let rig = Rig::build(env, Plan::new(mode, Caches::Loose)).await?;
+/// Has streams write.
+async fn append(env: &Env, plan: Plan, streams: Streams) -> Result<Outcome, BenchError> {
+    let Streams { writers, rate, seconds, sync } = streams;
+    let rig = Rig::build(env, plan).await?;
     let files = files(&rig, writers, 0).await?;
     for file in &files {
         let how = Allocation::Reserve { keep_size: true };
@@ -148,22 +224,27 @@ async fn append(
     let clients = files.into_iter().map(|file| {
         let (rig, mut rng) = (rig.clone(), env.rng());
         env.spawn(async move {
-            let (mut waited, mut writes) = (Duration::ZERO, 0);
+            let mut waits = Vec::new();
             let mut next = begun + Duration::from_secs_f64(rng.random_range(0.0..1.0));
             while next < end {
                 rig.env.sleep_until(next).await;
                 // As if it had been sent in time: a stream does not wait for the disk.
-                rig.write(file, WriteAt::End, bytes(&mut rng, rate), true).await?;
-                waited += rig.env.now().since(next);
-                writes += 1;
+                rig.write(file, WriteAt::End, bytes(&mut rng, rate), sync).await?;
+                waits.push(rig.env.now().since(next));
                 next = (next + Duration::from_secs(1)).max(rig.env.now());
             }
-            Ok((waited, writes))
+            Ok(waits)
         })
     });
     let done = all(clients.collect()).await?;
-    let writes: u64 = done.iter().map(|(_, writes)| writes).sum();
-    let waited: Duration = done.iter().map(|(waited, _)| *waited).sum();
+    let writes: u64 = done.iter().map(|waits| waits.len() as u64).sum();
+    let waited: Duration = done.iter().flatten().sum();
+    let most = done.iter().map(Vec::len).max().unwrap_or(0);
+    let by_write = (0..most).map(|nth| {
+        let waits: Vec<Duration> =
+            done.iter().filter_map(|waits| waits.get(nth)).copied().collect();
+        waits.iter().sum::<Duration>() / waits.len() as u32
+    });
     let traffic = rig.traffic().since(before);
     Ok(Outcome {
         writes,
@@ -171,6 +252,7 @@ async fn append(
         traffic,
         settled: traffic,
         mean: waited / (writes as u32).max(1),
+        by_write: by_write.collect(),
         seconds: env.now().since(begun).as_secs_f64(),
     })
 }

@@ -1,15 +1,15 @@
 //! A filesystem for the kernel, through FUSE.
 //!
 //! FUSE's threads decode, and run a request as far as it gets without waiting; the rest of it is a task
-//! that answers when it is done, so that many are in flight. The kernel checks permissions, resolves paths, keeps locks, and caches names,
-//! attributes, pages and links; what changes behind its back is told to it (see
-//! [`Filesystem::watch`]).
+//! that answers when it is done, so that many are in flight. The kernel checks permissions, resolves
+//! paths, keeps locks, and caches names, attributes, pages and links; what changes behind its back is
+//! told to it (see [`Filesystem::watch`]).
 //!
 //! **What is durable.** A write reaches the filesystem before it returns, byte for byte, unless the
-//! mount has [`MountOptions::writeback_cache`]; `fsync` is [`Filesystem::sync`], and a file open with
-//! `O_SYNC` or `O_DSYNC` has it with every write: from the kernel, or with `O_DIRECT`, for which the
-//! kernel does not ask for it, as a part of the write. The kernel does not forward `sync` and `syncfs` to
-//! filesystems in user space; they push out what the kernel itself holds.
+//! mount has [`MountOptions::writeback_cache`]; `fsync` is [`Filesystem::sync`]. For a file open with
+//! `O_SYNC` or `O_DSYNC` the kernel asks for that after every write; with `O_DIRECT` it does not, and
+//! the sync is a part of the write. The kernel does not forward `sync` and `syncfs` to filesystems in
+//! user space; they push out what the kernel itself holds.
 //!
 //! **Privileges.** A write takes set-user-id, set-group-id and capabilities from a file. The kernel
 //! leaves this to the filesystem, and saves a request before every write in return.

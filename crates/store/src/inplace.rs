@@ -513,9 +513,10 @@ impl BlockStore for InPlace {
                 *wanted = version.max(*wanted);
             }
             let _waiting = inner.callers.enter();
-            inner.commit_wanted.notify_one();
-            if inner.callers.is_lone() {
-                inner.commits.push();
+            let ask = || inner.commit_wanted.notify_one();
+            match inner.callers.is_lone() {
+                true => inner.commits.push(ask),
+                false => ask(),
             }
             if durable.changed().await.is_err() {
                 return Err(StoreError::Poisoned("the store was dropped".into()));

@@ -7,7 +7,8 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 use parking_lot::Mutex;
 
@@ -15,38 +16,85 @@ use super::{Env, Task};
 
 /// Pushes a task on that was started with [`Env::spawn_pushed`].
 #[derive(Clone, Default)]
-pub struct Push(Arc<Mutex<Shared>>);
+pub struct Push(Arc<Shared>);
 
+/// What the task and those who push it share. It is the waker that the future gets, whoever polls it.
 #[derive(Default)]
 struct Shared {
-    /// Nothing while there is no task, and while it is dropped.
-    future: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Nothing while there is no task, and while it is dropped. Nobody waits for this lock but who drops
+    /// the task: who has it may be in a system call.
+    future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
+    /// Somebody is about to poll the future, or does.
+    busy: AtomicBool,
+    /// It is to be polled once more than by who does.
+    again: AtomicBool,
     /// Wakes the task.
-    waker: Option<Waker>,
+    task: Mutex<Option<Waker>>,
+}
+
+impl Wake for Shared {
+    fn wake(self: Arc<Shared>) {
+        self.again.store(true, Ordering::SeqCst);
+        // Who is busy looks at `again` after that.
+        if !self.busy.load(Ordering::SeqCst) {
+            self.wake_task();
+        }
+    }
 }
 
 impl Push {
-    /// Has the task go as far as it gets without waiting, here and now, unless it is running already.
-    /// The caller must hold no lock that the task takes.
-    pub fn push(&self) {
-        let Some(mut shared) = self.0.try_lock() else { return };
-        let Some(waker) = shared.waker.clone() else { return };
-        if shared.step(&mut Context::from_waker(&waker)).is_ready() {
-            waker.wake();
+    /// Does `ask`, which wakes the task, and has the task go as far as it gets without waiting, here and
+    /// now; where it is running already, it is woken. The caller must hold no lock that the task takes.
+    pub fn push(&self, ask: impl FnOnce()) {
+        // A task that has never run cannot be woken yet.
+        let has_run = self.0.task.lock().is_some();
+        if !has_run {
+            return ask();
+        }
+        match self.step(ask) {
+            Ok(Poll::Pending) => (),
+            Ok(Poll::Ready(())) => self.0.wake_task(),
+            Err(ask) => ask(),
+        }
+    }
+
+    /// Does `ask` and polls the future, unless somebody else does. A future that panics is dropped.
+    fn step<Ask: FnOnce()>(&self, ask: Ask) -> Result<Poll<()>, Ask> {
+        let shared = &self.0;
+        // Declared before the lock, so dropped after it: who is woken then needs the lock.
+        let _idle;
+        let Some(mut slot) = shared.future.try_lock() else { return Err(ask) };
+        _idle = Idle(shared);
+        shared.busy.store(true, Ordering::SeqCst);
+        ask();
+        shared.again.store(false, Ordering::SeqCst);
+        let Some(mut future) = slot.take() else { return Ok(Poll::Ready(())) };
+        let waker = Waker::from(shared.clone());
+        let step = future.as_mut().poll(&mut Context::from_waker(&waker));
+        if step.is_pending() {
+            *slot = Some(future);
+        }
+        Ok(step)
+    }
+}
+
+/// Dropped when the future was polled and the lock is free.
+struct Idle<'a>(&'a Shared);
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.0.busy.store(false, Ordering::SeqCst);
+        if self.0.again.swap(false, Ordering::SeqCst) {
+            self.0.wake_task();
         }
     }
 }
 
 impl Shared {
-    /// What the future asks to be woken by wakes the task, whoever polls it. A future that panics is
-    /// dropped.
-    fn step(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(mut future) = self.future.take() else { return Poll::Ready(()) };
-        let step = future.as_mut().poll(cx);
-        if step.is_pending() {
-            self.future = Some(future);
+    fn wake_task(&self) {
+        if let Some(task) = &*self.task.lock() {
+            task.wake_by_ref();
         }
-        step
     }
 }
 
@@ -57,18 +105,23 @@ impl Future for Pushed {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let mut shared = self.0.0.lock();
-        if !shared.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            shared.waker = Some(cx.waker().clone());
+        let shared = &self.0.0;
+        {
+            let mut task = shared.task.lock();
+            if !task.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                *task = Some(cx.waker().clone());
+            }
         }
-        shared.step(cx)
+        // Before the look at the lock: who has it sees this when it is free.
+        shared.again.store(true, Ordering::SeqCst);
+        self.0.step(|| ()).unwrap_or(Poll::Pending)
     }
 }
 
 impl Drop for Pushed {
     fn drop(&mut self) {
         // Dropped without the lock: what it owns may push when it goes.
-        let future = self.0.0.lock().future.take();
+        let future = self.0.0.future.lock().take();
         drop(future);
     }
 }
@@ -80,7 +133,7 @@ impl Env {
         push: &Push,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> Task<()> {
-        push.0.lock().future = Some(Box::pin(future));
+        *push.0.future.lock() = Some(Box::pin(future));
         self.spawn(Pushed(push.clone()))
     }
 }
@@ -107,20 +160,18 @@ mod tests {
             }
         });
         // Nobody is to be woken yet.
-        push.push();
+        push.push(|| ());
         tokio::task::yield_now().await;
-        wanted.notify_one();
-        push.push();
+        push.push(|| wanted.notify_one());
         assert_eq!(done.load(Ordering::Relaxed), 1);
         // Without a push it goes on by itself, also after one.
         wanted.notify_one();
         tokio::task::yield_now().await;
         assert_eq!(done.load(Ordering::Relaxed), 2);
-        wanted.notify_one();
-        push.push();
+        push.push(|| wanted.notify_one());
         assert_eq!(done.load(Ordering::Relaxed), 3);
         assert_eq!(task.await, Some(()));
-        push.push();
+        push.push(|| ());
     }
 
     #[tokio::test]
@@ -134,10 +185,61 @@ mod tests {
             }
         });
         tokio::task::yield_now().await;
-        push.push();
+        push.push(|| ());
         assert_eq!(Arc::strong_count(&owned), 2);
         drop(task);
         tokio::task::yield_now().await;
         assert_eq!(Arc::strong_count(&owned), 1);
+    }
+
+    /// The runtime's only thread goes on while a step blocks on another one, and what was asked for
+    /// meanwhile is done.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "real threads, and a limit in real time")]
+    fn a_step_that_blocks_keeps_no_thread_of_the_runtime() {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).enable_all().build().unwrap();
+        let (env, push, wanted) = (Env::real(), Push::default(), Arc::new(Notify::new()));
+        let (blocked, release) = std::sync::mpsc::channel::<()>();
+        let done = Arc::new(Notify::new());
+        let task = {
+            let _entered = runtime.enter();
+            env.spawn_pushed(&push, {
+                let (wanted, done) = (wanted.clone(), done.clone());
+                async move {
+                    wanted.notified().await;
+                    release.recv().unwrap();
+                    wanted.notified().await;
+                    done.notify_one();
+                }
+            })
+        };
+        while push.0.task.lock().is_none() {
+            std::thread::yield_now();
+        }
+        let pushing = std::thread::spawn({
+            let (push, wanted) = (push.clone(), wanted.clone());
+            move || push.push(|| wanted.notify_one())
+        });
+        while !push.0.busy.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        push.push(|| wanted.notify_one());
+        // As somebody does who wanted it just before the step began.
+        push.0.wake_task();
+        let limit = std::time::Duration::from_secs(20);
+        let (sender, others) = std::sync::mpsc::channel();
+        // Twice through the worker: the first may come before the task that was woken.
+        runtime.spawn(async move {
+            tokio::task::yield_now().await;
+            sender.send(()).unwrap();
+        });
+        assert!(others.recv_timeout(limit).is_ok(), "the runtime's thread waits for the step");
+        blocked.send(()).unwrap();
+        pushing.join().unwrap();
+        runtime.block_on(async {
+            tokio::time::timeout(limit, done.notified()).await.unwrap();
+        });
+        drop(task);
     }
 }

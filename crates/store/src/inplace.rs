@@ -33,6 +33,7 @@ mod route;
 mod running;
 mod scrub;
 mod state;
+mod waiting;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -51,7 +52,8 @@ pub use options::{Mode, Options};
 pub use recovery::Recovered;
 pub use scrub::{Mend, ScrubReport};
 pub use state::Counts;
-use state::{Found, State, Which};
+use state::{Found, State};
+use waiting::Which;
 
 use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
 use crate::device::{DeviceError, DeviceRef};

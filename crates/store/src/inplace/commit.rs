@@ -3,7 +3,7 @@
 use super::Inner;
 use super::options::Mode;
 use super::running::Closed;
-use super::state::Which;
+use super::waiting::Which;
 use crate::block::{StoreError, Version};
 use crate::journal::{Appended, JournalError};
 
@@ -49,15 +49,19 @@ impl Inner {
         // wait for it.
         let home = mode != Mode::Writeback || synced > *self.durable.borrow();
         if home {
-            let wrote = self.write_direct(&closed).await?;
+            self.write_direct(&closed).await?;
             // In writeback mode the order does not matter, and one flush is enough if it does for both.
             let later = mode == Mode::Writeback && self.journal_flushes_data();
-            if wrote && (!later || closed.changes.is_empty()) {
+            let unflushed = self.state.lock().unflushed_direct;
+            if unflushed && (!later || closed.changes.is_empty()) {
                 self.flush_data().await?;
             }
         }
         if closed.changes.is_empty() {
             return Ok(home);
+        }
+        if self.journal_flushes_data() {
+            self.state.lock().unflushed_direct = false;
         }
         let appended = self.append(&closed).await?;
         let now = self.env.now();
@@ -70,12 +74,10 @@ impl Inner {
         Ok(home)
     }
 
-    /// Writes direct changes home, also those of earlier transactions that are not there. Whether there
-    /// were any.
-    async fn write_direct(&self, closed: &Closed) -> Result<bool, StoreError> {
+    /// Writes direct changes home, also those of earlier transactions that are not there.
+    async fn write_direct(&self, closed: &Closed) -> Result<(), StoreError> {
         let direct = closed.changes.iter().filter(|(_, change)| change.is_direct());
         let mut left: Vec<u64> = direct.map(|(lba, _)| *lba).collect();
-        let mut wrote = !left.is_empty();
         while !left.is_empty() {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -92,11 +94,10 @@ impl Inner {
             changed.as_mut().enable();
             let which = Which::Direct(closed.version);
             let (earlier, busy) = self.state.lock().begin_due(which, usize::MAX);
-            wrote |= busy || !earlier.is_empty();
             self.bring_home(earlier).await?;
             match busy {
                 true => changed.await,
-                false => return Ok(wrote),
+                false => return Ok(()),
             }
         }
     }

@@ -7,7 +7,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::Inner;
-use super::state::{Homing, Which};
+use super::state::Homing;
+use super::waiting::Which;
 use crate::block::{BLOCK_SIZE, Class, StoreError};
 use crate::device::Purpose;
 
@@ -164,11 +165,12 @@ impl Inner {
             self.bring_home(blocks).await?;
             self.write_map().await?;
             self.release().await?;
-            match begun < BATCH {
-                // Whoever needs room needs all of it.
-                true if busy && !matches!(which, Which::Old(_)) => changed.await,
-                true => return Ok(()),
-                false => {}
+            match which {
+                Which::Oldest(_) => return Ok(()),
+                _ if begun == BATCH => {}
+                // Whoever needs room in the journal needs all of it.
+                Which::Before(_) | Which::All | Which::Direct(_) if busy => changed.await,
+                _ => return Ok(()),
             }
         }
     }
@@ -201,7 +203,13 @@ impl Inner {
 
     /// Makes what is home durable.
     pub(super) async fn flush_data(&self) -> Result<(), StoreError> {
-        if !self.state.lock().options.barrier {
+        let barrier = {
+            let mut state = self.state.lock();
+            // Before the flush: what comes home meanwhile needs another one.
+            state.unflushed_direct = false;
+            state.options.barrier
+        };
+        if !barrier {
             return Ok(());
         }
         if let Err(error) = self.data.flush(Purpose::UserData).await {
@@ -225,7 +233,7 @@ impl Inner {
             }
             let dirty = self.state.lock().dirty;
             if dirty > most {
-                self.write_back(Which::All).await?;
+                self.write_back(Which::Oldest(dirty - most / 4 * 3)).await?;
             }
             return Ok(());
         }

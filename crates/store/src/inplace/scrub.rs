@@ -2,7 +2,8 @@
 
 use super::format::Entry;
 use super::map::Map;
-use super::state::{State, Which};
+use super::state::State;
+use super::waiting::Which;
 use super::{InPlace, Inner};
 use crate::block::StoreError;
 

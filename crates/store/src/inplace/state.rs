@@ -22,6 +22,7 @@ use super::options::{Mode, Options};
 use super::page::{Content, Due, Page};
 use super::route::{Request, Route, Sequence, route};
 use super::running::{Change, Closed, Running, difference};
+use super::waiting::{Waiting, Which};
 use crate::block::{BLOCK_SIZE, Class, Holds, Lba, StoreError, Version, Write};
 use crate::env::{HashMap, Time};
 
@@ -39,6 +40,8 @@ pub(super) struct State {
     /// Transactions of which something is home and not yet durable there, each as often as it counts
     /// in `live`.
     pub(super) unflushed: Vec<u64>,
+    /// Something went home directly, whoever wrote it, that no flush was begun for since.
+    pub(super) unflushed_direct: bool,
     pub(super) running: Running,
     pub(super) holds: Holds,
     /// Blocks that are being read at home, and how often.
@@ -51,6 +54,8 @@ pub(super) struct State {
     pub(super) noted_from: u64,
     /// The first transaction that recovery may begin with.
     pub(super) first_replayed: u64,
+    /// Blocks that may go home.
+    waiting: Waiting,
     /// Blocks that are not home.
     pub(super) dirty: usize,
     /// Blocks that keep old content, each perhaps more than once.
@@ -99,19 +104,6 @@ pub(super) struct Homing {
     pub(super) keep: bool,
 }
 
-/// Which blocks have to go home.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Which {
-    /// Those that have waited since then or longer, and those that hold nothing any more.
-    Old(Time),
-    /// Those about which a transaction before this one says something.
-    Before(u64),
-    /// Those up to a version that did not go through the journal.
-    Direct(Version),
-    /// All.
-    All,
-}
-
 /// What a reader finds in memory of a block.
 pub(super) enum Found {
     Content(Content),
@@ -132,12 +124,14 @@ impl State {
             map: Map::new(volume),
             live: Live::default(),
             unflushed: Vec::new(),
+            unflushed_direct: false,
             running: Running::default(),
             holds: Holds::default(),
             reading: HashMap::default(),
             logged: HashMap::default(),
             noted_from: 0,
             first_replayed: 0,
+            waiting: Waiting::default(),
             dirty: 0,
             aged: Vec::new(),
             idle: VecDeque::new(),
@@ -321,20 +315,9 @@ impl State {
     }
 
     /// Takes committed blocks for the way home, at most `most`; whether some had to stay because they are
-    /// being read there.
+    /// being read there, or written.
     pub(super) fn begin_due(&mut self, which: Which, most: usize) -> (Vec<Homing>, bool) {
-        let is_due = |page: &Page| {
-            page.due.as_ref().is_some_and(|due| match which {
-                Which::Old(old) => due.content.is_none() || due.since <= old,
-                Which::Before(sequence) => page.first_live.is_some_and(|first| first < sequence),
-                Which::Direct(version) => due.direct && due.version <= version,
-                Which::All => true,
-            })
-        };
-        let due = self.pages.iter().filter(|(_, page)| !page.homing && is_due(page));
-        let mut due: Vec<u64> = due.map(|(lba, _)| *lba).collect();
-        due.sort_unstable();
-        due.truncate(most);
+        let due = self.waiting.pick(which, &self.pages, most);
         let wanted = due.len();
         let mut homing = Vec::with_capacity(wanted);
         for lba in due {
@@ -347,12 +330,13 @@ impl State {
 
     /// A block is home, or did not get there.
     pub(super) fn end_homing(&mut self, homing: &Homing, is_home: bool) {
-        let State { pages, map, live, .. } = self;
+        let State { pages, map, live, waiting, .. } = self;
         let Some(page) = pages.get_mut(&homing.lba) else { return };
         page.homing = false;
         if is_home {
             page.home = homing.entry;
             if homing.direct {
+                self.unflushed_direct = true;
                 self.counts.direct += 1;
             } else {
                 self.counts.checkpointed += 1;
@@ -362,7 +346,7 @@ impl State {
             }
             let is_last = page.due.as_ref().is_none_or(|due| due.version <= homing.version);
             if is_last {
-                page.due = None;
+                waiting.set(homing.lba, page, None);
             }
             if let Some(sequence) = homing.sequence.filter(|_| !homing.direct || is_last) {
                 self.unflushed.extend(page.first_live.take());
@@ -386,7 +370,7 @@ impl State {
     ) {
         let notes = !self.options.mode.journals_all_data();
         for (lba, change) in closed.changes {
-            let State { pages, map, live, logged, .. } = self;
+            let State { pages, map, live, logged, waiting, .. } = self;
             let Some(page) = pages.get_mut(&lba) else { continue };
             page.committing = false;
             let direct = change.is_direct();
@@ -399,21 +383,22 @@ impl State {
                     // Older transactions say nothing of it any more, once this one is kept.
                     live.let_go(first);
                 }
-                page.due = None;
+                waiting.set(lba, page, None);
             }
             if !(direct && home) {
                 if let Some(sequence) = sequence.filter(|_| !direct) {
                     live.keep(&mut page.first_live, sequence);
                 }
                 let since = page.due.as_ref().map_or(now, |due| due.since);
-                page.due = Some(Due {
+                let due = Due {
                     content: change.content,
                     class: change.class,
                     sequence,
                     version: closed.version,
                     direct,
                     since,
-                });
+                };
+                waiting.set(lba, page, Some(due));
             }
             self.settle(lba);
         }

@@ -387,7 +387,7 @@ impl Inner {
     async fn discard(self: &Arc<Inner>, at: &mut u64, end: u64) -> Result<Version, StoreError> {
         /// Pages of the map that are looked through at a time.
         const PAGES: u64 = 256;
-        let most = MAX_DISCARD.min(self.journal.size() as usize / 4 / state::CLEAR);
+        let most = MAX_DISCARD.min(self.journal.size() as usize / 4 / running::MOST_OF_A_TAG);
         self.admit().await?;
         let end = end.min(Map::blocks_of(Map::page_of(*at) + PAGES - 1).end);
         // What was read of the map stays in memory.

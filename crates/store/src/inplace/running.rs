@@ -11,6 +11,8 @@ use crate::journal::{Record, Update, Void};
 
 /// What a tag costs, more or less: gaps between ranges that are smaller are journaled too.
 const TAG: usize = 4;
+/// What a tag costs at most, and so a block of which nothing else is journaled.
+pub(super) const MOST_OF_A_TAG: usize = 16;
 
 /// All that one transaction does to a block.
 #[derive(Clone, Debug)]
@@ -30,7 +32,7 @@ pub(super) struct Change {
 #[derive(Debug, Default)]
 pub(super) struct Running {
     pub(super) changes: HashMap<u64, Change>,
-    /// Bytes that it takes in the journal at most, more or less.
+    /// Bytes that its changes take in the journal at most: the sum of [`Change::room`].
     pub(super) bytes: usize,
     /// When it began; `None` while it is empty.
     pub(super) begun: Option<Time>,
@@ -49,6 +51,19 @@ impl Change {
     /// Whether it goes home without the journal.
     pub(super) fn is_direct(&self) -> bool {
         self.content.is_some() && self.route == Route::Direct
+    }
+
+    /// Bytes that it takes in the journal at most, padding aside.
+    pub(super) fn room(&self) -> usize {
+        MOST_OF_A_TAG
+            + match self.route {
+                _ if self.content.is_none() => 0,
+                Route::Direct => 0,
+                Route::Bytes if self.is_small() => {
+                    self.ranges.bytes() + MOST_OF_A_TAG * self.ranges.count()
+                }
+                Route::Bytes | Route::Whole => BLOCK_SIZE,
+            }
     }
 
     /// What it says in the journal. Of a direct change that is that older transactions say nothing of the

@@ -26,9 +26,6 @@ use super::waiting::{Waiting, Which};
 use crate::block::{BLOCK_SIZE, Class, Holds, Lba, StoreError, Version, Write};
 use crate::env::{HashMap, Time};
 
-/// What a block that holds nothing any more takes in the journal at most.
-pub(super) const CLEAR: usize = 16;
-
 #[derive(Debug)]
 pub(super) struct State {
     /// The newest version.
@@ -218,10 +215,16 @@ impl State {
             fresh: was_empty,
         };
         running.begun.get_or_insert(now);
-        running.bytes += if write.content.is_some() { BLOCK_SIZE } else { CLEAR };
         match running.changes.get_mut(&lba) {
-            Some(change) => change.go_on(new),
-            None => drop(running.changes.insert(lba, new)),
+            Some(change) => {
+                running.bytes -= change.room();
+                change.go_on(new);
+                running.bytes += change.room();
+            }
+            None => {
+                running.bytes += new.room();
+                running.changes.insert(lba, new);
+            }
         }
         page.running = true;
         page.referenced = true;

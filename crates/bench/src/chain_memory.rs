@@ -78,14 +78,14 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
         chain.apply((0..BATCH).map(|lba| rig::block(lba, 0)).collect()).await.map_err(failed)?;
     }
     chain.checkpoint().await.map_err(failed)?;
-    let before = resident()?;
+    let before = rig::resident()?;
     for first in (0..blocks).step_by(BATCH as usize) {
         let writes = (first..first + BATCH).map(|lba| rig::block(lba, 0)).collect();
         chain.apply(writes).await.map_err(failed)?;
     }
     chain.checkpoint().await.map_err(failed)?;
     Ok(Measured {
-        allocated: resident()?.saturating_sub(before),
+        allocated: rig::resident()?.saturating_sub(before),
         index: chain.status().index_bytes - empty,
     })
 }
@@ -100,17 +100,6 @@ async fn touch(device: &MemoryDevice) -> Result<(), BenchError> {
         device.write(at, vec![zeros.slice(..len)], Purpose::Map).await.map_err(failed)?;
     }
     Ok(())
-}
-
-/// Bytes of the process that are in memory, whichever allocator it has.
-fn resident() -> Result<u64, BenchError> {
-    let path = std::path::PathBuf::from("/proc/self/status");
-    let status = std::fs::read_to_string(&path);
-    let status = status.map_err(|source| BenchError::Io { path, source })?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
-    kib.map(|kib| kib * 1024)
-        .ok_or_else(|| failed(std::io::Error::other("the system does not tell of memory")))
 }
 
 /// A device that keeps nothing: it reads as zeros.

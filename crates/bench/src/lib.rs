@@ -19,6 +19,9 @@
 //! - `engine`: our key-value stores and other engines, behind one face;
 //! - [`kv`]: our stores beside other engines under load;
 //! - [`txn_put`]: what a durable small put costs a device;
+//! - [`mod@fs`]: filesystems beside each other on the same disk;
+//! - [`fs_many`]: a filesystem with millions of files;
+//! - [`okeanos`]: the modes of the in-place store, on simulated drives;
 //! - [`nbd`]: volumes over NBD beside other servers on the same disk.
 
 pub mod chain_cache;
@@ -29,6 +32,7 @@ pub mod chain_reads;
 pub mod chain_restart;
 mod engine;
 pub mod fs;
+pub mod fs_many;
 pub mod imgstore;
 pub mod kv;
 mod loops;
@@ -106,6 +110,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_reads::ENTRY,
     chain_restart::ENTRY,
     fs::ENTRY,
+    fs_many::ENTRY,
     imgstore::ENTRY,
     kv::ENTRY,
     nbd::ENTRY,

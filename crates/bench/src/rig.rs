@@ -1,5 +1,6 @@
 //! Chains over simulated drives.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -259,6 +260,17 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 /// What is measured failed.
 pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> BenchError {
     BenchError::Failed(Box::new(error))
+}
+
+/// Bytes of the process that are in memory, whichever allocator it has.
+pub(crate) fn resident() -> Result<u64, BenchError> {
+    let path = PathBuf::from("/proc/self/status");
+    let status = std::fs::read_to_string(&path);
+    let status = status.map_err(|source| BenchError::Io { path, source })?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
+    kib.map(|kib| kib * 1024)
+        .ok_or_else(|| failed(std::io::Error::other("the system does not tell of memory")))
 }
 
 /// The scale of a run, if it is in range.

@@ -165,12 +165,11 @@ impl Inner {
             self.bring_home(blocks).await?;
             self.write_map().await?;
             self.release().await?;
-            match which {
-                Which::Oldest(_) => return Ok(()),
-                _ if begun == BATCH => {}
+            match begun < BATCH {
                 // Whoever needs room in the journal needs all of it.
-                Which::Before(_) | Which::All | Which::Direct(_) if busy => changed.await,
-                _ => return Ok(()),
+                true if busy && !matches!(which, Which::Old(_)) => changed.await,
+                true => return Ok(()),
+                false => {}
             }
         }
     }
@@ -231,9 +230,10 @@ impl Inner {
                 let next = self.journal.next_sequence();
                 self.write_back(Which::Before(oldest + (next - oldest).div_ceil(2))).await?;
             }
-            let dirty = self.state.lock().dirty;
-            if dirty > most {
-                self.write_back(Which::Oldest(dirty - most / 4 * 3)).await?;
+            // In one go along the disk, but what was changed last may be changed again.
+            let old = self.state.lock().since_when_too_many(most);
+            if let Some(old) = old {
+                self.write_back(Which::Old(old)).await?;
             }
             return Ok(());
         }

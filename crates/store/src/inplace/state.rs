@@ -331,6 +331,13 @@ impl State {
         (homing, busy)
     }
 
+    /// When there are more than `most` blocks that are not home: since when those have waited that have
+    /// to go there so that a quarter of that many are left.
+    pub(super) fn since_when_too_many(&self, most: usize) -> Option<Time> {
+        let count = (self.dirty > most).then(|| self.dirty - most / 4)?;
+        self.waiting.since(count, &self.pages)
+    }
+
     /// A block is home, or did not get there.
     pub(super) fn end_homing(&mut self, homing: &Homing, is_home: bool) {
         let State { pages, map, live, waiting, .. } = self;

@@ -11,8 +11,6 @@ use crate::env::{HashMap, Time};
 pub(super) enum Which {
     /// Those that have waited since then or longer, and those that hold nothing any more.
     Old(Time),
-    /// So many, those that have waited longest.
-    Oldest(usize),
     /// Those about which a transaction before this one says something.
     Before(u64),
     /// Those up to a version that did not go through the journal.
@@ -24,13 +22,13 @@ pub(super) enum Which {
 impl Which {
     fn takes(self, page: &Page) -> bool {
         // What is on its way is somebody's business already; but who needs it there has to wait.
-        let may_leave = matches!(self, Which::Old(_) | Which::Oldest(_));
+        let may_leave = matches!(self, Which::Old(_));
         !(may_leave && page.homing)
             && page.due.as_ref().is_some_and(|due| match self {
                 Which::Old(old) => due.content.is_none() || due.since <= old,
                 Which::Before(sequence) => page.first_live.is_some_and(|first| first < sequence),
                 Which::Direct(version) => due.direct && due.version <= version,
-                Which::Oldest(_) | Which::All => true,
+                Which::All => true,
             })
     }
 }
@@ -62,17 +60,14 @@ impl Waiting {
             _ => &self.all,
         };
         let takes = |lba: &&u64| pages.get(lba).is_some_and(|page| which.takes(page));
-        let chosen = candidates.iter().filter(takes).copied();
-        let Which::Oldest(count) = which else { return chosen.take(most).collect() };
-        let since = |lba: &u64| pages.get(lba).and_then(|page| Some(page.due.as_ref()?.since));
-        let mut aged: Vec<_> = chosen.map(|lba| (since(&lba), lba)).collect();
-        let count = count.min(most);
-        if count < aged.len() {
-            aged.select_nth_unstable(count);
-            aged.truncate(count);
-        }
-        let mut chosen: Vec<u64> = aged.into_iter().map(|(_, lba)| lba).collect();
-        chosen.sort_unstable();
-        chosen
+        candidates.iter().filter(takes).copied().take(most).collect()
+    }
+
+    /// Since when the youngest of the `count` blocks has waited that have waited longest.
+    pub(super) fn since(&self, count: usize, pages: &HashMap<u64, Page>) -> Option<Time> {
+        let due = self.all.iter().filter_map(|lba| pages.get(lba)?.due.as_ref());
+        let mut since: Vec<Time> = due.map(|due| due.since).collect();
+        let last = count.min(since.len()).checked_sub(1)?;
+        Some(*since.select_nth_unstable(last).1)
     }
 }

@@ -81,6 +81,17 @@ pub enum FsError {
     Transaction(TxnError),
 }
 
+impl FsError {
+    /// Whether blocks or structures of the store below cannot be read, or make no sense.
+    pub(crate) fn is_damage_below(&self) -> bool {
+        match self {
+            FsError::Tree(error) => error.is_damage(),
+            FsError::Transaction(error) => error.is_damage(),
+            _ => false,
+        }
+    }
+}
+
 impl From<TxnError> for FsError {
     fn from(error: TxnError) -> FsError {
         match error {

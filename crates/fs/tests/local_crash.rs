@@ -9,6 +9,8 @@ mod in_place;
 mod repair;
 #[path = "local_crash/rig.rs"]
 mod rig;
+#[path = "local_crash/salvage.rs"]
+mod salvage;
 #[path = "local_crash/state.rs"]
 mod state;
 mod support;

@@ -1,27 +1,31 @@
 //! The check of a whole filesystem, and its repair.
 //!
-//! One snapshot is read from end to end, and everything in it is compared with everything else. What is
-//! wrong has a name each. Repairs are transactions of their own, each of which leaves the filesystem
-//! better than it was, so that they may be interrupted and begun again; after them it is read once more,
-//! until nothing is left that can be repaired.
+//! One snapshot is read from end to end, and everything in it is compared with everything else.
+//! What is wrong has a name each. Repairs are transactions of their own, each of which leaves the
+//! filesystem better than it was, so that they may be interrupted and begun again; after them it is
+//! read once more, until nothing is left that can be repaired. A tree that is damaged comes first:
+//! it is made whole from what of it can be read, and what is missing then is repaired like anything
+//! else that is missing.
 //!
 //! Nobody else may have the filesystem open.
 
 mod damage;
 mod repair;
+mod salvage;
 mod scan;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use thalweg_store::env::Env;
 use thalweg_store::txn::Transact;
 
 use super::inner::{Found, Inner};
-use super::make::read_super;
 use super::options::Options;
 use super::space::Space;
 use crate::error::FsError;
 pub use damage::Damage;
+use damage::Stage;
 
 /// What is looked at, and what is done about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -97,23 +101,39 @@ pub async fn check(
     name: &str,
     how: How,
 ) -> Result<Report, FsError> {
-    let parts = read_super(env, &volume, name).await?;
-    let found = Found {
-        tree: parts.tree,
-        area: parts.area,
-        hash_key: parts.record.hash_key,
-        hash_bits: parts.record.hash_bits,
-        // Whoever repairs takes what the bits say.
-        space: Space::new(parts.area.blocks(), Vec::new()),
-        inodes: 0,
-        max_inodes: parts.max_inodes,
-    };
-    let inner = Inner::new(env, volume, found, Options::default());
-    let mut findings: Vec<Finding> = Vec::new();
-    for round in 0.. {
-        let scan = scan::scan(&inner, how.data).await?;
+    let (mut findings, mut rounds) = (Vec::new(), 0..ROUNDS);
+    loop {
+        let parts = salvage::find(env, &volume, name, how.repair, &mut findings).await?;
+        let Some(parts) = parts else { return Ok(Report { findings, ..Report::default() }) };
+        let found = Found {
+            tree: parts.tree,
+            area: parts.area,
+            hash_key: parts.record.hash_key,
+            hash_bits: parts.record.hash_bits,
+            // Whoever repairs takes what the bits say.
+            space: Space::new(parts.area.blocks(), Vec::new()),
+            inodes: 0,
+            max_inodes: parts.max_inodes,
+        };
+        let inner = Inner::new(env, volume.clone(), found, Options::default());
+        if let Some(report) = check_parts(&inner, how, &mut rounds, &mut findings).await? {
+            return Ok(Report { findings, ..report });
+        }
+    }
+}
+
+/// Reads the filesystem, and repairs it, as often as there is something to be repaired. What was
+/// seen at last; `None` when the tree was repaired, with which the superblock may be gone.
+async fn check_parts(
+    inner: &Inner,
+    how: How,
+    rounds: &mut Range<usize>,
+    findings: &mut Vec<Finding>,
+) -> Result<Option<Report>, FsError> {
+    loop {
+        let scan = scan::scan(inner, how.data).await?;
         let damages = scan.damages();
-        let stage = match how.repair && round < ROUNDS {
+        let stage = match how.repair && rounds.next().is_some() {
             true => damages.iter().filter_map(Damage::stage).min(),
             false => None,
         };
@@ -121,7 +141,7 @@ pub async fn check(
             let outcome = match stage {
                 // What is left of it in the end is told then.
                 Some(_) if damage.stage() != stage => continue,
-                Some(_) => match repair::repair(&inner, &scan, damage).await? {
+                Some(_) => match repair::repair(inner, &scan, damage).await? {
                     // Another repair has seen to it, or nothing can be done: the next round tells.
                     Outcome::Left => continue,
                     done => done,
@@ -133,12 +153,15 @@ pub async fn check(
                 None => findings.push(Finding { damage: damage.clone(), outcome }),
             }
         }
-        if stage.is_none() {
-            if how.repair && !damages.iter().any(|damage| matches!(damage, Damage::Tree(_))) {
-                repair::finish(&inner).await?;
+        match stage {
+            Some(Stage::Tree) => return Ok(None),
+            Some(_) => {}
+            None => {
+                if how.repair && !damages.iter().any(|damage| matches!(damage, Damage::Tree(_))) {
+                    repair::finish(inner).await?;
+                }
+                return Ok(Some(scan.report()));
             }
-            return Ok(Report { findings, ..scan.report() });
         }
     }
-    Err(FsError::Damaged("repairs go on without end".to_owned()))
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use thalweg_store::block::Lba;
 use thalweg_store::env::Env;
-use thalweg_store::tree::{Kind as PartitionKind, NewPartition, Store, TreeError, catalogue};
+use thalweg_store::tree::{
+    Kind as PartitionKind, NewPartition, Partition, Store, TreeError, catalogue,
+};
 use thalweg_store::txn::{self, Begin, Durability, Transact};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -72,20 +74,8 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
     let area = DataArea::new(&raw, &uuid)?;
     let tree = Store::open_btree(env, volume.clone(), &meta).await?;
     let now = stored_time(env.wall_nanos());
-    let mut record = SuperRecord {
-        magic: SUPER_MAGIC,
-        version: FORMAT_VERSION.into(),
-        hash_bits: format.hash_bits.clamp(1, HASH_BITS),
-        spare: [0; 5],
-        uuid: *uuid.as_bytes(),
-        data: *raw.uuid.as_bytes(),
-        hash_key: *env.uuid().as_bytes(),
-        data_blocks: area.blocks().into(),
-        created: now.into(),
-        checksum: 0.into(),
-        end: [0; 4],
-    };
-    record.checksum = record.sum().into();
+    let hash_bits = format.hash_bits.clamp(1, HASH_BITS);
+    let record = super_record(env, (&raw, &uuid, &area), hash_bits, now);
     let root = root_record(format, now);
     txn::run(&**volume, Begin::STRICT, Durability::Synced, async |txn| {
         tree.put_in(&*txn, &key(Ino::ROOT.0, Tag::Inode, &[]), root.as_bytes().to_vec()).await?;
@@ -96,6 +86,49 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
         Ok::<_, FsError>(())
     })
     .await
+}
+
+/// A superblock for data in a partition; names are hashed in a way of their own.
+fn super_record(
+    env: &Env,
+    (raw, uuid, area): (&Partition, &Uuid, &DataArea),
+    hash_bits: u8,
+    now: u64,
+) -> SuperRecord {
+    let mut record = SuperRecord {
+        magic: SUPER_MAGIC,
+        version: FORMAT_VERSION.into(),
+        hash_bits,
+        spare: [0; 5],
+        uuid: *uuid.as_bytes(),
+        data: *raw.uuid.as_bytes(),
+        hash_key: *env.uuid().as_bytes(),
+        data_blocks: area.blocks().into(),
+        created: now.into(),
+        checksum: 0.into(),
+        end: [0; 4],
+    };
+    record.checksum = record.sum().into();
+    record
+}
+
+/// Makes a superblock where that is lost. The filesystem is another one then: its pages of bits and
+/// the places of its names have to be repaired.
+///
+/// # Errors
+/// Those of the catalogue of partitions, and of the tree.
+pub(crate) async fn make_super(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    name: &str,
+) -> Result<(), FsError> {
+    let tree = Store::open_btree(env, volume.clone(), &(name.to_owned() + META_SUFFIX)).await?;
+    let raw = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
+    let uuid = env.uuid();
+    let area = DataArea::new(&raw, &uuid)?;
+    let now = stored_time(env.wall_nanos());
+    let record = super_record(env, (&raw, &uuid, &area), HASH_BITS, now);
+    Ok(tree.put(&key(0, Tag::Super, &[]), record.as_bytes().to_vec()).await?)
 }
 
 fn root_record(format: &Format, now: u64) -> InodeRecord {

@@ -21,17 +21,17 @@ const STEPS: usize = 40;
 
 /// What there is, but for the times at which repairs were made.
 #[derive(PartialEq, Eq, Debug)]
-struct Whole {
+pub(crate) struct Whole {
     paths: BTreeSet<String>,
     files: Vec<(Ino, Vec<u8>)>,
 }
 
-async fn see(env: &Env, volume: &Volume) -> Whole {
+pub(crate) async fn see(env: &Env, volume: &Volume) -> Whole {
     let state = State::see(&volume.files(env).await, &[]).await;
     Whole { paths: state.metadata.into_keys().collect(), files: state.files.into_iter().collect() }
 }
 
-async fn repair(env: &Env, volume: &Volume) -> Result<Report, FsError> {
+pub(crate) async fn repair(env: &Env, volume: &Volume) -> Result<Report, FsError> {
     check(env, volume.transact.clone(), "fs", How { repair: true, data: true }).await
 }
 

@@ -31,6 +31,7 @@ pub(crate) struct Volume {
     pub(crate) transact: Arc<dyn Transact>,
     store: Arc<dyn BlockStore>,
     in_place: Option<Arc<InPlace>>,
+    chain: Option<Arc<Chain>>,
 }
 
 /// What a crash must leave, besides metadata of one moment that is no older than what was synced.
@@ -114,19 +115,20 @@ impl Rig {
 
     /// Opens the volume, recovering it.
     pub(crate) async fn open(&self, env: &Env, devices: &[DeviceRef]) -> Volume {
-        let (store, in_place): (Arc<dyn BlockStore>, _) = match self {
+        let (store, in_place, chain): (Arc<dyn BlockStore>, _, _) = match self {
             Rig::Chain(shape) => {
                 let options = volumes::options();
                 let (chain, _) = Chain::open(env, shape.parts(devices), options).await.unwrap();
-                (Arc::new(chain), None)
+                let chain = Arc::new(chain);
+                (chain.clone(), None, Some(chain))
             }
             Rig::InPlace(shape, _) => {
                 let store = Arc::new(shape.open(env, devices).await.0);
-                (store.clone(), Some(store))
+                (store.clone(), Some(store), None)
             }
         };
         let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
-        Volume { transact: Arc::new(manager), store, in_place }
+        Volume { transact: Arc::new(manager), store, in_place, chain }
     }
 }
 
@@ -147,6 +149,20 @@ impl Volume {
     /// Makes durable what was done so far.
     pub(crate) async fn sync(&self) {
         self.store.sync(self.store.now()).await.unwrap();
+    }
+
+    /// Ends its use: everything is where it stays.
+    pub(crate) async fn close(&self) {
+        match (&self.in_place, &self.chain) {
+            (Some(store), _) => store.close().await.unwrap(),
+            (_, Some(chain)) => chain.close().await.unwrap(),
+            _ => {}
+        }
+    }
+
+    /// The byte at which an in-place store has a block.
+    pub(crate) fn home(&self, lba: u64) -> Option<u64> {
+        self.in_place.as_ref().map(|store| store.superblock().place(lba))
     }
 
     /// Lets time pass in which the store does what it does by itself.

@@ -294,6 +294,39 @@ pub(super) async fn delete(work: &mut Work<'_>, key: &[u8]) -> Result<bool, Tree
     Ok(true)
 }
 
+/// Takes a leaf into the tree to which nothing leads. No key of the tree is between its first key
+/// and its last.
+pub(super) async fn graft(work: &mut Work<'_>, leaf: u32) -> Result<(), TreeError> {
+    let page = work.load(leaf, PageKind::Node).await?;
+    let (first, last) = (page.entry(0)?.key, page.entry(page.count().saturating_sub(1))?.key);
+    let root = work.area.root();
+    let page = work.load(root, PageKind::Node).await?;
+    if page.level() == 0 && page.count() == 0 {
+        page.fill(&[child_entry(Bytes::new(), leaf)])?;
+        page.set_level(1);
+        return Ok(());
+    }
+    if page.level() == 0 {
+        push_down(work, root).await?;
+    }
+    let Way { mut steps, leaf: there, .. } = descend(work, Target::Key(&first)).await?;
+    let parent = steps.pop().ok_or_else(|| damaged(root, "it has no children"))?;
+    let page = work.page(there)?;
+    let before = page.entry(page.count().saturating_sub(1))?.key < first;
+    let behind = page.entry(0)?.key;
+    let new = match before {
+        true => child_entry(first, leaf),
+        false if behind > last => {
+            let entry = child_entry(behind, there);
+            let way = Bytes::copy_from_slice(&leaf.to_le_bytes());
+            work.page(parent.block)?.replace(parent.index, LIVE, &way)?;
+            entry
+        }
+        false => return Err(damaged(leaf, "keys of the tree are between its own")),
+    };
+    insert(work, Way { steps, leaf: parent.block, low: None, high: None }, new).await
+}
+
 /// Frees the leaf at the end of `way` when it is empty, or makes it one with a neighbour when it has
 /// little, and goes on above it.
 async fn shrink(work: &mut Work<'_>, mut way: Way) -> Result<(), TreeError> {

@@ -364,8 +364,8 @@ async fn enter(
     Ok(partition)
 }
 
-/// Writes what an empty store has.
-async fn begin_store(env: &Env, txn: &dyn Transaction, area: &Area) -> Result<(), TreeError> {
+/// The first block of a store.
+pub(super) fn header_of(area: &Area) -> Bytes {
     let header = StoreHeader {
         uuid: *area.uuid.as_bytes(),
         blocks: area.blocks.into(),
@@ -375,7 +375,12 @@ async fn begin_store(env: &Env, txn: &dyn Transaction, area: &Area) -> Result<()
     let page = PageHeader::new(PageKind::Header, 0, area.tag, 0);
     let mut first = Page::fresh(0, &[0; BLOCK_SIZE], &page);
     first.put(BODY, header.as_bytes());
-    txn.write_as(area.lba(0), Bytes::copy_from_slice(first.bytes()), Class::Metadata)?;
+    Bytes::copy_from_slice(first.bytes())
+}
+
+/// Writes what an empty store has.
+async fn begin_store(env: &Env, txn: &dyn Transaction, area: &Area) -> Result<(), TreeError> {
+    txn.write_as(area.lba(0), header_of(area), Class::Metadata)?;
     if area.kind == Kind::Btree {
         let mut work = Work::new(txn, area, env);
         work.create(area.root(), PageKind::Node, 0).await?;

@@ -6,7 +6,7 @@ use roaring::RoaringBitmap;
 
 use super::btree;
 use super::error::TreeError;
-use super::format::{DIRECTORY_ENTRIES, Kind, LARGE, PageKind};
+use super::format::{DIRECTORY_ENTRIES, Kind, LARGE, MAX_LEVEL, PageKind};
 use super::hash::{self, Spot};
 use super::page::{Page, damaged};
 use super::value::Stored;
@@ -81,45 +81,67 @@ pub(super) async fn check(work: &mut Work<'_>) -> Result<Report, TreeError> {
 }
 
 /// A node that is to be checked, and what its parent says of it.
-struct Visit {
-    block: u32,
-    level: Option<u8>,
-    low: Option<Bytes>,
-    high: Option<Bytes>,
+#[derive(Clone, Debug)]
+pub(super) struct Visit {
+    pub(super) block: u32,
+    /// `None` for the root, which alone knows how high it is.
+    pub(super) level: Option<u8>,
+    pub(super) low: Option<Bytes>,
+    pub(super) high: Option<Bytes>,
+}
+
+impl Visit {
+    /// The root, where a walk begins.
+    pub(super) fn root(work: &Work<'_>) -> Visit {
+        Visit { block: work.area.root(), level: None, low: None, high: None }
+    }
+
+    /// The node, if all that it shows without its children is sound.
+    pub(super) async fn read(&self, work: &mut Work<'_>) -> Result<Page, TreeError> {
+        let page = work.load(self.block, PageKind::Node).await?.clone();
+        work.unload(self.block);
+        page.check()?;
+        let level = page.level();
+        if level > MAX_LEVEL || self.level.is_some_and(|expected| expected != level) {
+            return Err(page.damaged("it is at the wrong height"));
+        }
+        check_bounds(&page, self)?;
+        match (page.count(), level) {
+            (0, 0) if self.block != work.area.root() => Err(page.damaged("it is empty")),
+            (0, 1..) => Err(page.damaged("an inner node without children")),
+            _ => Ok(page),
+        }
+    }
+
+    /// The children of the node, which was read; none of a leaf.
+    pub(super) fn children(&self, page: &Page) -> Result<Vec<Visit>, TreeError> {
+        let Some(below) = page.level().checked_sub(1) else { return Ok(Vec::new()) };
+        let key = |index: usize| Ok::<_, TreeError>(page.entry(index)?.key);
+        let child = |index: usize| {
+            let last = index + 1 == page.count();
+            Ok(Visit {
+                block: btree::child(page, index)?,
+                level: Some(below),
+                low: if index > 0 { Some(key(index)?) } else { self.low.clone() },
+                high: if last { self.high.clone() } else { Some(key(index + 1)?) },
+            })
+        };
+        (0..page.count()).map(child).collect()
+    }
 }
 
 async fn check_tree(work: &mut Work<'_>, reached: &mut Reached) -> Result<(), TreeError> {
-    let root = work.area.root();
-    let mut visits = vec![Visit { block: root, level: None, low: None, high: None }];
+    let mut visits = vec![Visit::root(work)];
     while let Some(visit) = visits.pop() {
-        let page = work.load(visit.block, PageKind::Node).await?.clone();
-        work.unload(visit.block);
-        page.check()?;
-        let level = page.level();
-        if visit.level.is_some_and(|expected| expected != level) {
-            return Err(page.damaged("it is at the wrong height"));
-        }
-        reached.report.depth = reached.report.depth.max(u64::from(level));
+        let page = visit.read(work).await?;
+        reached.report.depth = reached.report.depth.max(u64::from(page.level()));
         reached.report.pages += 1;
-        check_bounds(&page, &visit)?;
-        if level == 0 {
-            if page.count() == 0 && visit.block != root {
-                return Err(page.damaged("it is empty"));
-            }
+        if page.level() == 0 {
             reached.add_records(work, &page)?;
-            continue;
         }
-        if page.count() == 0 {
-            return Err(page.damaged("an inner node without children"));
-        }
-        for index in 0..page.count() {
-            let block = btree::child(&page, index)?;
-            reached.add(work, page.block, block)?;
-            let key = |index: usize| Ok::<_, TreeError>(page.entry(index)?.key);
-            let low = if index > 0 { Some(key(index)?) } else { visit.low.clone() };
-            let last = index + 1 == page.count();
-            let high = if last { visit.high.clone() } else { Some(key(index + 1)?) };
-            visits.push(Visit { block, level: Some(level - 1), low, high });
+        for child in visit.children(&page)? {
+            reached.add(work, page.block, child.block)?;
+            visits.push(child);
         }
     }
     Ok(())

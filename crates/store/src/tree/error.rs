@@ -82,6 +82,18 @@ pub enum TreeError {
     Txn(#[from] TxnError),
 }
 
+impl TreeError {
+    /// Whether what is stored is at fault: it cannot be read, or makes no sense. Of one that is too
+    /// new nobody knows what it means.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            TreeError::Damaged { .. } => true,
+            TreeError::Txn(error) => error.is_damage(),
+            _ => false,
+        }
+    }
+}
+
 impl From<StoreError> for TreeError {
     fn from(error: StoreError) -> TreeError {
         TreeError::Txn(error.into())

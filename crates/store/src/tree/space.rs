@@ -7,13 +7,16 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use rand::RngExt;
+use zerocopy::IntoBytes;
 
 use super::area::Area;
 use super::error::TreeError;
-use super::format::{BITMAP_UNITS, BITS_PER_PAGE, BITS_PER_UNIT, BODY, PageKind, UNIT};
+use super::format::{BITMAP_UNITS, BITS_PER_PAGE, BITS_PER_UNIT, BODY, PageHeader, PageKind, UNIT};
 use super::page::{Page, damaged};
 use super::work::Work;
+use crate::block::BLOCK_SIZE;
 
 /// Random units that are tried before any are looked at in order.
 const PROBES: u32 = 8;
@@ -56,6 +59,29 @@ fn bits(page: &Page, place: Place) -> u128 {
     let mut unit = [0; UNIT];
     unit.copy_from_slice(&page.bytes()[place.bytes()]);
     u128::from_le_bytes(unit)
+}
+
+/// The blocks that a page of the bitmap is about.
+pub(super) fn covered(area: &Area, bitmap: u32) -> Range<u32> {
+    let page = bitmap - area.bitmaps().start;
+    let data = area.data();
+    let start = |page: u32| {
+        let start = u64::from(data.start) + u64::from(page) * u64::from(BITS_PER_PAGE);
+        start.min(u64::from(data.end)) as u32
+    };
+    start(page)..start(page + 1)
+}
+
+/// A page of the bitmap that has these blocks in use, and no others.
+pub(super) fn page_of(area: &Area, bitmap: u32, used: impl Iterator<Item = u32>) -> Bytes {
+    let header = PageHeader::new(PageKind::Bitmap, 0, area.tag, bitmap);
+    let mut page = vec![0; BLOCK_SIZE];
+    page[..BODY].copy_from_slice(header.as_bytes());
+    for block in used {
+        let (place, bit) = Place::of_block(area, block);
+        page[place.bytes().start + bit as usize / 8] |= 1 << (bit % 8);
+    }
+    page.into()
 }
 
 /// The number of units.
@@ -203,7 +229,7 @@ impl Work<'_> {
     pub(super) async fn blocks_in_use(&mut self, bitmap: u32) -> Result<Vec<u32>, TreeError> {
         let start = self.area.bitmaps().start;
         self.load(bitmap, PageKind::Bitmap).await?;
-        self.depend(bitmap, 0..crate::block::BLOCK_SIZE)?;
+        self.depend(bitmap, 0..BLOCK_SIZE)?;
         let mut blocks = Vec::new();
         for unit in 0..BITMAP_UNITS {
             let place = Place { page: bitmap - start, unit };

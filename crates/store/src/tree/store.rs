@@ -15,6 +15,7 @@ use super::area::Area;
 use super::check::{self, Report};
 use super::error::TreeError;
 use super::format::{Kind, MAX_KEY, MAX_VALUE};
+use super::salvage::{self, Salvage};
 use super::value::Stored;
 use super::work::Work;
 use super::{btree, catalogue, hash};
@@ -99,6 +100,14 @@ impl Store {
         volume: Arc<dyn Transact>,
         name: &str,
     ) -> Result<Store, TreeError> {
+        let store = Store::find(env, volume, name).await?;
+        let txn = store.volume.begin(Begin::READ_ONLY).await?;
+        store.work(&*txn).verify_store().await?;
+        Ok(store)
+    }
+
+    /// The store in the partition of that name, whatever is in there.
+    async fn find(env: &Env, volume: Arc<dyn Transact>, name: &str) -> Result<Store, TreeError> {
         let partition = catalogue::open(&*volume, name).await?;
         if partition.kind == Kind::Raw {
             return Err(TreeError::WrongKind {
@@ -108,16 +117,31 @@ impl Store {
             });
         }
         let area = Arc::new(Area::new(&partition)?);
-        let store = Store {
+        Ok(Store {
             env: env.clone(),
             volume,
             area,
             isolation: Isolation::default(),
             durability: Durability::default(),
-        };
-        let txn = store.volume.begin(Begin::READ_ONLY).await?;
-        store.work(&*txn).verify_store().await?;
-        Ok(store)
+        })
+    }
+
+    /// Makes a damaged B-tree whole from what can still be read of it; what is lost. Nobody else
+    /// may use it. The work is in several transactions: one that was interrupted is done by the
+    /// next call.
+    ///
+    /// # Errors
+    /// [`TreeError::Damaged`] when nothing of it can be read, or nothing tells what of it is stale:
+    /// then nothing was changed. [`TreeError::Full`] when its inner nodes find no room: what was
+    /// not taken in is kept, for another call. [`TreeError::WrongKind`], and those of
+    /// [`Store::open`].
+    pub async fn salvage(
+        env: &Env,
+        volume: Arc<dyn Transact>,
+        name: &str,
+    ) -> Result<Salvage, TreeError> {
+        let store = Store::find(env, volume, name).await?.require(Kind::Btree, "b-tree")?;
+        salvage::salvage(&store.env, &*store.volume, &store.area).await
     }
 
     /// The B-tree in the partition of that name.

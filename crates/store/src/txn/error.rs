@@ -1,6 +1,7 @@
 //! What can go wrong in a transaction; each kind is named after what the caller must do.
 
 use crate::block::StoreError;
+use crate::device::DeviceError;
 
 /// Why a transaction was aborted although nobody asked for it (Isotope 4.2.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
@@ -62,5 +63,17 @@ impl TxnError {
     /// Whether a new attempt, on a new snapshot, may succeed.
     pub fn is_retryable(&self) -> bool {
         matches!(self, TxnError::Conflict | TxnError::Preempted(_))
+    }
+
+    /// Whether a block could not be read: no copy of it matches its checksum, or the device does
+    /// not give it. Whoever writes all of it mends it.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            TxnError::Store(StoreError::Corrupt { .. }) => true,
+            TxnError::Store(StoreError::Device(DeviceError::Io { operation, .. })) => {
+                *operation == "read"
+            }
+            _ => false,
+        }
     }
 }

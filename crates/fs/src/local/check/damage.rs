@@ -5,9 +5,12 @@ use bytes::Bytes;
 /// Something that is wrong. Inodes are named by their numbers, names as they are.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Damage {
-    /// Pages of the tree make no sense.
+    /// Pages of the tree cannot be read, or make no sense.
     #[error("the tree of metadata: {0}")]
     Tree(String),
+    /// There is no superblock, and there are inodes.
+    #[error("there is no superblock")]
+    NoSuper,
     /// A record has a key that stands for nothing.
     #[error("a record under the key {} stands for nothing", hex(.0))]
     UnknownRecord(Bytes),
@@ -288,6 +291,8 @@ pub enum Damage {
 /// When something is repaired.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Stage {
+    /// The tree is whole, and can be read.
+    Tree,
     /// Records that make no sense go, or are written anew.
     Records,
     /// Inodes have what is theirs.
@@ -307,7 +312,8 @@ impl Damage {
     /// `None` when there is no repair.
     pub(super) fn stage(&self) -> Option<Stage> {
         Some(match self {
-            Damage::Tree(_) | Damage::Unreadable { .. } => return None,
+            Damage::Unreadable { .. } => return None,
+            Damage::Tree(_) | Damage::NoSuper => Stage::Tree,
             Damage::UnknownRecord(_)
             | Damage::BadRecord(_)
             | Damage::BadList { .. }
@@ -345,7 +351,7 @@ impl Damage {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

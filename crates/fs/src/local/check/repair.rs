@@ -6,6 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::Outcome;
 use super::damage::Damage;
+use super::salvage;
 use super::scan::{Name, Scan};
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
@@ -50,6 +51,9 @@ pub(super) async fn repair(
         Damage::ExtentsOfOther { ino, extents } => {
             remove_all(inner, *ino, Tag::Extent, *extents).await
         }
+        Damage::Tree(_) => {
+            salvage::salvage(&inner.env, inner.volume.clone(), inner.tree.name()).await
+        }
         Damage::BadBitmap { page } => rewrite_page(inner, scan, *page).await,
         Damage::Unreachable { ino } => rescue(inner, *ino).await,
         other => change(inner, async |op| op.mend(scan, other).await).await,
@@ -59,6 +63,8 @@ pub(super) async fn repair(
         Err(FsError::NoSpace) => Ok(Outcome::Left),
         // Another repair has changed what this one is about.
         Err(FsError::Stale | FsError::NotFound | FsError::Damaged(_)) => Ok(Outcome::Left),
+        // Nothing of the tree can be read, or something that was readable before cannot be now.
+        Err(error) if error.is_damage_below() => Ok(Outcome::Left),
         done => done,
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::tree::TreeError;
 use thalweg_store::txn::{Transaction, TxnError};
 
 use super::Report;
@@ -123,16 +122,13 @@ impl Scan {
 pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
     let mut scan = Scan::default();
     if let Err(error) = inner.tree.check().await {
-        scan.damages.push(tree_damage(error)?);
+        scan.damages.push(tree_damage(error.into())?);
         return Ok(scan);
     }
     let txn = inner.look().await?;
-    match scan.read_records(inner, &txn).await {
-        Err(FsError::Tree(error)) => {
-            scan.damages.push(tree_damage(error)?);
-            return Ok(scan);
-        }
-        done => done?,
+    if let Err(error) = scan.read_records(inner, &txn).await {
+        let damage = tree_damage(error)?;
+        return Ok(Scan { damages: vec![damage], ..Scan::default() });
     }
     scan.check_names(inner);
     scan.check_reach();
@@ -147,13 +143,11 @@ pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
     Ok(scan)
 }
 
-fn tree_damage(error: TreeError) -> Result<Damage, FsError> {
-    match error {
-        TreeError::Damaged { .. } => Ok(Damage::Tree(error.to_string())),
-        TreeError::Txn(TxnError::Store(thalweg_store::block::StoreError::Corrupt { .. })) => {
-            Ok(Damage::Tree(error.to_string()))
-        }
-        other => Err(other.into()),
+/// What is wrong with the tree, if that is what an error is about.
+pub(super) fn tree_damage(error: FsError) -> Result<Damage, FsError> {
+    match error.is_damage_below() {
+        true => Ok(Damage::Tree(error.to_string())),
+        false => Err(error),
     }
 }
 

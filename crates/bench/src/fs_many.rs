@@ -199,7 +199,7 @@ impl Many {
         let Many { env, store, volume, fs } = self;
         drop(fs);
         let begun = env.now();
-        let how = check::How { repair: false, data: false };
+        let how = check::How::default();
         let report = check::check(&env, volume, "fs", how).await.map_err(failed)?;
         let seconds = micros(&env, begun) / 1e6;
         if !report.is_clean() {

@@ -35,7 +35,8 @@ pub(crate) struct Fsck {
     /// Repair what can be repaired
     #[arg(short = 'y', long)]
     repair: bool,
-    /// As -y, and without the scrub: what fsck(8) asks for when the system starts
+    /// Repair what loses nothing that can be read, and leave out the scrub: what fsck(8) asks for
+    /// when the system starts
     #[arg(short = 'a', short_alias = 'p', long, hide = true)]
     automatic: bool,
     /// Read the files' blocks too
@@ -60,8 +61,9 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
         return Err(Failure::new(format!("{} is mounted or served", target.name))
             .help("unmount it, or end its server, then check it"));
     }
-    let how = check::How { repair: args.repair || args.automatic, data: args.data };
-    let opened = match how.repair {
+    let repair = args.repair || args.automatic;
+    let how = check::How { repair, salvage: args.repair, data: args.data };
+    let opened = match args.repair {
         true => Opened::open_damaged(env, &target).await?,
         false => Opened::open(env, &target).await?,
     };

@@ -100,7 +100,7 @@ impl Rig {
     }
 
     async fn check(&self, repair: bool) -> Report {
-        let how = How { repair, data: true };
+        let how = How { repair, salvage: repair, data: true };
         check(&self.env, self.volume.clone(), "fs", how).await.unwrap()
     }
 

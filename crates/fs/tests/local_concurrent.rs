@@ -28,7 +28,8 @@ async fn assert_clean(env: &Env, volume: &Arc<dyn Transact>, fs: Local) {
     fs.close().await.unwrap();
     let free = fs.statistics().await.unwrap();
     drop(fs);
-    let report = check(env, volume.clone(), "fs", How { repair: false, data: true }).await.unwrap();
+    let report =
+        check(env, volume.clone(), "fs", How { data: true, ..How::default() }).await.unwrap();
     assert!(report.is_clean(), "{:?}", report.findings);
     assert_eq!(report.unfinished, 0);
     assert_eq!(free.blocks - free.free, report.blocks);
@@ -192,7 +193,7 @@ fn files_that_grow_together_stay_in_one_piece_each() {
         }
         fs.close().await.unwrap();
         drop(fs);
-        let how = How { repair: false, data: false };
+        let how = How::default();
         let report = check(&env, volume.clone(), "fs", how).await.unwrap();
         assert!(report.is_clean());
         println!("{} extents of 4 files", report.extents);

@@ -133,7 +133,7 @@ fn crashes(seed: u64, rig: Rig) -> Tally {
 }
 
 async fn check_clean(env: &Env, volume: &Volume, when: &str) -> Report {
-    let how = How { repair: false, data: true };
+    let how = How { data: true, ..How::default() };
     let report = check(env, volume.transact.clone(), "fs", how).await.unwrap();
     assert!(report.is_clean(), "{when}: {:#?}", report.findings);
     report

@@ -468,7 +468,7 @@ fn compare(steps: &[Step]) {
         let used = pair.naive.statistics().await.unwrap();
         let now = pair.fs.statistics().await.unwrap();
         assert_eq!(now.blocks - now.free, used.blocks - used.free);
-        let how = How { repair: false, data: true };
+        let how = How { data: true, ..How::default() };
         let report = check(&env, pair.volume.clone(), "fs", how).await.unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
     });

@@ -215,7 +215,7 @@ async fn records(env: &Env, volume: &Arc<dyn Transact>) -> BTreeMap<Bytes, Bytes
 }
 
 async fn repair(env: &Env, volume: &Arc<dyn Transact>, repair: bool) -> Report {
-    check(env, volume.clone(), "fs", How { repair, data: true }).await.unwrap()
+    check(env, volume.clone(), "fs", How { repair, salvage: repair, data: true }).await.unwrap()
 }
 
 /// Whether the report says that records of this key's inode are lost.
@@ -359,6 +359,22 @@ fn a_tree_of_which_nothing_can_be_read_is_left() {
 }
 
 #[test]
+fn nothing_is_given_up_unasked() {
+    run(6, |env| async move {
+        let image = Image::new(&env).await;
+        let harm = [image.pages[image.pages.len() / 2].0];
+        let volume = image.harmed(&env, &harm).await;
+        let how = How { repair: true, salvage: false, data: true };
+        let report = check(&env, volume.clone(), "fs", how).await.unwrap();
+        assert!(report.is_damaged(), "{:?}", report.findings);
+        let txn = volume.begin(Begin::SNAPSHOT).await.unwrap();
+        for (lba, content) in image.blocks.iter().filter(|block| !harm.contains(&block.0)) {
+            assert!(txn.read(Lba(*lba)).await.unwrap() == content, "block {lba} has changed");
+        }
+    });
+}
+
+#[test]
 fn a_filesystem_that_was_never_made_gets_no_superblock() {
     run(5, |env| async move {
         let (volume, _) = trusting(&env, BLOCKS);
@@ -367,7 +383,7 @@ fn a_filesystem_that_was_never_made_gets_no_superblock() {
         for (key, _) in tree.iter().await.unwrap().collect().await.unwrap() {
             tree.delete(&key).await.unwrap();
         }
-        let how = How { repair: true, data: true };
+        let how = How { repair: true, salvage: true, data: true };
         let refused = check(&env, volume.clone(), "fs", how).await;
         assert!(matches!(refused, Err(FsError::Damaged(_))), "{refused:?}");
         assert!(tree.iter().await.unwrap().collect().await.unwrap().is_empty());

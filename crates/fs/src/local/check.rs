@@ -32,6 +32,9 @@ use damage::Stage;
 pub struct How {
     /// What can be repaired is.
     pub repair: bool,
+    /// Of a damaged tree what cannot be read is given up, with all that depends on it: a repair that
+    /// cannot be taken back when the device gives it after all.
+    pub salvage: bool,
     /// Blocks of files are read too, and blocks that nobody has are looked at.
     pub data: bool,
 }
@@ -103,7 +106,7 @@ pub async fn check(
 ) -> Result<Report, FsError> {
     let (mut findings, mut rounds) = (Vec::new(), 0..ROUNDS);
     loop {
-        let parts = salvage::find(env, &volume, name, how.repair, &mut findings).await?;
+        let parts = salvage::find(env, &volume, name, how.salvage, &mut findings).await?;
         let Some(parts) = parts else { return Ok(Report { findings, ..Report::default() }) };
         let found = Found {
             tree: parts.tree,
@@ -133,10 +136,9 @@ async fn check_parts(
     loop {
         let scan = scan::scan(inner, how.data).await?;
         let damages = scan.damages();
-        let stage = match how.repair && rounds.next().is_some() {
-            true => damages.iter().filter_map(Damage::stage).min(),
-            false => None,
-        };
+        let may = |stage: &Stage| how.repair && (how.salvage || *stage != Stage::Tree);
+        let stages = damages.iter().filter_map(Damage::stage).filter(may);
+        let stage = stages.min().filter(|_| rounds.next().is_some());
         for damage in &damages {
             let outcome = match stage {
                 // What is left of it in the end is told then.

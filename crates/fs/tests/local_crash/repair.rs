@@ -32,7 +32,7 @@ pub(crate) async fn see(env: &Env, volume: &Volume) -> Whole {
 }
 
 pub(crate) async fn repair(env: &Env, volume: &Volume) -> Result<Report, FsError> {
-    check(env, volume.transact.clone(), "fs", How { repair: true, data: true }).await
+    check(env, volume.transact.clone(), "fs", How { repair: true, salvage: true, data: true }).await
 }
 
 /// Images of crashes in the repair of a filesystem that was scribbled on, and how many of them had

@@ -174,7 +174,7 @@ async fn exercise(fs: &Local, rng: &mut Rng) -> Result<(), FsError> {
 }
 
 async fn check_all(env: &Env, volume: &Arc<dyn Transact>, repair: bool) -> Result<Report, FsError> {
-    check(env, volume.clone(), "fs", How { repair, data: true }).await
+    check(env, volume.clone(), "fs", How { repair, salvage: repair, data: true }).await
 }
 
 /// Uses a filesystem as it is, and again after its repair; whether something was found.

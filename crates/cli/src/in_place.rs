@@ -42,6 +42,9 @@ impl From<InPlaceError> for Failure {
             InPlaceError::Journal(JournalError::Rotten { .. }) => {
                 Failure::of(&error).help("thalweg fsck -y DEVICE; nothing was changed")
             }
+            InPlaceError::Unreadable { .. } => {
+                Failure::of(&error).help("thalweg fsck -y DEVICE gives it up, if it stays so")
+            }
             error => Failure::of(&error),
         }
     }

@@ -97,6 +97,14 @@ pub enum InPlaceError {
     /// Stop: what is there makes no sense.
     #[error("damaged: {0}")]
     Damaged(String),
+    /// Try again, or give the block up with [`InPlace::open_damaged`]: the journal changes it.
+    #[error("block {} cannot be read, which the journal changes: {source}", lba.0)]
+    Unreadable {
+        /// The block.
+        lba: Lba,
+        /// What the device said.
+        source: DeviceError,
+    },
     /// What the journal says.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -195,7 +203,7 @@ impl InPlace {
     }
 
     /// As [`InPlace::open`]; of a journal with a rotten middle what comes before that is replayed, and
-    /// what comes after is given up.
+    /// what comes after is given up. So are blocks that the journal changes and that cannot be read.
     ///
     /// # Errors
     /// As [`InPlace::open`].

@@ -66,6 +66,14 @@ impl Entry {
         })
     }
 
+    /// Of a block that is known to hold something else than it should: that content does not fit.
+    pub fn other_than(content: &[u8]) -> Entry {
+        match Entry::of(content) {
+            Entry::Summed(sum) => Entry::Summed(sum.checked_add(1).unwrap_or(2)),
+            entry => entry,
+        }
+    }
+
     /// The stored form.
     pub const fn encode(self) -> u32 {
         match self {

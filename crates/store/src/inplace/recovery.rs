@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -44,6 +45,9 @@ pub struct Recovered {
     pub revoked: u64,
     /// Blocks under an update that did not fit their checksum: torn on their way home, or rotten.
     pub unverified: u64,
+    /// Blocks under an update that the device did not give, and that were given up: who reads one is
+    /// told so until it is written.
+    pub unreadable: u64,
     /// The last transaction was not whole: it was never durable.
     pub torn: bool,
     /// Transactions behind a rotten one, which were given up.
@@ -102,7 +106,7 @@ pub(super) async fn open(
         writing_back: tokio::sync::Mutex::new(()),
     };
     let begun = env.now();
-    inner.replay(&replay, &mut recovered).await?;
+    inner.replay(&replay, give_up, &mut recovered).await?;
     recovered.replay_us = micros(env.now().since(begun));
     settle(&inner).await?;
     Ok((Arc::new(inner), recovered))
@@ -130,6 +134,7 @@ impl Inner {
     async fn replay(
         &self,
         replay: &Replay<Lba>,
+        give_up: bool,
         recovered: &mut Recovered,
     ) -> Result<(), InPlaceError> {
         if replay.is_empty() {
@@ -153,7 +158,7 @@ impl Inner {
         let blocks: Vec<(Lba, &Plan)> =
             replay.blocks.iter().map(|(at, plan)| (*at, plan)).collect();
         for batch in blocks.chunks(BATCH) {
-            self.replay_batch(batch, recovered).await?;
+            self.replay_batch(batch, give_up, recovered).await?;
         }
         let dirty = self.state.lock().map.take_dirty(self.superblock.sector);
         let writes = dirty.into_iter().map(|write| {
@@ -173,6 +178,7 @@ impl Inner {
     async fn replay_batch(
         &self,
         batch: &[(Lba, &Plan)],
+        give_up: bool,
         recovered: &mut Recovered,
     ) -> Result<(), InPlaceError> {
         for (at, _) in batch {
@@ -181,18 +187,20 @@ impl Inner {
         self.map_all(batch.iter().map(|(at, _)| at.0)).await?;
         let follows =
             |a: &(Lba, &Plan), b: &(Lba, &Plan)| a.0.0 + 1 == b.0.0 && a.1.base == b.1.base;
-        let runs = batch.chunk_by(follows).map(|run| self.replayed(run));
+        let runs = batch.chunk_by(follows).map(|run| self.replayed(run, give_up));
         let mut runs = futures::stream::iter(runs).buffered(REQUESTS);
-        let mut writes = Vec::new();
+        let (mut writes, mut unreadable) = (Vec::new(), Vec::new());
         while let Some(run) = runs.next().await {
             let run = run?;
+            recovered.unreadable += run.unreadable.len() as u64;
+            unreadable.extend(run.unreadable);
             recovered.blocks += run.blocks.len() as u64;
             recovered.read += run.read;
             recovered.unverified += run.unverified;
             writes.push((run.first, run.blocks));
         }
         drop(runs);
-        let mut joined: Vec<(u64, Vec<bytes::Bytes>)> = Vec::new();
+        let mut joined: Vec<(u64, Vec<Bytes>)> = Vec::new();
         for (first, blocks) in writes {
             match joined.last_mut() {
                 Some((start, last)) if *start + last.len() as u64 == first => last.extend(blocks),
@@ -207,6 +215,10 @@ impl Inner {
                     map.set(lba, Entry::of(content), None, live);
                 }
             }
+            // What was made of them is not what they held.
+            for (lba, content) in unreadable {
+                map.set(lba, Entry::other_than(&content), None, live);
+            }
         }
         let writes = joined.into_iter().map(|(first, blocks)| {
             self.data.write(self.superblock.place(first), blocks, Purpose::Journal)
@@ -219,16 +231,15 @@ impl Inner {
     }
 
     /// What neighbouring blocks with the same kind of base become.
-    async fn replayed(&self, run: &[(Lba, &Plan)]) -> Result<Run, InPlaceError> {
+    async fn replayed(&self, run: &[(Lba, &Plan)], give_up: bool) -> Result<Run, InPlaceError> {
         let first = run.first().map_or(0, |(at, _)| at.0);
-        let mut made = Run { first, blocks: Vec::with_capacity(run.len()), read: 0, unverified: 0 };
+        let mut made = Run { first, ..Run::default() };
         let home = match run.first().map(|(_, plan)| plan.base) {
             Some(Base::Home) => {
                 made.read = run.len() as u64;
-                let place = self.superblock.place(first);
-                self.data.read(place, run.len() * BLOCK_SIZE, Purpose::Journal).await?
+                self.bases(first, run.len(), give_up).await?
             }
-            _ => bytes::Bytes::new(),
+            _ => Vec::new(),
         };
         for (nth, (at, plan)) in run.iter().enumerate() {
             let mut block = match plan.base {
@@ -236,32 +247,79 @@ impl Inner {
                 Base::Regular(offset) => {
                     AlignedBuf::copy_of(&self.journal.read_block(offset).await?)
                 }
-                Base::Home => {
-                    let block = home.slice(nth * BLOCK_SIZE..(nth + 1) * BLOCK_SIZE);
-                    match self.state.lock().map.entry(at.0) {
-                        // The map may not have heard of it yet, and the device holds anything.
-                        Ok(None | Some(Entry::Empty)) | Err(_) => made.unverified += 1,
-                        Ok(Some(entry)) => made.unverified += u64::from(!entry.fits(&block)),
+                Base::Home => match &home[nth] {
+                    Some(block) => {
+                        made.unverified += u64::from(!self.fits(at.0, block));
+                        AlignedBuf::copy_of(block)
                     }
-                    AlignedBuf::copy_of(&block)
-                }
+                    None => AlignedBuf::zeroed(BLOCK_SIZE),
+                },
             };
             for patch in &plan.patches {
                 let range = patch.offset..patch.offset + patch.bytes.len();
                 block[range].copy_from_slice(&patch.bytes);
             }
-            made.blocks.push(block.freeze());
+            let block = block.freeze();
+            if plan.base == Base::Home && home[nth].is_none() {
+                made.unreadable.push((at.0, block.clone()));
+            }
+            made.blocks.push(block);
         }
         Ok(made)
+    }
+
+    /// What neighbouring blocks hold that changes are to be made to; of those that are given up,
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`InPlaceError::Unreadable`].
+    async fn bases(
+        &self,
+        first: u64,
+        count: usize,
+        give_up: bool,
+    ) -> Result<Vec<Option<Bytes>>, InPlaceError> {
+        let read = async |lba: u64, count: usize| {
+            let place = self.superblock.place(lba);
+            self.data.read(place, count * BLOCK_SIZE, Purpose::Journal).await
+        };
+        if let Ok(run) = read(first, count).await {
+            let block = |nth| run.slice(nth * BLOCK_SIZE..(nth + 1) * BLOCK_SIZE);
+            return Ok((0..count).map(|nth| Some(block(nth))).collect());
+        }
+        let mut blocks = Vec::with_capacity(count);
+        for lba in (first..).take(count) {
+            blocks.push(match read(lba, 1).await {
+                Ok(block) => Some(block),
+                Err(error) if give_up => {
+                    tracing::error!(lba, %error, "a block was given up that the journal changes");
+                    None
+                }
+                Err(source) => return Err(InPlaceError::Unreadable { lba: Lba(lba), source }),
+            });
+        }
+        Ok(blocks)
+    }
+
+    /// Whether it is what the map says that the block holds.
+    fn fits(&self, lba: u64, block: &[u8]) -> bool {
+        match self.state.lock().map.entry(lba) {
+            // The map may not have heard of it yet, and the device holds anything.
+            Ok(None | Some(Entry::Empty)) | Err(_) => false,
+            Ok(Some(entry)) => entry.fits(block),
+        }
     }
 }
 
 /// Neighbouring blocks as they are after the journal.
+#[derive(Default)]
 struct Run {
     first: u64,
-    blocks: Vec<bytes::Bytes>,
+    blocks: Vec<Bytes>,
     read: u64,
     unverified: u64,
+    /// Of those that were given up, what was made of them.
+    unreadable: Vec<(u64, Bytes)>,
 }
 
 /// The journal speaks of blocks that the volume does not have.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand_distr::{Distribution, Exp, LogNormal};
-use thalweg_fs::{Filesystem, Ino, WriteAt};
+use thalweg_fs::{Allocation, Filesystem, Ino, WriteAt};
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::Mode;
 
@@ -32,6 +32,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
 const DEFAULT_SCALE: f64 = 0.03;
 /// Seconds of the paper's extract.
 const SECONDS: f64 = 900.0;
+/// Bytes that a log has reserved, as both of these servers do; on a disk logs lie that far apart.
+const RESERVED: u64 = 5 << 20;
 const INSTANCES: [usize; 4] = [1, 16, 64, 128];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +127,10 @@ async fn replay(
     let mut files = Vec::new();
     for instance in 0..instances {
         let home = rig.mkdir(Ino::ROOT, &format!("server{instance}")).await?;
-        files.push(rig.create(home, "log", 0, &mut rng).await?);
+        let file = rig.create(home, "log", 0, &mut rng).await?;
+        let how = Allocation::Reserve { keep_size: true };
+        rig.fs.allocate(file, 0, RESERVED, how).await.map_err(failed)?;
+        files.push(file);
     }
     rig.settle().await?;
     let end = env.now() + Duration::from_secs_f64(seconds);

@@ -7,8 +7,7 @@
 //!   disk that is in use.
 //! - *sizes*: a hundred that append once a second, by the size of what they append (figure 3.1).
 //! - *asynchronous*: a thousand that append once a second and wait for nothing but room in memory, of
-//!   which there is hardly enough for a block each, or plenty (figure 5.3). The paper's ordered mode has
-//!   them wait for blocks that are on the way home; here nobody waits for those.
+//!   which there is hardly enough for a block each, or plenty (figure 5.3).
 
 use std::time::Duration;
 

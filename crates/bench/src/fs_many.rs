@@ -1,8 +1,7 @@
 //! `fs-many`: a filesystem with ten million files, a million of them in one directory (real time).
 //!
-//! Making a file and opening the filesystem must take as long with all of them as with a tenth; finding
-//! one, about two reads where memory has no room for all names. Only a check looks at everything. Times
-//! are to be compared within a run.
+//! What making, finding and opening take with all of them, beside what they take with a tenth, and what a
+//! check of everything takes. Times are to be compared within a run.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -174,3 +174,51 @@ fn a_write_that_the_journal_loses_is_told() {
     }
     assert!(told > 0, "the journal needed none of what it lost");
 }
+
+/// Recovery gives blocks up, and is cut off after so many requests: nobody reads, then or later, what
+/// was made of one. Whether it came to its end, and how many it gave up.
+fn give_up(seed: u64, requests: usize) -> (bool, u64) {
+    run(seed, |env| async move {
+        let shape = Shape::varied(Mode::Wasteless, seed);
+        let mut rig = Rig::new(&env, shape).await;
+        let (store, _) = shape.open(&env, &rig.devices).await;
+        // Blocks are at home, and the journal has changes of parts of them.
+        rig.write(&store, 60).await;
+        store.checkpoint().await.unwrap();
+        rig.write(&store, 12).await;
+        let home = store.superblock().place(0)..store.superblock().place(shape.blocks);
+        drop(store);
+        let parts = shape.parts(&rig.devices);
+        rig.faults[0].break_sectors(home);
+        rig.faults[0].die_after(requests);
+        let opened = InPlace::open_damaged(&env, parts, shape.options).await;
+        // What was unreadable can be read again, as it was or as recovery left it.
+        rig.faults[0].heal();
+        let (store, recovered, is_done) = match opened {
+            Ok((store, recovered)) => (store, recovered, true),
+            Err(_) => {
+                let (store, recovered) = shape.open(&env, &rig.devices).await;
+                (store, recovered, false)
+            }
+        };
+        let (wrong, refused) = rig.read(&store).await;
+        assert_eq!(wrong, 0, "seed {seed}, {requests} requests: {recovered:?}");
+        assert!(refused >= recovered.unreadable, "{recovered:?}");
+        (is_done, recovered.unreadable)
+    })
+}
+
+#[test]
+fn a_crash_while_blocks_are_given_up() {
+    let mut given_up = 0;
+    for seed in 0..20 {
+        for requests in 0.. {
+            let (is_done, some) = give_up(seed, requests);
+            given_up += some;
+            if is_done {
+                break;
+            }
+        }
+    }
+    assert!(given_up > 0, "nothing was given up");
+}

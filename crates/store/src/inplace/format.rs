@@ -66,11 +66,11 @@ impl Entry {
         })
     }
 
-    /// Of a block that is known to hold something else than it should: that content does not fit.
-    pub fn other_than(content: &[u8]) -> Entry {
-        match Entry::of(content) {
+    /// Of the same block when that is given up: what the entry was about does not fit any more.
+    pub fn spoilt(self) -> Entry {
+        match self {
+            Entry::Empty | Entry::Unsummed => Entry::Summed(2),
             Entry::Summed(sum) => Entry::Summed(sum.checked_add(1).unwrap_or(2)),
-            entry => entry,
         }
     }
 

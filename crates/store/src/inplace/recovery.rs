@@ -197,14 +197,14 @@ impl Inner {
             recovered.blocks += run.blocks.len() as u64;
             recovered.read += run.read;
             recovered.unverified += run.unverified;
-            writes.push((run.first, run.blocks));
+            writes.extend(run.blocks);
         }
         drop(runs);
         let mut joined: Vec<(u64, Vec<Bytes>)> = Vec::new();
-        for (first, blocks) in writes {
+        for (lba, block) in writes {
             match joined.last_mut() {
-                Some((start, last)) if *start + last.len() as u64 == first => last.extend(blocks),
-                _ => joined.push((first, blocks)),
+                Some((first, run)) if *first + run.len() as u64 == lba => run.push(block),
+                _ => joined.push((lba, vec![block])),
             }
         }
         {
@@ -215,9 +215,10 @@ impl Inner {
                     map.set(lba, Entry::of(content), None, live);
                 }
             }
-            // What was made of them is not what they held.
-            for (lba, content) in unreadable {
-                map.set(lba, Entry::other_than(&content), None, live);
+            // Nothing is written there: whoever recovers after a crash finds them as they are now.
+            for lba in unreadable {
+                let entry = map.entry(lba).ok().flatten().unwrap_or(Entry::Unsummed);
+                map.set(lba, entry.spoilt(), None, live);
             }
         }
         let writes = joined.into_iter().map(|(first, blocks)| {
@@ -233,7 +234,7 @@ impl Inner {
     /// What neighbouring blocks with the same kind of base become.
     async fn replayed(&self, run: &[(Lba, &Plan)], give_up: bool) -> Result<Run, InPlaceError> {
         let first = run.first().map_or(0, |(at, _)| at.0);
-        let mut made = Run { first, ..Run::default() };
+        let mut made = Run::default();
         let home = match run.first().map(|(_, plan)| plan.base) {
             Some(Base::Home) => {
                 made.read = run.len() as u64;
@@ -252,18 +253,17 @@ impl Inner {
                         made.unverified += u64::from(!self.fits(at.0, block));
                         AlignedBuf::copy_of(block)
                     }
-                    None => AlignedBuf::zeroed(BLOCK_SIZE),
+                    None => {
+                        made.unreadable.push(at.0);
+                        continue;
+                    }
                 },
             };
             for patch in &plan.patches {
                 let range = patch.offset..patch.offset + patch.bytes.len();
                 block[range].copy_from_slice(&patch.bytes);
             }
-            let block = block.freeze();
-            if plan.base == Base::Home && home[nth].is_none() {
-                made.unreadable.push((at.0, block.clone()));
-            }
-            made.blocks.push(block);
+            made.blocks.push((at.0, block.freeze()));
         }
         Ok(made)
     }
@@ -314,12 +314,11 @@ impl Inner {
 /// Neighbouring blocks as they are after the journal.
 #[derive(Default)]
 struct Run {
-    first: u64,
-    blocks: Vec<Bytes>,
+    blocks: Vec<(u64, Bytes)>,
     read: u64,
     unverified: u64,
-    /// Of those that were given up, what was made of them.
-    unreadable: Vec<(u64, Bytes)>,
+    /// Those that were given up.
+    unreadable: Vec<u64>,
 }
 
 /// The journal speaks of blocks that the volume does not have.

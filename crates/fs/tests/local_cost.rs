@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use support::*;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Atime, Format, Local, Options};
-use thalweg_sim::passing::{Around, Passing};
+use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{Class, Lba, Write};
+use thalweg_store::block::{Class, Lba, StoreError, Write};
 use thalweg_store::env::Env;
 use thalweg_store::txn::{self, Transact, TransactionManager};
 
@@ -28,12 +28,16 @@ struct Counting {
 
 #[async_trait]
 impl Around for Counting {
-    async fn before_read(&self, _: Lba, _: u64) {
+    async fn before_read(&self, _: Lba, _: u64) -> Result<(), StoreError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
-    async fn before_change(&self, writes: &[Write]) {
-        self.written.lock().extend_from_slice(writes);
+    async fn before_change(&self, change: Change<'_>) -> Result<(), StoreError> {
+        if let Change::Apply(writes) = change {
+            self.written.lock().extend_from_slice(writes);
+        }
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thalweg_store::block::{Lba, StoreError, Version};
-use thalweg_store::device::DeviceError;
+use thalweg_store::device::{DeviceError, Operation};
 use thalweg_store::txn::{Preempted, TxnError};
 
 /// Longest text of an error: an answer's message has a bound.
@@ -99,7 +99,7 @@ impl From<WireError> for TxnError {
             WireError::DeviceFull { device } => DeviceError::NoSpace { device }.into(),
             WireError::Device { device, said } => {
                 let source = Arc::new(std::io::Error::other(said));
-                DeviceError::Io { device, operation: "a request", source }.into()
+                DeviceError::Io { device, operation: Operation::Remote, source }.into()
             }
         };
         TxnError::Store(store)

@@ -13,34 +13,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::device::{
-    AlignedBuf, Device, DeviceError, DeviceRef, Geometry, Power, Purpose, QueueDepth, Role,
-    Tallies, total_len,
+    AlignedBuf, Device, DeviceError, DeviceRef, Geometry, Operation, Power, Purpose, QueueDepth,
+    Role, Tallies, total_len,
 };
 use thalweg_store::env::Env;
-
-/// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Operation {
-    /// A read.
-    Read,
-    /// A write.
-    Write,
-    /// A flush.
-    Flush,
-    /// A discard.
-    Discard,
-}
-
-impl Operation {
-    fn name(self) -> &'static str {
-        match self {
-            Operation::Read => "read",
-            Operation::Write => "write",
-            Operation::Flush => "flush",
-            Operation::Discard => "discard",
-        }
-    }
-}
 
 /// What is wrong with a sector.
 #[derive(Clone, Debug)]
@@ -111,7 +87,7 @@ impl Faulty {
     }
 
     fn broken(&self, operation: Operation, why: &'static str) -> DeviceError {
-        DeviceError::io(&self.inner.name(), operation.name(), io::Error::other(why))
+        DeviceError::io(&self.inner.name(), operation, io::Error::other(why))
     }
 
     /// Lets a request in, or refuses it.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_store::device::{Access, DeviceError, DeviceRef, Geometry, Purpose};
+use thalweg_store::device::{Access, DeviceError, DeviceRef, Geometry, Operation, Purpose};
 use thalweg_store::pool::{Found, Media, Opened};
 
 use crate::crash::CrashImage;
@@ -184,18 +184,18 @@ impl Media for SimMedia {
     ) -> Result<Opened, DeviceError> {
         let file = self.need(path).await;
         let name = path.display().to_string();
-        match file.map_err(|error| DeviceError::io(&name, "open", error))? {
+        match file.map_err(|error| DeviceError::io(&name, Operation::Open, error))? {
             File::Device(number) => Ok(Opened::unlocked(self.device(number))),
             File::Text(_) => {
                 let text = io::Error::new(io::ErrorKind::InvalidInput, "a text");
-                Err(DeviceError::io(&name, "open", text))
+                Err(DeviceError::io(&name, Operation::Open, text))
             }
         }
     }
 
     async fn create(&self, path: &Path, size: u64, _: Option<u32>) -> Result<(), DeviceError> {
         let name = path.display().to_string();
-        let failed = |error| DeviceError::io(&name, "create", error);
+        let failed = |error| DeviceError::io(&name, Operation::Create, error);
         if self.get(path).await.is_some() {
             return Err(failed(io::ErrorKind::AlreadyExists.into()));
         }

@@ -6,17 +6,31 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 
-/// What happens around the requests of a [`Passing`]. The defaults do nothing.
+/// A change that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'a> {
+    /// These writes.
+    Apply(&'a [Write]),
+    /// So many blocks from there on are discarded.
+    Discard(Lba, u64),
+}
+
+/// What happens around the requests of a [`Passing`]. The defaults do nothing. An error is what the
+/// caller gets; the request did not come further then.
 #[async_trait]
 pub trait Around: std::fmt::Debug + Send + Sync + 'static {
     /// Before blocks are read.
-    async fn before_read(&self, _lba: Lba, _count: u64) {}
+    async fn before_read(&self, _lba: Lba, _count: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// When they were read, before the caller has them.
     async fn after_read(&self) {}
 
-    /// Before a change; a discard says no blocks.
-    async fn before_change(&self, _writes: &[Write]) {}
+    /// Before a change.
+    async fn before_change(&self, _change: Change<'_>) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// When the change is there, before the caller is told.
     async fn after_change(&self) {}
@@ -56,21 +70,21 @@ impl<A: Around> BlockStore for Passing<A> {
         count: u64,
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        self.around.before_read(lba, count).await;
+        self.around.before_read(lba, count).await?;
         let blocks = self.store.read(lba, count, at).await;
         self.around.after_read().await;
         blocks
     }
 
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.around.before_change(&writes).await;
+        self.around.before_change(Change::Apply(&writes)).await?;
         let version = self.store.apply(writes).await;
         self.around.after_change().await;
         version
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        self.around.before_change(&[]).await;
+        self.around.before_change(Change::Discard(lba, count)).await?;
         let version = self.store.discard(lba, count).await;
         self.around.after_change().await;
         version

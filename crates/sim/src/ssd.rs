@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::device::{
-    Counters, Device, DeviceError, Geometry, Purpose, QueueDepth, Tallies, total_len,
+    Counters, Device, DeviceError, Geometry, Operation, Purpose, QueueDepth, Tallies, total_len,
 };
 use thalweg_store::env::{Env, Time};
 
@@ -178,7 +178,7 @@ impl SolidState {
     /// Locks the state of a powered drive, with what is on flash by now taken off the cache.
     fn powered(
         &self,
-        operation: &'static str,
+        operation: Operation,
     ) -> Result<parking_lot::MutexGuard<'_, State>, DeviceError> {
         let mut state = self.state.lock();
         if !state.powered {
@@ -252,7 +252,7 @@ impl SolidState {
 
     /// Takes a write in; when it is to be acknowledged.
     fn accept(&self, offset: u64, data: &[Bytes], purpose: Purpose) -> Result<u64, DeviceError> {
-        let state = &mut *self.powered("write")?;
+        let state = &mut *self.powered(Operation::Write)?;
         let len = total_len(data);
         let (received, done) = self.program(state, offset, len, purpose);
         state.settled = state.settled.max(done);
@@ -305,9 +305,10 @@ impl Device for SolidState {
     async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError> {
         self.geometry().check(offset, len as u64)?;
         let _queued = self.counters.read(purpose, len as u64);
-        let done = self.read_flash(&mut *self.powered("read")?, offset, len as u64, purpose);
+        let done =
+            self.read_flash(&mut *self.powered(Operation::Read)?, offset, len as u64, purpose);
         self.env.sleep_until(Time::from_nanos(done)).await;
-        Ok(self.powered("read")?.content.read(offset, len))
+        Ok(self.powered(Operation::Read)?.content.read(offset, len))
     }
 
     async fn write(
@@ -321,21 +322,21 @@ impl Device for SolidState {
         let _queued = self.counters.write(purpose, len);
         let done = self.accept(offset, &data, purpose)?;
         self.env.sleep_until(Time::from_nanos(done)).await;
-        self.powered("write").map(drop)
+        self.powered(Operation::Write).map(drop)
     }
 
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
         let _queued = self.counters.flush(purpose);
-        let settled = self.powered("flush")?.settled;
+        let settled = self.powered(Operation::Flush)?.settled;
         if self.spec.write_cache == WriteCache::Volatile {
             self.env.sleep_until(Time::from_nanos(settled)).await;
         }
-        self.powered("flush").map(drop)
+        self.powered(Operation::Flush).map(drop)
     }
 
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.geometry().check(offset, len)?;
-        let state = &mut *self.powered("discard")?;
+        let state = &mut *self.powered(Operation::Discard)?;
         let page = u64::from(self.spec.page);
         let whole = offset.div_ceil(page)..(offset + len) / page;
         whole.for_each(|page| state.ftl.discard(page));

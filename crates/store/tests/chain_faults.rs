@@ -14,13 +14,13 @@ use support::{
     some_parts,
 };
 use thalweg_sim::content::Content;
-use thalweg_sim::faults::{Faults, Faulty, Operation};
+use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Link, Options, Parts};
-use thalweg_store::device::{Device, DeviceRef, Geometry, Mirror, Side};
+use thalweg_store::device::{Device, DeviceRef, Geometry, Mirror, Operation, Side};
 use thalweg_store::env::{Env, Rng};
 
 fn shape(cleaning: Cleaning) -> Shape {

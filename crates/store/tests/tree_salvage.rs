@@ -12,9 +12,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use support::kv::{Map, contents, create, partition, transact};
+use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
 use thalweg_store::env::Env;
 use thalweg_store::tree::format::{BODY, PAGE_MAGIC, PageHeader, PageKind};
 use thalweg_store::tree::{KeyRange, Kind, Salvage, Store, TreeError, catalogue};
@@ -26,67 +27,37 @@ const BLOCKS: u64 = 600;
 /// What blocks hold.
 type Blocks = BTreeMap<u64, Bytes>;
 
-/// A block store in memory that cannot read some blocks until they are written, and that stops to
-/// take changes after so many.
+/// Around a store that cannot read some blocks until they are written, and that stops to take
+/// changes after so many.
 #[derive(Debug)]
-struct Broken {
-    memory: VersionedMemory,
+struct Failing {
     unreadable: Mutex<Vec<u64>>,
     changes: Mutex<usize>,
 }
 
-impl Broken {
-    fn change(&self, mends: impl Fn(u64) -> bool) -> Result<(), StoreError> {
-        let mut left = self.changes.lock();
-        *left = left.checked_sub(1).ok_or_else(|| StoreError::Poisoned("a power cut".into()))?;
-        self.unreadable.lock().retain(|lba| !mends(*lba));
-        Ok(())
-    }
-}
+type Broken = Passing<Failing>;
 
 #[async_trait]
-impl BlockStore for Broken {
-    fn blocks(&self) -> u64 {
-        self.memory.blocks()
-    }
-
-    fn now(&self) -> Version {
-        self.memory.now()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+impl Around for Failing {
+    async fn before_read(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
         let hit = |bad: &&u64| (lba.0..lba.0 + count).contains(bad);
-        if let Some(bad) = self.unreadable.lock().iter().find(hit) {
-            return Err(StoreError::Corrupt { lba: Lba(*bad), detail: "for a test".to_owned() });
+        match self.unreadable.lock().iter().find(hit) {
+            Some(bad) => {
+                Err(StoreError::Corrupt { lba: Lba(*bad), detail: "for a test".to_owned() })
+            }
+            None => Ok(()),
         }
-        self.memory.read(lba, count, at).await
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.change(|lba| writes.iter().any(|write| write.lba.0 == lba))?;
-        self.memory.apply(writes).await
-    }
-
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        self.change(|at| (lba.0..lba.0 + count).contains(&at))?;
-        self.memory.discard(lba, count).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.memory.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.memory.hold(version)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        self.memory.allocation(lba, count, at)
+    async fn before_change(&self, change: Change<'_>) -> Result<(), StoreError> {
+        let mut left = self.changes.lock();
+        *left = left.checked_sub(1).ok_or_else(|| StoreError::Poisoned("a power cut".into()))?;
+        let mends = |lba: u64| match change {
+            Change::Apply(writes) => writes.iter().any(|write| write.lba.0 == lba),
+            Change::Discard(first, count) => (first.0..first.0 + count).contains(&lba),
+        };
+        self.unreadable.lock().retain(|lba| !mends(*lba));
+        Ok(())
     }
 }
 
@@ -192,8 +163,8 @@ impl Image {
         }
         let write = |(lba, content)| Write::block(Lba(lba), content);
         memory.apply(blocks.into_iter().map(write).collect()).await.unwrap();
-        let unreadable = Mutex::new(unreadable);
-        Arc::new(Broken { memory, unreadable, changes: Mutex::new(changes) })
+        let around = Failing { unreadable: Mutex::new(unreadable), changes: Mutex::new(changes) };
+        Arc::new(Passing::new(Arc::new(memory), around))
     }
 
     /// Salvages the harmed volume; what that says, and what the tree holds then.
@@ -464,7 +435,7 @@ fn a_salvage_that_is_cut_short_is_gone_on_with() {
             for changes in 0.. {
                 let broken = image.harmed(&harm, changes).await;
                 let cut = Store::salvage(&env, transact(&env, broken.clone()), "tree").await;
-                *broken.changes.lock() = usize::MAX;
+                *broken.around.changes.lock() = usize::MAX;
                 if cut.is_ok() {
                     break;
                 }

@@ -14,11 +14,13 @@ use futures::FutureExt;
 use futures::future::join_all;
 use support::Shape;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
-use thalweg_sim::passing::{Around, Passing};
+use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Version, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Version, Write,
+};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::env::Env;
@@ -580,8 +582,9 @@ struct Sluggish(Env);
 
 #[async_trait]
 impl Around for Sluggish {
-    async fn before_change(&self, _: &[Write]) {
+    async fn before_change(&self, _: Change<'_>) -> Result<(), StoreError> {
         self.0.sleep(Duration::from_secs(1)).await;
+        Ok(())
     }
 }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use proptest::prelude::*;
-use thalweg_sim::passing::{Around, Passing};
+use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::volume::MemoryVolume;
-use thalweg_store::block::{BlockStore, StoreError, Write};
+use thalweg_store::block::{BlockStore, StoreError};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{FrameBuf, MemoryDevice};
 use thalweg_store::env::Env;
@@ -54,8 +54,9 @@ impl Around for Slow {
         others_first().await;
     }
 
-    async fn before_change(&self, _: &[Write]) {
+    async fn before_change(&self, _: Change<'_>) -> Result<(), StoreError> {
         others_first().await;
+        Ok(())
     }
 }
 

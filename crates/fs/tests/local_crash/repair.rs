@@ -5,11 +5,10 @@ use std::collections::BTreeSet;
 use rand::RngExt;
 use thalweg_fs::check::{How, Report, check};
 use thalweg_fs::{FsError, Ino};
-use thalweg_sim::crash::{Points, Policy};
+use thalweg_sim::crash::{Images, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::run;
 use thalweg_store::env::Env;
-use thalweg_store::inplace::Mode;
 
 use crate::rig::{Rig, Volume};
 use crate::state::State;
@@ -33,6 +32,41 @@ pub(crate) async fn see(env: &Env, volume: &Volume) -> Whole {
 
 pub(crate) async fn repair(env: &Env, volume: &Volume) -> Result<Report, FsError> {
     check(env, volume.transact.clone(), "fs", How { repair: true, salvage: true, data: true }).await
+}
+
+/// Which images are made of crashes at these points.
+pub(crate) fn policy(points: Vec<usize>) -> Policy {
+    Policy { prefixes: 1, missing: 1, torn: 1, ..Policy::sampled(1) }.at(Points::At(points))
+}
+
+/// Repairs what crashes left of a repair that had ended with `expected`; how many images that were, and
+/// how many of them had something left to be repaired. `about`: what a failure tells besides.
+pub(crate) async fn repair_again(
+    env: &Env,
+    rig: &Rig,
+    crashes: Images,
+    expected: &Whole,
+    about: &str,
+) -> (u64, u64) {
+    let (mut images, mut left) = (0, 0);
+    for image in crashes {
+        let when = image.describe();
+        let volume = rig.open(env, &image.devices).await;
+        let again = repair(env, &volume).await.unwrap();
+        assert!(!again.is_damaged(), "{when}: {:#?}", again.findings);
+        check_clean(env, &volume, &when).await;
+        let found = see(env, &volume).await;
+        assert!(
+            found == *expected,
+            "{about}\n{when}\nthen {:#?}\nmade {:?} of {:?}",
+            again.findings,
+            found.paths,
+            expected.paths
+        );
+        images += 1;
+        left += u64::from(!again.is_clean());
+    }
+    (images, left)
 }
 
 /// Images of crashes in the repair of a filesystem that was scribbled on, and how many of them had
@@ -63,46 +97,17 @@ fn crash_repair(seed: u64, rig: Rig) -> Option<(u64, u64)> {
         let expected = see(&env, &volume).await;
         drop(volume);
         let points = (0..12).map(|_| rng.random_range(begun..=repaired)).collect();
-        let policy = Policy { prefixes: 1, missing: 1, torn: 1, ..Policy::sampled(1) };
-        let (mut images, mut left) = (0, 0);
-        for image in recorder.images(&mut rng, &policy.at(Points::At(points))) {
-            let when = image.describe();
-            let volume = rig.open(&env, &image.devices).await;
-            let again = repair(&env, &volume).await.unwrap();
-            assert!(!again.is_damaged(), "{when}: {:#?}", again.findings);
-            check_clean(&env, &volume, &when).await;
-            let found = see(&env, &volume).await;
-            assert!(
-                found == expected,
-                "{when}: {:#?}\nthen {:#?}\nmade {:?} of {:?}",
-                report.findings,
-                again.findings,
-                found.paths,
-                expected.paths
-            );
-            images += 1;
-            left += u64::from(!again.is_clean());
-        }
-        Some((images, left))
+        let images = recorder.images(&mut rng, &policy(points));
+        let about = format!("{:#?}", report.findings);
+        Some(repair_again(&env, &rig, images, &expected, &about).await)
     })
 }
 
 #[test]
 fn a_crash_in_a_repair() {
-    const MODES: [&[Mode]; 5] = [
-        &[Mode::Writeback],
-        &[Mode::Ordered],
-        &[Mode::Data],
-        &[Mode::Wasteless],
-        &[Mode::Selective],
-    ];
     let (mut images, mut left) = (0, 0);
     for seed in 0..18 * long() {
-        let rig = match seed % 6 {
-            0 => Rig::chain(seed / 6),
-            nth => Rig::in_place(MODES[nth as usize - 1], seed / 6),
-        };
-        let some = crash_repair(seed, rig).unwrap_or_default();
+        let some = crash_repair(seed, Rig::varied(seed)).unwrap_or_default();
         (images, left) = (images + some.0, left + some.1);
     }
     println!("{images} images, {left} of them with something left to be repaired");

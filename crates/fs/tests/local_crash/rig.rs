@@ -46,6 +46,19 @@ pub(crate) enum Promise {
 }
 
 impl Rig {
+    /// One of six: a chain, or an in-place store of one mode.
+    pub(crate) fn varied(seed: u64) -> Rig {
+        let modes: &[Mode] = match seed % 6 {
+            0 => return Rig::chain(seed / 6),
+            1 => &[Mode::Writeback],
+            2 => &[Mode::Ordered],
+            3 => &[Mode::Data],
+            4 => &[Mode::Wasteless],
+            _ => &[Mode::Selective],
+        };
+        Rig::in_place(modes, seed / 6)
+    }
+
     /// One of two chains.
     pub(crate) fn chain(seed: u64) -> Rig {
         let shape =

@@ -9,7 +9,6 @@ use rand::RngExt;
 use rand::seq::IndexedRandom;
 use thalweg_fs::check::{Damage, Outcome};
 use thalweg_fs::{Filesystem, SetXattr};
-use thalweg_sim::crash::{Points, Policy};
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
@@ -17,12 +16,11 @@ use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::{DeviceRef, Purpose};
 use thalweg_store::env::Env;
-use thalweg_store::inplace::Mode;
 use thalweg_store::tree::catalogue;
 use thalweg_store::tree::format::{PAGE_MAGIC, PageKind};
 use thalweg_store::txn::Begin;
 
-use crate::repair::{Whole, repair, see};
+use crate::repair::{Whole, policy, repair, repair_again, see};
 use crate::rig::{Rig, Volume};
 use crate::support::*;
 use crate::{LATENCY, check_clean, long};
@@ -137,40 +135,14 @@ fn crash_salvage(seed: u64, rig: Rig) -> u64 {
         let ended = recorder.position();
         drop(volume);
         let points = (0..16).map(|_| rng.random_range(begun..=ended)).collect();
-        let policy = Policy { prefixes: 1, missing: 1, torn: 1, ..Policy::sampled(1) };
-        let mut images = 0;
-        for image in recorder.images(&mut rng, &policy.at(Points::At(points))) {
-            let when = image.describe();
-            let volume = rig.open(&env, &image.devices).await;
-            let again = repair(&env, &volume).await.unwrap();
-            assert!(!again.is_damaged(), "{when}: {:#?}", again.findings);
-            check_clean(&env, &volume, &when).await;
-            let found = see(&env, &volume).await;
-            assert!(found == expected, "{place:?}, {when}: {:#?}", again.findings);
-            images += 1;
-        }
-        images
+        let images = recorder.images(&mut rng, &policy(points));
+        repair_again(&env, &rig, images, &expected, &format!("{place:?}")).await.0
     })
-}
-
-/// One chain and an in-place store of each mode.
-fn rig(seed: u64) -> Rig {
-    const MODES: [&[Mode]; 5] = [
-        &[Mode::Writeback],
-        &[Mode::Ordered],
-        &[Mode::Data],
-        &[Mode::Wasteless],
-        &[Mode::Selective],
-    ];
-    match seed % 6 {
-        0 => Rig::chain(seed / 6),
-        nth => Rig::in_place(MODES[nth as usize - 1], seed / 6),
-    }
 }
 
 #[test]
 fn a_crash_in_a_salvage() {
-    let images: u64 = (0..24 * long()).map(|seed| crash_salvage(seed, rig(seed))).sum();
+    let images: u64 = (0..24 * long()).map(|seed| crash_salvage(seed, Rig::varied(seed))).sum();
     println!("{images} images");
     assert!(images > 500, "{images}");
 }
@@ -180,7 +152,7 @@ fn a_crash_in_a_salvage() {
 fn pages_that_cannot_be_read() {
     for seed in 0..12 {
         run(seed, |env| async move {
-            let rig = rig(seed);
+            let rig = Rig::varied(seed);
             let faults: Mutex<Vec<Faults>> = Mutex::default();
             let devices = rig.devices(|name, geometry| {
                 let (device, faulty) = Faulty::wrap(&env, Arc::new(RamDisk::new(name, geometry)));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_store::device::{AlignedBuf, DeviceError, Power, Purpose, total_len};
+use thalweg_store::device::{self, AlignedBuf, DeviceError, Power, Purpose, total_len};
 use thalweg_store::env::{Env, Time};
 use tokio::sync::{Notify, oneshot};
 
@@ -416,8 +416,8 @@ impl Shared {
         purpose: Purpose,
     ) -> Result<Bytes, DeviceError> {
         let name = match operation.kind() {
-            Kind::Read => "read",
-            Kind::Write => "write",
+            Kind::Read => device::Operation::Read,
+            Kind::Write => device::Operation::Write,
         };
         let (reply, answer) = oneshot::channel();
         {
@@ -441,7 +441,7 @@ impl Shared {
         let (data, done) = {
             let mut state = self.state.lock();
             if !state.powered {
-                return Err(self.no_power("read"));
+                return Err(self.no_power(device::Operation::Read));
             }
             if state.cache.is_empty() {
                 return Ok(None);
@@ -469,7 +469,7 @@ impl Shared {
             {
                 let mut state = self.state.lock();
                 if !state.powered {
-                    return Err(self.no_power("write"));
+                    return Err(self.no_power(device::Operation::Write));
                 }
                 if state.cache.bytes() + len <= self.spec.write_cache
                     && state.cache.has_segment(offset, len, self.spec.write_segments)
@@ -499,7 +499,7 @@ impl Shared {
             {
                 let state = self.state.lock();
                 if !state.powered || state.epoch != epoch {
-                    return Err(self.no_power("flush"));
+                    return Err(self.no_power(device::Operation::Flush));
                 }
                 if state.cache.is_durable(target) {
                     return Ok(());
@@ -512,7 +512,7 @@ impl Shared {
     pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         if !state.powered {
-            return Err(self.no_power("discard"));
+            return Err(self.no_power(device::Operation::Discard));
         }
         state.cache.remove(offset, len);
         state.content.discard(offset, len);
@@ -589,7 +589,7 @@ impl Shared {
         Time::from_nanos(state.bus_free_at)
     }
 
-    fn no_power(&self, operation: &'static str) -> DeviceError {
+    fn no_power(&self, operation: device::Operation) -> DeviceError {
         DeviceError::io(&self.name, operation, std::io::Error::other("the power was cut"))
     }
 }

@@ -25,7 +25,8 @@ use self::uring::Driver;
 use crate::env::may_block;
 
 use super::{
-    AlignedBuf, Counters, Device, DeviceError, Geometry, Purpose, QueueDepth, Tallies, total_len,
+    AlignedBuf, Counters, Device, DeviceError, Geometry, Operation, Purpose, QueueDepth, Tallies,
+    total_len,
 };
 
 /// Who else may have the device open.
@@ -184,11 +185,7 @@ impl FileDevice {
         open::lock_range(&self.file, &self.name, offset, len)
     }
 
-    async fn run(
-        &self,
-        operation: &'static str,
-        transfer: Transfer,
-    ) -> Result<Transfer, DeviceError> {
+    async fn run(&self, operation: Operation, transfer: Transfer) -> Result<Transfer, DeviceError> {
         let outcome = match &self.runner {
             Runner::Uring(driver) => driver.run(transfer).await,
             Runner::Blocking => blocking::run(transfer).await,
@@ -257,7 +254,7 @@ impl Device for FileDevice {
             return Ok(Bytes::new());
         }
         let transfer = Transfer::read(self.file.clone(), offset, len, self.geometry.sector);
-        Ok(self.run("read", transfer).await?.into_bytes())
+        Ok(self.run(Operation::Read, transfer).await?.into_bytes())
     }
 
     async fn write(
@@ -272,12 +269,12 @@ impl Device for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        self.run("write", self.transfer(offset, data)).await.map(drop)
+        self.run(Operation::Write, self.transfer(offset, data)).await.map(drop)
     }
 
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
         let _queued = self.counters.flush(purpose);
-        self.run("flush", Transfer::sync(self.file.clone())).await.map(drop)
+        self.run(Operation::Flush, Transfer::sync(self.file.clone())).await.map(drop)
     }
 
     async fn write_durably(
@@ -293,7 +290,7 @@ impl Device for FileDevice {
         }
         let _queued = (self.counters.write(purpose, len), self.counters.flush(purpose));
         let transfer = self.transfer(offset, data).and_sync();
-        let operation = "durable write";
+        let operation = Operation::WriteDurably;
         if may_block() {
             let outcome = blocking::finish(transfer);
             return outcome
@@ -314,7 +311,7 @@ impl Device for FileDevice {
         tokio::task::spawn_blocking(move || open::discard(&file, is_block, offset, len))
             .await
             .map_err(|_| DeviceError::Closed { device: self.name.clone() })?
-            .map_err(|error| DeviceError::io(&self.name, "discard", error))
+            .map_err(|error| DeviceError::io(&self.name, Operation::Discard, error))
     }
 
     fn queue_depth(&self) -> QueueDepth {

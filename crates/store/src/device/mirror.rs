@@ -29,8 +29,8 @@ use tokio::sync::{oneshot, watch};
 use self::range_lock::RangeLocks;
 use self::sides::{Outcome, Sides};
 use super::{
-    Counters, Device, DeviceError, DeviceRef, Geometry, Power, Purpose, QueueDepth, Role, Tallies,
-    total_len,
+    Counters, Device, DeviceError, DeviceRef, Geometry, Operation, Power, Purpose, QueueDepth,
+    Role, Tallies, total_len,
 };
 use crate::env::Env;
 
@@ -442,7 +442,7 @@ impl Shared {
 
     async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
         let _held = self.locks.lock(offset..offset + data.len() as u64).await;
-        let (side, inner, device) = self.locate(copy).ok_or_else(|| self.out("repair"))?;
+        let (side, inner, device) = self.locate(copy).ok_or_else(|| self.out(Operation::Repair))?;
         let repaired = device.repair_copy(inner, offset, data).await;
         if let Err(error) = &repaired {
             self.change(|sides| sides.fail(side, error));
@@ -474,14 +474,14 @@ impl Shared {
         }
     }
 
-    fn out(&self, operation: &'static str) -> DeviceError {
+    fn out(&self, operation: Operation) -> DeviceError {
         let reason = "this copy is not in sync; rebuild its side";
         DeviceError::io(&self.name(), operation, std::io::Error::other(reason))
     }
 
     fn lost(&self, side: usize) -> DeviceError {
         let reason = format!("side {side} went out of use during its rebuild; start it again");
-        DeviceError::io(&self.name(), "rebuild", std::io::Error::other(reason))
+        DeviceError::io(&self.name(), Operation::Rebuild, std::io::Error::other(reason))
     }
 
     fn name(&self) -> String {
@@ -577,7 +577,7 @@ impl Device for Mirror {
         self.shared.geometry.check(offset, len as u64)?;
         let _queued = self.shared.queue.read(purpose, len as u64);
         let located = self.shared.locate(copy);
-        let (_, inner, device) = located.ok_or_else(|| self.shared.out("read"))?;
+        let (_, inner, device) = located.ok_or_else(|| self.shared.out(Operation::Read))?;
         device.read_copy(inner, offset, len, purpose).await
     }
 

@@ -32,6 +32,51 @@ pub use mirror::{Mirror, MirrorError, Side, SideState, SyncRecord};
 pub use partition::Partition;
 pub use stripe::{Stripe, StripeError};
 
+/// What was asked of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Operation {
+    /// A read.
+    Read,
+    /// A write.
+    Write,
+    /// A write that is durable when it returns.
+    WriteDurably,
+    /// A flush.
+    Flush,
+    /// A discard.
+    Discard,
+    /// To open it.
+    Open,
+    /// To make it.
+    Create,
+    /// To lock it against other processes.
+    Lock,
+    /// To write back what a copy lost.
+    Repair,
+    /// To make a copy whole.
+    Rebuild,
+    /// Something that another process asked for; which it was is not known here.
+    Remote,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Operation::Read => "read",
+            Operation::Write => "write",
+            Operation::WriteDurably => "durable write",
+            Operation::Flush => "flush",
+            Operation::Discard => "discard",
+            Operation::Open => "open",
+            Operation::Create => "create",
+            Operation::Lock => "lock",
+            Operation::Repair => "repair",
+            Operation::Rebuild => "rebuild",
+            Operation::Remote => "a request",
+        })
+    }
+}
+
 /// A shared handle to any device.
 pub type DeviceRef = Arc<dyn Device>;
 
@@ -253,8 +298,8 @@ pub enum DeviceError {
     Io {
         /// The device's name.
         device: String,
-        /// "read", "write", "flush", "discard" or "open".
-        operation: &'static str,
+        /// What was asked for.
+        operation: Operation,
         /// What the system said.
         source: Arc<std::io::Error>,
     },
@@ -280,7 +325,7 @@ pub enum DeviceError {
 
 impl DeviceError {
     /// Wraps a system error, telling a full medium apart.
-    pub fn io(device: &str, operation: &'static str, source: std::io::Error) -> DeviceError {
+    pub fn io(device: &str, operation: Operation, source: std::io::Error) -> DeviceError {
         match source.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => DeviceError::NoSpace { device: device.to_owned() },
             _ => DeviceError::Io { device: device.to_owned(), operation, source: Arc::new(source) },

@@ -1,7 +1,7 @@
 //! What can go wrong in a transaction; each kind is named after what the caller must do.
 
 use crate::block::StoreError;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Operation};
 
 /// Why a transaction was aborted although nobody asked for it (Isotope 4.2.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
@@ -71,7 +71,7 @@ impl TxnError {
         match self {
             TxnError::Store(StoreError::Corrupt { .. }) => true,
             TxnError::Store(StoreError::Device(DeviceError::Io { operation, .. })) => {
-                *operation == "read"
+                *operation == Operation::Read
             }
             _ => false,
         }

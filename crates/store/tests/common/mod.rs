@@ -11,7 +11,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use thalweg_store::device::{
-    Counters, Device, DeviceError, Geometry, MemoryDevice, Power, Purpose, QueueDepth, Tallies,
+    Counters, Device, DeviceError, Geometry, MemoryDevice, Operation, Power, Purpose, QueueDepth,
+    Tallies,
 };
 
 /// A device in RAM that takes its time and fails on demand.
@@ -56,7 +57,7 @@ impl FaultyDevice {
         }
     }
 
-    fn error(&self, operation: &'static str) -> DeviceError {
+    fn error(&self, operation: Operation) -> DeviceError {
         DeviceError::io("faulty", operation, std::io::Error::from_raw_os_error(5))
     }
 
@@ -75,7 +76,7 @@ impl Device for FaultyDevice {
         let _queued = self.queue.read(purpose, len as u64);
         let bad = self.unreadable.lock().clone();
         if offset < bad.end && bad.start < offset + len as u64 {
-            return Err(self.error("read"));
+            return Err(self.error(Operation::Read));
         }
         self.pause().await;
         let bytes = self.inner.read(offset, len, purpose).await;
@@ -92,7 +93,7 @@ impl Device for FaultyDevice {
         let _queued = self.queue.write(purpose, 0);
         self.pause().await;
         if self.fail_writes.load(Ordering::Relaxed) {
-            return Err(self.error("write"));
+            return Err(self.error(Operation::Write));
         }
         if self.writing_heals.load(Ordering::Relaxed) {
             *self.unreadable.lock() = 0..0;
@@ -105,7 +106,7 @@ impl Device for FaultyDevice {
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
         self.pause().await;
         if self.fail_flushes.load(Ordering::Relaxed) {
-            return Err(self.error("flush"));
+            return Err(self.error(Operation::Flush));
         }
         self.inner.flush(purpose).await
     }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BlockStore, Lba};
+use thalweg_store::block::{BlockStore, Lba, StoreError};
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, TreeError, catalogue};
 use thalweg_store::txn::{Options, Transact, TransactionManager};
@@ -189,9 +189,10 @@ impl Slow {
 
 #[async_trait::async_trait]
 impl Around for Slow {
-    async fn before_read(&self, _: Lba, _: u64) {
+    async fn before_read(&self, _: Lba, _: u64) -> Result<(), StoreError> {
         let micros = self.rng.lock().random_range(0..80);
         self.env.sleep(Duration::from_micros(micros)).await;
+        Ok(())
     }
 
     async fn before_sync(&self) {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::Lba;
+use thalweg_store::block::{Lba, StoreError};
 use tokio::sync::watch;
 
 /// Has reads of some blocks wait.
@@ -40,7 +40,7 @@ impl Held {
 
 #[async_trait]
 impl Around for Held {
-    async fn before_read(&self, lba: Lba, count: u64) {
+    async fn before_read(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
         let is_free = |held: &Range<u64>| lba.0 + count <= held.start || held.end <= lba.0;
         let mut held = self.held.subscribe();
         if !is_free(&held.borrow()) {
@@ -49,5 +49,6 @@ impl Around for Held {
         held.wait_for(is_free).await.unwrap();
         // As a device would, it lets others go on meanwhile.
         tokio::task::yield_now().await;
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, fallocate, fcntl};
 use nix::unistd::linkat;
 
 use super::{Access, FileOptions};
-use crate::device::{DeviceError, Geometry, MEMORY_ALIGNMENT};
+use crate::device::{DeviceError, Geometry, MEMORY_ALIGNMENT, Operation};
 
 mod request {
     //! Requests to a block device.
@@ -37,7 +37,7 @@ pub(super) struct Opened {
 /// Opens and locks what is at `path`.
 pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceError> {
     let name = path.display().to_string();
-    let failed = |error| DeviceError::io(&name, "open", error);
+    let failed = |error| DeviceError::io(&name, Operation::Open, error);
     let kind = std::fs::metadata(path).map_err(failed)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         let message = "neither a regular file nor a block device";
@@ -53,7 +53,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceE
 
 /// Makes a file of `size` bytes, durable together with its name, and opens and locks it.
 pub(super) fn create(path: &Path, size: u64, options: &FileOptions) -> Result<Opened, DeviceError> {
-    let failed = |error| DeviceError::io(&path.display().to_string(), "create", error);
+    let failed = |error| DeviceError::io(&path.display().to_string(), Operation::Create, error);
     match open_unnamed(path, options).map_err(failed)? {
         Some((file, direct)) => create_whole(path, size, options, file, direct),
         None => create_named(path, size, options),
@@ -89,7 +89,7 @@ fn create_whole(
     direct: bool,
 ) -> Result<Opened, DeviceError> {
     let name = path.display().to_string();
-    let failed = |error| DeviceError::io(&name, "create", error);
+    let failed = |error| DeviceError::io(&name, Operation::Create, error);
     lock(&file, &name, options.access)?;
     allocate(&file, size, options.sparse).and_then(|()| file.sync_all()).map_err(failed)?;
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -115,12 +115,12 @@ fn create_named(path: &Path, size: u64, options: &FileOptions) -> Result<Opened,
     let mut flags = OpenOptions::new();
     flags.read(true).write(true).create_new(true).mode(0o600);
     let (file, direct) = open_direct(path, &mut flags, options, false)
-        .map_err(|error| DeviceError::io(&name, "create", error))?;
+        .map_err(|error| DeviceError::io(&name, Operation::Create, error))?;
     lock(&file, &name, options.access)?;
     let filled = allocate(&file, size, options.sparse)
         .and_then(|()| file.sync_all())
         .and_then(|()| sync_folder_of(path))
-        .map_err(|error| DeviceError::io(&name, "create", error))
+        .map_err(|error| DeviceError::io(&name, Operation::Create, error))
         .and_then(|()| describe(file, direct, &name, options));
     let whole = filled.and_then(|opened| of_size(opened, size));
     if whole.is_err() {
@@ -162,7 +162,7 @@ fn open_direct(
 fn locked_or_failed(name: &str, error: io::Error) -> DeviceError {
     match error.raw_os_error() {
         Some(libc::EBUSY | libc::EWOULDBLOCK) => DeviceError::Locked { device: name.to_owned() },
-        _ => DeviceError::io(name, "open", error),
+        _ => DeviceError::io(name, Operation::Open, error),
     }
 }
 
@@ -199,7 +199,7 @@ pub(super) fn lock_range(
         Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
             Err(DeviceError::Locked { device: name.to_owned() })
         }
-        Err(error) => Err(DeviceError::io(name, "lock", error.into())),
+        Err(error) => Err(DeviceError::io(name, Operation::Lock, error.into())),
     }
 }
 
@@ -277,7 +277,7 @@ fn describe(
     name: &str,
     options: &FileOptions,
 ) -> Result<Opened, DeviceError> {
-    let failed = |error| DeviceError::io(name, "open", error);
+    let failed = |error| DeviceError::io(name, Operation::Open, error);
     let metadata = file.metadata().map_err(failed)?;
     let is_block_device = metadata.file_type().is_block_device();
     let alignment = direct_alignment(&file);

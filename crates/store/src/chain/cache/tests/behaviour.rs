@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use crate::block::BLOCK_SIZE;
 use crate::chain::cache::{Cache, RamOrder, Tier};
 use crate::device::{
-    Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Purpose, QueueDepth, Tallies,
+    Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Operation, Purpose, QueueDepth, Tallies,
 };
 use crate::env::Env;
 
@@ -35,7 +35,7 @@ impl TestSsd {
         })
     }
 
-    fn failure(&self, operation: &'static str) -> DeviceError {
+    fn failure(&self, operation: Operation) -> DeviceError {
         DeviceError::io(&self.name(), operation, std::io::Error::other("broken"))
     }
 }
@@ -57,7 +57,7 @@ impl Device for TestSsd {
     async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError> {
         let _pass = self.reads_pass.acquire().await;
         if self.fail_reads.load(Ordering::Relaxed) {
-            return Err(self.failure("read"));
+            return Err(self.failure(Operation::Read));
         }
         self.memory.read(offset, len, purpose).await
     }
@@ -70,7 +70,7 @@ impl Device for TestSsd {
     ) -> Result<(), DeviceError> {
         let _pass = self.writes_pass.acquire().await;
         if self.fail_writes.load(Ordering::Relaxed) {
-            return Err(self.failure("write"));
+            return Err(self.failure(Operation::Write));
         }
         self.memory.write(offset, data, purpose).await
     }

@@ -355,6 +355,41 @@ fn a_damaged_sector_of_the_map_is_said_and_given_up() {
     });
 }
 
+/// Its neighbours are written in one go with it, or are in the same sector of the device.
+#[test]
+fn a_damaged_sector_of_the_map_stays_damaged_when_it_is_written() {
+    for sector in [512, 4096] {
+        run(16, |env| async move {
+            let shape = Shape { sector, blocks: 400, ..quiet(Mode::Wasteless) };
+            let devices = shape.memory();
+            shape.create(&env, &devices).await;
+            let (store, _) = shape.open(&env, &devices).await;
+            // Of the first, the second and the third of the map's sectors.
+            let [first, damaged, third] = [5, 130, 260];
+            for lba in [first, damaged, third] {
+                store.apply(vec![whole(lba, 1, Class::Data)]).await.unwrap();
+            }
+            let place = store.superblock().map_offset;
+            store.close().await.unwrap();
+            drop(store);
+            let mut page = devices[0].read(place, 4096, Purpose::Map).await.unwrap().to_vec();
+            page[512 + 40] ^= 1;
+            devices[0].write(place, vec![page.into()], Purpose::Map).await.unwrap();
+            let (store, _) = shape.open(&env, &devices).await;
+            for lba in [first, third] {
+                store.apply(vec![whole(lba, 2, Class::Data)]).await.unwrap();
+            }
+            store.close().await.unwrap();
+            drop(store);
+            let (store, _) = shape.open(&env, &devices).await;
+            let read = store.read(Lba(damaged), 1, store.now()).await.map(drop);
+            assert!(matches!(read, Err(StoreError::Corrupt { .. })), "{read:?}");
+            assert_eq!(bytes_of(&store, first).await, (2, 2));
+            assert_eq!(bytes_of(&store, third).await, (2, 2));
+        });
+    }
+}
+
 #[test]
 fn what_does_not_belong_together_is_refused() {
     run(8, |env| async move {

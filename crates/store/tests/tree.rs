@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use support::kv::{KINDS, Taste, contents, create, partition, transact, volume};
 use thalweg_sim::runtime::run;
+use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
 use thalweg_store::env::{Env, HashMap};
 use thalweg_store::tree::{
@@ -521,4 +522,37 @@ fn a_run_is_discarded_through_transactions_or_past_them() {
         let outside = volume.discard_run(Lba(900), 200).await;
         assert!(outside.is_err());
     });
+}
+
+/// What a store uses lies together at its beginning, however large its partition is; and when that is
+/// full, elsewhere.
+#[test]
+fn pages_lie_together() {
+    for kind in KINDS {
+        run(40, |env| async move {
+            let memory = Arc::new(VersionedMemory::trusting(110_000));
+            let volume = transact(&env, memory.clone());
+            let store = create(&env, &volume, "store", kind, 100_000).await;
+            let first = catalogue::open(&*volume, "store").await.unwrap().first;
+            let used = || {
+                let (mut at, mut used) = (0, Vec::new());
+                for (len, is_stored) in memory.allocation(Lba(first), 100_000, memory.now()) {
+                    used.extend((at..at + len).filter(|_| is_stored));
+                    at += len;
+                }
+                (used.len(), *used.last().unwrap())
+            };
+            for number in 0..2000 {
+                store.put(&key(number), vec![1; 1000]).await.unwrap();
+            }
+            let (count, last) = used();
+            assert!(count > 500 && last < 33_000, "{kind}: {count} blocks up to {last}");
+            // More than fits there.
+            for number in 2000..4500 {
+                store.put(&key(number), vec![2; 60 << 10]).await.unwrap();
+            }
+            let (count, last) = used();
+            assert!(count > 37_000 && last < 75_000, "{kind}: {count} blocks up to {last}");
+        });
+    }
 }

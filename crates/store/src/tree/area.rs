@@ -9,10 +9,11 @@ use super::error::TreeError;
 use super::format::{
     BITS_PER_PAGE, BLOCKS_PER_DIRECTORY, DIRECTORY_ENTRIES, Kind, MAX_BLOCKS, MIN_BLOCKS, tag,
 };
+use super::space::Window;
 use crate::block::Lba;
 
 /// A store's partition and its parts, as numbers of blocks in it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Area {
     pub(super) name: String,
     pub(super) kind: Kind,
@@ -22,6 +23,8 @@ pub(super) struct Area {
     first: u64,
     bitmaps: u32,
     directories: u32,
+    /// Where free blocks are looked for first.
+    pub(super) window: Window,
 }
 
 /// Where the bitmap begins.
@@ -53,6 +56,7 @@ impl Area {
             first: partition.first,
             bitmaps: rest.div_ceil(BITS_PER_PAGE),
             directories,
+            window: Window::default(),
         })
     }
 

@@ -4,8 +4,13 @@
 //! from which it takes or to which it gives back, on no others: that a block elsewhere was free too
 //! is nothing that its outcome rests on. Nowhere is a counter, or a list with a head, that every
 //! transaction would have to write.
+//!
+//! The place is random within a [`Window`] at the partition's beginning: large enough that
+//! transactions seldom meet, and not larger than what the store needs, so that its blocks lie
+//! together.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use rand::RngExt;
@@ -18,8 +23,33 @@ use super::page::{Page, damaged};
 use super::work::Work;
 use crate::block::BLOCK_SIZE;
 
-/// Random units that are tried before any are looked at in order.
+/// Random units that are tried before others are looked at.
 const PROBES: u32 = 8;
+
+/// How many units, from the first one on, are looked at for free blocks before any others. Known to
+/// one process only: nothing rests on it.
+#[derive(Debug)]
+pub(super) struct Window(AtomicU32);
+
+impl Window {
+    /// Blocks of 128 MiB. Two transactions that take a block each meet in one of 256 cases.
+    const LEAST: u32 = 256;
+
+    fn units(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// There is hardly a free block among so many units: others have to be looked at too.
+    fn widen(&self, units: u32) {
+        self.0.fetch_max(units.saturating_add(units / 2), Ordering::Relaxed);
+    }
+}
+
+impl Default for Window {
+    fn default() -> Window {
+        Window(AtomicU32::new(Window::LEAST))
+    }
+}
 
 /// A unit of the bitmap.
 #[derive(Clone, Copy, Debug)]
@@ -123,11 +153,18 @@ impl Work<'_> {
         if units == 0 {
             return Err(self.full());
         }
-        for _ in 0..PROBES {
-            let place = Place::of(self.rng.random_range(0..units));
-            if let Some(run) = self.take_run(place, count, count).await? {
-                return Ok(vec![run]);
+        loop {
+            let window = self.area.window.units();
+            for _ in 0..PROBES {
+                let place = Place::of(self.rng.random_range(0..window.min(units)));
+                if let Some(run) = self.take_run(place, count, count).await? {
+                    return Ok(vec![run]);
+                }
             }
+            if window >= units {
+                break;
+            }
+            self.area.window.widen(window);
         }
         let start = self.rng.random_range(0..units);
         for number in (start..units).take(BITMAP_UNITS as usize) {

@@ -64,6 +64,8 @@ pub(crate) struct JournalOptions {
     pub(crate) writeback: Option<Duration>,
     /// How old a dirty block may become.
     pub(crate) expire: Option<Duration>,
+    /// Bytes.
+    pub(crate) gap: Option<u32>,
     /// Whether the device is told of blocks that are not needed any more.
     pub(crate) discard: Option<bool>,
 }
@@ -153,15 +155,8 @@ impl MountOptions {
         match name {
             "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
-            "threshold" => {
-                let size: crate::size::Size = value.parse().map_err(|_| {
-                    Failure::new(format!("threshold={value} is no size"))
-                        .help("write bytes, or 64K and the like")
-                })?;
-                let threshold = u32::try_from(size.0);
-                let too_large = |_| Failure::new(format!("threshold={value} is too large"));
-                journal.threshold = Some(threshold.map_err(too_large)?);
-            }
+            "threshold" => journal.threshold = Some(bytes(name, value)?),
+            "gap" => journal.gap = Some(bytes(name, value)?),
             "commit" => journal.commit = Some(seconds(name, value)?),
             "writeback" => journal.writeback = Some(seconds(name, value)?),
             "expire" => journal.expire = Some(seconds(name, value)?),
@@ -221,6 +216,7 @@ impl JournalOptions {
             barrier: self.barrier.unwrap_or(now.barrier),
             writeback: self.writeback.unwrap_or(now.writeback),
             expire: self.expire.unwrap_or(now.expire),
+            gap: self.gap.or(now.gap),
             discard: self.discard.unwrap_or(now.discard),
             ..now
         }
@@ -239,10 +235,18 @@ impl JournalOptions {
             self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),
             seconds("writeback", self.writeback),
             seconds("expire", self.expire),
+            self.gap.map(|bytes| format!("gap={bytes}")),
             self.discard.map(|discard| if discard { "discard" } else { "nodiscard" }.to_owned()),
         ];
         words.into_iter().flatten().collect()
     }
+}
+
+fn bytes(name: &str, value: &str) -> Outcome<u32> {
+    let size: crate::size::Size = value.parse().map_err(|_| {
+        Failure::new(format!("{name}={value} is no size")).help("write bytes, or 64K and the like")
+    })?;
+    u32::try_from(size.0).map_err(|_| Failure::new(format!("{name}={value} is too large")))
 }
 
 fn seconds(name: &str, value: &str) -> Outcome<Duration> {
@@ -278,7 +282,7 @@ mod tests {
     #[test]
     fn the_journal_has_the_words_of_ext4() {
         let list = "data=selective,journal_dev=/dev/sdb,threshold=2048,commit=5,barrier=0,\
-                    writeback=6,expire=30,nodiscard";
+                    writeback=6,expire=30,gap=65536,nodiscard";
         let journal = parse(list).unwrap().journal;
         assert_eq!(journal.words().join(","), list);
         assert_eq!(parse("data=journal").unwrap().journal.data, Some(Mode::Data));
@@ -286,10 +290,10 @@ mod tests {
         assert!(parse("threshold=4K").unwrap().journal.threshold == Some(4096));
         let options = parse(list).unwrap().journal.over(inplace::Options::default());
         assert_eq!((options.mode, options.threshold), (Mode::Selective, 2048));
+        assert_eq!(options.gap, Some(65_536));
         assert_eq!((options.commit.as_secs(), options.writeback.as_secs()), (5, 6));
         assert!(!options.barrier);
-        for wrong in
-            ["data=all", "threshold=8G", "commit=soon", "barrier=2", "threshold=x", "threads=0"]
+        for wrong in ["data=all", "threshold=8G", "commit=soon", "barrier=2", "gap=x", "threads=0"]
         {
             let failure = parse(wrong).unwrap_err();
             let name = wrong.split('=').next().unwrap();

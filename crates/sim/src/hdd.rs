@@ -263,6 +263,10 @@ impl Device for HardDisk {
         self.counters.tallies()
     }
 
+    fn is_rotational(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         self.shared.name.clone()
     }

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use inplace_support::Shape;
 use thalweg_sim::crash::Shape as Survival;
 use thalweg_sim::faults::{Faults, Faulty};
+use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write};
@@ -353,6 +354,167 @@ fn a_damaged_sector_of_the_map_is_said_and_given_up() {
         let (store, _) = shape.open(&env, &devices).await;
         assert_eq!(bytes_of(&store, DATA[2]).await, (1, 1));
     });
+}
+
+/// What bringing two blocks home costs where others between them are there: writes of blocks, and how
+/// many blocks they have.
+async fn home_of_two(store: &InPlace, device: &DeviceRef, lbas: [u64; 2]) -> (u64, u64) {
+    for lba in lbas {
+        store.apply(vec![part(lba, 1, 0..10, 2, Class::Data)]).await.unwrap();
+    }
+    store.sync(store.now()).await.unwrap();
+    let before = device.tallies();
+    store.checkpoint().await.unwrap();
+    let spent = device.tallies().since(&before).of(Purpose::UserData);
+    (spent.writes, spent.write_bytes / BLOCK_SIZE as u64)
+}
+
+/// Twenty blocks that are at home and in memory.
+async fn twenty(env: &Env, shape: &Shape, devices: &[DeviceRef]) -> InPlace {
+    shape.create(env, devices).await;
+    let (store, _) = shape.open(env, devices).await;
+    for lba in 40..60 {
+        store.apply(vec![whole(lba, 1, Class::Data)]).await.unwrap();
+    }
+    store.sync(store.now()).await.unwrap();
+    store.checkpoint().await.unwrap();
+    store
+}
+
+fn with_gap(bytes: u32) -> Shape {
+    let shape = quiet(Mode::Wasteless);
+    Shape { options: Options { gap: Some(bytes), ..shape.options }, ..shape }
+}
+
+#[test]
+fn short_gaps_between_blocks_on_their_way_home_are_closed() {
+    run(17, |env| async move {
+        let shape = with_gap(5 * BLOCK_SIZE as u32);
+        let devices = shape.memory();
+        let store = twenty(&env, &shape, &devices).await;
+        assert_eq!(home_of_two(&store, &devices[0], [42, 48]).await, (1, 7));
+        assert_eq!(store.status().counts.filled, 5);
+        assert_eq!(home_of_two(&store, &devices[0], [50, 57]).await, (2, 2), "too far");
+        store.apply(vec![discard(45)]).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        store.checkpoint().await.unwrap();
+        assert_eq!(home_of_two(&store, &devices[0], [44, 47]).await, (2, 2), "nothing is there");
+        // It must not go home before it is committed.
+        store.apply(vec![part(52, 1, 0..10, 3, Class::Data)]).await.unwrap();
+        let before = devices[0].tallies();
+        store.checkpoint().await.unwrap();
+        assert_eq!(devices[0].tallies().since(&before).of(Purpose::UserData).writes, 0);
+        store.sync(store.now()).await.unwrap();
+        store.checkpoint().await.unwrap();
+        for lba in [51, 53] {
+            store.apply(vec![part(lba, 1, 0..10, 2, Class::Data)]).await.unwrap();
+        }
+        store.sync(store.now()).await.unwrap();
+        store.apply(vec![part(52, 1, 0..10, 4, Class::Data)]).await.unwrap();
+        let before = devices[0].tallies();
+        store.checkpoint().await.unwrap();
+        let spent = devices[0].tallies().since(&before).of(Purpose::UserData);
+        assert_eq!((spent.writes, spent.write_bytes), (2, 2 * BLOCK_SIZE as u64));
+        store.close().await.unwrap();
+        drop(store);
+        let (store, _) = shape.open(&env, &devices).await;
+        assert_eq!(home_of_two(&store, &devices[0], [54, 59]).await, (2, 2), "not in memory");
+        let expected =
+            [(41, 1), (42, 2), (43, 1), (44, 2), (45, 0), (46, 1), (47, 2), (48, 2), (49, 1)];
+        for (lba, first) in
+            expected.into_iter().chain([(50, 2), (51, 2), (52, 4), (53, 2), (56, 1), (57, 2)])
+        {
+            assert_eq!(bytes_of(&store, lba).await, (first, first.min(1)), "block {lba}");
+        }
+    });
+}
+
+/// A block that closes a gap is written there by nobody else meanwhile: a drive may take two writes in
+/// any order.
+#[test]
+fn a_block_that_closes_a_gap_is_on_its_way() {
+    run(21, |env| async move {
+        let shape = with_gap(64 << 10);
+        let shape = Shape { options: Options { mode: Mode::Selective, ..shape.options }, ..shape };
+        let ([data, _], devices) = faulty(&env, &shape).await;
+        let store = twenty(&env, &shape, &devices).await;
+        for lba in [42, 48] {
+            store.apply(vec![part(lba, 1, 0..10, 2, Class::Data)]).await.unwrap();
+        }
+        store.sync(store.now()).await.unwrap();
+        let (direct, filled) = (store.status().counts.direct, store.status().counts.filled);
+        let span = Duration::from_millis(10);
+        data.slow(1.0, span);
+        let begun = env.now();
+        let changed = async {
+            env.sleep(span / 2).await;
+            store.apply(vec![whole(45, 9, Class::Data)]).await.unwrap();
+            store.sync(store.now()).await.unwrap();
+        };
+        let (home, ()) = futures::join!(store.checkpoint(), changed);
+        home.unwrap();
+        let counts = store.status().counts;
+        assert_eq!((counts.direct - direct, counts.filled - filled), (1, 5));
+        // Both writes, one after the other, and a flush.
+        assert!(env.now().since(begun) >= span * 3, "{:?}", env.now().since(begun));
+        assert_eq!(bytes_of(&store, 45).await, (9, 9));
+    });
+}
+
+/// Without an arm, and unless it is asked for, nothing is written that need not be.
+#[test]
+fn gaps_are_closed_for_drives_that_move_an_arm() {
+    run(18, |env| async move {
+        let shape = quiet(Mode::Wasteless);
+        let devices = shape.memory();
+        let store = twenty(&env, &shape, &devices).await;
+        assert_eq!(home_of_two(&store, &devices[0], [42, 48]).await, (2, 2));
+        let devices = shape.devices(|name, geometry| {
+            Arc::new(HardDisk::new(&env, name, HardDiskSpec::sas_15k(geometry.size)))
+        });
+        let store = twenty(&env, &shape, &devices).await;
+        assert_eq!(home_of_two(&store, &devices[0], [42, 48]).await, (1, 7));
+    });
+}
+
+#[test]
+fn a_gap_that_cannot_be_written_keeps_nobody_from_home() {
+    run(19, |env| async move {
+        let shape = with_gap(64 << 10);
+        let ([data, _], devices) = faulty(&env, &shape).await;
+        let store = twenty(&env, &shape, &devices).await;
+        data.fail(Operation::Write, 1);
+        assert_eq!(home_of_two(&store, &devices[0], [42, 48]).await.1, 2);
+        assert_eq!((store.status().counts.filled, store.status().dirty), (0, 0));
+    });
+}
+
+/// Sectors of the map are written at one go too: of blocks 0 and 130, with that between.
+#[test]
+fn short_gaps_in_the_map_are_closed() {
+    let writes = |gap| {
+        run(20, |env| async move {
+            let shape = Shape { blocks: 3000, ..with_gap(gap) };
+            let devices = shape.memory();
+            shape.create(&env, &devices).await;
+            let (store, _) = shape.open(&env, &devices).await;
+            for lba in [10, 2900] {
+                store.apply(vec![whole(lba, 1, Class::Data)]).await.unwrap();
+            }
+            let _ = store.read(Lba(0), 2999, store.now()).await.unwrap();
+            store.sync(store.now()).await.unwrap();
+            let before = devices[0].tallies();
+            store.checkpoint().await.unwrap();
+            let writes = devices[0].tallies().since(&before).of(Purpose::Map).writes;
+            store.close().await.unwrap();
+            drop(store);
+            let (store, _) = shape.open(&env, &devices).await;
+            assert_eq!(bytes_of(&store, 10).await, (1, 1));
+            assert_eq!(bytes_of(&store, 2900).await, (1, 1));
+            writes
+        })
+    };
+    assert_eq!((writes(0), writes(4096), writes(64 << 10)), (2, 2, 1));
 }
 
 /// Its neighbours are written in one go with it, or are in the same sector of the device.

@@ -100,6 +100,7 @@ pub struct FileDevice {
     file: Arc<File>,
     geometry: Geometry,
     is_block_device: bool,
+    is_rotational: bool,
     direct: bool,
     memory_alignment: usize,
     runner: Runner,
@@ -153,6 +154,7 @@ impl FileDevice {
             file: Arc::new(opened.file),
             geometry: opened.geometry,
             is_block_device: opened.is_block_device,
+            is_rotational: opened.is_rotational,
             direct: opened.direct,
             memory_alignment: opened.memory,
             counters: Counters::default(),
@@ -320,6 +322,10 @@ impl Device for FileDevice {
 
     fn tallies(&self) -> Tallies {
         self.counters.tallies()
+    }
+
+    fn is_rotational(&self) -> bool {
+        self.is_rotational
     }
 
     fn name(&self) -> String {

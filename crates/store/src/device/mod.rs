@@ -240,6 +240,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// A short name for messages: a path, or how the device is composed.
     fn name(&self) -> String;
 
+    /// Whether it moves an arm, so that one long write costs it less than several short ones nearby. A
+    /// device made of devices does if one of them does.
+    fn is_rotational(&self) -> bool {
+        self.members().iter().any(|member| member.is_rotational())
+    }
+
     /// How many copies of each byte there are.
     fn copies(&self) -> usize {
         1

@@ -96,8 +96,8 @@ impl Inner {
             let (earlier, busy) = self.state.lock().begin_due(which, usize::MAX);
             self.bring_home(earlier).await?;
             match busy {
-                true => changed.await,
-                false => return Ok(()),
+                0 => return Ok(()),
+                _ => changed.await,
             }
         }
     }

@@ -7,10 +7,11 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::Inner;
+use super::options::Options;
 use super::state::Homing;
 use super::waiting::Which;
 use crate::block::{BLOCK_SIZE, Class, StoreError};
-use crate::device::Purpose;
+use crate::device::{DeviceError, Purpose};
 
 /// Blocks of one write at most.
 const RUN: usize = 256;
@@ -76,6 +77,23 @@ impl Batch<'_> {
 impl Inner {
     /// Writes neighbouring blocks home, or takes note of one that holds nothing.
     async fn write_run(&self, run: &[Homing]) -> Result<(), StoreError> {
+        let filled = run.iter().filter(|homing| homing.fills).count() as u64;
+        let written = self.write_blocks(run).await;
+        if filled == 0 {
+            return written;
+        }
+        if written.is_ok() {
+            self.state.lock().counts.filled += filled;
+            return Ok(());
+        }
+        // What only closes a gap keeps nobody from getting home.
+        for part in run.split(|homing| homing.fills) {
+            self.write_blocks(part).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_blocks(&self, run: &[Homing]) -> Result<(), StoreError> {
         let Some(first) = run.first() else { return Ok(()) };
         let place = self.superblock.place(first.lba);
         let content: Option<Vec<Bytes>> = run.iter().map(|homing| homing.content.clone()).collect();
@@ -129,25 +147,40 @@ impl Inner {
         }
     }
 
-    /// Writes dirty sectors of the map.
+    /// How many bytes may be written between two writes to make them one.
+    fn gap(&self) -> u64 {
+        let suits = if self.data.is_rotational() { Options::ROTATIONAL_GAP } else { 0 };
+        self.state.lock().options.gap.unwrap_or(suits).into()
+    }
+
+    /// Writes dirty sectors of the map, whose journal transactions then have something at home.
     async fn write_map(&self) -> Result<(), StoreError> {
-        let sector = self.superblock.sector;
-        let dirty = self.state.lock().map.take_dirty(sector);
-        let done: Vec<u64> = dirty.iter().filter_map(|write| write.first_live).collect();
+        match self.write_sectors().await {
+            Ok(done) => {
+                self.state.lock().unflushed.extend(done);
+                Ok(())
+            }
+            Err(error) => {
+                // What the sectors say is known nowhere else as soon as the journal lets it go.
+                self.poison("a sector of the map was not written");
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Writes dirty sectors of the map; the journal transactions that they keep.
+    pub(super) async fn write_sectors(&self) -> Result<Vec<u64>, DeviceError> {
+        let gap = self.gap();
+        let (dirty, kept) = self.state.lock().map.take_dirty(self.superblock.sector, gap);
         let mut writes = futures::stream::iter(dirty.into_iter().map(|write| {
-            let offset = self.superblock.map_offset + write.offset();
+            let offset = self.superblock.map_offset + write.offset;
             self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map)
         }))
         .buffer_unordered(WRITES);
         while let Some(written) = writes.next().await {
-            if let Err(error) = written {
-                // What the sectors say is known nowhere else as soon as the journal lets it go.
-                self.poison("a sector of the map was not written");
-                return Err(error.into());
-            }
+            written?;
         }
-        self.state.lock().unflushed.extend(done);
-        Ok(())
+        Ok(kept)
     }
 
     /// Brings blocks home until there are none left of those, and has the journal let go of what is
@@ -157,17 +190,19 @@ impl Inner {
     /// The devices'.
     pub(super) async fn write_back(&self, which: Which) -> Result<(), StoreError> {
         let _one = self.writing_back.lock().await;
+        let gap = self.gap();
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let (blocks, busy) = self.state.lock().begin_due(which, BATCH);
-            let begun = blocks.len();
+            let (begun, is_last) = (blocks.len(), blocks.len() + busy < BATCH);
+            let blocks = self.state.lock().close_gaps(blocks, gap / BLOCK_SIZE as u64);
             self.bring_home(blocks).await?;
             self.write_map().await?;
             self.release().await?;
-            match begun < BATCH {
+            match is_last || begun == 0 {
                 // Whoever needs room in the journal needs all of it.
-                true if busy && !matches!(which, Which::Old(_)) => changed.await,
+                true if busy > 0 && !matches!(which, Which::Old(_)) => changed.await,
                 true => return Ok(()),
                 false => {}
             }

@@ -1,5 +1,7 @@
 //! What is known of each block at home, as far as it is in memory.
 
+use std::ops::Range;
+
 use uuid::Uuid;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -13,6 +15,8 @@ use crate::env::HashMap;
 const SECTORS: u64 = BLOCK_SIZE as u64 / MAP_SECTOR;
 /// Entries in a page.
 pub(super) const PER_PAGE: u64 = SECTORS * ENTRIES;
+/// Bytes of one write at most.
+const MOST: u64 = 1 << 20;
 
 /// The pages of the map that were read.
 #[derive(Debug)]
@@ -32,15 +36,12 @@ struct MapPage {
     first_live: Option<u64>,
 }
 
-/// A page on its way to the device.
+/// Sectors on their way to the device.
 #[derive(Debug)]
 pub(super) struct MapWrite {
-    pub(super) page: u64,
-    /// First sector, and the bytes from there on.
-    pub(super) sector: u64,
+    /// Where they go, from the map's beginning on.
+    pub(super) offset: u64,
     pub(super) bytes: AlignedBuf,
-    /// What was its oldest journal transaction.
-    pub(super) first_live: Option<u64>,
 }
 
 /// The page and the place in it of a block's entry.
@@ -136,42 +137,55 @@ impl Map {
         self.pages.get(&page).map_or(0, |page| page.damaged.count_ones())
     }
 
-    /// Every dirty sector, in writes of whole device sectors.
-    pub(super) fn take_dirty(&mut self, sector: u32) -> Vec<MapWrite> {
+    /// Every dirty sector, in writes of whole device sectors, which are one write where what lies between
+    /// them was read and takes at most `gap` bytes; and the oldest journal transactions of their pages.
+    pub(super) fn take_dirty(&mut self, sector: u32, gap: u64) -> (Vec<MapWrite>, Vec<u64>) {
         let unit = (u64::from(sector) / MAP_SECTOR).max(1);
-        let mut dirty: Vec<u64> =
+        let mut pages: Vec<u64> =
             self.pages.iter().filter(|(_, page)| page.dirty != 0).map(|(at, _)| *at).collect();
-        dirty.sort_unstable();
-        let mut writes = Vec::with_capacity(dirty.len());
-        for at in dirty {
-            let volume = self.volume;
+        pages.sort_unstable();
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut done = Vec::with_capacity(pages.len());
+        for at in pages {
             let Some(page) = self.pages.get_mut(&at) else { continue };
             let mask = std::mem::take(&mut page.dirty);
+            done.extend(page.first_live.take());
             let first = u64::from(mask.trailing_zeros()) / unit * unit;
             let end = (8 - u64::from(mask.leading_zeros())).next_multiple_of(unit);
-            let mut bytes = AlignedBuf::zeroed(((end - first) * MAP_SECTOR) as usize);
-            let sectors = bytes.chunks_mut(MAP_SECTOR as usize);
-            for (nth, into) in (first..end).zip(sectors) {
-                let from = (nth * ENTRIES) as usize;
-                let mut sector = MapSector::new_zeroed();
-                let entries = &page.entries[from..from + ENTRIES as usize];
-                sector.entries.iter_mut().zip(entries).for_each(|(to, from)| to.set(*from));
-                let sum = sector.sum(at * SECTORS + nth, &volume);
-                // What made no sense gets no checksum that says it does.
-                let is_damaged = page.damaged & 1 << nth != 0;
-                sector.checksum = if is_damaged { !sum } else { sum }.into();
-                into.copy_from_slice(sector.as_bytes());
+            let run = at * SECTORS + first..at * SECTORS + end;
+            match runs.last_mut() {
+                Some(last) if self.joins(last, &run, gap) => last.end = run.end,
+                _ => runs.push(run),
             }
-            let first_live = page.first_live.take();
-            writes.push(MapWrite { page: at, sector: first, bytes, first_live });
         }
-        writes
+        let write =
+            |run: Range<u64>| MapWrite { offset: run.start * MAP_SECTOR, bytes: self.encode(run) };
+        (runs.into_iter().map(write).collect(), done)
     }
-}
 
-impl MapWrite {
-    /// Where it goes, from the map's beginning on.
-    pub(super) fn offset(&self) -> u64 {
-        self.page * BLOCK_SIZE as u64 + self.sector * MAP_SECTOR
+    /// Whether a run of sectors and one after it may be written at one go.
+    fn joins(&self, run: &Range<u64>, next: &Range<u64>, gap: u64) -> bool {
+        (next.start - run.end) * MAP_SECTOR <= gap
+            && (next.end - run.start) * MAP_SECTOR <= MOST
+            && (run.end / SECTORS..next.start / SECTORS).all(|page| self.has(page))
+    }
+
+    /// Sectors of pages that were read, as the device has them.
+    fn encode(&self, sectors: Range<u64>) -> AlignedBuf {
+        let mut bytes = AlignedBuf::zeroed(((sectors.end - sectors.start) * MAP_SECTOR) as usize);
+        for (number, into) in sectors.zip(bytes.chunks_mut(MAP_SECTOR as usize)) {
+            let Some(page) = self.pages.get(&(number / SECTORS)) else { continue };
+            let nth = number % SECTORS;
+            let from = (nth * ENTRIES) as usize;
+            let mut sector = MapSector::new_zeroed();
+            let entries = &page.entries[from..from + ENTRIES as usize];
+            sector.entries.iter_mut().zip(entries).for_each(|(to, from)| to.set(*from));
+            let sum = sector.sum(number, &self.volume);
+            // What made no sense gets no checksum that says it does.
+            let is_damaged = page.damaged & 1 << nth != 0;
+            sector.checksum = if is_damaged { !sum } else { sum }.into();
+            into.copy_from_slice(sector.as_bytes());
+        }
+        bytes
     }
 }

@@ -82,11 +82,21 @@ pub struct Options {
     pub writeback: Duration,
     /// Age at which a dirty block goes home.
     pub expire: Duration,
+    /// Blocks that go home take those between them along, though these are there, where that is not more
+    /// than so many bytes and in memory: one long write for several short ones. `None`: as suits the
+    /// device, which is [`Options::ROTATIONAL_GAP`] for one that moves an arm, and otherwise nothing.
+    pub gap: Option<u32>,
     /// Bytes of blocks in memory. Blocks that wait to go home stay in memory, and writes wait when
     /// they are more than half of it.
     pub cache: usize,
     /// Whether devices are told of blocks that are not needed any more.
     pub discard: bool,
+}
+
+impl Options {
+    /// What an arm passes over in about the time in which it gets to another place nearby: half a
+    /// millisecond.
+    pub const ROTATIONAL_GAP: u32 = 64 << 10;
 }
 
 impl Default for Options {
@@ -98,6 +108,7 @@ impl Default for Options {
             barrier: true,
             writeback: Duration::from_secs(5),
             expire: Duration::from_secs(30),
+            gap: None,
             cache: 256 << 20,
             discard: false,
         }

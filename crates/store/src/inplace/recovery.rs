@@ -160,15 +160,7 @@ impl Inner {
         for batch in blocks.chunks(BATCH) {
             self.replay_batch(batch, give_up, recovered).await?;
         }
-        let dirty = self.state.lock().map.take_dirty(self.superblock.sector);
-        let writes = dirty.into_iter().map(|write| {
-            let offset = self.superblock.map_offset + write.offset();
-            self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map)
-        });
-        let mut writes = futures::stream::iter(writes).buffer_unordered(REQUESTS);
-        while let Some(written) = writes.next().await {
-            written?;
-        }
+        self.write_sectors().await?;
         // Also without barriers: the journal forgets what it said.
         self.data.flush(Purpose::UserData).await?;
         Ok(())

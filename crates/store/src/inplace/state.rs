@@ -79,6 +79,8 @@ pub struct Counts {
     pub checkpointed: u64,
     /// Blocks that were written home directly.
     pub direct: u64,
+    /// Blocks that were written once more where they were, to close gaps between others.
+    pub filled: u64,
     /// Times that transactions were released from the journal.
     pub releases: u64,
     /// Reads of blocks at home.
@@ -99,6 +101,8 @@ pub(super) struct Homing {
     pub(super) direct: bool,
     /// Somebody sees what is at home now.
     pub(super) keep: bool,
+    /// It is there already, and only closes a gap.
+    pub(super) fills: bool,
 }
 
 /// What a reader finds in memory of a block.
@@ -314,12 +318,13 @@ impl State {
             version: due.version,
             direct: due.direct,
             keep: page.home != Entry::Empty && page.sees_home(&self.holds),
+            fills: false,
         })
     }
 
-    /// Takes committed blocks for the way home, at most `most`; whether some had to stay because they are
-    /// being read there, or written.
-    pub(super) fn begin_due(&mut self, which: Which, most: usize) -> (Vec<Homing>, bool) {
+    /// Takes committed blocks for the way home, of `most` at most those that are not being read or written
+    /// there; and how many of them are.
+    pub(super) fn begin_due(&mut self, which: Which, most: usize) -> (Vec<Homing>, usize) {
         let due = self.waiting.pick(which, &self.pages, most);
         let wanted = due.len();
         let mut homing = Vec::with_capacity(wanted);
@@ -327,8 +332,47 @@ impl State {
             let waiting = self.pages.get(&lba).and_then(|page| page.due.clone());
             homing.extend(waiting.and_then(|due| self.begin_homing(lba, &due)));
         }
-        let busy = homing.len() < wanted;
+        let busy = wanted - homing.len();
         (homing, busy)
+    }
+
+    /// Takes blocks along that lie between those on the way home, where they are at most `most` in a row
+    /// and it is known from memory what each holds. They hold that at home too, so that a crash changes
+    /// nothing; and as they are on their way, nobody writes anything else there meanwhile.
+    pub(super) fn close_gaps(&mut self, homing: Vec<Homing>, most: u64) -> Vec<Homing> {
+        let mut closed: Vec<Homing> = Vec::with_capacity(homing.len());
+        for next in homing {
+            if let Some(last) = closed.last()
+                && last.class == next.class
+                && next.lba - last.lba - 1 <= most
+                && last.content.is_some()
+                && next.content.is_some()
+            {
+                let (between, class) = (last.lba + 1..next.lba, last.class);
+                if between.clone().all(|lba| self.fills(lba).is_some()) {
+                    closed.extend(between.filter_map(|lba| self.begin_filling(lba, class)));
+                }
+            }
+            closed.push(next);
+        }
+        closed
+    }
+
+    /// What is at home of a block, if it is in memory and nothing is about to change it.
+    fn fills(&self, lba: u64) -> Option<&Bytes> {
+        let page = self.pages.get(&lba)?;
+        let is_still = !page.is_dirty() && !self.reading.contains_key(&lba);
+        page.newest().filter(|_| is_still && page.home != Entry::Empty)?.as_ref()
+    }
+
+    fn begin_filling(&mut self, lba: u64, class: Class) -> Option<Homing> {
+        let content = Some(self.fills(lba)?.clone());
+        let page = self.pages.get_mut(&lba)?;
+        page.homing = true;
+        self.dirty += 1;
+        let (entry, version) = (page.home, self.now);
+        let (sequence, direct, keep) = (None, false, false);
+        Some(Homing { lba, content, class, entry, sequence, version, direct, keep, fills: true })
     }
 
     /// When there are more than `most` blocks that are not home: since when those have waited that have
@@ -343,7 +387,7 @@ impl State {
         let State { pages, map, live, waiting, .. } = self;
         let Some(page) = pages.get_mut(&homing.lba) else { return };
         page.homing = false;
-        if is_home {
+        if is_home && !homing.fills {
             page.home = homing.entry;
             if homing.direct {
                 self.unflushed_direct = true;

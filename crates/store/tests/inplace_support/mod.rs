@@ -51,7 +51,9 @@ impl Shape {
     pub fn varied(mode: Mode, seed: u64) -> Shape {
         let shape = Shape::new(mode);
         let sector = if seed.is_multiple_of(2) { 512 } else { 4096 };
-        Shape { sector, external: !seed.is_multiple_of(3), ..shape }
+        let gap = (seed % 5 < 3).then_some(32 << 10);
+        let options = Options { gap, ..shape.options };
+        Shape { sector, external: !seed.is_multiple_of(3), options, ..shape }
     }
 
     pub fn parts(&self, devices: &[DeviceRef]) -> Parts {

@@ -29,6 +29,8 @@ pub(super) struct Opened {
     pub(super) file: File,
     pub(super) geometry: Geometry,
     pub(super) is_block_device: bool,
+    /// It says that it moves an arm, or what the file lies on does.
+    pub(super) is_rotational: bool,
     pub(super) direct: bool,
     /// Alignment in bytes that direct I/O asks of memory.
     pub(super) memory: usize,
@@ -258,12 +260,16 @@ fn direct_alignment(file: &File) -> Option<(u32, u32)> {
 
 /// The physical sector of the block device under a file, where there is one.
 fn sector_below(file: &File) -> Option<u32> {
-    let device = file.metadata().ok()?.dev();
+    queue_number(file.metadata().ok()?.dev(), "physical_block_size")
+}
+
+/// What the system says of a block device's queue.
+fn queue_number(device: u64, what: &str) -> Option<u32> {
     let (major, minor) = (libc::major(device), libc::minor(device));
     let base = format!("/sys/dev/block/{major}:{minor}");
     // A partition has no queue of its own; its disk is one up.
     ["queue", "../queue"].iter().find_map(|queue| {
-        let path = format!("{base}/{queue}/physical_block_size");
+        let path = format!("{base}/{queue}/{what}");
         std::fs::read_to_string(path).ok()?.trim().parse().ok()
     })
 }
@@ -300,7 +306,9 @@ fn describe(
         _ => unit as usize,
     };
     let geometry = Geometry { size: size - size % u64::from(sector), sector };
-    Ok(Opened { file, geometry, is_block_device, direct, memory })
+    let device = if is_block_device { metadata.rdev() } else { metadata.dev() };
+    let is_rotational = queue_number(device, "rotational") == Some(1);
+    Ok(Opened { file, geometry, is_block_device, is_rotational, direct, memory })
 }
 
 /// A block device's size, logical and physical sector, in bytes.

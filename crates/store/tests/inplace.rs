@@ -673,6 +673,31 @@ fn full_memory_is_committed() {
     }
 }
 
+/// Of a block that changes again and again, a transaction journals what it holds in the end: nobody has
+/// to wait for a commit that makes room for the rest.
+#[test]
+fn a_block_that_changes_often_makes_nobody_wait() {
+    for mode in [Mode::Data, Mode::Wasteless] {
+        run(22, |env| async move {
+            let shape = quiet(mode);
+            let devices = shape.memory();
+            shape.create(&env, &devices).await;
+            let (store, _) = shape.open(&env, &devices).await;
+            let begun = env.now();
+            let times = 3 * shape.journal / BLOCK_SIZE as u64;
+            for nth in 0..times {
+                let write = part(100 + nth % 3, 0, 0..100, nth as u8 | 1, Class::Data);
+                store.apply(vec![write]).await.unwrap();
+            }
+            assert_eq!((env.now(), store.status().counts.commits), (begun, 0), "{mode}");
+            store.sync(store.now()).await.unwrap();
+            let counts = store.status().counts;
+            let most = if mode == Mode::Data { 4 * BLOCK_SIZE as u64 } else { 512 };
+            assert!(counts.commits == 1 && counts.journal_bytes <= most, "{counts:?}");
+        });
+    }
+}
+
 #[test]
 fn memory_is_bounded_and_writers_wait() {
     run(12, |env| async move {

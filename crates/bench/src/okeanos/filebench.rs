@@ -85,6 +85,8 @@ fn run(options: &Options) -> Result<Report, BenchError> {
             })?;
             report.figure(&format!("{name}_{mode}_ops"), rounded(outcome.ops));
             report.figure(&format!("{name}_{mode}_latency_ms"), rounded(outcome.latency));
+            report.figure(&format!("{name}_{mode}_journal_bytes"), rounded(outcome.journal));
+            report.figure(&format!("{name}_{mode}_home_bytes"), rounded(outcome.home));
             if let Some(at) = COLUMNS.iter().position(|column| *column == mode) {
                 ours.push((at as f64, outcome.ops));
             }
@@ -106,8 +108,13 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 }
 
 struct Outcome {
+    /// Operations per second.
     ops: f64,
+    /// Milliseconds.
     latency: f64,
+    /// Bytes per operation that reached the journal, and that went home.
+    journal: f64,
+    home: f64,
 }
 
 /// Operations that have ended, and the time that they took.
@@ -290,7 +297,7 @@ async fn measure(env: &Env, load: Load, mode: Mode, scale: f64) -> Result<Outcom
     }
     tree.rig.settle().await?;
     let span = Duration::from_secs_f64((SECONDS * scale).max(LEAST));
-    let begun = env.now();
+    let (begun, before) = (env.now(), tree.rig.traffic());
     tree.end = begun + span;
     let tree = Arc::new(tree);
     let threads = match load {
@@ -310,9 +317,12 @@ async fn measure(env: &Env, load: Load, mode: Mode, scale: f64) -> Result<Outcom
     });
     all(threads.collect()).await?;
     let count = tree.count.lock();
+    let (ops, spent) = (count.ops.max(1) as f64, tree.rig.traffic().since(before));
     Ok(Outcome {
         ops: count.ops as f64 / env.now().since(begun).as_secs_f64(),
-        latency: millis(count.spent) / count.ops.max(1) as f64,
+        latency: millis(count.spent) / ops,
+        journal: spent.journal as f64 / ops,
+        home: spent.home() as f64 / ops,
     })
 }
 

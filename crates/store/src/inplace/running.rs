@@ -160,7 +160,29 @@ mod tests {
 
     use super::*;
 
+    fn change() -> impl Strategy<Value = Change> {
+        let ranges = proptest::collection::vec((0..BLOCK_SIZE, 1..300usize), 1..30);
+        let route = prop_oneof![Just(Route::Bytes), Just(Route::Whole), Just(Route::Direct)];
+        (ranges, route, any::<bool>(), any::<bool>()).prop_map(|(parts, route, empty, fresh)| {
+            let mut ranges = ByteRanges::none();
+            for (start, len) in parts {
+                ranges.add(start..(start + len).min(BLOCK_SIZE));
+            }
+            let content = (!empty).then(|| Bytes::from(vec![1; BLOCK_SIZE]));
+            Change { content, class: Class::Data, route, ranges, fresh }
+        })
+    }
+
     proptest! {
+        #[test]
+        fn changes_take_no_more_than_their_room(
+            changes in proptest::collection::btree_map(any::<u64>(), change(), 1..20),
+        ) {
+            let room: usize = changes.values().map(Change::room).sum();
+            let closed = Closed { version: Version(1), changes: changes.into_iter().collect() };
+            prop_assert!(closed.record().bytes() <= room);
+        }
+
         #[test]
         fn every_byte_that_differs_is_in_and_few_others(
             changes in proptest::collection::vec((0..BLOCK_SIZE, 1..40usize), 0..12),

@@ -116,6 +116,17 @@ impl<A: Address> Record<A> {
         Sent { parts, len }
     }
 
+    /// Bytes that its tags and what they are about take.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        let of = |update: &Update<A>| match update {
+            Update::Bytes { bytes, .. } => bytes.len(),
+            Update::Whole { content, .. } => content.len(),
+            Update::Void(_) => 0,
+        };
+        self.encode_tags().len() + self.updates.iter().map(of).sum::<usize>()
+    }
+
     fn encode_tags(&self) -> Vec<u8> {
         let mut tags = Vec::with_capacity(self.updates.len() * 8);
         // The block before, and where the last bytes in it ended.

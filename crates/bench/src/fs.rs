@@ -18,7 +18,7 @@ use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Format, Local};
-use thalweg_fuse::files;
+use thalweg_fuse::mounted;
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
 use thalweg_store::env::{Env, Rng, server_threads};
 use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options as StoreOptions, Parts};
@@ -83,7 +83,7 @@ struct Subject {
     name: &'static str,
     point: PathBuf,
     // In the order in which they have to go.
-    ours: Option<(files::Mounted, Option<Arc<InPlace>>, tokio::runtime::Runtime)>,
+    ours: Option<(mounted::Mounted, Option<Arc<InPlace>>, tokio::runtime::Runtime)>,
     _ext4: Option<Mounted>,
     device: LoopDevice,
     _folder: TempDir,
@@ -171,10 +171,10 @@ fn serve(
     runtime: &tokio::runtime::Runtime,
     files: Arc<dyn Filesystem>,
     point: &Path,
-) -> Result<files::Mounted, BenchError> {
+) -> Result<mounted::Mounted, BenchError> {
     let _entered = runtime.enter();
-    let options = files::MountOptions::default();
-    files::mount(&Env::real(), runtime.handle().clone(), files, point, &options).map_err(other)
+    let options = mounted::MountOptions::default();
+    mounted::mount(&Env::real(), runtime.handle().clone(), files, point, &options).map_err(other)
 }
 
 async fn make(device: &Path, mode: Mode) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {

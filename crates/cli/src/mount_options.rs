@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thalweg_fs::local::Atime;
-use thalweg_fuse::files;
+use thalweg_fuse::mounted;
 use thalweg_store::inplace::{self, Mode};
 
 use crate::failure::{Failure, Outcome};
@@ -177,9 +177,9 @@ impl MountOptions {
     }
 
     /// How the kernel mounts it for `source`.
-    pub(crate) fn for_kernel(&self, source: String) -> files::MountOptions {
-        let defaults = files::MountOptions::default();
-        files::MountOptions {
+    pub(crate) fn for_kernel(&self, source: String) -> mounted::MountOptions {
+        let defaults = mounted::MountOptions::default();
+        mounted::MountOptions {
             source,
             threads: self.threads.unwrap_or(defaults.threads),
             read_only: self.read_only.unwrap_or(false),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_fs::{Filesystem, Ino};
-use thalweg_fuse::files::{self as fuse, Mounted, mount};
+use thalweg_fuse::mounted::{self as fuse, Mounted, mount};
 use thalweg_fuse::mounts;
 use thalweg_store::env::{Env, Task};
 

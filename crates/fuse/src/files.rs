@@ -19,30 +19,30 @@ use std::future::Future;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::AssertUnwindSafe;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use fuser::{
-    BackgroundSession, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle,
-    FileType, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    MountOption, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Change, Cookie, Filesystem, FsError, Ino, Kind,
-    NewNode, Node, Rename, Seek, SetXattr, TimeChange, Timestamp, WriteAt, WriteHow,
+    NewNode, Node, Rename, Seek, SetXattr, WriteAt, WriteHow,
 };
 use thalweg_store::env::{Env, allow_blocking};
 use tokio::sync::watch;
 
-use crate::attach::unmount;
+use crate::attributes::{file_attr, file_type, nothing, time_change};
 use crate::coherence::Coherence;
 use crate::errno::errno;
 use crate::known::Known;
+use crate::mounted::MountOptions;
 
 /// The longest request; the kernel's own default limit is 256 pages.
 const MAX_REQUEST: u32 = 1 << 20;
@@ -64,168 +64,8 @@ const CACHED: FileHandle = FileHandle(0);
 const DIRECT: FileHandle = FileHandle(1);
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// How a filesystem is mounted.
-#[derive(Clone, Debug)]
-pub struct MountOptions {
-    /// Threads that take requests from the kernel, each with a queue of its own.
-    pub threads: usize,
-    /// What is mounted, as the mount table shows it.
-    pub source: String,
-    /// The kernel refuses changes.
-    pub read_only: bool,
-    /// Everybody may use the mount, as far as permissions go; otherwise its owner alone.
-    pub allow_other: bool,
-    /// The kernel collects writes and hands them over later, page by page.
-    pub writeback_cache: bool,
-    /// Set-user-id and set-group-id count.
-    pub suid: bool,
-    /// Devices can be opened.
-    pub dev: bool,
-    /// Programs can be run.
-    pub exec: bool,
-    /// Every write is durable when it returns.
-    pub sync: bool,
-    /// Every change of a directory is durable when it returns.
-    pub dirsync: bool,
-    /// Nobody else changes what is mounted, so there is nothing to watch.
-    pub private: bool,
-}
-
-impl Default for MountOptions {
-    fn default() -> MountOptions {
-        MountOptions {
-            threads: 2,
-            source: "thalweg".to_owned(),
-            read_only: false,
-            allow_other: false,
-            writeback_cache: false,
-            suid: true,
-            dev: true,
-            exec: true,
-            sync: false,
-            dirsync: false,
-            private: false,
-        }
-    }
-}
-
-impl MountOptions {
-    fn config(&self) -> Config {
-        let flag = |is_set, yes, no| if is_set { yes } else { no };
-        let mut options = vec![
-            MountOption::FSName(self.source.replace([',', '\0'], "_")),
-            // As an option, since the library itself keeps the subtype from the kernel.
-            MountOption::CUSTOM("subtype=thalweg".to_owned()),
-            MountOption::DefaultPermissions,
-            flag(self.read_only, MountOption::RO, MountOption::RW),
-            flag(self.suid, MountOption::Suid, MountOption::NoSuid),
-            flag(self.dev, MountOption::Dev, MountOption::NoDev),
-            flag(self.exec, MountOption::Exec, MountOption::NoExec),
-        ];
-        options.extend(self.sync.then_some(MountOption::Sync));
-        options.extend(self.dirsync.then_some(MountOption::DirSync));
-        let mut config = Config::default();
-        config.mount_options = options;
-        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
-        config.n_threads = Some(self.threads.max(1));
-        config.clone_fd = self.threads > 1;
-        config
-    }
-}
-
-/// A mounted filesystem. Dropping it unmounts, unless a file on it is in use.
-#[derive(Debug)]
-pub struct Mounted {
-    session: BackgroundSession,
-    mountpoint: PathBuf,
-    coherence: Coherence,
-    alive: watch::Receiver<()>,
-}
-
-impl Mounted {
-    /// Where it is mounted.
-    pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
-    }
-
-    /// Returns when the kernel has let go of the mount, whoever unmounted it.
-    pub async fn ended(&self) {
-        let mut alive = self.alive.clone();
-        while alive.changed().await.is_ok() {}
-    }
-
-    /// Returns when every change told so far has reached the kernel's caches.
-    pub async fn settle(&self) {
-        self.coherence.settle().await;
-    }
-
-    /// Unmounts; with `detach` also while files are in use, which live on until they are closed. It
-    /// blocks while the kernel writes what it holds, so not on a thread that serves the mount.
-    ///
-    /// # Errors
-    /// `EBUSY` while files are in use and `detach` is not set; then it stays mounted.
-    pub fn unmount(&self, detach: bool) -> io::Result<()> {
-        if self.alive.has_changed().is_err() {
-            return Ok(());
-        }
-        unmount(&self.mountpoint, if detach { libc::MNT_DETACH } else { 0 })
-    }
-
-    /// Waits for the threads after [`Mounted::ended`].
-    ///
-    /// # Errors
-    /// What ended one of them.
-    pub fn join(self) -> io::Result<()> {
-        self.session.join()
-    }
-}
-
-/// Mounts `filesystem` on the directory `mountpoint`. It blocks until the kernel has greeted;
-/// requests run on the runtime.
-///
-/// # Errors
-/// What the system says to the mount.
-pub fn mount(
-    env: &Env,
-    runtime: tokio::runtime::Handle,
-    filesystem: Arc<dyn Filesystem>,
-    mountpoint: &Path,
-    options: &MountOptions,
-) -> io::Result<Mounted> {
-    let (life, alive) = watch::channel(());
-    let mountpoint = mountpoint.canonicalize()?;
-    let served = Arc::new(Served {
-        filesystem: filesystem.clone(),
-        known: Known::default(),
-        notifier: OnceLock::new(),
-    });
-    let adapter = Adapter {
-        env: env.clone(),
-        served: served.clone(),
-        runtime,
-        writeback_cache: options.writeback_cache,
-        private: options.private,
-        may_block: options.threads > 1,
-        _life: life,
-    };
-    let session = Session::new(adapter, &mountpoint, &options.config())?;
-    let coherence = Coherence::start(session.notifier())?;
-    let _ = served.notifier.set((session.notifier(), coherence.clone()));
-    if !options.private {
-        let told = coherence.clone();
-        filesystem.watch(Box::new(move |change| {
-            if let Change::Inode { ino, .. } = change {
-                served.known.granted(*ino);
-            }
-            told.invalidate(change.clone());
-        }));
-    }
-    let session = session.spawn()?;
-    Ok(Mounted { session, mountpoint, coherence, alive })
-}
-
 /// What FUSE's threads call.
-struct Adapter {
+pub(crate) struct Adapter {
     env: Env,
     served: Arc<Served>,
     runtime: tokio::runtime::Handle,
@@ -238,7 +78,7 @@ struct Adapter {
 }
 
 /// What the tasks share.
-struct Served {
+pub(crate) struct Served {
     filesystem: Arc<dyn Filesystem>,
     known: Known,
     /// Set before the first request.
@@ -275,6 +115,31 @@ refuse!(
 );
 
 impl Adapter {
+    /// One whose life ends with that of the mount.
+    pub(crate) fn new(
+        env: &Env,
+        runtime: tokio::runtime::Handle,
+        filesystem: Arc<dyn Filesystem>,
+        options: &MountOptions,
+        life: watch::Sender<()>,
+    ) -> Adapter {
+        let (known, notifier) = (Known::default(), OnceLock::new());
+        Adapter {
+            env: env.clone(),
+            served: Arc::new(Served { filesystem, known, notifier }),
+            runtime,
+            writeback_cache: options.writeback_cache,
+            private: options.private,
+            may_block: options.threads > 1,
+            _life: life,
+        }
+    }
+
+    /// What its tasks share.
+    pub(crate) fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
     /// Runs `work` as a task, and has `tell` answer with what came of it. Should it panic, the reply
     /// answers `EIO`.
     fn run<R, T, W, F>(
@@ -370,6 +235,16 @@ impl Drop for Adapter {
 }
 
 impl Served {
+    /// Before the first request: how the kernel is told things.
+    pub(crate) fn greet(&self, notifier: Notifier, coherence: Coherence) {
+        let _ = self.notifier.set((notifier, coherence));
+    }
+
+    /// An inode may have privileges from now on, which did not come through the kernel.
+    pub(crate) fn granted(&self, ino: Ino) {
+        self.known.granted(ino);
+    }
+
     /// The kernel counts that it was told of an inode, and so do we.
     fn tell_of(&self, attributes: Attributes) -> FileAttr {
         self.known.remember(&*self.filesystem, attributes.ino);
@@ -1083,103 +958,5 @@ fn answer_sized(reply: ReplyXattr, value: &[u8], size: u32) {
         Ok(len) if size == 0 => reply.size(len),
         Ok(len) if len <= size => reply.data(value),
         _ => reply.error(Errno::ERANGE),
-    }
-}
-
-fn file_type(kind: Kind) -> FileType {
-    match kind {
-        Kind::File => FileType::RegularFile,
-        Kind::Directory => FileType::Directory,
-        Kind::Symlink => FileType::Symlink,
-        Kind::BlockDevice => FileType::BlockDevice,
-        Kind::CharDevice => FileType::CharDevice,
-        Kind::Fifo => FileType::NamedPipe,
-        Kind::Socket => FileType::Socket,
-    }
-}
-
-fn file_attr(it: &Attributes) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(it.ino.0),
-        size: it.size,
-        blocks: it.stored.div_ceil(512),
-        atime: system_time(it.accessed),
-        mtime: system_time(it.modified),
-        ctime: system_time(it.changed),
-        crtime: system_time(it.created),
-        kind: file_type(it.kind),
-        perm: it.mode,
-        nlink: it.links,
-        uid: it.uid,
-        gid: it.gid,
-        rdev: it.rdev,
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
-/// The attributes of no inode at all.
-fn nothing() -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
-fn system_time(time: Timestamp) -> SystemTime {
-    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
-    let whole = match time.seconds {
-        0.. => UNIX_EPOCH.checked_add(seconds),
-        _ => UNIX_EPOCH.checked_sub(seconds),
-    };
-    let nanos = Duration::from_nanos(time.nanos.into());
-    whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
-}
-
-fn time_change(time: TimeOrNow) -> TimeChange {
-    match time {
-        TimeOrNow::Now => TimeChange::Now,
-        TimeOrNow::SpecificTime(time) => TimeChange::At(timestamp(time)),
-    }
-}
-
-/// What the kernel sent. The library subtracts the nanoseconds from a moment before 1970, where the
-/// kernel means them to be added.
-fn timestamp(time: SystemTime) -> Timestamp {
-    let seconds = |span: Duration| i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => Timestamp { seconds: seconds(after), nanos: after.subsec_nanos() },
-        Err(error) => {
-            let before = error.duration();
-            Timestamp { seconds: -seconds(before), nanos: before.subsec_nanos() }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn moments_before_1970_come_back() {
-        // As the library reads seconds -2 and 300 ns.
-        let read = UNIX_EPOCH - Duration::new(2, 300);
-        let time = timestamp(read);
-        assert_eq!(time, Timestamp { seconds: -2, nanos: 300 });
-        let shown = UNIX_EPOCH.duration_since(system_time(time)).unwrap();
-        assert_eq!(shown, Duration::new(1, 999_999_700));
     }
 }

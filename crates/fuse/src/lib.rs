@@ -1,7 +1,7 @@
 //! FUSE adapters for Thalweg: a filesystem for the kernel; a volume as one file, and as a kernel
 //! block device.
 //!
-//! - [`files`]: a filesystem for the kernel;
+//! - [`mounted`]: mounts of a filesystem; `files` serves them;
 //! - [`attach`](mod@attach): a kernel block device from a volume: the file of [`disk`] under a loop
 //!   device;
 //! - [`stale`]: cleans up what a server that was killed has left behind;
@@ -12,13 +12,15 @@
 //! - [`bytes`](mod@bytes): any byte range of a volume, however its blocks lie.
 
 pub mod attach;
+mod attributes;
 pub mod bytes;
 mod coherence;
 pub mod disk;
 mod errno;
-pub mod files;
+mod files;
 mod known;
 pub mod loopdev;
+pub mod mounted;
 pub mod mounts;
 pub mod probe;
 pub mod stale;

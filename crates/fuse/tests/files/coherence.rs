@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_fs::{Filesystem, Ino, NewNode, Node, Rename, WriteAt, WriteHow};
-use thalweg_fuse::files::MountOptions;
+use thalweg_fuse::mounted::MountOptions;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_store::env::Env;
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use std::sync::Arc;
 
-use thalweg_fuse::files::MountOptions;
+use thalweg_fuse::mounted::MountOptions;
 use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlace};
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use thalweg_fuse::files::MountOptions;
+use thalweg_fuse::mounted::MountOptions;
 
 use crate::rig::{Make, Rig};
 

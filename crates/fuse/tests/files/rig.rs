@@ -8,7 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{Format, Local, Options};
-use thalweg_fuse::files::{MountOptions, Mounted, mount};
+use thalweg_fuse::mounted::{MountOptions, Mounted, mount};
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::BlockStore;

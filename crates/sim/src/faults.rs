@@ -332,6 +332,10 @@ impl Device for Faulty {
         self.inner.members()
     }
 
+    fn is_rotational(&self) -> bool {
+        self.inner.is_rotational()
+    }
+
     fn name(&self) -> String {
         self.inner.name()
     }

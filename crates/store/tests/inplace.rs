@@ -489,7 +489,7 @@ fn a_gap_that_cannot_be_written_keeps_nobody_from_home() {
     });
 }
 
-/// Sectors of the map are written at one go too: of blocks 0 and 130, with that between.
+/// Sectors of the map far from each other are written at one go too, where those between were read.
 #[test]
 fn short_gaps_in_the_map_are_closed() {
     let writes = |gap| {

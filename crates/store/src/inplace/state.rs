@@ -340,6 +340,9 @@ impl State {
     /// and it is known from memory what each holds. They hold that at home too, so that a crash changes
     /// nothing; and as they are on their way, nobody writes anything else there meanwhile.
     pub(super) fn close_gaps(&mut self, homing: Vec<Homing>, most: u64) -> Vec<Homing> {
+        if most == 0 {
+            return homing;
+        }
         let mut closed: Vec<Homing> = Vec::with_capacity(homing.len());
         for next in homing {
             if let Some(last) = closed.last()

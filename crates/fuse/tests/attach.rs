@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use common::{MemoryVolume, Place, can_attach, run, text};
+use common::{MemoryVolume, Place, can_attach, run, text, umount};
 use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
 use thalweg_fuse::loopdev;
 use thalweg_fuse::stale::recover_stale;
@@ -57,14 +57,14 @@ async fn a_filesystem_lives_on_the_device() {
     let before = volume.trimmed.load(SeqCst);
     run("fstrim", &[&mounted]);
     assert!(volume.trimmed.load(SeqCst) > before + (8 << 20), "fstrim reaches trim");
-    run("umount", &[&mounted]);
+    umount(&mounted);
     run("fsck.ext4", &["-f", "-n", &device]);
     run("mount", &[&device, &mounted]);
     for seed in 0..50 {
         let read = fs::read(place.filesystem.join(format!("f{seed}"))).unwrap();
         assert!(read == pattern(seed, 1000 * (seed as usize + 1)), "f{seed}");
     }
-    run("umount", &[&mounted]);
+    umount(&mounted);
     attached.detach(Force::No).await.unwrap();
     assert!(volume.durable() == volume.now(), "detach leaves nothing unflushed");
     assert!(!place.volume.exists());
@@ -95,7 +95,7 @@ async fn what_fsync_acknowledged_survives_a_crash() {
         run("debugfs", &["-R", &format!("dump /file {}", text(&dump)), text(&image)]);
         assert!(fs::read(&dump).unwrap() == content, "round {round}");
     }
-    run("umount", &[&mounted]);
+    umount(&mounted);
     attached.detach(Force::No).await.unwrap();
 }
 
@@ -207,7 +207,7 @@ async fn a_device_in_use_is_not_detached() {
     );
     fs::write(place.filesystem.join("still"), "works").unwrap();
     run("sync", &["-f", &mounted]);
-    run("umount", &[&mounted]);
+    umount(&mounted);
 
     let open = File::open(&attached.device).unwrap();
     let refused = attached.detach(Force::No).await.unwrap_err();
@@ -341,7 +341,7 @@ async fn a_killed_server_leaves_nothing_that_cannot_be_cleaned_up() {
     assert_eq!(recovered.in_use, [(device.clone().into(), vec![place.filesystem.clone()])]);
     let (_volume, mut again) = attached(&env, &place, 8 * MIB).await;
     assert_ne!(text(&again.device), device, "the old one is still in use");
-    run("umount", &[&mounted]);
+    umount(&mounted);
     let old = format!("/sys/block/{}/loop", device.trim_start_matches("/dev/"));
     let freed = async {
         while fs::exists(&old).unwrap() {

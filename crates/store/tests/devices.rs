@@ -4,9 +4,13 @@
 
 mod common;
 
+use std::io::{PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use common::{FaultyDevice, for_random_requests, run_against_model};
@@ -312,6 +316,58 @@ async fn locks_hold_across_processes() {
     assert_eq!(open_in_child(&path), "shared");
     device.lock_range(0, 512).unwrap();
     assert_eq!(open_in_child(&path), "range locked");
+}
+
+/// A thread of this process makes a child, which holds every file that is open here until it runs
+/// its program; it comes to that when what is returned is dropped.
+fn between_fork_and_exec() -> impl Drop {
+    struct Child(Option<(PipeWriter, JoinHandle<()>)>);
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            let (goes_on, thread) = self.0.take().unwrap();
+            drop(goes_on);
+            thread.join().unwrap();
+        }
+    }
+
+    let (mut is_there, tells) = std::io::pipe().unwrap();
+    let (waits, goes_on) = std::io::pipe().unwrap();
+    // The child has a copy of this end, too, which must not keep it waiting.
+    let copied = goes_on.as_raw_fd();
+    let thread = std::thread::Builder::new().spawn(move || {
+        let mut command = Command::new("true");
+        // SAFETY: between fork and exec these are system calls on what the child owns.
+        unsafe {
+            command.pre_exec(move || {
+                libc::close(copied);
+                (&tells).write_all(&[1])?;
+                (&waits).read(&mut [0]).map(drop)
+            })
+        };
+        assert!(command.status().unwrap().success());
+    });
+    is_there.read_exact(&mut [0]).unwrap();
+    Child(Some((goes_on, thread.unwrap())))
+}
+
+#[tokio::test]
+async fn a_closed_file_is_free_while_another_thread_makes_a_child() {
+    let folder = folder();
+    let path = folder.path().join("device");
+    let device = new_file(folder.path(), &options()).await;
+    let child = between_fork_and_exec();
+    drop(device);
+    let shared = FileOptions { access: Access::Shared, ..options() };
+    let device = FileDevice::open(&path, &shared).await.unwrap();
+    device.lock_range(0, 4096).unwrap();
+    drop(child);
+    let child = between_fork_and_exec();
+    drop(device);
+    let device = FileDevice::open(&path, &shared).await.unwrap();
+    device.lock_range(0, 4096).unwrap();
+    drop(child);
+    assert!(is_locked(&FileDevice::open(&path, &options()).await));
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::block_device::kill_server;
-use crate::run::{Home, bad, good, thalweg};
+use crate::run::{Home, bad, good, thalweg, umount};
 
 /// Whether this machine can mount; says so when not.
 fn can_mount() -> bool {
@@ -45,7 +45,7 @@ impl Mount {
     }
 
     fn umount(&self) {
-        good(thalweg(["umount"]).arg(&self.root));
+        umount(thalweg(["umount"]), &self.root);
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -112,7 +112,7 @@ fn files_survive_an_unmount() {
     // The kernel's own umount, and at once the next mount.
     mount.mount(&[]);
     fs::write(mount.path("b"), "more").unwrap();
-    good(Command::new("umount").arg(&mount.root));
+    umount(Command::new("umount"), &mount.root);
     mount.mount(&[]);
     assert_eq!(text(&mount.path("b")), "more");
 }

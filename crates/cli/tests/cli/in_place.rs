@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::block_device::kill_server;
 use crate::clients::{free_port, scrape, value};
-use crate::run::{Home, bad, can_attach, good, has, json, thalweg};
+use crate::run::{Home, bad, can_attach, good, has, json, thalweg, umount};
 
 /// A home with an empty volume in place of 64 MiB, in the file `vol`.
 fn empty() -> Home {
@@ -33,10 +33,6 @@ fn with_files() -> Option<(Home, PathBuf)> {
 
 fn mount(home: &Home, root: &Path, options: &str) {
     good(thalweg(["mount", "-o", options]).arg(home.volume()).arg(root));
-}
-
-fn umount(root: &Path) {
-    good(thalweg(["umount"]).arg(root));
 }
 
 fn write_durably(path: &Path, bytes: &[u8]) {
@@ -76,7 +72,7 @@ fn a_status_counts_what_the_journal_takes() {
     for part in ["wasteless", "7 B of data", "mounted on", "2 inodes", "write amplification"] {
         assert!(text.contains(part), "{part} is missing in {text}");
     }
-    umount(&root);
+    umount(thalweg(["umount"]), &root);
     let text = good(thalweg(["status"]).arg(home.volume()));
     assert!(text.contains("in place") && !text.contains("mounted on"), "{text}");
 }
@@ -89,7 +85,7 @@ fn a_mount_is_in_its_mode_from_the_first_write_on() {
         write_durably(&root.join(mode), &[7; 16 * 4096]);
         let counts = home.status()["in_place"]["counts"].clone();
         assert_eq!(counts["direct"], direct, "{mode}: {counts}");
-        umount(&root);
+        umount(thalweg(["umount"]), &root);
     }
 }
 
@@ -211,7 +207,7 @@ fn a_scrub_and_a_check_find_a_block_that_rotted() {
     let Some((home, root)) = with_files() else { return };
     mount(&home, &root, "data=wasteless");
     write_durably(&root.join("a"), &[b'!'; 4096]);
-    umount(&root);
+    umount(thalweg(["umount"]), &root);
     good(thalweg(["fsck"]).arg(home.volume()));
     let image = fs::read(home.volume()).unwrap();
     let found = dump(&home.volume(), &["--entries"]);
@@ -231,7 +227,7 @@ fn a_scrub_and_a_check_find_a_block_that_rotted() {
     good(thalweg(["fsck", "-a"]).arg(home.volume()));
     mount(&home, &root, "data=wasteless");
     assert_eq!(fs::read(root.join("a")).unwrap_err().raw_os_error(), Some(libc::EIO));
-    umount(&root);
+    umount(thalweg(["umount"]), &root);
 }
 
 #[test]
@@ -239,7 +235,7 @@ fn a_damaged_sector_of_the_map_is_given_up_by_a_repair_alone() {
     let Some((home, root)) = with_files() else { return };
     mount(&home, &root, "data=wasteless");
     write_durably(&root.join("a"), b"here");
-    umount(&root);
+    umount(thalweg(["umount"]), &root);
     let found = dump(&home.volume(), &[]);
     let map = found["in_place"]["superblocks"][0]["superblock"]["map_offset"].as_u64().unwrap();
     // A sector about blocks that no file has.
@@ -291,7 +287,7 @@ fn a_dump_shows_what_a_crash_left_in_the_journal() {
     mount(&home, &root, "data=wasteless");
     assert_eq!(fs::read(root.join("a")).unwrap(), b"a");
     assert!(!root.join("c").exists());
-    umount(&root);
+    umount(thalweg(["umount"]), &root);
 }
 
 #[test]
@@ -337,5 +333,5 @@ fn metrics_tell_of_journal_transactions_and_files() {
     assert!(value(&text, "thalweg_transactions_total", "outcome=\"committed\"") > 0.0);
     assert!(value(&text, "thalweg_device_written_bytes_total", "purpose=\"journal\"") > 0.0);
     assert_eq!(value(&text, "thalweg_filesystem_inodes", ""), 2.0);
-    umount(&root);
+    umount(thalweg(["umount"]), &root);
 }

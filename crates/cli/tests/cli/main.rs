@@ -5,6 +5,8 @@
 mod administration;
 mod bad_input;
 mod block_device;
+#[path = "../../../fuse/tests/common/busy.rs"]
+mod busy;
 mod clients;
 mod files;
 mod in_place;

@@ -7,6 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::busy::once_free;
+
 /// The program with some arguments.
 pub(crate) fn thalweg<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thalweg"));
@@ -19,6 +21,21 @@ pub(crate) fn good(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?} failed: {}", text(&output));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs a command that ends a use, as soon as nothing of another test keeps it busy.
+pub(crate) fn when_free(command: &mut Command) -> Output {
+    let busy = |output: &Output| {
+        let said = text(output);
+        !output.status.success() && ["in use", "busy"].iter().any(|word| said.contains(word))
+    };
+    once_free(|| command.output().unwrap(), busy)
+}
+
+/// Unmounts a filesystem: `command` without the place.
+pub(crate) fn umount(mut command: Command, at: &Path) {
+    let output = when_free(command.arg(at));
+    assert!(output.status.success(), "{command:?} failed: {}", text(&output));
 }
 
 /// Runs a command to its end, which must be a failure with exit code `code`; returns what it says,

@@ -1,6 +1,8 @@
 //! A naive volume in memory that remembers what a crash would leave, and what tests on it need.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
+mod busy;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -223,8 +225,24 @@ impl Drop for Place {
 
 /// Runs a program to success.
 pub fn run(program: &str, args: &[&str]) -> Output {
+    succeeded(program, args, output_of(program, args))
+}
+
+/// Unmounts what no other test's child keeps busy.
+pub fn umount(at: &str) {
+    let args = [at];
+    let busy = |output: &Output| {
+        !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("busy")
+    };
+    succeeded("umount", &args, busy::once_free(|| output_of("umount", &args), busy));
+}
+
+fn output_of(program: &str, args: &[&str]) -> Output {
     let output = Command::new(program).args(args).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+    output.unwrap_or_else(|error| panic!("{program}: {error}"))
+}
+
+fn succeeded(program: &str, args: &[&str], output: Output) -> Output {
     assert!(
         output.status.success(),
         "{program} {args:?}: {}{}",

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/busy.rs"]
+mod busy;
 mod coherence;
 mod content;
 mod differential;

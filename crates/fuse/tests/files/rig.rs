@@ -1,5 +1,6 @@
 //! A filesystem mounted for a test.
 
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlace, Mode, NewInPlace, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 use tokio::runtime::Runtime;
+
+use crate::busy::once_free;
 
 /// Blocks of a volume in memory.
 const BLOCKS: u64 = 64 << 8;
@@ -138,7 +141,8 @@ impl Rig {
     /// Unmounts what nobody uses any more, and waits for the end of it.
     pub(crate) fn unmount(&mut self) {
         let mounted = self.mounted.take().unwrap();
-        mounted.unmount(false).unwrap();
+        let busy = |outcome: &io::Result<()>| matches!(outcome, Err(it) if it.kind() == ErrorKind::ResourceBusy);
+        once_free(|| mounted.unmount(false), busy).unwrap();
         self.block_on(mounted.ended());
         mounted.join().unwrap();
     }

@@ -7,11 +7,11 @@
 //! done, and a dropped write may or may not reach the medium.
 
 mod blocking;
+mod locked;
 mod open;
 mod transfer;
 mod uring;
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use self::locked::Locked;
 use self::open::Opened;
 use self::transfer::Transfer;
 use self::uring::Driver;
@@ -97,7 +98,7 @@ enum Runner {
 #[derive(Debug)]
 pub struct FileDevice {
     name: String,
-    file: Arc<File>,
+    file: Arc<Locked>,
     geometry: Geometry,
     is_block_device: bool,
     is_rotational: bool,
@@ -184,7 +185,7 @@ impl FileDevice {
     /// [`DeviceError::Locked`] when another open holds a part of the range.
     pub fn lock_range(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.geometry.check(offset, len)?;
-        open::lock_range(&self.file, &self.name, offset, len)
+        self.file.lock_range(&self.name, offset, len)
     }
 
     async fn run(&self, operation: Operation, transfer: Transfer) -> Result<Transfer, DeviceError> {

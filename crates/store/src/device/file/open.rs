@@ -1,4 +1,4 @@
-//! Opening: type, locks, size and sector of a file or a block device.
+//! Opening: type, size and sector of a file or a block device.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -6,9 +6,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, FcntlArg, fallocate, fcntl};
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, fallocate};
 use nix::unistd::linkat;
 
+use super::locked::{Locked, locked_or_failed};
 use super::{Access, FileOptions};
 use crate::device::{DeviceError, Geometry, MEMORY_ALIGNMENT, Operation};
 
@@ -26,7 +27,7 @@ const MAX_SECTOR: u32 = 4096;
 /// What opening found.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) file: File,
+    pub(super) file: Locked,
     pub(super) geometry: Geometry,
     pub(super) is_block_device: bool,
     /// It says that it moves an arm, or what the file lies on does.
@@ -49,7 +50,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceE
     flags.read(true).write(options.access != Access::Reading);
     let (file, direct) = open_direct(path, &mut flags, options, kind.is_block_device())
         .map_err(|error| locked_or_failed(&name, error))?;
-    lock(&file, &name, options.access)?;
+    let file = Locked::new(file, &name, options.access)?;
     describe(file, direct, &name, options)
 }
 
@@ -92,7 +93,7 @@ fn create_whole(
 ) -> Result<Opened, DeviceError> {
     let name = path.display().to_string();
     let failed = |error| DeviceError::io(&name, Operation::Create, error);
-    lock(&file, &name, options.access)?;
+    let file = Locked::new(file, &name, options.access)?;
     allocate(&file, size, options.sparse).and_then(|()| file.sync_all()).map_err(failed)?;
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = of_size(describe(file, direct, &name, options)?, size)?;
@@ -118,7 +119,7 @@ fn create_named(path: &Path, size: u64, options: &FileOptions) -> Result<Opened,
     flags.read(true).write(true).create_new(true).mode(0o600);
     let (file, direct) = open_direct(path, &mut flags, options, false)
         .map_err(|error| DeviceError::io(&name, Operation::Create, error))?;
-    lock(&file, &name, options.access)?;
+    let file = Locked::new(file, &name, options.access)?;
     let filled = allocate(&file, size, options.sparse)
         .and_then(|()| file.sync_all())
         .and_then(|()| sync_folder_of(path))
@@ -159,50 +160,6 @@ fn open_direct(
         opened => opened?,
     };
     Ok((file, false))
-}
-
-fn locked_or_failed(name: &str, error: io::Error) -> DeviceError {
-    match error.raw_os_error() {
-        Some(libc::EBUSY | libc::EWOULDBLOCK) => DeviceError::Locked { device: name.to_owned() },
-        _ => DeviceError::io(name, Operation::Open, error),
-    }
-}
-
-/// Locks the whole file against openers of the other kind, until it is closed.
-fn lock(file: &File, name: &str, access: Access) -> Result<(), DeviceError> {
-    let operation = match access {
-        Access::Exclusive => libc::LOCK_EX,
-        Access::Shared => libc::LOCK_SH,
-        Access::Reading => return Ok(()),
-    };
-    // SAFETY: the call takes no memory.
-    match unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } {
-        0 => Ok(()),
-        _ => Err(locked_or_failed(name, io::Error::last_os_error())),
-    }
-}
-
-/// Locks a range against every other opener that locks ranges, until the file is closed.
-pub(super) fn lock_range(
-    file: &File,
-    name: &str,
-    offset: u64,
-    len: u64,
-) -> Result<(), DeviceError> {
-    let range = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: offset as libc::off_t,
-        l_len: len as libc::off_t,
-        l_pid: 0,
-    };
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
-        Ok(_) => Ok(()),
-        Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
-            Err(DeviceError::Locked { device: name.to_owned() })
-        }
-        Err(error) => Err(DeviceError::io(name, Operation::Lock, error.into())),
-    }
 }
 
 /// Gives the file its size: with room reserved, unless it is to be sparse.
@@ -278,7 +235,7 @@ fn queue_number(device: u64, what: &str) -> Option<u32> {
 /// of) and what is physical: a smaller write would make the drive read, change and write back a
 /// physical sector, and a power cut could then damage neighbours that nobody wrote.
 fn describe(
-    file: File,
+    file: Locked,
     mut direct: bool,
     name: &str,
     options: &FileOptions,

@@ -1,12 +1,12 @@
 //! One request to the operating system, with the memory it works on.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::locked::Locked;
 use crate::device::{AlignedBuf, total_len};
 
 /// The most buffers that the kernel takes in one call (IOV_MAX).
@@ -44,7 +44,7 @@ pub(super) enum Step {
 /// while the kernel works on it keeps that memory valid.
 #[derive(Debug)]
 pub(super) struct Transfer {
-    file: Arc<File>,
+    file: Arc<Locked>,
     payload: Payload,
     offset: u64,
     len: usize,
@@ -59,20 +59,20 @@ pub(super) struct Transfer {
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    pub(super) fn read(file: Arc<File>, offset: u64, len: usize, sector: u32) -> Transfer {
+    pub(super) fn read(file: Arc<Locked>, offset: u64, len: usize, sector: u32) -> Transfer {
         Transfer::new(file, Payload::Read(AlignedBuf::zeroed(len)), offset, len, sector)
     }
 
-    pub(super) fn write(file: Arc<File>, offset: u64, data: Vec<Bytes>, sector: u32) -> Transfer {
+    pub(super) fn write(file: Arc<Locked>, offset: u64, data: Vec<Bytes>, sector: u32) -> Transfer {
         let len = usize::try_from(total_len(&data)).unwrap_or(usize::MAX);
         Transfer::new(file, Payload::Write(data), offset, len, sector)
     }
 
-    pub(super) fn sync(file: Arc<File>) -> Transfer {
+    pub(super) fn sync(file: Arc<Locked>) -> Transfer {
         Transfer::new(file, Payload::Sync, 0, 0, 1)
     }
 
-    fn new(file: Arc<File>, payload: Payload, offset: u64, len: usize, sector: u32) -> Transfer {
+    fn new(file: Arc<Locked>, payload: Payload, offset: u64, len: usize, sector: u32) -> Transfer {
         let sector = sector as usize;
         let segments = Vec::new();
         Transfer { file, payload, offset, len, done: 0, sector, syncs: false, segments }
@@ -180,13 +180,15 @@ fn segment_mut(bytes: &mut [u8]) -> libc::iovec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Access;
 
     fn lengths(transfer: &mut Transfer) -> Vec<usize> {
         transfer.segments().iter().map(|segment| segment.iov_len).collect()
     }
 
-    fn file() -> Arc<File> {
-        Arc::new(File::open("/dev/null").unwrap())
+    fn file() -> Arc<Locked> {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        Arc::new(Locked::new(file, "null", Access::Reading).unwrap())
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! A file with the locks that keep others away from it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::AsRawFd;
+
+use nix::fcntl::{FcntlArg, fcntl};
+
+use super::Access;
+use crate::device::{DeviceError, Operation};
+
+/// A file that is locked as a whole, and perhaps in ranges, until this is dropped.
+///
+/// The end of the locks is said to the system, not left to the closing: a child that another thread
+/// has forked holds the same open file until it runs its program, and with it the locks.
+#[derive(Debug)]
+pub(super) struct Locked(File);
+
+impl Locked {
+    /// Locks the whole file against openers of the other kind.
+    pub(super) fn new(file: File, name: &str, access: Access) -> Result<Locked, DeviceError> {
+        let locked = match access {
+            Access::Exclusive => flock(&file, libc::LOCK_EX | libc::LOCK_NB),
+            Access::Shared => flock(&file, libc::LOCK_SH | libc::LOCK_NB),
+            Access::Reading => Ok(()),
+        };
+        locked.map_err(|error| locked_or_failed(name, error))?;
+        Ok(Locked(file))
+    }
+
+    /// Locks a range against every other opener that locks ranges.
+    pub(super) fn lock_range(&self, name: &str, offset: u64, len: u64) -> Result<(), DeviceError> {
+        match fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, offset, len))) {
+            Ok(_) => Ok(()),
+            Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
+                Err(DeviceError::Locked { device: name.to_owned() })
+            }
+            Err(error) => Err(DeviceError::io(name, Operation::Lock, error.into())),
+        }
+    }
+}
+
+impl Deref for Locked {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // A length of zero is all of the file. What fails here ends with the closing.
+        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, 0, 0)));
+        let _ = flock(&self.0, libc::LOCK_UN);
+    }
+}
+
+/// What the system said to an opener: that somebody has the file, or something else.
+pub(super) fn locked_or_failed(name: &str, error: io::Error) -> DeviceError {
+    match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EWOULDBLOCK) => DeviceError::Locked { device: name.to_owned() },
+        _ => DeviceError::io(name, Operation::Open, error),
+    }
+}
+
+fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
+    // SAFETY: the call takes no memory.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn range(kind: libc::c_int, offset: u64, len: u64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: offset as libc::off_t,
+        l_len: len as libc::off_t,
+        l_pid: 0,
+    }
+}

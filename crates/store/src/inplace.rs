@@ -26,6 +26,7 @@ mod home;
 mod live;
 mod map;
 mod options;
+mod pace;
 mod page;
 mod read;
 mod recovery;
@@ -33,6 +34,7 @@ mod route;
 mod running;
 mod scrub;
 mod state;
+mod turns;
 mod waiting;
 
 use std::fmt;
@@ -41,7 +43,7 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{MutexGuard, Notify, watch};
 use uuid::Uuid;
 
 pub use create::NewInPlace;
@@ -53,6 +55,7 @@ pub use recovery::Recovered;
 pub use scrub::{Mend, ScrubReport};
 pub use state::Counts;
 use state::{Found, State};
+use turns::Turns;
 use waiting::Which;
 
 use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
@@ -134,6 +137,8 @@ pub struct InPlace {
 struct Inner {
     env: Env,
     data: DeviceRef,
+    /// Who may read and write there.
+    turns: Turns,
     journal: Journal<Lba>,
     superblock: Superblock,
     state: Mutex<State>,
@@ -154,6 +159,8 @@ struct Inner {
     /// The first journal transaction that may be under way.
     committing_from: Mutex<Option<u64>>,
     writing_back: tokio::sync::Mutex<()>,
+    /// Has those who are held back go one after the other.
+    pacing: tokio::sync::Mutex<()>,
 }
 
 /// A store's state in numbers.
@@ -318,12 +325,13 @@ impl Inner {
         }
     }
 
-    /// Waits until there is room for more changes.
-    async fn admit(&self) -> Result<(), StoreError> {
+    /// Waits until there is room for more changes. What is returned is dropped when they are made.
+    async fn admit(&self) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
+        let mut turn = None;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let (full, commit) = {
+            let (full, commit, wait) = {
                 let state = self.state.lock();
                 if let Some(why) = &state.poison {
                     return Err(StoreError::Poisoned(why.clone()));
@@ -337,15 +345,18 @@ impl Inner {
                     }
                     self.pressed.notify_one();
                 }
-                (state.dirty >= most, running > self.journal.size() / 4)
+                let wait = state.pace.wait(self.env.now());
+                (state.dirty >= most, running > self.journal.size() / 4, wait)
             };
             if commit {
                 self.commit_wanted.notify_one();
             }
-            if !full && !commit {
-                return Ok(());
+            match wait.filter(|_| !full && !commit) {
+                None if full || commit => changed.await,
+                None => return Ok(turn),
+                Some(_) if turn.is_none() => turn = Some(self.pacing.lock().await),
+                Some(wait) => self.env.sleep(wait).await,
             }
-            changed.await;
         }
     }
 
@@ -370,15 +381,16 @@ impl Inner {
             return Err(StoreError::Invalid(why));
         }
         loop {
-            self.admit().await?;
+            let turn = self.admit().await?;
             let unmapped: Vec<u64> = {
                 let mut state = self.state.lock();
                 let lbas = blocks.iter().map(|write| write.lba.0);
                 let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
                 if unmapped.is_empty() {
+                    let before = state.running.bytes;
                     let version = state.apply(blocks, self.env.now())?;
                     let hold = hold.then(|| self.hold(&mut state, version));
-                    let tight = self.journal.room() < self.journal.size() / 4;
+                    let tight = self.take_room(&mut state, before);
                     drop(state);
                     if tight {
                         self.pressed.notify_one();
@@ -387,8 +399,20 @@ impl Inner {
                 }
                 unmapped
             };
+            drop(turn);
             self.map_all(unmapped.into_iter()).await?;
         }
+    }
+
+    /// The running transaction, which took `before` bytes of the journal, has grown. Whether room is short.
+    fn take_room(&self, state: &mut State, before: usize) -> bool {
+        let size = self.journal.size();
+        let used = size - self.journal.room();
+        let coming = state.running.bytes + state.closing;
+        let taken = (used + coming as u64) as f64 / size as f64;
+        let grown = state.running.bytes.saturating_sub(before);
+        state.pace.take(grown, taken, self.env.now());
+        used > size / 2
     }
 
     /// Discards blocks from `at` on as the next version, as many as one may, and moves `at` behind them.
@@ -396,7 +420,7 @@ impl Inner {
         /// Pages of the map that are looked through at a time.
         const PAGES: u64 = 256;
         let most = MAX_DISCARD.min(self.journal.size() as usize / 4 / running::MOST_OF_A_TAG);
-        self.admit().await?;
+        let _turn = self.admit().await?;
         let end = end.min(Map::blocks_of(Map::page_of(*at) + PAGES - 1).end);
         // What was read of the map stays in memory.
         self.map_all((*at..end).step_by(map::PER_PAGE as usize).chain([end.saturating_sub(1)]))

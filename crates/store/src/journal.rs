@@ -213,6 +213,11 @@ impl<A: Address> Journal<A> {
         self.geography.size - self.ring.lock().used()
     }
 
+    /// Bytes that were released since the journal was made.
+    pub fn released(&self) -> u64 {
+        self.ring.lock().tail().offset
+    }
+
     /// Bytes of the ring.
     pub fn size(&self) -> u64 {
         self.geography.size

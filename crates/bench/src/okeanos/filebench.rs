@@ -9,6 +9,10 @@
 //!
 //! Virtual time knows no processor: each operation takes 400 microseconds of one of four.
 //!
+//! The load runs twice as long as it is measured: what comes in goes home as fast only after some minutes.
+//! What is printed of operations is their rate, their mean time, what one of a thousand takes at least, and
+//! the longest.
+//!
 //! An operation is one call that the original tool counts: a file made, written, appended to, read,
 //! removed, looked at.
 
@@ -85,6 +89,8 @@ fn run(options: &Options) -> Result<Report, BenchError> {
             })?;
             report.figure(&format!("{name}_{mode}_ops"), rounded(outcome.ops));
             report.figure(&format!("{name}_{mode}_latency_ms"), rounded(outcome.latency));
+            report.figure(&format!("{name}_{mode}_p999_ms"), rounded(outcome.p999));
+            report.figure(&format!("{name}_{mode}_longest_ms"), rounded(outcome.longest));
             report.figure(&format!("{name}_{mode}_journal_bytes"), rounded(outcome.journal));
             report.figure(&format!("{name}_{mode}_home_bytes"), rounded(outcome.home));
             if let Some(at) = COLUMNS.iter().position(|column| *column == mode) {
@@ -110,18 +116,13 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 struct Outcome {
     /// Operations per second.
     ops: f64,
-    /// Milliseconds.
+    /// Milliseconds: the mean, what one of a thousand operations takes at least, and the longest.
     latency: f64,
+    p999: f64,
+    longest: f64,
     /// Bytes per operation that reached the journal, and that went home.
     journal: f64,
     home: f64,
-}
-
-/// Operations that have ended, and the time that they took.
-#[derive(Debug, Default)]
-struct Count {
-    ops: u64,
-    spent: Duration,
 }
 
 /// Files in directories of a hundred.
@@ -130,8 +131,11 @@ struct Tree {
     folders: Vec<Ino>,
     files: Mutex<Vec<(usize, String, Ino)>>,
     next: Mutex<usize>,
-    count: Mutex<Count>,
+    /// How long each operation took that has ended.
+    took: Mutex<Vec<Duration>>,
     processors: Semaphore,
+    /// When counting begins, and when the threads stop.
+    begun: Time,
     end: Time,
 }
 
@@ -212,9 +216,9 @@ impl Tree {
         self.rig.env.sleep(PROCESSING).await;
         drop(turn);
         let done = work.await?;
-        let mut count = self.count.lock();
-        count.ops += 1;
-        count.spent += self.rig.env.now().since(begun);
+        if begun >= self.begun {
+            self.took.lock().push(self.rig.env.now().since(begun));
+        }
         Ok(done)
     }
 
@@ -277,8 +281,9 @@ async fn measure(env: &Env, load: Load, mode: Mode, scale: f64) -> Result<Outcom
         folders,
         files: Mutex::default(),
         next: Mutex::default(),
-        count: Mutex::default(),
+        took: Mutex::default(),
         processors: Semaphore::new(PROCESSORS),
+        begun: Time::ZERO,
         end: Time::ZERO,
     };
     let mut rng = env.rng();
@@ -297,7 +302,9 @@ async fn measure(env: &Env, load: Load, mode: Mode, scale: f64) -> Result<Outcom
     }
     tree.rig.settle().await?;
     let span = Duration::from_secs_f64((SECONDS * scale).max(LEAST));
-    let (begun, before) = (env.now(), tree.rig.traffic());
+    // Nothing is old enough to go home in the beginning.
+    let begun = env.now() + span;
+    tree.begun = begun;
     tree.end = begun + span;
     let tree = Arc::new(tree);
     let threads = match load {
@@ -305,22 +312,29 @@ async fn measure(env: &Env, load: Load, mode: Mode, scale: f64) -> Result<Outcom
         Load::Mail => 16,
         Load::Database => 211,
     };
-    let threads = (0..threads).map(|number| {
-        let (tree, mut rng) = (tree.clone(), env.rng());
-        env.spawn(async move {
-            match load {
-                Load::FileServer(append) => tree.serve_files(&mut rng, append).await,
-                Load::Mail => tree.serve_mail(&mut rng).await,
-                Load::Database => database(&tree, number, &mut rng, scale).await,
-            }
+    let threads: Vec<_> = (0..threads)
+        .map(|number| {
+            let (tree, mut rng) = (tree.clone(), env.rng());
+            env.spawn(async move {
+                match load {
+                    Load::FileServer(append) => tree.serve_files(&mut rng, append).await,
+                    Load::Mail => tree.serve_mail(&mut rng).await,
+                    Load::Database => database(&tree, number, &mut rng, scale).await,
+                }
+            })
         })
-    });
-    all(threads.collect()).await?;
-    let count = tree.count.lock();
-    let (ops, spent) = (count.ops.max(1) as f64, tree.rig.traffic().since(before));
+        .collect();
+    env.sleep_until(begun).await;
+    let before = tree.rig.traffic();
+    all(threads).await?;
+    let mut took = tree.took.lock();
+    took.sort_unstable();
+    let (ops, spent) = (took.len().max(1) as f64, tree.rig.traffic().since(before));
     Ok(Outcome {
-        ops: count.ops as f64 / env.now().since(begun).as_secs_f64(),
-        latency: millis(count.spent) / ops,
+        ops: ops / env.now().since(begun).as_secs_f64(),
+        latency: millis(took.iter().sum()) / ops,
+        p999: took.get(took.len() * 999 / 1000).map_or(0.0, |took| millis(*took)),
+        longest: took.last().map_or(0.0, |took| millis(*took)),
         journal: spent.journal as f64 / ops,
         home: spent.home() as f64 / ops,
     })

@@ -108,13 +108,7 @@ impl Inner {
         loop {
             match self.journal.append(&record).await {
                 Ok(appended) => return Ok(appended),
-                Err(JournalError::Full { .. }) => {
-                    let room = self.journal.room();
-                    self.write_back(Which::All).await?;
-                    if self.journal.room() <= room {
-                        return Err(StoreError::Poisoned("the journal cannot be emptied".into()));
-                    }
-                }
+                Err(JournalError::Full { needed }) => self.make_room(needed).await?,
                 Err(error) => return Err(super::journal_error(error)),
             }
         }

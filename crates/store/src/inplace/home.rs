@@ -17,6 +17,8 @@ use crate::device::{DeviceError, Purpose};
 const RUN: usize = 256;
 /// Writes in flight.
 const WRITES: usize = 32;
+/// Room in the journal is made by so many parts of what is in it.
+const STEPS: u64 = 2;
 /// Blocks of one batch at most.
 const BATCH: usize = 16_384;
 
@@ -30,12 +32,8 @@ struct Batch<'a> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        let mut state = self.inner.state.lock();
-        for (homing, is_home) in self.blocks.iter().zip(&self.home) {
-            state.end_homing(homing, *is_home);
-        }
-        drop(state);
-        self.inner.changed.notify_waiters();
+        let left = self.blocks.iter().zip(&self.home).filter(|(_, is_home)| !**is_home);
+        self.inner.end_homing(left.map(|(homing, _)| homing), false);
     }
 }
 
@@ -67,7 +65,12 @@ impl Batch<'_> {
                 });
             }
             match writes.next().await {
-                Some(run) => home[run?].fill(true),
+                Some(run) => {
+                    let run = run?;
+                    // Who waits for memory or for one of these need not wait for all.
+                    inner.end_homing(blocks[run.clone()].iter(), true);
+                    home[run].fill(true);
+                }
                 None => return Ok(()),
             }
         }
@@ -75,6 +78,14 @@ impl Batch<'_> {
 }
 
 impl Inner {
+    /// Blocks are home, or did not get there.
+    fn end_homing<'a>(&self, blocks: impl Iterator<Item = &'a Homing>, are_home: bool) {
+        let mut state = self.state.lock();
+        blocks.for_each(|homing| state.end_homing(homing, are_home));
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
     /// Writes neighbouring blocks home, or takes note of one that holds nothing.
     async fn write_run(&self, run: &[Homing]) -> Result<(), StoreError> {
         let filled = run.iter().filter(|homing| homing.fills).count() as u64;
@@ -108,6 +119,7 @@ impl Inner {
             Class::Data => Purpose::UserData,
             Class::Metadata => Purpose::Metadata,
         };
+        let _turn = self.turns.write().await;
         Ok(self.data.write(place, content, purpose).await?)
     }
 
@@ -174,7 +186,10 @@ impl Inner {
         let (dirty, kept) = self.state.lock().map.take_dirty(self.superblock.sector, gap);
         let mut writes = futures::stream::iter(dirty.into_iter().map(|write| {
             let offset = self.superblock.map_offset + write.offset;
-            self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map)
+            async move {
+                let _turn = self.turns.write().await;
+                self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map).await
+            }
         }))
         .buffer_unordered(WRITES);
         while let Some(written) = writes.next().await {
@@ -190,6 +205,40 @@ impl Inner {
     /// The devices'.
     pub(super) async fn write_back(&self, which: Which) -> Result<(), StoreError> {
         let _one = self.writing_back.lock().await;
+        self.sweep(which).await
+    }
+
+    /// Brings home what the oldest transactions of the journal say, until it has `room` bytes free.
+    ///
+    /// # Errors
+    /// The devices'; [`StoreError::Poisoned`] when everything is home and that is not enough.
+    pub(super) async fn make_room(&self, room: u64) -> Result<(), StoreError> {
+        let _one = self.writing_back.lock().await;
+        while self.journal.room() < room {
+            if !self.make_some_room().await? {
+                self.sweep(Which::All).await?;
+                break;
+            }
+        }
+        match self.journal.room() < room {
+            true => Err(StoreError::Poisoned("the journal cannot be emptied".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Brings a part of what the journal says home, the oldest. Whether that made room. By who may sweep.
+    async fn make_some_room(&self) -> Result<bool, StoreError> {
+        let Some(oldest) = self.journal.oldest() else { return Ok(false) };
+        let next = self.journal.next_sequence();
+        let (begun, before) = (self.env.now(), self.journal.released());
+        self.sweep(Which::Before(oldest + (next - oldest).div_ceil(STEPS))).await?;
+        let made = self.journal.released() - before;
+        self.state.lock().pace.made(made, self.env.now().since(begun));
+        Ok(made > 0)
+    }
+
+    /// [`Inner::write_back`], by who may.
+    async fn sweep(&self, which: Which) -> Result<(), StoreError> {
         let gap = self.gap();
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -260,10 +309,9 @@ impl Inner {
             (state.options.expire, state.options.cache / BLOCK_SIZE / 4)
         };
         if pressed {
-            let (size, room) = (self.journal.size(), self.journal.room());
-            if let Some(oldest) = self.journal.oldest().filter(|_| room < size / 4) {
-                let next = self.journal.next_sequence();
-                self.write_back(Which::Before(oldest + (next - oldest).div_ceil(2))).await?;
+            if self.journal.room() < self.journal.size() / 2 {
+                let _one = self.writing_back.lock().await;
+                self.make_some_room().await?;
             }
             // In one go along the disk, but what was changed last may be changed again.
             let old = self.state.lock().since_when_too_many(most);

@@ -141,11 +141,13 @@ impl Inner {
     ) -> Result<Vec<Bytes>, StoreError> {
         let place = self.superblock.place(first);
         let len = entries.len() * BLOCK_SIZE;
+        let turn = self.turns.read().await;
         let read = match self.data.read(place, len, Purpose::UserData).await {
             Ok(read) => Some(read),
             Err(_) if self.data.copies() > 1 || entries.len() > 1 => None,
             Err(error) => return Err(error.into()),
         };
+        drop(turn);
         let mut blocks = Vec::with_capacity(entries.len());
         for (nth, entry) in entries.iter().enumerate() {
             let bytes =
@@ -206,7 +208,9 @@ impl Inner {
         pages.dedup();
         for page in pages {
             let place = self.superblock.map_offset + page * BLOCK_SIZE as u64;
+            let turn = self.turns.read().await;
             let bytes = self.data.read(place, BLOCK_SIZE, Purpose::Map).await?;
+            drop(turn);
             // Who reads it twice finds it there: nothing is dirty that was not read.
             self.state.lock().map.insert(page, &bytes);
         }

@@ -16,6 +16,7 @@ use super::format::{Entry, NOTE_CLEARED, NOTE_DIRECT, Superblock};
 use super::group::Callers;
 use super::options::Options;
 use super::state::State;
+use super::turns::Turns;
 use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use crate::copies;
@@ -91,6 +92,7 @@ pub(super) async fn open(
     let version = Version(recovered.version);
     let inner = Inner {
         env: env.clone(),
+        turns: Turns::new(parts.data.is_rotational()),
         data: parts.data,
         journal,
         state: Mutex::new(State::new(superblock.volume, version, options)),
@@ -104,6 +106,7 @@ pub(super) async fn open(
         changed: Notify::new(),
         committing_from: Mutex::new(None),
         writing_back: tokio::sync::Mutex::new(()),
+        pacing: tokio::sync::Mutex::new(()),
     };
     let begun = env.now();
     inner.replay(&replay, give_up, &mut recovered).await?;

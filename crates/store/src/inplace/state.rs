@@ -19,6 +19,7 @@ use super::format::Entry;
 use super::live::Live;
 use super::map::Map;
 use super::options::{Mode, Options};
+use super::pace::Pace;
 use super::page::{Content, Due, Page};
 use super::route::{Request, Route, Sequence, route};
 use super::running::{Change, Closed, Running, difference};
@@ -40,6 +41,10 @@ pub(super) struct State {
     /// Something went home directly, whoever wrote it, that no flush was begun for since.
     pub(super) unflushed_direct: bool,
     pub(super) running: Running,
+    /// Bytes at most that the transaction takes which is being committed.
+    pub(super) closing: usize,
+    /// How fast writers go.
+    pub(super) pace: Pace,
     pub(super) holds: Holds,
     /// Blocks that are being read at home, and how often.
     pub(super) reading: HashMap<u64, u32>,
@@ -127,6 +132,8 @@ impl State {
             unflushed: Vec::new(),
             unflushed_direct: false,
             running: Running::default(),
+            closing: 0,
+            pace: Pace::default(),
             holds: Holds::default(),
             reading: HashMap::default(),
             logged: HashMap::default(),
@@ -251,6 +258,7 @@ impl State {
     /// Ends the running transaction.
     pub(super) fn close(&mut self) -> Closed {
         let running = std::mem::take(&mut self.running);
+        self.closing = running.bytes;
         let mut changes: Vec<(u64, Change)> = running.changes.into_iter().collect();
         changes.sort_unstable_by_key(|(lba, _)| *lba);
         for (lba, _) in &changes {
@@ -425,6 +433,7 @@ impl State {
         home: bool,
         now: Time,
     ) {
+        self.closing = 0;
         let notes = !self.options.mode.journals_all_data();
         for (lba, change) in closed.changes {
             let State { pages, map, live, logged, waiting, .. } = self;

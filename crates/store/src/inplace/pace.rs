@@ -1,0 +1,115 @@
+//! How fast writers go while the journal is short of room.
+//!
+//! Room comes as fast as blocks go home, whatever writers do, and some seconds' worth of it at a time on a
+//! drive that moves an arm. Writers who took what there is would all stop for these seconds. So from half
+//! of the journal on, who takes room is held back for about the time in which as much is made: less while
+//! much is left, more when little is. Each waits for his turn a little, instead of all for a whole sweep.
+
+use std::time::Duration;
+
+use crate::env::Time;
+
+/// From this part of the journal on.
+const FREE: f64 = 0.5;
+/// The most that one is held back, in times of what it takes to make as much room.
+const MOST: f64 = 8.0;
+/// The longest that one waits for the sake of those before.
+const LONGEST: Duration = Duration::from_secs(1);
+/// What is less adds up first: timers are not finer.
+const LEAST: Duration = Duration::from_millis(1);
+/// Seconds of making room after which what was measured before counts half.
+const HALF: f64 = 20.0;
+
+/// When the next change may be made.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    next: Time,
+    /// Bytes that were released lately, and the seconds that it took.
+    bytes: f64,
+    seconds: f64,
+}
+
+impl Pace {
+    /// Room for so many bytes was made within so long.
+    pub(super) fn made(&mut self, bytes: u64, span: Duration) {
+        let seconds = span.as_secs_f64();
+        let kept = (-seconds / HALF).exp2();
+        self.bytes = self.bytes * kept + bytes as f64;
+        self.seconds = self.seconds * kept + seconds;
+    }
+
+    /// A change takes so many bytes of a journal of which this part is taken.
+    pub(super) fn take(&mut self, bytes: usize, taken: f64, now: Time) {
+        if taken <= FREE || self.bytes <= 0.0 {
+            return;
+        }
+        let short = (taken - FREE) / (1.0 - FREE);
+        let factor = if short < 1.0 { (short / (1.0 - short)).min(MOST) } else { MOST };
+        let span = Duration::from_secs_f64(bytes as f64 * self.seconds / self.bytes * factor);
+        self.next = self.next.max(now) + span.min(LONGEST);
+    }
+
+    /// How long the next change has to wait.
+    pub(super) fn wait(&self, now: Time) -> Option<Duration> {
+        let left = self.next.since(now);
+        (left >= LEAST).then_some(left.min(LONGEST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time::from_nanos(5_000_000_000);
+
+    fn held_back(bytes: usize, taken: f64) -> Duration {
+        let mut pace = Pace::default();
+        pace.made(1 << 20, Duration::from_secs(1));
+        pace.take(bytes, taken, NOW);
+        pace.wait(NOW).unwrap_or_default()
+    }
+
+    #[test]
+    fn who_is_held_back_waits_longer_the_less_room_is_left() {
+        assert_eq!(held_back(1 << 16, 0.5), Duration::ZERO);
+        let waits: Vec<_> = [0.6, 0.7, 0.8, 0.9].map(|taken| held_back(1 << 16, taken)).into();
+        assert!(waits.is_sorted() && waits[0] > Duration::ZERO, "{waits:?}");
+        // At three quarters as much time as it takes to make the room.
+        let wait = held_back(1 << 16, 0.75).as_secs_f64();
+        assert!((wait - 1.0 / 16.0).abs() < 1e-6, "{wait}");
+        // What is more than all is held back no longer than that.
+        assert_eq!(held_back(1 << 16, 1.0), held_back(1 << 16, 1.5));
+        assert_eq!(held_back(1 << 24, 1.0), LONGEST);
+    }
+
+    #[test]
+    fn nobody_is_held_back_before_something_was_measured() {
+        let mut pace = Pace::default();
+        pace.take(1 << 20, 1.0, NOW);
+        pace.made(0, Duration::from_secs(1));
+        pace.take(1 << 20, 1.0, NOW);
+        assert_eq!(pace.wait(NOW), None);
+    }
+
+    #[test]
+    fn small_changes_add_up() {
+        let mut pace = Pace::default();
+        pace.made(1 << 20, Duration::from_secs(1));
+        pace.take(512, 0.75, NOW);
+        assert_eq!(pace.wait(NOW), None);
+        (0..3).for_each(|_| pace.take(512, 0.75, NOW));
+        let wait = pace.wait(NOW).unwrap();
+        assert!(wait >= LEAST, "{wait:?}");
+        assert_eq!(pace.wait(NOW + wait), None);
+    }
+
+    #[test]
+    fn what_was_measured_lately_counts_more() {
+        let mut pace = Pace::default();
+        pace.made(100 << 20, Duration::from_secs(10));
+        (0..100).for_each(|_| pace.made(1 << 20, Duration::from_secs(10)));
+        pace.take(1 << 10, 0.75, NOW);
+        let wait = pace.wait(NOW).unwrap().as_secs_f64();
+        assert!((wait - 10.0 / 1024.0).abs() < 1e-4, "{wait}");
+    }
+}

@@ -1,0 +1,135 @@
+//! How long the longest wait is while a drive with an arm is busy: writers are held back a little each, and
+//! readers are not kept waiting for what goes home.
+
+#![allow(clippy::unwrap_used)]
+
+mod inplace_support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use inplace_support::Shape;
+use parking_lot::Mutex;
+use rand::RngExt;
+use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
+use thalweg_sim::runtime::run;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Write};
+use thalweg_store::device::DeviceRef;
+use thalweg_store::env::{Env, Time};
+use thalweg_store::inplace::{InPlace, Mode, Options};
+
+/// Writers write the first half of the blocks, readers read the other half.
+const BLOCKS: u64 = 1 << 17;
+
+/// What a load came to.
+#[derive(Debug, Default)]
+struct Waits {
+    writes: Vec<Duration>,
+    reads: Vec<Duration>,
+}
+
+impl Waits {
+    fn longest(of: &[Duration]) -> Duration {
+        of.iter().max().copied().unwrap_or_default()
+    }
+}
+
+/// A store on drives of 15,000 rpm with a small journal.
+async fn on_drives(env: &Env, mode: Mode) -> Arc<InPlace> {
+    let shape = Shape {
+        blocks: BLOCKS,
+        journal: 16 << 20,
+        options: Options { mode, cache: 64 << 20, barrier: false, ..Options::default() },
+        ..Shape::new(mode)
+    };
+    let devices = shape.devices(|name, geometry| {
+        let spec = HardDiskSpec {
+            write_cache: 16 << 20,
+            write_segments: 32,
+            ..HardDiskSpec::sas_15k(geometry.size)
+        };
+        Arc::new(HardDisk::new(env, name, spec)) as DeviceRef
+    });
+    shape.create(env, &devices).await;
+    let (store, _) = shape.open(env, &devices).await;
+    for first in (BLOCKS / 2..BLOCKS).step_by(256) {
+        let content = Some(Bytes::from(vec![1; BLOCK_SIZE]));
+        let write = |lba| {
+            let (content, changed) = (content.clone(), ByteRanges::whole());
+            Write { lba: Lba(lba), content, changed, class: Class::Metadata }
+        };
+        store.apply((first..first + 256).map(write).collect()).await.unwrap();
+    }
+    store.sync(store.now()).await.unwrap();
+    store.checkpoint().await.unwrap();
+    Arc::new(store)
+}
+
+/// Writers of random blocks and readers of others, each again and again until `end`.
+async fn load(env: &Env, store: &Arc<InPlace>, counts: [usize; 2], end: Time) -> Waits {
+    let waits = Arc::new(Mutex::new(Waits::default()));
+    let writers = (0..counts[0]).map(|_| {
+        let (env, store, waits, mut rng) = (env.clone(), store.clone(), waits.clone(), env.rng());
+        async move {
+            while env.now() < end {
+                let content = vec![rng.random(); BLOCK_SIZE].into();
+                let lba = Lba(rng.random_range(0..BLOCKS / 2));
+                let changed = ByteRanges::whole();
+                let write = Write { lba, content: Some(content), changed, class: Class::Metadata };
+                let begun = env.now();
+                store.apply(vec![write]).await.unwrap();
+                waits.lock().writes.push(env.now().since(begun));
+                env.sleep(Duration::from_millis(1)).await;
+            }
+        }
+    });
+    let readers = (0..counts[1]).map(|_| {
+        let (env, store, waits, mut rng) = (env.clone(), store.clone(), waits.clone(), env.rng());
+        async move {
+            while env.now() < end {
+                let begun = env.now();
+                let lba = Lba(rng.random_range(BLOCKS / 2..BLOCKS));
+                store.read(lba, 1, store.now()).await.unwrap();
+                waits.lock().reads.push(env.now().since(begun));
+            }
+        }
+    });
+    tokio::join!(join_all(writers), join_all(readers));
+    Arc::into_inner(waits).unwrap().into_inner()
+}
+
+#[test]
+fn writers_wait_a_little_each_for_room_in_the_journal() {
+    for mode in [Mode::Data, Mode::Wasteless] {
+        run(1, |env| async move {
+            let store = on_drives(&env, mode).await;
+            let waits = load(&env, &store, [8, 0], env.now() + Duration::from_secs(120)).await;
+            let longest = Waits::longest(&waits.writes);
+            assert!(longest < Duration::from_millis(1400), "{mode}: {longest:?}");
+            assert!(waits.writes.len() > 100_000, "{mode}: {}", waits.writes.len());
+        });
+    }
+}
+
+#[test]
+fn many_readers_and_what_goes_home_share_the_arm() {
+    run(2, |env| async move {
+        let store = on_drives(&env, Mode::Wasteless).await;
+        let waits = load(&env, &store, [8, 32], env.now() + Duration::from_secs(120)).await;
+        // Of each in alternation they are 11,000 and 12,000.
+        let done = (waits.writes.len(), waits.reads.len());
+        assert!(done.0 > 40_000 && done.1 > 15_000, "{done:?}");
+    });
+}
+
+#[test]
+fn one_reader_waits_for_no_stretch_of_writes() {
+    run(3, |env| async move {
+        let store = on_drives(&env, Mode::Wasteless).await;
+        let waits = load(&env, &store, [8, 1], env.now() + Duration::from_secs(60)).await;
+        let longest = Waits::longest(&waits.reads);
+        assert!(longest < Duration::from_millis(100), "{longest:?}");
+    });
+}

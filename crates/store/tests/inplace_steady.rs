@@ -133,3 +133,28 @@ fn one_reader_waits_for_no_stretch_of_writes() {
         assert!(longest < Duration::from_millis(100), "{longest:?}");
     });
 }
+
+/// Blocks count as home when they are there, not when all are that go with them.
+#[test]
+fn what_is_home_counts_at_once() {
+    run(4, |env| async move {
+        let store = on_drives(&env, Mode::Wasteless).await;
+        for nth in 0..200 {
+            let content = Some(Bytes::from(vec![2; BLOCK_SIZE]));
+            let (lba, changed) = (Lba(nth * 300), ByteRanges::whole());
+            let write = Write { lba, content, changed, class: Class::Metadata };
+            store.apply(vec![write]).await.unwrap();
+        }
+        store.sync(store.now()).await.unwrap();
+        assert_eq!(store.status().dirty, 200);
+        let look = async {
+            while store.status().dirty == 200 {
+                env.sleep(Duration::from_millis(1)).await;
+            }
+            store.status().dirty
+        };
+        let (checkpoint, dirty) = tokio::join!(store.checkpoint(), look);
+        checkpoint.unwrap();
+        assert!(dirty > 150, "{dirty} are left when the first is home");
+    });
+}

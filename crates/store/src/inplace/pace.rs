@@ -1,16 +1,17 @@
 //! How fast writers go while the journal is short of room.
 //!
 //! Room comes as fast as blocks go home, whatever writers do, and some seconds' worth of it at a time on a
-//! drive that moves an arm. Writers who took what there is would all stop for these seconds. So from half
-//! of the journal on, who takes room is held back for about the time in which as much is made: less while
-//! much is left, more when little is. Each waits for his turn a little, instead of all for a whole sweep.
+//! drive that moves an arm. Writers who took what there is would all stop for these seconds. So when most
+//! of the journal is taken, who takes more is held back for about the time in which as much is made: less
+//! while much is left, more when little is. Each waits a little for his turn, instead of all for a whole
+//! sweep.
 
 use std::time::Duration;
 
 use crate::env::Time;
 
 /// From this part of the journal on.
-const FREE: f64 = 0.5;
+const FREE: f64 = 0.7;
 /// The most that one is held back, in times of what it takes to make as much room.
 const MOST: f64 = 8.0;
 /// The longest that one waits for the sake of those before.
@@ -71,11 +72,11 @@ mod tests {
 
     #[test]
     fn who_is_held_back_waits_longer_the_less_room_is_left() {
-        assert_eq!(held_back(1 << 16, 0.5), Duration::ZERO);
-        let waits: Vec<_> = [0.6, 0.7, 0.8, 0.9].map(|taken| held_back(1 << 16, taken)).into();
+        assert_eq!(held_back(1 << 16, FREE), Duration::ZERO);
+        let waits: Vec<_> = [0.75, 0.8, 0.85, 0.9].map(|taken| held_back(1 << 16, taken)).into();
         assert!(waits.is_sorted() && waits[0] > Duration::ZERO, "{waits:?}");
-        // At three quarters as much time as it takes to make the room.
-        let wait = held_back(1 << 16, 0.75).as_secs_f64();
+        // Half way to the end as much time as it takes to make the room.
+        let wait = held_back(1 << 16, 0.85).as_secs_f64();
         assert!((wait - 1.0 / 16.0).abs() < 1e-6, "{wait}");
         // What is more than all is held back no longer than that.
         assert_eq!(held_back(1 << 16, 1.0), held_back(1 << 16, 1.5));
@@ -95,9 +96,9 @@ mod tests {
     fn small_changes_add_up() {
         let mut pace = Pace::default();
         pace.made(1 << 20, Duration::from_secs(1));
-        pace.take(512, 0.75, NOW);
+        pace.take(512, 0.85, NOW);
         assert_eq!(pace.wait(NOW), None);
-        (0..3).for_each(|_| pace.take(512, 0.75, NOW));
+        (0..3).for_each(|_| pace.take(512, 0.85, NOW));
         let wait = pace.wait(NOW).unwrap();
         assert!(wait >= LEAST, "{wait:?}");
         assert_eq!(pace.wait(NOW + wait), None);
@@ -108,7 +109,7 @@ mod tests {
         let mut pace = Pace::default();
         pace.made(100 << 20, Duration::from_secs(10));
         (0..100).for_each(|_| pace.made(1 << 20, Duration::from_secs(10)));
-        pace.take(1 << 10, 0.75, NOW);
+        pace.take(1 << 10, 0.85, NOW);
         let wait = pace.wait(NOW).unwrap().as_secs_f64();
         assert!((wait - 10.0 / 1024.0).abs() < 1e-4, "{wait}");
     }

@@ -114,6 +114,12 @@ impl Lines {
 
     /// Takes out the next request that may begin.
     fn next(&mut self) -> Option<(Kind, oneshot::Sender<Turn>)> {
+        for line in [&mut self.reads, &mut self.writes] {
+            // Else they would give their turns back one within the other.
+            while line.waiting.front().is_some_and(oneshot::Sender::is_closed) {
+                line.waiting.pop_front();
+            }
+        }
         let kind = self.whose()?;
         let line = self.line(kind);
         line.running += 1;
@@ -245,5 +251,16 @@ mod tests {
         assert_eq!((running.len(), granted(&mut reads).len()), (4, FEW));
         drop(running);
         assert_eq!(granted(&mut reads).len(), 100 - FEW);
+    }
+
+    #[test]
+    fn a_crowd_that_goes_away_is_passed_over() {
+        let turns = Turns::new(true);
+        let mut writes = many(&turns, Kind::Write, 1);
+        let running = granted(&mut writes);
+        drop(many(&turns, Kind::Read, 100_000));
+        drop(running);
+        let mut writes = many(&turns, Kind::Write, 1);
+        assert_eq!(granted(&mut writes).len(), 1);
     }
 }

@@ -46,7 +46,8 @@ fn bind(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
     socket.listen(backlog)
 }
 
-/// Connects to the socket `name` in `folder`; `None` when nobody listens there.
+/// Connects to the socket `name` in `folder`; `None` when nobody listens there, or who did stopped
+/// before this connection was accepted.
 ///
 /// # Errors
 /// Those of the system: the folder is not there, or not for this user.
@@ -57,11 +58,33 @@ pub async fn connect(folder: &Path, name: &str) -> io::Result<Option<UnixStream>
         Err(error)
             if matches!(
                 error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                io::ErrorKind::NotFound
+                    | io::ErrorKind::ConnectionRefused
+                    | io::ErrorKind::ConnectionReset
             ) =>
         {
             Ok(None)
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_waits_for_a_listener_that_ends_finds_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = listen(folder.path(), SOCKET, 1).unwrap();
+        let mut connecting = Box::pin(connect(folder.path(), SOCKET));
+        // In the queue, where the kernel resets what nobody has accepted when the listener closes.
+        assert!(poll!(&mut connecting).is_pending());
+        drop(listener);
+        assert!(connecting.await.unwrap().is_none());
+        // Nor is there anybody for whom comes later.
+        assert!(connect(folder.path(), SOCKET).await.unwrap().is_none());
     }
 }

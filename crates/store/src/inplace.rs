@@ -412,7 +412,7 @@ impl Inner {
         let taken = (used + coming as u64) as f64 / size as f64;
         let grown = state.running.bytes.saturating_sub(before);
         state.pace.take(grown, taken, self.env.now());
-        used > size / 2
+        self.is_short()
     }
 
     /// Discards blocks from `at` on as the next version, as many as one may, and moves `at` behind them.

@@ -17,8 +17,9 @@ use crate::device::{DeviceError, Purpose};
 const RUN: usize = 256;
 /// Writes in flight.
 const WRITES: usize = 32;
-/// Room in the journal is made by so many parts of what is in it.
-const STEPS: u64 = 2;
+/// From this part of the journal on what it says goes home. The later, the more blocks lie beside each
+/// other on one way along the disk; but that takes its time, and writers need room meanwhile.
+const FULL: f64 = 0.65;
 /// Blocks of one batch at most.
 const BATCH: usize = 16_384;
 
@@ -81,7 +82,12 @@ impl Inner {
     /// Blocks are home, or did not get there.
     fn end_homing<'a>(&self, blocks: impl Iterator<Item = &'a Homing>, are_home: bool) {
         let mut state = self.state.lock();
-        blocks.for_each(|homing| state.end_homing(homing, are_home));
+        let mut made = 0;
+        for homing in blocks {
+            state.end_homing(homing, are_home);
+            made += usize::from(are_home && !homing.fills);
+        }
+        state.pace.home(made);
         drop(state);
         self.changed.notify_waiters();
     }
@@ -208,7 +214,7 @@ impl Inner {
         self.sweep(which).await
     }
 
-    /// Brings home what the oldest transactions of the journal say, until it has `room` bytes free.
+    /// Brings home what the journal says, until it has `room` bytes free.
     ///
     /// # Errors
     /// The devices'; [`StoreError::Poisoned`] when everything is home and that is not enough.
@@ -226,15 +232,21 @@ impl Inner {
         }
     }
 
-    /// Brings a part of what the journal says home, the oldest. Whether that made room. By who may sweep.
+    /// Whether room in the journal should be made.
+    pub(super) fn is_short(&self) -> bool {
+        let size = self.journal.size();
+        (size - self.journal.room()) as f64 > size as f64 * FULL
+    }
+
+    /// Brings home what the journal says so far. Whether that made room. By who may sweep.
     async fn make_some_room(&self) -> Result<bool, StoreError> {
-        let Some(oldest) = self.journal.oldest() else { return Ok(false) };
-        let next = self.journal.next_sequence();
-        let (begun, before) = (self.env.now(), self.journal.released());
-        self.sweep(Which::Before(oldest + (next - oldest).div_ceil(STEPS))).await?;
+        let (next, before) = (self.journal.next_sequence(), self.journal.released());
+        let used = self.journal.size() - self.journal.room();
+        self.state.lock().begin_making_room(used, self.env.now());
+        let swept = self.sweep(Which::Before(next)).await;
         let made = self.journal.released() - before;
-        self.state.lock().pace.made(made, self.env.now().since(begun));
-        Ok(made > 0)
+        self.state.lock().pace.made(made, self.env.now());
+        swept.map(|()| made > 0)
     }
 
     /// [`Inner::write_back`], by who may.
@@ -309,7 +321,7 @@ impl Inner {
             (state.options.expire, state.options.cache / BLOCK_SIZE / 4)
         };
         if pressed {
-            if self.journal.room() < self.journal.size() / 2 {
+            if self.is_short() {
                 let _one = self.writing_back.lock().await;
                 self.make_some_room().await?;
             }

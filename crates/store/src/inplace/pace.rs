@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::env::Time;
 
 /// From this part of the journal on.
-const FREE: f64 = 0.7;
+const FREE: f64 = 0.8;
 /// The most that one is held back, in times of what it takes to make as much room.
 const MOST: f64 = 8.0;
 /// The longest that one waits for the sake of those before.
@@ -28,25 +28,66 @@ pub(super) struct Pace {
     /// Bytes that were released lately, and the seconds that it took.
     bytes: f64,
     seconds: f64,
+    /// What is under way.
+    sweep: Option<Sweep>,
+}
+
+/// Blocks that go home to make room.
+#[derive(Debug)]
+struct Sweep {
+    begun: Time,
+    /// The room that will be made.
+    bytes: u64,
+    blocks: usize,
+    /// How many are home.
+    home: usize,
+}
+
+impl Sweep {
+    fn part(&self) -> f64 {
+        (self.home as f64 / self.blocks.max(1) as f64).min(1.0)
+    }
 }
 
 impl Pace {
-    /// Room for so many bytes was made within so long.
-    pub(super) fn made(&mut self, bytes: u64, span: Duration) {
-        let seconds = span.as_secs_f64();
+    /// Room for so many bytes will be there when so many blocks are home.
+    pub(super) fn begin(&mut self, bytes: u64, blocks: usize, now: Time) {
+        self.sweep = Some(Sweep { begun: now, bytes, blocks, home: 0 });
+    }
+
+    /// Some more are home.
+    pub(super) fn home(&mut self, blocks: usize) {
+        if let Some(sweep) = &mut self.sweep {
+            sweep.home += blocks;
+        }
+    }
+
+    /// What was begun has ended, and made room for so many bytes.
+    pub(super) fn made(&mut self, bytes: u64, now: Time) {
+        let Some(sweep) = self.sweep.take() else { return };
+        let seconds = now.since(sweep.begun).as_secs_f64();
         let kept = (-seconds / HALF).exp2();
         self.bytes = self.bytes * kept + bytes as f64;
         self.seconds = self.seconds * kept + seconds;
     }
 
+    /// Seconds that it takes to make room for a byte, as far as something is known of it. What goes home
+    /// now may lie wider apart than what did lately; and a drive's cache takes the first of it at once.
+    fn cost(&self, now: Time) -> Option<f64> {
+        let cost = |bytes: f64, seconds: f64| (bytes > 0.0).then(|| seconds / bytes);
+        let lately = cost(self.bytes, self.seconds);
+        let under_way = self.sweep.as_ref().and_then(|sweep| {
+            cost(sweep.bytes as f64 * sweep.part(), now.since(sweep.begun).as_secs_f64())
+        });
+        lately.into_iter().chain(under_way).max_by(f64::total_cmp)
+    }
+
     /// A change takes so many bytes of a journal of which this part is taken.
     pub(super) fn take(&mut self, bytes: usize, taken: f64, now: Time) {
-        if taken <= FREE || self.bytes <= 0.0 {
-            return;
-        }
+        let Some(cost) = self.cost(now).filter(|_| taken > FREE) else { return };
         let short = (taken - FREE) / (1.0 - FREE);
         let factor = if short < 1.0 { (short / (1.0 - short)).min(MOST) } else { MOST };
-        let span = Duration::from_secs_f64(bytes as f64 * self.seconds / self.bytes * factor);
+        let span = Duration::from_secs_f64(bytes as f64 * cost * factor);
         self.next = self.next.max(now) + span.min(LONGEST);
     }
 
@@ -61,11 +102,18 @@ impl Pace {
 mod tests {
     use super::*;
 
-    const NOW: Time = Time::from_nanos(5_000_000_000);
+    const NOW: Time = Time::from_nanos(50_000_000_000);
+
+    /// Room for `bytes` was made within some seconds before [`NOW`].
+    fn make(pace: &mut Pace, bytes: u64, seconds: u64) {
+        let begun = Time::from_nanos(NOW.as_nanos() - seconds * 1_000_000_000);
+        pace.begin(bytes, 1, begun);
+        pace.made(bytes, NOW);
+    }
 
     fn held_back(bytes: usize, taken: f64) -> Duration {
         let mut pace = Pace::default();
-        pace.made(1 << 20, Duration::from_secs(1));
+        make(&mut pace, 1 << 20, 1);
         pace.take(bytes, taken, NOW);
         pace.wait(NOW).unwrap_or_default()
     }
@@ -73,10 +121,10 @@ mod tests {
     #[test]
     fn who_is_held_back_waits_longer_the_less_room_is_left() {
         assert_eq!(held_back(1 << 16, FREE), Duration::ZERO);
-        let waits: Vec<_> = [0.75, 0.8, 0.85, 0.9].map(|taken| held_back(1 << 16, taken)).into();
+        let waits: Vec<_> = [0.82, 0.85, 0.9, 0.95].map(|taken| held_back(1 << 16, taken)).into();
         assert!(waits.is_sorted() && waits[0] > Duration::ZERO, "{waits:?}");
         // Half way to the end as much time as it takes to make the room.
-        let wait = held_back(1 << 16, 0.85).as_secs_f64();
+        let wait = held_back(1 << 16, 0.9).as_secs_f64();
         assert!((wait - 1.0 / 16.0).abs() < 1e-6, "{wait}");
         // What is more than all is held back no longer than that.
         assert_eq!(held_back(1 << 16, 1.0), held_back(1 << 16, 1.5));
@@ -87,7 +135,7 @@ mod tests {
     fn nobody_is_held_back_before_something_was_measured() {
         let mut pace = Pace::default();
         pace.take(1 << 20, 1.0, NOW);
-        pace.made(0, Duration::from_secs(1));
+        make(&mut pace, 0, 1);
         pace.take(1 << 20, 1.0, NOW);
         assert_eq!(pace.wait(NOW), None);
     }
@@ -95,10 +143,10 @@ mod tests {
     #[test]
     fn small_changes_add_up() {
         let mut pace = Pace::default();
-        pace.made(1 << 20, Duration::from_secs(1));
-        pace.take(512, 0.85, NOW);
+        make(&mut pace, 1 << 20, 1);
+        pace.take(512, 0.9, NOW);
         assert_eq!(pace.wait(NOW), None);
-        (0..3).for_each(|_| pace.take(512, 0.85, NOW));
+        (0..3).for_each(|_| pace.take(512, 0.9, NOW));
         let wait = pace.wait(NOW).unwrap();
         assert!(wait >= LEAST, "{wait:?}");
         assert_eq!(pace.wait(NOW + wait), None);
@@ -107,10 +155,27 @@ mod tests {
     #[test]
     fn what_was_measured_lately_counts_more() {
         let mut pace = Pace::default();
-        pace.made(100 << 20, Duration::from_secs(10));
-        (0..100).for_each(|_| pace.made(1 << 20, Duration::from_secs(10)));
-        pace.take(1 << 10, 0.85, NOW);
+        make(&mut pace, 100 << 20, 10);
+        (0..100).for_each(|_| make(&mut pace, 1 << 20, 10));
+        pace.take(1 << 10, 0.9, NOW);
         let wait = pace.wait(NOW).unwrap().as_secs_f64();
         assert!((wait - 10.0 / 1024.0).abs() < 1e-4, "{wait}");
+    }
+
+    #[test]
+    fn what_is_under_way_counts_as_far_as_it_is() {
+        let mut pace = Pace::default();
+        pace.begin(1 << 20, 1000, NOW);
+        pace.take(1 << 16, 0.9, NOW);
+        assert_eq!(pace.wait(NOW), None);
+        pace.home(250);
+        let later = NOW + Duration::from_secs(1);
+        pace.take(1 << 16, 0.9, later);
+        // At this rate the whole takes four seconds.
+        let wait = pace.wait(later).unwrap().as_secs_f64();
+        assert!((wait - 4.0 / 16.0).abs() < 1e-6, "{wait}");
+        // More than were meant to go home do not make more room.
+        pace.home(10_000);
+        assert!((pace.cost(later).unwrap() * f64::from(1 << 20) - 1.0).abs() < 1e-6);
     }
 }

@@ -393,6 +393,11 @@ impl State {
         self.waiting.since(count, &self.pages)
     }
 
+    /// All that waits goes home, and makes room for so many bytes.
+    pub(super) fn begin_making_room(&mut self, bytes: u64, now: Time) {
+        self.pace.begin(bytes, self.waiting.len(), now);
+    }
+
     /// A block is home, or did not get there.
     pub(super) fn end_homing(&mut self, homing: &Homing, is_home: bool) {
         let State { pages, map, live, waiting, .. } = self;

@@ -53,6 +53,11 @@ impl Waiting {
         page.due = due;
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
     /// Blocks that have to go home, at most `most`, in the order of their numbers.
     pub(super) fn pick(&self, which: Which, pages: &HashMap<u64, Page>, most: usize) -> Vec<u64> {
         let candidates = match which {

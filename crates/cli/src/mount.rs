@@ -78,7 +78,8 @@ Options behind -o:
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 On a volume that is updated in place also:
   data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
-  commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, gap=SIZE, discard, nodiscard
+  commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, gap=SIZE|auto,
+  rotational=0|1|auto, discard, nodiscard
   All but journal_dev can change at remount.";
 
 /// Unmount the filesystem of a volume

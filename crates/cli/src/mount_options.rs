@@ -47,6 +47,38 @@ pub(crate) enum AtimeWord {
     Never,
 }
 
+/// What may be left to the program, also once it was said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Setting<T> {
+    Auto,
+    Is(T),
+}
+
+impl<T: Copy> Setting<T> {
+    fn parse(value: &str, read: impl FnOnce(&str) -> Outcome<T>) -> Outcome<Setting<T>> {
+        match value {
+            "auto" => Ok(Setting::Auto),
+            value => read(value).map(Setting::Is),
+        }
+    }
+
+    /// What holds when this was said, or nothing was.
+    fn over(said: Option<Setting<T>>, now: Option<T>) -> Option<T> {
+        match said {
+            None => now,
+            Some(Setting::Auto) => None,
+            Some(Setting::Is(value)) => Some(value),
+        }
+    }
+
+    fn word<W: std::fmt::Display>(self, name: &str, show: impl FnOnce(T) -> W) -> String {
+        match self {
+            Setting::Auto => format!("{name}=auto"),
+            Setting::Is(value) => format!("{name}={}", show(value)),
+        }
+    }
+}
+
 /// How a volume that is updated in place keeps its journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JournalOptions {
@@ -65,7 +97,9 @@ pub(crate) struct JournalOptions {
     /// How old a dirty block may become.
     pub(crate) expire: Option<Duration>,
     /// Bytes.
-    pub(crate) gap: Option<u32>,
+    pub(crate) gap: Option<Setting<u32>>,
+    /// Whether the device moves an arm.
+    pub(crate) rotational: Option<Setting<bool>>,
     /// Whether the device is told of blocks that are not needed any more.
     pub(crate) discard: Option<bool>,
 }
@@ -156,15 +190,14 @@ impl MountOptions {
             "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
             "threshold" => journal.threshold = Some(bytes(name, value)?),
-            "gap" => journal.gap = Some(bytes(name, value)?),
+            "gap" => journal.gap = Some(Setting::parse(value, |value| bytes(name, value))?),
+            "rotational" => {
+                journal.rotational = Some(Setting::parse(value, |value| yes_or_no(name, value))?);
+            }
             "commit" => journal.commit = Some(seconds(name, value)?),
             "writeback" => journal.writeback = Some(seconds(name, value)?),
             "expire" => journal.expire = Some(seconds(name, value)?),
-            "barrier" => match value {
-                "0" => journal.barrier = Some(false),
-                "1" => journal.barrier = Some(true),
-                _ => return Err(Failure::new(format!("barrier={value} is neither 0 nor 1"))),
-            },
+            "barrier" => journal.barrier = Some(yes_or_no(name, value)?),
             "threads" => {
                 let threads = value.parse().ok().filter(|threads| (1..=64).contains(threads));
                 let wrong = || Failure::new(format!("threads={value} is no number from 1 to 64"));
@@ -216,7 +249,8 @@ impl JournalOptions {
             barrier: self.barrier.unwrap_or(now.barrier),
             writeback: self.writeback.unwrap_or(now.writeback),
             expire: self.expire.unwrap_or(now.expire),
-            gap: self.gap.or(now.gap),
+            gap: Setting::over(self.gap, now.gap),
+            rotational: Setting::over(self.rotational, now.rotational),
             discard: self.discard.unwrap_or(now.discard),
             ..now
         }
@@ -235,7 +269,8 @@ impl JournalOptions {
             self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),
             seconds("writeback", self.writeback),
             seconds("expire", self.expire),
-            self.gap.map(|bytes| format!("gap={bytes}")),
+            self.gap.map(|gap| gap.word("gap", |bytes| bytes)),
+            self.rotational.map(|it| it.word("rotational", u8::from)),
             self.discard.map(|discard| if discard { "discard" } else { "nodiscard" }.to_owned()),
         ];
         words.into_iter().flatten().collect()
@@ -247,6 +282,14 @@ fn bytes(name: &str, value: &str) -> Outcome<u32> {
         Failure::new(format!("{name}={value} is no size")).help("write bytes, or 64K and the like")
     })?;
     u32::try_from(size.0).map_err(|_| Failure::new(format!("{name}={value} is too large")))
+}
+
+fn yes_or_no(name: &str, value: &str) -> Outcome<bool> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(Failure::new(format!("{name}={value} is neither 0 nor 1"))),
+    }
 }
 
 fn seconds(name: &str, value: &str) -> Outcome<Duration> {
@@ -282,7 +325,7 @@ mod tests {
     #[test]
     fn the_journal_has_the_words_of_ext4() {
         let list = "data=selective,journal_dev=/dev/sdb,threshold=2048,commit=5,barrier=0,\
-                    writeback=6,expire=30,gap=65536,nodiscard";
+                    writeback=6,expire=30,gap=65536,rotational=0,nodiscard";
         let journal = parse(list).unwrap().journal;
         assert_eq!(journal.words().join(","), list);
         assert_eq!(parse("data=journal").unwrap().journal.data, Some(Mode::Data));
@@ -290,11 +333,23 @@ mod tests {
         assert!(parse("threshold=4K").unwrap().journal.threshold == Some(4096));
         let options = parse(list).unwrap().journal.over(inplace::Options::default());
         assert_eq!((options.mode, options.threshold), (Mode::Selective, 2048));
-        assert_eq!(options.gap, Some(65_536));
+        assert_eq!((options.gap, options.rotational), (Some(65_536), Some(false)));
+        // What was set can be left to the device again.
+        let auto = parse("gap=auto,rotational=auto").unwrap().journal;
+        assert_eq!(auto.words().join(","), "gap=auto,rotational=auto");
+        let again = auto.over(options);
+        assert_eq!((again.gap, again.rotational), (None, None));
         assert_eq!((options.commit.as_secs(), options.writeback.as_secs()), (5, 6));
         assert!(!options.barrier);
-        for wrong in ["data=all", "threshold=8G", "commit=soon", "barrier=2", "gap=x", "threads=0"]
-        {
+        for wrong in [
+            "data=all",
+            "threshold=8G",
+            "commit=soon",
+            "barrier=2",
+            "gap=x",
+            "rotational=maybe",
+            "threads=0",
+        ] {
             let failure = parse(wrong).unwrap_err();
             let name = wrong.split('=').next().unwrap();
             assert!(failure.to_string().contains(name), "{wrong}: {failure}");

@@ -43,7 +43,7 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{MutexGuard, Notify, watch};
+use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 pub use create::NewInPlace;
@@ -325,13 +325,14 @@ impl Inner {
         }
     }
 
-    /// Waits until there is room for more changes. What is returned is dropped when they are made.
-    async fn admit(&self) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
-        let mut turn = None;
+    /// Waits until there is room for these changes. While the journal is short of it, who takes more waits
+    /// longer, and a piece at a time: who takes little passes between. `owed`: what is left of that, once
+    /// it is known.
+    async fn admit(&self, writes: &[Write], owed: &mut Option<usize>) -> Result<(), StoreError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let (full, commit, wait) = {
+            let (full, commit, pays) = {
                 let state = self.state.lock();
                 if let Some(why) = &state.poison {
                     return Err(StoreError::Poisoned(why.clone()));
@@ -345,19 +346,50 @@ impl Inner {
                     }
                     self.pressed.notify_one();
                 }
-                let wait = state.pace.wait(self.env.now());
-                (state.dirty >= most, running > self.journal.size() / 4, wait)
+                let pays = pace::holds_back(self.taken(&state));
+                if pays && owed.is_none() {
+                    *owed = Some(state.takes(writes));
+                }
+                (state.dirty >= most, running > self.journal.size() / 4, pays)
             };
             if commit {
                 self.commit_wanted.notify_one();
             }
-            match wait.filter(|_| !full && !commit) {
-                None if full || commit => changed.await,
-                None => return Ok(turn),
-                Some(_) if turn.is_none() => turn = Some(self.pacing.lock().await),
-                Some(wait) => self.env.sleep(wait).await,
+            match owed {
+                _ if full || commit => changed.await,
+                Some(owed) if pays && *owed > 0 => self.pay(owed).await,
+                _ => return Ok(()),
             }
         }
+    }
+
+    /// Waits for a piece of the room that somebody owes, after those who came before.
+    async fn pay(&self, owed: &mut usize) {
+        let _turn = self.pacing.lock().await;
+        loop {
+            let wait = {
+                let mut state = self.state.lock();
+                let now = self.env.now();
+                let wait = state.pace.wait(now);
+                if wait.is_none() {
+                    let (piece, taken) = ((*owed).min(pace::PIECE), self.taken(&state));
+                    state.pace.take(piece, taken, now);
+                    *owed -= piece;
+                }
+                wait
+            };
+            match wait {
+                Some(wait) => self.env.sleep(wait).await,
+                None => return,
+            }
+        }
+    }
+
+    /// The part of the journal that is taken, with what will be when all is committed.
+    fn taken(&self, state: &State) -> f64 {
+        let size = self.journal.size();
+        let coming = state.running.bytes + state.closing;
+        (size - self.journal.room() + coming as u64) as f64 / size as f64
     }
 
     async fn apply(
@@ -380,39 +412,26 @@ impl Inner {
             let why = format!("{whole} blocks at once; this journal takes {most}");
             return Err(StoreError::Invalid(why));
         }
+        let mut owed = None;
         loop {
-            let turn = self.admit().await?;
+            self.admit(&blocks, &mut owed).await?;
             let unmapped: Vec<u64> = {
                 let mut state = self.state.lock();
                 let lbas = blocks.iter().map(|write| write.lba.0);
                 let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
                 if unmapped.is_empty() {
-                    let before = state.running.bytes;
                     let version = state.apply(blocks, self.env.now())?;
                     let hold = hold.then(|| self.hold(&mut state, version));
-                    let tight = self.take_room(&mut state, before);
                     drop(state);
-                    if tight {
+                    if self.is_short() {
                         self.pressed.notify_one();
                     }
                     return Ok((version, hold));
                 }
                 unmapped
             };
-            drop(turn);
             self.map_all(unmapped.into_iter()).await?;
         }
-    }
-
-    /// The running transaction, which took `before` bytes of the journal, has grown. Whether room is short.
-    fn take_room(&self, state: &mut State, before: usize) -> bool {
-        let size = self.journal.size();
-        let used = size - self.journal.room();
-        let coming = state.running.bytes + state.closing;
-        let taken = (used + coming as u64) as f64 / size as f64;
-        let grown = state.running.bytes.saturating_sub(before);
-        state.pace.take(grown, taken, self.env.now());
-        self.is_short()
     }
 
     /// Discards blocks from `at` on as the next version, as many as one may, and moves `at` behind them.
@@ -420,7 +439,7 @@ impl Inner {
         /// Pages of the map that are looked through at a time.
         const PAGES: u64 = 256;
         let most = MAX_DISCARD.min(self.journal.size() as usize / 4 / running::MOST_OF_A_TAG);
-        let _turn = self.admit().await?;
+        self.admit(&[], &mut None).await?;
         let end = end.min(Map::blocks_of(Map::page_of(*at) + PAGES - 1).end);
         // What was read of the map stays in memory.
         self.map_all((*at..end).step_by(map::PER_PAGE as usize).chain([end.saturating_sub(1)]))

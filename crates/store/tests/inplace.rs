@@ -474,6 +474,9 @@ fn gaps_are_closed_for_drives_that_move_an_arm() {
         });
         let store = twenty(&env, &shape, &devices).await;
         assert_eq!(home_of_two(&store, &devices[0], [42, 48]).await, (1, 7));
+        // Nor where the device says that it has an arm, and has none.
+        store.set_options(Options { rotational: Some(false), ..store.options() });
+        assert_eq!(home_of_two(&store, &devices[0], [43, 49]).await, (2, 2));
     });
 }
 

@@ -38,10 +38,15 @@ impl Waits {
 
 /// A store on drives of 15,000 rpm with a small journal.
 async fn on_drives(env: &Env, mode: Mode) -> Arc<InPlace> {
+    on_drives_with(env, Options { mode, ..Options::default() }).await
+}
+
+async fn on_drives_with(env: &Env, options: Options) -> Arc<InPlace> {
+    let mode = options.mode;
     let shape = Shape {
         blocks: BLOCKS,
         journal: 16 << 20,
-        options: Options { mode, cache: 64 << 20, barrier: false, ..Options::default() },
+        options: Options { cache: 64 << 20, barrier: false, ..options },
         ..Shape::new(mode)
     };
     let devices = shape.devices(|name, geometry| {
@@ -121,6 +126,50 @@ fn many_readers_and_what_goes_home_share_the_arm() {
         // Of each in alternation they are 11,000 and 12,000.
         let done = (waits.writes.len(), waits.reads.len());
         assert!(done.0 > 40_000 && done.1 > 15_000, "{done:?}");
+    });
+}
+
+/// One who writes much, though always the same, takes the journal from those who write little.
+#[test]
+fn who_writes_little_passes_who_writes_much() {
+    run(5, |env| async move {
+        let store = on_drives(&env, Mode::Wasteless).await;
+        let end = env.now() + Duration::from_secs(60);
+        let log = env.spawn({
+            let (env, store) = (env.clone(), store.clone());
+            async move {
+                let mut written = 0;
+                while env.now() < end {
+                    let content = Some(Bytes::from(vec![written as u8; BLOCK_SIZE]));
+                    let first = (written % 8) * 64;
+                    let write = |lba| {
+                        let (content, changed) = (content.clone(), ByteRanges::whole());
+                        Write { lba: Lba(lba), content, changed, class: Class::Data }
+                    };
+                    store.apply((first..first + 64).map(write).collect()).await.unwrap();
+                    store.sync(store.now()).await.unwrap();
+                    written += 1;
+                }
+                written
+            }
+        });
+        let waits = load(&env, &store, [8, 0], end).await;
+        let (little, much) = (waits.writes.len(), log.await.unwrap());
+        // In one piece each: 26,000 and 3,600.
+        assert!(little > 30_000 && much > 500, "{little}, {much}");
+    });
+}
+
+#[test]
+fn where_no_arm_moves_nobody_takes_turns() {
+    run(2, |env| async move {
+        let options =
+            Options { mode: Mode::Wasteless, rotational: Some(false), ..Options::default() };
+        let store = on_drives_with(&env, options).await;
+        let waits = load(&env, &store, [8, 32], env.now() + Duration::from_secs(120)).await;
+        // There is one, so it goes back and forth.
+        let done = (waits.writes.len(), waits.reads.len());
+        assert!(done.0 < 25_000, "{done:?}");
     });
 }
 

@@ -9,6 +9,7 @@ use futures::stream::FuturesUnordered;
 use super::Inner;
 use super::options::Options;
 use super::state::Homing;
+use super::turns::{Kind, Turn};
 use super::waiting::Which;
 use crate::block::{BLOCK_SIZE, Class, StoreError};
 use crate::device::{DeviceError, Purpose};
@@ -125,7 +126,7 @@ impl Inner {
             Class::Data => Purpose::UserData,
             Class::Metadata => Purpose::Metadata,
         };
-        let _turn = self.turns.write().await;
+        let _turn = self.turn(Kind::Write).await;
         Ok(self.data.write(place, content, purpose).await?)
     }
 
@@ -167,8 +168,22 @@ impl Inner {
 
     /// How many bytes may be written between two writes to make them one.
     fn gap(&self) -> u64 {
-        let suits = if self.data.is_rotational() { Options::ROTATIONAL_GAP } else { 0 };
+        let suits = if self.is_rotational() { Options::ROTATIONAL_GAP } else { 0 };
         self.state.lock().options.gap.unwrap_or(suits).into()
+    }
+
+    /// Whether the data's device is taken for one that moves an arm.
+    fn is_rotational(&self) -> bool {
+        let said = self.state.lock().options.rotational;
+        said.unwrap_or_else(|| self.data.is_rotational())
+    }
+
+    /// Waits until a request at home may begin, where it matters what else is under way there.
+    pub(super) async fn turn(&self, kind: Kind) -> Turn {
+        match self.is_rotational() {
+            true => self.turns.take(kind).await,
+            false => Turn::default(),
+        }
     }
 
     /// Writes dirty sectors of the map, whose journal transactions then have something at home.
@@ -193,7 +208,7 @@ impl Inner {
         let mut writes = futures::stream::iter(dirty.into_iter().map(|write| {
             let offset = self.superblock.map_offset + write.offset;
             async move {
-                let _turn = self.turns.write().await;
+                let _turn = self.turn(Kind::Write).await;
                 self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map).await
             }
         }))

@@ -86,6 +86,9 @@ pub struct Options {
     /// than so many bytes and in memory: one long write for several short ones. `None`: as suits the
     /// device, which is [`Options::ROTATIONAL_GAP`] for one that moves an arm, and otherwise nothing.
     pub gap: Option<u32>,
+    /// Whether the data's device moves an arm: there reads and writes home take turns. `None`: as it says
+    /// itself, which for a virtual one need not be true.
+    pub rotational: Option<bool>,
     /// Bytes of blocks in memory. Blocks that wait to go home stay in memory, and writes wait when
     /// they are more than half of it.
     pub cache: usize,
@@ -109,6 +112,7 @@ impl Default for Options {
             writeback: Duration::from_secs(5),
             expire: Duration::from_secs(30),
             gap: None,
+            rotational: None,
             cache: 256 << 20,
             discard: false,
         }

@@ -4,7 +4,7 @@
 //! drive that moves an arm. Writers who took what there is would all stop for these seconds. So when most
 //! of the journal is taken, who takes more is held back for about the time in which as much is made: less
 //! while much is left, more when little is. Each waits a little for his turn, instead of all for a whole
-//! sweep.
+//! sweep; and in pieces, so that a few who write much do not keep many waiting who write little.
 
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use crate::env::Time;
 
 /// From this part of the journal on.
 const FREE: f64 = 0.8;
+/// Bytes that one takes room for at a time.
+pub(super) const PIECE: usize = 16 << 10;
 /// The most that one is held back, in times of what it takes to make as much room.
 const MOST: f64 = 8.0;
 /// The longest that one waits for the sake of those before.
@@ -21,7 +23,12 @@ const LEAST: Duration = Duration::from_millis(1);
 /// Seconds of making room after which what was measured before counts half.
 const HALF: f64 = 20.0;
 
-/// When the next change may be made.
+/// Whether writers are held back when this part of the journal is taken.
+pub(super) fn holds_back(taken: f64) -> bool {
+    taken > FREE
+}
+
+/// When the next piece may be taken.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     next: Time,
@@ -82,16 +89,16 @@ impl Pace {
         lately.into_iter().chain(under_way).max_by(f64::total_cmp)
     }
 
-    /// A change takes so many bytes of a journal of which this part is taken.
+    /// Somebody takes so many bytes of a journal of which this part is taken.
     pub(super) fn take(&mut self, bytes: usize, taken: f64, now: Time) {
-        let Some(cost) = self.cost(now).filter(|_| taken > FREE) else { return };
+        let Some(cost) = self.cost(now).filter(|_| holds_back(taken)) else { return };
         let short = (taken - FREE) / (1.0 - FREE);
         let factor = if short < 1.0 { (short / (1.0 - short)).min(MOST) } else { MOST };
         let span = Duration::from_secs_f64(bytes as f64 * cost * factor);
         self.next = self.next.max(now) + span.min(LONGEST);
     }
 
-    /// How long the next change has to wait.
+    /// How long the next one has to wait.
     pub(super) fn wait(&self, now: Time) -> Option<Duration> {
         let left = self.next.since(now);
         (left >= LEAST).then_some(left.min(LONGEST))

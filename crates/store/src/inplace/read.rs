@@ -8,6 +8,7 @@ use super::Inner;
 use super::format::Entry;
 use super::map::Map;
 use super::state::{Found, State};
+use super::turns::Kind;
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use crate::device::Purpose;
 
@@ -141,7 +142,7 @@ impl Inner {
     ) -> Result<Vec<Bytes>, StoreError> {
         let place = self.superblock.place(first);
         let len = entries.len() * BLOCK_SIZE;
-        let turn = self.turns.read().await;
+        let turn = self.turn(Kind::Read).await;
         let read = match self.data.read(place, len, Purpose::UserData).await {
             Ok(read) => Some(read),
             Err(_) if self.data.copies() > 1 || entries.len() > 1 => None,
@@ -208,7 +209,7 @@ impl Inner {
         pages.dedup();
         for page in pages {
             let place = self.superblock.map_offset + page * BLOCK_SIZE as u64;
-            let turn = self.turns.read().await;
+            let turn = self.turn(Kind::Read).await;
             let bytes = self.data.read(place, BLOCK_SIZE, Purpose::Map).await?;
             drop(turn);
             // Who reads it twice finds it there: nothing is dirty that was not read.

@@ -92,7 +92,7 @@ pub(super) async fn open(
     let version = Version(recovered.version);
     let inner = Inner {
         env: env.clone(),
-        turns: Turns::new(parts.data.is_rotational()),
+        turns: Turns::default(),
         data: parts.data,
         journal,
         state: Mutex::new(State::new(superblock.volume, version, options)),

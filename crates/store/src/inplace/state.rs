@@ -174,6 +174,29 @@ impl State {
         Ok(version)
     }
 
+    /// Bytes of the journal that writes take, about: what the running transaction says whole already takes
+    /// no more.
+    pub(super) fn takes(&self, writes: &[Write]) -> usize {
+        let takes = |write: &Write| {
+            let running = self.running.changes.get(&write.lba.0).map(|change| change.route);
+            let changed = write.changed.bytes();
+            let is_data = write.class == Class::Data;
+            match (running, self.options.mode) {
+                _ if write.content.is_none() => 0,
+                (Some(Route::Whole | Route::Direct), _) => 0,
+                (None, Mode::Writeback | Mode::Ordered) if is_data => 0,
+                (None, Mode::Data) if is_data => BLOCK_SIZE,
+                (None, Mode::Selective)
+                    if is_data && changed >= self.options.threshold as usize =>
+                {
+                    0
+                }
+                _ => changed,
+            }
+        };
+        writes.iter().map(takes).sum()
+    }
+
     /// Changes one block for the running transaction. `written`: bytes of the whole write.
     fn change(&mut self, write: Write, written: usize, version: Version, now: Time) {
         let lba = write.lba.0;

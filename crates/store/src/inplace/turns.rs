@@ -20,7 +20,7 @@ const WRITES_PER_READ: usize = 4;
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Read,
     Write,
 }
@@ -43,40 +43,30 @@ struct Lines {
 }
 
 /// Who may begin on a drive.
-#[derive(Clone, Debug)]
-pub(super) struct Turns(Option<Arc<Mutex<Lines>>>);
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turns(Arc<Mutex<Lines>>);
 
-/// A request that may run, until this is dropped.
-#[derive(Debug)]
+/// A request that may run, until this is dropped. By default out of turn.
+#[derive(Debug, Default)]
 pub(super) struct Turn(Option<(Turns, Kind)>);
 
-impl Turns {
-    /// Has nobody wait unless the drive moves an arm.
-    pub(super) fn new(is_rotational: bool) -> Turns {
-        let lines = || Lines {
+impl Default for Lines {
+    fn default() -> Lines {
+        Lines {
             reads: Line::default(),
             writes: Line::default(),
             turn: Kind::Read,
             left: READS,
             begun: 0,
-        };
-        Turns(is_rotational.then(|| Arc::new(Mutex::new(lines()))))
+        }
     }
+}
 
-    /// Waits until a read may begin.
-    pub(super) async fn read(&self) -> Turn {
-        self.take(Kind::Read).await
-    }
-
-    /// Waits until a write may begin.
-    pub(super) async fn write(&self) -> Turn {
-        self.take(Kind::Write).await
-    }
-
-    async fn take(&self, kind: Kind) -> Turn {
-        let Some(lines) = &self.0 else { return Turn(None) };
+impl Turns {
+    /// Waits until such a request may begin.
+    pub(super) async fn take(&self, kind: Kind) -> Turn {
         let (sender, turn) = oneshot::channel();
-        lines.lock().line(kind).waiting.push_back(sender);
+        self.0.lock().line(kind).waiting.push_back(sender);
         self.go_on();
         // The sender is kept until it is used.
         turn.await.unwrap_or(Turn(None))
@@ -84,9 +74,8 @@ impl Turns {
 
     /// Lets go whoever may.
     fn go_on(&self) {
-        let Some(lines) = &self.0 else { return };
         loop {
-            let Some((kind, sender)) = lines.lock().next() else { return };
+            let Some((kind, sender)) = self.0.lock().next() else { return };
             // Who has gone away gives the turn back; not under the lock.
             let _ = sender.send(Turn(Some((self.clone(), kind))));
         }
@@ -96,9 +85,7 @@ impl Turns {
 impl Drop for Turn {
     fn drop(&mut self) {
         if let Some((turns, kind)) = self.0.take() {
-            if let Some(lines) = &turns.0 {
-                lines.lock().line(kind).running -= 1;
-            }
+            turns.0.lock().line(kind).running -= 1;
             turns.go_on();
         }
     }
@@ -193,16 +180,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_where_nothing_moves() {
-        let turns = Turns::new(false);
-        let (mut reads, mut writes) =
-            (many(&turns, Kind::Read, 100), many(&turns, Kind::Write, 100));
-        assert_eq!((granted(&mut reads).len(), granted(&mut writes).len()), (100, 100));
-    }
-
-    #[test]
     fn a_few_readers_wait_for_no_writes() {
-        let turns = Turns::new(true);
+        let turns = Turns::default();
         let mut writes = many(&turns, Kind::Write, 100);
         let running = granted(&mut writes);
         let mut reads = many(&turns, Kind::Read, FEW);
@@ -211,7 +190,7 @@ mod tests {
 
     #[test]
     fn many_readers_and_writers_take_turns() {
-        let turns = Turns::new(true);
+        let turns = Turns::default();
         let mut writes = many(&turns, Kind::Write, 1);
         let first = granted(&mut writes);
         let mut reads = many(&turns, Kind::Read, 100);
@@ -236,7 +215,7 @@ mod tests {
 
     #[test]
     fn who_goes_away_gives_the_turn_back() {
-        let turns = Turns::new(true);
+        let turns = Turns::default();
         let mut reads = many(&turns, Kind::Read, 100);
         let running = granted(&mut reads);
         assert_eq!(running.len(), 100);
@@ -255,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_crowd_that_goes_away_is_passed_over() {
-        let turns = Turns::new(true);
+        let turns = Turns::default();
         let mut writes = many(&turns, Kind::Write, 1);
         let running = granted(&mut writes);
         drop(many(&turns, Kind::Read, 100_000));

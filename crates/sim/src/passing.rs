@@ -83,6 +83,10 @@ impl<A: Around> BlockStore for Passing<A> {
         version
     }
 
+    async fn hold_back(&self, bytes: usize) {
+        self.store.hold_back(bytes).await;
+    }
+
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
         self.around.before_change(Change::Discard(lba, count)).await?;
         let version = self.store.discard(lba, count).await;

@@ -325,14 +325,12 @@ impl Inner {
         }
     }
 
-    /// Waits until there is room for these changes. While the journal is short of it, who takes more waits
-    /// longer, and a piece at a time: who takes little passes between. `owed`: what is left of that, once
-    /// it is known.
-    async fn admit(&self, writes: &[Write], owed: &mut Option<usize>) -> Result<(), StoreError> {
+    /// Waits until there is room for more changes.
+    async fn admit(&self) -> Result<(), StoreError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let (full, commit, pays) = {
+            let (full, commit) = {
                 let state = self.state.lock();
                 if let Some(why) = &state.poison {
                     return Err(StoreError::Poisoned(why.clone()));
@@ -346,20 +344,33 @@ impl Inner {
                     }
                     self.pressed.notify_one();
                 }
-                let pays = pace::holds_back(self.taken(&state));
-                if pays && owed.is_none() {
-                    *owed = Some(state.takes(writes));
-                }
-                (state.dirty >= most, running > self.journal.size() / 4, pays)
+                (state.dirty >= most, running > self.journal.size() / 4)
             };
             if commit {
                 self.commit_wanted.notify_one();
             }
-            match owed {
-                _ if full || commit => changed.await,
-                Some(owed) if pays && *owed > 0 => self.pay(owed).await,
-                _ => return Ok(()),
+            match full || commit {
+                true => changed.await,
+                false => return Ok(()),
             }
+        }
+    }
+
+    /// Holds somebody back who wrote so many bytes, as far as they take room in a journal that is short of
+    /// it. A piece at a time: who wrote little passes who wrote much.
+    async fn hold_back(&self, bytes: usize) {
+        let mut owed = {
+            let mut state = self.state.lock();
+            if !pace::holds_back(self.taken(&state)) {
+                state.owed = 0;
+                return;
+            }
+            let owed = bytes.min(state.owed);
+            state.owed -= owed;
+            owed
+        };
+        while owed > 0 && pace::holds_back(self.taken(&self.state.lock())) {
+            self.pay(&mut owed).await;
         }
     }
 
@@ -412,15 +423,16 @@ impl Inner {
             let why = format!("{whole} blocks at once; this journal takes {most}");
             return Err(StoreError::Invalid(why));
         }
-        let mut owed = None;
         loop {
-            self.admit(&blocks, &mut owed).await?;
+            self.admit().await?;
             let unmapped: Vec<u64> = {
                 let mut state = self.state.lock();
                 let lbas = blocks.iter().map(|write| write.lba.0);
                 let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
                 if unmapped.is_empty() {
+                    let before = state.running.bytes;
                     let version = state.apply(blocks, self.env.now())?;
+                    state.owed += state.running.bytes.saturating_sub(before);
                     let hold = hold.then(|| self.hold(&mut state, version));
                     drop(state);
                     if self.is_short() {
@@ -439,7 +451,7 @@ impl Inner {
         /// Pages of the map that are looked through at a time.
         const PAGES: u64 = 256;
         let most = MAX_DISCARD.min(self.journal.size() as usize / 4 / running::MOST_OF_A_TAG);
-        self.admit(&[], &mut None).await?;
+        self.admit().await?;
         let end = end.min(Map::blocks_of(Map::page_of(*at) + PAGES - 1).end);
         // What was read of the map stays in memory.
         self.map_all((*at..end).step_by(map::PER_PAGE as usize).chain([end.saturating_sub(1)]))
@@ -537,6 +549,10 @@ impl BlockStore for InPlace {
         writes: Vec<Write>,
     ) -> Result<(Version, Option<Hold>), StoreError> {
         self.inner.apply(writes, true).await
+    }
+
+    async fn hold_back(&self, bytes: usize) {
+        self.inner.hold_back(bytes).await;
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) closing: usize,
     /// How fast writers go.
     pub(super) pace: Pace,
+    /// Bytes that were taken of the journal and that nobody was held back for.
+    pub(super) owed: usize,
     pub(super) holds: Holds,
     /// Blocks that are being read at home, and how often.
     pub(super) reading: HashMap<u64, u32>,
@@ -134,6 +136,7 @@ impl State {
             running: Running::default(),
             closing: 0,
             pace: Pace::default(),
+            owed: 0,
             holds: Holds::default(),
             reading: HashMap::default(),
             logged: HashMap::default(),
@@ -172,29 +175,6 @@ impl State {
         self.now = version;
         self.evict();
         Ok(version)
-    }
-
-    /// Bytes of the journal that writes take, about: what the running transaction says whole already takes
-    /// no more.
-    pub(super) fn takes(&self, writes: &[Write]) -> usize {
-        let takes = |write: &Write| {
-            let running = self.running.changes.get(&write.lba.0).map(|change| change.route);
-            let changed = write.changed.bytes();
-            let is_data = write.class == Class::Data;
-            match (running, self.options.mode) {
-                _ if write.content.is_none() => 0,
-                (Some(Route::Whole | Route::Direct), _) => 0,
-                (None, Mode::Writeback | Mode::Ordered) if is_data => 0,
-                (None, Mode::Data) if is_data => BLOCK_SIZE,
-                (None, Mode::Selective)
-                    if is_data && changed >= self.options.threshold as usize =>
-                {
-                    0
-                }
-                _ => changed,
-            }
-        };
-        writes.iter().map(takes).sum()
     }
 
     /// Changes one block for the running transaction. `written`: bytes of the whole write.

@@ -38,6 +38,7 @@ impl BlockStore for TransactionManager {
             let passed =
                 commit::pass(inner, async || inner.store.apply(writes.clone()).await).await;
             if let Some(written) = passed {
+                self.hold_back(writes.iter().map(|write| write.changed.bytes()).sum()).await;
                 return written;
             }
         }
@@ -55,7 +56,15 @@ impl BlockStore for TransactionManager {
             ));
         }
         blocks.sort_unstable_by_key(|write| write.lba);
-        commit::note(&self.inner, Intent::singleton(blocks)).await
+        let intent = Intent::singleton(blocks);
+        let bytes = intent.bytes();
+        let written = commit::note(inner, intent).await;
+        self.hold_back(bytes).await;
+        written
+    }
+
+    async fn hold_back(&self, bytes: usize) {
+        self.inner.store.hold_back(bytes).await;
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

@@ -577,6 +577,7 @@ impl Transaction for LocalTransaction {
         let isolation = self.running.begin.isolation;
         let until = snapshot.until.unwrap_or(u64::MAX);
         let intent = accesses.into_intent(isolation, until);
+        let written = intent.bytes();
         let version = match intent.writes.is_empty() {
             true => {
                 let (version, is_durable) = (snapshot.hold.version(), snapshot.until.is_none());
@@ -595,6 +596,9 @@ impl Transaction for LocalTransaction {
         };
         if durability == Durability::Synced {
             self.inner.store.sync(version).await?;
+        }
+        if written > 0 {
+            self.inner.store.hold_back(written).await;
         }
         Ok(())
     }

@@ -35,6 +35,9 @@ pub trait Around: std::fmt::Debug + Send + Sync + 'static {
     /// When the change is there, before the caller is told.
     async fn after_change(&self) {}
 
+    /// Before somebody is held back who wrote.
+    async fn before_holding_back(&self) {}
+
     /// Before changes are made durable.
     async fn before_sync(&self) {}
 }
@@ -84,6 +87,7 @@ impl<A: Around> BlockStore for Passing<A> {
     }
 
     async fn hold_back(&self, bytes: usize) {
+        self.around.before_holding_back().await;
         self.store.hold_back(bytes).await;
     }
 

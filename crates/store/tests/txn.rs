@@ -588,6 +588,39 @@ impl Around for Sluggish {
     }
 }
 
+/// Holds the first back for ever.
+#[derive(Debug, Default)]
+struct Behind(AtomicBool);
+
+#[async_trait]
+impl Around for Behind {
+    async fn before_holding_back(&self) {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            std::future::pending().await
+        }
+    }
+}
+
+#[test]
+fn who_is_held_back_keeps_nobody_waiting() {
+    run(27, |env| async move {
+        let memory = Arc::new(VersionedMemory::new(BLOCKS));
+        let store = Arc::new(Passing::new(memory, Behind::default()));
+        let manager = TransactionManager::new(&env, store.clone(), Options::default());
+        let first = manager.begin(Begin::STRICT).await.unwrap();
+        change(&*first, 3, 0, 1).await;
+        let mut held_back = Box::pin(first.commit(SYNCED));
+        assert!(held_back.as_mut().now_or_never().is_none());
+        let before = store.now();
+        // What he did is done, and others go on.
+        let second = manager.begin(Begin::STRICT).await.unwrap();
+        assert_eq!(second.read(Lba(3)).await.unwrap()[0], 1);
+        change(&*second, 3, 0, 2).await;
+        second.commit(SYNCED).await.unwrap();
+        assert!(store.now() > before);
+    });
+}
+
 /// Who meets a change that is decided and not yet there tries again when it is, not all the time.
 #[test]
 fn a_conflict_is_told_when_another_attempt_may_succeed() {

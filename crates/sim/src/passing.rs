@@ -86,9 +86,9 @@ impl<A: Around> BlockStore for Passing<A> {
         version
     }
 
-    async fn hold_back(&self, bytes: usize) {
+    async fn hold_back(&self, blocks: usize) {
         self.around.before_holding_back().await;
-        self.store.hold_back(bytes).await;
+        self.store.hold_back(blocks).await;
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

@@ -110,10 +110,10 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         Ok((version, self.hold(version)))
     }
 
-    /// Waits as long as somebody who has written so many bytes should before he writes more. A store
+    /// Waits as long as somebody who has written so many blocks should before he writes more. A store
     /// that is behind with its work holds writers back here, each for what he wrote himself; in
     /// [`BlockStore::apply`] others may stand behind him whose turn comes later.
-    async fn hold_back(&self, _bytes: usize) {}
+    async fn hold_back(&self, _blocks: usize) {}
 
     /// Discards `count` blocks from `lba` on as the next version: they read as zeros, and their
     /// space may be reclaimed.

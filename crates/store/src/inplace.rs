@@ -356,16 +356,17 @@ impl Inner {
         }
     }
 
-    /// Holds somebody back who wrote so many bytes, as far as they take room in a journal that is short of
-    /// it. A piece at a time: who wrote little passes who wrote much.
-    async fn hold_back(&self, bytes: usize) {
+    /// Holds somebody back who wrote so many blocks, for the room that they take in a journal that is short
+    /// of it. A piece at a time: who wrote little passes who wrote much.
+    async fn hold_back(&self, blocks: usize) {
         let mut owed = {
             let mut state = self.state.lock();
             if !pace::holds_back(self.taken(&state)) {
                 state.owed = 0;
                 return;
             }
-            let owed = bytes.min(state.owed);
+            // Not what others took meanwhile, more than that.
+            let owed = (blocks * BLOCK_SIZE).min(state.owed);
             state.owed -= owed;
             owed
         };
@@ -551,8 +552,8 @@ impl BlockStore for InPlace {
         self.inner.apply(writes, true).await
     }
 
-    async fn hold_back(&self, bytes: usize) {
-        self.inner.hold_back(bytes).await;
+    async fn hold_back(&self, blocks: usize) {
+        self.inner.hold_back(blocks).await;
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

@@ -85,7 +85,7 @@ async fn load(env: &Env, store: &Arc<InPlace>, counts: [usize; 2], end: Time) ->
                 let write = Write { lba, content: Some(content), changed, class: Class::Metadata };
                 let begun = env.now();
                 store.apply(vec![write]).await.unwrap();
-                store.hold_back(BLOCK_SIZE).await;
+                store.hold_back(1).await;
                 waits.lock().writes.push(env.now().since(begun));
                 env.sleep(Duration::from_millis(1)).await;
             }
@@ -149,7 +149,7 @@ fn who_writes_little_passes_who_writes_much() {
                     };
                     store.apply((first..first + 64).map(write).collect()).await.unwrap();
                     store.sync(store.now()).await.unwrap();
-                    store.hold_back(64 * BLOCK_SIZE).await;
+                    store.hold_back(64).await;
                     written += 1;
                 }
                 written

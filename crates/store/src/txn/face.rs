@@ -38,7 +38,7 @@ impl BlockStore for TransactionManager {
             let passed =
                 commit::pass(inner, async || inner.store.apply(writes.clone()).await).await;
             if let Some(written) = passed {
-                self.hold_back(writes.iter().map(|write| write.changed.bytes()).sum()).await;
+                self.hold_back(writes.len()).await;
                 return written;
             }
         }
@@ -56,15 +56,14 @@ impl BlockStore for TransactionManager {
             ));
         }
         blocks.sort_unstable_by_key(|write| write.lba);
-        let intent = Intent::singleton(blocks);
-        let bytes = intent.bytes();
-        let written = commit::note(inner, intent).await;
-        self.hold_back(bytes).await;
+        let count = blocks.len();
+        let written = commit::note(inner, Intent::singleton(blocks)).await;
+        self.hold_back(count).await;
         written
     }
 
-    async fn hold_back(&self, bytes: usize) {
-        self.inner.store.hold_back(bytes).await;
+    async fn hold_back(&self, blocks: usize) {
+        self.inner.store.hold_back(blocks).await;
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

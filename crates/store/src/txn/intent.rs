@@ -216,11 +216,6 @@ impl Intent {
         }
     }
 
-    /// Bytes that it changes.
-    pub(super) fn bytes(&self) -> usize {
-        self.writes.iter().map(|write| write.changed.bytes()).sum()
-    }
-
     /// What the store is to apply.
     pub(super) fn to_writes(&self) -> Vec<Write> {
         self.writes.iter().map(IntentWrite::to_write).collect()

@@ -577,7 +577,7 @@ impl Transaction for LocalTransaction {
         let isolation = self.running.begin.isolation;
         let until = snapshot.until.unwrap_or(u64::MAX);
         let intent = accesses.into_intent(isolation, until);
-        let written = intent.bytes();
+        let written = intent.writes.len();
         let version = match intent.writes.is_empty() {
             true => {
                 let (version, is_durable) = (snapshot.hold.version(), snapshot.until.is_none());

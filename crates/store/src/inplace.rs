@@ -370,7 +370,10 @@ impl Inner {
             state.owed -= owed;
             owed
         };
-        while owed > 0 && pace::holds_back(self.taken(&self.state.lock())) {
+        // A store that fails makes no more room.
+        let is_behind =
+            |state: &State| state.poison.is_none() && pace::holds_back(self.taken(state));
+        while owed > 0 && is_behind(&self.state.lock()) {
             self.pay(&mut owed).await;
         }
     }

@@ -223,11 +223,6 @@ impl<A: Address> Journal<A> {
         self.geography.size
     }
 
-    /// The oldest transaction that is not released, if there is one.
-    pub fn oldest(&self) -> Option<u64> {
-        self.ring.lock().oldest()
-    }
-
     /// The number of the next transaction.
     pub fn next_sequence(&self) -> u64 {
         self.ring.lock().next_sequence()

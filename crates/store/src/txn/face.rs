@@ -38,8 +38,9 @@ impl BlockStore for TransactionManager {
             let passed =
                 commit::pass(inner, async || inner.store.apply(writes.clone()).await).await;
             if let Some(written) = passed {
+                let version = written?;
                 self.hold_back(writes.len()).await;
-                return written;
+                return Ok(version);
             }
         }
         let mut blocks: Vec<IntentWrite> = Vec::with_capacity(writes.len());
@@ -57,9 +58,9 @@ impl BlockStore for TransactionManager {
         }
         blocks.sort_unstable_by_key(|write| write.lba);
         let count = blocks.len();
-        let written = commit::note(inner, Intent::singleton(blocks)).await;
+        let version = commit::note(inner, Intent::singleton(blocks)).await?;
         self.hold_back(count).await;
-        written
+        Ok(version)
     }
 
     async fn hold_back(&self, blocks: usize) {

@@ -8,12 +8,13 @@
 
 use std::time::Duration;
 
+use crate::block::BLOCK_SIZE;
 use crate::env::Time;
 
 /// From this part of the journal on.
 const FREE: f64 = 0.8;
 /// Bytes that one takes room for at a time.
-pub(super) const PIECE: usize = 16 << 10;
+pub(super) const PIECE: usize = BLOCK_SIZE;
 /// The most that one is held back, in times of what it takes to make as much room.
 const MOST: f64 = 8.0;
 /// The longest that one waits for the sake of those before.

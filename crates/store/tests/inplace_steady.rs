@@ -13,6 +13,7 @@ use futures::future::join_all;
 use inplace_support::Shape;
 use parking_lot::Mutex;
 use rand::RngExt;
+use thalweg_sim::faults::Faulty;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Write};
@@ -42,6 +43,14 @@ async fn on_drives(env: &Env, mode: Mode) -> Arc<InPlace> {
 }
 
 async fn on_drives_with(env: &Env, options: Options) -> Arc<InPlace> {
+    on_wrapped_drives(env, options, |drive| drive).await
+}
+
+async fn on_wrapped_drives(
+    env: &Env,
+    options: Options,
+    mut wrap: impl FnMut(DeviceRef) -> DeviceRef,
+) -> Arc<InPlace> {
     let mode = options.mode;
     let shape = Shape {
         blocks: BLOCKS,
@@ -55,7 +64,7 @@ async fn on_drives_with(env: &Env, options: Options) -> Arc<InPlace> {
             write_segments: 32,
             ..HardDiskSpec::sas_15k(geometry.size)
         };
-        Arc::new(HardDisk::new(env, name, spec)) as DeviceRef
+        wrap(Arc::new(HardDisk::new(env, name, spec)))
     });
     shape.create(env, &devices).await;
     let (store, _) = shape.open(env, &devices).await;
@@ -159,6 +168,43 @@ fn who_writes_little_passes_who_writes_much() {
         let (little, much) = (waits.writes.len(), log.await.unwrap());
         // In one piece each: 26,000 and 3,600. In pieces of four blocks: 35,000.
         assert!(little > 37_000 && much > 500, "{little}, {much}");
+    });
+}
+
+/// Nobody waits for room that a store that failed will not make.
+#[test]
+fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
+    const BLOCKS: usize = 2000;
+    run(6, |env| async move {
+        let mut drives = Vec::new();
+        let options = Options { mode: Mode::Wasteless, ..Options::default() };
+        let store = on_wrapped_drives(&env, options, |drive| {
+            let (drive, faults) = Faulty::wrap(&env, drive);
+            drives.push(faults);
+            drive
+        })
+        .await;
+        let write = |lba| {
+            let content = Some(Bytes::from(vec![3; BLOCK_SIZE]));
+            Write { lba: Lba(lba), content, changed: ByteRanges::whole(), class: Class::Metadata }
+        };
+        load(&env, &store, [8, 0], env.now() + Duration::from_secs(20)).await;
+        store.apply((0..BLOCKS as u64).map(write).collect()).await.unwrap();
+        let fail = async {
+            env.sleep(Duration::from_millis(100)).await;
+            drives.iter().for_each(|drive| drive.die_after(0));
+            store.apply(vec![write(0)]).await.ok();
+            store.sync(store.now()).await.unwrap_err();
+            env.now()
+        };
+        let held = async {
+            store.hold_back(BLOCKS).await;
+            env.now()
+        };
+        let (failed, released) = tokio::join!(fail, held);
+        assert!(released > failed, "nobody was held back");
+        let longer = released.since(failed);
+        assert!(longer < Duration::from_millis(1100), "{longer:?}");
     });
 }
 

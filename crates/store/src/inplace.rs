@@ -356,57 +356,6 @@ impl Inner {
         }
     }
 
-    /// Holds somebody back who wrote so many blocks, for the room that they take in a journal that is short
-    /// of it. A piece at a time: who wrote little passes who wrote much.
-    async fn hold_back(&self, blocks: usize) {
-        let mut owed = {
-            let mut state = self.state.lock();
-            if !pace::holds_back(self.taken(&state)) {
-                state.owed = 0;
-                return;
-            }
-            // Not what others took meanwhile, more than that.
-            let owed = (blocks * BLOCK_SIZE).min(state.owed);
-            state.owed -= owed;
-            owed
-        };
-        // A store that fails makes no more room.
-        let is_behind =
-            |state: &State| state.poison.is_none() && pace::holds_back(self.taken(state));
-        while owed > 0 && is_behind(&self.state.lock()) {
-            self.pay(&mut owed).await;
-        }
-    }
-
-    /// Waits for a piece of the room that somebody owes, after those who came before.
-    async fn pay(&self, owed: &mut usize) {
-        let _turn = self.pacing.lock().await;
-        loop {
-            let wait = {
-                let mut state = self.state.lock();
-                let now = self.env.now();
-                let wait = state.pace.wait(now);
-                if wait.is_none() {
-                    let (piece, taken) = ((*owed).min(pace::PIECE), self.taken(&state));
-                    state.pace.take(piece, taken, now);
-                    *owed -= piece;
-                }
-                wait
-            };
-            match wait {
-                Some(wait) => self.env.sleep(wait).await,
-                None => return,
-            }
-        }
-    }
-
-    /// The part of the journal that is taken, with what will be when all is committed.
-    fn taken(&self, state: &State) -> f64 {
-        let size = self.journal.size();
-        let coming = state.running.bytes + state.closing;
-        (size - self.journal.room() + coming as u64) as f64 / size as f64
-    }
-
     async fn apply(
         self: &Arc<Inner>,
         writes: Vec<Write>,
@@ -436,7 +385,8 @@ impl Inner {
                 if unmapped.is_empty() {
                     let before = state.running.bytes;
                     let version = state.apply(blocks, self.env.now())?;
-                    state.owed += state.running.bytes.saturating_sub(before);
+                    let taken = state.running.bytes.saturating_sub(before);
+                    state.pace.owe(taken);
                     let hold = hold.then(|| self.hold(&mut state, version));
                     drop(state);
                     if self.is_short() {

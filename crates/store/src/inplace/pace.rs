@@ -8,13 +8,15 @@
 
 use std::time::Duration;
 
+use super::Inner;
+use super::state::State;
 use crate::block::BLOCK_SIZE;
 use crate::env::Time;
 
 /// From this part of the journal on.
 const FREE: f64 = 0.8;
 /// Bytes that one takes room for at a time.
-pub(super) const PIECE: usize = BLOCK_SIZE;
+const PIECE: usize = BLOCK_SIZE;
 /// The most that one is held back, in times of what it takes to make as much room.
 const MOST: f64 = 8.0;
 /// The longest that one waits for the sake of those before.
@@ -25,7 +27,7 @@ const LEAST: Duration = Duration::from_millis(1);
 const HALF: f64 = 20.0;
 
 /// Whether writers are held back when this part of the journal is taken.
-pub(super) fn holds_back(taken: f64) -> bool {
+fn holds_back(taken: f64) -> bool {
     taken > FREE
 }
 
@@ -33,6 +35,8 @@ pub(super) fn holds_back(taken: f64) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     next: Time,
+    /// Bytes that were taken and that nobody was held back for yet.
+    owed: usize,
     /// Bytes that were released lately, and the seconds that it took.
     bytes: f64,
     seconds: f64,
@@ -90,8 +94,24 @@ impl Pace {
         lately.into_iter().chain(under_way).max_by(f64::total_cmp)
     }
 
+    /// Somebody took so many bytes, and is held back when he has done his writes.
+    pub(super) fn owe(&mut self, bytes: usize) {
+        self.owed += bytes;
+    }
+
+    /// For how many bytes one is held back who wrote so many: what others took meanwhile is theirs to pay,
+    /// and what was taken while there was room is nobody's.
+    fn share(&mut self, bytes: usize, taken: f64) -> usize {
+        if !holds_back(taken) {
+            self.owed = 0;
+        }
+        let share = bytes.min(self.owed);
+        self.owed -= share;
+        share
+    }
+
     /// Somebody takes so many bytes of a journal of which this part is taken.
-    pub(super) fn take(&mut self, bytes: usize, taken: f64, now: Time) {
+    fn take(&mut self, bytes: usize, taken: f64, now: Time) {
         let Some(cost) = self.cost(now).filter(|_| holds_back(taken)) else { return };
         let short = (taken - FREE) / (1.0 - FREE);
         let factor = if short < 1.0 { (short / (1.0 - short)).min(MOST) } else { MOST };
@@ -100,9 +120,59 @@ impl Pace {
     }
 
     /// How long the next one has to wait.
-    pub(super) fn wait(&self, now: Time) -> Option<Duration> {
+    fn wait(&self, now: Time) -> Option<Duration> {
         let left = self.next.since(now);
         (left >= LEAST).then_some(left.min(LONGEST))
+    }
+}
+
+impl Inner {
+    /// Holds somebody back who wrote so many blocks, for the room that they take in a journal that is short
+    /// of it. A piece at a time: who wrote little passes who wrote much.
+    pub(super) async fn hold_back(&self, blocks: usize) {
+        let mut owed = {
+            let mut state = self.state.lock();
+            let taken = self.taken(&state);
+            state.pace.share(blocks * BLOCK_SIZE, taken)
+        };
+        while owed > 0 && self.is_behind() {
+            self.pay(&mut owed).await;
+        }
+    }
+
+    /// Whether waiting leaves more room. A store that failed makes none.
+    fn is_behind(&self) -> bool {
+        let state = self.state.lock();
+        state.poison.is_none() && holds_back(self.taken(&state))
+    }
+
+    /// Waits for a piece of the room that somebody owes, after those who came before.
+    async fn pay(&self, owed: &mut usize) {
+        let _turn = self.pacing.lock().await;
+        loop {
+            let wait = {
+                let mut state = self.state.lock();
+                let now = self.env.now();
+                let wait = state.pace.wait(now);
+                if wait.is_none() {
+                    let (piece, taken) = ((*owed).min(PIECE), self.taken(&state));
+                    state.pace.take(piece, taken, now);
+                    *owed -= piece;
+                }
+                wait
+            };
+            match wait {
+                Some(wait) => self.env.sleep(wait).await,
+                None => return,
+            }
+        }
+    }
+
+    /// The part of the journal that is taken, with what will be when all is committed.
+    fn taken(&self, state: &State) -> f64 {
+        let size = self.journal.size();
+        let coming = state.running.bytes + state.closing;
+        (size - self.journal.room() + coming as u64) as f64 / size as f64
     }
 }
 
@@ -146,6 +216,17 @@ mod tests {
         make(&mut pace, 0, 1);
         pace.take(1 << 20, 1.0, NOW);
         assert_eq!(pace.wait(NOW), None);
+    }
+
+    #[test]
+    fn each_pays_for_what_he_wrote_and_nobody_for_what_there_was_room_for() {
+        let mut pace = Pace::default();
+        pace.owe(100);
+        assert_eq!(pace.share(30, 0.9), 30);
+        assert_eq!(pace.share(100, 0.9), 70);
+        pace.owe(100);
+        assert_eq!(pace.share(100, FREE), 0);
+        assert_eq!(pace.share(100, 0.9), 0);
     }
 
     #[test]

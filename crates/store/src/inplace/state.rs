@@ -45,8 +45,6 @@ pub(super) struct State {
     pub(super) closing: usize,
     /// How fast writers go.
     pub(super) pace: Pace,
-    /// Bytes that were taken of the journal and that nobody was held back for.
-    pub(super) owed: usize,
     pub(super) holds: Holds,
     /// Blocks that are being read at home, and how often.
     pub(super) reading: HashMap<u64, u32>,
@@ -136,7 +134,6 @@ impl State {
             running: Running::default(),
             closing: 0,
             pace: Pace::default(),
-            owed: 0,
             holds: Holds::default(),
             reading: HashMap::default(),
             logged: HashMap::default(),

@@ -9,6 +9,7 @@
 mod blocking;
 mod locked;
 mod open;
+mod queue;
 mod transfer;
 mod uring;
 

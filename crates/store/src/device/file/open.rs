@@ -10,6 +10,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, fallocate};
 use nix::unistd::linkat;
 
 use super::locked::{Locked, locked_or_failed};
+use super::queue::Queues;
 use super::{Access, FileOptions};
 use crate::device::{DeviceError, Geometry, MEMORY_ALIGNMENT, Operation};
 
@@ -217,18 +218,7 @@ fn direct_alignment(file: &File) -> Option<(u32, u32)> {
 
 /// The physical sector of the block device under a file, where there is one.
 fn sector_below(file: &File) -> Option<u32> {
-    queue_number(file.metadata().ok()?.dev(), "physical_block_size")
-}
-
-/// What the system says of a block device's queue.
-fn queue_number(device: u64, what: &str) -> Option<u32> {
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    let base = format!("/sys/dev/block/{major}:{minor}");
-    // A partition has no queue of its own; its disk is one up.
-    ["queue", "../queue"].iter().find_map(|queue| {
-        let path = format!("{base}/{queue}/{what}");
-        std::fs::read_to_string(path).ok()?.trim().parse().ok()
-    })
+    Queues::default().physical_sector(file.metadata().ok()?.dev())
 }
 
 /// Finds size and sector. A sector is the larger of what must be (the unit that requests are made
@@ -264,7 +254,7 @@ fn describe(
     };
     let geometry = Geometry { size: size - size % u64::from(sector), sector };
     let device = if is_block_device { metadata.rdev() } else { metadata.dev() };
-    let is_rotational = queue_number(device, "rotational") == Some(1);
+    let is_rotational = Queues::default().has_arm(device);
     Ok(Opened { file, geometry, is_block_device, is_rotational, direct, memory })
 }
 

@@ -174,7 +174,7 @@ fn who_writes_little_passes_who_writes_much() {
 /// Nobody waits for room that a store that failed will not make.
 #[test]
 fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
-    const BLOCKS: usize = 2000;
+    const MANY: usize = 2000;
     run(6, |env| async move {
         let mut drives = Vec::new();
         let options = Options { mode: Mode::Wasteless, ..Options::default() };
@@ -189,7 +189,7 @@ fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
             Write { lba: Lba(lba), content, changed: ByteRanges::whole(), class: Class::Metadata }
         };
         load(&env, &store, [8, 0], env.now() + Duration::from_secs(20)).await;
-        store.apply((0..BLOCKS as u64).map(write).collect()).await.unwrap();
+        store.apply((0..MANY as u64).map(write).collect()).await.unwrap();
         let fail = async {
             env.sleep(Duration::from_millis(100)).await;
             drives.iter().for_each(|drive| drive.die_after(0));
@@ -198,7 +198,7 @@ fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
             env.now()
         };
         let held = async {
-            store.hold_back(BLOCKS).await;
+            store.hold_back(MANY).await;
             env.now()
         };
         let (failed, released) = tokio::join!(fail, held);

@@ -10,7 +10,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, fallocate};
 use nix::unistd::linkat;
 
 use super::locked::{Locked, locked_or_failed};
-use super::queue::Queues;
+use super::queue::{Queues, device_of};
 use super::{Access, FileOptions};
 use crate::device::{DeviceError, Geometry, MEMORY_ALIGNMENT, Operation};
 
@@ -253,8 +253,7 @@ fn describe(
         _ => unit as usize,
     };
     let geometry = Geometry { size: size - size % u64::from(sector), sector };
-    let device = if is_block_device { metadata.rdev() } else { metadata.dev() };
-    let is_rotational = Queues::default().has_arm(device);
+    let is_rotational = Queues::default().has_arm(device_of(&metadata));
     Ok(Opened { file, geometry, is_block_device, is_rotational, direct, memory })
 }
 

@@ -1,6 +1,7 @@
 //! What the system says of the queues of block devices.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Drivers of virtual machines' disks, whose flag says that an arm moves whatever it is that the host has:
@@ -57,11 +58,19 @@ impl Queues {
         let file = std::fs::read_to_string(disk.join("loop/backing_file")).ok();
         let under_file = file.and_then(|file| {
             let metadata = std::fs::metadata(file.trim_end_matches('\n')).ok()?;
-            self.disk(if metadata.rdev() != 0 { metadata.rdev() } else { metadata.dev() })
+            self.disk(device_of(&metadata))
         });
         let members = std::fs::read_dir(disk.join("slaves")).into_iter().flatten();
         let members = members.filter_map(|member| self.with_queue(&member.ok()?.path()));
         members.chain(under_file).collect()
+    }
+}
+
+/// The device that this is, or that the file lies on.
+pub(super) fn device_of(metadata: &Metadata) -> u64 {
+    match metadata.file_type().is_block_device() {
+        true => metadata.rdev(),
+        false => metadata.dev(),
     }
 }
 

@@ -32,6 +32,8 @@ pub(super) struct Page {
     pub(super) due: Option<Due>,
     /// The oldest journal transaction that says something of it that is not home.
     pub(super) first_live: Option<u64>,
+    /// The first journal transaction that says something of it since it is on its way home.
+    pub(super) next_live: Option<u64>,
     /// It is on its way home.
     pub(super) homing: bool,
     /// It was used since eviction looked last.
@@ -66,6 +68,7 @@ impl Page {
             committing: false,
             due: None,
             first_live: None,
+            next_live: None,
             homing: false,
             referenced: true,
             queued: false,

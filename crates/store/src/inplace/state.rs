@@ -305,7 +305,7 @@ impl State {
         }
         let sums = self.options.mode.journals_all_data();
         let page = self.pages.get_mut(&lba).filter(|page| !page.homing)?;
-        page.homing = true;
+        (page.homing, page.next_live) = (true, None);
         if page.home == Entry::Empty && page.sees_home(&self.holds) {
             page.keep_home(None);
             self.aged.push(lba);
@@ -418,11 +418,11 @@ impl State {
             if is_last {
                 waiting.set(homing.lba, page, None);
             }
-            if let Some(sequence) = homing.sequence.filter(|_| !homing.direct || is_last) {
+            if homing.sequence.is_some() && (!homing.direct || is_last) {
                 self.unflushed.extend(page.first_live.take());
                 // What came into the journal after this still waits.
-                if !is_last {
-                    live.keep(&mut page.first_live, sequence + 1);
+                if let Some(next) = page.next_live.take() {
+                    live.keep(&mut page.first_live, next);
                 }
             }
         }
@@ -454,11 +454,15 @@ impl State {
                     // Older transactions say nothing of it any more, once this one is kept.
                     live.let_go(first);
                 }
+                page.next_live = None;
                 waiting.set(lba, page, None);
             }
             if !(direct && home) {
                 if let Some(sequence) = sequence.filter(|_| !direct) {
                     live.keep(&mut page.first_live, sequence);
+                    if page.homing {
+                        page.next_live.get_or_insert(sequence);
+                    }
                 }
                 let since = page.due.as_ref().map_or(now, |due| due.since);
                 let due = Due {

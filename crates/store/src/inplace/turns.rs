@@ -1,9 +1,8 @@
 //! Reads and writes in turns, for a drive that moves an arm.
 //!
 //! Writes home go along the disk, reads all over it: an arm that serves one of each in alternation goes
-//! a long way for both. Where many readers wait, some of their reads are served together, of which the
-//! drive begins with the nearest, and then a stretch of writes, as schedulers of kernels do it. A few
-//! readers are not worth it: they would wait for a whole stretch each time.
+//! a long way for both. So the reads that wait are served together, of which the drive begins with the
+//! nearest, and then a stretch of writes, as schedulers of kernels do it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,8 +10,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// So many reads go at once, whatever is being written.
-const FEW: usize = 4;
 /// Reads of one turn.
 const READS: usize = 32;
 /// Writes of one turn for each read of the last one.
@@ -116,11 +113,10 @@ impl Lines {
     /// Of which kind the next request is, if one may begin.
     fn whose(&mut self) -> Option<Kind> {
         let (reads, writes) = (&self.reads, &self.writes);
-        if reads.waiting.len() + reads.running <= FEW {
-            // When more come, they begin.
+        if reads.waiting.is_empty() && reads.running == 0 {
+            // When some come, they are next.
             (self.turn, self.left, self.begun) = (Kind::Read, READS, 0);
-            let write = (!writes.waiting.is_empty()).then_some(Kind::Write);
-            return if reads.waiting.is_empty() { write } else { Some(Kind::Read) };
+            return (!writes.waiting.is_empty()).then_some(Kind::Write);
         }
         let (mine, other) = match self.turn {
             Kind::Read => (reads, writes),
@@ -180,25 +176,33 @@ mod tests {
     }
 
     #[test]
-    fn a_few_readers_wait_for_no_writes() {
+    fn where_nobody_reads_all_writes_begin() {
         let turns = Turns::default();
-        let mut writes = many(&turns, Kind::Write, 100);
-        let running = granted(&mut writes);
-        let mut reads = many(&turns, Kind::Read, FEW);
-        assert_eq!((running.len(), granted(&mut reads).len()), (100, FEW));
+        assert_eq!(granted(&mut many(&turns, Kind::Write, 1000)).len(), 1000);
+    }
+
+    #[test]
+    fn a_reader_waits_for_what_is_being_written_and_for_no_more() {
+        let turns = Turns::default();
+        let running = granted(&mut many(&turns, Kind::Write, 32));
+        let mut read = many(&turns, Kind::Read, 1);
+        let mut writes = many(&turns, Kind::Write, 1000);
+        assert_eq!((granted(&mut writes).len(), granted(&mut read).len()), (0, 0));
+        drop(running);
+        let reading = granted(&mut read);
+        assert_eq!((granted(&mut writes).len(), reading.len()), (0, 1));
+        drop(reading);
+        assert_eq!(granted(&mut writes).len(), 1000);
     }
 
     #[test]
     fn many_readers_and_writers_take_turns() {
         let turns = Turns::default();
-        let mut writes = many(&turns, Kind::Write, 1);
-        let first = granted(&mut writes);
+        let first = granted(&mut many(&turns, Kind::Write, 1));
         let mut reads = many(&turns, Kind::Read, 100);
-        // The first few came when they were a few.
-        let early = granted(&mut reads);
-        writes.extend(many(&turns, Kind::Write, 1000));
-        assert_eq!((early.len(), granted(&mut writes).len()), (FEW, 0));
-        drop((first, early));
+        let mut writes = many(&turns, Kind::Write, 1000);
+        assert_eq!((granted(&mut reads).len(), granted(&mut writes).len()), (0, 0));
+        drop(first);
         let in_turn = granted(&mut reads);
         assert_eq!((in_turn.len(), granted(&mut writes).len()), (READS, 0));
         drop(in_turn);
@@ -226,10 +230,10 @@ mod tests {
         drop(running);
         drop(writes.pop());
         let running = granted(&mut writes);
-        let mut reads = many(&turns, Kind::Read, 100);
-        assert_eq!((running.len(), granted(&mut reads).len()), (4, FEW));
+        let mut reads = many(&turns, Kind::Read, 30);
+        assert_eq!((running.len(), granted(&mut reads).len()), (4, 0));
         drop(running);
-        assert_eq!(granted(&mut reads).len(), 100 - FEW);
+        assert_eq!(granted(&mut reads).len(), 30);
     }
 
     #[test]

@@ -159,8 +159,6 @@ struct Inner {
     /// The first journal transaction that may be under way.
     committing_from: Mutex<Option<u64>>,
     writing_back: tokio::sync::Mutex<()>,
-    /// Has those who are held back go one after the other.
-    pacing: tokio::sync::Mutex<()>,
 }
 
 /// A store's state in numbers.

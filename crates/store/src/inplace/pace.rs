@@ -1,10 +1,10 @@
-//! How fast writers go while the journal is short of room.
+//! How fast writers go while room is made in the journal.
 //!
-//! Room comes as fast as blocks go home, whatever writers do, and some seconds' worth of it at a time on a
-//! drive that moves an arm. Writers who took what there is would all stop for these seconds. So when most
-//! of the journal is taken, who takes more is held back for about the time in which as much is made: less
-//! while much is left, more when little is. Each waits a little for his turn, instead of all for a whole
-//! sweep; and in pieces, so that a few who write much do not keep many waiting who write little.
+//! On a drive that moves an arm room comes some seconds' worth of it at a time: when all that the journal
+//! said is home. Writers who took what there is meanwhile would all stop until then. So while room is being
+//! made, what is left of it is shared out over the time until there is more: each waits a little for his
+//! turn, instead of all for the rest of a sweep; and in pieces, so that a few who write much do not keep
+//! many waiting who write little.
 
 use std::time::Duration;
 
@@ -13,23 +13,23 @@ use super::state::State;
 use crate::block::BLOCK_SIZE;
 use crate::env::Time;
 
-/// From this part of the journal on.
-const FREE: f64 = 0.8;
+/// The part of the journal that nobody waits his turn for: a forecast may be a little wrong.
+const RESERVE: f64 = 0.02;
 /// Bytes that one takes room for at a time.
 const PIECE: usize = BLOCK_SIZE;
-/// The most that one is held back, in times of what it takes to make as much room.
-const MOST: f64 = 8.0;
-/// The longest that one waits for the sake of those before.
+/// The longest that one piece keeps those waiting who come after it.
 const LONGEST: Duration = Duration::from_secs(1);
 /// What is less adds up first: timers are not finer.
 const LEAST: Duration = Duration::from_millis(1);
+/// How long before his last piece is due one may go on. Who takes but one seldom waits then, and who takes
+/// many waits for those before.
+const EARLY: Duration = Duration::from_millis(10);
+/// After a pause of writers so much of what is left may be taken at once.
+const AT_ONCE: f64 = 0.25;
+/// How often one who waits looks whether there is room by now.
+const LOOK: Duration = Duration::from_millis(20);
 /// Seconds of making room after which what was measured before counts half.
 const HALF: f64 = 20.0;
-
-/// Whether writers are held back when this part of the journal is taken.
-fn holds_back(taken: f64) -> bool {
-    taken > FREE
-}
 
 /// When the next piece may be taken.
 #[derive(Debug, Default)]
@@ -65,6 +65,7 @@ impl Pace {
     /// Room for so many bytes will be there when so many blocks are home.
     pub(super) fn begin(&mut self, bytes: u64, blocks: usize, now: Time) {
         self.sweep = Some(Sweep { begun: now, bytes, blocks, home: 0 });
+        self.next = self.next.max(now);
     }
 
     /// Some more are home.
@@ -81,16 +82,18 @@ impl Pace {
         let kept = (-seconds / HALF).exp2();
         self.bytes = self.bytes * kept + bytes as f64;
         self.seconds = self.seconds * kept + seconds;
+        self.next = now;
     }
 
-    /// Seconds that it takes to make room for a byte, as far as something is known of it. What goes home
-    /// now may lie wider apart than what did lately; and a drive's cache takes the first of it at once.
-    fn cost(&self, now: Time) -> Option<f64> {
-        let cost = |bytes: f64, seconds: f64| (bytes > 0.0).then(|| seconds / bytes);
-        let lately = cost(self.bytes, self.seconds);
-        let under_way = self.sweep.as_ref().and_then(|sweep| {
-            cost(sweep.bytes as f64 * sweep.part(), now.since(sweep.begun).as_secs_f64())
-        });
+    /// Seconds until there is more room, as far as something is known of it. `used`: bytes that will be
+    /// released. What goes home now may lie wider apart than what did lately; and a drive's cache takes the
+    /// first of it at once.
+    fn seconds_left(&self, used: u64, now: Time) -> Option<f64> {
+        let lately = (self.bytes > 0.0).then(|| self.seconds / self.bytes);
+        let Some(sweep) = &self.sweep else { return Some(lately? * used as f64) };
+        let (part, gone) = (sweep.part(), now.since(sweep.begun).as_secs_f64());
+        let lately = lately.map(|cost| cost * sweep.bytes as f64 * (1.0 - part));
+        let under_way = (part > 0.0).then(|| gone / part * (1.0 - part));
         lately.into_iter().chain(under_way).max_by(f64::total_cmp)
     }
 
@@ -101,8 +104,8 @@ impl Pace {
 
     /// For how many bytes one is held back who wrote so many: what others took meanwhile is theirs to pay,
     /// and what was taken while there was room is nobody's.
-    fn share(&mut self, bytes: usize, taken: f64) -> usize {
-        if !holds_back(taken) {
+    fn share(&mut self, bytes: usize, is_behind: bool) -> usize {
+        if !is_behind {
             self.owed = 0;
         }
         let share = bytes.min(self.owed);
@@ -110,69 +113,66 @@ impl Pace {
         share
     }
 
-    /// Somebody takes so many bytes of a journal of which this part is taken.
-    fn take(&mut self, bytes: usize, taken: f64, now: Time) {
-        let Some(cost) = self.cost(now).filter(|_| holds_back(taken)) else { return };
-        let short = (taken - FREE) / (1.0 - FREE);
-        let factor = if short < 1.0 { (short / (1.0 - short)).min(MOST) } else { MOST };
-        let span = Duration::from_secs_f64(bytes as f64 * cost * factor);
-        self.next = self.next.max(now) + span.min(LONGEST);
-    }
-
-    /// How long the next one has to wait.
-    fn wait(&self, now: Time) -> Option<Duration> {
-        let left = self.next.since(now);
-        (left >= LEAST).then_some(left.min(LONGEST))
+    /// Somebody takes a piece of a journal of which so many bytes are used and so many can be taken. When
+    /// his turn is.
+    fn take(&mut self, piece: usize, used: u64, left: u64, now: Time) -> Time {
+        let Some(seconds) = self.seconds_left(used, now) else { return now };
+        let pause = Duration::from_secs_f64(seconds * AT_ONCE).as_nanos();
+        let pause = u64::try_from(pause).unwrap_or(u64::MAX);
+        let due = self.next.max(Time::from_nanos(now.as_nanos().saturating_sub(pause)));
+        let span = seconds * piece as f64 / left.max(piece as u64) as f64;
+        self.next = due + Duration::from_secs_f64(span).min(LONGEST);
+        due
     }
 }
 
 impl Inner {
-    /// Holds somebody back who wrote so many blocks, for the room that they take in a journal that is short
-    /// of it. A piece at a time: who wrote little passes who wrote much.
+    /// Holds somebody back who wrote so many blocks, for the room that they take in a journal in which room
+    /// is being made. A piece at a time: who wrote little passes who wrote much.
     pub(super) async fn hold_back(&self, blocks: usize) {
         let mut owed = {
             let mut state = self.state.lock();
-            let taken = self.taken(&state);
-            state.pace.share(blocks * BLOCK_SIZE, taken)
+            let is_behind = self.is_behind(&state);
+            state.pace.share(blocks * BLOCK_SIZE, is_behind)
         };
-        while owed > 0 && self.is_behind() {
-            self.pay(&mut owed).await;
+        while owed > 0 {
+            let piece = owed.min(PIECE);
+            owed -= piece;
+            let due = {
+                let mut state = self.state.lock();
+                if !self.is_behind(&state) {
+                    return;
+                }
+                let used = self.journal.size() - self.journal.room();
+                let left = self.left(&state);
+                state.pace.take(piece, used, left, self.env.now())
+            };
+            let early = if owed == 0 { EARLY } else { Duration::ZERO };
+            self.wait_for_turn(due, early).await;
+        }
+    }
+
+    /// Waits until a turn, or `early`, unless there is room before.
+    async fn wait_for_turn(&self, due: Time, early: Duration) {
+        loop {
+            let wait = due.since(self.env.now()).saturating_sub(early);
+            if wait < LEAST || !self.is_behind(&self.state.lock()) {
+                return;
+            }
+            self.env.sleep(wait.min(LOOK)).await;
         }
     }
 
     /// Whether waiting leaves more room. A store that failed makes none.
-    fn is_behind(&self) -> bool {
-        let state = self.state.lock();
-        state.poison.is_none() && holds_back(self.taken(&state))
+    fn is_behind(&self, state: &State) -> bool {
+        state.poison.is_none() && (state.pace.sweep.is_some() || self.is_short())
     }
 
-    /// Waits for a piece of the room that somebody owes, after those who came before.
-    async fn pay(&self, owed: &mut usize) {
-        let _turn = self.pacing.lock().await;
-        loop {
-            let wait = {
-                let mut state = self.state.lock();
-                let now = self.env.now();
-                let wait = state.pace.wait(now);
-                if wait.is_none() {
-                    let (piece, taken) = ((*owed).min(PIECE), self.taken(&state));
-                    state.pace.take(piece, taken, now);
-                    *owed -= piece;
-                }
-                wait
-            };
-            match wait {
-                Some(wait) => self.env.sleep(wait).await,
-                None => return,
-            }
-        }
-    }
-
-    /// The part of the journal that is taken, with what will be when all is committed.
-    fn taken(&self, state: &State) -> f64 {
-        let size = self.journal.size();
-        let coming = state.running.bytes + state.closing;
-        (size - self.journal.room() + coming as u64) as f64 / size as f64
+    /// Bytes of the journal that can be taken when all is committed.
+    fn left(&self, state: &State) -> u64 {
+        let coming = (state.running.bytes + state.closing) as u64;
+        let reserve = (self.journal.size() as f64 * RESERVE) as u64;
+        self.journal.room().saturating_sub(coming + reserve)
     }
 }
 
@@ -181,6 +181,7 @@ mod tests {
     use super::*;
 
     const NOW: Time = Time::from_nanos(50_000_000_000);
+    const MIB: u64 = 1 << 20;
 
     /// Room for `bytes` was made within some seconds before [`NOW`].
     fn make(pace: &mut Pace, bytes: u64, seconds: u64) {
@@ -189,82 +190,116 @@ mod tests {
         pace.made(bytes, NOW);
     }
 
-    fn held_back(bytes: usize, taken: f64) -> Duration {
+    /// A sweep has begun that will take as many seconds as it makes MiB of room.
+    fn begun(mib: u64) -> Pace {
         let mut pace = Pace::default();
-        make(&mut pace, 1 << 20, 1);
-        pace.take(bytes, taken, NOW);
-        pace.wait(NOW).unwrap_or_default()
+        make(&mut pace, MIB, 1);
+        pace.begin(mib * MIB, 1000, NOW);
+        pace
+    }
+
+    fn near(seconds: f64, expected: f64) {
+        assert!((seconds - expected).abs() < 1e-6, "{seconds} is not {expected}");
     }
 
     #[test]
-    fn who_is_held_back_waits_longer_the_less_room_is_left() {
-        assert_eq!(held_back(1 << 16, FREE), Duration::ZERO);
-        let waits: Vec<_> = [0.82, 0.85, 0.9, 0.95].map(|taken| held_back(1 << 16, taken)).into();
-        assert!(waits.is_sorted() && waits[0] > Duration::ZERO, "{waits:?}");
-        // Half way to the end as much time as it takes to make the room.
-        let wait = held_back(1 << 16, 0.9).as_secs_f64();
-        assert!((wait - 1.0 / 16.0).abs() < 1e-6, "{wait}");
-        // What is more than all is held back no longer than that.
-        assert_eq!(held_back(1 << 16, 1.0), held_back(1 << 16, 1.5));
-        assert_eq!(held_back(1 << 24, 1.0), LONGEST);
+    fn what_is_left_lasts_until_there_is_more() {
+        let (mut pace, mut left, mut now) = (begun(8), MIB, NOW);
+        let mut pieces = 0;
+        while left > 0 && now.since(NOW) < Duration::from_secs(8) {
+            // Blocks go home as fast as was thought.
+            let home = (now.since(NOW).as_secs_f64() / 8.0 * 1000.0) as usize;
+            pace.home(home - pace.sweep.as_ref().unwrap().home);
+            let due = pace.take(PIECE, 0, left, now);
+            assert!(due.since(now) < Duration::from_millis(100), "{pieces}: {due:?} at {now:?}");
+            (left, now, pieces) = (left - PIECE as u64, now.max(due), pieces + 1);
+        }
+        assert!((240..=256).contains(&pieces), "{pieces} pieces until {now:?}");
+        assert!(now.since(NOW) > Duration::from_millis(7500), "{now:?}");
     }
 
     #[test]
-    fn nobody_is_held_back_before_something_was_measured() {
+    fn a_turn_is_longer_the_less_is_left() {
+        let span = |left| {
+            let mut pace = begun(8);
+            pace.take(PIECE, 0, left, NOW);
+            pace.next.since(NOW).as_secs_f64()
+        };
+        near(span(MIB), 8.0 / 256.0);
+        near(span(MIB / 4), 8.0 / 64.0);
+        // What is more than all keeps others waiting no longer than that.
+        assert_eq!(span(0), LONGEST.as_secs_f64());
+    }
+
+    #[test]
+    fn after_a_pause_a_part_may_be_taken_at_once() {
+        let mut pace = begun(8);
+        pace.home(500);
+        let later = NOW + Duration::from_secs(4);
+        let at_once = (0..256).take_while(|_| pace.take(PIECE, 0, MIB, later) <= later).count();
+        // A quarter of what is left; and the next one is just in time.
+        assert_eq!(at_once, 65);
+        // Not in the beginning: there was no pause then.
+        let mut pace = begun(8);
+        let at_once = (0..256).take_while(|_| pace.take(PIECE, 0, MIB, NOW) <= NOW).count();
+        assert_eq!(at_once, 1);
+    }
+
+    #[test]
+    fn nobody_waits_before_something_was_measured() {
         let mut pace = Pace::default();
-        pace.take(1 << 20, 1.0, NOW);
-        make(&mut pace, 0, 1);
-        pace.take(1 << 20, 1.0, NOW);
-        assert_eq!(pace.wait(NOW), None);
+        pace.begin(MIB, 1000, NOW);
+        assert_eq!(pace.take(PIECE, MIB, MIB, NOW), NOW);
+        assert_eq!(pace.take(PIECE, MIB, MIB, NOW), NOW);
+    }
+
+    #[test]
+    fn when_there_is_room_nobody_waits_for_those_before() {
+        let mut pace = begun(8);
+        for _ in 0..100 {
+            pace.take(PIECE, 0, MIB, NOW);
+        }
+        assert!(pace.next > NOW + Duration::from_secs(3));
+        pace.made(8 * MIB, NOW);
+        assert_eq!(pace.take(PIECE, MIB, MIB, NOW), NOW);
     }
 
     #[test]
     fn each_pays_for_what_he_wrote_and_nobody_for_what_there_was_room_for() {
         let mut pace = Pace::default();
         pace.owe(100);
-        assert_eq!(pace.share(30, 0.9), 30);
-        assert_eq!(pace.share(100, 0.9), 70);
+        assert_eq!(pace.share(30, true), 30);
+        assert_eq!(pace.share(100, true), 70);
         pace.owe(100);
-        assert_eq!(pace.share(100, FREE), 0);
-        assert_eq!(pace.share(100, 0.9), 0);
-    }
-
-    #[test]
-    fn small_changes_add_up() {
-        let mut pace = Pace::default();
-        make(&mut pace, 1 << 20, 1);
-        pace.take(512, 0.9, NOW);
-        assert_eq!(pace.wait(NOW), None);
-        (0..3).for_each(|_| pace.take(512, 0.9, NOW));
-        let wait = pace.wait(NOW).unwrap();
-        assert!(wait >= LEAST, "{wait:?}");
-        assert_eq!(pace.wait(NOW + wait), None);
+        assert_eq!(pace.share(100, false), 0);
+        assert_eq!(pace.share(100, true), 0);
     }
 
     #[test]
     fn what_was_measured_lately_counts_more() {
         let mut pace = Pace::default();
-        make(&mut pace, 100 << 20, 10);
-        (0..100).for_each(|_| make(&mut pace, 1 << 20, 10));
-        pace.take(1 << 10, 0.9, NOW);
-        let wait = pace.wait(NOW).unwrap().as_secs_f64();
-        assert!((wait - 10.0 / 1024.0).abs() < 1e-4, "{wait}");
+        make(&mut pace, 100 * MIB, 10);
+        (0..100).for_each(|_| make(&mut pace, MIB, 10));
+        let seconds = pace.seconds_left(MIB, NOW).unwrap();
+        assert!((seconds - 10.0).abs() < 0.01, "{seconds}");
     }
 
     #[test]
     fn what_is_under_way_counts_as_far_as_it_is() {
         let mut pace = Pace::default();
-        pace.begin(1 << 20, 1000, NOW);
-        pace.take(1 << 16, 0.9, NOW);
-        assert_eq!(pace.wait(NOW), None);
+        pace.begin(MIB, 1000, NOW);
+        assert_eq!(pace.seconds_left(0, NOW), None);
         pace.home(250);
-        let later = NOW + Duration::from_secs(1);
-        pace.take(1 << 16, 0.9, later);
         // At this rate the whole takes four seconds.
-        let wait = pace.wait(later).unwrap().as_secs_f64();
-        assert!((wait - 4.0 / 16.0).abs() < 1e-6, "{wait}");
-        // More than were meant to go home do not make more room.
+        let later = NOW + Duration::from_secs(1);
+        near(pace.seconds_left(0, later).unwrap(), 3.0);
+        // It went faster lately, which does not count; or slower, which does.
+        (pace.bytes, pace.seconds) = (MIB as f64, 1.0);
+        near(pace.seconds_left(0, later).unwrap(), 3.0);
+        pace.seconds = 40.0;
+        near(pace.seconds_left(0, later).unwrap(), 30.0);
+        // More than were meant to go home do not take less than no time.
         pace.home(10_000);
-        assert!((pace.cost(later).unwrap() * f64::from(1 << 20) - 1.0).abs() < 1e-6);
+        near(pace.seconds_left(0, later).unwrap(), 0.0);
     }
 }

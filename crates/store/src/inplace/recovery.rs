@@ -106,7 +106,6 @@ pub(super) async fn open(
         changed: Notify::new(),
         committing_from: Mutex::new(None),
         writing_back: tokio::sync::Mutex::new(()),
-        pacing: tokio::sync::Mutex::new(()),
     };
     let begun = env.now();
     inner.replay(&replay, give_up, &mut recovered).await?;

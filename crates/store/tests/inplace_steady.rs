@@ -122,8 +122,8 @@ fn writers_wait_a_little_each_for_room_in_the_journal() {
             let store = on_drives(&env, mode).await;
             let waits = load(&env, &store, [8, 0], env.now() + Duration::from_secs(120)).await;
             let longest = Waits::longest(&waits.writes);
-            assert!(longest < Duration::from_millis(400), "{mode}: {longest:?}");
-            assert!(waits.writes.len() > 130_000, "{mode}: {}", waits.writes.len());
+            assert!(longest < Duration::from_millis(300), "{mode}: {longest:?}");
+            assert!(waits.writes.len() > 150_000, "{mode}: {}", waits.writes.len());
         });
     }
 }
@@ -135,7 +135,7 @@ fn many_readers_and_what_goes_home_share_the_arm() {
         let waits = load(&env, &store, [8, 32], env.now() + Duration::from_secs(120)).await;
         // Of each in alternation they are 11,000 and 12,000.
         let done = (waits.writes.len(), waits.reads.len());
-        assert!(done.0 > 40_000 && done.1 > 15_000, "{done:?}");
+        assert!(done.0 > 48_000 && done.1 > 15_000, "{done:?}");
     });
 }
 
@@ -166,8 +166,8 @@ fn who_writes_little_passes_who_writes_much() {
         });
         let waits = load(&env, &store, [8, 0], end).await;
         let (little, much) = (waits.writes.len(), log.await.unwrap());
-        // In one piece each: 26,000 and 3,600. In pieces of four blocks: 35,000.
-        assert!(little > 37_000 && much > 500, "{little}, {much}");
+        // Held back by how full the journal is, the small ones are 39,000.
+        assert!(little > 46_000 && much > 800, "{little}, {much}");
     });
 }
 
@@ -228,6 +228,9 @@ fn one_reader_waits_for_no_stretch_of_writes() {
         let waits = load(&env, &store, [8, 1], env.now() + Duration::from_secs(60)).await;
         let longest = Waits::longest(&waits.reads);
         assert!(longest < Duration::from_millis(100), "{longest:?}");
+        // In alternation there are more reads than writes.
+        let done = (waits.writes.len(), waits.reads.len());
+        assert!(done.0 > 40_000 && done.1 > 1_500, "{done:?}");
     });
 }
 

@@ -1,5 +1,6 @@
 //! The way home: blocks and the map's sectors about them.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,6 +9,7 @@ use futures::stream::FuturesUnordered;
 
 use super::Inner;
 use super::options::Options;
+use super::pace;
 use super::state::Homing;
 use super::turns::{Kind, Turn};
 use super::waiting::Which;
@@ -32,10 +34,35 @@ struct Batch<'a> {
     home: Vec<bool>,
 }
 
+/// Blocks that are written together.
+fn runs(blocks: &[Homing]) -> Vec<Range<usize>> {
+    let follows = |a: &Homing, b: &Homing| {
+        a.lba + 1 == b.lba && a.class == b.class && a.content.is_some() && b.content.is_some()
+    };
+    let mut runs = Vec::new();
+    let mut start = 0;
+    for run in blocks.chunk_by(follows) {
+        for part in run.chunks(RUN) {
+            runs.push(start..start + part.len());
+            start += part.len();
+        }
+    }
+    runs
+}
+
+/// What it takes to write some blocks that lie together.
+fn work(run: &[Homing]) -> usize {
+    let written = run.iter().filter(|homing| homing.content.is_some() && !homing.direct).count();
+    if written > 0 { pace::work(written) } else { 0 }
+}
+
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        let left = self.blocks.iter().zip(&self.home).filter(|(_, is_home)| !**is_home);
-        self.inner.end_homing(left.map(|(homing, _)| homing), false);
+        for (homing, is_home) in self.blocks.iter().zip(&self.home) {
+            if !is_home {
+                self.inner.end_homing(std::slice::from_ref(homing), false);
+            }
+        }
     }
 }
 
@@ -43,19 +70,8 @@ impl Batch<'_> {
     /// Writes everything.
     async fn write(&mut self) -> Result<(), StoreError> {
         let inner = self.inner;
-        let follows = |a: &Homing, b: &Homing| {
-            a.lba + 1 == b.lba && a.class == b.class && a.content.is_some() && b.content.is_some()
-        };
-        let mut runs = Vec::new();
-        let mut start = 0;
-        for run in self.blocks.chunk_by(follows) {
-            for part in run.chunks(RUN) {
-                runs.push(start..start + part.len());
-                start += part.len();
-            }
-        }
         let (blocks, home) = (&self.blocks, &mut self.home);
-        let mut waiting = runs.into_iter();
+        let mut waiting = runs(blocks).into_iter();
         let mut writes = FuturesUnordered::new();
         loop {
             while writes.len() < WRITES
@@ -70,7 +86,7 @@ impl Batch<'_> {
                 Some(run) => {
                     let run = run?;
                     // Who waits for memory or for one of these need not wait for all.
-                    inner.end_homing(blocks[run.clone()].iter(), true);
+                    inner.end_homing(&blocks[run.clone()], true);
                     home[run].fill(true);
                 }
                 None => return Ok(()),
@@ -80,15 +96,13 @@ impl Batch<'_> {
 }
 
 impl Inner {
-    /// Blocks are home, or did not get there.
-    fn end_homing<'a>(&self, blocks: impl Iterator<Item = &'a Homing>, are_home: bool) {
+    /// Blocks that were written together are home, or did not get there.
+    fn end_homing(&self, run: &[Homing], are_home: bool) {
         let mut state = self.state.lock();
-        let mut made = 0;
-        for homing in blocks {
-            state.end_homing(homing, are_home);
-            made += usize::from(are_home && !homing.fills);
+        run.iter().for_each(|homing| state.end_homing(homing, are_home));
+        if are_home {
+            state.pace.home(work(run));
         }
-        state.pace.home(made);
         drop(state);
         self.changed.notify_waiters();
     }
@@ -257,7 +271,7 @@ impl Inner {
     async fn make_some_room(&self) -> Result<bool, StoreError> {
         let (next, before) = (self.journal.next_sequence(), self.journal.released());
         let used = self.journal.size() - self.journal.room();
-        self.state.lock().begin_making_room(used, self.env.now());
+        self.state.lock().pace.begin(used, self.env.now());
         let swept = self.sweep(Which::Before(next)).await;
         let made = self.journal.released() - before;
         self.state.lock().pace.made(made, self.env.now());
@@ -273,6 +287,8 @@ impl Inner {
             let (blocks, busy) = self.state.lock().begin_due(which, BATCH);
             let (begun, is_last) = (blocks.len(), blocks.len() + busy < BATCH);
             let blocks = self.state.lock().close_gaps(blocks, gap / BLOCK_SIZE as u64);
+            let work = runs(&blocks).into_iter().map(|run| work(&blocks[run])).sum();
+            self.state.lock().plan(&blocks, work);
             self.bring_home(blocks).await?;
             self.write_map().await?;
             self.release().await?;

@@ -24,8 +24,6 @@ const LEAST: Duration = Duration::from_millis(1);
 /// How long before his last piece is due one may go on. Who takes but one seldom waits then, and who takes
 /// many waits for those before.
 const EARLY: Duration = Duration::from_millis(10);
-/// After a pause of writers so much of what is left may be taken at once.
-const AT_ONCE: f64 = 0.25;
 /// How often one who waits looks whether there is room by now.
 const LOOK: Duration = Duration::from_millis(20);
 /// Seconds of making room after which what was measured before counts half.
@@ -50,28 +48,41 @@ struct Sweep {
     begun: Time,
     /// The room that will be made.
     bytes: u64,
-    blocks: usize,
-    /// How many are home.
+    /// What all of it takes, and what is home of it.
+    work: usize,
     home: usize,
 }
 
 impl Sweep {
     fn part(&self) -> f64 {
-        (self.home as f64 / self.blocks.max(1) as f64).min(1.0)
+        (self.home as f64 / self.work.max(1) as f64).min(1.0)
     }
 }
 
+/// What it takes to write so many neighbouring blocks, in times of what one block more takes: an arm has to
+/// go there, and to wait for the platter.
+pub(super) fn work(blocks: usize) -> usize {
+    const POSITIONING: usize = 32;
+    POSITIONING + blocks
+}
+
 impl Pace {
-    /// Room for so many bytes will be there when so many blocks are home.
-    pub(super) fn begin(&mut self, bytes: u64, blocks: usize, now: Time) {
-        self.sweep = Some(Sweep { begun: now, bytes, blocks, home: 0 });
-        self.next = self.next.max(now);
+    /// Room for so many bytes is being made.
+    pub(super) fn begin(&mut self, bytes: u64, now: Time) {
+        self.sweep = Some(Sweep { begun: now, bytes, work: 0, home: 0 });
     }
 
-    /// Some more are home.
-    pub(super) fn home(&mut self, blocks: usize) {
+    /// The next blocks take so much [`work`], and all that is left as many times that.
+    pub(super) fn plan(&mut self, work: usize, times: f64) {
         if let Some(sweep) = &mut self.sweep {
-            sweep.home += blocks;
+            sweep.work = sweep.home + (work as f64 * times.max(1.0)) as usize;
+        }
+    }
+
+    /// Some more of it is done.
+    pub(super) fn home(&mut self, work: usize) {
+        if let Some(sweep) = &mut self.sweep {
+            sweep.home += work;
         }
     }
 
@@ -117,9 +128,7 @@ impl Pace {
     /// his turn is.
     fn take(&mut self, piece: usize, used: u64, left: u64, now: Time) -> Time {
         let Some(seconds) = self.seconds_left(used, now) else { return now };
-        let pause = Duration::from_secs_f64(seconds * AT_ONCE).as_nanos();
-        let pause = u64::try_from(pause).unwrap_or(u64::MAX);
-        let due = self.next.max(Time::from_nanos(now.as_nanos().saturating_sub(pause)));
+        let due = self.next.max(now);
         let span = seconds * piece as f64 / left.max(piece as u64) as f64;
         self.next = due + Duration::from_secs_f64(span).min(LONGEST);
         due
@@ -186,7 +195,7 @@ mod tests {
     /// Room for `bytes` was made within some seconds before [`NOW`].
     fn make(pace: &mut Pace, bytes: u64, seconds: u64) {
         let begun = Time::from_nanos(NOW.as_nanos() - seconds * 1_000_000_000);
-        pace.begin(bytes, 1, begun);
+        pace.begin(bytes, begun);
         pace.made(bytes, NOW);
     }
 
@@ -194,7 +203,8 @@ mod tests {
     fn begun(mib: u64) -> Pace {
         let mut pace = Pace::default();
         make(&mut pace, MIB, 1);
-        pace.begin(mib * MIB, 1000, NOW);
+        pace.begin(mib * MIB, NOW);
+        pace.plan(1000, 1.0);
         pace
     }
 
@@ -232,23 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn after_a_pause_a_part_may_be_taken_at_once() {
-        let mut pace = begun(8);
-        pace.home(500);
-        let later = NOW + Duration::from_secs(4);
-        let at_once = (0..256).take_while(|_| pace.take(PIECE, 0, MIB, later) <= later).count();
-        // A quarter of what is left; and the next one is just in time.
-        assert_eq!(at_once, 65);
-        // Not in the beginning: there was no pause then.
-        let mut pace = begun(8);
-        let at_once = (0..256).take_while(|_| pace.take(PIECE, 0, MIB, NOW) <= NOW).count();
-        assert_eq!(at_once, 1);
-    }
-
-    #[test]
     fn nobody_waits_before_something_was_measured() {
         let mut pace = Pace::default();
-        pace.begin(MIB, 1000, NOW);
+        pace.begin(MIB, NOW);
+        pace.plan(1000, 1.0);
         assert_eq!(pace.take(PIECE, MIB, MIB, NOW), NOW);
         assert_eq!(pace.take(PIECE, MIB, MIB, NOW), NOW);
     }
@@ -287,7 +284,8 @@ mod tests {
     #[test]
     fn what_is_under_way_counts_as_far_as_it_is() {
         let mut pace = Pace::default();
-        pace.begin(MIB, 1000, NOW);
+        pace.begin(MIB, NOW);
+        pace.plan(250, 4.0);
         assert_eq!(pace.seconds_left(0, NOW), None);
         pace.home(250);
         // At this rate the whole takes four seconds.

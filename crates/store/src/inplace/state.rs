@@ -393,9 +393,10 @@ impl State {
         self.waiting.since(count, &self.pages)
     }
 
-    /// All that waits goes home, and makes room for so many bytes.
-    pub(super) fn begin_making_room(&mut self, bytes: u64, now: Time) {
-        self.pace.begin(bytes, self.waiting.len(), now);
+    /// Some of what waits goes home, which takes so much [`work`](super::pace::work).
+    pub(super) fn plan(&mut self, homing: &[Homing], work: usize) {
+        let count = homing.iter().filter(|homing| !homing.fills).count();
+        self.pace.plan(work, self.waiting.len() as f64 / count.max(1) as f64);
     }
 
     /// A block is home, or did not get there.

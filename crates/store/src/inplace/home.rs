@@ -288,7 +288,7 @@ impl Inner {
             let (begun, is_last) = (blocks.len(), blocks.len() + busy < BATCH);
             let blocks = self.state.lock().close_gaps(blocks, gap / BLOCK_SIZE as u64);
             let work = runs(&blocks).into_iter().map(|run| work(&blocks[run])).sum();
-            self.state.lock().plan(&blocks, work);
+            self.state.lock().plan(&blocks, work, is_last);
             self.bring_home(blocks).await?;
             self.write_map().await?;
             self.release().await?;

@@ -393,10 +393,11 @@ impl State {
         self.waiting.since(count, &self.pages)
     }
 
-    /// Some of what waits goes home, which takes so much [`work`](super::pace::work).
-    pub(super) fn plan(&mut self, homing: &[Homing], work: usize) {
+    /// Some of what waits goes home, which takes so much [`work`](super::pace::work); or the last of it.
+    pub(super) fn plan(&mut self, homing: &[Homing], work: usize, is_last: bool) {
         let count = homing.iter().filter(|homing| !homing.fills).count();
-        self.pace.plan(work, self.waiting.len() as f64 / count.max(1) as f64);
+        let waiting = if is_last { count } else { self.waiting.len() };
+        self.pace.plan(work, waiting as f64 / count.max(1) as f64);
     }
 
     /// A block is home, or did not get there.

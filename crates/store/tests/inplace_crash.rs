@@ -32,19 +32,30 @@ struct Plan {
     points: usize,
     generations: usize,
     branches: usize,
+    /// What a request takes at most.
+    latency: Duration,
     /// Modes that the store changes among while it runs.
     modes: &'static [Mode],
 }
 
 impl Plan {
     fn new(mode: &'static Mode, seed: u64) -> Plan {
+        // Blocks change again on their way home where that takes long, and wait for nothing but room in
+        // the journal where they never get old, or for room in memory.
+        let is_slow = seed % 4 > 1;
+        let mut shape = Shape::varied(*mode, seed);
+        if is_slow {
+            shape.options.expire = Duration::from_secs(60);
+            shape.options.cache <<= 6 * (seed % 2);
+        }
         Plan {
-            shape: Shape::varied(*mode, seed),
+            shape,
             writers: 3,
             steps: 30,
             points: 24,
             generations: 2,
             branches: 2,
+            latency: Duration::from_micros(if is_slow { 20_000 } else { 400 }),
             modes: std::slice::from_ref(mode),
         }
     }
@@ -196,14 +207,13 @@ async fn explore(
     depth: usize,
     tally: &mut Tally,
 ) {
-    let latency = Duration::from_micros(400);
     let (recorder, devices, mut model, now) = match start {
         Some((image, model, now)) => {
-            let (recorder, devices) = Recorder::from_image(env, latency, image);
+            let (recorder, devices) = Recorder::from_image(env, plan.latency, image);
             (recorder, devices, model, now)
         }
         None => {
-            let recorder = Recorder::with_latency(env, latency);
+            let recorder = Recorder::with_latency(env, plan.latency);
             let devices = plan.shape.devices(|name, geometry| recorder.device(name, geometry));
             plan.shape.create(env, &devices).await;
             (

@@ -429,6 +429,46 @@ fn short_gaps_between_blocks_on_their_way_home_are_closed() {
     });
 }
 
+/// What lies between blocks that have to go home, and would have to go there later, goes along.
+#[test]
+fn what_waits_between_blocks_on_their_way_home_goes_along() {
+    run(22, |env| async move {
+        let span = Duration::from_secs(10);
+        let shape = with_gap(5 * BLOCK_SIZE as u32);
+        let options = Options { expire: span, writeback: span / 10, ..shape.options };
+        let shape = Shape { options, ..shape };
+        let devices = shape.memory();
+        let store = twenty(&env, &shape, &devices).await;
+        let change = async |lba, to| {
+            store.apply(vec![part(lba, 1, 0..10, to, Class::Data)]).await.unwrap();
+            store.sync(store.now()).await.unwrap();
+        };
+        env.sleep(span).await;
+        let before = (devices[0].tallies(), store.status().counts);
+        for lba in [42, 48] {
+            change(lba, 2).await;
+        }
+        env.sleep(span / 2).await;
+        for lba in [43, 45, 55] {
+            change(lba, 3).await;
+        }
+        // Of this, what is committed goes along.
+        store.apply(vec![part(43, 1, 0..10, 4, Class::Data)]).await.unwrap();
+        env.sleep(span / 2 + span / 5).await;
+        let spent = devices[0].tallies().since(&before.0).of(Purpose::UserData);
+        assert_eq!((spent.writes, spent.write_bytes), (1, 7 * BLOCK_SIZE as u64));
+        let (counts, dirty) = (store.status().counts, store.status().dirty);
+        assert_eq!(counts.checkpointed - before.1.checkpointed, 4);
+        assert_eq!((counts.filled - before.1.filled, dirty), (3, 2));
+        drop(store);
+        let (store, _) = shape.open(&env, &devices).await;
+        let expected = [(42, 2), (43, 3), (44, 1), (45, 3), (46, 1), (48, 2), (55, 3)];
+        for (lba, first) in expected {
+            assert_eq!(bytes_of(&store, lba).await, (first, 1), "block {lba}");
+        }
+    });
+}
+
 /// A block that closes a gap is written there by nobody else meanwhile: a drive may take two writes in
 /// any order.
 #[test]

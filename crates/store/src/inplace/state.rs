@@ -345,8 +345,9 @@ impl State {
     }
 
     /// Takes blocks along that lie between those on the way home, where they are at most `most` in a row
-    /// and it is known from memory what each holds. They hold that at home too, so that a crash changes
-    /// nothing; and as they are on their way, nobody writes anything else there meanwhile.
+    /// and it is known from memory what each holds: those that wait for the way home, whatever for, and
+    /// those that hold at home what is in memory. A crash changes nothing in these; and as they are on
+    /// their way, nobody writes anything else there meanwhile.
     pub(super) fn close_gaps(&mut self, homing: Vec<Homing>, most: u64) -> Vec<Homing> {
         if most == 0 {
             return homing;
@@ -360,13 +361,32 @@ impl State {
                 && next.content.is_some()
             {
                 let (between, class) = (last.lba + 1..next.lba, last.class);
-                if between.clone().all(|lba| self.fills(lba).is_some()) {
-                    closed.extend(between.filter_map(|lba| self.begin_filling(lba, class)));
+                if between.clone().all(|lba| self.may_join(lba, class)) {
+                    closed.extend(between.filter_map(|lba| self.begin_joining(lba, class)));
                 }
             }
             closed.push(next);
         }
         closed
+    }
+
+    /// Whether a block can be written between others of a class.
+    fn may_join(&self, lba: u64, class: Class) -> bool {
+        let Some(page) = self.pages.get(&lba) else { return false };
+        match &page.due {
+            Some(due) => {
+                let is_free = !page.homing && !self.reading.contains_key(&lba);
+                is_free && due.class == class && due.content.is_some()
+            }
+            None => self.fills(lba).is_some(),
+        }
+    }
+
+    fn begin_joining(&mut self, lba: u64, class: Class) -> Option<Homing> {
+        match self.pages.get(&lba)?.due.clone() {
+            Some(due) => self.begin_homing(lba, &due),
+            None => self.begin_filling(lba, class),
+        }
     }
 
     /// What is at home of a block, if it is in memory and nothing is about to change it.

@@ -8,7 +8,6 @@ mod inplace_support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::future::join_all;
 use inplace_support::Shape;
 use parking_lot::Mutex;
@@ -16,7 +15,7 @@ use rand::RngExt;
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Write};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::env::{Env, Task, Time};
 use thalweg_store::inplace::{InPlace, Mode, Options, Parts};
@@ -35,6 +34,11 @@ impl Waits {
     fn longest(of: &[Duration]) -> Duration {
         of.iter().max().copied().unwrap_or_default()
     }
+}
+
+/// A write of a block that is full of one byte.
+fn whole(lba: u64, byte: u8, class: Class) -> Write {
+    Write { class, ..Write::block(Lba(lba), vec![byte; BLOCK_SIZE].into()) }
 }
 
 /// A store on drives of 15,000 rpm with a small journal.
@@ -69,12 +73,8 @@ async fn on_wrapped_drives(
     shape.create(env, &devices).await;
     let (store, _) = shape.open(env, &devices).await;
     for first in (BLOCKS / 2..BLOCKS).step_by(256) {
-        let content = Some(Bytes::from(vec![1; BLOCK_SIZE]));
-        let write = |lba| {
-            let (content, changed) = (content.clone(), ByteRanges::whole());
-            Write { lba: Lba(lba), content, changed, class: Class::Metadata }
-        };
-        store.apply((first..first + 256).map(write).collect()).await.unwrap();
+        let writes = (first..first + 256).map(|lba| whole(lba, 1, Class::Metadata));
+        store.apply(writes.collect()).await.unwrap();
     }
     store.sync(store.now()).await.unwrap();
     store.checkpoint().await.unwrap();
@@ -99,10 +99,8 @@ async fn load_with(
         let (env, store, waits, mut rng) = (env.clone(), store.clone(), waits.clone(), env.rng());
         async move {
             while env.now() < end {
-                let content = vec![rng.random(); BLOCK_SIZE].into();
-                let lba = Lba(rng.random_range(0..BLOCKS / 2));
-                let changed = ByteRanges::whole();
-                let write = Write { lba, content: Some(content), changed, class: Class::Metadata };
+                let lba = rng.random_range(0..BLOCKS / 2);
+                let write = whole(lba, rng.random(), Class::Metadata);
                 let begun = env.now();
                 store.apply(vec![write]).await.unwrap();
                 store.hold_back(1).await;
@@ -156,13 +154,9 @@ fn log(env: &Env, store: &Arc<InPlace>, end: Time) -> Task<u64> {
     env.spawn(async move {
         let mut written = 0;
         while inner.now() < end {
-            let content = Some(Bytes::from(vec![written as u8; BLOCK_SIZE]));
             let first = (written % 8) * 64;
-            let write = |lba| {
-                let (content, changed) = (content.clone(), ByteRanges::whole());
-                Write { lba: Lba(lba), content, changed, class: Class::Data }
-            };
-            store.apply((first..first + 64).map(write).collect()).await.unwrap();
+            let writes = (first..first + 64).map(|lba| whole(lba, written as u8, Class::Data));
+            store.apply(writes.collect()).await.unwrap();
             store.sync(store.now()).await.unwrap();
             store.hold_back(64).await;
             written += 1;
@@ -214,10 +208,7 @@ fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
             drive
         })
         .await;
-        let write = |lba| {
-            let content = Some(Bytes::from(vec![3; BLOCK_SIZE]));
-            Write { lba: Lba(lba), content, changed: ByteRanges::whole(), class: Class::Metadata }
-        };
+        let write = |lba| whole(lba, 3, Class::Metadata);
         load(&env, &store, [8, 0], env.now() + Duration::from_secs(20)).await;
         store.apply((0..MANY as u64).map(write).collect()).await.unwrap();
         let fail = async {
@@ -277,12 +268,8 @@ fn what_changes_on_its_way_home_keeps_that_change_and_nothing_older() {
         })
         .await;
         let write = async |first, count, value| {
-            let content = Some(Bytes::from(vec![value; BLOCK_SIZE]));
-            let write = |lba| {
-                let (content, changed) = (content.clone(), ByteRanges::whole());
-                Write { lba: Lba(lba), content, changed, class: Class::Data }
-            };
-            let version = store.apply((first..first + count).map(write).collect()).await.unwrap();
+            let writes = (first..first + count).map(|lba| whole(lba, value, Class::Data));
+            let version = store.apply(writes.collect()).await.unwrap();
             store.sync(version).await.unwrap();
         };
         let used = || {
@@ -322,10 +309,7 @@ fn what_is_home_counts_at_once() {
     run(4, |env| async move {
         let store = on_drives(&env, Mode::Wasteless).await;
         for nth in 0..200 {
-            let content = Some(Bytes::from(vec![2; BLOCK_SIZE]));
-            let (lba, changed) = (Lba(nth * 300), ByteRanges::whole());
-            let write = Write { lba, content, changed, class: Class::Metadata };
-            store.apply(vec![write]).await.unwrap();
+            store.apply(vec![whole(nth * 300, 2, Class::Metadata)]).await.unwrap();
         }
         store.sync(store.now()).await.unwrap();
         assert_eq!(store.status().dirty, 200);

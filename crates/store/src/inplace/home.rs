@@ -30,6 +30,8 @@ const BATCH: usize = 16_384;
 struct Batch<'a> {
     inner: &'a Inner,
     blocks: Vec<Homing>,
+    /// Those that are written together.
+    runs: Vec<Range<usize>>,
     /// Blocks that are home.
     home: Vec<bool>,
 }
@@ -67,11 +69,29 @@ impl Drop for Batch<'_> {
 }
 
 impl Batch<'_> {
-    /// Writes everything.
+    fn new(inner: &Inner, blocks: Vec<Homing>) -> Batch<'_> {
+        let (runs, home) = (runs(&blocks), vec![false; blocks.len()]);
+        Batch { inner, blocks, runs, home }
+    }
+
+    /// What it takes to write everything.
+    fn work(&self) -> usize {
+        self.runs.iter().map(|run| work(&self.blocks[run.clone()])).sum()
+    }
+
+    /// Brings everything home.
+    async fn bring_home(mut self) -> Result<(), StoreError> {
+        for homing in self.blocks.iter().filter(|homing| homing.keep) {
+            self.inner.keep_home(homing.lba).await?;
+        }
+        self.inner.map_all(self.blocks.iter().map(|homing| homing.lba)).await?;
+        self.write().await
+    }
+
     async fn write(&mut self) -> Result<(), StoreError> {
         let inner = self.inner;
         let (blocks, home) = (&self.blocks, &mut self.home);
-        let mut waiting = runs(blocks).into_iter();
+        let mut waiting = self.runs.iter().cloned();
         let mut writes = FuturesUnordered::new();
         loop {
             while writes.len() < WRITES
@@ -149,18 +169,7 @@ impl Inner {
     /// # Errors
     /// The device's: those that are not home stay due.
     pub(super) async fn bring_home(&self, blocks: Vec<Homing>) -> Result<(), StoreError> {
-        if blocks.is_empty() {
-            return Ok(());
-        }
-        let home = vec![false; blocks.len()];
-        let mut batch = Batch { inner: self, blocks, home };
-        let kept: Vec<u64> =
-            batch.blocks.iter().filter(|homing| homing.keep).map(|homing| homing.lba).collect();
-        for lba in kept {
-            self.keep_home(lba).await?;
-        }
-        self.map_all(batch.blocks.iter().map(|homing| homing.lba)).await?;
-        batch.write().await
+        Batch::new(self, blocks).bring_home().await
     }
 
     /// Reads what is at home of a block that is about to be overwritten there, for those who see it.
@@ -287,9 +296,9 @@ impl Inner {
             let (blocks, busy) = self.state.lock().begin_due(which, BATCH);
             let (begun, is_last) = (blocks.len(), blocks.len() + busy < BATCH);
             let blocks = self.state.lock().close_gaps(blocks, gap / BLOCK_SIZE as u64);
-            let work = runs(&blocks).into_iter().map(|run| work(&blocks[run])).sum();
-            self.state.lock().plan(&blocks, work, is_last);
-            self.bring_home(blocks).await?;
+            let batch = Batch::new(self, blocks);
+            self.state.lock().plan(&batch.blocks, batch.work(), is_last);
+            batch.bring_home().await?;
             self.write_map().await?;
             self.release().await?;
             match is_last || begun == 0 {

@@ -601,6 +601,38 @@ impl Around for Behind {
     }
 }
 
+/// Takes no change, and holds back for ever.
+#[derive(Debug)]
+struct Refusing;
+
+#[async_trait]
+impl Around for Refusing {
+    async fn before_change(&self, _: Change<'_>) -> Result<(), StoreError> {
+        Err(StoreError::Poisoned("it takes none".into()))
+    }
+
+    async fn before_holding_back(&self) {
+        std::future::pending().await
+    }
+}
+
+#[test]
+fn who_wrote_nothing_is_not_held_back() {
+    run(28, |env| async move {
+        let memory = Arc::new(VersionedMemory::new(BLOCKS));
+        let store = Arc::new(Passing::new(memory, Refusing));
+        let manager = TransactionManager::new(&env, store, Options::default());
+        let txn = manager.begin(Begin::STRICT).await.unwrap();
+        change(&*txn, 3, 0, 1).await;
+        txn.commit(SYNCED).await.unwrap_err();
+        let whole = Write::block(Lba(3), vec![1; BLOCK_SIZE].into());
+        let part = Write { changed: ByteRanges::from(0..10), ..whole.clone() };
+        for write in [whole, part] {
+            manager.apply(vec![write]).await.unwrap_err();
+        }
+    });
+}
+
 #[test]
 fn who_is_held_back_keeps_nobody_waiting() {
     run(27, |env| async move {
@@ -775,6 +807,7 @@ fn a_change_of_the_whole_comes_between_transactions_of_threads() {
         done.store(true, Ordering::Relaxed);
         let committed: Vec<u64> = join_all(clients).await.into_iter().flatten().collect();
         assert!(committed[..2].iter().all(|committed| *committed > 100), "{committed:?}");
+        assert_eq!(rig.manager.status().buffered_bytes, 0, "nobody runs any more");
     });
 }
 

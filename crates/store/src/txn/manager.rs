@@ -327,7 +327,7 @@ impl Inner {
             }
             std::mem::replace(&mut work.phase, phase)
         };
-        self.charged.fetch_sub(running.charged.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        self.discharge(running);
         before
     }
 
@@ -377,14 +377,25 @@ impl Inner {
         }
     }
 
-    /// Charges a transaction with memory for one more block. When it is too much altogether, the
-    /// transaction with the most is aborted.
-    fn charge(&self, running: &Running, bytes: u64) {
+    /// Charges a transaction with memory for so many more blocks. Whether that is too much altogether.
+    /// Its work is locked, and is under way: what it is charged with when it ends is all.
+    fn charge(&self, running: &Running, _work: &mut Work, blocks: usize) -> bool {
+        if blocks == 0 {
+            return false;
+        }
+        let bytes = (blocks * BLOCK_SIZE) as u64;
         running.charged.fetch_add(bytes, Ordering::Relaxed);
         let before = self.charged.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes <= self.options.memory as u64 {
-            return;
-        }
+        before + bytes > self.options.memory as u64
+    }
+
+    /// Takes back what a transaction is charged with that has ended.
+    fn discharge(&self, running: &Running) {
+        self.charged.fetch_sub(running.charged.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Aborts the transaction that is charged with the most.
+    fn preempt_the_greediest(&self) {
         let all = self.registry.lock().all();
         let greedy = all.iter().max_by_key(|running| running.charged.load(Ordering::Relaxed));
         if let Some(greedy) = greedy {
@@ -460,8 +471,7 @@ impl LocalTransaction {
         let phase = std::mem::replace(&mut work.phase, Phase::Ended);
         let accesses = std::mem::take(&mut work.accesses);
         drop(work);
-        let charged = self.running.charged.swap(0, Ordering::Relaxed);
-        self.inner.charged.fetch_sub(charged, Ordering::Relaxed);
+        self.inner.discharge(&self.running);
         self.inner.registry.lock().remove(self.running.id);
         match phase {
             Phase::Active(snapshot) => Ok((snapshot, accesses)),
@@ -485,7 +495,7 @@ impl LocalTransaction {
         if content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
             return Err(TxnError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
         }
-        let charge = {
+        let is_too_much = {
             let mut work = self.usable()?;
             work.snapshot()?;
             if self.running.begin.read_only {
@@ -493,11 +503,12 @@ impl LocalTransaction {
             }
             let before = work.accesses.writes();
             work.accesses.write(lba, content, class, self.inner.options.max_writes)?;
-            (work.accesses.writes() - before) * BLOCK_SIZE
+            let written = work.accesses.writes() - before;
+            self.inner.charge(&self.running, &mut work, written)
         };
         self.running.touch(self.inner.tick());
-        if charge > 0 {
-            self.inner.charge(&self.running, charge as u64);
+        if is_too_much {
+            self.inner.preempt_the_greediest();
         }
         Ok(())
     }
@@ -514,7 +525,9 @@ impl LocalTransaction {
             work.accesses.read(lba, begin.is_untracked());
         }
         let noted = work.accesses.blocks() - before;
-        Ok(Plan { at, own, noted })
+        let charged = noted.div_ceil(READS_PER_WRITE);
+        let is_too_much = self.inner.charge(&self.running, &mut work, charged);
+        Ok(Plan { at, own, is_too_much })
     }
 }
 
@@ -522,8 +535,8 @@ impl LocalTransaction {
 struct Plan {
     at: crate::block::Version,
     own: Vec<Own>,
-    /// Blocks that the transaction had no dealings with before.
-    noted: usize,
+    /// That it notes the reads takes too much memory.
+    is_too_much: bool,
 }
 
 #[async_trait]
@@ -536,9 +549,8 @@ impl Transaction for LocalTransaction {
         self.check(lba, count)?;
         let plan = self.plan(lba, count)?;
         self.running.touch(self.inner.tick());
-        if plan.noted > 0 {
-            let blocks = plan.noted.div_ceil(READS_PER_WRITE);
-            self.inner.charge(&self.running, (blocks * BLOCK_SIZE) as u64);
+        if plan.is_too_much {
+            self.inner.preempt_the_greediest();
         }
         let stored = match plan.own.iter().all(|own| !matches!(own, Own::Nothing)) {
             true => vec![None; plan.own.len()],

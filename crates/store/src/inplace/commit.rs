@@ -93,9 +93,9 @@ impl Inner {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let which = Which::Direct(closed.version);
-            let (earlier, busy) = self.state.lock().begin_due(which, usize::MAX);
-            self.bring_home(earlier).await?;
-            match busy {
+            let earlier = self.state.lock().begin_due(which, usize::MAX);
+            self.bring_home(earlier.homing).await?;
+            match earlier.busy {
                 0 => return Ok(()),
                 _ => changed.await,
             }

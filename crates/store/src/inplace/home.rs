@@ -10,7 +10,7 @@ use futures::stream::FuturesUnordered;
 use super::Inner;
 use super::options::Options;
 use super::pace;
-use super::state::Homing;
+use super::state::{Begun, Homing};
 use super::turns::{Kind, Turn};
 use super::waiting::Which;
 use crate::block::{BLOCK_SIZE, Class, StoreError};
@@ -293,15 +293,15 @@ impl Inner {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let (blocks, busy) = self.state.lock().begin_due(which, BATCH);
-            let (begun, is_last) = (blocks.len(), blocks.len() + busy < BATCH);
-            let blocks = self.state.lock().close_gaps(blocks, gap / BLOCK_SIZE as u64);
+            let Begun { homing, busy, more } = self.state.lock().begin_due(which, BATCH);
+            let begun = homing.len();
+            let blocks = self.state.lock().close_gaps(homing, gap / BLOCK_SIZE as u64);
             let batch = Batch::new(self, blocks);
-            self.state.lock().plan(&batch.blocks, batch.work(), is_last);
+            self.state.lock().pace.plan(batch.work(), begun, more);
             batch.bring_home().await?;
             self.write_map().await?;
             self.release().await?;
-            match is_last || begun == 0 {
+            match more == 0 || begun == 0 {
                 // Whoever needs room in the journal needs all of it.
                 true if busy > 0 && !matches!(which, Which::Old(_)) => changed.await,
                 true => return Ok(()),
@@ -381,3 +381,45 @@ impl Inner {
 
 /// The least time between two looks, whatever the options say.
 pub(super) const LEAST: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::Entry;
+    use super::*;
+    use crate::block::Version;
+
+    fn homing(lba: u64) -> Homing {
+        Homing {
+            lba,
+            content: Some(Bytes::new()),
+            class: Class::Data,
+            entry: Entry::Empty,
+            sequence: Some(1),
+            version: Version(1),
+            direct: false,
+            keep: false,
+            fills: false,
+        }
+    }
+
+    #[test]
+    fn neighbours_of_a_kind_are_written_together() {
+        let mut blocks: Vec<Homing> = [1, 2, 3, 5, 6, 7, 8].map(homing).into();
+        blocks[3].class = Class::Metadata;
+        blocks[5].content = None;
+        assert_eq!(runs(&blocks), [0..3, 3..4, 4..5, 5..6, 6..7]);
+        let blocks: Vec<Homing> = (0..600).map(homing).collect();
+        assert_eq!(runs(&blocks), [0..256, 256..512, 512..600]);
+    }
+
+    #[test]
+    fn what_makes_no_room_in_the_journal_is_no_work() {
+        let mut blocks = [1, 2, 3].map(homing);
+        assert_eq!(work(&blocks), pace::work(3));
+        blocks[0].direct = true;
+        assert_eq!(work(&blocks), pace::work(2));
+        blocks[2].direct = true;
+        blocks[1].content = None;
+        assert_eq!(work(&blocks), 0);
+    }
+}

@@ -72,10 +72,11 @@ impl Pace {
         self.sweep = Some(Sweep { begun: now, bytes, work: 0, home: 0 });
     }
 
-    /// The next blocks take so much [`work`], and all that is left as many times that.
-    pub(super) fn plan(&mut self, work: usize, times: f64) {
+    /// So many blocks go home next, which take so much [`work`], and so many more after them.
+    pub(super) fn plan(&mut self, work: usize, blocks: usize, more: usize) {
         if let Some(sweep) = &mut self.sweep {
-            sweep.work = sweep.home + (work as f64 * times.max(1.0)) as usize;
+            let each = work as f64 / blocks.max(1) as f64;
+            sweep.work = sweep.home + work + (each * more as f64) as usize;
         }
     }
 
@@ -204,7 +205,7 @@ mod tests {
         let mut pace = Pace::default();
         make(&mut pace, MIB, 1);
         pace.begin(mib * MIB, NOW);
-        pace.plan(1000, 1.0);
+        pace.plan(1000, 1, 0);
         pace
     }
 
@@ -245,7 +246,7 @@ mod tests {
     fn nobody_waits_before_something_was_measured() {
         let mut pace = Pace::default();
         pace.begin(MIB, NOW);
-        pace.plan(1000, 1.0);
+        pace.plan(1000, 1, 0);
         assert_eq!(pace.take(PIECE, MIB, MIB, NOW), NOW);
         assert_eq!(pace.take(PIECE, MIB, MIB, NOW), NOW);
     }
@@ -285,7 +286,7 @@ mod tests {
     fn what_is_under_way_counts_as_far_as_it_is() {
         let mut pace = Pace::default();
         pace.begin(MIB, NOW);
-        pace.plan(250, 4.0);
+        pace.plan(250, 10, 30);
         assert_eq!(pace.seconds_left(0, NOW), None);
         pace.home(250);
         // At this rate the whole takes four seconds.

@@ -102,12 +102,22 @@ pub(super) struct Homing {
     pub(super) entry: Entry,
     /// The journal transaction that has it.
     pub(super) sequence: Option<u64>,
-    version: Version,
+    pub(super) version: Version,
     pub(super) direct: bool,
     /// Somebody sees what is at home now.
     pub(super) keep: bool,
     /// It is there already, and only closes a gap.
     pub(super) fills: bool,
+}
+
+/// Blocks that were taken for the way home.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) homing: Vec<Homing>,
+    /// How many more would have been, were they not being read or written there.
+    pub(super) busy: usize,
+    /// How many more have to go home after these.
+    pub(super) more: usize,
 }
 
 /// What a reader finds in memory of a block.
@@ -331,9 +341,9 @@ impl State {
     }
 
     /// Takes committed blocks for the way home, of `most` at most those that are not being read or written
-    /// there; and how many of them are.
-    pub(super) fn begin_due(&mut self, which: Which, most: usize) -> (Vec<Homing>, usize) {
-        let due = self.waiting.pick(which, &self.pages, most);
+    /// there.
+    pub(super) fn begin_due(&mut self, which: Which, most: usize) -> Begun {
+        let (due, more) = self.waiting.pick(which, &self.pages, most);
         let wanted = due.len();
         let mut homing = Vec::with_capacity(wanted);
         for lba in due {
@@ -341,7 +351,7 @@ impl State {
             homing.extend(waiting.and_then(|due| self.begin_homing(lba, &due)));
         }
         let busy = wanted - homing.len();
-        (homing, busy)
+        Begun { homing, busy, more }
     }
 
     /// Takes blocks along that lie between those on the way home, where they are at most `most` in a row
@@ -411,13 +421,6 @@ impl State {
     pub(super) fn since_when_too_many(&self, most: usize) -> Option<Time> {
         let count = (self.dirty > most).then(|| self.dirty - most / 4)?;
         self.waiting.since(count, &self.pages)
-    }
-
-    /// Some of what waits goes home, which takes so much [`work`](super::pace::work); or the last of it.
-    pub(super) fn plan(&mut self, homing: &[Homing], work: usize, is_last: bool) {
-        let count = homing.iter().filter(|homing| !homing.fills).count();
-        let waiting = if is_last { count } else { self.waiting.len() };
-        self.pace.plan(work, waiting as f64 / count.max(1) as f64);
     }
 
     /// A block is home, or did not get there.
@@ -647,4 +650,29 @@ fn written(writes: &[Write]) -> Vec<usize> {
         run.iter().for_each(|at| written[*at] = bytes);
     }
     written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_for_the_way_home_leaves_the_rest_for_later() {
+        let mut state = State::new(Uuid::nil(), Version(0), Options::default());
+        for lba in 0..8 {
+            state.pages.insert(lba, Page::new(Entry::Empty));
+        }
+        state.reading.insert(2, 1);
+        let write = |lba| Write::block(Lba(lba), vec![1; BLOCK_SIZE].into());
+        for (lbas, sequence) in [(0..6, 1), (6..8, 2)] {
+            state.apply(lbas.map(write).collect(), Time::ZERO).unwrap();
+            let closed = state.close();
+            state.settle_commit(closed, Some(sequence), true, Time::ZERO);
+        }
+        let begun = state.begin_due(Which::Before(2), 4);
+        let lbas: Vec<u64> = begun.homing.iter().map(|homing| homing.lba).collect();
+        assert_eq!((lbas, begun.busy, begun.more), (vec![0, 1, 3], 1, 2));
+        let begun = state.begin_due(Which::All, 100);
+        assert_eq!((begun.homing.len(), begun.more), (4, 0));
+    }
 }

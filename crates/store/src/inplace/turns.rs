@@ -12,8 +12,9 @@ use tokio::sync::oneshot;
 
 /// Reads of one turn.
 const READS: usize = 32;
-/// Writes of one turn for each read of the last one.
-const WRITES_PER_READ: usize = 4;
+/// Writes of one turn for each read of the last one. The more, the sooner all of them are home and reads
+/// have the arm for themselves; and the longer a read waits until then.
+const WRITES_PER_READ: usize = 8;
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,19 +53,22 @@ impl Waiting {
         page.due = due;
     }
 
-    /// How many there are.
-    pub(super) fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    /// Blocks that have to go home, at most `most`, in the order of their numbers.
-    pub(super) fn pick(&self, which: Which, pages: &HashMap<u64, Page>, most: usize) -> Vec<u64> {
+    /// Blocks that have to go home, at most `most`, in the order of their numbers; and how many more there
+    /// are.
+    pub(super) fn pick(
+        &self,
+        which: Which,
+        pages: &HashMap<u64, Page>,
+        most: usize,
+    ) -> (Vec<u64>, usize) {
         let candidates = match which {
             Which::Direct(_) => &self.direct,
             _ => &self.all,
         };
         let takes = |lba: &&u64| pages.get(lba).is_some_and(|page| which.takes(page));
-        candidates.iter().filter(takes).copied().take(most).collect()
+        let mut due = candidates.iter().filter(takes).copied();
+        let picked = due.by_ref().take(most).collect();
+        (picked, due.count())
     }
 
     /// Since when the youngest of the `count` blocks has waited that have waited longest.

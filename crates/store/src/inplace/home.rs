@@ -81,6 +81,10 @@ impl Batch<'_> {
 
     /// Brings everything home.
     async fn bring_home(mut self) -> Result<(), StoreError> {
+        // Nearly every commit has none, and is waited for.
+        if self.blocks.is_empty() {
+            return Ok(());
+        }
         for homing in self.blocks.iter().filter(|homing| homing.keep) {
             self.inner.keep_home(homing.lba).await?;
         }

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rand::SeedableRng;
 use rand::rngs::SysRng;
+use rand::{SeedableRng, TryRng};
 pub use rand_xoshiro::Xoshiro256PlusPlus as Rng;
 
 pub use self::blocking::allow_blocking;
@@ -234,7 +234,21 @@ impl Env {
         Rng::seed_from_u64(self.shared.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// A new random identity.
+    /// 128 bits that cannot be guessed: the system's, not a stream of the environment's seed. In
+    /// virtual time they are a function of the seed, as all else.
+    ///
+    /// # Errors
+    /// The system's, when it gives no random bytes.
+    pub fn secret(&self) -> std::io::Result<u128> {
+        let mut bytes = [0; 16];
+        match self.shared.scale {
+            Scale::Simulated => rand::Rng::fill_bytes(&mut self.rng(), &mut bytes),
+            Scale::Real => SysRng.try_fill_bytes(&mut bytes).map_err(std::io::Error::other)?,
+        }
+        Ok(u128::from_le_bytes(bytes))
+    }
+
+    /// A new random identity. It is unique, and may be guessed: see [`Env::secret`].
     pub fn uuid(&self) -> uuid::Uuid {
         let mut bytes = [0; 16];
         rand::Rng::fill_bytes(&mut self.rng(), &mut bytes);
@@ -299,6 +313,13 @@ mod tests {
         });
         drop(task);
         assert!(receiver.await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_no_function_of_the_seed_but_in_virtual_time() {
+        let secret = |scale| Env::new(scale, 7).secret().unwrap();
+        assert_ne!(secret(Scale::Real), secret(Scale::Real));
+        assert_eq!(secret(Scale::Simulated), secret(Scale::Simulated));
     }
 
     #[test]

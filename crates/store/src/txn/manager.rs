@@ -623,10 +623,13 @@ impl Transaction for LocalTransaction {
 
     async fn release(&self) -> Result<Handle, TxnError> {
         self.usable()?.snapshot()?;
+        let secret = self.inner.env.secret();
+        let secret =
+            secret.map_err(|error| TxnError::Invalid(format!("no random handle: {error}")))?;
         if self.released.swap(true, Ordering::AcqRel) {
             return Err(TxnError::Ended);
         }
-        let handle = Handle(self.inner.env.uuid().as_u128());
+        let handle = Handle(secret);
         self.running.touch(self.inner.tick());
         self.inner.registry.lock().release(self.running.id, handle);
         Ok(handle)

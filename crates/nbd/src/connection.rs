@@ -38,6 +38,16 @@ pub(crate) struct Backpressure {
     pub(crate) requests: usize,
     /// Payload bytes of requests in flight. The last request admitted may exceed it.
     pub(crate) bytes: usize,
+    /// The same for all open connections together: each has an equal share.
+    pub(crate) server_bytes: usize,
+}
+
+impl Backpressure {
+    /// Payload bytes that one of `open` connections may have in flight.
+    fn share(self, open: u64) -> usize {
+        let open = usize::try_from(open.max(1)).unwrap_or(usize::MAX);
+        self.bytes.min(self.server_bytes / open).max(1)
+    }
 }
 
 /// Why a connection failed.
@@ -173,7 +183,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
 
     fn has_room(&self) -> bool {
         self.running.len() < self.backpressure.requests
-            && self.running_bytes < self.backpressure.bytes
+            && self.running_bytes < self.backpressure.share(self.stats.connections_open.get())
             && self.output.len() < BATCH_BYTES
     }
 

@@ -30,7 +30,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerConfig {
-    /// Connections open at a time; further ones are closed at once.
+    /// Connections open at a time on Unix sockets, and as many on TCP: idle clients of one kind do
+    /// not lock out the other. Further ones are closed at once.
     pub max_connections: usize,
     /// Time for a client to come through the handshake.
     pub handshake_timeout: Duration,
@@ -42,16 +43,19 @@ pub struct ServerConfig {
     /// 32 MiB may come on top: the one that is being received, the last one admitted, and the last
     /// reply.
     pub max_bytes: usize,
+    /// Payload bytes of requests in flight for all connections together, which share it equally.
+    pub max_server_bytes: usize,
 }
 
 impl Default for ServerConfig {
     fn default() -> ServerConfig {
         ServerConfig {
-            max_connections: 256,
+            max_connections: 4096,
             handshake_timeout: Duration::from_secs(10),
             shutdown_grace: Duration::from_secs(10),
             max_requests: 256,
             max_bytes: 64 << 20,
+            max_server_bytes: 4 << 30,
         }
     }
 }
@@ -123,7 +127,8 @@ struct Shared {
     registry: Registry,
     stats: ServerStats,
     stop: watch::Sender<bool>,
-    slots: Arc<Semaphore>,
+    unix_slots: Arc<Semaphore>,
+    tcp_slots: Arc<Semaphore>,
 }
 
 impl Server {
@@ -136,7 +141,8 @@ impl Server {
             registry: Registry::default(),
             stats: ServerStats::default(),
             stop: watch::Sender::new(false),
-            slots: Arc::new(Semaphore::new(slots)),
+            unix_slots: Arc::new(Semaphore::new(slots)),
+            tcp_slots: Arc::new(Semaphore::new(slots)),
         };
         Server { shared: Arc::new(shared), listeners: Arc::default() }
     }
@@ -240,6 +246,9 @@ async fn flush(served: &Served) -> Result<(), ServerError> {
 trait Accept: Send + 'static {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
+    /// The slots that connections of this kind share.
+    fn slots(shared: &Shared) -> &Arc<Semaphore>;
+
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
@@ -251,6 +260,10 @@ struct Unix {
 impl Accept for Unix {
     type Stream = UnixStream;
 
+    fn slots(shared: &Shared) -> &Arc<Semaphore> {
+        &shared.unix_slots
+    }
+
     async fn accept(&self) -> io::Result<UnixStream> {
         Ok(self.listener.accept().await?.0)
     }
@@ -258,6 +271,10 @@ impl Accept for Unix {
 
 impl Accept for TcpListener {
     type Stream = TcpStream;
+
+    fn slots(shared: &Shared) -> &Arc<Semaphore> {
+        &shared.tcp_slots
+    }
 
     async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = TcpListener::accept(self).await?;
@@ -279,7 +296,7 @@ async fn accept_all<A: Accept>(shared: Arc<Shared>, listener: A, tls: Option<Tls
             () = signalled(&mut stop) => break,
             Some(_) = connections.next() => {}
             accepted = listener.accept() => match accepted {
-                Ok(stream) => connections.extend(admit(&shared, stream, &tls)),
+                Ok(stream) => connections.extend(admit(&shared, A::slots(&shared), stream, &tls)),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     shared.env.sleep(ACCEPT_PAUSE).await;
@@ -292,12 +309,22 @@ async fn accept_all<A: Accept>(shared: Arc<Shared>, listener: A, tls: Option<Tls
 }
 
 /// Starts a connection's task if there is a slot for it.
-fn admit<S>(shared: &Arc<Shared>, stream: S, tls: &Option<TlsConfig>) -> Option<Task<()>>
+fn admit<S>(
+    shared: &Arc<Shared>,
+    slots: &Arc<Semaphore>,
+    stream: S,
+    tls: &Option<TlsConfig>,
+) -> Option<Task<()>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Ok(slot) = shared.slots.clone().try_acquire_owned() else {
+    let Ok(slot) = slots.clone().try_acquire_owned() else {
         shared.stats.connections_refused.add(1);
+        let refused = shared.stats.connections_refused.get();
+        if refused.is_power_of_two() {
+            let max = shared.config.max_connections;
+            tracing::warn!(max, refused, "a connection was refused: the server has its maximum");
+        }
         return None;
     };
     shared.stats.connections.add(1);
@@ -404,8 +431,13 @@ where
     if *export_stop.borrow() {
         return;
     }
-    let ServerConfig { max_requests, max_bytes, shutdown_grace, .. } = shared.config;
-    let backpressure = Backpressure { requests: max_requests.max(1), bytes: max_bytes.max(1) };
+    let ServerConfig { max_requests, max_bytes, max_server_bytes, shutdown_grace, .. } =
+        shared.config;
+    let backpressure = Backpressure {
+        requests: max_requests.max(1),
+        bytes: max_bytes,
+        server_bytes: max_server_bytes,
+    };
     let (env, stats) = (shared.env.clone(), &shared.stats);
     let connection = Connection::new(&mut stream, env, agreement, stats, backpressure);
     let deadline = async {

@@ -212,3 +212,18 @@ async fn too_many_connections_are_refused() {
     assert_eq!(second.call(3, 0, 0, 0).await, 0);
     assert_eq!(fixture.volume.flushes.load(Ordering::SeqCst), 2);
 }
+
+#[tokio::test]
+async fn idle_clients_on_one_kind_of_socket_do_not_lock_out_the_other() {
+    let config = ServerConfig { max_connections: 2, ..quick_config() };
+    let fixture = Fixture::with(MemoryVolume::new(MIB), config);
+    let address = "127.0.0.1:0".parse().unwrap();
+    let address = fixture.server.listen_tcp(address, None).await.unwrap();
+    let _idle = [fixture.client().await, fixture.client().await];
+    let mut refused = fixture.raw().await;
+    assert!(refused.is_closed().await);
+    let mut greeting = [0; 8];
+    let mut tcp = tokio::net::TcpStream::connect(address).await.unwrap();
+    tokio::io::AsyncReadExt::read_exact(&mut tcp, &mut greeting).await.unwrap();
+    assert_eq!(&greeting, b"NBDMAGIC");
+}

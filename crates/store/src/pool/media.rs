@@ -1,7 +1,7 @@
 //! How paths become devices: files and block devices, or what a test puts in their place.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -125,6 +125,13 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
+/// Makes a new file in place of what has the name: a symbolic link that another user left in the
+/// folder is removed, not followed.
+fn write_text(path: &Path, text: &str) -> io::Result<()> {
+    if_there(std::fs::remove_file(path))?;
+    std::fs::File::create_new(path)?.write_all(text.as_bytes())
+}
+
 /// That nothing is there is no failure.
 fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
@@ -168,7 +175,7 @@ impl Media for FileMedia {
 
     async fn write_text(&self, path: &Path, text: &str) -> io::Result<()> {
         let (path, text) = (path.to_owned(), text.to_owned());
-        blocking(move || std::fs::write(path, text)).await
+        blocking(move || write_text(&path, &text)).await
     }
 
     async fn sync(&self, path: &Path) -> io::Result<()> {
@@ -189,5 +196,23 @@ impl Media for FileMedia {
     async fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         let folder = folder.to_owned();
         blocking(move || sync_folder(&folder)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_text_is_not_written_by_way_of_a_symbolic_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (victim, path) = (folder.path().join("victim"), folder.path().join("text"));
+        std::fs::write(&victim, "old").unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        FileMedia.write_text(&path, "new").await.unwrap();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "old");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
+        FileMedia.write_text(&path, "newer").await.unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "newer");
     }
 }

@@ -1,7 +1,6 @@
 //! `thalweg attach` and `thalweg detach`: a volume as a block device of the kernel.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use thalweg_store::env::Env;
 use crate::background;
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
 use crate::opened::Opened;
 use crate::progress::{self, Silent};
 use crate::request::{Answer, AttachRequest, Request};
@@ -43,9 +43,9 @@ pub(crate) struct Attach {
     /// Make devices of the partitions found
     #[arg(long)]
     partition_scan: bool,
-    /// Serve metrics for Prometheus over HTTP, on 127.0.0.1:PORT for example
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics: Option<SocketAddr>,
+    /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<ListenAddress>,
     /// Print the device as a JSON object
     #[arg(long)]
     json: bool,
@@ -74,7 +74,7 @@ pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
     let target = Target::find(&args.volume)?;
     let target = target.with_journal(args.journal.journal_dev.as_deref());
     if let Some(mut client) = Client::connect(&target.folder).await? {
-        if let Some(address) = args.metrics {
+        if let Some(address) = &args.metrics {
             return Err(Failure::new(format!(
                 "{} has a server already, which alone could serve metrics on {address}",
                 target.name
@@ -134,7 +134,7 @@ async fn start(env: &Env, args: &Attach, target: Target) -> Outcome<(Running, Pa
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
     let attached = session.attach(&session.volumes()[0], &how).await;
     let running = match &attached {
-        Ok(_) => Running::start(&session, args.metrics),
+        Ok(_) => Running::start(&session, args.metrics.as_ref()),
         Err(failure) => Err(failure.clone()),
     };
     match (running, attached) {
@@ -156,7 +156,7 @@ fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     if args.partition_scan {
         command.push("--partition-scan".into());
     }
-    if let Some(address) = args.metrics {
+    if let Some(address) = &args.metrics {
         command.extend(["--metrics".into(), address.to_string().into()]);
     }
     if let Some(journal) = &target.journal {
@@ -165,7 +165,7 @@ fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     let place = target.place().display().to_string();
     let export = crate::target::export(&place, target.snapshot.as_deref());
     command.extend(["--".into(), export.into()]);
-    let device: PathBuf = background::start(&command, &target.folder.join(LOG))?;
+    let device: PathBuf = background::start(&command, &target.folder, LOG)?;
     show(&device, args.json);
     Ok(())
 }

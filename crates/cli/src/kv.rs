@@ -3,7 +3,7 @@
 //! A volume that is being served is used through its server, one that is idle is opened for the
 //! command. Everything here works on `dyn Transact`, and does not know which of the two it is.
 
-use std::io::{BufRead, IsTerminal, Read, Write};
+use std::io::{BufRead, IsTerminal, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use thalweg_store::txn::{Transact, TxnError};
 
 use crate::failure::{Failure, Outcome};
 use crate::opened::Opened;
+use crate::output;
 use crate::size::Size;
 use crate::target::{JournalDev, Target};
 
@@ -347,12 +348,11 @@ async fn get(store: &Store, args: &OnKey) -> Outcome<()> {
         println!("{}", json!({"key": text(&key), "value": text(&value)}));
         return Ok(());
     }
-    let mut out = std::io::stdout().lock();
-    out.write_all(&value)?;
-    if out.is_terminal() {
-        writeln!(out)?;
+    output::bytes(&value);
+    if std::io::stdout().is_terminal() {
+        println!();
     }
-    Ok(out.flush()?)
+    Ok(())
 }
 
 async fn delete(store: &Store, args: &OnKey) -> Outcome<()> {
@@ -410,9 +410,9 @@ async fn show(
     let mut shown = 0;
     while shown < limit {
         let Some((key, value)) = iter.next().await? else { break };
-        match writeln!(std::io::stdout(), "{}", line(&key, &value)) {
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => break,
-            written => written?,
+        println!("{}", line(&key, &value));
+        if output::is_closed() {
+            break;
         }
         shown += 1;
     }

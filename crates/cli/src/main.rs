@@ -12,6 +12,10 @@
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+// Its macros stand in for those of the standard library everywhere below.
+#[macro_use]
+mod output;
+
 mod ask;
 mod attach;
 mod background;
@@ -25,6 +29,7 @@ mod helper;
 mod holder;
 mod in_place;
 mod kv;
+mod listen;
 mod metrics;
 mod mkfs;
 mod mount;
@@ -112,7 +117,7 @@ fn main() -> ExitCode {
         tracing::debug!(%error, "this process is no I/O flusher; it can attach nothing without root");
     }
     let failed = if matches!(cli.command, Command::Tx(_)) { tx::FAILED } else { codes.failed };
-    match run(cli.command) {
+    match run(cli.command).and_then(|code| output::finish().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             eprintln!("{:?}", miette::Report::new(failure));

@@ -1,7 +1,6 @@
 //! `thalweg mount` and `thalweg umount`: a volume's filesystem for everybody on this machine.
 
 use std::ffi::{CString, OsString};
-use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use thalweg_store::env::Env;
 use crate::background;
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
 use crate::mount_options::{MountOptions, Unknown};
 use crate::mounts::KIND;
 use crate::opened::Opened;
@@ -60,9 +60,9 @@ pub(crate) struct Mount {
     /// For mount(8): the type, which is thalweg
     #[arg(short = 't', hide = true)]
     kind: Option<String>,
-    /// Serve metrics for Prometheus over HTTP, on 127.0.0.1:PORT for example
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics: Option<SocketAddr>,
+    /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<ListenAddress>,
     /// Say in JSON, on one line, what came of it: for the process that started this one
     #[arg(long, hide = true, requires = "foreground")]
     tell: bool,
@@ -188,7 +188,7 @@ async fn start(env: &Env, args: &Mount, target: Target, request: MountRequest) -
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
     let mounted = session.mount(&session.volumes()[0], &request).await;
     let running = match &mounted {
-        Ok(_) => Running::start(&session, args.metrics),
+        Ok(_) => Running::start(&session, args.metrics.as_ref()),
         Err(failure) => Err(failure.clone()),
     };
     if running.is_err() {
@@ -206,11 +206,11 @@ fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outco
     if args.sloppy {
         command.push("--sloppy".into());
     }
-    if let Some(address) = args.metrics {
+    if let Some(address) = &args.metrics {
         command.extend(["--metrics".into(), address.to_string().into()]);
     }
     command.extend(["--".into(), target.place().into(), request.directory.clone().into()]);
-    background::start(&command, &target.folder.join(LOG))
+    background::start(&command, &target.folder, LOG)
 }
 
 async fn remount(directory: &Path, options: &MountOptions) -> Outcome<()> {

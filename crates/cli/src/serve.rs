@@ -1,21 +1,23 @@
 //! `thalweg serve`: volumes for clients that speak NBD, and for those that run transactions.
 
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use thalweg_nbd::{TlsConfig, UnixSocketOptions};
+use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
 use thalweg_store::env::{Env, Task};
 use tokio::sync::watch;
 
 use crate::control::{self, Control};
 use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
 use crate::opened::Opened;
 use crate::session::{Administered, Purpose, Session};
 use crate::target::{JournalDev, Target};
-use crate::{metrics, signals};
+use crate::{metrics, output, signals};
 
 /// Serve volumes over NBD, and their transactions to programs on this machine
 ///
@@ -36,9 +38,9 @@ pub(crate) struct Serve {
     /// $XDG_RUNTIME_DIR/thalweg]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Also listen on a TCP address, such as 0.0.0.0:10809
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    tcp: Option<SocketAddr>,
+    /// Also listen on TCP, such as localhost:10809 or 0.0.0.0:10809: on every address of the host
+    #[arg(long, value_name = "HOST:PORT")]
+    tcp: Option<ListenAddress>,
     /// Certificate chain for TCP; clients must then use TLS
     #[arg(long, value_name = "FILE.pem", requires_all = ["tcp", "tls_key"])]
     tls_cert: Option<PathBuf>,
@@ -48,9 +50,12 @@ pub(crate) struct Serve {
     /// Authority that must have signed the clients' certificates
     #[arg(long, value_name = "FILE.pem", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
-    /// Serve metrics for Prometheus over HTTP, on 127.0.0.1:PORT for example
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    metrics: Option<SocketAddr>,
+    /// NBD clients at a time, for each kind of socket
+    #[arg(long, value_name = "N", default_value_t = ServerConfig::default().max_connections)]
+    max_connections: usize,
+    /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<ListenAddress>,
     /// Say where the volumes are served as one JSON object
     #[arg(long)]
     json: bool,
@@ -88,8 +93,10 @@ pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
         target.journal = Some(journal.clone());
     }
     let volumes = open_all(env, &targets).await?;
-    let session = Arc::new(Session::new(env, volumes, Purpose::Serve));
-    let running = Running::start(&session, args.metrics)?;
+    let limits = ServerConfig { max_connections: args.max_connections, ..ServerConfig::default() };
+    raise_file_limit();
+    let session = Arc::new(Session::with(env, volumes, Purpose::Serve, limits));
+    let running = Running::start(&session, args.metrics.as_ref())?;
     let served = start(&session, &args, &targets).await;
     match served {
         Ok(place) => {
@@ -103,10 +110,29 @@ pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
     }
 }
 
+/// Each connection takes a descriptor, and the soft limit is often 1,024: takes what the hard limit
+/// allows.
+fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the place is ours, and the calls take nothing else.
+    let raised = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0
+        }
+    };
+    if !raised {
+        let error = std::io::Error::last_os_error();
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
 /// Where clients find a server.
 struct Place {
     socket: PathBuf,
-    tcp: Option<SocketAddr>,
+    tcp: Vec<SocketAddr>,
+    /// Whether clients on TCP must use TLS.
+    tls: bool,
 }
 
 async fn start(session: &Session, args: &Serve, targets: &[Target]) -> Outcome<Place> {
@@ -122,14 +148,47 @@ async fn start(session: &Session, args: &Serve, targets: &[Target]) -> Outcome<P
         None => default_socket(&targets[0].name)?,
     };
     session.server().listen_unix(&socket, UnixSocketOptions::default(), None)?;
-    let tcp = match args.tcp {
-        None => None,
-        Some(address) => Some(session.server().listen_tcp(address, tls(args)?).await?),
+    let tcp = match &args.tcp {
+        None => Vec::new(),
+        Some(address) => listen_tcp(session.server(), address, tls(args)?).await?,
     };
-    if let Some(address) = tcp.filter(|it| args.tls_cert.is_none() && !it.ip().is_loopback()) {
+    let is_tls = args.tls_cert.is_some();
+    if let Some(address) = tcp.iter().find(|it| !is_tls && !it.ip().is_loopback()) {
         tracing::warn!(%address, "without --tls-cert everything travels in the clear");
     }
-    Ok(Place { socket, tcp })
+    Ok(Place { socket, tcp, tls: is_tls })
+}
+
+/// Listens on every address of a host, all with one port. An address of a family that this machine
+/// lacks is passed over where another one works.
+async fn listen_tcp(
+    server: &Server,
+    address: &ListenAddress,
+    tls: Option<TlsConfig>,
+) -> Outcome<Vec<SocketAddr>> {
+    let (mut listening, mut refused) = (Vec::new(), None);
+    for place in address.all() {
+        let mut place = *place;
+        if let (0, Some(first)) = (place.port(), listening.first().map(SocketAddr::port)) {
+            place.set_port(first);
+        }
+        match server.listen_tcp(place, tls.clone()).await {
+            Ok(place) => listening.push(place),
+            Err(ServerError::Tcp { address, source }) if is_absent(&source) => {
+                refused = Some(ServerError::Tcp { address, source });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match (listening.is_empty(), refused) {
+        (true, Some(error)) => Err(error.into()),
+        _ => Ok(listening),
+    }
+}
+
+/// Whether this machine does not have such an address.
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
 }
 
 fn tls(args: &Serve) -> Outcome<Option<TlsConfig>> {
@@ -160,22 +219,42 @@ fn default_socket(name: &str) -> Outcome<PathBuf> {
 
 fn announce(session: &Session, place: &Place, json: bool) {
     let exports = session.server().exports();
+    let uris: Vec<String> = exports.iter().flat_map(|name| uris(name, place)).collect();
     if json {
-        let tcp = place.tcp.map(|address| address.to_string());
-        let object = serde_json::json!({ "socket": place.socket, "tcp": tcp, "exports": exports });
+        let tcp = place.tcp.first().map(|address| address.to_string());
+        let object = serde_json::json!({
+            "socket": place.socket, "tcp": tcp, "exports": exports, "uris": uris,
+        });
         println!("{object}");
-        return;
+    } else {
+        uris.iter().for_each(|uri| println!("{uri}"));
     }
-    for name in exports {
-        println!("{}", uri(&name, &place.socket));
-        if let Some(address) = place.tcp {
-            println!("nbd://{address}/{name}");
-        }
-    }
+    output::flush();
 }
 
-fn uri(export: &str, socket: &Path) -> String {
-    format!("nbd+unix:///{export}?socket={}", socket.display())
+/// Every way to an export, as NBD clients take it.
+fn uris(export: &str, place: &Place) -> Vec<String> {
+    let export = escaped(export.as_bytes(), "");
+    let socket = escaped(place.socket.as_os_str().as_bytes(), "/");
+    let scheme = if place.tls { "nbds" } else { "nbd" };
+    let unix = format!("nbd+unix:///{export}?socket={socket}");
+    let tcp = place.tcp.iter().map(|address| format!("{scheme}://{address}/{export}"));
+    std::iter::once(unix).chain(tcp).collect()
+}
+
+/// A part of a URI: what is not unreserved (RFC 3986, 2.3) and not among `kept` is percent-encoded.
+fn escaped(bytes: &[u8], kept: &str) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'-' | b'.' | b'_' | b'~' | b'@' => {
+                text.push(char::from(*byte));
+            }
+            byte if kept.as_bytes().contains(byte) => text.push(char::from(*byte)),
+            byte => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
 }
 
 /// A session with its control sockets, metrics and signals.
@@ -187,11 +266,14 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(session: &Arc<Session>, metrics: Option<SocketAddr>) -> Outcome<Running> {
+    pub(crate) fn start(
+        session: &Arc<Session>,
+        metrics: Option<&ListenAddress>,
+    ) -> Outcome<Running> {
         let env = session.env().clone();
         let mut tasks = vec![signals::watch(&env, session.stop().clone())?];
         if let Some(address) = metrics {
-            tasks.extend(metrics::start(&env, address, session.clone())?);
+            tasks.extend(metrics::start(&env, address.first(), session.clone())?);
         }
         let watched = session.clone();
         tasks.push(env.spawn(async move { watched.watch_devices().await }));
@@ -218,5 +300,29 @@ impl Running {
         // Clients that wait for the end on a control socket hear of it only now.
         drop(self.controls);
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_name_the_scheme_and_escape_what_is_no_name() {
+        let place = |tls| Place {
+            socket: "/run/a b?.sock".into(),
+            tcp: vec!["127.0.0.1:10809".parse().unwrap(), "[::1]:10809".parse().unwrap()],
+            tls,
+        };
+        let unix = "nbd+unix:///my%20vol%23%2F%C3%A9@monday?socket=/run/a%20b%3F.sock";
+        assert_eq!(
+            uris("my vol#/é@monday", &place(true)),
+            [
+                unix,
+                "nbds://127.0.0.1:10809/my%20vol%23%2F%C3%A9@monday",
+                "nbds://[::1]:10809/my%20vol%23%2F%C3%A9@monday",
+            ]
+        );
+        assert_eq!(uris("vol", &place(false))[1], "nbd://127.0.0.1:10809/vol");
     }
 }

@@ -67,10 +67,20 @@ pub(crate) enum Purpose {
 impl Session {
     /// A session over volumes that are open.
     pub(crate) fn new(env: &Env, volumes: Vec<Opened>, purpose: Purpose) -> Session {
+        Session::with(env, volumes, purpose, ServerConfig::default())
+    }
+
+    /// A session whose NBD server has limits of its own.
+    pub(crate) fn with(
+        env: &Env,
+        volumes: Vec<Opened>,
+        purpose: Purpose,
+        limits: ServerConfig,
+    ) -> Session {
         Session {
             env: env.clone(),
             volumes: volumes.into_iter().map(Arc::new).collect(),
-            server: Server::new(env.clone(), ServerConfig::default()),
+            server: Server::new(env.clone(), limits),
             attachments: Mutex::default(),
             mounts: Mutex::default(),
             views: AtomicU64::new(1),
@@ -122,10 +132,14 @@ impl Session {
     /// Lets clients have a volume, or a snapshot of it.
     pub(crate) fn export(&self, volume: &Opened, snapshot: Option<&str>) -> Outcome<()> {
         let name = export(&volume.target.name, snapshot);
-        let exported = Export::new(name, bytes_of(volume, snapshot)?);
-        Ok(self
-            .server
-            .add_export(exported.description(volume.target.place().display().to_string()))?)
+        let exported = Export::new(name, bytes_of(volume, snapshot)?)
+            .description(volume.target.place().display().to_string());
+        // A lone volume is what a client means that names none, whatever snapshots it has.
+        let exported = match (self.volumes.len(), snapshot) {
+            (1, None) => exported.default_export(),
+            _ => exported,
+        };
+        Ok(self.server.add_export(exported)?)
     }
 
     /// Lets clients have a volume and all its snapshots.

@@ -6,6 +6,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::failure::{Failure, Outcome};
+use crate::output;
 
 /// Print a completion script for a shell
 #[derive(Debug, Args)]
@@ -22,7 +23,9 @@ pub(crate) struct Man {
 }
 
 pub(crate) fn completions(args: &Completions, mut command: Command) -> Outcome<()> {
-    clap_complete::generate(args.shell, &mut command, "thalweg", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "thalweg", &mut script);
+    output::bytes(&script);
     Ok(())
 }
 

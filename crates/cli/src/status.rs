@@ -13,6 +13,7 @@ use thalweg_store::env::{Env, HashMap};
 
 use crate::ask::ask;
 use crate::failure::{Failure, Outcome};
+use crate::output;
 use crate::request::{Answer, Request};
 use crate::size::Size;
 use crate::target::Target;
@@ -187,9 +188,10 @@ pub(crate) async fn show(
             print!("{}", text(&view, before.as_ref().zip(interval))?);
             before = Some(view);
         }
+        output::flush();
         match interval {
-            Some(interval) => env.sleep(interval).await,
-            None => return Ok(()),
+            Some(interval) if !output::is_closed() => env.sleep(interval).await,
+            _ => return Ok(()),
         }
     }
 }

@@ -43,6 +43,69 @@ fn nbdinfo_sees_the_volume_and_its_snapshots() {
 }
 
 #[test]
+fn a_client_that_names_no_export_gets_the_volume() {
+    if !has("nbdinfo") {
+        return;
+    }
+    let home = Home::with_volume("64M", &[]);
+    good(&mut home.on_volume(&["snapshot", "create"], &["before"]));
+    let server = home.serve(&[]);
+    let info = json(Command::new("nbdinfo").args(["--json", &server.uri("")]));
+    assert_eq!(info["exports"][0]["is_read_only"], false);
+    server.end();
+}
+
+#[test]
+fn a_host_is_served_on_all_its_addresses() {
+    let home = Home::with_volume("64M", &[]);
+    let server = home.serve(&["--tcp", "localhost:0"]);
+    let uris = server.ready["uris"].as_array().unwrap();
+    let addresses: Vec<&str> = uris
+        .iter()
+        .filter_map(|uri| uri.as_str().unwrap().strip_prefix("nbd://")?.strip_suffix("/vol"))
+        .collect();
+    assert!(!addresses.is_empty(), "{uris:?}");
+    for address in addresses {
+        let mut greeting = [0; 8];
+        TcpStream::connect(address).unwrap().read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"NBDMAGIC");
+    }
+    server.end();
+    let said = bad(thalweg(["serve", "--tcp", "localhost"]).arg(home.volume()), 2);
+    assert!(said.contains("HOST:PORT"), "{said}");
+}
+
+#[test]
+fn names_in_uris_are_escaped() {
+    if !has("nbdinfo") {
+        return;
+    }
+    let home = Home::empty();
+    let volume = home.path("my volume#1");
+    good(thalweg(["volume", "create", "--size", "64M"]).arg(&volume));
+    let server = Server::start(&home, &volume.display().to_string(), &[]);
+    let uri = server.ready["uris"][0].as_str().unwrap();
+    assert!(uri.contains("my%20volume%231"), "{uri}");
+    good(Command::new("nbdinfo").arg(uri));
+    server.end();
+}
+
+#[test]
+fn hundreds_of_idle_clients_lock_nobody_out() {
+    let home = Home::with_volume("64M", &[]);
+    let server = home.serve(&[]);
+    let connect = || {
+        let mut stream = std::os::unix::net::UnixStream::connect(&server.socket).unwrap();
+        let mut greeting = [0; 8];
+        stream.read_exact(&mut greeting).unwrap();
+        stream
+    };
+    let idle: Vec<_> = (0..300).map(|_| connect()).collect();
+    drop(idle);
+    server.end();
+}
+
+#[test]
 fn copies_come_back_as_they_went_and_outlive_the_server() {
     if !has("nbdcopy") {
         return;

@@ -76,6 +76,23 @@ impl Drop for Mount {
     }
 }
 
+#[test]
+fn a_log_in_the_folder_of_another_user_is_not_written() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    mount.umount();
+    let elsewhere = mount.home.path("elsewhere");
+    let log = mount.home.volume().join("mount.log");
+    // Both as an owner who means harm would leave it, and in a folder of this user's own.
+    for owner in [Some(12_345), None] {
+        let _ = fs::remove_file(&log);
+        symlink(&elsewhere, &log).unwrap();
+        std::os::unix::fs::chown(mount.home.volume(), owner.or(Some(0)), None).unwrap();
+        mount.mount(&[]);
+        mount.umount();
+        assert!(!elsewhere.exists(), "owner {owner:?}: the link was followed");
+    }
+}
+
 /// Waits until something is so, not for ever.
 fn wait_until(is_so: impl Fn() -> bool) {
     for _ in 0..200 {

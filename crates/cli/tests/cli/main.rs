@@ -11,6 +11,7 @@ mod clients;
 mod files;
 mod in_place;
 mod kv;
+mod output;
 mod raw_devices;
 mod run;
 mod text;

@@ -1,0 +1,84 @@
+//! Where a server listens: `HOST:PORT`, a name or an address.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+/// What an address that is none should have been.
+const EXPECTED: &str = "expected HOST:PORT, such as localhost:10809, 0.0.0.0:10809 or [::]:10809";
+
+/// A host and a port as the user wrote them, and the addresses that the host has for this machine's
+/// resolver.
+#[derive(Clone, Debug)]
+pub(crate) struct ListenAddress {
+    text: String,
+    addresses: Vec<SocketAddr>,
+}
+
+impl ListenAddress {
+    /// Every address of the host, each once; at least one.
+    pub(crate) fn all(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The first address of the host.
+    pub(crate) fn first(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+}
+
+/// Whether a text has the form of a host and a port; an IPv6 address stands in brackets.
+fn is_host_and_port(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        let is_plain = !host.is_empty() && !host.contains(':');
+        port.parse::<u16>().is_ok() && (is_plain || host.starts_with('['))
+    })
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ListenAddress, String> {
+        if !is_host_and_port(text) {
+            return Err(EXPECTED.to_owned());
+        }
+        let found =
+            text.to_socket_addrs().map_err(|error| format!("cannot resolve it: {error}"))?;
+        let mut addresses: Vec<SocketAddr> = Vec::new();
+        for address in found {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        match addresses.is_empty() {
+            true => Err("the host has no address".to_owned()),
+            false => Ok(ListenAddress { text: text.to_owned(), addresses }),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_addresses_are_accepted() {
+        let parse = |text: &str| ListenAddress::from_str(text);
+        assert_eq!(parse("127.0.0.1:80").unwrap().all(), ["127.0.0.1:80".parse().unwrap()]);
+        assert_eq!(parse("[::1]:80").unwrap().first(), "[::1]:80".parse().unwrap());
+        let local = parse("localhost:80").unwrap();
+        assert!(local.all().iter().all(|address| address.ip().is_loopback()));
+        assert_eq!(local.to_string(), "localhost:80");
+        let wrong =
+            ["", "localhost", ":80", "localhost:", "localhost:http", "::1:80", "1.2.3.4:70000"];
+        for text in wrong {
+            assert!(parse(text).unwrap_err().contains("HOST:PORT"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Standard output and standard error, whose readers may go away.
+//!
+//! The macros of the standard library panic when a write fails. In this crate `println!`, `print!` and
+//! `eprintln!` are these instead: the first failed write to standard output is kept, and later ones
+//! write nothing. A reader that closes the pipe (`| head`) ends loops that ask [`is_closed`] and is
+//! no failure; any other failure is the command's, by way of [`finish`].
+
+use std::fmt::Arguments;
+use std::io::{self, Write};
+use std::sync::OnceLock;
+
+use crate::failure::{Failure, Outcome};
+
+macro_rules! println {
+    () => { $crate::output::line(format_args!("")) };
+    ($($text:tt)*) => { $crate::output::line(format_args!($($text)*)) };
+}
+
+macro_rules! print {
+    ($($text:tt)*) => { $crate::output::text(format_args!($($text)*)) };
+}
+
+macro_rules! eprintln {
+    ($($text:tt)*) => { $crate::output::error_line(format_args!($($text)*)) };
+}
+
+/// The first write to standard output that failed.
+static FAILED: OnceLock<io::Error> = OnceLock::new();
+
+/// Whether standard output takes nothing any more.
+pub(crate) fn is_closed() -> bool {
+    FAILED.get().is_some()
+}
+
+fn write(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
+    if is_closed() {
+        return;
+    }
+    if let Err(error) = write(&mut io::stdout().lock()) {
+        // Of two threads that fail at once, one keeps its error.
+        let _ = FAILED.set(error);
+    }
+}
+
+/// Prints a line on standard output.
+pub(crate) fn line(text: Arguments) {
+    write(|out| writeln!(out, "{text}"));
+}
+
+/// Prints a text on standard output.
+pub(crate) fn text(text: Arguments) {
+    write(|out| write!(out, "{text}"));
+}
+
+/// Prints bytes on standard output.
+pub(crate) fn bytes(bytes: &[u8]) {
+    write(|out| out.write_all(bytes));
+}
+
+/// Hands what was printed to the reader.
+pub(crate) fn flush() {
+    write(|out| out.flush());
+}
+
+/// Prints a line on standard error. A failure of that has no place to be told.
+pub(crate) fn error_line(text: Arguments) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// What became of everything that was printed.
+///
+/// # Errors
+/// The first failed write, unless the reader has closed the pipe.
+pub(crate) fn finish() -> Outcome<()> {
+    flush();
+    match FAILED.get() {
+        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::of(error).while_doing("cannot write to standard output"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -139,23 +139,141 @@ fn volumes_that_hold_something_else_are_refused() {
 }
 
 #[test]
-fn a_damaged_or_newer_catalogue_is_refused() {
+fn a_catalogue_without_a_whole_copy_is_refused() {
     run(1, |env| async move {
         let volume = volume(&env, 1000);
         create(&env, &volume, "a", Kind::Btree, 100).await;
-        let good = read(&volume, 0).await;
+        let (good, copy) = (read(&volume, 0).await, read(&volume, 15).await);
+        let mut bad_copy = copy.to_vec();
+        bad_copy[100] ^= 1;
+        write(&volume, 15, bad_copy).await;
         for at in [9, 13, 20, 64, 70, 150, 4000] {
             let mut bad = good.to_vec();
             bad[at] ^= 1;
             write(&volume, 0, bad).await;
             let error = Store::open(&env, volume.clone(), "a").await.unwrap_err();
-            let newer = matches!(error, TreeError::Newer { .. }) && at == 9;
-            assert!(newer || matches!(error, TreeError::Damaged { .. }), "{at}: {error}");
+            assert!(matches!(error, TreeError::Damaged { .. }), "{at}: {error}");
             let made = catalogue::create(&env, &*volume, &partition("b", Kind::Raw, 10)).await;
             assert!(made.is_err(), "{at}");
+            assert!(catalogue::repair(&*volume).await.is_err(), "{at}");
         }
         write(&volume, 0, good.to_vec()).await;
         Store::open(&env, volume.clone(), "a").await.unwrap();
+        assert_eq!(catalogue::damaged_blocks(&*volume).await.unwrap(), [15]);
+        assert_eq!(catalogue::repair(&*volume).await.unwrap(), [15]);
+        assert_eq!(read(&volume, 15).await, copy);
+    });
+}
+
+/// Partitions of one block and of as many as there is room for.
+async fn with_partitions(volume: &Arc<dyn Transact>, env: &Env, count: usize) -> Vec<String> {
+    let names: Vec<String> = (0..count).map(|nth| format!("part{nth}")).collect();
+    for name in &names {
+        catalogue::create(env, &**volume, &partition(name, Kind::Raw, 1)).await.unwrap();
+    }
+    names
+}
+
+async fn names(volume: &Arc<dyn Transact>) -> Result<Vec<String>, TreeError> {
+    let listed = catalogue::list(&**volume).await?;
+    Ok(listed.into_iter().map(|partition| partition.name).collect())
+}
+
+/// One flipped bit in any block of the catalogue loses nothing, as long as half its blocks are enough.
+#[test]
+fn a_damaged_block_of_the_catalogue_is_replaced_by_its_copy() {
+    for count in [1, 42, 43, 336] {
+        run(1, |env| async move {
+            let volume = volume(&env, 1000);
+            let expected = with_partitions(&volume, &env, count).await;
+            for block in 0..16 {
+                let good = read(&volume, block).await;
+                if block > 0 && good.iter().all(|byte| *byte == 0) {
+                    continue;
+                }
+                let mut bad = good.to_vec();
+                bad[70] ^= 1;
+                write(&volume, block, bad.clone()).await;
+                assert_eq!(names(&volume).await.unwrap(), expected, "block {block}");
+                assert_eq!(catalogue::damaged_blocks(&*volume).await.unwrap(), [block]);
+                assert_eq!(catalogue::repair(&*volume).await.unwrap(), [block]);
+                assert_eq!(read(&volume, block).await, good);
+                // So does the next change.
+                write(&volume, block, bad).await;
+                let name = expected.last().unwrap();
+                catalogue::remove(&env, &*volume, name).await.unwrap();
+                catalogue::create(&env, &*volume, &partition(name, Kind::Raw, 1)).await.unwrap();
+                assert_eq!(catalogue::damaged_blocks(&*volume).await.unwrap(), [0; 0]);
+                assert_eq!(names(&volume).await.unwrap(), expected, "block {block}");
+            }
+        });
+    }
+}
+
+/// Copies make room for partitions, and no copy is taken for a list.
+#[test]
+fn a_full_catalogue_has_the_copies_that_it_has_room_for() {
+    run(1, |env| async move {
+        let volume = volume(&env, 1000);
+        let mut expected = with_partitions(&volume, &env, 16 * 42).await;
+        assert_eq!(names(&volume).await.unwrap(), expected);
+        let more = catalogue::create(&env, &*volume, &partition("more", Kind::Raw, 1)).await;
+        assert!(matches!(more, Err(TreeError::Invalid(_))), "{more:?}");
+        for name in expected.split_off(15 * 42) {
+            catalogue::remove(&env, &*volume, &name).await.unwrap();
+        }
+        let mut bad = read(&volume, 0).await.to_vec();
+        bad[70] ^= 1;
+        write(&volume, 0, bad).await;
+        assert_eq!(names(&volume).await.unwrap(), expected);
+    });
+}
+
+/// What else is at the volume's beginning counts more than a copy of what was there.
+#[test]
+fn a_copy_does_not_bring_back_what_was_overwritten_or_discarded() {
+    run(1, |env| async move {
+        let volume = volume(&env, 1000);
+        create(&env, &volume, "a", Kind::Btree, 100).await;
+        write(&volume, 0, vec![0x53; BLOCK_SIZE]).await;
+        assert!(matches!(names(&volume).await, Err(TreeError::Foreign(0))));
+        assert_eq!(catalogue::repair(&*volume).await.unwrap(), [0; 0]);
+        assert_eq!(read(&volume, 0).await[0], 0x53);
+        write(&volume, 0, vec![0; BLOCK_SIZE]).await;
+        assert!(matches!(names(&volume).await, Err(TreeError::NoCatalogue)));
+    });
+}
+
+/// A catalogue as it was written before there were copies.
+#[test]
+fn a_catalogue_without_copies_gets_them() {
+    run(1, |env| async move {
+        let volume = volume(&env, 1000);
+        create(&env, &volume, "a", Kind::Btree, 100).await;
+        let copy = read(&volume, 15).await;
+        write(&volume, 15, vec![0; BLOCK_SIZE]).await;
+        assert_eq!(names(&volume).await.unwrap(), ["a"]);
+        assert_eq!(catalogue::repair(&*volume).await.unwrap(), [0; 0]);
+        assert_eq!(read(&volume, 15).await, copy);
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(hex(&copy[..12]), "5448414c5745475001000000");
+        assert_eq!(hex(&copy[16..36]), "0f00000000000000010000000100000000000000");
+    });
+}
+
+#[test]
+fn a_newer_catalogue_is_refused() {
+    run(1, |env| async move {
+        let volume = volume(&env, 1000);
+        create(&env, &volume, "a", Kind::Btree, 100).await;
+        let mut newer = read(&volume, 0).await.to_vec();
+        newer[8] = 9;
+        newer[12..16].fill(0);
+        let sum = thalweg_store::checksum::crc32c(&newer);
+        newer[12..16].copy_from_slice(&sum.to_le_bytes());
+        write(&volume, 0, newer).await;
+        let error = Store::open(&env, volume.clone(), "a").await.unwrap_err();
+        assert!(matches!(error, TreeError::Newer { version: 9, .. }), "{error}");
     });
 }
 

@@ -4,17 +4,21 @@
 //! has read all of it, under strict serializability: no two partitions can overlap or share a name.
 //! What takes more than one transaction, emptying blocks, is done while the partition is unfinished.
 
+mod blocks;
+
 use std::ops::Range;
 
 use bytes::Bytes;
 use uuid::Uuid;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
+
+use blocks::Stored;
 
 use super::area::Area;
 use super::error::TreeError;
 use super::format::{
-    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CatalogueBlock, CatalogueEntry,
-    FORMAT_VERSION, Kind, MAX_NAME, PageHeader, PageKind, State, StoreHeader,
+    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CatalogueBlock, CatalogueEntry, Kind, MAX_NAME,
+    PageHeader, PageKind, State, StoreHeader,
 };
 use super::page::Page;
 use super::work::Work;
@@ -65,35 +69,34 @@ pub struct NewPartition {
 }
 
 /// Every partition of a volume, and how much of the catalogue is there.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Catalogue {
     partitions: Vec<Partition>,
+    /// Blocks of it that are damaged, and whose copies were read instead.
+    damaged: Vec<u64>,
 }
 
 impl Catalogue {
     /// Reads all of it. A volume that nobody has written gives none.
     async fn read(txn: &dyn Transaction) -> Result<Option<Catalogue>, TreeError> {
-        let blocks = txn.read_run(Lba(0), CATALOGUE_BLOCKS.min(txn.blocks())).await?;
-        let Some(first) = blocks.first() else { return Err(TreeError::NoCatalogue) };
-        if !first.starts_with(&CATALOGUE_MAGIC) {
-            return match first.iter().all(|byte| *byte == 0) {
-                true => Ok(None),
-                false => Err(TreeError::Foreign(0)),
-            };
-        }
-        let mut partitions = Vec::new();
-        for (index, block) in blocks.iter().enumerate() {
-            if index == 0 || block.iter().any(|byte| *byte != 0) {
-                decode(index as u32, block, &mut partitions)?;
-            }
-        }
-        let catalogue = Catalogue { partitions };
+        let Some(Stored { partitions, damaged }) = blocks::read(txn).await? else {
+            return Ok(None);
+        };
+        let catalogue = Catalogue { partitions, damaged };
         catalogue.check(txn.blocks())?;
         Ok(Some(catalogue))
     }
 
     async fn require(txn: &dyn Transaction) -> Result<Catalogue, TreeError> {
         Catalogue::read(txn).await?.ok_or(TreeError::NoCatalogue)
+    }
+
+    /// The catalogue, if there is one.
+    async fn find_any(txn: &dyn Transaction) -> Result<Option<Catalogue>, TreeError> {
+        match Catalogue::read(txn).await {
+            Err(TreeError::NoCatalogue | TreeError::Foreign(_)) => Ok(None),
+            found => found,
+        }
     }
 
     /// The catalogue of a volume that has one or may get one.
@@ -104,7 +107,7 @@ impl Catalogue {
         let blocks = txn.read_run(Lba(0), EMPTY_BLOCKS.min(txn.blocks())).await?;
         match blocks.iter().position(|block| block.iter().any(|byte| *byte != 0)) {
             Some(used) => Err(TreeError::Foreign(used as u64)),
-            None => Ok(Catalogue { partitions: Vec::new() }),
+            None => Ok(Catalogue::default()),
         }
     }
 
@@ -133,27 +136,24 @@ impl Catalogue {
         sorted
     }
 
-    /// Writes all of it.
+    /// Writes all of it, and over what is damaged.
     async fn write(&self, txn: &dyn Transaction) -> Result<(), TreeError> {
-        let mut rest = self.partitions.as_slice();
-        for index in 0..CATALOGUE_BLOCKS {
-            let (here, more) = rest.split_at(rest.len().min(CATALOGUE_ENTRIES));
-            rest = more;
-            let content = match here.is_empty() && index > 0 {
-                true => Bytes::from(vec![0; BLOCK_SIZE]),
-                false => encode(index as u32, here),
+        let blocks = blocks::encode(&self.partitions).ok_or_else(|| {
+            TreeError::Invalid(format!(
+                "a volume has at most {} partitions",
+                CATALOGUE_BLOCKS as usize * CATALOGUE_ENTRIES
+            ))
+        })?;
+        for (index, content) in (0..).zip(blocks) {
+            let is_stored = match txn.read(Lba(index)).await {
+                Err(error) if error.is_damage() => false,
+                stored => stored? == content,
             };
-            if txn.read(Lba(index)).await? != content {
+            if !is_stored {
                 txn.write_as(Lba(index), content, Class::Metadata)?;
             }
         }
-        match rest.is_empty() {
-            true => Ok(()),
-            false => Err(TreeError::Invalid(format!(
-                "a volume has at most {} partitions",
-                CATALOGUE_BLOCKS as usize * CATALOGUE_ENTRIES
-            ))),
-        }
+        Ok(())
     }
 
     fn find(&self, name: &str) -> Result<&Partition, TreeError> {
@@ -211,12 +211,7 @@ fn damaged(detail: &str) -> TreeError {
     TreeError::Damaged { what: "the catalogue of partitions".to_owned(), detail: detail.to_owned() }
 }
 
-fn encode(index: u32, partitions: &[Partition]) -> Bytes {
-    let mut block = CatalogueBlock::new_zeroed();
-    block.header.magic = CATALOGUE_MAGIC;
-    block.header.version = u32::from(FORMAT_VERSION).into();
-    block.header.index = index.into();
-    block.header.count = (partitions.len() as u32).into();
+fn fill_entries(block: &mut CatalogueBlock, partitions: &[Partition]) {
     for (entry, partition) in block.entries.iter_mut().zip(partitions) {
         let name = partition.name.as_bytes();
         entry.name_len = name.len() as u8;
@@ -227,36 +222,6 @@ fn encode(index: u32, partitions: &[Partition]) -> Bytes {
         entry.first = partition.first.into();
         entry.blocks = partition.blocks.into();
     }
-    block.header.checksum = block.sum().into();
-    Bytes::copy_from_slice(block.as_bytes())
-}
-
-fn decode(index: u32, bytes: &[u8], partitions: &mut Vec<Partition>) -> Result<(), TreeError> {
-    let block = CatalogueBlock::ref_from_bytes(bytes).map_err(|_| damaged("a block is short"))?;
-    let header = &block.header;
-    if header.magic != CATALOGUE_MAGIC {
-        return Err(damaged(&format!("block {index} is none of it")));
-    }
-    if header.version.get() > u32::from(FORMAT_VERSION) {
-        let what = "the catalogue of partitions".to_owned();
-        return Err(TreeError::Newer { what, version: header.version.get() });
-    }
-    let count = header.count.get() as usize;
-    if header.checksum.get() != block.sum() {
-        return Err(damaged(&format!("block {index} does not match its checksum")));
-    }
-    if header.index.get() != index || count > CATALOGUE_ENTRIES {
-        return Err(damaged(&format!("block {index} belongs elsewhere")));
-    }
-    for entry in &block.entries[..count] {
-        let partition = decode_entry(entry)
-            .ok_or_else(|| damaged(&format!("block {index} has an entry without meaning")))?;
-        if partitions.iter().any(|other| other.name == partition.name) {
-            return Err(damaged(&format!("two partitions are named {}", partition.name)));
-        }
-        partitions.push(partition);
-    }
-    Ok(())
 }
 
 fn decode_entry(entry: &CatalogueEntry) -> Option<Partition> {
@@ -289,6 +254,32 @@ pub async fn list(volume: &dyn Transact) -> Result<Vec<Partition>, TreeError> {
     run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
         let catalogue = Catalogue::require(&*txn).await?;
         Ok(catalogue.sorted().into_iter().cloned().collect())
+    })
+    .await
+}
+
+/// The blocks of the catalogue that are damaged, and that it can do without: their copies are whole. A
+/// volume without a catalogue has none.
+///
+/// # Errors
+/// [`TreeError::Damaged`], [`TreeError::Newer`], the volume's: the catalogue cannot be read.
+pub async fn damaged_blocks(volume: &dyn Transact) -> Result<Vec<u64>, TreeError> {
+    run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
+        Ok(Catalogue::find_any(&*txn).await?.map_or_else(Vec::new, |catalogue| catalogue.damaged))
+    })
+    .await
+}
+
+/// Writes blocks of the catalogue that are damaged, and copies that are missing; which were damaged.
+/// Volumes of older programs have no copies.
+///
+/// # Errors
+/// Those of [`damaged_blocks`].
+pub async fn repair(volume: &dyn Transact) -> Result<Vec<u64>, TreeError> {
+    run(volume, Begin::STRICT, Durability::Synced, async |txn| {
+        let Some(catalogue) = Catalogue::find_any(&*txn).await? else { return Ok(Vec::new()) };
+        catalogue.write(&*txn).await?;
+        Ok(catalogue.damaged)
     })
     .await
 }

@@ -6,8 +6,13 @@
 //! hash table: store header | bitmap | directory | buckets, large values
 //! ```
 //!
-//! A *catalogue block* ([`CatalogueHeader`], [`CatalogueEntry`]) lists partitions. A block of zeros
-//! lists none.
+//! A *catalogue block* ([`CatalogueHeader`], [`CatalogueEntry`]) lists partitions. They fill the blocks
+//! from the first on. A block of zeros lists none.
+//!
+//! The copy of a catalogue block lies where [`copy_place`] says, in a block that lists no partitions
+//! itself: the first block's in the last one. A catalogue of more than half its blocks has room for the
+//! copies of the first ones alone. Programs that know of no copies take such a block for an empty list,
+//! and write zeros there when they change the catalogue; [`repair`](super::catalogue::repair) adds them.
 //!
 //! Inside of a partition blocks are numbered from its first one on. Every block but those of large
 //! values is a *page*: it begins with a [`PageHeader`] that says what it is, whose, and where it
@@ -142,10 +147,19 @@ pub struct CatalogueHeader {
     pub checksum: U32,
     /// The block's number.
     pub index: U32,
-    /// Entries in use, the first ones.
+    /// Partitions that it lists, the first entries.
     pub count: U32,
+    /// 0, or in a copy the number of the block whose entries these are, plus 1: `count` is 0 then.
+    pub copy_of: U32,
+    /// In a copy, the partitions that the other block lists.
+    pub copied: U32,
     /// Zeros.
-    pub spare: [u8; 40],
+    pub spare: [u8; 32],
+}
+
+/// The block that has the copy of a catalogue block, if it lists no partitions.
+pub const fn copy_place(index: u64) -> u64 {
+    CATALOGUE_BLOCKS - 1 - index
 }
 
 /// One partition.

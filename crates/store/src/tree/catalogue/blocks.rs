@@ -1,0 +1,190 @@
+//! The blocks of the catalogue: each has a copy, as long as there is room for it.
+//!
+//! A block that cannot be read, or does not match its own checksum, is replaced by its copy. Only that:
+//! a first block that is whole and is no catalogue's says that the volume holds something else by now,
+//! and no copy speaks against that.
+
+use bytes::Bytes;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::{Partition, damaged, decode_entry, fill_entries};
+use crate::block::{BLOCK_SIZE, Lba};
+use crate::tree::error::TreeError;
+use crate::tree::format::{
+    CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CatalogueBlock, FORMAT_VERSION,
+    copy_place,
+};
+use crate::txn::Transaction;
+
+/// A catalogue as it was read.
+#[derive(Debug, Default)]
+pub(super) struct Stored {
+    pub(super) partitions: Vec<Partition>,
+    /// Blocks that are damaged, and that the catalogue could do without.
+    pub(super) damaged: Vec<u64>,
+}
+
+/// Reads all blocks. `None`: nothing was ever written there.
+///
+/// # Errors
+/// [`TreeError::Foreign`], [`TreeError::Newer`]; what is wrong with a damaged block that has no copy.
+pub(super) async fn read(txn: &dyn Transaction) -> Result<Option<Stored>, TreeError> {
+    let blocks = read_each(txn, CATALOGUE_BLOCKS.min(txn.blocks())).await?;
+    match blocks.first() {
+        None => return Err(TreeError::NoCatalogue),
+        Some(Ok(first)) if is_zeros(first) => return Ok(None),
+        Some(Ok(first)) if !first.starts_with(&CATALOGUE_MAGIC) => {
+            return Err(TreeError::Foreign(0));
+        }
+        Some(_) => {}
+    }
+    let mut stored = Stored::default();
+    // Blocks are filled one after the other: behind one with room there are no partitions.
+    let mut may_follow = true;
+    for (index, block) in (0..).zip(&blocks) {
+        let content = block.as_ref().map_err(Clone::clone);
+        let decoded = content.and_then(|block| decode(index, block));
+        let found = match decoded {
+            Ok(found) => found,
+            Err(error) if !error.is_damage() => return Err(error),
+            Err(error) => {
+                stored.damaged.push(index);
+                match copy_of(index, &blocks) {
+                    Some(found) => found,
+                    None if may_follow => return Err(error),
+                    None => Vec::new(),
+                }
+            }
+        };
+        may_follow = found.len() == CATALOGUE_ENTRIES;
+        for partition in found {
+            if stored.partitions.iter().any(|other| other.name == partition.name) {
+                return Err(damaged(&format!("two partitions are named {}", partition.name)));
+            }
+            stored.partitions.push(partition);
+        }
+    }
+    if !stored.damaged.is_empty() {
+        let blocks = &stored.damaged;
+        tracing::warn!(?blocks, "blocks of the catalogue of partitions are damaged: run fsck -y");
+    }
+    Ok(Some(stored))
+}
+
+/// Reads blocks, one by one where they cannot be read together.
+async fn read_each(
+    txn: &dyn Transaction,
+    count: u64,
+) -> Result<Vec<Result<Bytes, TreeError>>, TreeError> {
+    match txn.read_run(Lba(0), count).await {
+        Ok(blocks) => return Ok(blocks.into_iter().map(Ok).collect()),
+        Err(error) if !error.is_damage() => return Err(error.into()),
+        Err(_) => {}
+    }
+    let mut blocks = Vec::with_capacity(count as usize);
+    for index in 0..count {
+        match txn.read(Lba(index)).await {
+            Err(error) if !error.is_damage() => return Err(error.into()),
+            read => blocks.push(read.map_err(TreeError::from)),
+        }
+    }
+    Ok(blocks)
+}
+
+/// All blocks of a catalogue; `None` when it has no room for as many partitions.
+pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
+    let mut blocks: Vec<Option<Bytes>> = vec![None; CATALOGUE_BLOCKS as usize];
+    let parts: Vec<&[Partition]> = match partitions.is_empty() {
+        true => vec![&[]],
+        false => partitions.chunks(CATALOGUE_ENTRIES).collect(),
+    };
+    for (index, part) in (0..).zip(&parts) {
+        *blocks.get_mut(index as usize)? = Some(seal(index, part));
+    }
+    for (index, part) in (0..).zip(&parts) {
+        let place = copy_place(index);
+        if let Some(free @ None) = blocks.get_mut(place as usize) {
+            *free = Some(seal_copy(place, index, part));
+        }
+    }
+    let zeros = Bytes::from(vec![0; BLOCK_SIZE]);
+    Some(blocks.into_iter().map(|block| block.unwrap_or_else(|| zeros.clone())).collect())
+}
+
+fn begin(index: u64) -> CatalogueBlock {
+    let mut block = CatalogueBlock::new_zeroed();
+    block.header.magic = CATALOGUE_MAGIC;
+    block.header.version = u32::from(FORMAT_VERSION).into();
+    block.header.index = (index as u32).into();
+    block
+}
+
+fn end(mut block: CatalogueBlock) -> Bytes {
+    block.header.checksum = block.sum().into();
+    Bytes::copy_from_slice(block.as_bytes())
+}
+
+fn seal(index: u64, partitions: &[Partition]) -> Bytes {
+    let mut block = begin(index);
+    block.header.count = (partitions.len() as u32).into();
+    fill_entries(&mut block, partitions);
+    end(block)
+}
+
+/// A block that lists nothing itself, and keeps what another one lists.
+fn seal_copy(place: u64, of: u64, partitions: &[Partition]) -> Bytes {
+    let mut block = begin(place);
+    block.header.copy_of = (of as u32 + 1).into();
+    block.header.copied = (partitions.len() as u32).into();
+    fill_entries(&mut block, partitions);
+    end(block)
+}
+
+/// The partitions that a block lists.
+fn decode(index: u64, bytes: &[u8]) -> Result<Vec<Partition>, TreeError> {
+    if index > 0 && is_zeros(bytes) {
+        return Ok(Vec::new());
+    }
+    let block = verify(index, bytes)?;
+    entries(index, block, block.header.count.get())
+}
+
+/// The partitions that a block lists, as its copy has them, if there is one.
+fn copy_of(index: u64, blocks: &[Result<Bytes, TreeError>]) -> Option<Vec<Partition>> {
+    let place = copy_place(index);
+    let bytes = blocks.get(place as usize)?.as_ref().ok()?;
+    let block = verify(place, bytes).ok()?;
+    let is_copy = u64::from(block.header.copy_of.get()) == index + 1;
+    is_copy.then(|| entries(place, block, block.header.copied.get()).ok()).flatten()
+}
+
+/// A block of the catalogue that is whole and where it belongs.
+fn verify(index: u64, bytes: &[u8]) -> Result<&CatalogueBlock, TreeError> {
+    let block = CatalogueBlock::ref_from_bytes(bytes).map_err(|_| damaged("a block is short"))?;
+    let header = &block.header;
+    if header.magic != CATALOGUE_MAGIC {
+        return Err(damaged(&format!("block {index} is none of it")));
+    }
+    if header.checksum.get() != block.sum() {
+        return Err(damaged(&format!("block {index} does not match its checksum")));
+    }
+    if header.version.get() > u32::from(FORMAT_VERSION) {
+        let what = "the catalogue of partitions".to_owned();
+        return Err(TreeError::Newer { what, version: header.version.get() });
+    }
+    match u64::from(header.index.get()) == index {
+        true => Ok(block),
+        false => Err(damaged(&format!("block {index} belongs elsewhere"))),
+    }
+}
+
+fn entries(index: u64, block: &CatalogueBlock, count: u32) -> Result<Vec<Partition>, TreeError> {
+    let entries = block.entries.get(..count as usize);
+    let entries = entries.ok_or_else(|| damaged(&format!("block {index} lists too many")))?;
+    let meaningless = || damaged(&format!("block {index} has an entry that is invalid"));
+    entries.iter().map(|entry| decode_entry(entry).ok_or_else(meaningless)).collect()
+}
+
+fn is_zeros(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}

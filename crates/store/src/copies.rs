@@ -42,8 +42,8 @@ enum Found<T: Copied> {
     Unread(DeviceError),
 }
 
-async fn find<T: Copied>(device: &DeviceRef, copy: u64) -> Found<T> {
-    match device.read(copy * COPY, COPY as usize, T::PURPOSE).await {
+async fn find<T: Copied>(device: &DeviceRef, at: u64) -> Found<T> {
+    match device.read(at, COPY as usize, T::PURPOSE).await {
         Ok(bytes) => match T::decode(&bytes, device) {
             Ok(Some(it)) => Found::Whole(it),
             Ok(None) => Found::Nothing,
@@ -67,7 +67,7 @@ fn newer<T: Copied>(newest: Option<T>, it: T) -> Option<T> {
 pub(crate) async fn read<T: Copied>(device: &DeviceRef) -> Result<Option<T>, T::Error> {
     let (mut newest, mut failure) = (None, None);
     for copy in 0..COPIES {
-        match find(device, copy).await {
+        match find(device, copy * COPY).await {
             Found::Whole(it) => newest = newer(newest, it),
             Found::Nothing => {}
             Found::Refused(error) => return Err(error),
@@ -80,12 +80,20 @@ pub(crate) async fn read<T: Copied>(device: &DeviceRef) -> Result<Option<T>, T::
     }
 }
 
+/// A backup of it at an offset, if a whole one is there.
+pub(crate) async fn read_backup<T: Copied>(device: &DeviceRef, at: u64) -> Option<T> {
+    match find(device, at).await {
+        Found::Whole(it) => Some(it),
+        Found::Nothing | Found::Refused(_) | Found::Unread(_) => None,
+    }
+}
+
 /// Writes it, not over the one that counts now.
 ///
 /// # Errors
 /// The device's.
 pub(crate) async fn write<T: Copied>(it: &T, device: &DeviceRef) -> Result<(), DeviceError> {
-    write_copy(it, device, it.generation() % COPIES).await
+    write_at(it, device, it.generation() % COPIES * COPY).await
 }
 
 /// Writes it where nothing of worth is.
@@ -94,15 +102,23 @@ pub(crate) async fn write<T: Copied>(it: &T, device: &DeviceRef) -> Result<(), D
 /// The device's.
 pub(crate) async fn write_all<T: Copied>(it: &T, device: &DeviceRef) -> Result<(), DeviceError> {
     for copy in 0..COPIES {
-        write_copy(it, device, copy).await?;
+        write_at(it, device, copy * COPY).await?;
     }
     Ok(())
 }
 
-async fn write_copy<T: Copied>(it: &T, device: &DeviceRef, copy: u64) -> Result<(), DeviceError> {
+/// Writes it at an offset.
+///
+/// # Errors
+/// The device's.
+pub(crate) async fn write_at<T: Copied>(
+    it: &T,
+    device: &DeviceRef,
+    at: u64,
+) -> Result<(), DeviceError> {
     let mut sector = AlignedBuf::zeroed((it.sector() as usize).max(LEN));
     sector[..LEN].copy_from_slice(&it.encode());
-    device.write(copy * COPY, vec![sector.freeze()], T::PURPOSE).await
+    device.write(at, vec![sector.freeze()], T::PURPOSE).await
 }
 
 /// One copy, for a person to read.
@@ -120,7 +136,7 @@ pub struct CopyDump<T> {
 pub(crate) async fn dump<T: Copied + Clone>(device: &DeviceRef) -> (Vec<CopyDump<T>>, Option<T>) {
     let (mut copies, mut newest) = (Vec::new(), None);
     for copy in 0..COPIES {
-        let (error, superblock) = match find::<T>(device, copy).await {
+        let (error, superblock) = match find::<T>(device, copy * COPY).await {
             Found::Whole(it) => {
                 newest = newer(newest, it.clone());
                 (None, Some(it))

@@ -77,6 +77,16 @@ pub enum InPlaceError {
         /// The device's name.
         device: String,
     },
+    /// Repair it with [`InPlace::open_damaged`], if the device holds nothing else by now: both superblocks
+    /// are damaged, and a backup is whole.
+    #[error(
+        "both superblocks of {device} are damaged, or were overwritten; a backup of them is whole, \
+         which fsck -y restores"
+    )]
+    NoSuperblock {
+        /// The device's name.
+        device: String,
+    },
     /// Give up: a newer program made it.
     #[error("{device} has format {format}, which this program is too old for")]
     Newer {

@@ -27,6 +27,7 @@
 mod address;
 pub mod dump;
 pub mod format;
+mod rebuild;
 mod record;
 mod recovery;
 mod ring;
@@ -41,12 +42,13 @@ use uuid::Uuid;
 
 pub use address::Address;
 use format::{Geography, Superblock};
+pub use rebuild::{Lost, Note};
 pub use record::{Record, Update, Void};
 pub use recovery::{Base, End, Patch, Phases, Plan, Replay};
 use ring::Ring;
 
 use crate::copies;
-use crate::device::{DeviceError, DeviceRef, Purpose};
+use crate::device::{DeviceError, DeviceRef, Operation, Purpose};
 
 /// Least size of a journal in bytes.
 pub const MIN_SIZE: u64 = 256 << 10;
@@ -57,6 +59,15 @@ pub enum JournalError {
     /// Give up: there is no journal here.
     #[error("{device} holds no journal")]
     NoJournal {
+        /// The device's name.
+        device: String,
+    },
+    /// Repair it with [`Journal::open_lost`]: the journal is here, and its superblocks are not.
+    #[error(
+        "both superblocks of the journal on {device} are damaged; fsck -y finds its transactions \
+         without them"
+    )]
+    NoSuperblock {
         /// The device's name.
         device: String,
     },
@@ -116,6 +127,19 @@ pub enum JournalError {
     Device(#[from] DeviceError),
 }
 
+impl JournalError {
+    /// Whether no superblock of the journal can be read.
+    pub fn is_lost(&self) -> bool {
+        match self {
+            JournalError::NoJournal { .. } | JournalError::NoSuperblock { .. } => true,
+            JournalError::Device(DeviceError::Io { operation, .. }) => {
+                *operation == Operation::Read
+            }
+            _ => false,
+        }
+    }
+}
+
 /// A transaction that was appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
@@ -148,15 +172,17 @@ impl<A> fmt::Debug for Journal<A> {
 
 impl<A: Address> Journal<A> {
     /// Makes an empty journal that fills `device`, for the volume `owner`. What was there is gone.
+    /// The note is for [`Journal::open_lost`].
     ///
     /// # Errors
     /// [`JournalError::Invalid`] for a device that is too small; the device's.
-    pub async fn create(device: &DeviceRef, id: Uuid, owner: Uuid) -> Result<(), JournalError> {
+    pub async fn create(device: &DeviceRef, id: Uuid, owner: Uuid) -> Result<Note, JournalError> {
         let geography = Geography::of(device.geometry())?;
         let superblock = Superblock::new(id, owner, geography);
         copies::write_all(&superblock, device).await?;
         device.flush(Purpose::Journal).await?;
-        Ok(())
+        let Superblock { epoch, tail_sequence: first, .. } = superblock;
+        Ok(Note { epoch, first, size: geography.size })
     }
 
     /// Opens the journal of the volume `owner`, and finds what has to be replayed. Appends are
@@ -176,6 +202,36 @@ impl<A: Address> Journal<A> {
             let device = device.name();
             return Err(JournalError::Foreign { device, found: superblock.owner, expected: owner });
         }
+        Journal::start(env, device, superblock, barrier).await
+    }
+
+    /// Opens a journal of which both superblocks are lost: as [`Journal::open`], with the transactions
+    /// that its ring shows, and how many are missing before those. Missing ones were durable, and perhaps
+    /// released. [`Journal::reset`] writes the superblocks.
+    ///
+    /// # Errors
+    /// [`JournalError::NoJournal`] when nothing shows that the journal is on this device; the device's.
+    pub async fn open_lost(
+        env: &crate::env::Env,
+        device: DeviceRef,
+        lost: &Lost,
+        barrier: bool,
+    ) -> Result<(Journal<A>, Replay<A>, u64), JournalError> {
+        let rebuild::Rebuilt { superblock, missing } = rebuild::find::<A>(&device, lost).await?;
+        let (journal, replay) = Journal::start(env, device, superblock, barrier).await?;
+        // No epoch is used twice, also not one that has left no transaction.
+        let mut superblock = journal.writing.lock().await;
+        superblock.epoch = superblock.epoch.max(lost.last_epoch).max(lost.note.epoch);
+        drop(superblock);
+        Ok((journal, replay, missing))
+    }
+
+    async fn start(
+        env: &crate::env::Env,
+        device: DeviceRef,
+        superblock: Superblock,
+        barrier: bool,
+    ) -> Result<(Journal<A>, Replay<A>), JournalError> {
         let geography = superblock.geography;
         let replay = recovery::recover(env, &device, &superblock).await?;
         let journal = Journal {
@@ -189,6 +245,13 @@ impl<A: Address> Journal<A> {
             address: PhantomData,
         };
         Ok((journal, replay))
+    }
+
+    /// What its user should note, durably, before the next [`Journal::reset`], for
+    /// [`Journal::open_lost`].
+    pub async fn note_after_reset(&self) -> Note {
+        let epoch = self.writing.lock().await.epoch + 1;
+        Note { epoch, first: self.next_sequence(), size: self.geography.size }
     }
 
     /// Forgets every transaction: what they say is home, durably.

@@ -20,9 +20,11 @@ use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
-use thalweg_store::device::{Device, DeviceRef};
+use thalweg_store::device::{Device, DeviceRef, Purpose};
 use thalweg_store::env::{Env, Rng};
-use thalweg_store::inplace::{InPlace, Mode, Options};
+use thalweg_store::inplace::format::{COPIES, COPY, START};
+use thalweg_store::inplace::{InPlace, InPlaceError, Mode, Options};
+use thalweg_store::journal::JournalError;
 
 #[derive(Clone, Copy)]
 struct Plan {
@@ -69,6 +71,7 @@ struct Tally {
     replayed: u64,
     torn: u64,
     crashed_recoveries: u64,
+    rebuilt: u64,
     checkpointed: u64,
     direct: u64,
     released: u64,
@@ -202,6 +205,42 @@ async fn crash_recovery(
     }
 }
 
+/// Recovers an image once more, with both superblocks of the journal lost: nothing that was acknowledged
+/// may be lost with them, and nothing old come back.
+async fn lose_superblocks(
+    env: &Env,
+    plan: &Plan,
+    model: &BlockModel,
+    image: &CrashImage,
+    expected: (&[Option<Bytes>], Version),
+    tally: &mut Tally,
+) {
+    let devices = fork(image);
+    let (journal, at) = match plan.shape.external {
+        true => (&devices[1], 0),
+        false => (&devices[0], START),
+    };
+    let zeros = Bytes::from(vec![0; (COPIES * COPY) as usize]);
+    journal.write(at, vec![zeros], Purpose::Journal).await.unwrap();
+    let (parts, options) = (plan.shape.parts(&devices), plan.shape.options);
+    let refused = InPlace::open(env, parts.clone(), options).await.map(drop).unwrap_err();
+    assert!(matches!(&refused, InPlaceError::Journal(error) if error.is_lost()), "{refused}");
+    let (store, found) = match InPlace::open_damaged(env, parts, options).await {
+        // Another device without one transaction may be any device.
+        Err(InPlaceError::Journal(JournalError::NoJournal { .. })) if plan.shape.external => return,
+        opened => opened.unwrap(),
+    };
+    assert!(found.journal_rebuilt);
+    tally.rebuilt += u64::from(found.blocks > 0);
+    let blocks = read_all(&store).await;
+    let acknowledged = Version(image.acknowledged().next().unwrap_or(0));
+    assert_eq!(found.version, expected.1.0, "{found:?}: {}", image.describe());
+    if plan.modes.iter().all(|mode| mode.journals_all_data()) {
+        assert!(blocks == expected.0, "{found:?}: {}", image.describe());
+    }
+    check(plan, model, acknowledged, expected.1, &blocks, image);
+}
+
 async fn explore(
     env: &Env,
     plan: &Plan,
@@ -265,6 +304,7 @@ async fn explore(
         let version = Version(found.version);
         let version = check(plan, &model, acknowledged, version, &blocks, &image);
         drop(store);
+        lose_superblocks(env, plan, &model, &image, (&blocks, version), tally).await;
         if nth % 7 == 0 {
             crash_recovery(env, plan, &image, (&blocks, version), &mut rng, tally).await;
         }
@@ -309,6 +349,7 @@ fn crash_mode(mode: &'static Mode) {
         checkpointed += tally.checkpointed;
         direct += tally.direct;
         assert!(tally.replayed > tally.images / 4, "{tally:?}");
+        assert!(tally.rebuilt > tally.images / 4, "{tally:?}");
     }
     assert!(images > 1000 && recoveries > 200 && checkpointed > 100);
     assert_eq!(direct > 100, !mode.journals_all_data(), "{direct}");

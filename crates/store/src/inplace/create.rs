@@ -1,15 +1,18 @@
 //! Making an in-place store.
 
-use super::format::{START, Superblock};
+use uuid::Uuid;
+use zerocopy::IntoBytes;
+
+use super::format::{COPY, FORMAT_VERSION, MAP_SECTOR, MapSector, START, Superblock, backups};
 use super::{InPlace, InPlaceError, Parts};
 use crate::block::{BLOCK_SIZE, Lba};
 use crate::copies;
 use crate::device::{AlignedBuf, DeviceRef, Geometry, Partition, Purpose};
 use crate::env::Env;
-use crate::journal::{self, Journal};
+use crate::journal::{self, Journal, Note};
 
-/// Bytes of zeros that are written at a time.
-const ZEROS: u64 = 1 << 20;
+/// Bytes that are written at a time.
+const RUN: u64 = 1 << 20;
 /// The largest journal inside of a volume unless somebody says otherwise: ext3's 128 MiB.
 const JOURNAL: u64 = 128 << 20;
 
@@ -38,7 +41,8 @@ impl InPlace {
         };
         let blocks = blocks(geometry, journal_size, new)?;
         let map_offset = START + journal_size;
-        let superblock = Superblock {
+        let mut superblock = Superblock {
+            format: FORMAT_VERSION,
             generation: 2,
             volume: env.uuid(),
             journal: env.uuid(),
@@ -50,14 +54,20 @@ impl InPlace {
             version: 0,
             created: env.wall_clock(),
             sector: geometry.sector,
+            journal_note: Note::default(),
         };
         // First of all the old superblocks go: a store that is half made is none.
         zero(&parts.data, 0, START).await?;
+        for at in backups(&parts.data).into_iter().filter(|at| *at >= START) {
+            zero(&parts.data, at, COPY).await?;
+        }
         parts.data.flush(Purpose::Label).await?;
-        zero(&parts.data, map_offset, superblock.data_offset - map_offset).await?;
+        write_empty_map(&parts.data, &superblock).await?;
         let journal = journal_device(parts, &superblock)?;
-        Journal::<Lba>::create(&journal, superblock.journal, superblock.volume).await?;
+        let (id, owner) = (superblock.journal, superblock.volume);
+        superblock.journal_note = Journal::<Lba>::create(&journal, id, owner).await?;
         copies::write_all(&superblock, &parts.data).await?;
+        superblock.write_backups(&parts.data).await?;
         parts.data.flush(Purpose::Label).await?;
         Ok(())
     }
@@ -91,7 +101,8 @@ fn journal_size(geometry: Geometry, new: &NewInPlace) -> Result<u64, InPlaceErro
 
 /// As many blocks as fit beside journal and map, or as were asked for.
 fn blocks(geometry: Geometry, journal_size: u64, new: &NewInPlace) -> Result<u64, InPlaceError> {
-    let room = geometry.size.saturating_sub(START + journal_size);
+    let backup = COPY;
+    let room = geometry.size.saturating_sub(START + journal_size + backup);
     let block = BLOCK_SIZE as u64;
     // A map for a few blocks more than fit.
     let fit = room.saturating_sub(Superblock::map_size(room / block)) / block;
@@ -105,13 +116,32 @@ fn blocks(geometry: Geometry, journal_size: u64, new: &NewInPlace) -> Result<u64
     }
 }
 
+/// Overwrites a part of a device with zeros.
 async fn zero(device: &DeviceRef, offset: u64, len: u64) -> Result<(), InPlaceError> {
-    let zeros = AlignedBuf::zeroed(ZEROS.min(len) as usize).freeze();
-    let mut at = 0;
-    while at < len {
-        let take = (len - at).min(ZEROS);
-        device.write(offset + at, vec![zeros.slice(..take as usize)], Purpose::Label).await?;
-        at += take;
+    let zeros = AlignedBuf::zeroed(RUN.min(len) as usize).freeze();
+    for at in (0..len).step_by(RUN as usize) {
+        let take = (len - at).min(RUN) as usize;
+        device.write(offset + at, vec![zeros.slice(..take)], Purpose::Label).await?;
     }
     Ok(())
+}
+
+/// Writes the map of a store in which no block holds anything, up to the last sector before the blocks.
+async fn write_empty_map(device: &DeviceRef, superblock: &Superblock) -> Result<(), InPlaceError> {
+    let len = superblock.data_offset - superblock.map_offset;
+    for at in (0..len).step_by(RUN as usize) {
+        let take = (len - at).min(RUN) as usize;
+        let sectors = empty_sectors(at / MAP_SECTOR, take, &superblock.volume).freeze();
+        device.write(superblock.map_offset + at, vec![sectors], Purpose::Map).await?;
+    }
+    Ok(())
+}
+
+/// `len` bytes of empty sectors of the map, from the one with number `first` on.
+fn empty_sectors(first: u64, len: usize, volume: &Uuid) -> AlignedBuf {
+    let mut bytes = AlignedBuf::zeroed(len);
+    for (number, into) in (first..).zip(bytes.chunks_exact_mut(MAP_SECTOR as usize)) {
+        into.copy_from_slice(MapSector::empty(number, volume).as_bytes());
+    }
+    bytes
 }

@@ -80,7 +80,9 @@ async fn map(
         for (nth, bytes) in bytes.chunks_exact(MAP_SECTOR as usize).enumerate() {
             let number = at / MAP_SECTOR + nth as u64;
             let sector = MapSector::read_from_bytes(bytes);
-            match sector.ok().filter(|it| it.is_whole(number, &superblock.volume)) {
+            let is_whole =
+                |it: &MapSector| it.is_whole(number, &superblock.volume, superblock.format);
+            match sector.ok().filter(is_whole) {
                 Some(sector) => found.take(number * ENTRIES, superblock.blocks, &sector),
                 None => found.damaged.push(number),
             }

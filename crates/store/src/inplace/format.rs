@@ -3,15 +3,25 @@
 //! ```text
 //! 0        superblock          (512 bytes)
 //! 4 KiB    superblock, a copy
+//! 60 KiB   superblock, a backup
 //! 64 KiB   journal, unless it is on a device of its own
 //!          map: for each block, what is known of it
 //!          blocks, 4 KiB each
+//!          superblock, a backup, in the device's last 4 KiB, where no block is
 //! ```
+//!
+//! Of the first two superblocks the whole one with the higher generation counts. The backups are written
+//! with each of them, and read by a repair alone: what else is on the device by then may have overwritten
+//! the others on purpose. Older programs write no backups.
 //!
 //! The *map* is an array of sectors ([`MapSector`]), each with the entries of 127 blocks. An entry is
 //! 0 for a block that holds nothing and reads as zeros, whatever the device has there; 1 for one that
 //! holds something nobody has a checksum of; else the CRC-32C of the content (0 and 1 with the highest
-//! bit set). A sector of zeros says that all its blocks hold nothing.
+//! bit set).
+//!
+//! Creation writes every sector of the map with its checksum, so a sector of zeros is damaged: the
+//! device has lost it. In volumes of format 1 creation wrote zeros, and a sector of zeros says that all
+//! its blocks hold nothing. A volume keeps the format that it was made with.
 //!
 //! Map and blocks are written when what they say is in the journal for good, and the journal keeps it
 //! until they are durable: they may be torn anywhere between sectors. Little endian.
@@ -26,10 +36,13 @@ use crate::block::BLOCK_SIZE;
 use crate::checksum::crc32c;
 use crate::copies::{self, Copied};
 pub use crate::copies::{COPIES, COPY};
-use crate::device::{DeviceRef, Purpose};
+use crate::device::{DeviceError, DeviceRef, Purpose};
+use crate::journal::Note;
 
 /// Version of every structure here; readers refuse a higher one.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// The last version in which a sector of zeros in the map says that its blocks hold nothing.
+pub const ZEROS_ARE_EMPTY: u32 = 1;
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"THALWEGI";
 /// Where what follows the superblocks begins.
@@ -122,10 +135,18 @@ impl MapSector {
         crc32c(&bytes)
     }
 
-    /// Whether it is what was written, or nothing was.
-    pub fn is_whole(&self, number: u64, volume: &Uuid) -> bool {
+    /// The sector with a number in which no block holds anything.
+    pub fn empty(number: u64, volume: &Uuid) -> MapSector {
+        let mut sector = MapSector::new_zeroed();
+        sector.checksum = sector.sum(number, volume).into();
+        sector
+    }
+
+    /// Whether the sector with a number is what was written there in a volume of that format.
+    pub fn is_whole(&self, number: u64, volume: &Uuid, format: u32) -> bool {
+        let is_unwritten = || self.as_bytes().iter().all(|byte| *byte == 0);
         self.checksum.get() == self.sum(number, volume)
-            || self.as_bytes().iter().all(|byte| *byte == 0)
+            || (format <= ZEROS_ARE_EMPTY && is_unwritten())
     }
 }
 
@@ -147,7 +168,11 @@ struct StoredSuperblock {
     version: U64,
     created: U64,
     sector: U32,
-    reserved: [u8; 332],
+    spare: U32,
+    journal_epoch: U64,
+    journal_first: U64,
+    journal_ring: U64,
+    reserved: [u8; 304],
 }
 
 const _: () = {
@@ -158,6 +183,8 @@ const _: () = {
 /// What an in-place store says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
+    /// The version of the format that the store was made with.
+    pub format: u32,
     /// Higher in each one that is written.
     pub generation: u64,
     /// The store's identity.
@@ -180,6 +207,9 @@ pub struct Superblock {
     pub created: u64,
     /// The sector in bytes that it was made with.
     pub sector: u32,
+    /// What helps to find the journal's transactions without the journal's own superblocks. Older
+    /// programs leave it out.
+    pub journal_note: Note,
 }
 
 impl Superblock {
@@ -221,13 +251,50 @@ impl Superblock {
     }
 
     /// The one that counts.
+    ///
+    /// # Errors
+    /// [`InPlaceError::NoStore`], [`InPlaceError::NoSuperblock`]; what a whole one says; the device's.
     pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, InPlaceError> {
-        let found = match device.geometry().size > START {
-            true => copies::read(device).await?,
-            false => None,
-        };
-        found.ok_or_else(|| InPlaceError::NoStore { device: device.name() })
+        if device.geometry().size <= START {
+            return Err(InPlaceError::NoStore { device: device.name() });
+        }
+        if let Some(found) = copies::read(device).await? {
+            return Ok(found);
+        }
+        let device_name = device.name();
+        Err(match Superblock::read_backup(device).await {
+            Some(_) => InPlaceError::NoSuperblock { device: device_name },
+            None => InPlaceError::NoStore { device: device_name },
+        })
     }
+
+    /// The newest backup.
+    pub(super) async fn read_backup(device: &DeviceRef) -> Option<Superblock> {
+        let mut newest: Option<Superblock> = None;
+        for at in backups(device) {
+            let found: Option<Superblock> = copies::read_backup(device, at).await;
+            newest = newest.into_iter().chain(found).max_by_key(|it| it.generation);
+        }
+        newest
+    }
+
+    /// Writes every backup that there is room for.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn write_backups(&self, device: &DeviceRef) -> Result<(), DeviceError> {
+        let end = self.place(self.blocks);
+        for at in backups(device).into_iter().filter(|at| *at < START || *at >= end) {
+            copies::write_at(self, device, at).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Where backups of the superblock are.
+pub(super) fn backups(device: &DeviceRef) -> [u64; 2] {
+    let last = (device.geometry().size / COPY).saturating_sub(1) * COPY;
+    [START - COPY, last]
 }
 
 impl Copied for Superblock {
@@ -249,7 +316,7 @@ impl Copied for Superblock {
         name[..len].copy_from_slice(&self.name.as_bytes()[..len]);
         let mut stored = StoredSuperblock {
             magic: MAGIC,
-            format: FORMAT_VERSION.into(),
+            format: self.format.into(),
             generation: self.generation.into(),
             volume: self.volume.into_bytes(),
             journal: self.journal.into_bytes(),
@@ -262,6 +329,9 @@ impl Copied for Superblock {
             version: self.version.into(),
             created: self.created.into(),
             sector: self.sector.into(),
+            journal_epoch: self.journal_note.epoch.into(),
+            journal_first: self.journal_note.first.into(),
+            journal_ring: self.journal_note.size.into(),
             ..StoredSuperblock::new_zeroed()
         };
         stored.checksum = crc32c(stored.as_bytes()).into();
@@ -285,6 +355,7 @@ impl Copied for Superblock {
         }
         let len = stored.name.iter().position(|byte| *byte == 0).unwrap_or(NAME);
         let superblock = Superblock {
+            format: stored.format.get(),
             generation: stored.generation.get(),
             volume: Uuid::from_bytes(stored.volume),
             journal: Uuid::from_bytes(stored.journal),
@@ -296,6 +367,11 @@ impl Copied for Superblock {
             version: stored.version.get(),
             created: stored.created.get(),
             sector: stored.sector.get(),
+            journal_note: Note {
+                epoch: stored.journal_epoch.get(),
+                first: stored.journal_first.get(),
+                size: stored.journal_ring.get(),
+            },
         };
         superblock.check(device)?;
         Ok(Some(superblock))

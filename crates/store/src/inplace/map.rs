@@ -22,6 +22,8 @@ const MOST: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Map {
     volume: Uuid,
+    /// The volume's format.
+    format: u32,
     pages: HashMap<u64, MapPage>,
 }
 
@@ -50,8 +52,9 @@ fn place(lba: u64) -> (u64, usize) {
 }
 
 impl Map {
-    pub(super) fn new(volume: Uuid) -> Map {
-        Map { volume, pages: HashMap::default() }
+    /// The map of a volume of that format.
+    pub(super) fn new(volume: Uuid, format: u32) -> Map {
+        Map { volume, format, pages: HashMap::default() }
     }
 
     /// The page that a block's entry is in.
@@ -72,7 +75,7 @@ impl Map {
         let (page, at) = place(lba);
         let Some(page) = self.pages.get(&page) else { return Ok(None) };
         if page.damaged & 1 << (at as u64 / ENTRIES) != 0 {
-            let detail = "the map's sector about it is damaged; scrub gives it up".to_owned();
+            let detail = "the map's sector about it is damaged; fsck -y gives it up".to_owned();
             return Err(StoreError::Corrupt { lba: Lba(lba), detail });
         }
         Ok(Some(Entry::decode(page.entries[at])))
@@ -109,7 +112,7 @@ impl Map {
             let number = page * SECTORS + nth as u64;
             let sector = MapSector::read_from_bytes(sector);
             let sector = sector.unwrap_or_else(|_| MapSector::new_zeroed());
-            if !sector.is_whole(number, &self.volume) {
+            if !sector.is_whole(number, &self.volume, self.format) {
                 damaged |= 1 << nth;
             }
             entries.extend(sector.entries.iter().map(|entry| entry.get()));
@@ -119,22 +122,25 @@ impl Map {
         self.pages.insert(page, MapPage { entries, dirty: 0, damaged, first_live: None });
     }
 
-    /// Gives up what damaged sectors said: their blocks hold something that nobody has a checksum of.
-    /// How many sectors.
-    pub(super) fn give_up(&mut self, page: u64) -> u32 {
-        let Some(page) = self.pages.get_mut(&page) else { return 0 };
-        let damaged = std::mem::take(&mut page.damaged);
-        for nth in (0..SECTORS as usize).filter(|nth| damaged & 1 << nth != 0) {
-            let of_sector = nth * ENTRIES as usize..(nth + 1) * ENTRIES as usize;
-            page.entries[of_sector].fill(Entry::Unsummed.encode());
-        }
-        page.dirty |= damaged;
-        damaged.count_ones()
+    /// The blocks that damaged sectors of a page are about, one range for each sector.
+    pub(super) fn damaged(&self, page: u64) -> Vec<Range<u64>> {
+        let damaged = self.pages.get(&page).map_or(0, |page| page.damaged);
+        let first = |nth: u64| page * PER_PAGE + nth * ENTRIES;
+        let damaged = (0..SECTORS).filter(|nth| damaged & 1 << nth != 0);
+        damaged.map(|nth| first(nth)..first(nth + 1)).collect()
     }
 
-    /// How many of a page's sectors made no sense when they were read.
-    pub(super) fn damaged(&self, page: u64) -> u32 {
-        self.pages.get(&page).map_or(0, |page| page.damaged.count_ones())
+    /// Replaces a damaged sector of a page that was read. `entries`: of its blocks, from the first on;
+    /// blocks without one are empty.
+    pub(super) fn replace(&mut self, first: u64, entries: &[Entry]) {
+        let (page, at) = place(first);
+        let Some(page) = self.pages.get_mut(&page) else { return };
+        let nth = at as u64 / ENTRIES;
+        page.damaged &= !(1 << nth);
+        page.dirty |= 1 << nth;
+        let sector = &mut page.entries[at..at + ENTRIES as usize];
+        sector.fill(Entry::Empty.encode());
+        sector.iter_mut().zip(entries).for_each(|(to, from)| *to = from.encode());
     }
 
     /// Every dirty sector, in writes of whole device sectors, which are one write where what lies between

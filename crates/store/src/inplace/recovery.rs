@@ -14,15 +14,16 @@ use tokio::sync::{Notify, watch};
 use super::create::journal_device;
 use super::format::{Entry, NOTE_CLEARED, NOTE_DIRECT, Superblock};
 use super::group::Callers;
+use super::map::Map;
 use super::options::Options;
 use super::state::State;
 use super::turns::Turns;
 use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use crate::copies;
-use crate::device::{AlignedBuf, Purpose};
+use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::env::{Env, Push};
-use crate::journal::{Base, End, Journal, JournalError, Plan, Replay};
+use crate::journal::{Base, End, Journal, JournalError, Lost, Plan, Replay};
 
 /// Blocks that are replayed together.
 const BATCH: usize = 1024;
@@ -53,6 +54,13 @@ pub struct Recovered {
     pub torn: bool,
     /// Transactions behind a rotten one, which were given up.
     pub given_up: u64,
+    /// Both superblocks were lost, and restored from a backup.
+    pub superblock_restored: bool,
+    /// Both superblocks of the journal were lost; its transactions were found without them.
+    pub journal_rebuilt: bool,
+    /// Transactions that a journal without superblocks lacks before the first one that was found. Unless
+    /// more than the superblocks is damaged, what they changed was in place.
+    pub journal_missing: u64,
     /// Microseconds that the phases took.
     pub scan_us: u64,
     /// See `scan_us`.
@@ -68,11 +76,17 @@ pub(super) async fn open(
     options: Options,
     give_up: bool,
 ) -> Result<(Arc<Inner>, Recovered), InPlaceError> {
-    let superblock = Superblock::read(&parts.data).await?;
+    let (superblock, superblock_restored) = match Superblock::read(&parts.data).await {
+        Err(InPlaceError::NoSuperblock { .. }) if give_up => (restore(&parts.data).await?, true),
+        found => (found?, false),
+    };
     let device = journal_device(&parts, &superblock)?;
-    let opened = Journal::open(env, device, superblock.volume, options.barrier).await?;
-    let (journal, replay) = opened;
+    let (journal, replay, missing) =
+        open_journal(env, device, &superblock, options, give_up).await?;
     let mut recovered = Recovered {
+        superblock_restored,
+        journal_rebuilt: missing.is_some(),
+        journal_missing: missing.unwrap_or(0),
         transactions: replay.transactions,
         journal_bytes: replay.bytes,
         revoked: replay.revoked,
@@ -90,12 +104,13 @@ pub(super) async fn open(
         recovered.given_up = later - sequence + 1;
     }
     let version = Version(recovered.version);
+    let map = Map::new(superblock.volume, superblock.format);
     let inner = Inner {
         env: env.clone(),
         turns: Turns::default(),
         data: parts.data,
         journal,
-        state: Mutex::new(State::new(superblock.volume, version, options)),
+        state: Mutex::new(State::new(map, version, options)),
         superblock,
         durable: watch::Sender::new(version),
         wanted: Mutex::new(version),
@@ -114,6 +129,54 @@ pub(super) async fn open(
     Ok((Arc::new(inner), recovered))
 }
 
+/// Has both superblocks say what their backup says.
+async fn restore(device: &DeviceRef) -> Result<Superblock, InPlaceError> {
+    let backup = Superblock::read_backup(device).await;
+    let backup = backup.ok_or_else(|| InPlaceError::NoStore { device: device.name() })?;
+    tracing::error!(device = device.name(), "the superblocks are restored from a backup");
+    copies::write_all(&backup, device).await?;
+    device.flush(Purpose::Label).await?;
+    Ok(backup)
+}
+
+/// Opens the journal of a store; with `give_up` also one whose superblocks are lost. Of such a one also how
+/// many transactions are missing.
+async fn open_journal(
+    env: &Env,
+    device: DeviceRef,
+    superblock: &Superblock,
+    options: Options,
+    give_up: bool,
+) -> Result<(Journal<Lba>, Replay<Lba>, Option<u64>), InPlaceError> {
+    let is_inside = superblock.journal_at.1 > 0;
+    let opened = Journal::open(env, device.clone(), superblock.volume, options.barrier).await;
+    let error = match opened {
+        Ok((journal, replay)) => return Ok((journal, replay, None)),
+        Err(error) => error,
+    };
+    if !(give_up && error.is_lost()) {
+        return Err(match error {
+            JournalError::NoJournal { device } if is_inside => {
+                JournalError::NoSuperblock { device }.into()
+            }
+            error => error.into(),
+        });
+    }
+    tracing::error!(%error, "the journal is searched for its transactions");
+    let lost = Lost {
+        id: superblock.journal,
+        owner: superblock.volume,
+        note: superblock.journal_note,
+        // Each opening and each end of the store has a generation of its own, and at most one epoch.
+        last_epoch: superblock.generation,
+        stamp: superblock.version,
+        is_here: is_inside,
+    };
+    let found = Journal::open_lost(env, device, &lost, options.barrier).await?;
+    let (journal, replay, missing) = found;
+    Ok((journal, replay, Some(missing)))
+}
+
 fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
@@ -123,8 +186,11 @@ fn micros(span: Duration) -> u64 {
 pub(super) async fn settle(inner: &Inner) -> Result<(), InPlaceError> {
     let newest = Superblock::read(&inner.data).await?;
     let version = inner.state.lock().now.0;
-    let next = Superblock { generation: newest.generation + 1, version, ..newest };
+    let journal_note = inner.journal.note_after_reset().await;
+    let generation = newest.generation + 1;
+    let next = Superblock { generation, version, journal_note, ..newest };
     copies::write(&next, &inner.data).await?;
+    next.write_backups(&inner.data).await?;
     if inner.state.lock().options.barrier {
         inner.data.flush(Purpose::Label).await?;
     }

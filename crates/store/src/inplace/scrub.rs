@@ -1,11 +1,14 @@
 //! Reading everything, to find what is wrong before somebody needs it.
 
+use std::ops::Range;
+
 use super::format::Entry;
 use super::map::Map;
 use super::state::State;
 use super::waiting::Which;
 use super::{InPlace, Inner};
-use crate::block::StoreError;
+use crate::block::{BLOCK_SIZE, StoreError};
+use crate::device::Purpose;
 
 /// Blocks that are read at a time.
 const RUN: u64 = 256;
@@ -19,17 +22,22 @@ pub struct ScrubReport {
     pub unsummed: u64,
     /// Blocks of which no copy is right.
     pub lost: Vec<u64>,
-    /// Sectors of the map that made no sense. With [`Mend::Yes`] what was known of their blocks is
-    /// given up: they count as holding what is there.
+    /// Sectors of the map that are damaged or lost.
     pub map_sectors: u64,
+    /// With [`Mend::Yes`], blocks of those sectors that are not zeros on the device. They read as what
+    /// is there from now on, with no checksum: it may be older than the block's last write, and where the
+    /// block was empty it may be what the device held before the volume was made.
+    pub unverified: u64,
 }
 
-/// What a scrub does about sectors of the map that make no sense.
+/// What a scrub does about damaged sectors of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mend {
-    /// It gives up what they said. Blocks that were empty may show what lies on the device then.
+    /// It replaces them: blocks that are zeros on the device are empty, and the others hold what is
+    /// there ([`ScrubReport::unverified`]). A filesystem has to be checked afterwards, with its free
+    /// blocks: it takes them for empty.
     Yes,
-    /// It counts them. Blocks that they are about cannot be read.
+    /// It counts them. The blocks that they are about can be neither read nor written.
     No,
 }
 
@@ -55,12 +63,11 @@ impl InPlace {
             inner.map_all(std::iter::once(at)).await?;
             // A page may take several turns, and counts in the first.
             if at == Map::blocks_of(page).start {
-                let map = &mut inner.state.lock().map;
-                let damaged = match mend {
-                    Mend::Yes => map.give_up(page),
-                    Mend::No => map.damaged(page),
-                };
-                report.map_sectors += u64::from(damaged);
+                let damaged = inner.state.lock().map.damaged(page);
+                report.map_sectors += damaged.len() as u64;
+                if mend == Mend::Yes {
+                    inner.replace_sectors(damaged, &mut report).await;
+                }
             }
             let end = Map::blocks_of(page).end.min(at + RUN).min(blocks);
             inner.scrub_run(at..end, &mut report).await;
@@ -75,7 +82,32 @@ impl InPlace {
 }
 
 impl Inner {
-    async fn scrub_run(&self, range: std::ops::Range<u64>, report: &mut ScrubReport) {
+    /// Replaces damaged sectors of the map, each given by the blocks that it is about. No other request
+    /// changes these blocks meanwhile: they can be neither read nor written.
+    async fn replace_sectors(&self, damaged: Vec<Range<u64>>, report: &mut ScrubReport) {
+        for Range { start, end } in damaged {
+            let end = end.min(self.superblock.blocks).max(start);
+            let mut entries = Vec::with_capacity((end - start) as usize);
+            for lba in start..end {
+                entries.push(self.found_at_home(lba).await);
+            }
+            let unverified = entries.iter().filter(|entry| **entry != Entry::Empty).count() as u64;
+            report.unverified += unverified;
+            tracing::error!(first = start, end, unverified, "a sector of the map was given up");
+            self.state.lock().map.replace(start, &entries);
+        }
+    }
+
+    /// What can be said of a block whose entry is lost. One that cannot be read holds something.
+    async fn found_at_home(&self, lba: u64) -> Entry {
+        let place = self.superblock.place(lba);
+        match self.data.read(place, BLOCK_SIZE, Purpose::Repair).await {
+            Ok(block) if block.iter().all(|byte| *byte == 0) => Entry::Empty,
+            _ => Entry::Unsummed,
+        }
+    }
+
+    async fn scrub_run(&self, range: Range<u64>, report: &mut ScrubReport) {
         let stored = self.state.lock().at_home(range);
         for run in stored.chunk_by(|a, b| a.0 + 1 == b.0) {
             let Some((first, _)) = run.first() else { continue };
@@ -99,7 +131,7 @@ impl Inner {
 
 impl State {
     /// The blocks of a range that hold something at home and are not about to be written there.
-    fn at_home(&self, range: std::ops::Range<u64>) -> Vec<(u64, Entry)> {
+    fn at_home(&self, range: Range<u64>) -> Vec<(u64, Entry)> {
         let entry = |lba| match self.pages.get(&lba) {
             Some(page) if page.is_dirty() => None,
             Some(page) => Some(page.home),

@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use uuid::Uuid;
 
 use super::format::Entry;
 use super::live::Live;
@@ -132,12 +131,12 @@ pub(super) enum Found {
 }
 
 impl State {
-    pub(super) fn new(volume: Uuid, version: Version, options: Options) -> State {
+    pub(super) fn new(map: Map, version: Version, options: Options) -> State {
         State {
             now: version,
             options,
             pages: HashMap::default(),
-            map: Map::new(volume),
+            map,
             live: Live::default(),
             unflushed: Vec::new(),
             unflushed_direct: false,
@@ -654,11 +653,13 @@ fn written(writes: &[Write]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::format::FORMAT_VERSION;
     use super::*;
 
     #[test]
     fn what_is_taken_for_the_way_home_leaves_the_rest_for_later() {
-        let mut state = State::new(Uuid::nil(), Version(0), Options::default());
+        let map = Map::new(uuid::Uuid::nil(), FORMAT_VERSION);
+        let mut state = State::new(map, Version(0), Options::default());
         for lba in 0..8 {
             state.pages.insert(lba, Page::new(Entry::Empty));
         }

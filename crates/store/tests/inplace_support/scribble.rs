@@ -12,8 +12,10 @@ use thalweg_sim::scribble::{Disks, reseal};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::env::Env;
-use thalweg_store::inplace::format::{COPIES, COPY, ENTRIES, MAP_SECTOR, Superblock};
+use thalweg_store::inplace::format::{COPIES, COPY, ENTRIES, MAP_SECTOR, MapSector, Superblock};
 use thalweg_store::inplace::{InPlace, Mend, Mode};
+
+use zerocopy::IntoBytes;
 
 use super::{Shape, transaction};
 
@@ -73,11 +75,14 @@ impl Image {
         run(1, |env| async move { image.open(&env, contents, is_sealed).await })
     }
 
-    /// Opens what is left when a map became zeros and a block something else.
+    /// Opens what is left when the map forgot every block and one of them became something else.
     pub fn blank(&self, lba: u64) {
         let mut contents = self.disks.contents();
-        let map = Superblock::map_size(self.shape.blocks);
-        contents[0].zero(self.superblock.map_offset, map);
+        for number in 0..Superblock::map_size(self.shape.blocks) / MAP_SECTOR {
+            let place = self.superblock.map_offset + number * MAP_SECTOR;
+            let sector = MapSector::empty(number, &self.superblock.volume);
+            contents[0].write(place, sector.as_bytes());
+        }
         contents[0].write(self.superblock.place(lba), &[0xe7; BLOCK_SIZE]);
         let image = self.clone();
         run(1, |env| async move { image.open(&env, contents, false).await });
@@ -123,10 +128,12 @@ impl Image {
         if self.shape.class(lba.0) == Class::Data && !strict {
             return true;
         }
-        // A sector of the map that is all zeros says that its blocks are empty.
-        let sector = self.superblock.map_offset + lba.0 / ENTRIES * MAP_SECTOR;
-        let is_blank = maps.read(sector, MAP_SECTOR as usize).iter().all(|byte| *byte == 0);
-        if found.is_none() && is_blank {
+        // A sector of the map that says that its blocks are empty is believed.
+        let number = lba.0 / ENTRIES;
+        let sector =
+            maps.read(self.superblock.map_offset + number * MAP_SECTOR, MAP_SECTOR as usize);
+        let empty = MapSector::empty(number, &self.superblock.volume);
+        if found.is_none() && sector == empty.as_bytes() {
             return true;
         }
         let bytes = |content: Option<Bytes>| content.unwrap_or_else(|| vec![0; BLOCK_SIZE].into());

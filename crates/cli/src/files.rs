@@ -58,6 +58,7 @@ impl From<FsError> for Failure {
             }
             FsError::Damaged(_) => Some("thalweg fsck VOLUME says what is damaged"),
             FsError::Newer(_) => Some("use a newer program"),
+            error if error.is_damage_below() => Some("thalweg fsck VOLUME says what is damaged"),
             _ => None,
         };
         let failure = match &error {

@@ -82,18 +82,28 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
 struct Checked {
     /// Transactions of the journal that had to be given up.
     given_up: u64,
+    /// What was repaired so that the volume could be opened.
+    opening: Vec<String>,
     store: Option<Scrubbed>,
     files: Report,
+    /// Why the filesystem could not be checked, where the store below is damaged.
+    unchecked: Option<String>,
 }
 
 impl Checked {
     fn is_damaged(&self) -> bool {
-        self.files.is_damaged() || self.store.as_ref().is_some_and(|store| store.is_damaged)
+        self.unchecked.is_some()
+            || self.files.is_damaged()
+            || self.store.as_ref().is_some_and(|store| store.is_damaged)
     }
 
     fn is_clean(&self) -> bool {
         let is_whole = |store: &Scrubbed| !store.is_damaged && !store.is_repaired;
-        self.given_up == 0 && self.store.as_ref().is_none_or(is_whole) && self.files.is_clean()
+        self.given_up == 0
+            && self.opening.is_empty()
+            && self.unchecked.is_none()
+            && self.store.as_ref().is_none_or(is_whole)
+            && self.files.is_clean()
     }
 
     fn code(&self) -> u8 {
@@ -105,16 +115,23 @@ impl Checked {
     }
 }
 
-async fn check(env: &Env, opened: &Opened, args: &Fsck, how: check::How) -> Outcome<Checked> {
+async fn check(env: &Env, opened: &Opened, args: &Fsck, mut how: check::How) -> Outcome<Checked> {
     let store = match args.automatic {
         true => None,
         false => {
             let mend = if how.repair { Mend::Yes } else { Mend::No };
-            Some(opened.scrub(mend, &*progress::for_user(args.json)).await?)
+            Some(opened.scrub(mend, how.repair, &*progress::for_user(args.json)).await?)
         }
     };
-    let files = files::check(env, opened, how).await?;
-    Ok(Checked { given_up: opened.given_up(), store, files })
+    // Free blocks have to be empty, and may not be any more.
+    how.data |= store.as_ref().is_some_and(|store| store.gave_up);
+    let is_damaged = store.as_ref().is_some_and(|store| store.is_damaged);
+    let (files, unchecked) = match files::check(env, opened, how).await {
+        Err(failure) if is_damaged => (Report::default(), Some(failure.to_string())),
+        files => (files?, None),
+    };
+    let (given_up, opening) = (opened.given_up(), opened.repaired());
+    Ok(Checked { given_up, opening, store, files, unchecked })
 }
 
 fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
@@ -126,7 +143,8 @@ fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
 }
 
 fn show(checked: &Checked, target: &Target, repair: bool) {
-    let Checked { given_up, store, files: report } = checked;
+    let Checked { given_up, opening, store, files: report, unchecked } = checked;
+    opening.iter().for_each(|repaired| println!("{repaired}"));
     if *given_up > 0 {
         println!(
             "the journal was damaged in its middle: repaired; {given_up} transactions were given up"
@@ -142,16 +160,23 @@ fn show(checked: &Checked, target: &Target, repair: bool) {
             (outcome, None) => println!("{}: {outcome}", finding.damage),
         }
     }
-    println!(
-        "{}: {} inodes, {} of them directories; {} names; {} blocks in {} extents",
-        target.name, report.inodes, report.directories, report.names, report.blocks, report.extents
-    );
+    match unchecked {
+        Some(why) => println!("{}: the filesystem was not checked: {why}", target.name),
+        None => show_counts(report, target),
+    }
     if checked.is_damaged() {
         println!(
             "{}",
             if repair { "Something is wrong still." } else { "-y repairs what can be." }
         );
     }
+}
+
+fn show_counts(report: &Report, target: &Target) {
+    println!(
+        "{}: {} inodes, {} of them directories; {} names; {} blocks in {} extents",
+        target.name, report.inodes, report.directories, report.names, report.blocks, report.extents
+    );
 }
 
 fn as_json(checked: &Checked) -> serde_json::Value {
@@ -168,6 +193,8 @@ fn as_json(checked: &Checked) -> serde_json::Value {
     serde_json::json!({
         "clean": checked.is_clean(),
         "given_up": checked.given_up,
+        "opening": checked.opening,
+        "unchecked": checked.unchecked,
         "store": checked.store.as_ref().map(|store| &store.report),
         "findings": findings,
         "inodes": report.inodes,

@@ -39,9 +39,17 @@ impl From<InPlaceError> for Failure {
             InPlaceError::NoStore { .. } => {
                 Failure::of(&error).help("make one, and a filesystem on it: thalweg mkfs DEVICE")
             }
-            InPlaceError::Journal(JournalError::Rotten { .. }) => {
-                Failure::of(&error).help("thalweg fsck -y DEVICE; nothing was changed")
-            }
+            InPlaceError::NoSuperblock { .. } => Failure::of(&error).help(
+                "thalweg fsck -y DEVICE, if nothing else was put on the device since; nothing was \
+                 changed",
+            ),
+            InPlaceError::Journal(
+                JournalError::Rotten { .. } | JournalError::NoSuperblock { .. },
+            ) => Failure::of(&error).help("thalweg fsck -y DEVICE; nothing was changed"),
+            InPlaceError::Journal(JournalError::NoJournal { .. }) => Failure::of(&error).help(
+                "name the journal's device; if this is it, its superblocks are damaged: \
+                 thalweg fsck -y --journal-dev PATH DEVICE",
+            ),
             InPlaceError::Unreadable { .. } => {
                 Failure::of(&error).help("thalweg fsck -y DEVICE gives it up, if it stays so")
             }

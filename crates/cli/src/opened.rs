@@ -13,6 +13,7 @@ use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, NewVolume, OpenOptions, Pool, PoolError,
     ShrinkRequest,
 };
+use thalweg_store::tree::{TreeError, catalogue};
 use thalweg_store::txn::{TransactionManager, TxnStatus};
 use thalweg_store::volume::VolumeRef;
 
@@ -136,6 +137,31 @@ impl Opened {
         }
     }
 
+    /// What opening for a repair has repaired.
+    pub(crate) fn repaired(&self) -> Vec<String> {
+        let Store::InPlace(it) = &self.store else { return Vec::new() };
+        let found = &it.recovered;
+        let mut repaired = Vec::new();
+        if found.superblock_restored {
+            repaired.push("both superblocks were damaged: restored from a backup".to_owned());
+        }
+        if found.journal_rebuilt {
+            repaired.push(format!(
+                "both superblocks of the journal were damaged: repaired; {} transactions were found \
+                 without them",
+                found.transactions
+            ));
+        }
+        if found.journal_missing > 0 {
+            repaired.push(format!(
+                "{} older transactions are missing from the journal; unless more of it is damaged, \
+                 what they changed was in place",
+                found.journal_missing
+            ));
+        }
+        repaired
+    }
+
     /// The chained volume; only that does most of what can be asked for.
     fn pool(&self) -> Outcome<&Pool> {
         match &self.store {
@@ -234,25 +260,68 @@ impl Opened {
         }
     }
 
-    /// Reads and verifies everything that is stored, and repairs what another copy has right; what no
-    /// copy has is given up if `mend` says so.
-    pub(crate) async fn scrub(&self, mend: Mend, report: &dyn Report) -> Outcome<Scrubbed> {
+    /// Reads and verifies everything that is stored, and repairs what another copy has right, of the
+    /// catalogue if `repair` says so; what no copy has is given up if `mend` says so.
+    pub(crate) async fn scrub(
+        &self,
+        mend: Mend,
+        repair: bool,
+        report: &dyn Report,
+    ) -> Outcome<Scrubbed> {
+        // First, so that the scrub finds the blocks whole; and again if they could not be read so far.
+        let mut damaged = self.catalogue_damage(repair).await;
+        let mut scrubbed = self.scrub_store(mend, report).await?;
+        if damaged.is_err() && scrubbed.gave_up {
+            damaged = self.catalogue_damage(repair).await;
+        }
+        match damaged {
+            Ok(blocks) => {
+                let is_damaged = !blocks.is_empty();
+                scrubbed.is_damaged |= is_damaged && !repair;
+                scrubbed.is_repaired |= is_damaged && repair;
+                let what = if repair { "catalogue_repaired" } else { "catalogue_damaged" };
+                scrubbed.report[what] = blocks.into();
+            }
+            Err(error) => {
+                scrubbed.is_damaged = true;
+                scrubbed.report["catalogue_error"] = error.to_string().into();
+            }
+        }
+        Ok(scrubbed)
+    }
+
+    /// The damaged blocks of the catalogue, whose copies are whole; if wanted, repaired.
+    async fn catalogue_damage(&self, repair: bool) -> Result<Vec<u64>, TreeError> {
+        match repair {
+            true => catalogue::repair(self.transactions()).await,
+            false => catalogue::damaged_blocks(self.transactions()).await,
+        }
+    }
+
+    async fn scrub_store(&self, mend: Mend, report: &dyn Report) -> Outcome<Scrubbed> {
         let progress = share_done("scrubbing", report);
-        let (report, is_damaged, is_repaired) = match &self.store {
+        Ok(match &self.store {
             Store::Chain(pool) => {
                 let found = pool.chain().scrub(&progress).await?;
                 let replaced = found.repaired + found.maps_replaced + found.labels_replaced;
-                let is_repaired = replaced > 0 || found.checkpoint_replaced;
-                (serde_json::to_value(&found)?, found.damaged > 0, is_repaired)
+                Scrubbed {
+                    report: serde_json::to_value(&found)?,
+                    is_damaged: found.damaged > 0,
+                    is_repaired: replaced > 0 || found.checkpoint_replaced,
+                    gave_up: false,
+                }
             }
             Store::InPlace(it) => {
                 let found = it.store.scrub(mend, &progress).await.map_err(InPlaceError::from)?;
-                let left = found.map_sectors > 0 && mend == Mend::No;
-                let is_damaged = left || !found.lost.is_empty();
-                (serde_json::to_value(&found)?, is_damaged, found.map_sectors > 0)
+                let gave_up = found.map_sectors > 0 && mend == Mend::Yes;
+                Scrubbed {
+                    report: serde_json::to_value(&found)?,
+                    is_damaged: found.map_sectors > 0 && !gave_up || !found.lost.is_empty(),
+                    is_repaired: gave_up,
+                    gave_up,
+                }
             }
-        };
-        Ok(Scrubbed { report, is_damaged, is_repaired })
+        })
     }
 
     /// Does what concerns the volume alone, not who uses it.
@@ -262,7 +331,8 @@ impl Opened {
                 .help("wait for that to end; thalweg volume status --watch shows it")
         })?;
         if let Request::Scrub = request {
-            return Ok(Answer::Json(self.scrub(Mend::Yes, report).await?.report));
+            // What is given up needs a check of the filesystem: fsck does both.
+            return Ok(Answer::Json(self.scrub(Mend::No, true, report).await?.report));
         }
         let pool = self.pool()?;
         let chain = pool.chain();
@@ -305,6 +375,8 @@ pub(crate) struct Scrubbed {
     pub(crate) is_damaged: bool,
     /// Whether something was, and is not any more.
     pub(crate) is_repaired: bool,
+    /// Whether blocks that were empty may hold something now: a sector of the map was given up.
+    pub(crate) gave_up: bool,
 }
 
 async fn open_pool(env: &Env, target: &Target) -> Outcome<Pool> {

@@ -83,7 +83,7 @@ pub enum FsError {
 
 impl FsError {
     /// Whether blocks or structures of the store below cannot be read, or make no sense.
-    pub(crate) fn is_damage_below(&self) -> bool {
+    pub fn is_damage_below(&self) -> bool {
         match self {
             FsError::Tree(error) => error.is_damage(),
             FsError::Transaction(error) => error.is_damage(),

@@ -290,6 +290,107 @@ fn a_dump_shows_what_a_crash_left_in_the_journal() {
     umount(thalweg(["umount"]), &root);
 }
 
+/// Overwrites a part of a device with zeros.
+fn lose(device: &Path, at: u64, len: usize) {
+    let file = fs::OpenOptions::new().write(true).open(device).unwrap();
+    file.write_all_at(&vec![0; len], at).unwrap();
+}
+
+fn superblock(volume: &Path) -> Value {
+    dump(volume, &[])["in_place"]["superblocks"][0]["superblock"].clone()
+}
+
+#[test]
+fn a_lost_sector_of_the_map_is_no_empty_volume() {
+    let Some((home, root)) = with_files() else { return };
+    mount(&home, &root, "data=wasteless");
+    write_durably(&root.join("a"), b"here");
+    umount(thalweg(["umount"]), &root);
+    // The first sector is about the catalogue.
+    let map = superblock(&home.volume())["map_offset"].as_u64().unwrap();
+    lose(&home.volume(), map, 512);
+    let said = bad(thalweg(["mount"]).arg(home.volume()).arg(&root), 1);
+    assert!(said.contains("damaged") && said.contains("fsck"), "{said}");
+    let scrubbed = json(thalweg(["scrub", "--json"]).arg(home.volume()));
+    assert_eq!(scrubbed["map_sectors"], 1);
+    for args in [&["fsck"][..], &["fsck", "-d"], &["fsck", "-n"]] {
+        let said = bad(thalweg(args).arg(home.volume()), 4);
+        assert!(said.contains("map_sectors 1") && said.contains("not checked"), "{said}");
+    }
+    let said = bad(thalweg(["fsck", "-y"]).arg(home.volume()), 1);
+    assert!(said.contains("map_sectors 1"), "{said}");
+    good(thalweg(["fsck", "-d"]).arg(home.volume()));
+    mount(&home, &root, "data=wasteless");
+    assert_eq!(fs::read(root.join("a")).unwrap(), b"here");
+    umount(thalweg(["umount"]), &root);
+}
+
+#[test]
+fn a_flipped_bit_in_the_catalogue_is_reported_and_repaired() {
+    let Some((home, root)) = with_files() else { return };
+    let data = superblock(&home.volume())["data_offset"].as_u64().unwrap();
+    spoil(&home.volume(), data + 70);
+    mount(&home, &root, "data=wasteless");
+    write_durably(&root.join("a"), b"here");
+    umount(thalweg(["umount"]), &root);
+    let said = bad(thalweg(["fsck"]).arg(home.volume()), 4);
+    assert!(said.contains("catalogue_damaged [0]"), "{said}");
+    let said = bad(thalweg(["fsck", "-y"]).arg(home.volume()), 1);
+    assert!(said.contains("catalogue_repaired [0]"), "{said}");
+    good(thalweg(["fsck"]).arg(home.volume()));
+    spoil(&home.volume(), data + 15 * 4096 + 70);
+    let scrubbed = json(thalweg(["scrub", "--json"]).arg(home.volume()));
+    assert_eq!(scrubbed["catalogue_repaired"], serde_json::json!([15]));
+    good(thalweg(["fsck"]).arg(home.volume()));
+}
+
+#[test]
+fn a_journal_without_superblocks_is_found_by_a_repair() {
+    let Some((home, root)) = with_files() else { return };
+    mount(&home, &root, "data=wasteless,writeback=60");
+    for name in ["a", "b", "c"] {
+        write_durably(&root.join(name), name.as_bytes());
+    }
+    kill_server(&home);
+    let journal = superblock(&home.volume())["journal_at"][0].as_u64().unwrap();
+    lose(&home.volume(), journal, 8192);
+    let said = bad(thalweg(["mount"]).arg(home.volume()).arg(&root), 1);
+    assert!(said.contains("both superblocks of the journal") && said.contains("fsck -y"), "{said}");
+    for args in [&["fsck"][..], &["fsck", "-n"]] {
+        let said = bad(thalweg(args).arg(home.volume()), 8);
+        assert!(said.contains("both superblocks of the journal"), "{said}");
+    }
+    let said = bad(thalweg(["fsck", "-y"]).arg(home.volume()), 1);
+    assert!(said.contains("both superblocks of the journal were damaged: repaired"), "{said}");
+    good(thalweg(["fsck", "-d"]).arg(home.volume()));
+    mount(&home, &root, "data=wasteless");
+    for name in ["a", "b", "c"] {
+        assert_eq!(fs::read(root.join(name)).unwrap(), name.as_bytes());
+    }
+    umount(thalweg(["umount"]), &root);
+}
+
+#[test]
+fn a_volume_without_superblocks_is_restored_from_a_backup() {
+    let Some((home, root)) = with_files() else { return };
+    mount(&home, &root, "data=wasteless");
+    write_durably(&root.join("a"), b"here");
+    umount(thalweg(["umount"]), &root);
+    // What a new partition table overwrites, and the first MiB.
+    for len in [34 * 512, 1 << 20] {
+        lose(&home.volume(), 0, len);
+        let said = bad(thalweg(["mount"]).arg(home.volume()).arg(&root), 1);
+        assert!(said.contains("both superblocks") && said.contains("fsck -y"), "{said}");
+        bad(thalweg(["fsck"]).arg(home.volume()), 8);
+        let said = bad(thalweg(["fsck", "-y"]).arg(home.volume()), 1);
+        assert!(said.contains("restored from a backup"), "{said}");
+        good(thalweg(["fsck", "-d"]).arg(home.volume()));
+        mount(&home, &root, "data=wasteless");
+        assert_eq!(fs::read(root.join("a")).unwrap(), b"here");
+        umount(thalweg(["umount"]), &root);
+    }
+}
+
 #[test]
 fn every_command_takes_a_journal_on_a_device_of_its_own() {
     let home = Home::empty();

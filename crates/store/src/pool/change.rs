@@ -20,8 +20,10 @@ use super::manifest::{Manifest, Place};
 use super::prepare::{self, Claim};
 use super::spec::{DeviceSpec, LinkSpec};
 use super::{Member, Pool, PoolError, PoolMirror, destroy, format};
-use crate::block::BLOCK_SIZE;
+use crate::block::{BLOCK_SIZE, BlockStore};
 use crate::device::SideState;
+use crate::tree::{Partition, TreeError, catalogue};
+use crate::txn::{Transact, TransactionManager};
 
 /// Called with what is done of a long piece of work, and the whole of it, in one unit.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
@@ -48,6 +50,28 @@ pub enum ShrinkRequest {
 
 fn invalid(why: impl Into<String>) -> PoolError {
     PoolError::Invalid(why.into())
+}
+
+/// Refuses to let a volume end before its partitions do, also where they hold nothing yet.
+async fn refuse_cut(volume: &TransactionManager, blocks: u64) -> Result<(), PoolError> {
+    if blocks >= Transact::blocks(volume) {
+        return Ok(());
+    }
+    let partitions = match catalogue::list(volume).await {
+        Ok(partitions) => partitions,
+        Err(TreeError::NoCatalogue | TreeError::Foreign(_)) => return Ok(()),
+        Err(error) => return Err(invalid(error.to_string())),
+    };
+    let end = |it: &Partition| it.first.saturating_add(it.blocks);
+    match partitions.iter().max_by_key(|it| end(it)).filter(|it| end(it) > blocks) {
+        None => Ok(()),
+        Some(last) => Err(invalid(format!(
+            "partition {} ends at byte {}; make its filesystem smaller first (thalweg resize), or drop \
+             the partition",
+            last.name,
+            end(last).saturating_mul(BLOCK_SIZE as u64)
+        ))),
+    }
 }
 
 impl Pool {
@@ -99,8 +123,18 @@ impl Pool {
                 now * BLOCK_SIZE as u64
             )));
         }
-        let resized = self.transactions.exclusively(async || self.chain.resize(blocks).await).await;
-        Ok(resized?)
+        // Before transactions are aborted for it; and again when no more partitions come.
+        refuse_cut(&self.transactions, blocks).await?;
+        self.transactions
+            .exclusively(async || {
+                // What is read is what is durable.
+                self.chain.sync(self.chain.now()).await?;
+                let options = self.transactions.options().clone();
+                let quiet = TransactionManager::new(&self.env, self.chain.clone(), options);
+                refuse_cut(&quiet, blocks).await?;
+                Ok::<_, PoolError>(self.chain.resize(blocks).await?)
+            })
+            .await
     }
 
     /// The member at `path`.

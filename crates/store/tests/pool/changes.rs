@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use thalweg_store::pool::manifest::Settings;
 use thalweg_store::pool::{ExtendRequest, ShrinkRequest};
+use thalweg_store::tree::{Kind, NewPartition, catalogue};
 
 use super::*;
 
@@ -47,6 +48,27 @@ async fn a_volume_grows_by_a_link_and_shrinks_by_another() {
     assert_eq!(pool.chain().label().links.len(), 2);
     // Its device is nobody's.
     place.create("w", &NewVolume::new("w", 4 * MIB, place.plain(&["a"]))).await.unwrap();
+}
+
+/// A store or a filesystem has free blocks at its end, where nothing is stored.
+#[tokio::test]
+async fn a_volume_does_not_end_before_its_partitions() {
+    let place = Place::new();
+    let pool = open(&place).await;
+    let env = Env::real();
+    for (name, kind) in [("files.meta", Kind::Btree), ("files.data", Kind::Raw)] {
+        let new = NewPartition { name: name.to_owned(), kind, first: None, blocks: Some(1024) };
+        catalogue::create(&env, pool.transactions(), &new).await.unwrap();
+    }
+    let error = pool.shrink(&ShrinkRequest::Size(8 * MIB), &quiet).await.unwrap_err().to_string();
+    assert!(error.contains("files.data") && error.contains("thalweg resize"), "{error}");
+    assert_eq!(pool.volume().size(), 16 * MIB);
+    // To the last block of the last one.
+    let end = (16 + 2 * 1024) * 4096;
+    assert!(pool.shrink(&ShrinkRequest::Size(end - 4096), &quiet).await.is_err());
+    pool.shrink(&ShrinkRequest::Size(end), &quiet).await.unwrap();
+    assert_eq!(catalogue::list(pool.transactions()).await.unwrap().len(), 2);
+    pool.close().await.unwrap();
 }
 
 #[tokio::test]

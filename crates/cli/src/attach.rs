@@ -26,7 +26,7 @@ pub(crate) const LOG: &str = "attach.log";
 
 /// Make a block device of a volume
 ///
-/// Prints the device. A process in the background serves it until it is detached; when the volume
+/// Prints the device. That of a volume with partitions, of filesystems or stores, is read-only. A process in the background serves it until it is detached; when the volume
 /// is served already, its server does that. Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
@@ -43,6 +43,9 @@ pub(crate) struct Attach {
     /// Make devices of the partitions found
     #[arg(long)]
     partition_scan: bool,
+    /// Let the device be written although the volume has partitions, as to restore a copy of the whole
+    #[arg(long)]
+    writable: bool,
     /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<ListenAddress>,
@@ -84,7 +87,7 @@ pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
         let request = Request::Attach(how(&args, &target));
         return match client.ask(&request, &*progress::for_user(args.json)).await? {
             Answer::Attached { device } => {
-                show(&device, args.json);
+                show_attached(&device, args.json, &target);
                 Ok(())
             }
             other => Err(unexpected(&other)),
@@ -101,6 +104,7 @@ fn how(args: &Attach, target: &Target) -> AttachRequest {
         snapshot: target.snapshot.clone(),
         block_size: args.block_size,
         partition_scan: args.partition_scan,
+        writable: args.writable,
     }
 }
 
@@ -116,13 +120,28 @@ fn show(device: &Path, json: bool) {
     }
 }
 
+/// Prints a device, and says why it is read-only where that was not asked for.
+fn show_attached(device: &Path, json: bool, target: &Target) {
+    show(device, json);
+    let name = device.file_name().unwrap_or_default();
+    let flag = std::fs::read_to_string(Path::new("/sys/block").join(name).join("ro"));
+    if target.snapshot.is_none() && flag.is_ok_and(|flag| flag.trim() == "1") {
+        eprintln!(
+            "{} is read-only: {} has partitions, which writes to the whole volume would destroy \
+             (attach --writable allows them)",
+            device.display(),
+            target.name
+        );
+    }
+}
+
 async fn foreground(env: &Env, args: &Attach, target: Target) -> Outcome<()> {
-    let started = start(env, args, target).await;
+    let started = start(env, args, target.clone()).await;
     if args.tell {
         let told = started.as_ref().map(|(_, device)| device.clone()).map_err(Failure::clone);
         background::tell(&told)?;
     } else if let Ok((_, device)) = &started {
-        show(device, args.json);
+        show_attached(device, args.json, &target);
     }
     started?.0.until_stopped().await
 }
@@ -153,9 +172,8 @@ fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     if let Some(bytes) = args.block_size {
         command.extend(["--block-size".into(), bytes.to_string().into()]);
     }
-    if args.partition_scan {
-        command.push("--partition-scan".into());
-    }
+    let switches = [(args.partition_scan, "--partition-scan"), (args.writable, "--writable")];
+    command.extend(switches.iter().filter(|(is_on, _)| *is_on).map(|(_, name)| name.into()));
     if let Some(address) = &args.metrics {
         command.extend(["--metrics".into(), address.to_string().into()]);
     }
@@ -166,7 +184,7 @@ fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     let export = crate::target::export(&place, target.snapshot.as_deref());
     command.extend(["--".into(), export.into()]);
     let device: PathBuf = background::start(&command, &target.folder, LOG)?;
-    show(&device, args.json);
+    show_attached(&device, args.json, target);
     Ok(())
 }
 

@@ -17,9 +17,12 @@ use thalweg_store::tree::{
 };
 use thalweg_store::txn::{Transact, TxnError};
 
+use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::opened::Opened;
 use crate::output;
+use crate::progress::Silent;
+use crate::request::{Answer, Request};
 use crate::size::Size;
 use crate::target::{JournalDev, Target};
 
@@ -212,6 +215,7 @@ impl From<TreeError> for Failure {
                 failure.help("thalweg kv VOLUME create NAME --kind btree --size SIZE")
             }
             TreeError::Foreign(_) => failure.help("use another volume, or make one"),
+            TreeError::OfFilesystem(_) => failure.help("thalweg mount VOLUME DIRECTORY"),
             TreeError::Missing(_) => failure.help("thalweg kv VOLUME list shows what is there"),
             TreeError::Unfinished(_) => failure.help("thalweg kv VOLUME drop NAME --yes"),
             TreeError::Damaged { .. } => {
@@ -254,25 +258,58 @@ impl Access {
 pub(crate) async fn run(env: &Env, args: Kv) -> Outcome<()> {
     let target = Target::volume(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
     let access = Access::open(env, &target).await?;
-    let done = execute(env, &access.volume, args.command).await;
+    let done = match &args.command {
+        Command::Drop(drop) => refuse_mounted(&target, &*access.volume, &drop.name).await,
+        _ => Ok(()),
+    };
+    let done = match done {
+        Ok(()) => execute(env, &access.volume, args.command).await,
+        refused => refused,
+    };
     let closed = access.close().await;
     done.and(closed)
 }
 
+/// Refuses to drop a partition of a filesystem that is mounted.
+async fn refuse_mounted(target: &Target, volume: &dyn Transact, name: &str) -> Outcome<()> {
+    let is_files = match catalogue::refuse_filesystem(volume, name).await {
+        Err(TreeError::OfFilesystem(_)) => true,
+        // What else is wrong, dropping it says.
+        _ => false,
+    };
+    if !is_files {
+        return Ok(());
+    }
+    let Some(mut client) = Client::connect(&target.folder).await? else { return Ok(()) };
+    match client.ask(&Request::Status, &Silent).await? {
+        Answer::Json(status) if status["mounted"].is_string() => {
+            let place = status["mounted"].as_str().unwrap_or_default();
+            Err(Failure::new(format!("{name} is a part of the filesystem mounted on {place}"))
+                .help("unmount it first: thalweg umount DIRECTORY"))
+        }
+        _ => Ok(()),
+    }
+}
+
 async fn execute(env: &Env, volume: &Arc<dyn Transact>, command: Command) -> Outcome<()> {
-    let open = async |name: &str| Store::open(env, volume.clone(), name).await;
+    let look = async |name: &str| Store::open(env, volume.clone(), name).await;
+    // To write, which in a filesystem's own tree would destroy its files.
+    let open = async |name: &str| {
+        catalogue::refuse_filesystem(&**volume, name).await?;
+        look(name).await
+    };
     match command {
         Command::Create(args) => create(env, &**volume, args).await,
         Command::List(args) => list(&**volume, &args).await,
         Command::Drop(args) => drop_partition(env, &**volume, &args).await,
         Command::Put(args) => put(&open(&args.name).await?, args).await,
-        Command::Get(args) => get(&open(&args.name).await?, &args).await,
+        Command::Get(args) => get(&look(&args.name).await?, &args).await,
         Command::Delete(args) => delete(&open(&args.name).await?, &args).await,
-        Command::Scan(args) => scan(&open(&args.name).await?, &args).await,
+        Command::Scan(args) => scan(&look(&args.name).await?, &args).await,
         Command::Check(args) => check(env, volume, &args).await,
         Command::Import(args) => import(&open(&args.name).await?, &args).await,
         Command::Export(args) => {
-            let iter = open(&args.name).await?.iter().await?;
+            let iter = look(&args.name).await?.iter().await?;
             show(iter, u64::MAX, &|key, value| {
                 json!({"key": text(key), "value": text(value)}).to_string()
             })

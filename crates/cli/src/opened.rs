@@ -1,6 +1,7 @@
 //! One volume that this process has open.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 use thalweg_fs::Statistics;
@@ -15,7 +16,7 @@ use thalweg_store::pool::{
 };
 use thalweg_store::tree::{TreeError, catalogue};
 use thalweg_store::txn::{TransactionManager, TxnStatus};
-use thalweg_store::volume::VolumeRef;
+use thalweg_store::volume::{StoreVolume, VolumeRef};
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
@@ -176,6 +177,11 @@ impl Opened {
             Store::Chain(pool) => pool.volume(),
             Store::InPlace(it) => it.volume(),
         }
+    }
+
+    /// What clients write that may overwrite partitions.
+    pub(crate) fn unfenced(&self) -> VolumeRef {
+        Arc::new(StoreVolume::live(Arc::new(self.transactions().clone())))
     }
 
     /// Its transactions.

@@ -119,6 +119,9 @@ pub(crate) struct AttachRequest {
     pub(crate) block_size: Option<u32>,
     /// Make devices of the partitions found.
     pub(crate) partition_scan: bool,
+    /// Let the device be written although the volume has partitions.
+    #[serde(default)]
+    pub(crate) writable: bool,
 }
 
 /// What a request came to.

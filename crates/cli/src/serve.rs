@@ -34,6 +34,10 @@ pub(crate) struct Serve {
     volumes: Vec<String>,
     #[command(flatten)]
     journal: JournalDev,
+    /// Let clients write whole volumes that have partitions, as to restore a copy; else they are served
+    /// read-only
+    #[arg(long)]
+    writable: bool,
     /// The Unix socket, made with mode 0600 [default: NAME.sock under /run/thalweg, or
     /// $XDG_RUNTIME_DIR/thalweg]
     #[arg(long, value_name = "PATH")]
@@ -96,6 +100,9 @@ pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
     let limits = ServerConfig { max_connections: args.max_connections, ..ServerConfig::default() };
     raise_file_limit();
     let session = Arc::new(Session::with(env, volumes, Purpose::Serve, limits));
+    if args.writable {
+        session.allow_writes();
+    }
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = start(&session, &args, &targets).await;
     match served {

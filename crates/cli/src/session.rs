@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use thalweg_fs::Statistics;
@@ -10,6 +10,7 @@ use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
 use thalweg_fuse::stale::recover_stale;
 use thalweg_nbd::{Export, Server, ServerConfig, ServerStats};
 use thalweg_store::env::Env;
+use thalweg_store::txn::Occupation;
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::{Mutex, watch};
 
@@ -44,6 +45,8 @@ pub(crate) struct Session {
     /// The session ends when its last block device and its last mount are gone.
     ends_when_idle: bool,
     exports_snapshots: bool,
+    /// Exports may be written although the volume has partitions.
+    writable: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -51,6 +54,8 @@ struct Attachment {
     volume: String,
     snapshot: Option<String>,
     attached: Attached,
+    /// While the device may be written, nobody makes the volume's first partition.
+    writer: Option<Occupation>,
 }
 
 /// What a session is for.
@@ -88,6 +93,7 @@ impl Session {
             stop: watch::Sender::new(false),
             ends_when_idle: purpose == Purpose::Attach,
             exports_snapshots: purpose == Purpose::Serve,
+            writable: AtomicBool::new(false),
         }
     }
 
@@ -129,16 +135,38 @@ impl Session {
         &self.stop
     }
 
+    /// Lets exports from now on be written although their volume has partitions.
+    pub(crate) fn allow_writes(&self) {
+        self.writable.store(true, Ordering::Relaxed);
+    }
+
     /// Lets clients have a volume, or a snapshot of it.
     pub(crate) fn export(&self, volume: &Opened, snapshot: Option<&str>) -> Outcome<()> {
         let name = export(&volume.target.name, snapshot);
-        let exported = Export::new(name, bytes_of(volume, snapshot)?)
-            .description(volume.target.place().display().to_string());
-        // A lone volume is what a client means that names none, whatever snapshots it has.
-        let exported = match (self.volumes.len(), snapshot) {
-            (1, None) => exported.default_export(),
-            _ => exported,
+        let place = volume.target.place().display();
+        let is_fenced = snapshot.is_none() && volume.transactions().is_fenced();
+        let bytes = match snapshot {
+            Some(snapshot) => volume.snapshot(snapshot)?,
+            None if is_fenced && self.writable.load(Ordering::Relaxed) => volume.unfenced(),
+            None => volume.volume(),
         };
+        if is_fenced {
+            let is_read_only = bytes.is_read_only();
+            tracing::info!(volume = %place, is_read_only, "exported; it has partitions");
+        }
+        let mut exported = Export::new(name, bytes).description(place.to_string());
+        if snapshot.is_none() {
+            let transactions = volume.transactions().clone();
+            let why = format!(
+                "an NBD client is connected to {place}, which partitions would be overwritten \
+                 through; end its connection first"
+            );
+            exported = exported.on_use(move || Box::new(transactions.occupy(why.clone())));
+        }
+        // A lone volume is what a client means that names none, whatever snapshots it has.
+        if let (1, None) = (self.volumes.len(), snapshot) {
+            exported = exported.default_export();
+        }
         Ok(self.server.add_export(exported)?)
     }
 
@@ -198,7 +226,7 @@ impl Session {
             ))
             .help("use that device, or detach it first"));
         }
-        let bytes = bytes_of(volume, request.snapshot.as_deref())?;
+        let (bytes, writer) = self.device_bytes(volume, request).await?;
         let mountpoint = target.mountpoint()?;
         let stale = recover_stale(&self.env, &mountpoint).await?;
         for (device, mounts) in &stale.in_use {
@@ -212,8 +240,50 @@ impl Session {
         };
         let attached = attach(&self.env, bytes, &mountpoint, &options).await?;
         let device = attached.device.clone();
-        attachments.push(Attachment { volume: target.name, snapshot: target.snapshot, attached });
+        let Target { name: volume, snapshot, .. } = target;
+        attachments.push(Attachment { volume, snapshot, attached, writer });
         Ok(device)
+    }
+
+    /// What a block device shows, and what it excludes while it may be written.
+    async fn device_bytes(
+        &self,
+        volume: &Opened,
+        request: &AttachRequest,
+    ) -> Outcome<(VolumeRef, Option<Occupation>)> {
+        if let Some(name) = &request.snapshot {
+            return Ok((volume.snapshot(name)?, None));
+        }
+        let place = volume.target.place().display();
+        let writer = volume.transactions().occupy(format!(
+            "{place} is attached as a block device, which partitions would be overwritten \
+             through; detach it first: thalweg detach {place}"
+        ));
+        match (volume.transactions().settled_fence().await, request.writable) {
+            (false, _) => Ok((volume.volume(), Some(writer))),
+            (true, true) => {
+                self.refuse_if_mounted(volume).await?;
+                tracing::warn!(volume = %place, "attached for writing over its partitions");
+                Ok((volume.unfenced(), Some(writer)))
+            }
+            (true, false) => {
+                tracing::info!(volume = %place, "attached read-only: it has partitions");
+                Ok((volume.volume(), None))
+            }
+        }
+    }
+
+    /// Refuses to use the files of a volume whose blocks are written through a block device.
+    async fn refuse_if_written(&self, volume: &Opened) -> Outcome<()> {
+        let attachments = self.attachments.lock().await;
+        let of = attachments.iter().filter(|it| it.volume == volume.target.name);
+        match of.filter(|it| it.writer.is_some()).map(|it| &it.attached.device).next() {
+            None => Ok(()),
+            Some(device) => {
+                Err(Failure::new(format!("it is attached for writing as {}", device.display()))
+                    .help("detach it first: thalweg detach VOLUME"))
+            }
+        }
     }
 
     /// Flushes a block device and takes it away.
@@ -375,7 +445,10 @@ impl Session {
                 self.refuse_if_mounted(volume).await?;
                 files::make(&self.env, volume, new).await.map(|()| Answer::Done)
             }
-            Request::Mount(request) => self.mount(volume, request).await,
+            Request::Mount(request) => {
+                self.refuse_if_written(volume).await?;
+                self.mount(volume, request).await
+            }
             Request::Remount { options } => {
                 self.remount(volume, options).await.map(|()| Answer::Done)
             }
@@ -462,14 +535,6 @@ impl Session {
             }
         }
         Ok(answer)
-    }
-}
-
-/// What a client sees of a volume or of a snapshot.
-fn bytes_of(volume: &Opened, snapshot: Option<&str>) -> Outcome<VolumeRef> {
-    match snapshot {
-        None => Ok(volume.volume()),
-        Some(name) => volume.snapshot(name),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::failure::WireError;
 /// The first bytes of both sides.
 pub const MAGIC: [u8; 8] = *b"thwg-txn";
 /// The version of all that follows.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a hello.
 pub const HELLO: usize = 12;
 /// Blocks that one request may read.
@@ -98,6 +98,17 @@ pub enum Request {
     },
     /// Says what the last access of a block was about.
     Mark {
+        /// The transaction.
+        txn: u64,
+        /// The block.
+        lba: u64,
+        /// The first byte.
+        start: u16,
+        /// The byte after the last one.
+        end: u16,
+    },
+    /// Says that the commit depends on bytes of a block.
+    Depend {
         /// The transaction.
         txn: u64,
         /// The block.

@@ -275,7 +275,10 @@ impl Connection<'_> {
         let Frame { id, message, payload } = frame;
         let refused = || io::Error::other("a request that cannot be");
         match message {
-            Request::Write { .. } | Request::Discard { .. } | Request::Mark { .. }
+            Request::Write { .. }
+            | Request::Discard { .. }
+            | Request::Mark { .. }
+            | Request::Depend { .. }
                 if id != UNANSWERED =>
             {
                 Err(refused())
@@ -293,6 +296,11 @@ impl Connection<'_> {
             Request::Mark { txn, lba, start, end } => {
                 let range = usize::from(start)..usize::from(end);
                 self.at_once(txn, |it| it.mark_accessed(Lba(lba), range));
+                Ok(())
+            }
+            Request::Depend { txn, lba, start, end } => {
+                let range = usize::from(start)..usize::from(end);
+                self.at_once(txn, |it| it.depend(Lba(lba), range));
                 Ok(())
             }
             Request::PleaseCache { txn, lba } => {

@@ -19,7 +19,7 @@ use thalweg_store::env::{Env, Time};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::execute::{Answer, execute};
-use crate::export::Served;
+use crate::export::{Served, Usage};
 use crate::handshake::Agreement;
 use crate::input::{Arrival, Input};
 use crate::output::Output;
@@ -73,6 +73,7 @@ struct Session {
     env: Env,
     served: Arc<Served>,
     structured: bool,
+    _usage: Option<Usage>,
 }
 
 /// A request that has been carried out.
@@ -114,7 +115,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
         let Agreement { served, structured, allocation } = agreement;
         Connection {
             stream,
-            session: Arc::new(Session { env, served, structured }),
+            session: Arc::new(Session { env, _usage: served.enter(), served, structured }),
             stats,
             backpressure,
             allocation,

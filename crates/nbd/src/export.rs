@@ -1,6 +1,8 @@
 //! Exports: volumes under names.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -10,19 +12,38 @@ use tokio::sync::watch;
 use crate::protocol::{Limits, MAX_NAME, MAX_PAYLOAD, transmission_flag as flag};
 use crate::server::ServerError;
 
+/// What a connection to an export keeps until it ends.
+pub type Usage = Box<dyn Any + Send + Sync>;
+
 /// A volume under a name.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Export {
     name: String,
     description: String,
     is_default: bool,
     volume: VolumeRef,
+    on_use: Option<Arc<dyn Fn() -> Usage + Send + Sync>>,
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl Export {
     /// Serves `volume` as `name`. The empty name is the default export.
     pub fn new(name: impl Into<String>, volume: VolumeRef) -> Export {
-        Export { name: name.into(), description: String::new(), is_default: false, volume }
+        let (name, description) = (name.into(), String::new());
+        Export { name, description, is_default: false, volume, on_use: None }
+    }
+
+    /// Calls `enter` for each client that begins to use the export while it may be written; what that
+    /// returns is dropped when the client leaves.
+    #[must_use]
+    pub fn on_use(mut self, enter: impl Fn() -> Usage + Send + Sync + 'static) -> Export {
+        self.on_use = Some(Arc::new(enter));
+        self
     }
 
     /// A text for people who list the exports.
@@ -76,6 +97,12 @@ impl Served {
 
     pub(crate) fn volume(&self) -> &VolumeRef {
         &self.export.volume
+    }
+
+    /// Notes a client that begins to use the export.
+    pub(crate) fn enter(&self) -> Option<Usage> {
+        let enter = self.export.on_use.as_ref().filter(|_| !self.volume().is_read_only())?;
+        Some(enter())
     }
 
     /// A receiver that turns true when the export is removed. Whoever holds it counts as a user.

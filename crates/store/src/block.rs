@@ -97,6 +97,11 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError>;
 
+    /// Whether every change is refused now.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// Applies one transaction's writes as the next version, atomically; later writes to the same
     /// block win. It is visible when this returns, and durable after a [`BlockStore::sync`].
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError>;

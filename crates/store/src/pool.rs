@@ -46,7 +46,8 @@ pub use status::{MemberState, MemberStatus, PoolStatus};
 use crate::block::BlockStore;
 use crate::chain::{Chain, ChainError, Rebuild, RebuildReport, Recovered};
 use crate::env::Env;
-use crate::txn::TransactionManager;
+use crate::tree::catalogue;
+use crate::txn::{Fenced, TransactionManager};
 use crate::volume::{StoreVolume, Volume, VolumeRef};
 
 /// Makes the volume `new` from files and block devices, with its manifest in `folder`. `progress`
@@ -92,7 +93,7 @@ pub struct Pool {
     settings: Mutex<Settings>,
     chain: Arc<Chain>,
     transactions: TransactionManager,
-    volume: Arc<StoreVolume<TransactionManager>>,
+    volume: Arc<StoreVolume<Fenced>>,
     members: Mutex<Vec<Member>>,
     mirrors: Mutex<Vec<PoolMirror>>,
     warnings: Vec<String>,
@@ -143,6 +144,7 @@ impl Pool {
         // Whatever changes the volume is a transaction, or is seen by those that run as one.
         let transactions =
             TransactionManager::new(env, chain.clone(), options.transactions.clone());
+        catalogue::fence(&transactions).await;
         let pool = Pool {
             env: env.clone(),
             media,
@@ -153,7 +155,7 @@ impl Pool {
             standby: options.standby,
             settings: Mutex::new(manifest.settings),
             manifest: tokio::sync::Mutex::new(manifest),
-            volume: Arc::new(StoreVolume::live(Arc::new(transactions.clone()))),
+            volume: Arc::new(StoreVolume::live(Arc::new(transactions.fenced()))),
             transactions,
             chain,
             members: Mutex::new(seats.into_iter().map(Member::from).collect()),
@@ -202,7 +204,7 @@ impl Pool {
         &self.chain
     }
 
-    /// The volume itself.
+    /// The volume itself, for clients without transactions: read-only while it has partitions.
     pub fn volume(&self) -> VolumeRef {
         self.volume.clone()
     }
@@ -218,6 +220,7 @@ impl Pool {
     /// As [`Chain::rollback`].
     pub async fn roll_back(&self, name: &str) -> Result<(), PoolError> {
         let rolled = self.transactions.exclusively(async || self.chain.rollback(name).await).await;
+        catalogue::fence(&self.transactions).await;
         Ok(rolled?)
     }
 

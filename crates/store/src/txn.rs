@@ -13,6 +13,7 @@ mod commit;
 mod contention;
 mod error;
 mod face;
+mod fence;
 mod fragments;
 mod intent;
 mod manager;
@@ -32,6 +33,7 @@ use bytes::Bytes;
 use crate::block::{Class, Lba};
 pub use contention::{Contention, Turn};
 pub use error::{Preempted, TxnError};
+pub use fence::{Fenced, Occupation};
 pub use fragments::FRAGMENT;
 pub use manager::{Client, TransactionManager, TxnStatus};
 #[cfg(feature = "seeded-bugs")]
@@ -198,6 +200,13 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`TxnError::Invalid`] for a block not yet accessed, and bytes outside of it.
     fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError>;
+
+    /// Has the commit fail when another one has changed `range` of `lba` since the snapshot, under
+    /// either isolation: for what a write is only right under. A transaction for reading ignores it.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] for bytes outside of the block.
+    fn depend(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError>;
 
     /// Asks for a block to be kept in memory: a hint.
     fn please_cache(&self, lba: Lba);

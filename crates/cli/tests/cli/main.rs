@@ -12,6 +12,7 @@ mod files;
 mod in_place;
 mod kv;
 mod output;
+mod partitions;
 mod raw_devices;
 mod run;
 mod text;

@@ -37,10 +37,7 @@ pub const FORMAT_VERSION: u16 = 1;
 pub const SUPER_MAGIC: [u8; 8] = *b"THALWEGF";
 /// First bytes of a page of bits.
 pub const BITMAP_MAGIC: [u8; 4] = *b"TWfb";
-/// What the partition of the metadata has behind the filesystem's name.
-pub const META_SUFFIX: &str = ".meta";
-/// What the partition of the data has behind the filesystem's name.
-pub const DATA_SUFFIX: &str = ".data";
+pub use thalweg_store::tree::format::{DATA_SUFFIX, META_SUFFIX};
 
 /// Bytes of a page of bits before them.
 pub const BITMAP_HEADER: usize = 32;

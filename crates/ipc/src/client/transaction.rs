@@ -142,6 +142,18 @@ impl RemoteTransaction {
     }
 }
 
+/// The first byte of a range in a block, and the one after the last.
+fn ends(range: Range<usize>) -> Result<(u16, u16), TxnError> {
+    match range.start <= range.end && range.end <= BLOCK_SIZE {
+        // Not beyond a block, so it fits.
+        true => Ok((range.start as u16, range.end as u16)),
+        false => Err(TxnError::Invalid(format!(
+            "bytes {} to {} are not in a block",
+            range.start, range.end
+        ))),
+    }
+}
+
 #[async_trait]
 impl Transaction for RemoteTransaction {
     fn blocks(&self) -> u64 {
@@ -178,10 +190,7 @@ impl Transaction for RemoteTransaction {
 
     fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
         self.check(lba, 0)?;
-        if range.start > range.end || range.end > BLOCK_SIZE {
-            let why = format!("bytes {} to {} are not in a block", range.start, range.end);
-            return Err(TxnError::Invalid(why));
-        }
+        let (start, end) = ends(range)?;
         if let Some(seen) = self.seen.as_ref().filter(|_| !self.is_untracked()) {
             let seen = seen.lock();
             if !seen.accessed.contains(&lba.0) && !seen.written.contains(&lba.0) {
@@ -189,9 +198,13 @@ impl Transaction for RemoteTransaction {
                 return Err(TxnError::Invalid(why));
             }
         }
-        // Not beyond a block, so it fits.
-        let (start, end) = (range.start as u16, range.end as u16);
         self.link.tell(&Request::Mark { txn: self.txn, lba: lba.0, start, end }, &[])
+    }
+
+    fn depend(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
+        self.check(lba, 1)?;
+        let (start, end) = ends(range)?;
+        self.link.tell(&Request::Depend { txn: self.txn, lba: lba.0, start, end }, &[])
     }
 
     fn please_cache(&self, lba: Lba) {

@@ -17,14 +17,14 @@ use blocks::Stored;
 use super::area::Area;
 use super::error::TreeError;
 use super::format::{
-    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CatalogueBlock, CatalogueEntry, Kind, MAX_NAME,
-    PageHeader, PageKind, State, StoreHeader,
+    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CatalogueBlock, CatalogueEntry, DATA_SUFFIX, Kind,
+    MAX_NAME, META_SUFFIX, PageHeader, PageKind, State, StoreHeader,
 };
 use super::page::Page;
 use super::work::Work;
 use crate::block::{BLOCK_SIZE, Class, Lba};
 use crate::env::Env;
-use crate::txn::{Begin, Durability, Transact, Transaction, run};
+use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
 
 /// Blocks behind the catalogue that have to be empty too before a volume is taken for unused: some
 /// filesystems leave their first blocks alone.
@@ -296,6 +296,83 @@ pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeEr
     match partition.state {
         State::Ready => Ok(partition),
         State::Unfinished => Err(TreeError::Unfinished(partition.name)),
+    }
+}
+
+/// Has writes past the volume's transactions fail while it has a catalogue:
+/// [`TransactionManager::fenced`]. A catalogue that cannot be read counts as one.
+pub async fn fence(volume: &TransactionManager) {
+    let is_up = is_there(volume).await.unwrap_or(true);
+    volume.fence(&CATALOGUE_MAGIC, is_up);
+}
+
+async fn is_there(volume: &dyn Transact) -> Result<bool, TreeError> {
+    is_there_in(&*volume.begin(Begin::SNAPSHOT).await?).await
+}
+
+/// Whether the volume has a catalogue, of any number of partitions.
+pub(super) async fn is_there_in(txn: &dyn Transaction) -> Result<bool, TreeError> {
+    match Catalogue::read(txn).await {
+        Ok(found) => Ok(found.is_some()),
+        Err(TreeError::NoCatalogue | TreeError::Foreign(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Why raw access to `block` of a volume with partitions is refused.
+pub async fn refusal(volume: &dyn Transact, block: u64) -> TreeError {
+    match list(volume).await {
+        Ok(partitions) => TreeError::Partitioned { block, there: what_lies(&partitions, block) },
+        Err(error) => error,
+    }
+}
+
+fn what_lies(partitions: &[Partition], block: u64) -> String {
+    match partitions.iter().find(|it| it.range().contains(&block)) {
+        Some(it) => match filesystem_of(it, partitions) {
+            Some(name) => format!("partition {} of filesystem {name}", it.name),
+            None => format!("partition {} ({})", it.name, it.kind),
+        },
+        None if block < CATALOGUE_BLOCKS => "the catalogue of partitions".to_owned(),
+        None => "the space between partitions".to_owned(),
+    }
+}
+
+/// The filesystem that a partition is a part of.
+fn filesystem_of<'a>(partition: &'a Partition, all: &[Partition]) -> Option<&'a str> {
+    let (own, other) = match partition.kind {
+        Kind::Btree => (META_SUFFIX, (DATA_SUFFIX, Kind::Raw)),
+        Kind::Raw => (DATA_SUFFIX, (META_SUFFIX, Kind::Btree)),
+        Kind::Hash => return None,
+    };
+    let stem = partition.name.strip_suffix(own)?;
+    let is_other = |it: &Partition| {
+        it.kind == other.1 && it.name.strip_suffix(other.0).is_some_and(|name| name == stem)
+    };
+    all.iter().any(is_other).then_some(stem)
+}
+
+/// Refuses a partition that a filesystem keeps its files in.
+///
+/// # Errors
+/// [`TreeError::OfFilesystem`], and those of [`list`].
+pub async fn refuse_filesystem(volume: &dyn Transact, name: &str) -> Result<(), TreeError> {
+    let all = list(volume).await?;
+    match all.iter().find(|it| it.name == name).and_then(|it| filesystem_of(it, &all)) {
+        Some(_) => Err(TreeError::OfFilesystem(name.to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// The block of the catalogue that lists a partition, which has to be the same as before.
+pub(super) async fn listing(
+    txn: &dyn Transaction,
+    partition: &Partition,
+) -> Result<Lba, TreeError> {
+    let catalogue = Catalogue::require(txn).await?;
+    match catalogue.partitions.iter().position(|it| it == partition) {
+        Some(index) => Ok(Lba((index / CATALOGUE_ENTRIES) as u64)),
+        None => Err(TreeError::Missing(partition.name.clone())),
     }
 }
 

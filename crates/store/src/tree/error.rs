@@ -26,6 +26,20 @@ pub enum TreeError {
          filesystem; use an empty volume, or discard all of this one first"
     )]
     Foreign(u64),
+    /// Give up: raw access would go to what other programs keep in the volume.
+    #[error(
+        "block {block} belongs to {there}: the volume has partitions; make a raw partition for raw \
+         blocks (thalweg kv VOLUME create NAME --kind raw --size SIZE) and open it by its name"
+    )]
+    Partitioned {
+        /// The block.
+        block: u64,
+        /// What it belongs to.
+        there: String,
+    },
+    /// Give up: a filesystem keeps its files in the partition.
+    #[error("partition {0} is a part of a filesystem; mount that and use its files")]
+    OfFilesystem(String),
     /// Give up: there is no partition of that name.
     #[error("no partition is named {0}")]
     Missing(String),

@@ -77,6 +77,10 @@ pub const CATALOGUE_BLOCKS: u64 = 16;
 pub const CATALOGUE_ENTRIES: usize = 42;
 /// Bytes in the longest name of a partition.
 pub const MAX_NAME: usize = 47;
+/// Ends the name of the B-tree with a filesystem's metadata.
+pub const META_SUFFIX: &str = ".meta";
+/// Ends the name of the raw partition with a filesystem's data.
+pub const DATA_SUFFIX: &str = ".data";
 /// Blocks of the smallest store.
 pub const MIN_BLOCKS: u64 = 8;
 /// Blocks of the largest store: they are numbered with 32 bits.

@@ -49,11 +49,23 @@ impl Written {
     }
 }
 
+fn check_range(range: &Range<usize>) -> Result<(), TxnError> {
+    match range.start > range.end || range.end > BLOCK_SIZE {
+        false => Ok(()),
+        true => Err(TxnError::Invalid(format!(
+            "bytes {} to {} are not in a block",
+            range.start, range.end
+        ))),
+    }
+}
+
 /// The read-set and the write-set of a running transaction (4.2).
 #[derive(Debug, Default)]
 pub(super) struct Accesses {
     blocks: HashMap<u64, Access>,
     writes: usize,
+    /// Bytes that no other commit may change, whatever the isolation. Few.
+    required: Vec<(Lba, Fragments)>,
 }
 
 /// What a transaction's own writes say of a block.
@@ -163,10 +175,7 @@ impl Accesses {
         range: Range<usize>,
         untracked: bool,
     ) -> Result<(), TxnError> {
-        if range.start > range.end || range.end > BLOCK_SIZE {
-            let why = format!("bytes {} to {} are not in a block", range.start, range.end);
-            return Err(TxnError::Invalid(why));
-        }
+        check_range(&range)?;
         let owned = self.owns(lba);
         let Some(access) = self.blocks.get_mut(&lba.0) else {
             return match untracked {
@@ -191,9 +200,27 @@ impl Accesses {
         Ok(())
     }
 
+    /// Says that the commit depends on bytes of a block.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] for a range that is not in a block.
+    pub(super) fn depend(&mut self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
+        check_range(&range)?;
+        match self.required.iter_mut().find(|(known, _)| *known == lba) {
+            Some((_, fragments)) => fragments.add(range),
+            None => {
+                let mut fragments = Fragments::NONE;
+                fragments.add(range);
+                self.required.push((lba, fragments));
+            }
+        }
+        Ok(())
+    }
+
     /// What has to be decided and applied.
     pub(super) fn into_intent(self, isolation: Isolation, since: u64) -> Intent {
-        let mut guarded = Vec::with_capacity(self.blocks.len());
+        let mut guarded = self.required;
+        guarded.reserve(self.blocks.len());
         let mut writes = Vec::with_capacity(self.writes);
         for (lba, access) in self.blocks {
             let lba = Lba(lba);

@@ -13,12 +13,22 @@ use std::task::Poll;
 
 use bytes::Bytes;
 
+use super::fence;
 use super::intent::{Intent, Verdict};
 use super::manager::{Counts, Inner};
 use super::order::{Snapshot, Step};
 use super::window::Window;
 use super::{Preempted, TxnError};
 use crate::block::{Hold, Lba, StoreError, Version};
+
+/// What a write past transactions may pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Past {
+    /// Whatever the volume holds.
+    Anything,
+    /// The fence, while it is down.
+    Fence,
+}
 
 /// Has a transaction begin on the newest snapshot. `enter` makes the transaction known: under the lock
 /// of the order, so that whoever lets nobody begin from then on finds all who have a snapshot.
@@ -65,9 +75,14 @@ pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) 
 /// Runs a write that is no transaction's past the stream, if no transaction runs; `None` otherwise.
 pub(super) async fn pass<T>(
     inner: &Inner,
+    way: Past,
     write: impl AsyncFnOnce() -> Result<T, StoreError>,
 ) -> Option<Result<T, StoreError>> {
     let _passage = inner.gate.pass()?;
+    // What raises the fence is a transaction, and none ends during a passage.
+    if way == Past::Fence && inner.is_fenced() {
+        return Some(Err(fence::refused()));
+    }
     // Whoever begins next needs a newer snapshot than the one that is shared, and looks only when the
     // passage has ended: also one that is given up half way.
     inner.passed.store(true, Ordering::SeqCst);
@@ -75,12 +90,17 @@ pub(super) async fn pass<T>(
 }
 
 /// Discards a run of blocks, past the stream if no transaction runs.
-pub(super) async fn discard(inner: &Inner, lba: Lba, count: u64) -> Result<Version, StoreError> {
+pub(super) async fn discard(
+    inner: &Inner,
+    way: Past,
+    lba: Lba,
+    count: u64,
+) -> Result<Version, StoreError> {
     let end = lba.0.checked_add(count).filter(|end| *end < u64::MAX);
     let end = end.ok_or_else(|| StoreError::Invalid("a run without an end".to_owned()))?;
-    match pass(inner, async || inner.store.discard(lba, count).await).await {
+    match pass(inner, way, async || inner.store.discard(lba, count).await).await {
         Some(written) => written,
-        None => note(inner, Intent::of_swath(lba.0..end)).await,
+        None => note(inner, way, Intent::of_swath(lba.0..end)).await,
     }
 }
 
@@ -97,7 +117,7 @@ fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> 
 /// Decides on a transaction, and applies it if it commits; the version that it has become.
 pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, TxnError> {
     let intent = Arc::new(intent);
-    let (slot, window) = inner.order.lock().push(intent.clone());
+    let (slot, window) = enter(inner, &intent)?;
     #[cfg(feature = "seeded-bugs")]
     let window = match inner.options.bug {
         Some(super::Bug::SkippedWindow) => window.without_first(u64::MAX),
@@ -121,13 +141,49 @@ pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, Txn
     Ok(outcome(inner, &intent).await?)
 }
 
+/// Gives a transaction its timestamp and its window.
+///
+/// # Errors
+/// [`TxnError::Invalid`] when the fence may not be raised; the transaction has ended.
+fn enter(inner: &Inner, intent: &Arc<Intent>) -> Result<(u64, Window), TxnError> {
+    let refused = {
+        let mut order = inner.order.lock();
+        match order.fence.enter(intent) {
+            Ok(()) => return Ok(order.push(intent.clone())),
+            Err(refused) => {
+                order.end(intent.since);
+                refused
+            }
+        }
+    };
+    inner.settled.notify_waiters();
+    Err(refused)
+}
+
 /// Enters a change into the stream that nothing stands against; the version that it has become.
-pub(super) async fn note(inner: &Inner, intent: Intent) -> Result<Version, StoreError> {
+pub(super) async fn note(inner: &Inner, way: Past, intent: Intent) -> Result<Version, StoreError> {
     let intent = Arc::new(intent);
     intent.set_verdict(Verdict::Commit);
-    inner.order.lock().push(intent.clone());
+    while !push_past(inner, way, &intent)? {
+        inner.decided().await;
+    }
     Counts::add(&inner.counts.singletons, 1);
     outcome(inner, &intent).await
+}
+
+/// Enters a write past transactions into the stream; false while it is being decided whether it may.
+fn push_past(inner: &Inner, way: Past, intent: &Arc<Intent>) -> Result<bool, StoreError> {
+    let mut order = inner.order.lock();
+    let permitted = match way {
+        Past::Anything => Some(true),
+        Past::Fence => order.fence.permits(),
+    };
+    match permitted {
+        Some(true) => drop(order.push(intent.clone())),
+        Some(false) => return Err(fence::refused()),
+        None => return Ok(false),
+    }
+    Ok(true)
 }
 
 /// Waits for the outcome of a commit, or brings it about.
@@ -187,7 +243,7 @@ impl Drop for Turn<'_> {
 }
 
 /// Applies everything that is decided, in order, unless somebody else does.
-async fn apply_decided(inner: &Inner) {
+pub(super) async fn apply_decided(inner: &Inner) {
     if !inner.order.lock().take_turn() {
         return;
     }
@@ -199,7 +255,7 @@ async fn apply_decided(inner: &Inner) {
             Ok((version, newest)) => (Ok(version), newest.map(Arc::new)),
             Err(error) => (Err(error), None),
         };
-        inner.order.lock().finish(&intent, newest);
+        inner.order.lock().finish(&intent, outcome.is_ok(), newest);
         intent.set_outcome(outcome);
     }
     turn.ended = true;

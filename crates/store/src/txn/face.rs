@@ -4,7 +4,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::commit;
+use super::commit::{self, Past};
 use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::manager::TransactionManager;
@@ -31,12 +31,51 @@ impl BlockStore for TransactionManager {
     }
 
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.apply_past(Past::Anything, writes).await
+    }
+
+    async fn hold_back(&self, blocks: usize) {
+        self.inner.store.hold_back(blocks).await;
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        commit::discard(&self.inner, Past::Anything, lba, count).await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.inner.store.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        self.inner.store.hold(version)
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        self.inner.store.hold_synced()
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.inner.store.please_cache(lba);
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+        self.inner.store.allocation(lba, count, at)
+    }
+}
+
+impl TransactionManager {
+    /// Applies writes that are no transaction's.
+    pub(super) async fn apply_past(
+        &self,
+        way: Past,
+        writes: Vec<Write>,
+    ) -> Result<Version, StoreError> {
         let inner = &self.inner;
         // What changes blocks in part was made of what they held a while ago: that has to be looked at
         // again when its turn comes.
         if writes.iter().all(|write| write.changed.is_whole()) {
             let passed =
-                commit::pass(inner, async || inner.store.apply(writes.clone()).await).await;
+                commit::pass(inner, way, async || inner.store.apply(writes.clone()).await).await;
             if let Some(written) = passed {
                 let version = written?;
                 self.hold_back(writes.len()).await;
@@ -58,36 +97,8 @@ impl BlockStore for TransactionManager {
         }
         blocks.sort_unstable_by_key(|write| write.lba);
         let count = blocks.len();
-        let version = commit::note(inner, Intent::singleton(blocks)).await?;
+        let version = commit::note(inner, way, Intent::singleton(blocks)).await?;
         self.hold_back(count).await;
         Ok(version)
-    }
-
-    async fn hold_back(&self, blocks: usize) {
-        self.inner.store.hold_back(blocks).await;
-    }
-
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        commit::discard(&self.inner, lba, count).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.inner.store.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.inner.store.hold(version)
-    }
-
-    fn hold_synced(&self) -> Option<Hold> {
-        self.inner.store.hold_synced()
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        self.inner.store.please_cache(lba);
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        self.inner.store.allocation(lba, count, at)
     }
 }

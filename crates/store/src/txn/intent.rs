@@ -118,6 +118,17 @@ impl Intent {
         Intent::new(Vec::new(), writes, u64::MAX)
     }
 
+    /// Whether it is a write that is no transaction's.
+    pub(super) fn is_singleton(&self) -> bool {
+        self.since == u64::MAX
+    }
+
+    /// What the transaction wants `lba` to hold: `Some(None)` if it discards it, `None` if it leaves it.
+    pub(super) fn content_of(&self, lba: Lba) -> Option<Option<&Bytes>> {
+        let at = self.writes.binary_search_by_key(&lba, |write| write.lba).ok()?;
+        self.writes.get(at).map(|write| write.content.as_ref())
+    }
+
     /// A change of a whole run of blocks.
     pub(super) fn of_swath(swath: Range<u64>) -> Intent {
         Intent { swath: Some(swath), ..Intent::singleton(Vec::new()) }

@@ -11,7 +11,7 @@ use parking_lot::MutexGuard;
 use tokio::sync::Notify;
 
 use super::access::{Accesses, Own};
-use super::commit;
+use super::commit::{self, Past};
 use super::options::Options;
 use super::order::{Order, Snapshot};
 use super::running::{OwnerId, Phase, Registry, Running, Work};
@@ -50,6 +50,8 @@ pub(super) struct Inner {
     pub(super) registry: BriefMutex<Registry>,
     /// Writes that are no transaction's pass it while no transaction runs.
     pub(super) gate: Arc<Gate>,
+    /// Whether the fence is up, as in `order`.
+    pub(super) fenced: Arc<AtomicBool>,
     /// Such a write has passed since the last snapshot was taken.
     pub(super) passed: AtomicBool,
     /// A commit was applied: those who wait for a snapshot may look again.
@@ -121,11 +123,13 @@ impl TransactionManager {
     /// A manager for `store`, which nobody else may change.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, options: Options) -> TransactionManager {
         let gate = Arc::new(Gate::default());
+        let order = Order::new(gate.clone());
         let inner = Arc::new(Inner {
             env: env.clone(),
             store,
             options,
-            order: BriefMutex::new(Order::new(gate.clone())),
+            fenced: order.fence.is_up.clone(),
+            order: BriefMutex::new(order),
             gate,
             passed: AtomicBool::new(false),
             registry: BriefMutex::default(),
@@ -284,7 +288,7 @@ impl Transact for Client {
     }
 
     async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
-        commit::discard(&self.shared.inner, lba, count).await?;
+        commit::discard(&self.shared.inner, Past::Anything, lba, count).await?;
         Ok(())
     }
 }
@@ -578,6 +582,13 @@ impl Transaction for LocalTransaction {
         let mut work = self.usable()?;
         work.snapshot()?;
         work.accesses.mark(lba, range, self.running.begin.is_untracked())
+    }
+
+    fn depend(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
+        self.check(lba, 1)?;
+        let mut work = self.usable()?;
+        work.snapshot()?;
+        work.accesses.depend(lba, range)
     }
 
     fn please_cache(&self, lba: Lba) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::fence::Fence;
 use super::intent::{Intent, Verdict};
 use super::window::{Stream, Window};
 use crate::block::{BlockStore, Hold};
@@ -36,6 +37,7 @@ pub(super) struct Order {
     gate: Arc<Gate>,
     /// The first timestamps of the windows that somebody may still ask for.
     floors: BTreeMap<u64, u32>,
+    pub(super) fence: Fence,
 }
 
 /// What the one who applies has to do next.
@@ -58,6 +60,7 @@ impl Order {
             #[cfg(feature = "seeded-bugs")]
             stale: None,
             floors: BTreeMap::new(),
+            fence: Fence::default(),
         }
     }
 
@@ -164,6 +167,7 @@ impl Order {
             match intent.verdict() {
                 Verdict::Abort => {
                     self.applied += 1;
+                    self.fence.leave(&intent, false);
                     self.end(intent.since);
                 }
                 Verdict::Commit => {
@@ -187,8 +191,10 @@ impl Order {
     }
 
     /// Notes that the transaction which was to be applied has its outcome.
-    pub(super) fn finish(&mut self, intent: &Intent, newest: Option<Arc<Hold>>) {
+    pub(super) fn finish(&mut self, intent: &Intent, committed: bool, newest: Option<Arc<Hold>>) {
         self.applied += 1;
+        // Before the gate opens again, which ends the transaction.
+        self.fence.leave(intent, committed);
         // Nothing is held on to while the store is changed as a whole.
         self.newest = newest.filter(|_| !self.is_barred());
         self.end(intent.since);

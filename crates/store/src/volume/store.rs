@@ -125,7 +125,8 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
     }
 
     fn check_change(&self, offset: u64, len: u64) -> Result<(), StoreError> {
-        match self.is_read_only() {
+        // Where the store refuses, it says why.
+        match self.frozen.is_some() {
             true => Err(StoreError::Invalid("the volume is read-only".to_owned())),
             false => self.check(offset, len),
         }
@@ -270,7 +271,7 @@ impl<S: BlockStore + ?Sized> Volume for StoreVolume<S> {
     }
 
     fn is_read_only(&self) -> bool {
-        self.frozen.is_some()
+        self.frozen.is_some() || self.store.is_read_only()
     }
 
     async fn read(&self, offset: u64, len: usize) -> Result<Vec<Bytes>, StoreError> {
@@ -363,7 +364,7 @@ impl<S: BlockStore + ?Sized> Volume for StoreVolume<S> {
     }
 
     async fn flush(&self) -> Result<(), StoreError> {
-        match self.is_read_only() {
+        match self.frozen.is_some() {
             true => Ok(()),
             false => self.store.sync(self.store.now()).await,
         }

@@ -1,0 +1,228 @@
+//! Raw access: blocks for programs that bring their own layout, in a raw partition or on a volume that has
+//! no partitions.
+//!
+//! A transaction with raw writes depends on the catalogue: it conflicts with one that drops the partition, or
+//! that makes the first partition of a volume. So a raw write never lands in what another program keeps
+//! there.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use super::catalogue::{self, Partition};
+use super::error::TreeError;
+use super::format::{CATALOGUE_BLOCKS, CATALOGUE_MAGIC, Kind, UNIT};
+use crate::block::Lba;
+use crate::txn::{Begin, Durability, Transact, Transaction, run};
+
+/// The bytes of a catalogue block that change with anything in it: they hold its checksum.
+const CHANGES: Range<usize> = 0..UNIT;
+
+/// The blocks of a raw partition, or of a volume without partitions, numbered from 0. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct Raw {
+    volume: Arc<dyn Transact>,
+    /// `None`: the whole volume.
+    partition: Option<Partition>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What was found the last time, so that most transactions read one block of the catalogue.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The catalogue block that lists the partition, and its content.
+    listing: Option<(Lba, Bytes)>,
+    /// The volume had no partitions.
+    unpartitioned: bool,
+}
+
+impl Raw {
+    /// The blocks of the raw partition of that name.
+    ///
+    /// # Errors
+    /// [`TreeError::WrongKind`] for a store, [`TreeError::OfFilesystem`], and those of
+    /// [`catalogue::open`].
+    pub async fn open(volume: Arc<dyn Transact>, name: &str) -> Result<Raw, TreeError> {
+        let partition = catalogue::open(&*volume, name).await?;
+        if partition.kind != Kind::Raw {
+            return Err(TreeError::WrongKind {
+                name: partition.name,
+                is: partition.kind,
+                wanted: "raw partition",
+            });
+        }
+        catalogue::refuse_filesystem(&*volume, name).await?;
+        Ok(Raw { volume, partition: Some(partition), seen: Arc::default() })
+    }
+
+    /// All blocks of a volume, for as long as it has no partitions.
+    pub fn whole(volume: Arc<dyn Transact>) -> Raw {
+        Raw { volume, partition: None, seen: Arc::default() }
+    }
+
+    /// The number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.partition.as_ref().map_or_else(|| self.volume.blocks(), |it| it.blocks)
+    }
+
+    /// The partition's identity; nil for a whole volume.
+    pub fn id(&self) -> Uuid {
+        self.partition.as_ref().map_or(Uuid::nil(), |it| it.uuid)
+    }
+
+    /// The blocks as a transaction sees them and changes them.
+    ///
+    /// # Errors
+    /// [`TreeError::Missing`] when the partition was dropped, [`TreeError::Partitioned`] when the volume has
+    /// partitions by now.
+    pub async fn within(&self, txn: Arc<dyn Transaction>) -> Result<RawBlocks, TreeError> {
+        match &self.partition {
+            Some(partition) => self.verify_partition(&*txn, partition).await?,
+            None => self.verify_whole(&*txn).await?,
+        }
+        let (first, blocks, name) = match &self.partition {
+            Some(it) => (it.first, it.blocks, format!("partition {}", it.name)),
+            None => (0, txn.blocks(), "the volume".to_owned()),
+        };
+        Ok(RawBlocks { txn, first, blocks, name })
+    }
+
+    async fn verify_partition(
+        &self,
+        txn: &dyn Transaction,
+        partition: &Partition,
+    ) -> Result<(), TreeError> {
+        let listing = self.seen.lock().listing.clone();
+        if let Some((lba, content)) = listing {
+            let now = txn.read(lba).await?;
+            depend(txn, lba)?;
+            if now == content {
+                return Ok(());
+            }
+        }
+        let lba = catalogue::listing(txn, partition).await?;
+        let content = txn.read(lba).await?;
+        depend(txn, lba)?;
+        self.seen.lock().listing = Some((lba, content));
+        Ok(())
+    }
+
+    async fn verify_whole(&self, txn: &dyn Transaction) -> Result<(), TreeError> {
+        let head = txn.read(Lba(0)).await?;
+        depend(txn, Lba(0))?;
+        // Once: from then on only a commit that changes block 0 makes partitions.
+        let is_known = self.seen.lock().unpartitioned;
+        let unpartitioned = match head.starts_with(&CATALOGUE_MAGIC) {
+            true => false,
+            false => is_known || self.is_unpartitioned(txn).await?,
+        };
+        self.seen.lock().unpartitioned = unpartitioned;
+        match unpartitioned {
+            true => Ok(()),
+            false => Err(catalogue::refusal(&*self.volume, 0).await),
+        }
+    }
+
+    async fn is_unpartitioned(&self, txn: &dyn Transaction) -> Result<bool, TreeError> {
+        let is_there = catalogue::is_there_in(txn).await?;
+        // Block 0 tells of a change: the transaction does not depend on the others.
+        for lba in 1..CATALOGUE_BLOCKS.min(txn.blocks()) {
+            txn.mark_accessed(Lba(lba), 0..0)?;
+        }
+        Ok(!is_there)
+    }
+
+    /// `count` blocks from `block` on, as all commits so far have left them.
+    ///
+    /// # Errors
+    /// As [`Raw::within`] and [`RawBlocks::read`].
+    pub async fn read(&self, block: u64, count: u64) -> Result<Vec<Bytes>, TreeError> {
+        let txn = self.volume.begin(Begin::SNAPSHOT).await?;
+        self.within(txn).await?.read(block, count).await
+    }
+
+    /// Makes changes as a transaction of their own, which survives a crash when this returns. `change` is
+    /// called again after a conflict.
+    ///
+    /// # Errors
+    /// As [`Raw::within`], and what `change` fails with.
+    pub async fn change(
+        &self,
+        change: impl Fn(&RawBlocks) -> Result<(), TreeError> + Sync,
+    ) -> Result<(), TreeError> {
+        let change = &change;
+        let work = move |txn| async move { change(&self.within(txn).await?) };
+        run(&*self.volume, Begin::SNAPSHOT, Durability::Synced, work).await
+    }
+}
+
+/// Has the transaction conflict with one that changes what a block of the catalogue says.
+fn depend(txn: &dyn Transaction, lba: Lba) -> Result<(), TreeError> {
+    txn.mark_accessed(lba, CHANGES)?;
+    Ok(txn.depend(lba, CHANGES)?)
+}
+
+/// The blocks of a [`Raw`] within one transaction.
+#[derive(Clone, Debug)]
+pub struct RawBlocks {
+    txn: Arc<dyn Transaction>,
+    first: u64,
+    blocks: u64,
+    name: String,
+}
+
+impl RawBlocks {
+    fn lba(&self, block: u64, count: u64) -> Result<Lba, TreeError> {
+        match block.checked_add(count) {
+            Some(end) if end <= self.blocks => Ok(Lba(self.first + block)),
+            _ => Err(TreeError::Invalid(format!(
+                "{count} blocks from {block} on leave {}, which has {} blocks",
+                self.name, self.blocks
+            ))),
+        }
+    }
+
+    /// `count` blocks from `block` on; zeros where nothing is stored.
+    ///
+    /// # Errors
+    /// As [`Transaction::read_run`]; [`TreeError::Invalid`] for blocks outside, as all calls here.
+    pub async fn read(&self, block: u64, count: u64) -> Result<Vec<Bytes>, TreeError> {
+        Ok(self.txn.read_run(self.lba(block, count)?, count).await?)
+    }
+
+    /// Gives a block new content, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes.
+    ///
+    /// # Errors
+    /// As [`Transaction::write`].
+    pub fn write(&self, block: u64, content: Bytes) -> Result<(), TreeError> {
+        Ok(self.txn.write(self.lba(block, 1)?, content)?)
+    }
+
+    /// Discards a block: it reads as zeros.
+    ///
+    /// # Errors
+    /// As [`Transaction::discard`].
+    pub fn discard(&self, block: u64) -> Result<(), TreeError> {
+        Ok(self.txn.discard(self.lba(block, 1)?)?)
+    }
+
+    /// Says which bytes of a block its last read or write was about.
+    ///
+    /// # Errors
+    /// As [`Transaction::mark_accessed`].
+    pub fn mark_accessed(&self, block: u64, range: Range<usize>) -> Result<(), TreeError> {
+        Ok(self.txn.mark_accessed(self.lba(block, 1)?, range)?)
+    }
+
+    /// Asks for a block to be kept in memory: a hint.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`].
+    pub fn please_cache(&self, block: u64) -> Result<(), TreeError> {
+        self.txn.please_cache(self.lba(block, 1)?);
+        Ok(())
+    }
+}

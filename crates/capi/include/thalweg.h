@@ -13,7 +13,8 @@
  *
  * Calls return 0 (tw_end_tx: 1 or 0), or a negative errno; tw_error() says it in words:
  *
- *   -EINVAL     the arguments make no sense, or the volume has no such block
+ *   -EINVAL     the arguments make no sense, the volume has no such block, or the block belongs to a
+ *               partition that is not raw
  *   -ESRCH      no transaction has begun here
  *   -ECANCELED  the transaction was aborted: end or abort it
  *   -EAGAIN     another transaction stands against it: try it again
@@ -27,7 +28,7 @@
  *   -EROFS      the volume refuses writes since a device failed
  *   -EIO        a device failed
  *
- * and of key-value stores:
+ * and of partitions, key-value stores among them:
  *
  *   -ENOENT        no partition has this name
  *   -EEXIST        a partition has this name
@@ -89,6 +90,12 @@ typedef struct tw_kv tw_kv;
 typedef struct tw_kv_iter tw_kv_iter;
 
 /*
+ A raw partition of a volume: blocks for a program that brings its own layout, numbered from 0. It must be
+ closed before the volume is.
+ */
+typedef struct tw_raw tw_raw;
+
+/*
  An open volume.
  */
 typedef struct tw_volume tw_volume;
@@ -108,10 +115,16 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Opens the volume in a folder: through the process that serves it, or in this one. Null when that
- fails; tw_errno() and tw_error() say why.
+ Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in
+ place: through the process that serves it, or in this one. Null when that fails; tw_errno() and tw_error()
+ say why.
  */
 struct tw_volume *tw_open(const char *path);
+
+/*
+ As tw_open(), of a volume that is updated in place and has its journal on a device of its own.
+ */
+struct tw_volume *tw_open_journal(const char *path, const char *journal);
 
 /*
  Closes a volume. Transactions that run on it, of any thread, are aborted. No thread may be in a call
@@ -175,7 +188,7 @@ int tw_mark_accessed(const struct tw_volume *volume,
 int tw_please_cache(const struct tw_volume *volume, uint64_t block);
 
 /*
- Reads `count` blocks into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
+ Reads `count` blocks of the volume into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
  read as zeros.
  */
 int tw_read(const struct tw_volume *volume,
@@ -185,7 +198,8 @@ int tw_read(const struct tw_volume *volume,
 
 /*
  Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write
- 256 blocks.
+ 256 blocks. Fails with -EINVAL on a volume with partitions, as tw_discard() and tw_mark_accessed():
+ there raw blocks belong into a raw partition, see tw_raw_open().
  */
 int tw_write(const struct tw_volume *volume,
              uint64_t block,
@@ -207,6 +221,55 @@ const char *tw_error(void);
  The same as a (positive) errno; 0 when no call has failed.
  */
 int tw_errno(void);
+
+/*
+ Makes a raw partition: of so many blocks, or, with 0, of as many as are free in a row. Not in the middle of
+ a transaction.
+ */
+int tw_raw_create(const struct tw_volume *volume,
+                  const char *name,
+                  uint64_t blocks);
+
+/*
+ Opens a raw partition. Null when that fails; tw_errno() and tw_error() say why.
+ */
+struct tw_raw *tw_raw_open(const struct tw_volume *volume, const char *name);
+
+/*
+ Closes a raw partition. Null is nothing to close.
+ */
+void tw_raw_close(struct tw_raw *raw);
+
+/*
+ The number of blocks of a raw partition, 0 for a null pointer.
+ */
+uint64_t tw_raw_blocks(const struct tw_raw *raw);
+
+/*
+ Reads `count` blocks of a raw partition, as tw_read().
+ */
+int tw_raw_read(const struct tw_raw *raw, uint64_t block, uint32_t count, void *buffer);
+
+/*
+ Writes `count` blocks of a raw partition, as tw_write().
+ */
+int tw_raw_write(const struct tw_raw *raw, uint64_t block, uint32_t count, const void *buffer);
+
+/*
+ Discards `count` blocks of a raw partition: they read as zeros, and their space may be reclaimed.
+ */
+int tw_raw_discard(const struct tw_raw *raw, uint64_t block, uint32_t count);
+
+/*
+ Says which bytes of a block of a raw partition this thread's last read or write was about, as
+ tw_mark_accessed().
+ */
+int tw_raw_mark_accessed(const struct tw_raw *raw, uint64_t block, uint32_t start, uint32_t size);
+
+/*
+ Asks for a block of a raw partition to be kept in memory. A hint.
+ */
+int tw_raw_please_cache(const struct tw_raw *raw, uint64_t block);
 
 /*
  Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH: of so many blocks, or, with 0, of as many as

@@ -8,6 +8,8 @@ use thalweg_ipc::blocking::OpenError;
 use thalweg_store::block::StoreError;
 use thalweg_store::chain::ChainError;
 use thalweg_store::device::DeviceError;
+use thalweg_store::inplace::InPlaceError;
+use thalweg_store::open;
 use thalweg_store::pool::PoolError;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
@@ -83,6 +85,8 @@ impl From<TreeError> for Failure {
             | TreeError::Overlap { .. }
             | TreeError::WrongKind { .. }
             | TreeError::Unfinished(_)
+            | TreeError::Partitioned { .. }
+            | TreeError::OfFilesystem(_)
             | TreeError::Invalid(_)
             | TreeError::Txn(_) => libc::EINVAL,
         };
@@ -100,6 +104,36 @@ impl From<PoolError> for Failure {
             PoolError::Missing { .. } => libc::ENODEV,
             PoolError::Chain(_) => libc::EBADMSG,
             _ => libc::EINVAL,
+        };
+        Failure { number, text: error.to_string() }
+    }
+}
+
+impl From<InPlaceError> for Failure {
+    fn from(error: InPlaceError) -> Failure {
+        let number = match &error {
+            InPlaceError::Device(error) => of_device(error),
+            InPlaceError::Store(error) => of_store(error),
+            InPlaceError::NoStore { .. } => libc::ENOENT,
+            InPlaceError::Newer { .. } => libc::EPROTONOSUPPORT,
+            InPlaceError::JournalElsewhere { .. }
+            | InPlaceError::JournalInside
+            | InPlaceError::Invalid(_) => libc::EINVAL,
+            InPlaceError::Damaged(_)
+            | InPlaceError::Unreadable { .. }
+            | InPlaceError::Journal(_) => libc::EBADMSG,
+        };
+        Failure { number, text: error.to_string() }
+    }
+}
+
+impl From<open::OpenError> for Failure {
+    fn from(error: open::OpenError) -> Failure {
+        let number = match error {
+            open::OpenError::Chained(error) => return error.into(),
+            open::OpenError::InPlace(error) => return error.into(),
+            open::OpenError::NoVolume { .. } => libc::ENOENT,
+            open::OpenError::NoJournal { .. } => libc::EINVAL,
         };
         Failure { number, text: error.to_string() }
     }

@@ -8,14 +8,18 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod failure;
+pub mod raw;
 pub mod stores;
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use bytes::Bytes;
 use thalweg_ipc::blocking::{Outcome, Volume};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::open::Options;
 use thalweg_store::txn::{Begin, Handle};
 
 use failure::{Failure, call};
@@ -62,18 +66,72 @@ fn len<T>(at: *const T, count: u32) -> Result<usize, Failure> {
     }
 }
 
-/// Opens the volume in a folder: through the process that serves it, or in this one. Null when that
-/// fails; tw_errno() and tw_error() say why.
+/// Copies blocks to a caller's buffer.
+///
+/// # Safety
+/// `buffer` has room for `count` blocks.
+unsafe fn copy_out(blocks: &[Bytes], count: u32, buffer: *mut c_void) {
+    for (at, content) in blocks.iter().take(count as usize).enumerate() {
+        let bytes = content.len().min(BLOCK_SIZE);
+        // SAFETY: the buffer has room for `count` blocks, and `at` is below.
+        unsafe {
+            let to = buffer.cast::<u8>().add(at * BLOCK_SIZE);
+            std::ptr::copy_nonoverlapping(content.as_ptr(), to, bytes);
+        }
+    }
+}
+
+/// The `count` blocks that a caller has at `buffer`.
+///
+/// # Safety
+/// `buffer` is null or has `count` blocks.
+unsafe fn content<'a>(buffer: *const c_void, count: u32) -> Result<&'a [u8], Failure> {
+    Ok(match len(buffer, count)? {
+        0 => &[],
+        // SAFETY: the caller has so many bytes there.
+        len => unsafe { std::slice::from_raw_parts(buffer.cast(), len) },
+    })
+}
+
+/// The bytes of a block that a mark is about.
+fn marked(start: u32, size: u32) -> Range<usize> {
+    // Wider than the sum: what leaves the block is refused, and does not wrap into it.
+    let (start, end) = (u64::from(start), u64::from(start) + u64::from(size));
+    start as usize..usize::try_from(end).unwrap_or(usize::MAX)
+}
+
+/// The path that a caller gives; `None` for a null pointer.
+///
+/// # Safety
+/// `text` is null or a string that ends with a zero.
+unsafe fn path<'a>(text: *const c_char) -> Option<&'a Path> {
+    // SAFETY: as the caller says.
+    let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?;
+    Some(Path::new(OsStr::from_bytes(text.to_bytes())))
+}
+
+/// Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in
+/// place: through the process that serves it, or in this one. Null when that fails; tw_errno() and tw_error()
+/// say why.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_open(path: *const c_char) -> *mut tw_volume {
+    // SAFETY: as the caller says.
+    unsafe { tw_open_journal(path, std::ptr::null()) }
+}
+
+/// As tw_open(), of a volume that is updated in place and has its journal on a device of its own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_open_journal(
+    path: *const c_char,
+    journal: *const c_char,
+) -> *mut tw_volume {
     let mut opened = std::ptr::null_mut();
     call(|| {
-        if path.is_null() {
-            return Err(Failure::invalid("the path is a null pointer"));
-        }
-        // SAFETY: the caller gives a string that ends with a zero.
-        let path = unsafe { CStr::from_ptr(path) };
-        let volume = Volume::open(Path::new(OsStr::from_bytes(path.to_bytes())))?;
+        // SAFETY: the caller gives strings that end with a zero.
+        let (path, journal) = unsafe { (self::path(path), self::path(journal)) };
+        let path = path.ok_or_else(|| Failure::invalid("the path is a null pointer"))?;
+        let options = Options { journal: journal.map(Path::to_owned), ..Options::default() };
+        let volume = Volume::open_with(path, &options)?;
         opened = Box::into_raw(Box::new(tw_volume { volume }));
         Ok(0)
     });
@@ -190,11 +248,8 @@ pub unsafe extern "C" fn tw_mark_accessed(
     size: u32,
 ) -> c_int {
     call(|| {
-        // Wider than the sum: what leaves the block is refused, and does not wrap into it.
-        let (start, end) = (u64::from(start), u64::from(start) + u64::from(size));
-        let range = start as usize..usize::try_from(end).unwrap_or(usize::MAX);
         // SAFETY: as the caller says.
-        unsafe { named(volume) }?.mark_accessed(Lba(block), range)?;
+        unsafe { named(volume) }?.mark_accessed(Lba(block), marked(start, size))?;
         Ok(0)
     })
 }
@@ -209,7 +264,7 @@ pub unsafe extern "C" fn tw_please_cache(volume: *const tw_volume, block: u64) -
     })
 }
 
-/// Reads `count` blocks into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
+/// Reads `count` blocks of the volume into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
 /// read as zeros.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_read(
@@ -222,20 +277,15 @@ pub unsafe extern "C" fn tw_read(
         len(buffer, count)?;
         // SAFETY: as the caller says.
         let blocks = unsafe { named(volume) }?.read(Lba(block), u64::from(count))?;
-        for (at, content) in blocks.iter().take(count as usize).enumerate() {
-            let bytes = content.len().min(BLOCK_SIZE);
-            // SAFETY: the buffer has room for `count` blocks, and `at` is below.
-            unsafe {
-                let to = buffer.cast::<u8>().add(at * BLOCK_SIZE);
-                std::ptr::copy_nonoverlapping(content.as_ptr(), to, bytes);
-            }
-        }
+        // SAFETY: the buffer has room for `count` blocks.
+        unsafe { copy_out(&blocks, count, buffer) };
         Ok(0)
     })
 }
 
 /// Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write
-/// 256 blocks.
+/// 256 blocks. Fails with -EINVAL on a volume with partitions, as tw_discard() and tw_mark_accessed():
+/// there raw blocks belong into a raw partition, see tw_raw_open().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_write(
     volume: *const tw_volume,
@@ -244,13 +294,8 @@ pub unsafe extern "C" fn tw_write(
     buffer: *const c_void,
 ) -> c_int {
     call(|| {
-        let content: &[u8] = match len(buffer, count)? {
-            0 => &[],
-            // SAFETY: the caller has so many bytes there.
-            len => unsafe { std::slice::from_raw_parts(buffer.cast(), len) },
-        };
         // SAFETY: as the caller says.
-        unsafe { named(volume) }?.write(Lba(block), content)?;
+        unsafe { named(volume)?.write(Lba(block), content(buffer, count)?)? };
         Ok(0)
     })
 }

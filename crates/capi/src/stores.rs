@@ -27,7 +27,7 @@ pub struct tw_kv_iter {
     last: Option<Pair>,
 }
 
-unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     if text.is_null() {
         return Err(Failure::invalid("the name is a null pointer"));
     }

@@ -5,14 +5,17 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tempfile::TempDir;
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::env::Env;
+use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
+use thalweg_store::tree::{Kind, NewPartition, Store, catalogue};
 use thalweg_store::txn::{Begin, Options, Transact};
 use tokio::runtime::Runtime;
 
@@ -35,26 +38,31 @@ fn volume() -> TempDir {
     folder
 }
 
-/// The program in tests/c, linked with the library.
+/// Builds a C program, linked with the library.
+fn build(source: &Path, program: &Path) {
+    // Beside this test.
+    let own = std::env::current_exe().unwrap();
+    let libraries = own.parent().unwrap();
+    let built = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"])
+        .arg(program)
+        .arg(source)
+        .arg(format!("-I{HERE}/include"))
+        .arg(libraries.join("libthalweg.so"))
+        .arg(format!("-Wl,-rpath,{}", libraries.display()))
+        .arg("-lpthread")
+        .status();
+    assert!(built.unwrap().success(), "the C program does not build");
+}
+
+/// The program in tests/c.
 fn program() -> &'static Path {
     static BUILT: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     &BUILT
         .get_or_init(|| {
             let folder = tempfile::tempdir().unwrap();
             let program = folder.path().join("calls");
-            // Beside this test.
-            let own = std::env::current_exe().unwrap();
-            let libraries = own.parent().unwrap();
-            let built = Command::new("cc")
-                .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"])
-                .arg(&program)
-                .arg(format!("{HERE}/tests/c/calls.c"))
-                .arg(format!("-I{HERE}/include"))
-                .arg(libraries.join("libthalweg.so"))
-                .arg(format!("-Wl,-rpath,{}", libraries.display()))
-                .arg("-lpthread")
-                .status();
-            assert!(built.unwrap().success(), "the C program does not build");
+            build(&Path::new(HERE).join("tests/c/calls.c"), &program);
             (folder, program)
         })
         .1
@@ -154,16 +162,36 @@ fn stored(folder: &Path) -> Vec<u8> {
 
 #[test]
 fn every_call_in_one_process() {
-    let home = volume();
-    calls("calls", &home.path().join("vol"), &["0"]);
+    let [home, empty] = [volume(), volume()];
+    let empty = empty.path().join("vol");
+    calls("calls", &home.path().join("vol"), &["0", empty.to_str().unwrap()]);
+}
+
+/// A volume that is updated in place, in a file of 32 MiB.
+fn in_place(home: &Path, name: &str) -> PathBuf {
+    let path = home.join(name);
+    runtime().block_on(async {
+        let file = FileDevice::create(&path, 32 << 20, &FileOptions::default()).await.unwrap();
+        let parts = Parts { data: Arc::new(file), journal: None };
+        let new = NewInPlace { name: name.to_owned(), journal_size: None, size: None };
+        InPlace::create(&Env::real(), &parts, &new).await.unwrap();
+    });
+    path
+}
+
+#[test]
+fn every_call_on_a_volume_in_place_that_nobody_serves() {
+    let home = tempfile::tempdir().unwrap();
+    let [one, two] = ["one", "two"].map(|name| in_place(home.path(), name));
+    calls("calls", &one, &["0", two.to_str().unwrap()]);
 }
 
 #[test]
 fn every_call_through_a_server() {
-    let home = volume();
-    let folder = home.path().join("vol");
-    let _server = Process::serve(&folder, "60000");
-    calls("calls", &folder, &["1"]);
+    let volumes = [volume(), volume()];
+    let [folder, empty] = volumes.each_ref().map(|home| home.path().join("vol"));
+    let _servers = [&folder, &empty].map(|folder| Process::serve(folder, "60000"));
+    calls("calls", &folder, &["1", empty.to_str().unwrap()]);
 }
 
 #[test]
@@ -281,6 +309,47 @@ fn a_transaction_is_handed_from_process_to_process() {
     let found = stored(&folder);
     assert!((2..100).contains(&found[0]), "{found:?}");
     assert_eq!(found[8], 2);
+}
+
+/// The program in docs/transactions.md, as it stands there, on a volume with a store.
+#[test]
+fn the_guides_program_counts_and_leaves_stores_alone() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    let guide = std::fs::read_to_string(format!("{HERE}/../../docs/transactions.md")).unwrap();
+    let code: Vec<&str> =
+        guide.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let [code] = code[..] else { panic!("{} programs in the guide", code.len()) };
+    assert!(code.contains("\"/srv/volume\""), "it opens another volume");
+    let code = code.replace("/srv/volume", folder.to_str().unwrap());
+    let source = home.path().join("guide.c");
+    let text = format!(
+        "#include \"thalweg.h\"\nint main(void)\n{{\n{code}\n\
+         if (tw_raw_read(counters, 7, 1, block) != 0)\nreturn 90;\n\
+         tw_raw_close(counters);\nreturn tw_close(volume) == 0 ? (int)block[0] : 91;\n}}\n"
+    );
+    std::fs::write(&source, text).unwrap();
+    let program = home.path().join("guide");
+    build(&source, &program);
+    runtime().block_on(async {
+        let env = Env::real();
+        let pool = Pool::open(&env, &folder, &OpenOptions::default()).await.unwrap();
+        let (name, kind) = ("names".to_owned(), Kind::Btree);
+        let new = NewPartition { name, kind, first: None, blocks: Some(64) };
+        catalogue::create(&env, pool.transactions(), &new).await.unwrap();
+        pool.close().await.unwrap();
+    });
+    for count in 1..3 {
+        assert_eq!(Command::new(&program).status().unwrap().code(), Some(count));
+    }
+    runtime().block_on(async {
+        let env = Env::real();
+        let pool = Pool::open(&env, &folder, &OpenOptions::default()).await.unwrap();
+        let volume = Arc::new(pool.transactions().clone());
+        let names = Store::open(&env, volume, "names").await.unwrap();
+        assert_eq!(names.check().await.unwrap().keys, 0);
+        pool.close().await.unwrap();
+    });
 }
 
 #[test]

@@ -2,20 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::device::{DeviceError, DeviceRef, FileDevice, FileOptions, Purpose, Tallies};
+use thalweg_store::device::{FileDevice, FileOptions, Purpose, Tallies};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::{
     self, InPlace, InPlaceError, InPlaceStatus, NewInPlace, Parts, Recovered,
 };
 use thalweg_store::journal::JournalError;
+use thalweg_store::open;
 use thalweg_store::pool::PoolError;
 use thalweg_store::txn::{self, TransactionManager};
-use thalweg_store::volume::{StoreVolume, VolumeRef};
+use thalweg_store::volume::VolumeRef;
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
@@ -25,9 +25,6 @@ use crate::target::{JournalDev, Target};
 /// Bytes at the start of a device that show whether it holds something: where filesystems and
 /// partition tables have their marks.
 const LOOKED_AT: u64 = 128 << 10;
-/// How long a device may stay locked by a process that is about to end, and how often it is tried.
-const PATIENCE: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(10);
 
 impl From<InPlaceError> for Failure {
     fn from(error: InPlaceError) -> Failure {
@@ -89,7 +86,7 @@ impl InPlaceVolume {
     ) -> Outcome<InPlaceVolume> {
         let parts = parts(env, device, target.journal.as_deref()).await?;
         let opened = InPlace::open(env, parts, options).await?;
-        Ok(InPlaceVolume::of(env, opened, target))
+        Ok(InPlaceVolume::of(env, opened, target).await)
     }
 
     /// The same of a volume whose journal may be damaged in its middle: what comes before that is
@@ -101,15 +98,13 @@ impl InPlaceVolume {
     ) -> Outcome<InPlaceVolume> {
         let parts = parts(env, device, target.journal.as_deref()).await?;
         let opened = InPlace::open_damaged(env, parts, inplace::Options::default()).await?;
-        Ok(InPlaceVolume::of(env, opened, target))
+        Ok(InPlaceVolume::of(env, opened, target).await)
     }
 
-    fn of(env: &Env, (store, recovered): (InPlace, Recovered), target: &Target) -> InPlaceVolume {
-        tracing::info!(volume = target.name, ?recovered, "opened");
-        let store = Arc::new(store);
-        // Whatever changes the volume is a transaction, or is seen by those that run as one.
-        let transactions = TransactionManager::new(env, store.clone(), txn::Options::default());
-        let volume = Arc::new(StoreVolume::live(Arc::new(transactions.clone())));
+    async fn of(env: &Env, opened: (InPlace, Recovered), target: &Target) -> InPlaceVolume {
+        tracing::info!(volume = target.name, recovered = ?opened.1, "opened");
+        let started = open::InPlaceVolume::start(env, opened, txn::Options::default()).await;
+        let open::InPlaceVolume { store, transactions, recovered, volume } = started;
         InPlaceVolume { store, transactions, journal: target.journal.clone(), recovered, volume }
     }
 
@@ -144,22 +139,7 @@ impl InPlaceVolume {
 }
 
 async fn parts(env: &Env, data: &Path, journal: Option<&Path>) -> Outcome<Parts> {
-    let journal = match journal {
-        Some(path) => Some(open_device(env, path).await?),
-        None => None,
-    };
-    Ok(Parts { data: open_device(env, data).await?, journal })
-}
-
-/// Opens a device. A server that has let go of a volume has it locked until its process has ended.
-async fn open_device(env: &Env, path: &Path) -> Outcome<DeviceRef> {
-    let deadline = env.now() + PATIENCE;
-    loop {
-        match FileDevice::open(path, &FileOptions::default()).await {
-            Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
-            opened => return Ok(Arc::new(opened.map_err(PoolError::from)?)),
-        }
-    }
+    Ok(open::in_place_parts(env, data, journal).await.map_err(PoolError::from)?)
 }
 
 /// A volume that is updated in place, to be made on a device or in a file.

@@ -1,11 +1,11 @@
 //! How a volume is named on the command line: by its folder, a snapshot behind an `@`; or, if it is
 //! updated in place, by its device.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use thalweg_store::open::{sockets_name, unique};
 
 use crate::failure::{Failure, Outcome};
 
@@ -90,8 +90,7 @@ impl Target {
         let device = device.canonicalize()?;
         let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
         let name = name.ok_or_else(|| Failure::new("a device has a name"))?;
-        let place = format!("in-place-{}", unique(&name, &device));
-        let folder = thalweg_fuse::attach::directory(&place)?;
+        let folder = thalweg_fuse::attach::directory(&sockets_name(&device))?;
         Ok(Target { folder, name, snapshot: None, device: Some(device), journal: None })
     }
 
@@ -121,13 +120,6 @@ impl Target {
         let name = unique(&self.export(), &self.folder);
         Ok(thalweg_fuse::attach::directory(name.trim_start_matches('.'))?)
     }
-}
-
-/// The name with something behind it that differs from place to place.
-fn unique(name: &str, place: &Path) -> String {
-    let mut hasher = DefaultHasher::new();
-    place.hash(&mut hasher);
-    format!("{name}-{:08x}", hasher.finish() as u32)
 }
 
 /// `NAME` or `NAME@SNAPSHOT`.

@@ -1,6 +1,7 @@
 //! A volume for programs without tasks of their own: calls wait, and a transaction belongs to the thread
 //! that began it (Isotope 4.1). The libraries for C and Python are this.
 
+mod raw;
 mod stores;
 
 use std::cell::RefCell;
@@ -12,17 +13,16 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_store::block::{BLOCK_SIZE, Lba};
-use thalweg_store::device::FrameBuf;
+use thalweg_store::block::Lba;
 use thalweg_store::env::{Env, HashMap, server_threads};
-use thalweg_store::pool::{OpenOptions, Pool, PoolError};
-use thalweg_store::tree::TreeError;
+use thalweg_store::open::{self, AnyVolume, Options, VolumePath};
+use thalweg_store::tree::{Raw, RawBlocks, TreeError, catalogue};
 use thalweg_store::txn::nest::{Began, End, Nest};
 use thalweg_store::txn::{
-    self, Begin, Durability, Handle, Preempted, Transact, Transaction, TransactionManager, Turn,
-    TxnError,
+    Begin, Durability, Handle, Preempted, Transact, Transaction, TransactionManager, Turn, TxnError,
 };
 use tokio::runtime::{Builder, Runtime};
+use uuid::Uuid;
 
 use crate::Connection;
 
@@ -34,7 +34,7 @@ pub enum OpenError {
     Server(#[from] TxnError),
     /// Nobody serves it, and it cannot be opened here.
     #[error(transparent)]
-    Volume(#[from] PoolError),
+    Volume(#[from] open::OpenError),
     /// The system has no room for threads.
     #[error("cannot start threads: {0}")]
     Threads(#[from] std::io::Error),
@@ -81,13 +81,18 @@ struct Middle {
     again: bool,
     /// Its turn to try again.
     turn: Turn,
+    /// The raw blocks that its transaction has used so far, by the identity of their partition.
+    raw: Vec<(Uuid, RawBlocks)>,
 }
 
 impl Middle {
     /// The turn of what is over now: nothing as long as a pair around it goes on.
     fn take_turn(&mut self) -> Turn {
         match self.nest.depth() {
-            0 => std::mem::take(&mut self.turn),
+            0 => {
+                self.raw.clear();
+                std::mem::take(&mut self.turn)
+            }
             _ => Turn::default(),
         }
     }
@@ -108,9 +113,11 @@ pub struct Volume {
     id: u64,
     env: Env,
     transact: Arc<dyn Transact>,
+    /// Its blocks, as long as it has no partitions.
+    whole: Raw,
     bound: Mutex<Vec<Weak<Bound>>>,
     /// The volume, if this process has it open itself.
-    pool: Option<Pool>,
+    own: Option<AnyVolume>,
     /// Dropped last: the others need it.
     runtime: Runtime,
 }
@@ -127,39 +134,65 @@ impl Drop for Volume {
     }
 }
 
+/// Connects to the process that serves a volume, if there is one.
+async fn connect(env: &Env, path: &Path) -> Result<Option<Connection>, OpenError> {
+    if path.is_dir() {
+        return Ok(Connection::open(env, path).await?);
+    }
+    for folder in VolumePath::find(path)?.sockets().iter().filter(|folder| folder.is_dir()) {
+        if let Some(connection) = Connection::open(env, folder).await? {
+            return Ok(Some(connection));
+        }
+    }
+    Ok(None)
+}
+
 impl Volume {
-    /// Opens the volume in `folder`: through its server, or, when it has none, in this process.
+    /// Opens the volume at a path, the folder of a chained one or the device or file of one that is updated
+    /// in place: through its server, or, when it has none, in this process.
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open(folder: &Path) -> Result<Volume, OpenError> {
+    pub fn open(path: &Path) -> Result<Volume, OpenError> {
+        Volume::open_with(path, &Options::default())
+    }
+
+    /// As [`Volume::open`], with options for a volume that is opened in this process.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_with(path: &Path, options: &Options) -> Result<Volume, OpenError> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let (env, connection) = runtime.block_on(async {
             let env = Env::real();
-            let connection = match folder.is_dir() {
-                true => Connection::open(&env, folder).await,
-                false => Ok(None),
-            };
+            let connection = connect(&env, path).await;
             (env, connection)
         });
         if let Some(connection) = connection? {
             return Ok(Volume::new(env, Arc::new(connection), None, runtime));
         }
+        let place = VolumePath::find(path)?;
         let threads = server_threads();
         let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-        let (env, pool) = runtime.block_on(async {
+        let (env, opened) = runtime.block_on(async {
             let env = Env::real();
-            let pool = Pool::open(&env, folder, &OpenOptions::default()).await;
-            (env, pool)
+            let opened = AnyVolume::open(&env, &place, options).await;
+            (env, opened)
         });
-        let pool = pool?;
-        let manager: TransactionManager = pool.transactions().clone();
-        Ok(Volume::new(env, Arc::new(manager), Some(pool), runtime))
+        let opened = opened?;
+        let manager: TransactionManager = opened.transactions().clone();
+        Ok(Volume::new(env, Arc::new(manager), Some(opened), runtime))
     }
 
-    fn new(env: Env, transact: Arc<dyn Transact>, pool: Option<Pool>, runtime: Runtime) -> Volume {
+    fn new(
+        env: Env,
+        transact: Arc<dyn Transact>,
+        own: Option<AnyVolume>,
+        runtime: Runtime,
+    ) -> Volume {
         let id = VOLUMES.fetch_add(1, Ordering::Relaxed);
-        Volume { id, env, transact, bound: Mutex::default(), pool, runtime }
+        let whole = Raw::whole(transact.clone());
+        Volume { id, env, transact, whole, bound: Mutex::default(), own, runtime }
     }
 
     /// Aborts the transactions of all threads, and closes the volume if this process has it open: it
@@ -167,10 +200,10 @@ impl Volume {
     ///
     /// # Errors
     /// A device's; what was committed is safe all the same.
-    pub fn close(&self) -> Result<(), PoolError> {
+    pub fn close(&self) -> Result<(), open::OpenError> {
         self.abort_all();
-        match &self.pool {
-            Some(pool) => self.runtime.block_on(pool.close()),
+        match &self.own {
+            Some(own) => self.runtime.block_on(own.close()),
             None => Ok(()),
         }
     }
@@ -183,7 +216,7 @@ impl Volume {
 
     /// Whether another process serves the volume.
     pub fn is_served(&self) -> bool {
-        self.pool.is_none()
+        self.own.is_none()
     }
 
     /// The number of blocks, of [`BLOCK_SIZE`] bytes each.
@@ -316,6 +349,7 @@ impl Volume {
         let mut middle = bound.lock();
         middle.nest.check_outside()?;
         let transaction = self.wait(self.transact.takeover(handle))?;
+        middle.raw.clear();
         middle.nest.enter(transaction)
     }
 
@@ -358,58 +392,42 @@ impl Volume {
         }
     }
 
-    /// Writes whole blocks from `lba` on. Outside of a transaction it is one of its own, which always
-    /// commits, and survives a crash when this returns.
+    /// Writes whole blocks from `lba` on, of a volume without partitions. Outside of a transaction it is one
+    /// of its own, which always commits, and survives a crash when this returns.
     ///
     /// # Errors
-    /// As [`Transaction::write`]; the block that failed and those behind it are not written then.
-    pub fn write(&self, lba: Lba, content: &[u8]) -> Result<(), TxnError> {
-        if !content.len().is_multiple_of(BLOCK_SIZE) {
-            return Err(TxnError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
+    /// [`TreeError::Partitioned`] on a volume with partitions, and as [`Transaction::write`]; the block that
+    /// failed and those behind it are not written then.
+    pub fn write(&self, lba: Lba, content: &[u8]) -> Result<(), TreeError> {
+        self.explain(lba, self.write_raw(&self.whole, lba.0, content))
+    }
+
+    /// Discards blocks from `lba` on, of a volume without partitions. Outside of a transaction as
+    /// [`Volume::write`].
+    ///
+    /// # Errors
+    /// [`TreeError::Partitioned`] on a volume with partitions, and as [`Transaction::discard`].
+    pub fn discard(&self, lba: Lba, count: u64) -> Result<(), TreeError> {
+        self.explain(lba, self.discard_raw(&self.whole, lba.0, count))
+    }
+
+    /// Says what this thread's last read or write of a block was about, of a volume without partitions.
+    /// Outside of a transaction it means nothing: that access was a transaction of its own, and is over.
+    ///
+    /// # Errors
+    /// [`TreeError::Partitioned`] on a volume with partitions, and as [`Transaction::mark_accessed`].
+    pub fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TreeError> {
+        self.explain(lba, self.mark_raw(&self.whole, lba.0, range))
+    }
+
+    /// Names what lies at `lba` where raw access to it was refused.
+    fn explain<T>(&self, lba: Lba, done: Result<T, TreeError>) -> Result<T, TreeError> {
+        match done {
+            Err(TreeError::Partitioned { .. }) => {
+                Err(self.wait(catalogue::refusal(&*self.transact, lba.0)))
+            }
+            done => done,
         }
-        let blocks: Vec<Bytes> = content.chunks(BLOCK_SIZE).map(FrameBuf::copy_block).collect();
-        let lbas = Volume::lbas(lba, blocks.len() as u64)?;
-        self.change(|it| {
-            lbas.clone().zip(&blocks).try_for_each(|(lba, block)| it.write(Lba(lba), block.clone()))
-        })
-    }
-
-    /// Discards blocks from `lba` on. Outside of a transaction as [`Volume::write`].
-    ///
-    /// # Errors
-    /// As [`Transaction::discard`].
-    pub fn discard(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
-        let lbas = Volume::lbas(lba, count)?;
-        self.change(|it| lbas.clone().try_for_each(|lba| it.discard(Lba(lba))))
-    }
-
-    fn lbas(lba: Lba, count: u64) -> Result<Range<u64>, TxnError> {
-        // Whether they are in the volume, the transaction says.
-        let end = lba.0.checked_add(count).ok_or_else(|| {
-            TxnError::Invalid(format!("{count} blocks from {} on do not exist", lba.0))
-        })?;
-        Ok(lba.0..end)
-    }
-
-    fn change(
-        &self,
-        change: impl Fn(&dyn Transaction) -> Result<(), TxnError> + Sync,
-    ) -> Result<(), TxnError> {
-        if self.inside(|it| change(&**it))?.is_some() {
-            return Ok(());
-        }
-        let change = &change;
-        let work = move |it: Arc<dyn Transaction>| async move { change(&*it) };
-        self.wait(txn::run(&*self.transact, Begin::SNAPSHOT, Durability::Synced, work))
-    }
-
-    /// Says what this thread's last read or write of a block was about. Outside of a transaction it
-    /// means nothing: that access was a transaction of its own, and is over.
-    ///
-    /// # Errors
-    /// As [`Transaction::mark_accessed`].
-    pub fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
-        self.inside(|it| it.mark_accessed(lba, range)).map(|_| ())
     }
 
     /// Asks for a block to be kept in memory.

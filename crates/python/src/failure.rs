@@ -5,7 +5,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use thalweg_ipc::blocking::OpenError;
 use thalweg_store::block::StoreError;
-use thalweg_store::pool::PoolError;
+use thalweg_store::open;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::{Retry, TxnError};
 
@@ -61,7 +61,7 @@ pub(crate) fn tree_error(error: TreeError) -> PyErr {
     }
 }
 
-pub(crate) fn pool_error(error: PoolError) -> PyErr {
+pub(crate) fn close_error(error: open::OpenError) -> PyErr {
     Error::new_err(error.to_string())
 }
 

@@ -6,21 +6,25 @@
 #![allow(missing_docs)]
 
 mod failure;
+mod raw;
 mod stores;
 mod transaction;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg_ipc::blocking;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::open::Options;
 use thalweg_store::tree::Kind;
 use thalweg_store::txn::{Begin, Handle};
 
-use failure::{Conflict, invalid, open_error, pool_error, tree_error, txn_error};
+use failure::{Conflict, close_error, invalid, open_error, tree_error, txn_error};
+use raw::Raw;
 use stores::Store;
 use transaction::Transaction;
 
@@ -44,10 +48,15 @@ struct Volume {
     shared: Shared,
 }
 
-/// Opens the volume in a folder: through the process that serves it, or in this one.
+/// Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in place:
+/// through the process that serves it, or in this one. `journal_dev`: the device of the journal, where that is
+/// outside of a volume that is updated in place.
 #[pyfunction]
-fn open(py: Python<'_>, path: PathBuf) -> PyResult<Volume> {
-    let volume = py.detach(|| blocking::Volume::open(&path)).map_err(open_error)?;
+#[pyo3(signature = (path, journal_dev = None))]
+fn open(py: Python<'_>, path: PathBuf, journal_dev: Option<PathBuf>) -> PyResult<Volume> {
+    let options = Options { journal: journal_dev, ..Options::default() };
+    let opened = py.detach(|| blocking::Volume::open_with(&path, &options));
+    let volume = opened.map_err(open_error)?;
     Ok(Volume { shared: Shared(Arc::new(RwLock::new(Some(Arc::new(volume))))) })
 }
 
@@ -67,10 +76,14 @@ pub(crate) fn read<'py>(
     lba: u64,
     count: u64,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let blocks = py.detach(|| volume.read(Lba(lba), count)).map_err(txn_error)?;
+    joined(py, &py.detach(|| volume.read(Lba(lba), count)).map_err(txn_error)?)
+}
+
+/// Blocks as one piece.
+pub(crate) fn joined<'py>(py: Python<'py>, blocks: &[Bytes]) -> PyResult<Bound<'py, PyBytes>> {
     let len = blocks.iter().map(|block| block.len()).sum();
     PyBytes::new_with(py, len, |bytes| {
-        for (to, block) in bytes.chunks_mut(BLOCK_SIZE).zip(&blocks) {
+        for (to, block) in bytes.chunks_mut(BLOCK_SIZE).zip(blocks) {
             to.copy_from_slice(block);
         }
         Ok(())
@@ -139,20 +152,21 @@ impl Volume {
         read(py, &*self.shared.get()?, lba, count)
     }
 
-    /// Writes whole blocks. Outside of a transaction it is durable when this returns.
+    /// Writes whole blocks of a volume without partitions; `Invalid` on one with partitions, where raw
+    /// blocks belong into a raw partition. Outside of a transaction it is durable when this returns.
     fn write(&self, py: Python<'_>, lba: u64, content: &[u8]) -> PyResult<()> {
         let volume = self.shared.get()?;
-        py.detach(|| volume.write(Lba(lba), content)).map_err(txn_error)
+        py.detach(|| volume.write(Lba(lba), content)).map_err(tree_error)
     }
 
-    /// Discards blocks.
+    /// Discards blocks of a volume without partitions.
     #[pyo3(signature = (lba, count = 1))]
     fn discard(&self, py: Python<'_>, lba: u64, count: u64) -> PyResult<()> {
         let volume = self.shared.get()?;
-        py.detach(|| volume.discard(Lba(lba), count)).map_err(txn_error)
+        py.detach(|| volume.discard(Lba(lba), count)).map_err(tree_error)
     }
 
-    /// Makes a partition for a store: of so many blocks, or of as many as are free in a row.
+    /// Makes a partition, "btree", "hash" or "raw": of so many blocks, or of as many as are free in a row.
     #[pyo3(signature = (name, kind, blocks = None))]
     fn create(&self, py: Python<'_>, name: &str, kind: &str, blocks: Option<u64>) -> PyResult<()> {
         let volume = self.shared.get()?;
@@ -175,10 +189,15 @@ impl Volume {
         Store::open(py, &self.shared, name, Kind::Hash)
     }
 
+    /// The raw partition of that name.
+    fn raw(&self, py: Python<'_>, name: &str) -> PyResult<Raw> {
+        Raw::open(py, &self.shared, name)
+    }
+
     /// Closes the volume. Its transactions are aborted.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(volume) = self.shared.0.write().take() else { return Ok(()) };
-        py.detach(move || volume.close()).map_err(pool_error)
+        py.detach(move || volume.close()).map_err(close_error)
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -201,6 +220,7 @@ fn _thalweg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Volume>()?;
     module.add_class::<Transaction>()?;
     module.add_class::<Store>()?;
+    module.add_class::<Raw>()?;
     module.add_class::<stores::Scan>()?;
     module.add("BLOCK_SIZE", BLOCK_SIZE)?;
     failure::register(module)

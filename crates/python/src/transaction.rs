@@ -10,7 +10,7 @@ use thalweg_store::block::Lba;
 use thalweg_store::txn::{Begin, TxnError};
 
 use crate::Shared;
-use crate::failure::{invalid, txn_error};
+use crate::failure::{invalid, tree_error, txn_error};
 
 /// A transaction of one thread.
 #[pyclass(frozen, module = "thalweg")]
@@ -126,24 +126,24 @@ impl Transaction {
         crate::read(py, &*self.running()?, lba, count)
     }
 
-    /// Writes whole blocks.
+    /// Writes whole blocks of a volume without partitions.
     fn write(&self, py: Python<'_>, lba: u64, content: &[u8]) -> PyResult<()> {
         let volume = self.running()?;
-        py.detach(|| volume.write(Lba(lba), content)).map_err(txn_error)
+        py.detach(|| volume.write(Lba(lba), content)).map_err(tree_error)
     }
 
-    /// Discards blocks.
+    /// Discards blocks of a volume without partitions.
     #[pyo3(signature = (lba, count = 1))]
     fn discard(&self, py: Python<'_>, lba: u64, count: u64) -> PyResult<()> {
         let volume = self.running()?;
-        py.detach(|| volume.discard(Lba(lba), count)).map_err(txn_error)
+        py.detach(|| volume.discard(Lba(lba), count)).map_err(tree_error)
     }
 
     /// Says that the last read or write of a block was about `size` bytes from `start` on.
     fn mark_accessed(&self, py: Python<'_>, lba: u64, start: usize, size: usize) -> PyResult<()> {
         let volume = self.running()?;
         let range = start..start.saturating_add(size);
-        py.detach(|| volume.mark_accessed(Lba(lba), range)).map_err(txn_error)
+        py.detach(|| volume.mark_accessed(Lba(lba), range)).map_err(tree_error)
     }
 
     /// Asks for a block to be kept in memory.

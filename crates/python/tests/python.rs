@@ -5,10 +5,13 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use tempfile::TempDir;
 use thalweg_ipc::{Config, Server};
+use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::env::Env;
+use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
@@ -64,6 +67,16 @@ async fn volume(home: &Path, name: &str) -> PathBuf {
     folder
 }
 
+/// A volume that is updated in place, in a file of 32 MiB.
+async fn in_place(home: &Path, name: &str) -> PathBuf {
+    let path = home.join(name);
+    let file = FileDevice::create(&path, 32 << 20, &FileOptions::default()).await.unwrap();
+    let parts = Parts { data: Arc::new(file), journal: None };
+    let new = NewInPlace { name: name.to_owned(), journal_size: None, size: None };
+    InPlace::create(&Env::real(), &parts, &new).await.unwrap();
+    path
+}
+
 fn check(python: &Path, volume: &Path, empty: &Path, served: &str) {
     good(
         Command::new("timeout")
@@ -76,12 +89,47 @@ fn check(python: &Path, volume: &Path, empty: &Path, served: &str) {
     );
 }
 
+/// The programs in a document, which open a volume somewhere under /srv.
+fn programs(document: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(format!("{HERE}/../../{document}")).unwrap();
+    let programs = text.split("```python\n").skip(1);
+    programs.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+}
+
+/// Each program of the documents, as it stands there, on a volume of its own; then what it left.
+async fn check_documents(python: &Path, home: &Path) {
+    for (number, document) in ["README.md", "docs/transactions.md"].into_iter().enumerate() {
+        let programs = programs(document);
+        let [program] = &programs[..] else { panic!("{} in {document}", programs.len()) };
+        let folder = volume(home, &format!("documented{number}")).await;
+        let volume = folder.to_str().unwrap();
+        let names = ["\"/srv/db\"", "\"/srv/volume\""];
+        let name = names.into_iter().find(|name| program.contains(name)).unwrap();
+        let program = program.replace(name, &format!("{volume:?}"));
+        let after = format!(
+            "{program}\nwith thalweg.open({volume:?}) as volume:\n    \
+             assert volume.raw('blocks').read(7) == b'x' * thalweg.BLOCK_SIZE\n"
+        );
+        good(Command::new(python).args(["-c", &after]));
+    }
+    // The package's own example.
+    let folder = volume(home, "docstring").await;
+    let examples = "import doctest, sys, thalweg\n\
+        thalweg.__doc__ = thalweg.__doc__.replace('/srv/volume', sys.argv[1])\n\
+        failed, tried = doctest.testmod(thalweg)\n\
+        sys.exit(failed or not tried)";
+    good(Command::new(python).args(["-c", examples]).arg(folder));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_wheel_works_in_a_fresh_environment() {
     let home: TempDir = tempfile::tempdir().unwrap();
     let Some(python) = environment(home.path()) else { return };
     let (plain, empty) = (volume(home.path(), "plain").await, volume(home.path(), "empty").await);
     check(&python, &plain, &empty, "0");
+    check_documents(&python, home.path()).await;
+    let (one, two) = (in_place(home.path(), "one").await, in_place(home.path(), "two").await);
+    check(&python, &one, &two, "0");
     let env = Env::real();
     let (served, empty) = (volume(home.path(), "served").await, volume(home.path(), "other").await);
     let pools = [&served, &empty].map(async |folder| {

@@ -210,6 +210,42 @@ class Stores(unittest.TestCase):
                 images.scan(b"a")
             with self.assertRaises(thalweg.TooLarge):
                 names[b"k" * 10**5] = b""
+            self.raw_blocks(volume, names)
+
+    def raw_blocks(self, volume, names):
+        """Beside partitions raw blocks are those of a raw partition, and no others."""
+        for refused in (
+            lambda: volume.write(7, block(1)),
+            lambda: volume.discard(7),
+            lambda: volume.raw("names"),
+            lambda: volume.raw("none"),
+        ):
+            with self.assertRaises(thalweg.Invalid):
+                refused()
+        with self.assertRaisesRegex(thalweg.Invalid, "the catalogue of partitions"):
+            with volume.transaction() as tx:
+                tx.write(7, block(1))
+        self.assertEqual(names[b"c"], b"cc")
+        volume.create("blocks", "raw", 8)
+        raw = volume.raw("blocks")
+        self.assertEqual(raw.blocks, 8)
+        raw.write(6, block(1) + block(2))
+        self.assertEqual(raw.read(6, 2), block(1) + block(2))
+        for outside in (lambda: raw.read(8), lambda: raw.write(7, bytes(8192))):
+            with self.assertRaises(thalweg.Invalid):
+                outside()
+        with self.assertRaises(ZeroDivisionError):
+            with volume.transaction():
+                raw.write(6, block(3))
+                raw.mark_accessed(6, 0, 8)
+                names[b"c"] = b"changed"
+                1 / 0
+        with volume.transaction():
+            raw.discard(7)
+            raw.please_cache(6)
+            names[b"c"] = b"d"
+        self.assertEqual(raw.read(6, 2), block(1) + block(0))
+        self.assertEqual(names[b"c"], b"d")
 
 
 if __name__ == "__main__":

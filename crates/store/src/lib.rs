@@ -3,6 +3,7 @@
 //! A write passes through these modules in one direction, top to bottom, and a module imports
 //! only what stands below it:
 //!
+//! - [`open`](mod@open): volumes of either kind, by a path;
 //! - [`pool`]: volumes put together from files and raw devices;
 //! - [`volume`]: a byte-addressed volume, the one trait that protocol adapters see;
 //! - [`tree`]: key-value stores in named partitions (Isotope);
@@ -24,6 +25,7 @@ mod gate;
 pub mod inplace;
 pub mod journal;
 mod lock;
+pub mod open;
 pub mod pool;
 pub mod tree;
 pub mod txn;

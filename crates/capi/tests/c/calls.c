@@ -341,6 +341,68 @@ static int kv_get(const tw_kv *kv, const char *key)
     return found == 1 ? value[0] : found;
 }
 
+static void raw_put(const tw_raw *raw, uint64_t block, int byte)
+{
+    unsigned char content[TW_BLOCK_SIZE];
+    memset(content, byte, sizeof content);
+    CHECK(tw_raw_write(raw, block, 1, content), 0);
+}
+
+static int raw_get(const tw_raw *raw, uint64_t block)
+{
+    unsigned char content[TW_BLOCK_SIZE];
+    CHECK(tw_raw_read(raw, block, 1, content), 0);
+    CHECK(content[0], content[TW_BLOCK_SIZE - 1]);
+    return content[0];
+}
+
+/* Beside partitions raw blocks are those of a raw partition, and no others. */
+static void raw_blocks(void)
+{
+    unsigned char content[2 * TW_BLOCK_SIZE] = {0};
+    where = "raw blocks";
+    CHECK(tw_raw_open(volume, "blocks") == NULL, 1);
+    CHECK(tw_errno(), ENOENT);
+    CHECK(tw_raw_open(volume, "tree") == NULL, 1);
+    CHECK(tw_errno(), EINVAL);
+    CHECK(tw_raw_create(volume, "tree", 8), -EEXIST);
+    CHECK(tw_raw_create(volume, "blocks", 8), 0);
+    tw_raw *raw = tw_raw_open(volume, "blocks");
+    CHECK(raw != NULL, 1);
+    CHECK(tw_raw_blocks(raw), 8);
+    CHECK(tw_raw_blocks(NULL), 0);
+    for (int inside = 0; inside < 2; inside++) {
+        if (inside)
+            CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+        CHECK(tw_write(volume, 7, 1, content), -EINVAL);
+        CHECK(strstr(tw_error(), "the catalogue of partitions") != NULL, 1);
+        CHECK(tw_discard(volume, 20, 1), -EINVAL);
+        CHECK(strstr(tw_error(), "partition tree") != NULL, 1);
+        CHECK(tw_read(volume, 7, 1, content), 0);
+        CHECK(tw_raw_write(raw, 7, 2, content), -EINVAL);
+        CHECK(tw_raw_write(raw, 8, 1, content), -EINVAL);
+        CHECK(tw_raw_write(raw, UINT64_MAX, 2, content), -EINVAL);
+        CHECK(tw_raw_read(raw, 8, 1, content), -EINVAL);
+        CHECK(tw_raw_discard(raw, 7, 2), -EINVAL);
+        CHECK(tw_raw_please_cache(raw, 8), -EINVAL);
+        CHECK(tw_raw_read(raw, 0, 1, NULL), -EINVAL);
+        CHECK(tw_raw_write(NULL, 0, 1, content), -EINVAL);
+        raw_put(raw, 3, 3 + inside);
+        CHECK(raw_get(raw, 3), 3 + inside);
+        CHECK(tw_raw_please_cache(raw, 3), 0);
+    }
+    CHECK(tw_mark_accessed(volume, 7, 0, 8), -EINVAL);
+    CHECK(tw_raw_mark_accessed(raw, 3, 0, TW_BLOCK_SIZE), 0);
+    CHECK(tw_raw_mark_accessed(raw, 3, 1, TW_BLOCK_SIZE), -EINVAL);
+    CHECK(tw_raw_mark_accessed(raw, 8, 0, 1), -EINVAL);
+    CHECK(tw_abort_tx(volume), 0);
+    CHECK(raw_get(raw, 3), 3);
+    CHECK(tw_raw_discard(raw, 3, 1), 0);
+    CHECK(raw_get(raw, 3), 0);
+    tw_raw_close(raw);
+    tw_raw_close(NULL);
+}
+
 /* One transaction over two stores and a raw block. */
 static void stores(void)
 {
@@ -350,18 +412,19 @@ static void stores(void)
     tw_kv *tree = store("tree", TW_KV_BTREE), *table = store("table", TW_KV_HASH);
     CHECK(tw_kv_create(volume, "tree", TW_KV_BTREE, 128), -EEXIST);
     CHECK(tw_kv_create(volume, "other", 7, 128), -EINVAL);
-    uint64_t raw = tw_blocks(volume) - 1;
+    CHECK(tw_raw_create(volume, "raw", 4), 0);
+    tw_raw *raw = tw_raw_open(volume, "raw");
     for (int commit = 0; commit < 2; commit++) {
         CHECK(tw_begin_tx(volume, TW_STRICT), 0);
         CHECK(tw_kv_create(volume, "other", TW_KV_HASH, 128), -EINVAL);
         CHECK(tw_kv_put(tree, "k", 1, "t", 1), 0);
         CHECK(tw_kv_put(table, "k", 1, "h", 1), 0);
-        put(raw, 4);
+        raw_put(raw, 1, 4);
         CHECK(kv_get(tree, "k"), 't');
         CHECK(commit ? tw_end_tx(volume) : tw_abort_tx(volume), commit);
         CHECK(kv_get(tree, "k"), commit ? 't' : 0);
         CHECK(kv_get(table, "k"), commit ? 'h' : 0);
-        CHECK(get(raw), commit ? 4 : 0);
+        CHECK(raw_get(raw, 1), commit ? 4 : 0);
     }
     for (char key = 'a'; key < 'g'; key++)
         CHECK(tw_kv_put(tree, &key, 1, &key, 1), 0);
@@ -398,7 +461,9 @@ static void stores(void)
     CHECK(tw_abort_tx(volume), 0);
     CHECK(tw_kv_put(tree, "k", 1, "v", 1), -ECANCELED);
     CHECK(kv_get(tree, "k"), -ECANCELED);
+    CHECK(tw_raw_write(raw, 0, 1, large), -ECANCELED);
     CHECK(tw_end_tx(volume), 0);
+    tw_raw_close(raw);
     tw_kv_close(tree);
     tw_kv_close(table);
 }
@@ -527,13 +592,18 @@ int main(int count, char **args)
     }
     if (strcmp(args[1], "calls") == 0) {
         CHECK(tw_is_served(volume), atoi(args[3]));
-        stores();
         singletons();
         transactions();
         marks();
         nesting();
         handing_over();
         bad_input();
+        CHECK(tw_close(volume), 0);
+        /* Partitions want an empty volume. */
+        volume = tw_open(args[4]);
+        CHECK(volume != NULL, 1);
+        stores();
+        raw_blocks();
     } else if (strcmp(args[1], "preempted") == 0) {
         preempted();
     } else if (strcmp(args[1], "steps") == 0) {

@@ -33,9 +33,13 @@ impl Volume {
     /// The store in a partition.
     ///
     /// # Errors
-    /// As [`Store::open`].
+    /// [`TreeError::OfFilesystem`], and as [`Store::open`].
     pub fn open_store(&self, name: &str) -> Result<Store, TreeError> {
-        self.wait(Store::open(&self.env, self.transact.clone(), name))
+        self.wait(async {
+            let store = Store::open(&self.env, self.transact.clone(), name).await?;
+            catalogue::refuse_filesystem(&*self.transact, name).await?;
+            Ok(store)
+        })
     }
 
     /// The value of a key.

@@ -5,5 +5,7 @@
 mod bad_input;
 mod calls;
 mod ends;
+mod open;
+mod raw;
 mod rig;
 mod threads;

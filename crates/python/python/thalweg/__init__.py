@@ -2,11 +2,13 @@
 
 >>> import thalweg
 >>> with thalweg.open("/srv/volume") as volume:
-...     with volume.transaction() as tx:
-...         block = bytearray(tx.read(7))
+...     volume.create("blocks", "raw", 1024)
+...     blocks = volume.raw("blocks")
+...     with volume.transaction():
+...         block = bytearray(blocks.read(7))
 ...         block[:5] = b"hello"
-...         tx.write(7, bytes(block))
-...         tx.mark_accessed(7, 0, 5)
+...         blocks.write(7, bytes(block))
+...         blocks.mark_accessed(7, 0, 5)
 
 A transaction belongs to the thread that began it. It commits at the end of the ``with``, which raises
 ``Conflict`` when another stands against it; ``volume.run(work)`` tries again until it commits.
@@ -21,6 +23,7 @@ from ._thalweg import (
     Error,
     Invalid,
     NoSpace,
+    Raw,
     Scan,
     Store,
     TooLarge,
@@ -38,6 +41,7 @@ __all__ = [
     "Error",
     "Invalid",
     "NoSpace",
+    "Raw",
     "Scan",
     "Store",
     "TooLarge",

@@ -1,0 +1,131 @@
+//! Raw blocks of a volume: those of a raw partition, or all of a volume without partitions. A call in the
+//! middle of this thread's transaction is part of it; any other is a transaction of its own.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::device::FrameBuf;
+use thalweg_store::tree::{Raw, RawBlocks, TreeError};
+
+use super::{Fate, Middle, Volume};
+
+impl Volume {
+    /// The blocks of the raw partition of that name.
+    ///
+    /// # Errors
+    /// As [`Raw::open`].
+    pub fn raw(&self, name: &str) -> Result<Raw, TreeError> {
+        self.wait(Raw::open(self.transact.clone(), name))
+    }
+
+    /// Blocks from `block` on. Outside of a transaction: as all commits so far have left them.
+    ///
+    /// # Errors
+    /// As [`Raw::within`] and [`RawBlocks::read`].
+    pub fn read_raw(&self, raw: &Raw, block: u64, count: u64) -> Result<Vec<Bytes>, TreeError> {
+        match self.inside_raw(raw, |blocks| self.wait(blocks.read(block, count)))? {
+            Some(blocks) => Ok(blocks),
+            None => self.wait(raw.read(block, count)),
+        }
+    }
+
+    /// Writes whole blocks from `block` on. Outside of a transaction it is one of its own, which always
+    /// commits, and survives a crash when this returns.
+    ///
+    /// # Errors
+    /// As [`Raw::within`] and [`RawBlocks::write`]; the block that failed and those behind it are not
+    /// written then.
+    pub fn write_raw(&self, raw: &Raw, block: u64, content: &[u8]) -> Result<(), TreeError> {
+        if !content.len().is_multiple_of(BLOCK_SIZE) {
+            return Err(TreeError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
+        }
+        let blocks: Vec<Bytes> = content.chunks(BLOCK_SIZE).map(FrameBuf::copy_block).collect();
+        let places = places(block, blocks.len() as u64)?;
+        self.change_raw(raw, |raw| {
+            places
+                .clone()
+                .zip(&blocks)
+                .try_for_each(|(place, block)| raw.write(place, block.clone()))
+        })
+    }
+
+    /// Discards blocks from `block` on. Outside of a transaction as [`Volume::write_raw`].
+    ///
+    /// # Errors
+    /// As [`Raw::within`] and [`RawBlocks::discard`].
+    pub fn discard_raw(&self, raw: &Raw, block: u64, count: u64) -> Result<(), TreeError> {
+        let places = places(block, count)?;
+        self.change_raw(raw, |raw| places.clone().try_for_each(|place| raw.discard(place)))
+    }
+
+    /// Says what this thread's last read or write of a block was about. Outside of a transaction it
+    /// means nothing: that access was a transaction of its own, and is over.
+    ///
+    /// # Errors
+    /// As [`Raw::within`] and [`RawBlocks::mark_accessed`].
+    pub fn mark_raw(&self, raw: &Raw, block: u64, range: Range<usize>) -> Result<(), TreeError> {
+        self.inside_raw(raw, |raw| raw.mark_accessed(block, range)).map(|_| ())
+    }
+
+    /// Asks for a block to be kept in memory.
+    ///
+    /// # Errors
+    /// As [`Raw::within`] and [`RawBlocks::please_cache`].
+    pub fn please_cache_raw(&self, raw: &Raw, block: u64) -> Result<(), TreeError> {
+        match self.inside_raw(raw, |raw| raw.please_cache(block))? {
+            Some(()) => Ok(()),
+            None => self.wait(raw.change(|raw| raw.please_cache(block))),
+        }
+    }
+
+    fn change_raw(
+        &self,
+        raw: &Raw,
+        change: impl Fn(&RawBlocks) -> Result<(), TreeError> + Sync,
+    ) -> Result<(), TreeError> {
+        match self.inside_raw(raw, &change)? {
+            Some(()) => Ok(()),
+            None => self.wait(raw.change(change)),
+        }
+    }
+
+    /// Does something with raw blocks in this thread's transaction, if it is in the middle of one.
+    fn inside_raw<T>(
+        &self,
+        raw: &Raw,
+        work: impl FnOnce(&RawBlocks) -> Result<T, TreeError>,
+    ) -> Result<Option<T>, TreeError> {
+        let bound = self.bound();
+        let mut middle = bound.lock();
+        if middle.nest.running()?.is_none() {
+            return Ok(None);
+        }
+        let done = self.blocks_of(&mut middle, raw).and_then(|blocks| work(&blocks));
+        if let Some(why) = done.as_ref().err().and_then(Fate::preempted) {
+            middle.nest.preempt(why);
+        }
+        done.map(Some)
+    }
+
+    /// The raw blocks as the running transaction sees them: it looks at the catalogue once.
+    fn blocks_of(&self, middle: &mut Middle, raw: &Raw) -> Result<RawBlocks, TreeError> {
+        if let Some((_, blocks)) = middle.raw.iter().find(|(id, _)| *id == raw.id()) {
+            return Ok(blocks.clone());
+        }
+        let Some(transaction) = middle.nest.running()? else {
+            return Err(TreeError::Invalid("no transaction has begun here".to_owned()));
+        };
+        let blocks = self.wait(raw.within(transaction.clone()))?;
+        middle.raw.push((raw.id(), blocks.clone()));
+        Ok(blocks)
+    }
+}
+
+fn places(block: u64, count: u64) -> Result<Range<u64>, TreeError> {
+    // Whether they are there, the transaction says.
+    let end = block.checked_add(count).ok_or_else(|| {
+        TreeError::Invalid(format!("{count} blocks from {block} on do not exist"))
+    })?;
+    Ok(block..end)
+}

@@ -1,0 +1,256 @@
+//! Volumes of either kind, by a path: the folder of a chained volume, or the device or file of one that is
+//! updated in place.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::{DeviceError, DeviceRef, FileDevice, FileOptions};
+use crate::env::Env;
+use crate::inplace::{self, InPlace, InPlaceError, Parts, Recovered};
+use crate::pool::{self, Pool, PoolError, manifest};
+use crate::tree::catalogue;
+use crate::txn::{self, TransactionManager};
+use crate::volume::{StoreVolume, VolumeRef};
+
+/// How long a device may stay locked by a process that is about to end, and how often it is tried.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Why a volume cannot be found or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Nothing is there, or a folder that is no volume's.
+    #[error("there is no volume {}: name a volume's folder, or its device or file", path.display())]
+    NoVolume {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A journal device was named for a chained volume.
+    #[error("{} is a chained volume, which has no journal; name no device for it", path.display())]
+    NoJournal {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A chained volume does not open.
+    #[error(transparent)]
+    Chained(#[from] PoolError),
+    /// A volume that is updated in place does not open.
+    #[error(transparent)]
+    InPlace(#[from] InPlaceError),
+}
+
+impl From<DeviceError> for OpenError {
+    fn from(error: DeviceError) -> OpenError {
+        OpenError::InPlace(error.into())
+    }
+}
+
+/// Where a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumePath {
+    /// A chained volume, by its folder.
+    Folder(PathBuf),
+    /// A volume that is updated in place, by its device or file.
+    Device(PathBuf),
+}
+
+impl VolumePath {
+    /// Finds out what a path leads to.
+    ///
+    /// # Errors
+    /// [`OpenError::NoVolume`].
+    pub fn find(path: &Path) -> Result<VolumePath, OpenError> {
+        let none = || OpenError::NoVolume { path: path.to_owned() };
+        let canonical = path.canonicalize().map_err(|_| none())?;
+        if canonical.join(manifest::FILE).exists() {
+            return Ok(VolumePath::Folder(canonical));
+        }
+        match std::fs::metadata(&canonical) {
+            Ok(it) if it.is_file() || it.file_type().is_block_device() => {
+                Ok(VolumePath::Device(canonical))
+            }
+            _ => Err(none()),
+        }
+    }
+
+    /// The folders in which a process that has the volume open may have its sockets: the volume's own, or
+    /// for a volume that is updated in place folders of this user's. They need not exist.
+    pub fn sockets(&self) -> Vec<PathBuf> {
+        match self {
+            VolumePath::Folder(folder) => vec![folder.clone()],
+            VolumePath::Device(device) => {
+                let name = sockets_name(device);
+                user_folders().into_iter().map(|folder| folder.join(&name)).collect()
+            }
+        }
+    }
+}
+
+/// What the folder with the sockets of a volume that is updated in place is called, by the canonical path of
+/// its device.
+pub fn sockets_name(device: &Path) -> String {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    format!("in-place-{}", unique(&name, device))
+}
+
+/// The name with something behind it that differs from place to place.
+pub fn unique(name: &str, place: &Path) -> String {
+    let mut hasher = DefaultHasher::new();
+    place.hash(&mut hasher);
+    format!("{name}-{:08x}", hasher.finish() as u32)
+}
+
+/// The folders that may hold this user's sockets: servers may have been started with another session.
+fn user_folders() -> Vec<PathBuf> {
+    // SAFETY: the call only reads the process's identity and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let system = PathBuf::from("/run/thalweg");
+    if user == 0 {
+        return vec![system];
+    }
+    let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = [session, Some(PathBuf::from(format!("/run/user/{user}")))];
+    let mut folders: Vec<PathBuf> =
+        runtime.into_iter().flatten().map(|base| base.join("thalweg")).collect();
+    folders.extend([PathBuf::from(format!("/tmp/thalweg-{user}")), system]);
+    folders.dedup();
+    // A socket in a folder of another user's would be that user's.
+    folders
+        .retain(|it| std::fs::symlink_metadata(it).is_ok_and(|it| it.is_dir() && it.uid() == user));
+    folders
+}
+
+/// How a volume is opened, whichever kind it is of.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A chained volume.
+    pub chained: pool::OpenOptions,
+    /// A volume that is updated in place.
+    pub in_place: inplace::Options,
+    /// The device of the journal, where that is outside of a volume that is updated in place.
+    pub journal: Option<PathBuf>,
+}
+
+/// An open volume of either kind.
+#[derive(Debug)]
+pub enum AnyVolume {
+    /// A chained volume.
+    Chained(Box<Pool>),
+    /// A volume that is updated in place.
+    InPlace(Box<InPlaceVolume>),
+}
+
+impl AnyVolume {
+    /// Opens a volume in this process, recovering it if it was not closed.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub async fn open(
+        env: &Env,
+        place: &VolumePath,
+        options: &Options,
+    ) -> Result<AnyVolume, OpenError> {
+        match place {
+            VolumePath::Folder(path) if options.journal.is_some() => {
+                Err(OpenError::NoJournal { path: path.clone() })
+            }
+            VolumePath::Folder(folder) => {
+                let pool = Pool::open(env, folder, &options.chained).await?;
+                Ok(AnyVolume::Chained(Box::new(pool)))
+            }
+            VolumePath::Device(device) => {
+                let parts = in_place_parts(env, device, options.journal.as_deref()).await?;
+                let opened = InPlace::open(env, parts, options.in_place.clone()).await?;
+                let transactions = options.chained.transactions.clone();
+                let volume = InPlaceVolume::start(env, opened, transactions).await;
+                Ok(AnyVolume::InPlace(Box::new(volume)))
+            }
+        }
+    }
+
+    /// Its transactions.
+    pub fn transactions(&self) -> &TransactionManager {
+        match self {
+            AnyVolume::Chained(pool) => pool.transactions(),
+            AnyVolume::InPlace(it) => &it.transactions,
+        }
+    }
+
+    /// The volume for clients without transactions: read-only while it has partitions.
+    pub fn volume(&self) -> VolumeRef {
+        match self {
+            AnyVolume::Chained(pool) => pool.volume(),
+            AnyVolume::InPlace(it) => it.volume.clone(),
+        }
+    }
+
+    /// Makes everything durable and stops the volume; writes are refused from then on.
+    ///
+    /// # Errors
+    /// A device's; what was flushed is safe all the same.
+    pub async fn close(&self) -> Result<(), OpenError> {
+        match self {
+            AnyVolume::Chained(pool) => Ok(pool.close().await?),
+            AnyVolume::InPlace(it) => Ok(it.store.close().await.map_err(InPlaceError::from)?),
+        }
+    }
+}
+
+/// A volume that is updated in place, open.
+#[derive(Debug)]
+pub struct InPlaceVolume {
+    /// Its blocks.
+    pub store: Arc<InPlace>,
+    /// Its transactions.
+    pub transactions: TransactionManager,
+    /// What opening found.
+    pub recovered: Recovered,
+    /// The volume for clients without transactions.
+    pub volume: VolumeRef,
+}
+
+impl InPlaceVolume {
+    /// Runs transactions over a store that was opened.
+    pub async fn start(
+        env: &Env,
+        (store, recovered): (InPlace, Recovered),
+        options: txn::Options,
+    ) -> InPlaceVolume {
+        let store = Arc::new(store);
+        // Whatever changes the volume is a transaction, or is seen by those that run as one.
+        let transactions = TransactionManager::new(env, store.clone(), options);
+        catalogue::fence(&transactions).await;
+        let volume = Arc::new(StoreVolume::live(Arc::new(transactions.fenced())));
+        InPlaceVolume { store, transactions, recovered, volume }
+    }
+}
+
+/// The devices of a volume that is updated in place. A server that has let go of a volume has them locked
+/// until its process has ended.
+///
+/// # Errors
+/// A device's.
+pub async fn in_place_parts(
+    env: &Env,
+    data: &Path,
+    journal: Option<&Path>,
+) -> Result<Parts, DeviceError> {
+    let journal = match journal {
+        Some(path) => Some(open_device(env, path).await?),
+        None => None,
+    };
+    Ok(Parts { data: open_device(env, data).await?, journal })
+}
+
+async fn open_device(env: &Env, path: &Path) -> Result<DeviceRef, DeviceError> {
+    let deadline = env.now() + PATIENCE;
+    loop {
+        match FileDevice::open(path, &FileOptions::default()).await {
+            Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
+            opened => return Ok(Arc::new(opened?)),
+        }
+    }
+}

@@ -119,7 +119,8 @@ impl From<InPlaceError> for Failure {
             InPlaceError::JournalElsewhere { .. }
             | InPlaceError::JournalInside
             | InPlaceError::Invalid(_) => libc::EINVAL,
-            InPlaceError::Damaged(_)
+            InPlaceError::NoSuperblock { .. }
+            | InPlaceError::Damaged(_)
             | InPlaceError::Unreadable { .. }
             | InPlaceError::Journal(_) => libc::EBADMSG,
         };

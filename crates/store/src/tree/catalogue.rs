@@ -17,8 +17,8 @@ use blocks::Stored;
 use super::area::Area;
 use super::error::TreeError;
 use super::format::{
-    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CatalogueBlock, CatalogueEntry, DATA_SUFFIX, Kind,
-    MAX_NAME, META_SUFFIX, PageHeader, PageKind, State, StoreHeader,
+    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CatalogueBlock, CatalogueEntry,
+    DATA_SUFFIX, Kind, MAX_NAME, META_SUFFIX, PageHeader, PageKind, State, StoreHeader,
 };
 use super::page::Page;
 use super::work::Work;

@@ -52,7 +52,7 @@ fn of_store(error: &StoreError) -> c_int {
         StoreError::Invalid(_) => libc::EINVAL,
         StoreError::NoSpace => libc::ENOSPC,
         StoreError::Corrupt { .. } => libc::EBADMSG,
-        StoreError::Poisoned(_) => libc::EROFS,
+        StoreError::ReadOnly | StoreError::Poisoned(_) => libc::EROFS,
         StoreError::Gone(_) => libc::ESTALE,
         StoreError::Device(error) => of_device(error),
     }

@@ -1,5 +1,5 @@
 //! A request to a volume, whoever has it open: its server through the control socket, or, when it
-//! is idle, this process.
+//! is idle, this process. A look at a volume changes no byte.
 
 use std::sync::Arc;
 
@@ -21,10 +21,18 @@ pub(crate) async fn ask(
     json: bool,
 ) -> Outcome<Answer> {
     let report = progress::for_user(json);
-    if let Some(mut client) = Client::connect(&target.folder).await? {
+    let looks = matches!(request, Request::Status);
+    let client = match looks {
+        true => Client::connect_to_look(&target.folder).await?,
+        false => Client::connect(&target.folder).await?,
+    };
+    if let Some(mut client) = client {
         return client.ask(&request, &*report).await;
     }
-    let opened = Opened::open(env, target).await?;
+    let opened = match looks {
+        true => Opened::open_read_only(env, target).await?,
+        false => Opened::open(env, target).await?,
+    };
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Request));
     let volume = session.volumes()[0].clone();
     let answer = Administered { session: session.clone(), volume }.handle(request, &*report).await;

@@ -4,8 +4,13 @@
 //! endian) and so many bytes of JSON. The client sends one [`Request`]; the server sends any number
 //! of [`Frame::Step`]s and then one [`Frame::Done`] or [`Frame::Failed`]. What was asked for goes on
 //! when the client goes away.
+//!
+//! Where this user cannot write to the volume's folder, as on a read-only medium, the socket is in a
+//! directory of this user's.
 
+use std::ffi::CString;
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thalweg_ipc::socket;
 use thalweg_store::env::{Env, Task};
+use thalweg_store::open::unique;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -29,6 +35,8 @@ const MAX_FRAME: u32 = 16 << 20;
 /// A client that connects says at once what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BACKLOG: u32 = 16;
+/// Characters of a volume's name in the name of a socket elsewhere.
+const NAME_SHOWN: usize = 16;
 
 /// What a server says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,14 +74,52 @@ impl Drop for Control {
     }
 }
 
+/// Whether this user may write to the file or folder at `path`.
+fn check_writable(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is a terminated string, alive for the call.
+    match unsafe { libc::access(path.as_ptr(), libc::W_OK) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Where the socket of a volume is when this user cannot write to its folder: a directory and a name
+/// in it. `None` when the folder takes the socket.
+pub(crate) fn elsewhere(folder: &Path) -> Option<(PathBuf, String)> {
+    if check_writable(folder).is_ok() {
+        return None;
+    }
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    // A socket's name has to fit into an address.
+    let name: String = name.chars().take(NAME_SHOWN).collect();
+    let directory = thalweg_fuse::attach::directory("read-only");
+    match directory {
+        Ok(directory) => Some((directory, format!("{}.sock", unique(&name, folder)))),
+        Err(error) => {
+            tracing::debug!(%error, "there is no place for sockets");
+            None
+        }
+    }
+}
+
+/// Whether the control socket in a volume's folder is one that this user may not connect to: that of
+/// another user's server, which may have died.
+pub(crate) fn is_closed_to_us(folder: &Path) -> bool {
+    let refused = |error: io::Error| error.kind() == ErrorKind::PermissionDenied;
+    check_writable(&folder.join(SOCKET)).is_err_and(refused)
+}
+
 /// Answers requests on the volume in `folder`, whose lock this process holds: a socket that is
 /// there already was left by a process that died.
 pub(crate) fn listen<H: Handler>(env: &Env, folder: &Path, handler: Arc<H>) -> Outcome<Control> {
-    let path = folder.join(SOCKET);
+    let (folder, name) =
+        elsewhere(folder).unwrap_or_else(|| (folder.to_owned(), SOCKET.to_owned()));
+    let path = folder.join(&name);
     let failed = |error: io::Error| {
         Failure::of(&error).while_doing(format!("cannot listen on {}", path.display()))
     };
-    let listener = socket::listen(folder, SOCKET, BACKLOG).map_err(failed)?;
+    let listener = socket::listen(&folder, &name, BACKLOG).map_err(failed)?;
     let task = env.spawn(accept(env.clone(), listener, handler));
     Ok(Control { path, _task: task })
 }
@@ -149,9 +195,25 @@ async fn converse<H: Handler>(env: &Env, mut stream: UnixStream, handler: &H) ->
 pub(crate) struct Client(UnixStream);
 
 impl Client {
+    /// Connects for a request that changes nothing; `None` also when the socket is another user's. A
+    /// volume that is not served can be opened for reading then, and the locks on its devices tell.
+    pub(crate) async fn connect_to_look(folder: &Path) -> Outcome<Option<Client>> {
+        match is_closed_to_us(folder) {
+            true => Ok(None),
+            false => Client::connect(folder).await,
+        }
+    }
+
     /// Connects; `None` when no process has the volume open.
     pub(crate) async fn connect(folder: &Path) -> Outcome<Option<Client>> {
-        match socket::connect(folder, SOCKET).await {
+        let connected = match socket::connect(folder, SOCKET).await {
+            Ok(None) => match elsewhere(folder) {
+                Some((folder, name)) => socket::connect(&folder, &name).await,
+                None => Ok(None),
+            },
+            connected => connected,
+        };
+        match connected {
             Ok(stream) => Ok(stream.map(Client)),
             Err(error) => {
                 let path = folder.join(SOCKET);

@@ -9,7 +9,8 @@ use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::files;
 use crate::opened::{Opened, Scrubbed};
-use crate::progress;
+use crate::progress::{self, Silent};
+use crate::request::{Answer, Request};
 use crate::target::{JournalDev, Target};
 
 /// Everything that was wrong is repaired.
@@ -20,8 +21,8 @@ const LEFT: u8 = 4;
 /// Check the filesystem of a volume, and repair it
 ///
 /// First the store below is scrubbed: everything on it is read and verified. The volume must not be
-/// mounted or served. Without -y or -a no file is changed; with them, a journal with a damaged middle is
-/// replayed up to there. Ends with 0 when
+/// mounted or served, but read-only. Without -y or -a no byte changes: a journal or a log is replayed in
+/// memory. With them, a journal with a damaged middle is replayed up to there. Ends with 0 when
 /// nothing is wrong, 1 when everything was repaired, 4 when something is left, 8 when the check could
 /// not be made, 16 when the arguments make no sense. With a link fsck.thalweg to this program in /sbin,
 /// fsck(8) knows the type thalweg.
@@ -57,15 +58,18 @@ pub(crate) struct Fsck {
 
 pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
     let target = Target::volume(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
-    if Client::connect(&target.folder).await?.is_some() {
+    let repair = args.repair || args.automatic;
+    if let Some(server) = Client::connect(&target.folder).await?
+        && (repair || !is_read_only(server).await?)
+    {
         return Err(Failure::new(format!("{} is mounted or served", target.name))
             .help("unmount it, or end its server, then check it"));
     }
-    let repair = args.repair || args.automatic;
     let how = check::How { repair, salvage: args.repair, data: args.data };
-    let opened = match args.repair {
-        true => Opened::open_damaged(env, &target).await?,
-        false => Opened::open(env, &target).await?,
+    let opened = match (repair, args.repair) {
+        (_, true) => Opened::open_damaged(env, &target).await?,
+        (true, _) => Opened::open(env, &target).await?,
+        (false, _) => Opened::open_read_only(env, &target).await?,
     };
     let checked = check(env, &opened, &args, how).await;
     let closed = opened.close().await;
@@ -78,8 +82,18 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
     Ok(checked.code())
 }
 
+/// Whether a volume's server has it open for reading alone.
+async fn is_read_only(mut server: Client) -> Outcome<bool> {
+    match server.ask(&Request::Status, &Silent).await? {
+        Answer::Json(status) => Ok(status["read_only"] == true),
+        _ => Ok(false),
+    }
+}
+
 /// What was found, from the store upwards.
 struct Checked {
+    /// What was recovered in memory alone.
+    recovery: Option<String>,
     /// Transactions of the journal that had to be given up.
     given_up: u64,
     /// What was repaired so that the volume could be opened.
@@ -131,7 +145,8 @@ async fn check(env: &Env, opened: &Opened, args: &Fsck, mut how: check::How) -> 
         files => (files?, None),
     };
     let (given_up, opening) = (opened.given_up(), opened.repaired());
-    Ok(Checked { given_up, opening, store, files, unchecked })
+    let recovery = opened.recovery();
+    Ok(Checked { recovery, given_up, opening, store, files, unchecked })
 }
 
 fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
@@ -143,7 +158,10 @@ fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
 }
 
 fn show(checked: &Checked, target: &Target, repair: bool) {
-    let Checked { given_up, opening, store, files: report, unchecked } = checked;
+    let Checked { recovery, given_up, opening, store, files: report, unchecked } = checked;
+    if let Some(recovery) = recovery {
+        println!("{}: {recovery}", target.name);
+    }
     opening.iter().for_each(|repaired| println!("{repaired}"));
     if *given_up > 0 {
         println!(
@@ -192,6 +210,7 @@ fn as_json(checked: &Checked) -> serde_json::Value {
         .collect();
     serde_json::json!({
         "clean": checked.is_clean(),
+        "recovery": checked.recovery,
         "given_up": checked.given_up,
         "opening": checked.opening,
         "unchecked": checked.unchecked,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::{Value, json};
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::device::{FileDevice, FileOptions, Purpose, Tallies};
+use thalweg_store::device::{Access, FileDevice, FileOptions, Purpose, Tallies};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::{
     self, InPlace, InPlaceError, InPlaceStatus, NewInPlace, Parts, Recovered,
@@ -77,16 +77,18 @@ pub(crate) struct Part {
 
 impl InPlaceVolume {
     /// Opens the volume on a device, to run as `options` say from the start: what changes later may
-    /// have to wait until the journal has let go of what came before.
+    /// have to wait until the journal has let go of what came before. With [`Access::ReadOnly`] the
+    /// journal is replayed in memory, and changes are refused.
     pub(crate) async fn open(
         env: &Env,
         device: &Path,
         target: &Target,
         options: inplace::Options,
+        access: Access,
     ) -> Outcome<InPlaceVolume> {
-        let parts = parts(env, device, target.journal.as_deref()).await?;
+        let parts = parts(env, device, target.journal.as_deref(), access).await?;
         let opened = InPlace::open(env, parts, options).await?;
-        Ok(InPlaceVolume::of(env, opened, target).await)
+        InPlaceVolume::of(env, opened, target, access).await
     }
 
     /// The same of a volume whose journal may be damaged in its middle: what comes before that is
@@ -96,16 +98,24 @@ impl InPlaceVolume {
         device: &Path,
         target: &Target,
     ) -> Outcome<InPlaceVolume> {
-        let parts = parts(env, device, target.journal.as_deref()).await?;
+        let access = Access::Exclusive;
+        let parts = parts(env, device, target.journal.as_deref(), access).await?;
         let opened = InPlace::open_damaged(env, parts, inplace::Options::default()).await?;
-        Ok(InPlaceVolume::of(env, opened, target).await)
+        InPlaceVolume::of(env, opened, target, access).await
     }
 
-    async fn of(env: &Env, opened: (InPlace, Recovered), target: &Target) -> InPlaceVolume {
+    async fn of(
+        env: &Env,
+        opened: (InPlace, Recovered),
+        target: &Target,
+        access: Access,
+    ) -> Outcome<InPlaceVolume> {
         tracing::info!(volume = target.name, recovered = ?opened.1, "opened");
-        let started = open::InPlaceVolume::start(env, opened, txn::Options::default()).await;
+        let options = txn::Options::default();
+        let started = open::InPlaceVolume::start(env, opened, access, options).await?;
         let open::InPlaceVolume { store, transactions, recovered, volume } = started;
-        InPlaceVolume { store, transactions, journal: target.journal.clone(), recovered, volume }
+        let journal = target.journal.clone();
+        Ok(InPlaceVolume { store, transactions, journal, recovered, volume })
     }
 
     /// What clients read and write.
@@ -138,8 +148,8 @@ impl InPlaceVolume {
     }
 }
 
-async fn parts(env: &Env, data: &Path, journal: Option<&Path>) -> Outcome<Parts> {
-    Ok(open::in_place_parts(env, data, journal).await.map_err(PoolError::from)?)
+async fn parts(env: &Env, data: &Path, journal: Option<&Path>, access: Access) -> Outcome<Parts> {
+    Ok(open::in_place_parts(env, data, journal, access).await.map_err(PoolError::from)?)
 }
 
 /// A volume that is updated in place, to be made on a device or in a file.
@@ -177,7 +187,7 @@ pub(crate) async fn create(
         return Err(Failure::new(format!("{} is mounted or served", device.display()))
             .help("unmount it first: thalweg umount DIRECTORY, or end its server"));
     }
-    let parts = parts(env, device, journal).await?;
+    let parts = parts(env, device, journal, Access::Exclusive).await?;
     for part in std::iter::once(&parts.data).chain(&parts.journal) {
         let len = part.geometry().size.min(LOOKED_AT) as usize;
         let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;

@@ -17,7 +17,7 @@ use thalweg_store::tree::{
 };
 use thalweg_store::txn::{Transact, TxnError};
 
-use crate::control::Client;
+use crate::control::{self, Client};
 use crate::failure::{Failure, Outcome};
 use crate::opened::Opened;
 use crate::output;
@@ -58,6 +58,24 @@ enum Command {
     Check(Check),
     Import(Import),
     Export(Export),
+}
+
+impl Command {
+    /// Whether it changes nothing.
+    fn only_reads(&self) -> bool {
+        match self {
+            Command::List(_)
+            | Command::Get(_)
+            | Command::Scan(_)
+            | Command::Check(_)
+            | Command::Export(_) => true,
+            Command::Create(_)
+            | Command::Drop(_)
+            | Command::Put(_)
+            | Command::Delete(_)
+            | Command::Import(_) => false,
+        }
+    }
 }
 
 /// What a partition is for.
@@ -239,11 +257,19 @@ struct Access {
 }
 
 impl Access {
-    async fn open(env: &Env, target: &Target) -> Outcome<Access> {
-        if let Some(connection) = Connection::open(env, &target.folder).await? {
+    async fn open(env: &Env, target: &Target, only_reads: bool) -> Outcome<Access> {
+        // Another user's server may have died: the locks on the devices tell.
+        let is_closed = only_reads && control::is_closed_to_us(&target.folder);
+        if !is_closed && let Some(connection) = Connection::open(env, &target.folder).await? {
             return Ok(Access { volume: Arc::new(connection), opened: None });
         }
-        let opened = Opened::open(env, target).await?;
+        let opened = match only_reads {
+            true => Opened::open_read_only(env, target).await?,
+            false => Opened::open(env, target).await?,
+        };
+        if let Some(recovery) = opened.recovery() {
+            tracing::warn!(volume = target.name, "{recovery}");
+        }
         Ok(Access { volume: Arc::new(opened.transactions().clone()), opened: Some(opened) })
     }
 
@@ -257,7 +283,7 @@ impl Access {
 
 pub(crate) async fn run(env: &Env, args: Kv) -> Outcome<()> {
     let target = Target::volume(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
-    let access = Access::open(env, &target).await?;
+    let access = Access::open(env, &target, args.command.only_reads()).await?;
     let done = match &args.command {
         Command::Drop(drop) => refuse_mounted(&target, &*access.volume, &drop.name).await,
         _ => Ok(()),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use thalweg_fuse::mounts::{self, Mount as Mounted};
+use thalweg_store::device::Access;
 use thalweg_store::env::Env;
 
 use crate::background;
@@ -178,13 +179,28 @@ fn unexpected(answer: &Answer) -> Failure {
 async fn foreground(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<()> {
     let started = start(env, args, target, request).await;
     if args.tell {
-        background::tell(&started.as_ref().map(drop).map_err(Failure::clone))?;
+        let told = started.as_ref().map(|(_, recovery)| recovery.clone()).map_err(Failure::clone);
+        background::tell(&told)?;
     }
-    started?.until_stopped().await
+    started?.0.until_stopped().await
 }
 
-async fn start(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<Running> {
-    let opened = Opened::open_for(env, &target, &request.options.journal).await?;
+/// Opens and mounts the volume; what was recovered in memory for that.
+async fn start(
+    env: &Env,
+    args: &Mount,
+    target: Target,
+    request: MountRequest,
+) -> Outcome<(Running, Option<String>)> {
+    let access = match request.options.read_only {
+        Some(true) => Access::ReadOnly,
+        _ => Access::Exclusive,
+    };
+    let opened = Opened::open_for(env, &target, &request.options.journal, access).await?;
+    let recovery = opened.recovery();
+    if let Some(recovery) = &recovery {
+        tracing::warn!(volume = target.name, "{recovery}");
+    }
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
     let mounted = session.mount(&session.volumes()[0], &request).await;
     let running = match &mounted {
@@ -194,7 +210,7 @@ async fn start(env: &Env, args: &Mount, target: Target, request: MountRequest) -
     if running.is_err() {
         session.close().await?;
     }
-    running
+    Ok((running?, recovery))
 }
 
 /// Starts this program again, apart from the terminal, and waits until it serves the mount.
@@ -210,7 +226,11 @@ fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outco
         command.extend(["--metrics".into(), address.to_string().into()]);
     }
     command.extend(["--".into(), target.place().into(), request.directory.clone().into()]);
-    background::start(&command, &target.folder, LOG)
+    let recovery = background::start::<Option<String>>(&command, &target.folder, LOG)?;
+    if let Some(recovery) = recovery {
+        eprintln!("{}: {recovery}", target.name);
+    }
+    Ok(())
 }
 
 async fn remount(directory: &Path, options: &MountOptions) -> Outcome<()> {

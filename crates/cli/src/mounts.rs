@@ -112,6 +112,9 @@ impl Session {
         if *self.stop().borrow() {
             return Ok(Answer::Ending);
         }
+        if request.options.read_only != Some(true) {
+            volume.refuse_if_read_only()?;
+        }
         let files = Files::open(self.env(), volume, &request.options).await?;
         let options = request.options.for_kernel(volume.target.place().display().to_string());
         let mounted = mount_at(self.env(), files.filesystem(), &request.directory, &options).await;
@@ -176,7 +179,13 @@ impl Session {
     /// Changes how a filesystem is mounted, as far as that is not the kernel's.
     pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
         let all = self.mounts().lock().await;
-        all[position(&all, volume)?].files.remount(volume, options).await
+        let it = &all[position(&all, volume)?];
+        if options.read_only == Some(false) && it.options.read_only {
+            let place = it.directory().display();
+            return Err(Failure::new(format!("{place} was mounted read-only, and stays so"))
+                .help("unmount it, and mount it again without -o ro"));
+        }
+        it.files.remount(volume, options).await
     }
 
     /// Unmounts everything, as soon as nobody uses it.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use thalweg_fs::Statistics;
-use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{ChainError, Cleaning, Rebuild, RebuildReport, Status};
-use thalweg_store::device::DeviceError;
+use thalweg_store::device::{Access, DeviceError};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlaceError, InPlaceStatus, Mend};
 use thalweg_store::pool::{
@@ -100,7 +100,13 @@ impl From<ChainError> for Failure {
 impl Opened {
     /// Opens a volume.
     pub(crate) async fn open(env: &Env, target: &Target) -> Outcome<Opened> {
-        Opened::open_for(env, target, &JournalOptions::default()).await
+        Opened::open_for(env, target, &JournalOptions::default(), Access::Exclusive).await
+    }
+
+    /// Opens a volume for reading alone: no byte of it changes. What needs recovery is recovered in
+    /// memory, as [`Opened::recovery`] says.
+    pub(crate) async fn open_read_only(env: &Env, target: &Target) -> Outcome<Opened> {
+        Opened::open_for(env, target, &JournalOptions::default(), Access::ReadOnly).await
     }
 
     /// Opens a volume for a mount that says how to keep its journal.
@@ -108,13 +114,15 @@ impl Opened {
         env: &Env,
         target: &Target,
         journal: &JournalOptions,
+        access: Access,
     ) -> Outcome<Opened> {
         let store = match &target.device {
-            None => Store::Chain(Box::new(open_pool(env, target).await?)),
-            Some(device) => Store::InPlace(Box::new(
-                InPlaceVolume::open(env, device, target, journal.over(inplace::Options::default()))
-                    .await?,
-            )),
+            None => Store::Chain(Box::new(open_pool(env, target, access).await?)),
+            Some(device) => {
+                let options = journal.over(inplace::Options::default());
+                let opened = InPlaceVolume::open(env, device, target, options, access).await?;
+                Store::InPlace(Box::new(opened))
+            }
         };
         Ok(Opened::of(target, store))
     }
@@ -128,6 +136,37 @@ impl Opened {
 
     fn of(target: &Target, store: Store) -> Opened {
         Opened { target: target.clone(), store, changes: tokio::sync::Mutex::default() }
+    }
+
+    /// Whether it is open for reading alone.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.transactions().is_read_only()
+    }
+
+    /// What opening for reading recovered in memory; `None` when nothing needed it.
+    pub(crate) fn recovery(&self) -> Option<String> {
+        let found = match &self.store {
+            _ if !self.is_read_only() => return None,
+            Store::Chain(pool) => match pool.recovered().replayed {
+                0 => return None,
+                entries => format!("the log holds {entries} entries after its last checkpoint"),
+            },
+            Store::InPlace(it) => match it.recovered.transactions {
+                0 => return None,
+                1 => "the journal holds 1 transaction".to_owned(),
+                count => format!("the journal holds {count} transactions"),
+            },
+        };
+        Some(format!("{found}; they are recovered in memory, and nothing is written"))
+    }
+
+    /// Refuses to change a volume that is open for reading alone.
+    pub(crate) fn refuse_if_read_only(&self) -> Outcome<()> {
+        match self.is_read_only() {
+            true => Err(Failure::new(format!("{} is open read-only", self.target.name))
+                .help("end what has it open so first, a mount with -o ro for example")),
+            false => Ok(()),
+        }
     }
 
     /// Transactions of the journal that opening had to give up.
@@ -253,6 +292,8 @@ impl Opened {
         status["transactions"] = serde_json::to_value(self.transactions().status())?;
         status["sockets"] = self.target.folder.display().to_string().into();
         status["folder"] = self.target.place().display().to_string().into();
+        status["read_only"] = self.is_read_only().into();
+        status["recovery"] = self.recovery().into();
         Ok(status)
     }
 
@@ -267,7 +308,8 @@ impl Opened {
     }
 
     /// Reads and verifies everything that is stored, and repairs what another copy has right, of the
-    /// catalogue if `repair` says so; what no copy has is given up if `mend` says so.
+    /// catalogue if `repair` says so; what no copy has is given up if `mend` says so. Of a volume that is
+    /// open for reading, what would be repaired counts as damage.
     pub(crate) async fn scrub(
         &self,
         mend: Mend,
@@ -310,10 +352,12 @@ impl Opened {
             Store::Chain(pool) => {
                 let found = pool.chain().scrub(&progress).await?;
                 let replaced = found.repaired + found.maps_replaced + found.labels_replaced;
+                let is_repaired = replaced > 0 || found.checkpoint_replaced;
+                let is_left = is_repaired && self.is_read_only();
                 Scrubbed {
                     report: serde_json::to_value(&found)?,
-                    is_damaged: found.damaged > 0,
-                    is_repaired: replaced > 0 || found.checkpoint_replaced,
+                    is_damaged: found.damaged > 0 || is_left,
+                    is_repaired: is_repaired && !is_left,
                     gave_up: false,
                 }
             }
@@ -385,8 +429,9 @@ pub(crate) struct Scrubbed {
     pub(crate) gave_up: bool,
 }
 
-async fn open_pool(env: &Env, target: &Target) -> Outcome<Pool> {
-    let opened = Pool::open(env, &target.folder, &OpenOptions::default()).await;
+async fn open_pool(env: &Env, target: &Target, access: Access) -> Outcome<Pool> {
+    let options = OpenOptions { read_only: access.only_reads(), ..OpenOptions::default() };
+    let opened = Pool::open(env, &target.folder, &options).await;
     let pool = opened.map_err(|error| match &error {
         PoolError::Chain(ChainError::Damaged(_)) => Failure::of(&error).help(format!(
             "nothing was changed; thalweg volume rebuild-index {} finds the blocks again",

@@ -101,6 +101,23 @@ pub(crate) enum Request {
     },
 }
 
+impl Request {
+    /// Whether it changes the volume itself, and is refused when that is open for reading alone.
+    pub(crate) fn changes_volume(&self) -> bool {
+        !matches!(
+            self,
+            Request::Status
+                | Request::Attach(_)
+                | Request::Detach { .. }
+                | Request::Mount(_)
+                | Request::Remount { .. }
+                | Request::Unmount { .. }
+                | Request::BeginView
+                | Request::EndView { .. }
+        )
+    }
+}
+
 /// How to mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MountRequest {

@@ -14,7 +14,7 @@ use thalweg_store::txn::Occupation;
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::{Mutex, watch};
 
-use crate::control::Handler;
+use crate::control::{self, Handler};
 use crate::failure::{Failure, Outcome};
 use crate::files;
 use crate::metrics;
@@ -179,6 +179,11 @@ impl Session {
     /// Lets other processes run transactions on a volume, through the socket in its folder.
     pub(crate) fn serve_transactions(&self, volume: &Opened) -> Outcome<()> {
         let folder = &volume.target.folder;
+        if volume.is_read_only() && control::elsewhere(folder).is_some() {
+            // Programs open such a volume themselves, beside this process.
+            tracing::debug!(volume = volume.target.name, "no socket for transactions");
+            return Ok(());
+        }
         let manager = volume.transactions();
         let config = thalweg_ipc::Config::default();
         let server = thalweg_ipc::Server::start(&self.env, manager, folder, config);
@@ -435,6 +440,9 @@ impl Session {
         request: Request,
         report: &dyn Report,
     ) -> Outcome<Answer> {
+        if request.changes_volume() {
+            volume.refuse_if_read_only()?;
+        }
         match &request {
             Request::Status => self.status(volume).await,
             Request::Attach(how) => {

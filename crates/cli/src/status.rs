@@ -44,6 +44,8 @@ struct View {
     #[serde(default)]
     warnings: Vec<String>,
     #[serde(default)]
+    recovery: Option<String>,
+    #[serde(default)]
     attached: Vec<AttachedDevice>,
     #[serde(default)]
     exports: Vec<String>,
@@ -366,6 +368,9 @@ fn traffic<'a>(
 }
 
 fn users(out: &mut String, view: &View) -> std::fmt::Result {
+    if let Some(recovery) = &view.recovery {
+        writeln!(out, "  NOTE: {recovery}")?;
+    }
     for Snapshot { name, version, .. } in view.chain.iter().flat_map(|chain| &chain.snapshots) {
         writeln!(out, "  snapshot {name}, version {version}")?;
     }

@@ -97,6 +97,7 @@ impl From<TxnError> for FsError {
         match error {
             TxnError::Conflict => FsError::Conflict,
             TxnError::Store(StoreError::NoSpace) => FsError::NoSpace,
+            TxnError::Store(StoreError::ReadOnly) => FsError::ReadOnly,
             other => FsError::Transaction(other),
         }
     }

@@ -473,6 +473,7 @@ fn errno(operation: &'static str, error: &StoreError) -> Errno {
     match error {
         StoreError::Invalid(_) => Errno::EINVAL,
         StoreError::NoSpace | StoreError::Device(DeviceError::NoSpace { .. }) => Errno::ENOSPC,
+        StoreError::ReadOnly => Errno::EROFS,
         StoreError::Poisoned(_) => {
             tracing::error!(operation, %error, "refused");
             Errno::EROFS
@@ -496,6 +497,7 @@ mod tests {
             (StoreError::NoSpace, libc::ENOSPC),
             (StoreError::Device(full), libc::ENOSPC),
             (StoreError::Poisoned("x".into()), libc::EROFS),
+            (StoreError::ReadOnly, libc::EROFS),
             (StoreError::Device(DeviceError::Closed { device: "d".to_owned() }), libc::EIO),
         ];
         for (error, expected) in cases {

@@ -59,7 +59,7 @@ fn of_transaction(error: &TxnError) -> Errno {
         TxnError::TooLarge(_) => Errno::EFBIG,
         TxnError::Store(StoreError::NoSpace)
         | TxnError::Store(StoreError::Device(DeviceError::NoSpace { .. })) => Errno::ENOSPC,
-        TxnError::Store(StoreError::Poisoned(_)) => Errno::EROFS,
+        TxnError::Store(StoreError::ReadOnly | StoreError::Poisoned(_)) => Errno::EROFS,
         _ => Errno::EIO,
     }
 }

@@ -30,6 +30,7 @@ pub enum WireError {
     Gone(u64),
     DeviceFull { device: String },
     Device { device: String, said: String },
+    ReadOnly,
 }
 
 /// Text, not longer than an answer may carry.
@@ -63,6 +64,7 @@ impl WireError {
         match error {
             StoreError::Invalid(why) => WireError::StoreInvalid(short(why)),
             StoreError::NoSpace => WireError::NoSpace,
+            StoreError::ReadOnly => WireError::ReadOnly,
             StoreError::Corrupt { lba, detail } => {
                 WireError::Corrupt { lba: lba.0, detail: short(detail) }
             }
@@ -93,6 +95,7 @@ impl From<WireError> for TxnError {
             WireError::Disconnected(why) => return TxnError::Disconnected(why),
             WireError::StoreInvalid(why) => StoreError::Invalid(why),
             WireError::NoSpace => StoreError::NoSpace,
+            WireError::ReadOnly => StoreError::ReadOnly,
             WireError::Corrupt { lba, detail } => StoreError::Corrupt { lba: Lba(lba), detail },
             WireError::Poisoned(why) => StoreError::Poisoned(why.into()),
             WireError::Gone(version) => StoreError::Gone(Version(version)),

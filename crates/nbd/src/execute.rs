@@ -53,6 +53,7 @@ impl Answer {
 fn errno(error: &StoreError) -> Errno {
     match error {
         StoreError::Invalid(_) => Errno::Inval,
+        StoreError::ReadOnly => Errno::Perm,
         StoreError::NoSpace | StoreError::Device(DeviceError::NoSpace { .. }) => Errno::NoSpace,
         _ => Errno::Io,
     }

@@ -7,6 +7,7 @@
 //! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
 //! transaction in part.
 
+mod frozen;
 mod holds;
 mod ranges;
 
@@ -17,6 +18,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::device::DeviceError;
+pub use frozen::Frozen;
 pub(crate) use holds::Holds;
 pub use ranges::ByteRanges;
 
@@ -85,6 +87,11 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// The newest version that a new reader sees. A commit that has been acknowledged is in it.
     fn now(&self) -> Version;
 
+    /// Whether every change is refused with [`StoreError::ReadOnly`].
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// The newest content of `count` blocks from `lba` on with a version not above `at`: one
     /// buffer for each block, `None` where nothing is stored and the block reads as zeros.
     ///
@@ -96,11 +103,6 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         count: u64,
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError>;
-
-    /// Whether every change is refused now.
-    fn is_read_only(&self) -> bool {
-        false
-    }
 
     /// Applies one transaction's writes as the next version, atomically; later writes to the same
     /// block win. It is visible when this returns, and durable after a [`BlockStore::sync`].
@@ -183,6 +185,9 @@ pub enum StoreError {
     /// Give up: the request makes no sense for this store.
     #[error("invalid request: {0}")]
     Invalid(String),
+    /// Give up: the store is open for reading alone, or shows a snapshot.
+    #[error("the volume is open read-only")]
+    ReadOnly,
     /// Give up, or free something: there is no room for the write.
     #[error("no space left on the volume; trim or delete data, delete snapshots, or extend it")]
     NoSpace,

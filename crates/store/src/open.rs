@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::device::{DeviceError, DeviceRef, FileDevice, FileOptions};
+use crate::block::{BlockStore, Frozen};
+use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions, Overlay};
 use crate::env::Env;
 use crate::inplace::{self, InPlace, InPlaceError, Parts, Recovered};
 use crate::pool::{self, Pool, PoolError, manifest};
@@ -162,10 +163,15 @@ impl AnyVolume {
                 Ok(AnyVolume::Chained(Box::new(pool)))
             }
             VolumePath::Device(device) => {
-                let parts = in_place_parts(env, device, options.journal.as_deref()).await?;
+                let access = match options.chained.read_only {
+                    true => Access::ReadOnly,
+                    false => Access::Exclusive,
+                };
+                let journal = options.journal.as_deref();
+                let parts = in_place_parts(env, device, journal, access).await?;
                 let opened = InPlace::open(env, parts, options.in_place.clone()).await?;
                 let transactions = options.chained.transactions.clone();
-                let volume = InPlaceVolume::start(env, opened, transactions).await;
+                let volume = InPlaceVolume::start(env, opened, access, transactions).await?;
                 Ok(AnyVolume::InPlace(Box::new(volume)))
             }
         }
@@ -213,23 +219,31 @@ pub struct InPlaceVolume {
 }
 
 impl InPlaceVolume {
-    /// Runs transactions over a store that was opened.
+    /// Runs transactions over a store that was opened. With [`Access::ReadOnly`] changes are refused.
+    ///
+    /// # Errors
+    /// [`InPlaceError::Store`] when a store that is open for reading changes meanwhile.
     pub async fn start(
         env: &Env,
         (store, recovered): (InPlace, Recovered),
+        access: Access,
         options: txn::Options,
-    ) -> InPlaceVolume {
+    ) -> Result<InPlaceVolume, InPlaceError> {
         let store = Arc::new(store);
+        let shown: Arc<dyn BlockStore> = match access.only_reads() {
+            true => Arc::new(Frozen::newest(store.clone())?),
+            false => store.clone(),
+        };
         // Whatever changes the volume is a transaction, or is seen by those that run as one.
-        let transactions = TransactionManager::new(env, store.clone(), options);
+        let transactions = TransactionManager::new(env, shown, options);
         catalogue::fence(&transactions).await;
         let volume = Arc::new(StoreVolume::live(Arc::new(transactions.fenced())));
-        InPlaceVolume { store, transactions, recovered, volume }
+        Ok(InPlaceVolume { store, transactions, recovered, volume })
     }
 }
 
-/// The devices of a volume that is updated in place. A server that has let go of a volume has them locked
-/// until its process has ended.
+/// The devices of a volume that is updated in place; for reading alone, what is written to them stays in
+/// memory. A server that has released a volume has them locked until its process has ended.
 ///
 /// # Errors
 /// A device's.
@@ -237,20 +251,26 @@ pub async fn in_place_parts(
     env: &Env,
     data: &Path,
     journal: Option<&Path>,
+    access: Access,
 ) -> Result<Parts, DeviceError> {
     let journal = match journal {
-        Some(path) => Some(open_device(env, path).await?),
+        Some(path) => Some(open_device(env, path, access).await?),
         None => None,
     };
-    Ok(Parts { data: open_device(env, data).await?, journal })
+    Ok(Parts { data: open_device(env, data, access).await?, journal })
 }
 
-async fn open_device(env: &Env, path: &Path) -> Result<DeviceRef, DeviceError> {
+async fn open_device(env: &Env, path: &Path, access: Access) -> Result<DeviceRef, DeviceError> {
     let deadline = env.now() + PATIENCE;
-    loop {
-        match FileDevice::open(path, &FileOptions::default()).await {
+    let options = FileOptions { access, ..FileOptions::default() };
+    let device: DeviceRef = loop {
+        match FileDevice::open(path, &options).await {
             Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
-            opened => return Ok(Arc::new(opened?)),
+            opened => break Arc::new(opened?),
         }
+    };
+    match access.only_reads() {
+        true => Ok(Arc::new(Overlay::new(device))),
+        false => Ok(device),
     }
 }

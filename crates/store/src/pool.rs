@@ -39,11 +39,12 @@ pub use create::create_on;
 pub use destroy::destroy_on;
 pub use error::PoolError;
 use manifest::{Manifest, Settings, Stage};
+use media::ReadOnlyMedia;
 pub use media::{FileMedia, Found, Media, Opened};
 pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Preallocation};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
-use crate::block::BlockStore;
+use crate::block::{BlockStore, Frozen, StoreError};
 use crate::chain::{Chain, ChainError, Rebuild, RebuildReport, Recovered};
 use crate::env::Env;
 use crate::tree::catalogue;
@@ -107,8 +108,9 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Opens the volume whose manifest is in `folder`, recovering it if it was not closed. A mirror
-    /// that lacks a side is opened without it, with a warning.
+    /// Opens the volume whose manifest is in `folder`, recovering it if it was not closed: in memory
+    /// alone, if `options` say that it is only read. A mirror that lacks a side is opened without it,
+    /// with a warning.
     ///
     /// # Errors
     /// [`PoolError`] says what is missing and what to do.
@@ -130,20 +132,28 @@ impl Pool {
             Stage::Ready => Ok(()),
             Stage::Unfinished => Err(PoolError::Unfinished { folder: folder.to_owned() }),
         };
+        let media: Arc<dyn Media> = match options.read_only {
+            true => Arc::new(ReadOnlyMedia(media)),
+            false => media,
+        };
         // Said before anybody asks for its devices, which may be gone.
         is_ready(&Manifest::read(&*media, folder).await?)?;
         let (manifest, seats) = take_all(env, &*media, folder).await?;
         is_ready(&manifest)?;
         refuse_newer(&seats)?;
-        let options = manifest.settings.over(options);
+        let mut options = manifest.settings.over(options);
+        options.chain.read_only = options.read_only;
         let (put, absent) = put_together(env, &seats, options.standby).await?;
         let opened = Chain::open(env, put.parts, options.chain.clone()).await;
         let (chain, recovered) = opened.map_err(|error| name_missing(error, absent))?;
         let chain = Arc::new(chain);
         put.warnings.iter().for_each(|warning| tracing::warn!(volume = manifest.name, "{warning}"));
+        let store: Arc<dyn BlockStore> = match options.read_only {
+            true => Arc::new(Frozen::newest(chain.clone()).map_err(ChainError::from)?),
+            false => chain.clone(),
+        };
         // Whatever changes the volume is a transaction, or is seen by those that run as one.
-        let transactions =
-            TransactionManager::new(env, chain.clone(), options.transactions.clone());
+        let transactions = TransactionManager::new(env, store, options.transactions.clone());
         catalogue::fence(&transactions).await;
         let pool = Pool {
             env: env.clone(),
@@ -163,7 +173,9 @@ impl Pool {
             warnings: put.warnings,
             recovered,
         };
-        pool.free_leftovers().await;
+        if !options.read_only {
+            pool.free_leftovers().await;
+        }
         Ok(pool)
     }
 
@@ -178,8 +190,11 @@ impl Pool {
         how: Rebuild,
         progress: Progress<'_>,
     ) -> Result<RebuildReport, PoolError> {
-        let media = FileMedia;
-        let (manifest, seats) = take_all(env, &media, folder).await?;
+        let media: Arc<dyn Media> = match how.dry_run {
+            true => Arc::new(ReadOnlyMedia(Arc::new(FileMedia))),
+            false => Arc::new(FileMedia),
+        };
+        let (manifest, seats) = take_all(env, &*media, folder).await?;
         if manifest.stage != Stage::Ready {
             return Err(PoolError::Unfinished { folder: folder.to_owned() });
         }
@@ -214,11 +229,25 @@ impl Pool {
         &self.transactions
     }
 
+    /// Whether it is open for reading alone.
+    pub fn is_read_only(&self) -> bool {
+        self.transactions.is_read_only()
+    }
+
+    /// Refuses changes of a volume that is open for reading alone.
+    fn refuse_if_read_only(&self) -> Result<(), PoolError> {
+        match self.is_read_only() {
+            true => Err(ChainError::from(StoreError::ReadOnly).into()),
+            false => Ok(()),
+        }
+    }
+
     /// Makes the volume what it was when a snapshot was made. Transactions that run are aborted.
     ///
     /// # Errors
     /// As [`Chain::rollback`].
     pub async fn roll_back(&self, name: &str) -> Result<(), PoolError> {
+        self.refuse_if_read_only()?;
         let rolled = self.transactions.exclusively(async || self.chain.rollback(name).await).await;
         catalogue::fence(&self.transactions).await;
         Ok(rolled?)
@@ -251,6 +280,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Invalid`], or what kept the manifest from being written.
     pub async fn set(&self, settings: Settings) -> Result<(), PoolError> {
+        self.refuse_if_read_only()?;
         settings.check()?;
         let mut manifest = self.manifest.lock().await;
         let settings = manifest.settings.changed_by(settings);

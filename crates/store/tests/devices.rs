@@ -275,6 +275,33 @@ async fn who_only_reads_minds_no_lock_and_changes_nothing() {
     assert!(reader.read(4096, 4096, Purpose::UserData).await.unwrap().iter().all(|it| *it == 7));
 }
 
+#[tokio::test]
+async fn readers_share_a_write_protected_file_and_keep_writers_away() {
+    let folder = folder();
+    let path = folder.path().join("device");
+    drop(new_file(folder.path(), &options()).await);
+    let shared = FileOptions { access: Access::Shared, ..options() };
+    let read_only = FileOptions { access: Access::ReadOnly, ..options() };
+    let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(&path, mode(0o444)).unwrap();
+    let one = FileDevice::open(&path, &read_only).await.unwrap();
+    let two = FileDevice::open(&path, &read_only).await.unwrap();
+    std::fs::set_permissions(&path, mode(0o644)).unwrap();
+    assert!(is_locked(&FileDevice::open(&path, &options()).await));
+    assert!(one.write(0, vec![vec![8; 4096].into()], Purpose::UserData).await.is_err());
+    // On a device that several volumes share, ranges tell who may write.
+    one.lock_range(0, 8192).unwrap();
+    two.lock_range(0, 8192).unwrap();
+    let writer = FileDevice::open(&path, &shared).await.unwrap();
+    assert!(is_locked(&writer.lock_range(4096, 4096)));
+    drop((one, two));
+    writer.lock_range(4096, 4096).unwrap();
+    let late = FileDevice::open(&path, &read_only).await.unwrap();
+    assert!(is_locked(&late.lock_range(0, 8192)));
+    drop((writer, late));
+    FileDevice::open(&path, &options()).await.unwrap();
+}
+
 /// Not a test of its own: what the child process of the next one runs.
 #[tokio::test]
 async fn child_that_opens() {

@@ -20,7 +20,7 @@ use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
-use thalweg_store::device::{Device, DeviceRef, Purpose};
+use thalweg_store::device::{Device, DeviceRef, Overlay, Purpose};
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::format::{COPIES, COPY, START};
 use thalweg_store::inplace::{InPlace, InPlaceError, Mode, Options};
@@ -179,6 +179,25 @@ fn fork(image: &CrashImage) -> Vec<DeviceRef> {
     image.disks().iter().map(fork).collect()
 }
 
+/// Opens an image for reading alone, which must show what recovery does and leave it as it is.
+async fn look(
+    env: &Env,
+    plan: &Plan,
+    image: &CrashImage,
+    (blocks, version): (&[Option<Bytes>], Version),
+) {
+    let devices = fork(image);
+    let over = |device: &DeviceRef| Arc::new(Overlay::new(device.clone())) as DeviceRef;
+    let overlays: Vec<DeviceRef> = devices.iter().map(over).collect();
+    let (store, found) = plan.shape.open(env, &overlays).await;
+    assert_eq!(Version(found.version), version, "{}", image.describe());
+    assert!(read_all(&store).await == blocks, "{}", image.describe());
+    store.close().await.unwrap();
+    for device in devices {
+        assert_eq!(device.tallies().total().write_bytes, 0, "{}", image.describe());
+    }
+}
+
 /// Crashes in the middle of the recovery of an image, and recovers from that.
 async fn crash_recovery(
     env: &Env,
@@ -305,6 +324,9 @@ async fn explore(
         let version = check(plan, &model, acknowledged, version, &blocks, &image);
         drop(store);
         lose_superblocks(env, plan, &model, &image, (&blocks, version), tally).await;
+        if nth % 3 == 0 {
+            look(env, plan, &image, (&blocks, version)).await;
+        }
         if nth % 7 == 0 {
             crash_recovery(env, plan, &image, (&blocks, version), &mut rng, tally).await;
         }

@@ -9,7 +9,7 @@ use crate::block_device::kill_server;
 use crate::run::{Home, bad, good, thalweg, umount};
 
 /// Whether this machine can mount; says so when not.
-fn can_mount() -> bool {
+pub(crate) fn can_mount() -> bool {
     // SAFETY: the call only reads the process's identity.
     let root = unsafe { libc::geteuid() } == 0;
     let there = Path::new("/dev/fuse").exists();
@@ -20,14 +20,14 @@ fn can_mount() -> bool {
 }
 
 /// A volume with a filesystem, mounted. Unmounted in the end.
-struct Mount {
-    home: Home,
-    root: PathBuf,
+pub(crate) struct Mount {
+    pub(crate) home: Home,
+    pub(crate) root: PathBuf,
 }
 
 impl Mount {
     /// `None`, and says so, where that cannot be.
-    fn new(options: &[&str]) -> Option<Mount> {
+    pub(crate) fn new(options: &[&str]) -> Option<Mount> {
         if !can_mount() {
             return None;
         }
@@ -40,20 +40,20 @@ impl Mount {
         Some(mount)
     }
 
-    fn mount(&self, options: &[&str]) {
+    pub(crate) fn mount(&self, options: &[&str]) {
         good(thalweg(["mount"]).arg(self.home.volume()).arg(&self.root).args(options));
     }
 
-    fn umount(&self) {
+    pub(crate) fn umount(&self) {
         umount(thalweg(["umount"]), &self.root);
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
     /// `thalweg tx MOUNT [options] -- sh -c SCRIPT`, in the mount's root.
-    fn tx(&self, options: &[&str], script: &str) -> Command {
+    pub(crate) fn tx(&self, options: &[&str], script: &str) -> Command {
         let mut command = thalweg(["tx"]);
         command.arg(&self.root).args(options).args(["--", "sh", "-ec", script]);
         command.current_dir(&self.root);
@@ -61,7 +61,7 @@ impl Mount {
     }
 
     /// The line of the mount table, if it is mounted.
-    fn shown(&self) -> Option<String> {
+    pub(crate) fn shown(&self) -> Option<String> {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let root = self.root.display().to_string();
         table.lines().rfind(|line| line.split(' ').nth(4) == Some(&root)).map(str::to_owned)
@@ -94,7 +94,7 @@ fn a_log_in_the_folder_of_another_user_is_not_written() {
 }
 
 /// Waits until something is so, not for ever.
-fn wait_until(is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
     for _ in 0..200 {
         if is_so() {
             return;
@@ -104,7 +104,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     panic!("it does not happen");
 }
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
 }
 
@@ -322,7 +322,7 @@ fn a_line_of_fstab_is_enough() {
 }
 
 /// A mount point for a volume that is updated in place.
-fn in_place(arguments: &[&str]) -> Option<Mount> {
+pub(crate) fn in_place(arguments: &[&str]) -> Option<Mount> {
     if !can_mount() {
         return None;
     }

@@ -14,5 +14,6 @@ mod kv;
 mod output;
 mod partitions;
 mod raw_devices;
+mod read_only;
 mod run;
 mod text;

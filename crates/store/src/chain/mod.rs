@@ -206,6 +206,9 @@ impl Chain {
     }
 
     fn start(inner: Arc<Inner>) -> Chain {
+        if inner.options.read_only {
+            return Chain { inner, tasks: Mutex::default() };
+        }
         let env = inner.env.clone();
         let tasks = vec![
             env.spawn(write::run_writer(inner.clone(), stream::USERS)),
@@ -224,7 +227,10 @@ impl Chain {
     /// A device's; what `sync` acknowledged is safe all the same.
     pub async fn close(&self) -> Result<(), StoreError> {
         self.inner.poison_check()?;
-        let result = checkpoint::write(&self.inner).await;
+        let result = match self.inner.options.read_only {
+            true => Ok(()),
+            false => checkpoint::write(&self.inner).await,
+        };
         self.stop();
         self.inner.poison("the volume was closed");
         result
@@ -235,6 +241,7 @@ impl Chain {
     /// # Errors
     /// A device's; the store is then poisoned.
     pub async fn checkpoint(&self) -> Result<(), StoreError> {
+        self.inner.check_writable()?;
         checkpoint::write(&self.inner).await
     }
 
@@ -244,6 +251,7 @@ impl Chain {
     /// # Errors
     /// A device's.
     pub async fn clean(&self, segments: usize) -> Result<usize, StoreError> {
+        self.inner.check_writable()?;
         clean::clean_some(&self.inner, segments).await
     }
 
@@ -292,7 +300,12 @@ impl BlockStore for Chain {
         read::read(&self.inner, lba, count, at).await
     }
 
+    fn is_read_only(&self) -> bool {
+        self.inner.options.read_only
+    }
+
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.inner.check_writable()?;
         Ok(write::apply(&self.inner, writes, false).await?.0)
     }
 
@@ -300,10 +313,12 @@ impl BlockStore for Chain {
         &self,
         writes: Vec<Write>,
     ) -> Result<(Version, Option<Hold>), StoreError> {
+        self.inner.check_writable()?;
         write::apply(&self.inner, writes, true).await
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.inner.check_writable()?;
         write::discard(&self.inner, lba, count).await
     }
 
@@ -384,6 +399,14 @@ impl Inner {
         tracing::error!(volume = %self.volume, %error, "the volume refuses writes from now on");
         self.poison(&error.to_string());
         error
+    }
+
+    /// Refuses changes of a chain that is only read.
+    fn check_writable(&self) -> Result<(), StoreError> {
+        match self.options.read_only {
+            true => Err(StoreError::ReadOnly),
+            false => Ok(()),
+        }
     }
 
     fn poison_check(&self) -> Result<(), StoreError> {

@@ -66,6 +66,9 @@ pub struct Options {
     /// Blocks of which [`please_cache`](crate::block::BlockStore::please_cache) keeps the newest
     /// content in RAM.
     pub please_cache_blocks: usize,
+    /// Whether the chain is only read, over devices that keep writes in memory: it neither cleans nor
+    /// writes checkpoints, which would fill that, and refuses changes.
+    pub read_only: bool,
     /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
     pub max_deltas: u32,
 }
@@ -85,6 +88,7 @@ impl Default for Options {
             mini_slots: 16 * 1024,
             mini_blocks: 16 * 1024,
             please_cache_blocks: 16 * 1024,
+            read_only: false,
             max_deltas: 256,
         }
     }

@@ -293,6 +293,11 @@ pub(super) async fn open(
     parts: Parts,
     options: Options,
 ) -> Result<(Chain, Recovered), ChainError> {
+    let parts = match options.read_only {
+        // What a cache writes to its device would stay in memory, and be no cache.
+        true => Parts { tail_cache: None, body_cache: None, ..parts },
+        false => parts,
+    };
     let label = Label::read(&*parts.map).await?;
     let mut state = empty_state(label, &parts)?;
     check_sizes(&state.label, &parts)?;
@@ -337,6 +342,9 @@ pub(super) async fn open(
     }
     found.version = state.version.0;
     let inner = Arc::new(build(env, parts, options, state, area));
+    if inner.options.read_only {
+        return Ok((Chain::start(inner), found));
+    }
     // Copies of the map that a crash left different must agree on what this recovery went by.
     if inner.map.copies() > 1 {
         checkpoint::write_base(&inner).await?;

@@ -46,7 +46,7 @@ struct Check {
 
 impl Chain {
     /// Reads every copy of every live block, the maps, the checkpoint and the labels, and mends
-    /// what another copy or the index can tell. `progress` is called with blocks done and all.
+    /// what another copy or the index can tell; of a chain that is only read, it counts that. `progress` is called with blocks done and all.
     ///
     /// # Errors
     /// A failure that ends the scrub; damage is in the report, not an error.
@@ -175,7 +175,7 @@ pub(super) async fn renew_labels(inner: &Inner) -> Result<u64, ChainError> {
             bad += u64::from(label.is_none_or(|label| label.sequence != sequence));
         }
     }
-    if bad > 0 {
+    if bad > 0 && !inner.options.read_only {
         inner.change_label(|_| {}).await?;
     }
     Ok(bad)
@@ -183,7 +183,9 @@ pub(super) async fn renew_labels(inner: &Inner) -> Result<u64, ChainError> {
 
 async fn scrub_checkpoint(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), ChainError> {
     if !checkpoint::is_whole(inner).await {
-        checkpoint::write_base(inner).await?;
+        if !inner.options.read_only {
+            checkpoint::write_base(inner).await?;
+        }
         report.checkpoint_replaced = true;
     }
     Ok(())
@@ -201,7 +203,9 @@ async fn scrub_maps(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), 
         let Some(seq) = seq else { continue };
         if !map_is_whole(inner, id, seq).await {
             tracing::warn!(volume = %inner.volume, segment = id, "a segment's map is damaged");
-            clean_segment(inner, id).await?;
+            if !inner.options.read_only {
+                clean_segment(inner, id).await?;
+            }
             report.maps_replaced += 1;
         }
     }

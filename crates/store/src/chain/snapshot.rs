@@ -33,6 +33,7 @@ impl Inner {
         &self,
         change: impl FnOnce(&mut Label),
     ) -> Result<(), ChainError> {
+        self.check_writable()?;
         let mut label = self.state.lock().label.clone();
         change(&mut label);
         if let Err(error) = label.write(&self.map).await {

@@ -39,8 +39,17 @@ pub enum Access {
     /// Others that ask for shared access too. Each owns the ranges that it locks with
     /// [`FileDevice::lock_range`].
     Shared,
+    /// Others that only read too: the device is opened for reading, and writers are kept away.
+    ReadOnly,
     /// Anybody: this one takes no lock, and only reads.
     Reading,
+}
+
+impl Access {
+    /// Whether the device is opened for reading alone, which a write-protected one permits too.
+    pub const fn only_reads(self) -> bool {
+        matches!(self, Access::ReadOnly | Access::Reading)
+    }
 }
 
 /// How requests reach the operating system.
@@ -180,7 +189,8 @@ impl FileDevice {
 
     /// Locks `[offset, offset + len)` against every other open of the same file, in this process
     /// and others, until this device is closed. Locks do not restrict requests: they are how those
-    /// that share a device agree.
+    /// that share a device agree. A device that is open for reading alone shares the range with
+    /// others of its kind.
     ///
     /// # Errors
     /// [`DeviceError::Locked`] when another open holds a part of the range.

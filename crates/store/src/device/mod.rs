@@ -13,6 +13,7 @@ mod file;
 mod frames;
 mod memory;
 mod mirror;
+mod overlay;
 mod partition;
 mod stripe;
 
@@ -29,6 +30,7 @@ pub use frames::FrameBuf;
 pub use memory::MemoryDevice;
 pub(crate) use mirror::range_lock::{RangeGuard, RangeLocks};
 pub use mirror::{Mirror, MirrorError, Side, SideState, SyncRecord};
+pub use overlay::Overlay;
 pub use partition::Partition;
 pub use stripe::{Stripe, StripeError};
 

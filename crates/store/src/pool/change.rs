@@ -80,6 +80,7 @@ impl Pool {
     /// # Errors
     /// As [`super::create`]; a link that could not be added leaves the volume as it was.
     pub async fn extend(&self, request: &ExtendRequest) -> Result<(), PoolError> {
+        self.refuse_if_read_only()?;
         let mut manifest = self.manifest.lock().await;
         if let Some(link) = &request.link {
             self.add_link(&mut manifest, link, request.force, None).await?;
@@ -100,6 +101,7 @@ impl Pool {
         request: &ShrinkRequest,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
+        self.refuse_if_read_only()?;
         let mut manifest = self.manifest.lock().await;
         match request {
             ShrinkRequest::Size(size) => self.set_size(*size, |new, old| new <= old).await,
@@ -340,6 +342,7 @@ impl Pool {
         force: bool,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
+        self.refuse_if_read_only()?;
         let mut manifest = self.manifest.lock().await;
         let member = self.member(old)?;
         let mirror = self.mirror_of(&member);
@@ -520,6 +523,7 @@ impl Pool {
         only: Option<&Path>,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
+        self.refuse_if_read_only()?;
         let _changing = self.manifest.lock().await;
         if let Some(path) = only {
             let place = self.member(path)?;

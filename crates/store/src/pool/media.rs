@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions};
+use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions, Operation, Overlay};
 
 /// What is at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +82,72 @@ pub trait Media: Send + Sync + fmt::Debug {
 
     /// Makes the names in `folder` durable.
     async fn sync_folder(&self, folder: &Path) -> io::Result<()>;
+}
+
+/// What another `Media` finds, for reading alone: devices are opened read-only, and what is written to
+/// them stays in memory; files and folders cannot be changed.
+#[derive(Debug)]
+pub(super) struct ReadOnlyMedia(pub(super) Arc<dyn Media>);
+
+impl ReadOnlyMedia {
+    fn refused<T>() -> io::Result<T> {
+        Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the volume is open read-only"))
+    }
+}
+
+#[async_trait]
+impl Media for ReadOnlyMedia {
+    async fn find(&self, path: &Path) -> io::Result<Option<Found>> {
+        self.0.find(path).await
+    }
+
+    async fn open(
+        &self,
+        path: &Path,
+        _access: Access,
+        sector: Option<u32>,
+    ) -> Result<Opened, DeviceError> {
+        let Opened { device, file } = self.0.open(path, Access::ReadOnly, sector).await?;
+        Ok(Opened { device: Arc::new(Overlay::new(device)), file })
+    }
+
+    async fn create(
+        &self,
+        path: &Path,
+        _size: u64,
+        _sector: Option<u32>,
+    ) -> Result<(), DeviceError> {
+        let name = path.display().to_string();
+        ReadOnlyMedia::refused().map_err(|error| DeviceError::io(&name, Operation::Create, error))
+    }
+
+    async fn make_folder(&self, _folder: &Path) -> io::Result<()> {
+        ReadOnlyMedia::refused()
+    }
+
+    async fn read_text(&self, path: &Path) -> io::Result<Option<String>> {
+        self.0.read_text(path).await
+    }
+
+    async fn write_text(&self, _path: &Path, _text: &str) -> io::Result<()> {
+        ReadOnlyMedia::refused()
+    }
+
+    async fn sync(&self, _path: &Path) -> io::Result<()> {
+        ReadOnlyMedia::refused()
+    }
+
+    async fn rename(&self, _from: &Path, _to: &Path) -> io::Result<()> {
+        ReadOnlyMedia::refused()
+    }
+
+    async fn remove(&self, _path: &Path) -> io::Result<()> {
+        ReadOnlyMedia::refused()
+    }
+
+    async fn sync_folder(&self, _folder: &Path) -> io::Result<()> {
+        ReadOnlyMedia::refused()
+    }
 }
 
 /// Files and block devices of this machine.

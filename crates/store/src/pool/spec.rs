@@ -153,4 +153,7 @@ pub struct OpenOptions {
     pub standby: bool,
     /// What its transactions may use up.
     pub transactions: crate::txn::Options,
+    /// Whether it is opened for reading alone: no byte of its devices and of its folder changes. What
+    /// needs recovery is recovered in memory; others may read it at the same time.
+    pub read_only: bool,
 }

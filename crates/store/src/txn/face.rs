@@ -21,6 +21,10 @@ impl BlockStore for TransactionManager {
         self.inner.store.now()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.inner.store.is_read_only()
+    }
+
     async fn read(
         &self,
         lba: Lba,

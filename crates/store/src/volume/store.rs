@@ -127,7 +127,7 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
     fn check_change(&self, offset: u64, len: u64) -> Result<(), StoreError> {
         // Where the store refuses, it says why.
         match self.frozen.is_some() {
-            true => Err(StoreError::Invalid("the volume is read-only".to_owned())),
+            true => Err(StoreError::ReadOnly),
             false => self.check(offset, len),
         }
     }

@@ -13,9 +13,9 @@ use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Options, Rebuild, Recovered};
-use thalweg_store::device::{Device, DeviceRef};
+use thalweg_store::device::{Device, DeviceRef, Overlay};
 use thalweg_store::env::{Env, Rng};
 
 use super::{Shape, Step, lose_checkpoints, options, random_step, read_all, some_parts};
@@ -66,6 +66,24 @@ impl Plan {
         let how = Rebuild::default();
         Chain::rebuild(env, self.shape.parts(devices), how, &|_, _| {}).await?;
         Chain::open(env, self.shape.parts(devices), self.options()).await
+    }
+
+    /// Opens an image for reading alone, which must leave it as it is; the version and all blocks.
+    async fn open_read_only(&self, env: &Env, image: &CrashImage) -> (Version, Vec<Option<Bytes>>) {
+        let over = |device: &DeviceRef| Arc::new(Overlay::new(device.clone())) as DeviceRef;
+        let overlays: Vec<DeviceRef> = image.devices.iter().map(over).collect();
+        let options = Options { read_only: true, ..self.options() };
+        let opened = Chain::open(env, self.shape.parts(&overlays), options).await;
+        let (chain, _) = opened.unwrap_or_else(|error| panic!("{}: {error}", image.describe()));
+        let now = chain.now();
+        let refused = chain.apply(vec![Write::block(Lba(0), Bytes::new())]).await;
+        assert!(matches!(refused, Err(StoreError::ReadOnly)), "{refused:?}");
+        let blocks = read_all(&chain, now).await.unwrap();
+        chain.close().await.unwrap();
+        for device in &image.devices {
+            assert_eq!(device.tallies().total().write_bytes, 0, "{}", image.describe());
+        }
+        (now, blocks)
     }
 }
 
@@ -413,11 +431,19 @@ impl Explorer {
             true => image.disks().iter().map(fork).collect(),
             false => Vec::new(),
         };
+        let shown = match self.plan.rebuild {
+            true => None,
+            false => Some(self.plan.open_read_only(&self.env, image).await),
+        };
         let opened = self.plan.open(&self.env, &image.devices).await;
         let (chain, found) = opened.unwrap_or_else(|error| panic!("{}: {error}", place()));
         let now = chain.now();
         let blocks = read_all(&chain, now).await;
         let blocks = blocks.unwrap_or_else(|error| panic!("{}: {error}", place()));
+        if let Some((version, shown)) = shown {
+            assert_eq!(version, now, "{}: read-only", place());
+            assert!(shown == blocks, "{}: read-only, version {now}", place());
+        }
         let versions = model
             .check(acknowledged, model.now(), |lba| blocks[lba.0 as usize].clone())
             .unwrap_or_else(|error| panic!("{}: {found:?}: {error}", place()));

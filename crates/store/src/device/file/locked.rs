@@ -15,23 +15,28 @@ use crate::device::{DeviceError, Operation};
 /// The end of the locks is said to the system, not left to the closing: a child that another thread
 /// has forked holds the same open file until it runs its program, and with it the locks.
 #[derive(Debug)]
-pub(super) struct Locked(File);
+pub(super) struct Locked {
+    file: File,
+    access: Access,
+}
 
 impl Locked {
     /// Locks the whole file against openers of the other kind.
     pub(super) fn new(file: File, name: &str, access: Access) -> Result<Locked, DeviceError> {
         let locked = match access {
             Access::Exclusive => flock(&file, libc::LOCK_EX | libc::LOCK_NB),
-            Access::Shared => flock(&file, libc::LOCK_SH | libc::LOCK_NB),
+            Access::Shared | Access::ReadOnly => flock(&file, libc::LOCK_SH | libc::LOCK_NB),
             Access::Reading => Ok(()),
         };
         locked.map_err(|error| locked_or_failed(name, error))?;
-        Ok(Locked(file))
+        Ok(Locked { file, access })
     }
 
-    /// Locks a range against every other opener that locks ranges.
+    /// Locks a range against every other opener that locks ranges: of those that only read, against
+    /// openers that write.
     pub(super) fn lock_range(&self, name: &str, offset: u64, len: u64) -> Result<(), DeviceError> {
-        match fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_WRLCK, offset, len))) {
+        let kind = if self.access.only_reads() { libc::F_RDLCK } else { libc::F_WRLCK };
+        match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(kind, offset, len))) {
             Ok(_) => Ok(()),
             Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
                 Err(DeviceError::Locked { device: name.to_owned() })
@@ -45,15 +50,15 @@ impl Deref for Locked {
     type Target = File;
 
     fn deref(&self) -> &File {
-        &self.0
+        &self.file
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
         // A length of zero is all of the file. What fails here ends with the closing.
-        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, 0, 0)));
-        let _ = flock(&self.0, libc::LOCK_UN);
+        let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, 0, 0)));
+        let _ = flock(&self.file, libc::LOCK_UN);
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceE
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
     }
     let mut flags = OpenOptions::new();
-    flags.read(true).write(options.access != Access::Reading);
+    flags.read(true).write(!options.access.only_reads());
     let (file, direct) = open_direct(path, &mut flags, options, kind.is_block_device())
         .map_err(|error| locked_or_failed(&name, error))?;
     let file = Locked::new(file, &name, options.access)?;

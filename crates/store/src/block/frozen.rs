@@ -1,0 +1,110 @@
+//! A block store as it was at one version, for reading alone.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{BlockStore, Hold, Lba, StoreError, Version, Write};
+
+/// One version of a block store: its newest, or that of a snapshot. Changes are refused with
+/// [`StoreError::ReadOnly`].
+///
+/// It is a block store itself, so transactions that only read run over it as over a live one.
+#[derive(Clone, Debug)]
+pub struct Frozen {
+    store: Arc<dyn BlockStore>,
+    hold: Arc<Hold>,
+    blocks: u64,
+}
+
+impl Frozen {
+    /// The first `blocks` blocks of the store at the version that `hold` keeps.
+    pub fn new(store: Arc<dyn BlockStore>, hold: Hold, blocks: u64) -> Frozen {
+        Frozen { store, hold: Arc::new(hold), blocks }
+    }
+
+    /// All of the store as it is now.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] when the newest version changes meanwhile.
+    pub fn newest(store: Arc<dyn BlockStore>) -> Result<Frozen, StoreError> {
+        let version = store.now();
+        let hold = store.hold(version).ok_or(StoreError::Gone(version))?;
+        let blocks = store.blocks();
+        Ok(Frozen::new(store, hold, blocks))
+    }
+
+    fn check(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
+        match lba.0.checked_add(count) {
+            Some(end) if end <= self.blocks => Ok(()),
+            _ => Err(StoreError::Invalid(format!(
+                "{count} blocks from {} on leave a volume of {} blocks",
+                lba.0, self.blocks
+            ))),
+        }
+    }
+
+    /// The version stays as long as this one's own hold does, which the guard keeps.
+    fn another_hold(&self) -> Hold {
+        let kept = self.hold.clone();
+        Hold::new(self.hold.version(), move |_| drop(kept))
+    }
+}
+
+#[async_trait]
+impl BlockStore for Frozen {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn now(&self) -> Version {
+        self.hold.version()
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        self.check(lba, count)?;
+        if at < self.now() {
+            return Err(StoreError::Gone(at));
+        }
+        self.store.read(lba, count, self.now()).await
+    }
+
+    async fn apply(&self, _writes: Vec<Write>) -> Result<Version, StoreError> {
+        Err(StoreError::ReadOnly)
+    }
+
+    async fn discard(&self, _lba: Lba, _count: u64) -> Result<Version, StoreError> {
+        Err(StoreError::ReadOnly)
+    }
+
+    /// Nothing changes here, so nothing is left to be made durable.
+    async fn sync(&self, _version: Version) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        (version == self.now()).then(|| self.another_hold())
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        Some(self.another_hold())
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.store.please_cache(lba);
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, _at: Version) -> Vec<(u64, bool)> {
+        self.store.allocation(lba, count.min(self.blocks.saturating_sub(lba.0)), self.now())
+    }
+}

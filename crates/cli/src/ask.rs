@@ -21,7 +21,8 @@ pub(crate) async fn ask(
     json: bool,
 ) -> Outcome<Answer> {
     let report = progress::for_user(json);
-    let looks = matches!(request, Request::Status);
+    let looks =
+        matches!(request, Request::Status | Request::ListSnapshots | Request::CheckSnapshot { .. });
     let client = match looks {
         true => Client::connect_to_look(&target.folder).await?,
         false => Client::connect(&target.folder).await?,

@@ -79,6 +79,14 @@ fn transact(volume: &Opened) -> Arc<dyn Transact> {
     Arc::new(volume.transactions().clone())
 }
 
+/// The transactions of a volume, or those that see a snapshot of it.
+fn transact_on(env: &Env, volume: &Opened, snapshot: Option<&str>) -> Outcome<Arc<dyn Transact>> {
+    match snapshot {
+        None => Ok(transact(volume)),
+        Some(name) => Ok(Arc::new(volume.snapshot_transactions(env, name)?)),
+    }
+}
+
 /// Makes an empty filesystem on a volume.
 pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Outcome<()> {
     let volume = transact(volume);
@@ -97,11 +105,33 @@ pub(crate) async fn check(env: &Env, volume: &Opened, how: check::How) -> Outcom
     Ok(check::check(env, transact(volume), &Format::default().name, how).await?)
 }
 
+/// Checks the filesystem as a snapshot shows it, on a thread of its own: the volume is served meanwhile.
+pub(crate) async fn check_snapshot(
+    env: &Env,
+    volume: &Opened,
+    name: &str,
+    how: check::How,
+) -> Outcome<check::Report> {
+    let volume = transact_on(env, volume, Some(name))?;
+    let (env, runtime) = (env.clone(), tokio::runtime::Handle::current());
+    let work = move || {
+        let name = Format::default().name;
+        runtime.block_on(check::check(&env, volume, &name, how))
+    };
+    let checked = tokio::task::spawn_blocking(work).await;
+    Ok(checked.map_err(|error| Failure::of(&error).while_doing("the check ended early"))??)
+}
+
 impl Files {
-    /// Opens the filesystem of a volume.
-    pub(crate) async fn open(env: &Env, volume: &Opened, options: &MountOptions) -> Outcome<Files> {
+    /// Opens the filesystem of a volume, or of a snapshot.
+    pub(crate) async fn open(
+        env: &Env,
+        volume: &Opened,
+        snapshot: Option<&str>,
+        options: &MountOptions,
+    ) -> Outcome<Files> {
         volume.keep_journal(&options.journal)?;
-        let volume = transact(volume);
+        let volume = transact_on(env, volume, snapshot)?;
         let name = Format::default().name;
         let local = Local::open(env, volume.clone(), &name, options.for_files()).await?;
         Ok(Files { local, volume })

@@ -5,6 +5,7 @@ use thalweg_fs::check::{self, Finding, Report};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::Mend;
 
+use crate::ask::ask;
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::files;
@@ -21,14 +22,15 @@ const LEFT: u8 = 4;
 /// Check the filesystem of a volume, and repair it
 ///
 /// First the store below is scrubbed: everything on it is read and verified. The volume must not be
-/// mounted or served, but read-only. Without -y or -a no byte changes: a journal or a log is replayed in
+/// mounted or served, but read-only; a snapshot, FOLDER@SNAPSHOT, is checked beside that, without the
+/// store below. Without -y or -a no byte changes: a journal or a log is replayed in
 /// memory. With them, a journal with a damaged middle is replayed up to there. Ends with 0 when
 /// nothing is wrong, 1 when everything was repaired, 4 when something is left, 8 when the check could
 /// not be made, 16 when the arguments make no sense. With a link fsck.thalweg to this program in /sbin,
 /// fsck(8) knows the type thalweg.
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
-    /// The volume's folder, or the device of one that is updated in place
+    /// The volume's folder, FOLDER@SNAPSHOT, or the device of one that is updated in place
     volume: String,
     /// Change nothing
     #[arg(short = 'n', long, conflicts_with_all = ["repair", "automatic"])]
@@ -57,9 +59,16 @@ pub(crate) struct Fsck {
 }
 
 pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
-    let target = Target::volume(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
+    let target = Target::find(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
+    if let Some(name) = &target.snapshot {
+        return run_on_snapshot(env, &args, &target, name).await;
+    }
     let repair = args.repair || args.automatic;
-    if let Some(server) = Client::connect(&target.folder).await?
+    let server = match repair {
+        true => Client::connect(&target.folder).await?,
+        false => Client::connect_to_look(&target.folder).await?,
+    };
+    if let Some(server) = server
         && (repair || !is_read_only(server).await?)
     {
         return Err(Failure::new(format!("{} is mounted or served", target.name))
@@ -80,6 +89,53 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
         false => show(&checked, &target, how.repair),
     }
     Ok(checked.code())
+}
+
+/// Checks a snapshot, through the volume's server if it has one.
+async fn run_on_snapshot(env: &Env, args: &Fsck, target: &Target, name: &str) -> Outcome<u8> {
+    if args.repair || args.automatic {
+        return Err(Failure::new(format!("{} is a snapshot, which nothing changes", args.volume))
+            .help("leave out -y: the check shows what is wrong with it"));
+    }
+    let whole = Target { snapshot: None, ..target.clone() };
+    let request = Request::CheckSnapshot { name: name.to_owned(), data: args.data };
+    let Answer::Json(found) = ask(env, &whole, request, args.json).await? else {
+        return Err(Failure::new("the volume's server gave no report")
+            .help("it may be of another version; restart it"));
+    };
+    match args.json {
+        true => println!("{found}"),
+        false => show_snapshot(&found, &target.export()),
+    }
+    Ok(if found["clean"] == true { 0 } else { LEFT })
+}
+
+fn show_snapshot(found: &serde_json::Value, name: &str) {
+    if let Some(recovery) = found["recovery"].as_str() {
+        println!("{name}: {recovery}");
+    }
+    for finding in found["findings"].as_array().into_iter().flatten() {
+        println!("{}: left", finding["damage"].as_str().unwrap_or("damage"));
+    }
+    let [inodes, directories, names, blocks, extents] =
+        ["inodes", "directories", "names", "blocks", "extents"].map(|field| &found[field]);
+    println!(
+        "{name}: {inodes} inodes, {directories} of them directories; {names} names; {blocks} blocks \
+         in {extents} extents"
+    );
+}
+
+/// Checks the filesystem as a snapshot shows it; the report as JSON.
+pub(crate) async fn check_snapshot(
+    env: &Env,
+    volume: &Opened,
+    name: &str,
+    data: bool,
+) -> Outcome<serde_json::Value> {
+    let how = check::How { data, ..check::How::default() };
+    let files = files::check_snapshot(env, volume, name, how).await?;
+    let checked = Checked { recovery: volume.recovery(), given_up: 0, store: None, files };
+    Ok(as_json(&checked))
 }
 
 /// Whether a volume's server has it open for reading alone.

@@ -21,6 +21,7 @@ mod attach;
 mod background;
 mod bench;
 mod control;
+mod date;
 mod dump;
 mod failure;
 mod files;

@@ -22,7 +22,7 @@ use crate::progress::Silent;
 use crate::request::{Answer, MountRequest, Request};
 use crate::serve::Running;
 use crate::session::{Purpose, Session};
-use crate::target::Target;
+use crate::target::{Target, export};
 
 /// What the process in the background writes goes here, in the volume's folder.
 pub(crate) const LOG: &str = "mount.log";
@@ -39,7 +39,7 @@ const ENDING_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[command(after_long_help = OPTIONS)]
 pub(crate) struct Mount {
-    /// The volume's folder, or the device or file of one that is updated in place
+    /// The volume's folder, FOLDER@SNAPSHOT, or the device or file of one that is updated in place
     volume: Option<String>,
     /// The directory to mount on
     directory: Option<PathBuf>,
@@ -119,12 +119,20 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
         return Err(Failure::new("a mount needs a volume and a directory")
             .help("thalweg mount VOLUME DIRECTORY"));
     };
-    let target = Target::volume(volume)?.with_journal(options.journal.journal_dev.as_deref());
+    let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
+    let options = match (&target.snapshot, options.read_only) {
+        (Some(_), Some(false)) => {
+            return Err(Failure::new(format!("{volume} is a snapshot, which nothing changes"))
+                .help("mount it with -o ro"));
+        }
+        (Some(_), _) => MountOptions { read_only: Some(true), ..options },
+        (None, _) => options,
+    };
     let directory = usable(directory)?;
     if args.fake {
         return Ok(());
     }
-    let request = MountRequest { directory, options };
+    let request = MountRequest { snapshot: target.snapshot.clone(), directory, options };
     match args.foreground {
         true => foreground(env, &args, target, request).await,
         false => {
@@ -196,6 +204,7 @@ async fn start(
         Some(true) => Access::ReadOnly,
         _ => Access::Exclusive,
     };
+    let target = Target { snapshot: None, ..target };
     let opened = Opened::open_for(env, &target, &request.options.journal, access).await?;
     let recovery = opened.recovery();
     if let Some(recovery) = &recovery {
@@ -225,7 +234,11 @@ fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outco
     if let Some(address) = &args.metrics {
         command.extend(["--metrics".into(), address.to_string().into()]);
     }
-    command.extend(["--".into(), target.place().into(), request.directory.clone().into()]);
+    let place = match &target.snapshot {
+        None => target.place().into(),
+        Some(_) => export(&target.place().display().to_string(), target.snapshot.as_deref()).into(),
+    };
+    command.extend(["--".into(), place, request.directory.clone().into()]);
     let recovery = background::start::<Option<String>>(&command, &target.folder, LOG)?;
     if let Some(recovery) = recovery {
         eprintln!("{}: {recovery}", target.name);
@@ -236,7 +249,7 @@ fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outco
 async fn remount(directory: &Path, options: &MountOptions) -> Outcome<()> {
     let (found, target) = mount_on(&canonical(directory)?)?;
     let mut client = Client::connect(&target.folder).await?.ok_or_else(|| no_server(&found))?;
-    let request = Request::Remount { options: options.clone() };
+    let request = Request::Remount { snapshot: target.snapshot, options: options.clone() };
     match client.ask(&request, &Silent).await? {
         Answer::Done => change_flags(&found.mountpoint, options),
         other => Err(unexpected(&other)),
@@ -278,7 +291,7 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
     let Some(mut client) = Client::connect(&target.folder).await? else {
         return detach(&found.mountpoint);
     };
-    let request = Request::Unmount { detach: args.lazy };
+    let request = Request::Unmount { snapshot: target.snapshot, detach: args.lazy };
     match client.ask(&request, &Silent).await? {
         Answer::Unmounted { ends } => {
             if ends {
@@ -305,7 +318,7 @@ fn mount_on(place: &Path) -> Outcome<(Mounted, Target)> {
         Failure::new(format!("no filesystem of a volume is mounted on {}", place.display()))
             .help("findmnt --types fuse.thalweg lists them")
     })?;
-    let target = Target::volume(&found.source)?;
+    let target = Target::find(&found.source)?;
     Ok((found, target))
 }
 

@@ -17,6 +17,7 @@ use crate::mount_options::MountOptions;
 use crate::opened::Opened;
 use crate::request::{Answer, MountRequest};
 use crate::session::Session;
+use crate::target::export;
 
 /// How mounts of filesystems are called in the mount table.
 pub(crate) const KIND: &str = "fuse.thalweg";
@@ -31,6 +32,8 @@ const RETRY: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct MountedVolume {
     pub(crate) volume: String,
+    /// The snapshot that it shows; `None` for the volume itself.
+    pub(crate) snapshot: Option<String>,
     files: Files,
     mounted: Arc<Mounted>,
     options: fuse::MountOptions,
@@ -47,6 +50,11 @@ struct MountedView {
 }
 
 impl MountedVolume {
+    /// Whether it is the mount of a volume, or of this snapshot of it.
+    pub(crate) fn shows(&self, volume: &Opened, snapshot: Option<&str>) -> bool {
+        self.volume == volume.target.name && self.snapshot.as_deref() == snapshot
+    }
+
     /// Where it is mounted.
     pub(crate) fn directory(&self) -> &Path {
         self.mounted.mountpoint()
@@ -89,8 +97,9 @@ impl Session {
         request: &MountRequest,
     ) -> Outcome<Answer> {
         let mut all = self.mounts().lock().await;
-        let name = &volume.target.name;
-        if let Some(at) = all.iter().position(|it| it.volume == *name) {
+        let snapshot = request.snapshot.as_deref();
+        let name = &export(&volume.target.name, snapshot);
+        if let Some(at) = all.iter().position(|it| it.shows(volume, snapshot)) {
             let known = &all[at];
             let place = known.directory().to_owned();
             if mounts::at(&place)?.is_some_and(|found| found.kind == KIND) {
@@ -115,8 +124,9 @@ impl Session {
         if request.options.read_only != Some(true) {
             volume.refuse_if_read_only()?;
         }
-        let files = Files::open(self.env(), volume, &request.options).await?;
-        let options = request.options.for_kernel(volume.target.place().display().to_string());
+        let files = Files::open(self.env(), volume, snapshot, &request.options).await?;
+        let place = volume.target.place().display().to_string();
+        let options = request.options.for_kernel(export(&place, snapshot));
         let mounted = mount_at(self.env(), files.filesystem(), &request.directory, &options).await;
         let mounted = match mounted {
             Ok(mounted) => Arc::new(mounted),
@@ -128,7 +138,8 @@ impl Session {
         self.watch_mount(name.clone(), mounted.clone());
         let directory = mounted.mountpoint().to_owned();
         let views = Vec::new();
-        all.push(MountedVolume { volume: name.clone(), files, mounted, options, views });
+        let (volume, snapshot) = (volume.target.name.clone(), request.snapshot.clone());
+        all.push(MountedVolume { volume, snapshot, files, mounted, options, views });
         Ok(Answer::Mounted { directory })
     }
 
@@ -150,10 +161,15 @@ impl Session {
         self.env().spawn(watch).detach();
     }
 
-    /// Unmounts the filesystem of a volume; with `detach` also while it is in use.
-    pub(crate) async fn unmount(&self, volume: &Opened, detach: bool) -> Outcome<Answer> {
+    /// Unmounts the filesystem of a volume or a snapshot; with `detach` also while it is in use.
+    pub(crate) async fn unmount(
+        &self,
+        volume: &Opened,
+        snapshot: Option<&str>,
+        detach: bool,
+    ) -> Outcome<Answer> {
         let mut all = self.mounts().lock().await;
-        let at = position(&all, volume)?;
+        let at = position(&all, volume, snapshot)?;
         let mounted = all[at].mounted.clone();
         let place = mounted.mountpoint().to_owned();
         let copy = mounted.clone();
@@ -177,9 +193,14 @@ impl Session {
     }
 
     /// Changes how a filesystem is mounted, as far as that is not the kernel's.
-    pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
+    pub(crate) async fn remount(
+        &self,
+        volume: &Opened,
+        snapshot: Option<&str>,
+        options: &MountOptions,
+    ) -> Outcome<()> {
         let all = self.mounts().lock().await;
-        let it = &all[position(&all, volume)?];
+        let it = &all[position(&all, volume, snapshot)?];
         if options.read_only == Some(false) && it.options.read_only {
             let place = it.directory().display();
             return Err(Failure::new(format!("{place} was mounted read-only, and stays so"))
@@ -220,7 +241,7 @@ impl Session {
     /// Shows the filesystem of a volume as a new transaction sees it.
     pub(crate) async fn begin_view(&self, volume: &Opened) -> Outcome<Answer> {
         let mut all = self.mounts().lock().await;
-        let at = position(&all, volume)?;
+        let at = position(&all, volume, None)?;
         let id = self.next_view();
         let it = &mut all[at];
         let view = it.files.begin().await?;
@@ -245,7 +266,7 @@ impl Session {
     pub(crate) async fn end_view(&self, volume: &Opened, id: u64, commit: bool) -> Outcome<Answer> {
         let (view, main) = {
             let mut all = self.mounts().lock().await;
-            let at = position(&all, volume)?;
+            let at = position(&all, volume, None)?;
             let views = &mut all[at].views;
             let found = views.iter().position(|view| view.id == id);
             let found = found.ok_or_else(|| Failure::new("this transaction has ended"))?;
@@ -268,9 +289,9 @@ impl Session {
     }
 }
 
-fn position(all: &[MountedVolume], volume: &Opened) -> Outcome<usize> {
-    let name = &volume.target.name;
-    let at = all.iter().position(|it| it.volume == *name);
+fn position(all: &[MountedVolume], volume: &Opened, snapshot: Option<&str>) -> Outcome<usize> {
+    let name = export(&volume.target.name, snapshot);
+    let at = all.iter().position(|it| it.shows(volume, snapshot));
     at.ok_or_else(|| {
         Failure::new(format!("{name} is not mounted")).help("mount it: thalweg mount VOLUME DIR")
     })

@@ -260,6 +260,26 @@ impl Opened {
         }
     }
 
+    /// Transactions that see a snapshot, and change nothing.
+    pub(crate) fn snapshot_transactions(
+        &self,
+        env: &Env,
+        name: &str,
+    ) -> Outcome<TransactionManager> {
+        match &self.store {
+            Store::Chain(pool) => Ok(pool.snapshot_transactions(env, name)?),
+            Store::InPlace(_) => Err(no_snapshots(self.target.place().display())),
+        }
+    }
+
+    /// The snapshots and the space that each takes, as JSON.
+    pub(crate) fn list_snapshots(&self) -> Outcome<Value> {
+        match &self.store {
+            Store::Chain(pool) => Ok(serde_json::to_value(pool.chain().snapshots())?),
+            Store::InPlace(_) => Err(no_snapshots(self.target.place().display())),
+        }
+    }
+
     /// The names of all snapshots.
     pub(crate) fn snapshots(&self) -> Vec<String> {
         match &self.store {

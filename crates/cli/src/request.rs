@@ -14,6 +14,8 @@ use crate::parts::{DeviceArg, LinkArg};
 pub(crate) enum Request {
     /// The volume in numbers.
     Status,
+    /// The snapshots, and the space that each takes.
+    ListSnapshots,
     /// Keep the present state under a name.
     CreateSnapshot {
         /// The name.
@@ -66,6 +68,13 @@ pub(crate) enum Request {
     },
     /// Read and verify everything that is stored, and repair what can be.
     Scrub,
+    /// Check the filesystem as a snapshot shows it.
+    CheckSnapshot {
+        /// The snapshot's name.
+        name: String,
+        /// Read the files' blocks too.
+        data: bool,
+    },
     /// Make a kernel block device of the volume.
     Attach(AttachRequest),
     /// Take a kernel block device away.
@@ -81,11 +90,17 @@ pub(crate) enum Request {
     Mount(MountRequest),
     /// Change how it is mounted.
     Remount {
+        /// The snapshot that is mounted; `None` for the volume itself.
+        #[serde(default)]
+        snapshot: Option<String>,
         /// What was said behind `-o`.
         options: MountOptions,
     },
     /// Unmount it.
     Unmount {
+        /// The snapshot that is mounted; `None` for the volume itself.
+        #[serde(default)]
+        snapshot: Option<String>,
         /// Also while it is in use; it goes when its last user does.
         detach: bool,
     },
@@ -107,6 +122,8 @@ impl Request {
         !matches!(
             self,
             Request::Status
+                | Request::ListSnapshots
+                | Request::CheckSnapshot { .. }
                 | Request::Attach(_)
                 | Request::Detach { .. }
                 | Request::Mount(_)
@@ -121,6 +138,9 @@ impl Request {
 /// How to mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct MountRequest {
+    /// The snapshot to mount; `None` for the volume itself.
+    #[serde(default)]
+    pub(crate) snapshot: Option<String>,
     /// The directory to mount on.
     pub(crate) directory: PathBuf,
     /// What was said behind `-o`.

@@ -17,6 +17,7 @@ use tokio::sync::{Mutex, watch};
 use crate::control::{self, Handler};
 use crate::failure::{Failure, Outcome};
 use crate::files;
+use crate::fsck;
 use crate::metrics;
 use crate::mounts::MountedVolume;
 use crate::opened::{Numbers, Opened};
@@ -393,24 +394,33 @@ impl Session {
         all.any(|it| it.volume == volume.target.name && right(it.snapshot.as_deref()))
     }
 
-    /// Where a volume's filesystem is mounted.
-    async fn mount_of(&self, volume: &Opened) -> Option<PathBuf> {
+    /// Where the filesystem of a volume, or of a snapshot, is mounted.
+    async fn mount_of(&self, volume: &Opened, snapshot: Option<&str>) -> Option<PathBuf> {
         let mounts = self.mounts.lock().await;
-        let mut of = mounts.iter().filter(|it| it.volume == volume.target.name);
-        of.next().map(|it| it.directory().to_owned())
+        let of = mounts.iter().find(|it| it.shows(volume, snapshot));
+        of.map(|it| it.directory().to_owned())
+    }
+
+    /// Where snapshots of a volume are mounted, as JSON.
+    async fn mounted_snapshots(&self, volume: &Opened) -> serde_json::Value {
+        let mounts = self.mounts.lock().await;
+        let of = mounts.iter().filter(|it| it.volume == volume.target.name);
+        of.filter_map(|it| Some((it.snapshot.as_deref()?, it.directory())))
+            .map(|(name, place)| serde_json::json!({ "snapshot": name, "directory": place }))
+            .collect()
     }
 
     /// How full a volume's filesystem is, if it is mounted.
     async fn statistics_of(&self, volume: &Opened) -> Option<Statistics> {
         let filesystem = {
             let mounts = self.mounts.lock().await;
-            mounts.iter().find(|it| it.volume == volume.target.name)?.filesystem()
+            mounts.iter().find(|it| it.shows(volume, None))?.filesystem()
         };
         filesystem.statistics().await.ok()
     }
 
-    async fn refuse_if_mounted(&self, volume: &Opened) -> Outcome<()> {
-        match self.mount_of(volume).await {
+    async fn refuse_if_mounted(&self, volume: &Opened, snapshot: Option<&str>) -> Outcome<()> {
+        match self.mount_of(volume, snapshot).await {
             None => Ok(()),
             Some(place) => {
                 Err(Failure::new(format!("its filesystem is mounted on {}", place.display()))
@@ -445,22 +455,31 @@ impl Session {
         }
         match &request {
             Request::Status => self.status(volume).await,
+            Request::ListSnapshots => Ok(Answer::Json(volume.list_snapshots()?)),
+            Request::CheckSnapshot { name, data } => {
+                fsck::check_snapshot(&self.env, volume, name, *data).await.map(Answer::Json)
+            }
             Request::Attach(how) => {
                 Ok(Answer::Attached { device: self.attach(volume, how).await? })
             }
             Request::Detach { snapshot, force } => self.detach(volume, snapshot, *force).await,
             Request::MakeFilesystem(new) => {
-                self.refuse_if_mounted(volume).await?;
+                self.refuse_if_mounted(volume, None).await?;
                 files::make(&self.env, volume, new).await.map(|()| Answer::Done)
             }
             Request::Mount(request) => {
-                self.refuse_if_written(volume).await?;
+                if request.snapshot.is_none() {
+                    self.refuse_if_written(volume).await?;
+                }
                 self.mount(volume, request).await
             }
-            Request::Remount { options } => {
-                self.remount(volume, options).await.map(|()| Answer::Done)
+            Request::Remount { snapshot, options } => {
+                let remounted = self.remount(volume, snapshot.as_deref(), options).await;
+                remounted.map(|()| Answer::Done)
             }
-            Request::Unmount { detach } => self.unmount(volume, *detach).await,
+            Request::Unmount { snapshot, detach } => {
+                self.unmount(volume, snapshot.as_deref(), *detach).await
+            }
             Request::BeginView => self.begin_view(volume).await,
             Request::EndView { id, commit } => self.end_view(volume, *id, *commit).await,
             Request::CreateSnapshot { name } => {
@@ -472,6 +491,7 @@ impl Session {
             }
             Request::DeleteSnapshot { name } => {
                 self.refuse_if_attached(volume, |snapshot| snapshot == Some(name)).await?;
+                self.refuse_if_mounted(volume, Some(name)).await?;
                 let gone = export(&volume.target.name, Some(name));
                 self.withdraw(|name| name == gone).await?;
                 volume.execute(&request, report).await
@@ -487,7 +507,8 @@ impl Session {
     async fn status(&self, volume: &Opened) -> Outcome<Answer> {
         let mut status = volume.status_json()?;
         status["attached"] = self.devices_of(volume).await;
-        status["mounted"] = serde_json::to_value(self.mount_of(volume).await)?;
+        status["mounted"] = serde_json::to_value(self.mount_of(volume, None).await)?;
+        status["mounted_snapshots"] = self.mounted_snapshots(volume).await;
         if let Some(files) = self.statistics_of(volume).await {
             status["files"] = serde_json::json!({
                 "blocks": files.blocks,
@@ -512,7 +533,7 @@ impl Session {
         report: &dyn Report,
     ) -> Outcome<Answer> {
         self.refuse_if_attached(volume, |snapshot| snapshot.is_none()).await?;
-        self.refuse_if_mounted(volume).await?;
+        self.refuse_if_mounted(volume, None).await?;
         let own = volume.target.name.clone();
         let withdrawn = self.withdraw(|name| name == own).await?;
         let had_transactions = self.withdraw_transactions(volume);
@@ -534,7 +555,7 @@ impl Session {
     ) -> Outcome<Answer> {
         if matches!(request, Request::Shrink { size: Some(_), .. }) {
             self.refuse_if_attached(volume, |snapshot| snapshot.is_none()).await?;
-            self.refuse_if_mounted(volume).await?;
+            self.refuse_if_mounted(volume, None).await?;
         }
         let answer = volume.execute(request, report).await?;
         for it in self.attachments.lock().await.iter() {

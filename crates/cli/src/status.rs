@@ -12,6 +12,7 @@ use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::env::{Env, HashMap};
 
 use crate::ask::ask;
+use crate::date;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::request::{Answer, Request};
@@ -45,6 +46,8 @@ struct View {
     warnings: Vec<String>,
     #[serde(default)]
     recovery: Option<String>,
+    #[serde(default)]
+    mounted_snapshots: Vec<MountedSnapshot>,
     #[serde(default)]
     attached: Vec<AttachedDevice>,
     #[serde(default)]
@@ -106,6 +109,13 @@ struct Member {
     state: Value,
 }
 
+/// A snapshot that is mounted.
+#[derive(Debug, Deserialize)]
+struct MountedSnapshot {
+    snapshot: String,
+    directory: String,
+}
+
 /// The mounted filesystem.
 #[derive(Debug, Deserialize)]
 struct Files {
@@ -127,6 +137,9 @@ pub(crate) struct Snapshot {
     pub(crate) version: u64,
     pub(crate) created: u64,
     pub(crate) blocks: u64,
+    /// Only in a list of snapshots.
+    #[serde(default)]
+    pub(crate) exclusive_blocks: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -196,11 +209,6 @@ pub(crate) async fn show(
             _ => return Ok(()),
         }
     }
-}
-
-/// The snapshots in a status.
-pub(crate) fn snapshots(status: &Value) -> Outcome<Vec<Snapshot>> {
-    Ok(serde_json::from_value(status["chain"]["snapshots"].clone())?)
 }
 
 fn blocks(count: u64) -> Size {
@@ -371,8 +379,13 @@ fn users(out: &mut String, view: &View) -> std::fmt::Result {
     if let Some(recovery) = &view.recovery {
         writeln!(out, "  NOTE: {recovery}")?;
     }
-    for Snapshot { name, version, .. } in view.chain.iter().flat_map(|chain| &chain.snapshots) {
-        writeln!(out, "  snapshot {name}, version {version}")?;
+    for Snapshot { name, version, created, .. } in
+        view.chain.iter().flat_map(|chain| &chain.snapshots)
+    {
+        writeln!(out, "  snapshot {name}, version {version}, {}", date::local(*created))?;
+    }
+    for MountedSnapshot { snapshot, directory } in &view.mounted_snapshots {
+        writeln!(out, "  snapshot {snapshot} mounted on {directory}")?;
     }
     if let Some(place) = &view.mounted {
         writeln!(out, "  mounted on {place}")?;

@@ -59,6 +59,10 @@ enum Attempt {
 
 pub(crate) async fn run(args: Tx) -> Outcome<u8> {
     let (found, target) = mount_around(&args.mount)?;
+    if target.snapshot.is_some() {
+        return Err(Failure::new(format!("{} is a snapshot, which nothing changes", found.source))
+            .help("name a mount of the volume itself"));
+    }
     for left in (0..=args.retries).rev() {
         match attempt(&target, &found.mountpoint, &args.command).await? {
             Attempt::Ended(code) => return Ok(code),

@@ -1,6 +1,7 @@
 //! `thalweg volume`: make, look at, change and destroy volumes.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use thalweg_store::pool::Preallocation;
 use thalweg_store::pool::manifest::Settings;
 
 use crate::ask::ask;
+use crate::date;
 use crate::failure::{Failure, Outcome};
 use crate::in_place;
 use crate::opened;
@@ -337,11 +339,16 @@ pub(crate) enum Snapshot {
     /// Keep the volume's present state under a name
     Create(OnSnapshot),
     /// List the snapshots
+    ///
+    /// SIZE is the volume's when the snapshot was created. EXCLUSIVE is what is stored for its sake
+    /// alone: the space that deleting it, and no other, makes free.
     List(OnVolume),
     /// Forget a snapshot
     Delete(OnSnapshot),
     /// Take the volume back to a snapshot; what was written since is lost
-    Rollback(OnSnapshot),
+    ///
+    /// Asks first on a terminal; elsewhere it needs --yes.
+    Rollback(Rollback),
 }
 
 #[derive(Debug, Args)]
@@ -353,6 +360,15 @@ pub(crate) struct OnSnapshot {
     /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rollback {
+    #[command(flatten)]
+    on: OnSnapshot,
+    /// Yes, give up everything written since
+    #[arg(long)]
+    yes: bool,
 }
 
 /// Destroy a volume and everything on it
@@ -500,11 +516,32 @@ async fn snapshot(env: &Env, command: Snapshot) -> Outcome<()> {
             (args, Request::DeleteSnapshot { name })
         }
         Snapshot::Rollback(args) => {
-            let name = args.name.clone();
-            (args, Request::Rollback { name })
+            confirm_rollback(&args)?;
+            let name = args.on.name.clone();
+            (args.on, Request::Rollback { name })
         }
     };
     change(env, &args.volume, request, args.json).await
+}
+
+/// Has the user confirm that what was written since a snapshot is to be lost.
+fn confirm_rollback(args: &Rollback) -> Outcome<()> {
+    if args.yes {
+        return Ok(());
+    }
+    let OnSnapshot { volume, name, .. } = &args.on;
+    let what = format!("this takes {volume} back to {name}: what was written since is lost");
+    let (input, output) = (std::io::stdin(), std::io::stderr());
+    if input.is_terminal() && output.is_terminal() {
+        eprint!("{what}. Go on? [y/N] ");
+        let mut answer = String::new();
+        input.read_line(&mut answer)?;
+        return match answer.trim() {
+            "y" | "Y" | "yes" => Ok(()),
+            _ => Err(Failure::new("nothing was changed")),
+        };
+    }
+    Err(Failure::new(what).help("say that you mean it: --yes"))
 }
 
 async fn list(env: &Env, args: &OnVolume) -> Outcome<()> {
@@ -512,15 +549,27 @@ async fn list(env: &Env, args: &OnVolume) -> Outcome<()> {
     if let Some(device) = &target.device {
         return Err(no_snapshots(device.display()));
     }
-    let status = status::fetch(env, &target, args.json).await?;
+    let Answer::Json(found) = ask(env, &target, Request::ListSnapshots, args.json).await? else {
+        return Err(Failure::new("the volume's server gave no list")
+            .help("it may be of another version; restart it"));
+    };
     if args.json {
-        println!("{}", status["chain"]["snapshots"]);
+        println!("{found}");
         return Ok(());
     }
-    for snapshot in status::snapshots(&status)? {
-        let status::Snapshot { name, version, created, blocks } = snapshot;
-        let size = Size(blocks.saturating_mul(thalweg_store::block::BLOCK_SIZE as u64));
-        println!("{name}\tversion {version}\t{size}\tmade at {created}");
+    let snapshots: Vec<status::Snapshot> = serde_json::from_value(found)?;
+    if snapshots.is_empty() {
+        return Ok(());
+    }
+    // A name has 64 bytes at most.
+    let width = snapshots.iter().map(|it| it.name.chars().count()).max().unwrap_or(0).max(4);
+    println!("{:width$}  {:25}  {:>9}  {:>9}", "NAME", "CREATED", "SIZE", "EXCLUSIVE");
+    for status::Snapshot { name, created, blocks, exclusive_blocks, .. } in snapshots {
+        let size = |blocks: u64| {
+            Size(blocks.saturating_mul(thalweg_store::block::BLOCK_SIZE as u64)).to_string()
+        };
+        let (size, exclusive) = (size(blocks), size(exclusive_blocks));
+        println!("{name:width$}  {:25}  {size:>9}  {exclusive:>9}", date::local(created));
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ pub use media::{FileMedia, Found, Media, Opened};
 pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Preallocation};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
-use crate::block::{BlockStore, Frozen, StoreError};
+use crate::block::{BlockStore, Frozen, Hold, StoreError};
 use crate::chain::{Chain, ChainError, Rebuild, RebuildReport, Recovered};
 use crate::env::Env;
 use crate::tree::catalogue;
@@ -268,11 +268,30 @@ impl Pool {
     /// # Errors
     /// [`PoolError::NoSnapshot`].
     pub fn snapshot_volume(&self, name: &str) -> Result<VolumeRef, PoolError> {
+        let (hold, blocks) = self.hold_snapshot(name)?;
+        Ok(Arc::new(StoreVolume::snapshot(self.chain.clone(), hold, blocks)))
+    }
+
+    /// Transactions that see the volume as it was when a snapshot was made, and change nothing.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSnapshot`].
+    pub fn snapshot_transactions(
+        &self,
+        env: &Env,
+        name: &str,
+    ) -> Result<TransactionManager, PoolError> {
+        let (hold, blocks) = self.hold_snapshot(name)?;
+        let frozen = Arc::new(Frozen::new(self.chain.clone(), hold, blocks));
+        Ok(TransactionManager::new(env, frozen, crate::txn::Options::default()))
+    }
+
+    /// Keeps the version of a snapshot; its blocks.
+    fn hold_snapshot(&self, name: &str) -> Result<(Hold, u64), PoolError> {
         let none = || PoolError::NoSnapshot(name.to_owned());
-        let label = self.chain.label();
-        let snapshot = label.snapshot(name).ok_or_else(none)?;
+        let snapshot = self.chain.snapshot(name).ok_or_else(none)?;
         let hold = self.chain.hold(snapshot.version).ok_or_else(none)?;
-        Ok(Arc::new(StoreVolume::snapshot(self.chain.clone(), hold, snapshot.blocks)))
+        Ok((hold, snapshot.blocks))
     }
 
     /// Changes how the volume is opened, from the next time on: what is set in `settings`.

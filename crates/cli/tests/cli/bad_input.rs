@@ -134,7 +134,10 @@ fn snapshots_that_cannot_be() {
         bad(&mut home.on_volume(&["snapshot", "create"], &[name]), 1);
     }
     says(&bad(&mut home.on_volume(&["snapshot", "delete"], &["sunday"]), 1), &["sunday"]);
-    says(&bad(&mut home.on_volume(&["snapshot", "rollback"], &["sunday"]), 1), &["sunday"]);
+    says(
+        &bad(&mut home.on_volume(&["snapshot", "rollback"], &["sunday", "--yes"]), 1),
+        &["sunday"],
+    );
     let sunday = format!("{}@sunday", home.volume().display());
     says(&bad(&mut thalweg(["serve", &sunday]), 1), &["sunday"]);
     says(&bad(&mut thalweg(["volume", "status", &sunday]), 1), &["names a snapshot"]);

@@ -196,11 +196,11 @@ fn a_served_volume_is_attached_by_its_server() {
     good(Command::new("mount").args(["-o", "ro,noload", &read_only]).arg(&mounted));
     assert!(mounted.join("lost+found").exists());
     umount(Command::new("umount"), &mounted);
-    let said = bad(&mut home.on_volume(&["snapshot", "rollback"], &["made"]), 1);
+    let said = bad(&mut home.on_volume(&["snapshot", "rollback"], &["made", "--yes"]), 1);
     assert!(said.contains("attached"), "{said}");
     good(&mut thalweg(["detach", &snapshot]));
     good(&mut thalweg(["detach", &device]));
     assert_eq!(home.status()["attached"].as_array().unwrap().len(), 0);
-    good(&mut home.on_volume(&["snapshot", "rollback"], &["made"]));
+    good(&mut home.on_volume(&["snapshot", "rollback"], &["made", "--yes"]));
     server.end();
 }

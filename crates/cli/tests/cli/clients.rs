@@ -163,7 +163,7 @@ fn a_snapshot_keeps_what_was_and_a_rollback_brings_it_back() {
     };
     assert!(content(server.uri("vol@old")) == old);
     assert!(content(server.uri("vol")) == new);
-    good(&mut home.on_volume(&["snapshot", "rollback"], &["old"]));
+    good(&mut home.on_volume(&["snapshot", "rollback"], &["old", "--yes"]));
     assert!(content(server.uri("vol")) == old);
     good(&mut home.on_volume(&["snapshot", "delete"], &["old"]));
     assert!(content(server.uri("vol")) == old);

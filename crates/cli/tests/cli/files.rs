@@ -157,7 +157,7 @@ fn a_mounted_volume_does_everything_else_too() {
     let Some(mount) = Mount::new(&[]) else { return };
     fs::write(mount.path("a"), "x").unwrap();
     good(&mut mount.home.on_volume(&["snapshot", "create"], &["monday"]));
-    let said = bad(&mut mount.home.on_volume(&["snapshot", "rollback"], &["monday"]), 1);
+    let said = bad(&mut mount.home.on_volume(&["snapshot", "rollback"], &["monday", "--yes"]), 1);
     assert!(said.contains("is mounted on"), "{said}");
     let said = bad(thalweg(["mkfs"]).arg(mount.home.volume()), 1);
     assert!(said.contains("is mounted on"), "{said}");

@@ -16,4 +16,5 @@ mod partitions;
 mod raw_devices;
 mod read_only;
 mod run;
+mod snapshots;
 mod text;

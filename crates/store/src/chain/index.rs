@@ -305,6 +305,23 @@ impl Index {
         self.gained.clear();
     }
 
+    /// Blocks that only one of `versions` sees, which are in ascending order: for each how many would be
+    /// free without it. The newest content of a block counts for none.
+    pub(super) fn only_seen_by(&self, versions: &[Version]) -> Vec<u64> {
+        let mut counts = vec![0; versions.len()];
+        for contents in self.several.values() {
+            for pair in contents.windows(2) {
+                let ((version, place), (next, _)) = (pair[0], pair[1]);
+                let first = versions.partition_point(|seen| *seen < version);
+                let end = versions.partition_point(|seen| *seen < next);
+                if end == first + 1 && matches!(place, Place::At(_)) {
+                    counts[first] += 1;
+                }
+            }
+        }
+        counts
+    }
+
     /// The version of a record that something refers to.
     pub(super) fn record(&self, block: u32) -> Option<Version> {
         self.records.get(&block).map(|record| record.version)

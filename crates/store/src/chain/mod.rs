@@ -83,6 +83,7 @@ pub use options::{Create, Link, Options, Parts};
 pub use rebuild::{LostEntries, Rebuild, RebuildReport};
 pub use recovery::Recovered;
 pub use scrub::ScrubReport;
+pub use snapshot::SnapshotUse;
 use state::State;
 use status::Counts;
 pub use status::{CountStatus, LinkStatus, Status};

@@ -23,6 +23,16 @@ impl Drop for Freeze<'_> {
     }
 }
 
+/// A snapshot, and the space that it takes.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct SnapshotUse {
+    /// The snapshot.
+    #[serde(flatten)]
+    pub snapshot: Snapshot,
+    /// Blocks that are stored for its sake alone.
+    pub exclusive_blocks: u64,
+}
+
 fn invalid(why: impl Into<String>) -> ChainError {
     ChainError::Invalid(why.into())
 }
@@ -50,6 +60,20 @@ impl Chain {
     /// The snapshot called `name`.
     pub fn snapshot(&self, name: &str) -> Option<Snapshot> {
         self.inner.state.lock().label.snapshot(name).cloned()
+    }
+
+    /// All snapshots, oldest first, each with the blocks that are stored for its sake alone: what
+    /// deleting it, and no other, makes free. It looks at every block with old content.
+    pub fn snapshots(&self) -> Vec<SnapshotUse> {
+        let state = self.inner.state.lock();
+        let mut snapshots = state.label.snapshots.clone();
+        snapshots.sort_by_key(|snapshot| snapshot.version);
+        let versions: Vec<Version> = snapshots.iter().map(|snapshot| snapshot.version).collect();
+        let exclusive = state.index.only_seen_by(&versions);
+        drop(state);
+        let each = snapshots.into_iter().zip(exclusive);
+        each.map(|(snapshot, exclusive_blocks)| SnapshotUse { snapshot, exclusive_blocks })
+            .collect()
     }
 
     /// Keeps the newest version readable under `name`, durably.

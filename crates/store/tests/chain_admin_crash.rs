@@ -146,6 +146,12 @@ impl History {
     async fn change_links(&mut self, rng: &mut Rng) {
         let spare = (0..LINKS).find(|link| !self.active.contains(link));
         match spare {
+            Some(link) if rng.random_bool(0.5) => {
+                let at = rng.random_range(0..self.active.len());
+                let old = std::mem::replace(&mut self.active[at], link);
+                let (old, new) = (self.links[old].id, self.links[link].clone());
+                self.pair.chain.replace_link(old, new, &|_, _| {}).await.unwrap();
+            }
             Some(link) => {
                 self.pair.chain.add_link(self.links[link].clone()).await.unwrap();
                 self.active.push(link);

@@ -47,6 +47,7 @@ mod options;
 mod read;
 mod rebuild;
 mod recovery;
+mod replace;
 mod resize;
 mod roles;
 mod scrub;

@@ -70,6 +70,11 @@ impl Chain {
         Ok(())
     }
 
+    /// Whether [`Chain::add_link`] has segment numbers for the link, and room for them in the map area.
+    pub fn can_add(&self, link: &Link) -> bool {
+        new_record(&self.inner.state.lock(), link).is_ok()
+    }
+
     /// Adds a link at the end of the chain; its segments may be written at once.
     ///
     /// # Errors
@@ -132,7 +137,7 @@ impl Chain {
     }
 
     /// Takes both logs off a link.
-    fn leave(&self, id: uuid::Uuid) -> Result<(), ChainError> {
+    pub(super) fn leave(&self, id: uuid::Uuid) -> Result<(), ChainError> {
         let mut state = self.inner.state.lock();
         let Some(link) = link_number(&state, id) else { return Ok(()) };
         state.segments.links[link].leaving = true;
@@ -214,7 +219,7 @@ impl Chain {
     }
 }
 
-fn link_number(state: &State, id: uuid::Uuid) -> Option<usize> {
+pub(super) fn link_number(state: &State, id: uuid::Uuid) -> Option<usize> {
     state.segments.links.iter().position(|link| link.id == id)
 }
 
@@ -301,7 +306,7 @@ fn new_record(state: &State, link: &Link) -> Result<LinkRecord, ChainError> {
 }
 
 /// The other links must hold what is stored, and the volume's blocks.
-fn check_removal(state: &State, id: uuid::Uuid) -> Result<(), ChainError> {
+pub(super) fn check_removal(state: &State, id: uuid::Uuid) -> Result<(), ChainError> {
     let Some(link) = link_number(state, id) else {
         return Err(invalid(format!("the chain has no link {id}")));
     };

@@ -39,9 +39,9 @@ pub struct ScrubReport {
 }
 
 /// A block to be checked.
-struct Check {
-    lba: u32,
-    at: Location,
+pub(super) struct Check {
+    pub(super) lba: u32,
+    pub(super) at: Location,
 }
 
 impl Chain {
@@ -78,7 +78,7 @@ impl Chain {
 }
 
 /// Checks in order of place, cut where they are not contiguous or a request is full.
-fn runs(checks: &[Check], per: u32) -> impl Iterator<Item = &[Check]> {
+pub(super) fn runs(checks: &[Check], per: u32) -> impl Iterator<Item = &[Check]> {
     checks
         .chunk_by(move |a, b| a.at.block + 1 == b.at.block && a.at.block / per == b.at.block / per)
         .flat_map(|run| run.chunks(RUN_BLOCKS))

@@ -163,7 +163,7 @@ impl Pool {
         manifest: &mut Manifest,
         link: &LinkSpec,
         force: bool,
-        replaces: Option<Uuid>,
+        replaces: Option<(Uuid, Progress<'_>)>,
     ) -> Result<(), PoolError> {
         check_link(link)?;
         self.check_writable()?;
@@ -190,7 +190,8 @@ impl Pool {
         prepare::make_files(media, link.devices(), default, manifest.sector, made).await?;
         let extent = prepare::link_room(media, link, manifest.sector, force, Some(self.id)).await?;
         let claims = link_claims(manifest, link, group, extent, 0);
-        let place = |claim| Place { replaces: new.replaces, ..place(&self.folder, claim) };
+        let replaces = new.replaces.map(|(old, _)| old);
+        let place = |claim| Place { replaces, ..place(&self.folder, claim) };
         let places: Vec<Place> = claims.iter().map(place).collect();
         manifest.leftovers.extend(places.clone());
         manifest.write(media, &self.folder).await?;
@@ -208,7 +209,13 @@ impl Pool {
         let held: Vec<Member> = seats.into_iter().map(Member::from).collect();
         self.mirrors.lock().extend(assembled.mirrors);
         self.members.lock().extend(held);
-        Ok(self.chain.add_link(link).await?)
+        match new.replaces {
+            // The map has room for one of the two only.
+            Some((old, progress)) if !self.chain.can_add(&link) => {
+                Ok(self.chain.replace_link(old, link, progress).await?)
+            }
+            _ => Ok(self.chain.add_link(link).await?),
+        }
     }
 
     /// Fails when the chain refuses writes: what its devices hold is then unknown.
@@ -360,9 +367,14 @@ impl Pool {
                 }
                 if !self.is_taking_over(&manifest, &new.path, member.group) {
                     let link = LinkSpec::plain(new.clone());
-                    self.add_link(&mut manifest, &link, force, Some(member.group)).await?;
+                    let replaces = Some((member.group, progress));
+                    self.add_link(&mut manifest, &link, force, replaces).await?;
                 }
-                self.remove_link(&mut manifest, &member, progress).await
+                let old = member.group;
+                match self.chain.label().links.iter().any(|link| link.id == *old.as_bytes()) {
+                    true => self.remove_link(&mut manifest, &member, progress).await,
+                    false => self.forget_group(&mut manifest, Role::Link, old).await,
+                }
             }
             _ if member.role == Role::Link => Err(invalid(
                 "that device is one column of a stripe without mirrors; extend the volume by a \
@@ -641,8 +653,8 @@ impl Pool {
 struct NewLink<'a> {
     link: &'a LinkSpec,
     group: Uuid,
-    /// The link that will leave for it.
-    replaces: Option<Uuid>,
+    /// The link that it is for, and who is told of blocks copied.
+    replaces: Option<(Uuid, Progress<'a>)>,
     force: bool,
 }
 

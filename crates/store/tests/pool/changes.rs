@@ -84,6 +84,49 @@ async fn a_lone_link_is_replaced_by_moving_everything_off() {
 }
 
 #[tokio::test]
+async fn a_link_is_replaced_though_the_map_has_room_for_no_other() {
+    let place = Place::new();
+    let mut new = NewVolume::new("v", 16 * MIB, place.plain(&["a", "b"]));
+    (new.map, new.growth) = (vec![place.device("map")], 1.5);
+    place.create("v", &new).await.unwrap();
+    let pool = place.open("v").await.unwrap();
+    let add = |name: &str| {
+        let link = Some(LinkSpec::plain(place.device(name)));
+        ExtendRequest { link, ..ExtendRequest::default() }
+    };
+    pool.extend(&add("c")).await.unwrap();
+    let error = pool.extend(&add("d")).await.unwrap_err();
+    assert!(error.to_string().contains("the map area has room for"), "{error}");
+    fill(&pool, 3).await;
+    pool.chain().create_snapshot("before").await.unwrap();
+    pool.volume().write(0, pattern(MIB, 8), true).await.unwrap();
+    let small = DeviceSpec::with_size(place.path("small"), 8 * MIB);
+    let error = pool.replace(&place.path("b"), &small, false, &quiet).await.unwrap_err();
+    assert!(error.to_string().contains("use a larger one"), "{error}");
+    assert!(!place.path("small").exists());
+    for (old, new) in [("b", "d"), ("c", "e"), ("a", "f")] {
+        let calls = std::sync::atomic::AtomicU64::new(0);
+        let count = |_, _| {
+            calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        };
+        pool.replace(&place.path(old), &place.device(new), false, &count).await.unwrap();
+        assert!(calls.into_inner() > 0);
+        std::fs::remove_file(place.path(old)).unwrap();
+    }
+    pool.volume().write(0, pattern(MIB, 3), true).await.unwrap();
+    verify(&pool, 3).await;
+    drop(pool);
+    let pool = place.open("v").await.unwrap();
+    assert_eq!((pool.warnings(), pool.status().members.len()), (Vec::new(), 4));
+    verify(&pool, 3).await;
+    let before = pool.snapshot_volume("before").unwrap();
+    assert_eq!(before.read(0, MIB as usize).await.unwrap().concat(), pattern(MIB, 3));
+    assert_eq!(pool.chain().scrub(&quiet).await.unwrap().damaged, 0);
+    fill(&pool, 5).await;
+    verify(&pool, 5).await;
+}
+
+#[tokio::test]
 async fn a_link_that_cannot_be_added_leaves_nothing() {
     let place = Place::new();
     let pool = open(&place).await;

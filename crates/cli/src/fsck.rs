@@ -134,7 +134,14 @@ pub(crate) async fn check_snapshot(
 ) -> Outcome<serde_json::Value> {
     let how = check::How { data, ..check::How::default() };
     let files = files::check_snapshot(env, volume, name, how).await?;
-    let checked = Checked { recovery: volume.recovery(), given_up: 0, store: None, files };
+    let checked = Checked {
+        recovery: volume.recovery(),
+        given_up: 0,
+        opening: Vec::new(),
+        store: None,
+        files,
+        unchecked: None,
+    };
     Ok(as_json(&checked))
 }
 

@@ -268,7 +268,7 @@ impl Session {
         match (volume.transactions().settled_fence().await, request.writable) {
             (false, _) => Ok((volume.volume(), Some(writer))),
             (true, true) => {
-                self.refuse_if_mounted(volume).await?;
+                self.refuse_if_mounted(volume, None).await?;
                 tracing::warn!(volume = %place, "attached for writing over its partitions");
                 Ok((volume.unfenced(), Some(writer)))
             }

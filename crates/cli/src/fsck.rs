@@ -1,7 +1,8 @@
 //! `thalweg fsck`: checks the filesystem of a volume, and repairs it.
 
+use bytes::Bytes;
 use clap::Args;
-use thalweg_fs::check::{self, Finding, Report};
+use thalweg_fs::check::{self, Finding, LostRange, Report};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::Mend;
 
@@ -16,18 +17,23 @@ use crate::target::{JournalDev, Target};
 
 /// Everything that was wrong is repaired.
 const CORRECTED: u8 = 1;
-/// Something is wrong still.
+/// Something is wrong still, or a file has lost some of its bytes.
 const LEFT: u8 = 4;
 
 /// Check the filesystem of a volume, and repair it
 ///
 /// First the store below is scrubbed: everything on it is read and verified. The volume must not be
 /// mounted or served, but read-only; a snapshot, FOLDER@SNAPSHOT, is checked beside that, without the
-/// store below. Without -y or -a no byte changes: a journal or a log is replayed in
-/// memory. With them, a journal with a damaged middle is replayed up to there. Ends with 0 when
-/// nothing is wrong, 1 when everything was repaired, 4 when something is left, 8 when the check could
-/// not be made, 16 when the arguments make no sense. With a link fsck.thalweg to this program in /sbin,
-/// fsck(8) knows the type thalweg.
+/// store below. Without -y or -a no byte changes: a journal or a log is replayed in memory. With them, a
+/// journal with a damaged middle is replayed up to there.
+///
+/// Where blocks of a file cannot be found again, a repair records which bytes of it are lost. Reads of
+/// them fail, and every check lists them, until they are written anew or the file is deleted.
+///
+/// Exit codes, as of e2fsck(8): 0 nothing is wrong; 1 everything was repaired; 4 something is left, or
+/// files have lost bytes; 8 the check could not be made; 16 the arguments are invalid. With -a, files
+/// that have lost bytes make it 1, so that a system starts. With a link fsck.thalweg to this program in
+/// /sbin, fsck(8) knows the type thalweg.
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
     /// The volume's folder, FOLDER@SNAPSHOT, or the device of one that is updated in place
@@ -88,7 +94,7 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
         true => println!("{}", as_json(&checked)),
         false => show(&checked, &target, how.repair),
     }
-    Ok(checked.code())
+    Ok(checked.code(args.automatic))
 }
 
 /// Checks a snapshot, through the volume's server if it has one.
@@ -183,10 +189,12 @@ impl Checked {
             && self.files.is_clean()
     }
 
-    fn code(&self) -> u8 {
+    /// The exit code. A check when the system starts does not stop it for files that have lost bytes.
+    fn code(&self, automatic: bool) -> u8 {
         match () {
             () if self.is_clean() => 0,
             () if self.is_damaged() => LEFT,
+            () if !automatic && !self.files.lost.is_empty() => LEFT,
             () => CORRECTED,
         }
     }
@@ -236,14 +244,18 @@ fn show(checked: &Checked, target: &Target, repair: bool) {
         println!("{}, the store: {}", target.name, fields.join(", "));
     }
     for finding in &report.findings {
+        let at = match path(&finding.path) {
+            Some(path) => format!("{path}: "),
+            None => String::new(),
+        };
         match outcome(finding) {
-            (_, Some(lost)) => println!("{}: repaired; {lost}", finding.damage),
-            (outcome, None) => println!("{}: {outcome}", finding.damage),
+            (_, Some(lost)) => println!("{at}{}: repaired; lost: {lost}", finding.damage),
+            (outcome, None) => println!("{at}{}: {outcome}", finding.damage),
         }
     }
     match unchecked {
         Some(why) => println!("{}: the filesystem was not checked: {why}", target.name),
-        None => show_counts(report, target),
+        None => show_files(report, target),
     }
     if checked.is_damaged() {
         println!(
@@ -253,11 +265,36 @@ fn show(checked: &Checked, target: &Target, repair: bool) {
     }
 }
 
-fn show_counts(report: &Report, target: &Target) {
+/// What was seen of the files, and what is lost of them.
+fn show_files(report: &Report, target: &Target) {
+    for LostRange { ino, path, bytes } in &report.lost {
+        println!(
+            "{}: bytes {} to {} are lost (inode {ino})",
+            self::path(path).as_deref().unwrap_or("a file without a name"),
+            bytes.start,
+            bytes.end
+        );
+    }
     println!(
         "{}: {} inodes, {} of them directories; {} names; {} blocks in {} extents",
         target.name, report.inodes, report.directories, report.names, report.blocks, report.extents
     );
+    if !report.lost.is_empty() {
+        println!(
+            "Reads of what is lost fail. Write these files anew, from a backup, or delete them; until \
+             then every check lists them."
+        );
+    }
+}
+
+/// A path as it is shown.
+fn path(path: &Option<Bytes>) -> Option<String> {
+    let path = String::from_utf8_lossy(path.as_ref()?);
+    Some(
+        path.chars()
+            .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+            .collect(),
+    )
 }
 
 fn as_json(checked: &Checked) -> serde_json::Value {
@@ -268,7 +305,16 @@ fn as_json(checked: &Checked) -> serde_json::Value {
         .map(|finding| {
             let (outcome, lost) = outcome(finding);
             let damage = finding.damage.to_string();
-            serde_json::json!({ "damage": damage, "outcome": outcome, "lost": lost })
+            let path = path(&finding.path);
+            serde_json::json!({ "damage": damage, "path": path, "outcome": outcome, "lost": lost })
+        })
+        .collect();
+    let lost: Vec<_> = report
+        .lost
+        .iter()
+        .map(|LostRange { ino, path, bytes }| {
+            let path = self::path(path);
+            serde_json::json!({ "path": path, "inode": ino, "from": bytes.start, "to": bytes.end })
         })
         .collect();
     serde_json::json!({
@@ -279,6 +325,7 @@ fn as_json(checked: &Checked) -> serde_json::Value {
         "unchecked": checked.unchecked,
         "store": checked.store.as_ref().map(|store| &store.report),
         "findings": findings,
+        "lost": lost,
         "inodes": report.inodes,
         "directories": report.directories,
         "names": report.names,

@@ -70,6 +70,17 @@ pub enum FsError {
     /// Retry the whole transaction: another one stands against it.
     #[error("a concurrent transaction stands against it")]
     Conflict,
+    /// Give up: what these bytes of a file held is lost, as a repair has recorded. To write all of a
+    /// block anew, or to truncate it away, ends that.
+    #[error("bytes {from} to {to} of inode {ino} are lost")]
+    Lost {
+        /// The file.
+        ino: u64,
+        /// The first byte.
+        from: u64,
+        /// The byte behind the last one.
+        to: u64,
+    },
     /// Stop: what is stored makes no sense.
     #[error("the filesystem is damaged: {0}; run fsck")]
     Damaged(String),

@@ -13,7 +13,7 @@ use thalweg_fs::local::Local;
 use thalweg_fs::local::format::{
     DirectoryEntry, Extent, InodeRecord, Place, TRUNCATING, Tag, UsageRecord, key,
 };
-use thalweg_fs::{Filesystem, Ino, Kind, Node, SetXattr};
+use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
 use thalweg_store::block::Lba;
 use thalweg_store::env::Env;
@@ -188,7 +188,8 @@ async fn damaged(
         println!("{}: {:?}", finding.damage, finding.outcome);
     }
     let after = rig.check(false).await;
-    assert!(after.is_clean(), "{:?}", after.findings);
+    assert!(after.findings.is_empty(), "{:?}", after.findings);
+    assert_eq!(after.lost, repaired.lost, "what is lost stays told");
     let fs = rig.open().await;
     (rig, repaired.findings, fs)
 }
@@ -413,7 +414,9 @@ fn blocks_that_are_not_where_they_should_be() {
         };
         let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::Overlap { .. })).await;
         assert_eq!(content(&fs, rig.file).await, rig.content);
-        write(&fs, rig.other, 3 * BLOCK, b"anew").await;
+        let read = fs.read(rig.other, 3 * BLOCK, 5).await;
+        assert!(matches!(read, Err(FsError::Lost { .. })), "{read:?}");
+        write(&fs, rig.other, 3 * BLOCK, &pattern(3, 4096)).await;
         assert_eq!(content(&fs, rig.file).await, rig.content);
         // One has the same part of its file twice.
         let make = async |rig: &Rig| {

@@ -30,7 +30,8 @@ pub(crate) fn errno(operation: &'static str, error: &FsError) -> Errno {
         FsError::QuotaExceeded => Errno::EDQUOT,
         // As between filesystems: whoever renames copies instead.
         FsError::CrossQuota => Errno::EXDEV,
-        FsError::Newer(_) => Errno::EIO,
+        // As for a block that the device cannot read.
+        FsError::Lost { .. } | FsError::Newer(_) => Errno::EIO,
         // Not EAGAIN: whoever gets that from a file tries again for ever.
         FsError::Conflict => Errno::EBUSY,
         // As ext4 and XFS answer where their structures make no sense.
@@ -76,6 +77,7 @@ mod tests {
             (FsError::NotFound, libc::ENOENT),
             (FsError::Conflict, libc::EBUSY),
             (FsError::Damaged("x".to_owned()), libc::EUCLEAN),
+            (FsError::Lost { ino: 7, from: 0, to: 4096 }, libc::EIO),
             (store(StoreError::NoSpace), libc::ENOSPC),
             (store(StoreError::Poisoned("x".into())), libc::EROFS),
             (tree(TreeError::Full("x".to_owned())), libc::ENOSPC),

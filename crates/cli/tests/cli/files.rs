@@ -420,3 +420,37 @@ fn a_check_says_by_its_exit_code_what_it_found() {
     mount.mount(&[]);
     assert_eq!(text(&mount.path("a")), "x");
 }
+
+/// The extents of `a` are gone from the tree: what it held is told, is not zeros, and stays told until it
+/// is written anew.
+#[test]
+fn a_file_that_has_lost_bytes_is_told_by_every_check() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    fs::create_dir(mount.path("dir")).unwrap();
+    fs::write(mount.path("dir/a"), vec![7; 5000]).unwrap();
+    let ino = fs::metadata(mount.path("dir/a")).unwrap().ino();
+    mount.umount();
+    let key = format!("{ino:016x}0500000000");
+    let delete = ["delete", "--hex", "fs.meta", &key];
+    good(thalweg(["kv"]).arg(mount.home.volume()).args(delete));
+    let said = bad(thalweg(["fsck", "-n"]).arg(mount.home.volume()), 4);
+    assert!(said.contains("/dir/a") && said.contains("-y repairs"), "{said}");
+    let said = bad(thalweg(["fsck", "-y"]).arg(mount.home.volume()), 4);
+    assert!(said.contains("/dir/a: bytes 0 to 5000 are lost") && said.contains("delete"), "{said}");
+    let output = thalweg(["fsck", "--json"]).arg(mount.home.volume()).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let lost = serde_json::json!([{ "path": "/dir/a", "inode": ino, "from": 0, "to": 5000 }]);
+    assert_eq!((&found["lost"], &found["clean"]), (&lost, &false.into()));
+    assert_eq!(found["findings"], serde_json::json!([]));
+    // A system starts all the same.
+    let said = bad(thalweg(["fsck", "-a"]).arg(mount.home.volume()), 1);
+    assert!(said.contains("/dir/a: bytes 0 to 5000 are lost"), "{said}");
+    mount.mount(&[]);
+    let read = fs::read(mount.path("dir/a")).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(libc::EIO));
+    fs::write(mount.path("dir/a"), vec![8; 5000]).unwrap();
+    assert_eq!(fs::read(mount.path("dir/a")).unwrap(), vec![8; 5000]);
+    mount.umount();
+    good(thalweg(["fsck"]).arg(mount.home.volume()));
+}

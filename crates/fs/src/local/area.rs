@@ -10,7 +10,7 @@ use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::format::{
-    BITMAP_HEADER, BITMAP_MAGIC, BITS_PER_PAGE, BitmapHeader, FORMAT_VERSION, MAX_DATA_BLOCKS,
+    BITMAP_HEADER, BITMAP_MAGIC, BITMAP_VERSION, BITS_PER_PAGE, BitmapHeader, MAX_DATA_BLOCKS,
 };
 use crate::error::FsError;
 
@@ -71,7 +71,7 @@ impl DataArea {
     fn header(&self, page: u64) -> BitmapHeader {
         BitmapHeader {
             magic: BITMAP_MAGIC,
-            version: FORMAT_VERSION.into(),
+            version: BITMAP_VERSION.into(),
             spare: [0; 2],
             index: (page as u32).into(),
             tag: self.tag.into(),
@@ -195,7 +195,7 @@ fn words(bytes: &[u8], first: u64) -> impl Iterator<Item = (u64, u64)> {
 
 fn refuse(page: u64, bytes: &[u8]) -> FsError {
     match BitmapHeader::read_from_prefix(bytes) {
-        Ok((header, _)) if header.magic == BITMAP_MAGIC && header.version > FORMAT_VERSION => {
+        Ok((header, _)) if header.magic == BITMAP_MAGIC && header.version > BITMAP_VERSION => {
             FsError::Newer(header.version.get())
         }
         _ => FsError::Damaged(format!("bitmap page {page} is none, or another")),

@@ -10,6 +10,7 @@
 //! Nobody else may have the filesystem open.
 
 mod damage;
+mod lost;
 mod repair;
 mod salvage;
 mod scan;
@@ -17,6 +18,7 @@ mod scan;
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use thalweg_store::env::Env;
 use thalweg_store::txn::Transact;
 
@@ -26,6 +28,8 @@ use super::space::Space;
 use crate::error::FsError;
 pub use damage::Damage;
 use damage::Stage;
+use lost::Missing;
+use scan::{Paths, Scan};
 
 /// What is looked at, and what is done about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -57,6 +61,20 @@ pub struct Finding {
     pub damage: Damage,
     /// What became of it.
     pub outcome: Outcome,
+    /// The path of the file or directory that it is about, where there is one and a name leads there.
+    pub path: Option<Bytes>,
+}
+
+/// Bytes of a file that are lost: reads of them fail until they are written anew, or are truncated away
+/// with the file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LostRange {
+    /// The file.
+    pub ino: u64,
+    /// Its path, when a name leads to it.
+    pub path: Option<Bytes>,
+    /// The bytes.
+    pub bytes: Range<u64>,
 }
 
 /// What a check has seen.
@@ -64,6 +82,8 @@ pub struct Finding {
 pub struct Report {
     /// Everything that was wrong.
     pub findings: Vec<Finding>,
+    /// What this repair, or an earlier one, has recorded as lost of files.
+    pub lost: Vec<LostRange>,
     /// Inodes.
     pub inodes: u64,
     /// Of those, directories.
@@ -80,9 +100,9 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing was wrong.
+    /// Whether nothing was wrong, and no file has lost anything.
     pub fn is_clean(&self) -> bool {
-        self.findings.is_empty()
+        self.findings.is_empty() && self.lost.is_empty()
     }
 
     /// Whether something is wrong still.
@@ -105,8 +125,9 @@ pub async fn check(
     how: How,
 ) -> Result<Report, FsError> {
     let (mut findings, mut rounds) = (Vec::new(), 0..ROUNDS);
+    let mut missing = Missing::default();
     loop {
-        let parts = salvage::find(env, &volume, name, how.salvage, &mut findings).await?;
+        let parts = salvage::find(env, &volume, name, how, (&mut findings, &mut missing)).await?;
         let Some(parts) = parts else { return Ok(Report { findings, ..Report::default() }) };
         let found = Found {
             tree: parts.tree,
@@ -119,9 +140,21 @@ pub async fn check(
             max_inodes: parts.max_inodes,
         };
         let inner = Inner::new(env, volume.clone(), found, Options::default());
-        if let Some(report) = check_parts(&inner, how, &mut rounds, &mut findings).await? {
+        let so_far = (&mut findings, &mut missing);
+        if let Some(report) = check_parts(&inner, how, &mut rounds, so_far).await? {
             return Ok(Report { findings, ..report });
         }
+    }
+}
+
+/// Adds paths to findings that have none yet.
+fn find_paths(scan: &Scan, findings: &mut [Finding]) {
+    if findings.iter().all(|finding| finding.path.is_some()) {
+        return;
+    }
+    let paths = Paths::new(scan);
+    for finding in findings.iter_mut().filter(|finding| finding.path.is_none()) {
+        finding.path = paths.of_damage(&finding.damage);
     }
 }
 
@@ -131,11 +164,13 @@ async fn check_parts(
     inner: &Inner,
     how: How,
     rounds: &mut Range<usize>,
-    findings: &mut Vec<Finding>,
+    (findings, missing): (&mut Vec<Finding>, &mut Missing),
 ) -> Result<Option<Report>, FsError> {
     loop {
         let scan = scan::scan(inner, how.data).await?;
         let damages = scan.damages();
+        find_paths(&scan, findings);
+        let known = findings.len();
         let may = |stage: &Stage| how.repair && (how.salvage || *stage != Stage::Tree);
         let stages = damages.iter().filter_map(Damage::stage).filter(may);
         let stage = stages.min().filter(|_| rounds.next().is_some());
@@ -143,7 +178,7 @@ async fn check_parts(
             let outcome = match stage {
                 // What is left of it in the end is told then.
                 Some(_) if damage.stage() != stage => continue,
-                Some(_) => match repair::repair(inner, &scan, damage).await? {
+                Some(_) => match repair::repair(inner, &scan, damage, missing).await? {
                     // Another repair has seen to it, or nothing can be done: the next round tells.
                     Outcome::Left => continue,
                     done => done,
@@ -152,9 +187,13 @@ async fn check_parts(
             };
             match findings.iter_mut().find(|it| it.damage == *damage) {
                 Some(known) => known.outcome = outcome,
-                None => findings.push(Finding { damage: damage.clone(), outcome }),
+                None => {
+                    let damage = damage.clone();
+                    findings.push(Finding { damage, outcome, path: None });
+                }
             }
         }
+        find_paths(&scan, &mut findings[known..]);
         match stage {
             Some(Stage::Tree) => return Ok(None),
             Some(_) => {}

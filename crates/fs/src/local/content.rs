@@ -3,6 +3,9 @@
 //! A block of a file that has no block of data reads as zeros, and so does a block of data that was
 //! not written: to reserve blocks one takes them, and does nothing with them. Bytes behind the end of a
 //! file, in its last block, are zeros.
+//!
+//! A block that a repair has recorded as lost cannot be read. A write of all of it makes it a block
+//! like any other; a truncation, a punched hole and a range that is zeroed take it away.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,7 +15,7 @@ use bytes::Bytes;
 use thalweg_store::block::BLOCK_SIZE;
 
 use super::extents::{Layout, RecordChange, Run};
-use super::format::{Extent, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
+use super::format::{Extent, HAS_LOST, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
 use super::op::Op;
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, Seek, WriteAt};
@@ -149,6 +152,10 @@ impl Op<'_> {
         let mut at = bytes.start;
         for extent in self.extents(ino, blocks.clone()).await? {
             let (from, to) = (extent.at.max(blocks.start), extent.end().min(blocks.end));
+            if extent.is_lost() {
+                let (from, to) = ((from * BLOCK).max(bytes.start), (to * BLOCK).min(bytes.end));
+                return Err(FsError::Lost { ino, from, to });
+            }
             push_zeros(&mut buffers, (from * BLOCK).saturating_sub(at));
             let lba = self.inner.area.lba(extent.start + (from - extent.at));
             for (block, content) in (from..to).zip(self.txn.read_run(lba, to - from).await?) {
@@ -185,9 +192,12 @@ impl Op<'_> {
         self.require_tail(ino, &mut record, end).await?;
         let blocks = touched(&(offset..end));
         let mut layout = Layout::new(self.extents(ino, blocks.clone()).await?);
+        require_unlost(ino, &layout, &(offset..end), record.size.get())?;
+        layout.forget_lost(blocks.clone());
         let fresh = layout.holes(blocks.clone());
         if !fresh.is_empty() {
             layout = self.layout(ino, blocks.clone()).await?;
+            layout.forget_lost(blocks.clone());
             for hole in &fresh {
                 self.fill_hole(ino, &mut record, &mut layout, hole.clone()).await?;
             }
@@ -277,7 +287,7 @@ impl Op<'_> {
         match floor.filter(|(found, _)| found.starts_with(&key[..9])) {
             Some((key, value)) => {
                 let extent = self.extent(ino, &key, &value)?;
-                Ok(Some(extent.start + extent.blocks))
+                Ok((!extent.is_lost()).then_some(extent.start + extent.blocks))
             }
             None => Ok(None),
         }
@@ -341,7 +351,7 @@ impl Op<'_> {
         most: usize,
     ) -> Result<bool, FsError> {
         let first = record.size.get().div_ceil(BLOCK);
-        if record.blocks == 0 {
+        if record.blocks == 0 && record.flags & HAS_LOST == 0 {
             return Ok(self.clear_truncating(ino, record));
         }
         let behind = super::format::key_behind(ino, Tag::Extent);
@@ -355,7 +365,9 @@ impl Op<'_> {
             left -= 1;
             let extent = self.extent(ino, &key, &value)?;
             self.delete(extent.key(ino));
-            self.give_back(record, Run { start: extent.start, blocks: extent.blocks }).await?;
+            if !extent.is_lost() {
+                self.give_back(record, Run { start: extent.start, blocks: extent.blocks }).await?;
+            }
         }
         // One that begins before may end behind.
         let mut layout = Layout::new(self.extents(ino, first..first + 1).await?);
@@ -370,6 +382,9 @@ impl Op<'_> {
     }
 
     fn clear_truncating(&mut self, ino: u64, record: &mut InodeRecord) -> bool {
+        if record.size == 0 {
+            record.flags &= !HAS_LOST;
+        }
         if record.flags & TRUNCATING != 0 {
             record.flags &= !TRUNCATING;
             self.forget_orphan(ino);
@@ -416,6 +431,18 @@ impl Op<'_> {
         keep_size: bool,
         most: u64,
     ) -> Result<u64, FsError> {
+        self.reserve_over(ino, bytes, keep_size, most, 0..0).await
+    }
+
+    /// [`Op::reserve`]; what is lost of the blocks `lost` are holes too.
+    async fn reserve_over(
+        &mut self,
+        ino: u64,
+        bytes: Range<u64>,
+        keep_size: bool,
+        most: u64,
+        lost: Range<u64>,
+    ) -> Result<u64, FsError> {
         let mut record = self.file(ino).await?;
         if bytes.end > MAX_FILE {
             return Err(FsError::FileTooLarge);
@@ -423,6 +450,7 @@ impl Op<'_> {
         self.require_tail(ino, &mut record, bytes.end).await?;
         let blocks = touched(&bytes);
         let mut layout = self.layout(ino, blocks.clone()).await?;
+        layout.forget_lost(lost);
         let (mut left, mut done) = (most, bytes.end);
         for hole in layout.holes(blocks) {
             let end = hole.end.min(hole.start.saturating_add(left));
@@ -491,11 +519,11 @@ impl Op<'_> {
         let whole = bytes.start.div_ceil(BLOCK)..bytes.end / BLOCK;
         if whole.start < whole.end {
             let layout = Layout::new(self.extents(ino, whole.clone()).await?);
-            for place in whole.filter_map(|block| layout.block(block)) {
+            for place in whole.clone().filter_map(|block| layout.block(block)) {
                 self.clear_block(place);
             }
         }
-        self.reserve(ino, bytes.clone(), keep_size, u64::MAX).await?;
+        self.reserve_over(ino, bytes.clone(), keep_size, u64::MAX, whole).await?;
         Ok(bytes.end)
     }
 
@@ -527,6 +555,20 @@ impl Op<'_> {
             }
         }
     }
+}
+
+/// Fails when a write of these bytes leaves a part of a block that is lost: nothing is known of what
+/// the rest of it held.
+fn require_unlost(ino: u64, layout: &Layout, bytes: &Range<u64>, size: u64) -> Result<(), FsError> {
+    let blocks = touched(bytes);
+    for block in [blocks.start, blocks.end - 1] {
+        let held = block * BLOCK..((block + 1) * BLOCK).min(size);
+        let is_whole = bytes.start <= held.start && held.end <= bytes.end;
+        if !is_whole && layout.lost(block..block + 1).is_some() {
+            return Err(FsError::Lost { ino, from: held.start, to: held.end });
+        }
+    }
+    Ok(())
 }
 
 fn push_zeros(buffers: &mut Vec<Bytes>, mut len: u64) {

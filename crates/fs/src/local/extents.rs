@@ -37,13 +37,27 @@ impl Layout {
         &self.now
     }
 
-    /// The block of data behind a block of the file.
+    /// The block of data behind a block of the file; none is behind one that is lost.
     pub(super) fn block(&self, at: u64) -> Option<u64> {
         let extent = &self.now[self.now.partition_point(|it| it.end() <= at)..].first()?;
-        (extent.at <= at).then(|| extent.start + (at - extent.at))
+        (extent.at <= at && !extent.is_lost()).then(|| extent.start + (at - extent.at))
     }
 
-    /// Parts of a range of the file's blocks that have none of data.
+    /// The first part of a range of the file's blocks that is lost.
+    pub(super) fn lost(&self, range: Range<u64>) -> Option<Range<u64>> {
+        let touches = |it: &&Extent| it.is_lost() && it.end() > range.start && it.at < range.end;
+        let extent = self.now.iter().find(touches)?;
+        Some(extent.at.max(range.start)..extent.end().min(range.end))
+    }
+
+    /// Has what is lost of a range of the file's blocks be a hole.
+    pub(super) fn forget_lost(&mut self, range: Range<u64>) {
+        while let Some(lost) = self.lost(range.clone()) {
+            self.remove(lost);
+        }
+    }
+
+    /// Parts of a range of the file's blocks that have none of data, and had none.
     pub(super) fn holes(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let (mut holes, mut at) = (Vec::new(), range.start);
         for extent in self.now.iter().filter(|it| it.end() > range.start && it.at < range.end) {
@@ -61,7 +75,7 @@ impl Layout {
     /// The block of data that would go on with what is before a block of the file.
     pub(super) fn continuation(&self, at: u64) -> Option<u64> {
         let before = self.now.partition_point(|it| it.at < at).checked_sub(1)?;
-        let extent = self.now[before];
+        let extent = Some(self.now[before]).filter(|it| !it.is_lost())?;
         Some(extent.start + (at - extent.at))
     }
 
@@ -75,7 +89,11 @@ impl Layout {
                 continue;
             };
             let joined = a.blocks + b.blocks;
-            let follows = a.end() == b.at && a.start + a.blocks == b.start;
+            let is_next = match a.is_lost() {
+                true => b.is_lost(),
+                false => a.start + a.blocks == b.start,
+            };
+            let follows = a.end() == b.at && is_next;
             if follows && joined <= u64::from(u32::MAX) {
                 self.now[left].blocks = joined;
                 self.now.remove(left + 1);
@@ -83,7 +101,7 @@ impl Layout {
         }
     }
 
-    /// Takes the blocks of a part of the file away; they are the caller's.
+    /// Takes the blocks of a part of the file away; they are the caller's. What is lost has none.
     pub(super) fn remove(&mut self, range: Range<u64>) -> Vec<Run> {
         let (mut kept, mut gone) = (Vec::with_capacity(self.now.len() + 1), Vec::new());
         for extent in &self.now {
@@ -92,13 +110,14 @@ impl Layout {
                 kept.push(*extent);
                 continue;
             }
-            gone.push(Run { start: extent.start + (from - extent.at), blocks: to - from });
+            if !extent.is_lost() {
+                gone.push(Run { start: extent.part(from..to).start, blocks: to - from });
+            }
             if extent.at < from {
-                kept.push(Extent { blocks: from - extent.at, ..*extent });
+                kept.push(extent.part(extent.at..from));
             }
             if to < extent.end() {
-                let start = extent.start + (to - extent.at);
-                kept.push(Extent { at: to, start, blocks: extent.end() - to });
+                kept.push(extent.part(to..extent.end()));
             }
         }
         self.now = kept;

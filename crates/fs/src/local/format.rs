@@ -22,6 +22,8 @@
 //!
 //! Values are little endian.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::checksum::crc32c;
@@ -31,8 +33,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::attributes::{Kind, Timestamp};
 use crate::error::FsError;
 
-/// Version of every structure here; a filesystem with a higher one is not opened.
-pub const FORMAT_VERSION: u16 = 1;
+/// The newest version of a filesystem that is known here; one with a higher version is not opened.
+pub const FORMAT_VERSION: u16 = LOST_VERSION;
+/// The version that a filesystem is made with.
+pub const FIRST_VERSION: u16 = 1;
+/// The version of a filesystem in which extents may be [lost](Extent::is_lost). A repair raises it when
+/// it records the first one.
+pub const LOST_VERSION: u16 = 2;
+/// Version of a page of bits.
+pub const BITMAP_VERSION: u16 = 1;
 /// First bytes of the superblock.
 pub const SUPER_MAGIC: [u8; 8] = *b"THALWEGF";
 /// First bytes of a page of bits.
@@ -43,8 +52,10 @@ pub use thalweg_store::tree::format::{DATA_SUFFIX, META_SUFFIX};
 pub const BITMAP_HEADER: usize = 32;
 /// Bits in a page.
 pub const BITS_PER_PAGE: u64 = ((BLOCK_SIZE - BITMAP_HEADER) * 8) as u64;
-/// Most blocks of data: their numbers have 40 bits.
-pub const MAX_DATA_BLOCKS: u64 = 1 << 40;
+/// Most blocks of data: their numbers have 40 bits, and the highest one is [`LOST`].
+pub const MAX_DATA_BLOCKS: u64 = LOST;
+/// The place of an extent whose blocks of data a repair could not find again.
+pub const LOST: u64 = (1 << 40) - 1;
 /// Lanes in which the usage of a quota is counted, so that those who add to it seldom meet.
 pub const USAGE_LANES: u8 = 16;
 /// Bits of a name's hash.
@@ -135,6 +146,8 @@ pub const HAS_XATTRS: u8 = 2;
 pub const HAS_ACL: u8 = 4;
 /// The directory has an access control list for what is made in it.
 pub const HAS_DEFAULT_ACL: u8 = 8;
+/// The file has, or had, extents that are lost. They do not count as blocks.
+pub const HAS_LOST: u8 = 16;
 
 /// An inode. In the tree its record begins 8 bytes before, so that what a write changes, the two
 /// times, is one unit of 16 bytes, and size and blocks are another.
@@ -183,7 +196,7 @@ pub struct InodeRecord {
 pub struct SuperRecord {
     /// [`SUPER_MAGIC`].
     pub magic: [u8; 8],
-    /// [`FORMAT_VERSION`].
+    /// From [`FIRST_VERSION`] to [`FORMAT_VERSION`].
     pub version: U16,
     /// Bits of names' hashes: [`HASH_BITS`].
     pub hash_bits: u8,
@@ -225,7 +238,7 @@ pub struct EntryHead {
     pub chained: u8,
 }
 
-/// The value of [`Tag::Extent`]: blocks of data in a row.
+/// The value of [`Tag::Extent`]: blocks of data in a row, or blocks of the file that are [`LOST`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtentRecord {
@@ -263,7 +276,7 @@ pub struct UsageRecord {
 pub struct BitmapHeader {
     /// [`BITMAP_MAGIC`].
     pub magic: [u8; 4],
-    /// [`FORMAT_VERSION`].
+    /// [`BITMAP_VERSION`].
     pub version: U16,
     /// Zeros.
     pub spare: [u8; 2],
@@ -393,16 +406,32 @@ impl Place {
 pub struct Extent {
     /// The first block of the file.
     pub at: u64,
-    /// Its place among the blocks of data.
+    /// Its place among the blocks of data, or [`LOST`].
     pub start: u64,
     /// How many, at least one.
     pub blocks: u64,
 }
 
 impl Extent {
+    /// Blocks of a file of which a repair has found that they were written, and not where.
+    pub fn lost(range: Range<u64>) -> Extent {
+        Extent { at: range.start, start: LOST, blocks: range.end - range.start }
+    }
+
+    /// Whether what it held is lost: it has no blocks of data, and reads of it fail.
+    pub fn is_lost(&self) -> bool {
+        self.start == LOST
+    }
+
     /// The block of the file behind it.
     pub fn end(&self) -> u64 {
         self.at + self.blocks
+    }
+
+    /// The part of it from a block of the file on, up to another.
+    pub fn part(&self, range: Range<u64>) -> Extent {
+        let start = if self.is_lost() { LOST } else { self.start + (range.start - self.at) };
+        Extent { at: range.start, start, blocks: range.end - range.start }
     }
 
     /// The key of its record.
@@ -426,7 +455,8 @@ impl Extent {
         let record = ExtentRecord::read_from_bytes(value).ok()?;
         let start = u64::from(record.start.get()) | u64::from(record.high) << 32;
         let blocks = u64::from(record.blocks.get());
-        let inside = start + blocks <= data_blocks && at + blocks <= 1 << 32;
+        let stored = start == LOST || start + blocks <= data_blocks;
+        let inside = stored && at + blocks <= 1 << 32;
         (blocks > 0 && inside).then_some(Extent { at, start, blocks })
     }
 }

@@ -14,8 +14,8 @@ use zerocopy::IntoBytes;
 use super::Local;
 use super::area::{BitmapPage, DataArea};
 use super::format::{
-    DATA_SUFFIX, FORMAT_VERSION, HASH_BITS, InodeRecord, META_SUFFIX, SUPER_MAGIC, SuperRecord,
-    Tag, decode, encode_kind, key,
+    DATA_SUFFIX, FIRST_VERSION, FORMAT_VERSION, HASH_BITS, InodeRecord, META_SUFFIX, SUPER_MAGIC,
+    SuperRecord, Tag, decode, encode_kind, key,
 };
 use super::inner::{Found, Inner};
 use super::op::stored_time;
@@ -97,7 +97,7 @@ fn super_record(
 ) -> SuperRecord {
     let mut record = SuperRecord {
         magic: SUPER_MAGIC,
-        version: FORMAT_VERSION.into(),
+        version: FIRST_VERSION.into(),
         hash_bits,
         spare: [0; 5],
         uuid: *uuid.as_bytes(),

@@ -14,7 +14,7 @@ use crate::rig::{Rig, Volume};
 use crate::state::State;
 use crate::support::*;
 use crate::user::User;
-use crate::{LATENCY, check_clean, long};
+use crate::{LATENCY, check_sound, long};
 
 const STEPS: usize = 40;
 
@@ -54,7 +54,7 @@ pub(crate) async fn repair_again(
         let volume = rig.open(env, &image.devices).await;
         let again = repair(env, &volume).await.unwrap();
         assert!(!again.is_damaged(), "{when}: {:#?}", again.findings);
-        check_clean(env, &volume, &when).await;
+        check_sound(env, &volume, &when).await;
         let found = see(env, &volume).await;
         assert!(
             found == *expected,

@@ -23,7 +23,7 @@ use thalweg_store::txn::Begin;
 use crate::repair::{Whole, policy, repair, repair_again, see};
 use crate::rig::{Rig, Volume};
 use crate::support::*;
-use crate::{LATENCY, check_clean, long};
+use crate::{LATENCY, check_clean, check_sound, long};
 
 /// Where a page of the tree lies on the devices: which one, and the byte. A chain may have moved
 /// it, and left it where it was too.
@@ -112,7 +112,7 @@ async fn repaired(env: &Env, volume: &Volume, place: &Place) -> Whole {
         let is_whole = report.findings.iter().all(|it| it.outcome == Outcome::Repaired);
         assert!(is_whole, "{place:?}: {:#?}", report.findings);
     }
-    check_clean(env, volume, &format!("{place:?}")).await;
+    check_sound(env, volume, &format!("{place:?}")).await;
     see(env, volume).await
 }
 

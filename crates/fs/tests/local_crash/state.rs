@@ -47,7 +47,7 @@ impl State {
             match attributes.kind {
                 Kind::File if !state.files.contains_key(&ino) => {
                     let len = attributes.size.min(MOST) as usize;
-                    state.files.insert(ino, read(fs, ino, 0, len).await);
+                    state.files.insert(ino, read_left(fs, ino, len).await);
                 }
                 Kind::Symlink => target = fs.read_link(ino).await.unwrap().to_vec(),
                 Kind::Directory => {

@@ -197,11 +197,14 @@ pub(crate) async fn use_and_repair(env: &Env, volume: &Arc<dyn Transact>, rng: &
         return true;
     }
     let clean = check_all(env, volume, false).await.unwrap();
-    assert!(clean.is_clean(), "{:#?} after {:#?}", clean.findings, repaired.findings);
+    assert!(clean.findings.is_empty(), "{:#?} after {:#?}", clean.findings, repaired.findings);
     let fs = open(env, volume).await;
-    exercise(&fs, rng).await.unwrap();
+    match exercise(&fs, rng).await {
+        Err(FsError::Lost { .. }) if !clean.lost.is_empty() => {}
+        done => done.unwrap(),
+    }
     drop(fs);
     let clean = check_all(env, volume, false).await.unwrap();
-    assert!(clean.is_clean(), "{:#?} after use", clean.findings);
+    assert!(clean.findings.is_empty(), "{:#?} after use", clean.findings);
     !repaired.is_clean()
 }

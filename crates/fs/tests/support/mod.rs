@@ -96,6 +96,25 @@ pub async fn read(fs: &dyn Filesystem, ino: Ino, offset: u64, len: usize) -> Vec
     fs.read(ino, offset, len).await.unwrap().concat()
 }
 
+/// Bytes of a file from its start on, zeros in blocks that are lost.
+pub async fn read_left(fs: &dyn Filesystem, ino: Ino, len: usize) -> Vec<u8> {
+    match fs.read(ino, 0, len).await {
+        Ok(read) => return read.concat(),
+        Err(FsError::Lost { .. }) => {}
+        Err(error) => panic!("{ino:?}: {error}"),
+    }
+    let mut bytes = Vec::with_capacity(len);
+    for at in (0..len).step_by(4096) {
+        let some = (len - at).min(4096);
+        match fs.read(ino, at as u64, some).await {
+            Ok(read) => bytes.extend(read.concat()),
+            Err(FsError::Lost { .. }) => bytes.resize(at + some, 0),
+            Err(error) => panic!("{ino:?}: {error}"),
+        }
+    }
+    bytes
+}
+
 /// All bytes of a file.
 pub async fn content(fs: &dyn Filesystem, ino: Ino) -> Vec<u8> {
     let size = attributes(fs, ino).await.size;

@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use crate::local::format::parse_key;
+
 /// Something that is wrong. Inodes are named by their numbers, names as they are.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Damage {
@@ -307,7 +309,60 @@ pub(super) enum Stage {
     Rest,
 }
 
+/// Where something is wrong.
+pub(super) enum Place<'a> {
+    /// In no file or directory alone.
+    None,
+    /// In an inode, or in what belongs to it.
+    Inode(u64),
+    /// At a name in a directory.
+    Name(u64, &'a Bytes),
+}
+
 impl Damage {
+    /// Where it is.
+    pub(super) fn place(&self) -> Place<'_> {
+        match self {
+            Damage::DanglingName { directory, name, .. }
+            | Damage::MisplacedName { directory, name, .. }
+            | Damage::DoubleName { directory, name, .. }
+            | Damage::WrongKind { directory, name, .. }
+            | Damage::SecondName { directory, name, .. } => Place::Name(*directory, name),
+            Damage::MissingInode { ino, .. }
+            | Damage::NamesInFile { ino, .. }
+            | Damage::ExtentsOfOther { ino, .. }
+            | Damage::WrongLinks { ino, .. }
+            | Damage::WrongParent { ino, .. }
+            | Damage::WrongCount { ino, .. }
+            | Damage::WrongSize { ino, .. }
+            | Damage::NoTarget { ino }
+            | Damage::WrongBlocks { ino, .. }
+            | Damage::WrongFlags { ino }
+            | Damage::BadList { ino, .. }
+            | Damage::Overlap { ino, .. }
+            | Damage::Unreadable { ino, .. }
+            | Damage::WrongQuota { ino, .. } => Place::Inode(*ino),
+            Damage::NoQuotaRoot { root } | Damage::WrongUsage { root, .. } => Place::Inode(*root),
+            Damage::UnknownRecord(key) | Damage::BadRecord(key) => match parse_key(key) {
+                Some((ino, _, _)) if ino > 0 => Place::Inode(ino),
+                _ => Place::None,
+            },
+            Damage::Tree(_)
+            | Damage::NoSuper
+            | Damage::NoRoot
+            | Damage::Unreachable { .. }
+            | Damage::Cycle { .. }
+            | Damage::UnlistedOrphan { .. }
+            | Damage::StaleOrphan { .. }
+            | Damage::BadFreed { .. }
+            | Damage::BadBitmap { .. }
+            | Damage::NotMarked { .. }
+            | Damage::NotUsed { .. }
+            | Damage::NotEmpty { .. }
+            | Damage::WrongNumber { .. } => Place::None,
+        }
+    }
+
     /// When its turn to be repaired is: what comes earlier may be the cause of what comes later.
     /// `None` when there is no repair.
     pub(super) fn stage(&self) -> Option<Stage> {

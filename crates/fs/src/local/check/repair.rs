@@ -1,11 +1,14 @@
 //! What is done about what is wrong: each repair is a transaction, and none depends on another.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use thalweg_store::block::Class;
 use zerocopy::IntoBytes;
 
 use super::Outcome;
 use super::damage::Damage;
+use super::lost::{self, Missing};
 use super::salvage;
 use super::scan::{Name, Scan};
 use crate::attributes::{Ino, Kind};
@@ -14,8 +17,9 @@ use crate::filesystem::{MAX_FILE, NewNode, Node};
 use crate::local::content::BLOCK;
 use crate::local::extents::Run;
 use crate::local::format::{
-    DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, Place, Tag,
-    UsageRecord, encode_kind, extent_key, key, key_behind, parse_key,
+    DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord,
+    LOST_VERSION, Place, SuperRecord, Tag, UsageRecord, decode, encode_kind, extent_key, key,
+    key_behind, parse_key,
 };
 use crate::local::inner::Inner;
 use crate::local::names::place_key;
@@ -28,6 +32,8 @@ use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// Records that one transaction removes.
 const RECORDS_AT_ONCE: usize = 64;
+/// Ranges that are told one by one.
+const TOLD: usize = 64;
 /// Inode numbers that are left out behind the highest: some may have been given away.
 const NUMBERS_SKIPPED: u64 = 1 << 16;
 
@@ -36,6 +42,7 @@ pub(super) async fn repair(
     inner: &Inner,
     scan: &Scan,
     damage: &Damage,
+    missing: &mut Missing,
 ) -> Result<Outcome, FsError> {
     let repaired = match damage {
         Damage::NotUsed { start, blocks } => {
@@ -52,8 +59,17 @@ pub(super) async fn repair(
             remove_all(inner, *ino, Tag::Extent, *extents).await
         }
         Damage::Tree(_) => {
-            salvage::salvage(&inner.env, inner.volume.clone(), inner.tree.name()).await
+            salvage::salvage(&inner.env, inner.volume.clone(), inner.tree.name(), missing).await
         }
+        Damage::BadRecord(key) => {
+            missing.add_record(key);
+            change(inner, async |op| op.mend(scan, damage).await).await
+        }
+        Damage::NoRoot => change(inner, async |op| op.make_inode(Ino::ROOT.0, missing).await).await,
+        Damage::MissingInode { ino, .. } => {
+            change(inner, async |op| op.make_inode(*ino, missing).await).await
+        }
+        Damage::WrongBlocks { ino, .. } => mend_blocks(inner, *ino, missing).await,
         Damage::BadBitmap { page } => rewrite_page(inner, scan, *page).await,
         Damage::Unreachable { ino } => rescue(inner, *ino).await,
         other => change(inner, async |op| op.mend(scan, other).await).await,
@@ -118,6 +134,49 @@ async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, 
         .await
 }
 
+/// Has a file say how many blocks it has. Of those that it says it has and has not, records where they
+/// are lost.
+async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
+    let txn = inner.look().await?;
+    let mut op = Op::new(inner, &txn, false);
+    op.is_repair = true;
+    let (record, extents) = (op.inode(ino).await?, op.stored_extents(ino).await?);
+    drop(op);
+    let stored = extents.iter().filter(|extent| !extent.is_lost());
+    let found: u64 = stored.map(|extent| extent.blocks).sum();
+    let gone = record.blocks.get().saturating_sub(found);
+    let lost = match kind_of(ino, &record)? {
+        Kind::File if gone > 0 => {
+            let holes = lost::holes(&extents, record.size.get().div_ceil(BLOCK));
+            lost::lost(holes, &missing.beginnings(ino), gone)
+        }
+        _ => Vec::new(),
+    };
+    let mut rest = lost.as_slice();
+    loop {
+        let (some, more) = rest.split_at(rest.len().min(RECORDS_AT_ONCE));
+        rest = more;
+        change(inner, async |op| {
+            op.record_lost(ino, some).await?;
+            let mut record = op.inode(ino).await?;
+            // As long as some are not recorded, the count says so.
+            if more.is_empty() {
+                record.blocks = found.into();
+            }
+            op.set_inode(ino, record);
+            Ok(Outcome::Repaired)
+        })
+        .await?;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    Ok(match lost.is_empty() {
+        true => Outcome::Repaired,
+        false => Outcome::Lost(lost_bytes(ino, &lost, record.size.get())),
+    })
+}
+
 /// Gives an inode without a name one in the directory for lost ones, which is made if need be.
 async fn rescue(inner: &Inner, ino: u64) -> Result<Outcome, FsError> {
     let number = inner.number(Ino::ROOT.0).await?;
@@ -161,8 +220,6 @@ impl Op<'_> {
                 self.delete(xattr_key(*ino, name));
                 Ok(Outcome::Lost(format!("an access control list of inode {ino}")))
             }
-            Damage::NoRoot => self.make_inode(Ino::ROOT.0).await,
-            Damage::MissingInode { ino, .. } => self.make_inode(*ino).await,
             Damage::Overlap { ino, at, blocks, .. } => self.cut_extent(*ino, *at, *blocks).await,
             Damage::BadFreed { start, .. } => {
                 self.delete(freed_key(*start));
@@ -231,7 +288,6 @@ impl Op<'_> {
             Damage::WrongLinks { ino, .. }
             | Damage::WrongParent { ino, .. }
             | Damage::WrongCount { ino, .. }
-            | Damage::WrongBlocks { ino, .. }
             | Damage::WrongSize { ino, .. }
             | Damage::WrongQuota { ino, .. }
             | Damage::WrongFlags { ino } => *ino,
@@ -242,7 +298,6 @@ impl Op<'_> {
             Damage::WrongLinks { found, .. } => record.links = (*found).into(),
             Damage::WrongParent { found, .. } => record.parent = (*found).into(),
             Damage::WrongCount { found, .. } => record.size = (*found).into(),
-            Damage::WrongBlocks { found, .. } => record.blocks = (*found).into(),
             Damage::WrongSize { .. } => record.size = MAX_FILE.into(),
             Damage::WrongQuota { found, .. } => record.quota = (*found).into(),
             _ => {
@@ -253,34 +308,83 @@ impl Op<'_> {
                     let list = lists.iter().find(|(name, _)| key[9..] == **name);
                     record.flags |= HAS_XATTRS | list.map_or(0, |(_, flag)| *flag);
                 }
+                if self.stored_extents(ino).await?.iter().any(Extent::is_lost) {
+                    record.flags |= HAS_LOST;
+                }
             }
         }
         self.set_inode(ino, record);
         Ok(Outcome::Repaired)
     }
 
-    /// Makes an inode for what is there of it.
-    async fn make_inode(&mut self, ino: u64) -> Result<Outcome, FsError> {
+    /// The extents of an inode, as they are stored.
+    async fn stored_extents(&self, ino: u64) -> Result<Vec<Extent>, FsError> {
+        let range = key(ino, Tag::Extent, &[])..key_behind(ino, Tag::Extent);
+        let mut extents = Vec::new();
+        for (key, value) in self.range(range, usize::MAX).await? {
+            let extent = Extent::decode(&key[9..], &value, self.inner.area.blocks());
+            extents.push(extent.ok_or(FsError::NotFound)?);
+        }
+        Ok(extents)
+    }
+
+    /// Records that blocks of a file are lost: there are none of data. An older program cannot read
+    /// that.
+    async fn record_lost(&mut self, ino: u64, ranges: &[Range<u64>]) -> Result<(), FsError> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        self.raise_version(LOST_VERSION).await?;
+        let mut record = self.inode(ino).await?;
+        record.flags |= HAS_LOST;
+        self.set_inode(ino, record);
+        for range in ranges {
+            let extent = Extent::lost(range.clone());
+            self.put(extent.key(ino), extent.encode());
+        }
+        Ok(())
+    }
+
+    /// Has the superblock say that the filesystem has a version, if it has an older one.
+    async fn raise_version(&mut self, version: u16) -> Result<(), FsError> {
+        let value = self.get(&key(0, Tag::Super, &[])).await?.ok_or(FsError::NotFound)?;
+        let mut record: SuperRecord = decode(&value, || "the superblock".to_owned())?;
+        if record.version.get() < version {
+            record.version = version.into();
+            record.checksum = record.sum().into();
+            self.put(key(0, Tag::Super, &[]), record.as_bytes().to_vec());
+        }
+        Ok(())
+    }
+
+    /// Makes an inode for what is there of it. Of a file that may have lost extents the record says
+    /// that it has their blocks too: they are then recorded as lost.
+    async fn make_inode(&mut self, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
         let first = async |tag| self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await;
         let is_directory = ino == Ino::ROOT.0 || !first(Tag::Entry).await?.is_empty();
         let target = self.get(&key(ino, Tag::Target, &[])).await?;
-        let range = key(ino, Tag::Extent, &[])..key_behind(ino, Tag::Extent);
-        let (mut blocks, mut end) = (0, 0);
-        for (key, value) in self.range(range, usize::MAX).await? {
-            let extent = Extent::decode(&key[9..], &value, self.inner.area.blocks());
-            let extent = extent.ok_or(FsError::NotFound)?;
-            (blocks, end) = (blocks + extent.blocks, extent.end());
-        }
+        let extents = self.stored_extents(ino).await?;
+        let end = extents.last().map_or(0, Extent::end);
+        let stored = extents.iter().filter(|extent| !extent.is_lost());
+        let mut blocks: u64 = stored.map(|extent| extent.blocks).sum();
+        let is_known = missing.has(&key(ino, Tag::Inode, &[]));
         let (kind, size) = match &target {
             _ if is_directory => (Kind::Directory, 0),
-            Some(target) if blocks == 0 => (Kind::Symlink, target.len() as u64),
+            Some(target) if extents.is_empty() => (Kind::Symlink, target.len() as u64),
             _ => (Kind::File, end * BLOCK),
         };
+        if kind == Kind::File {
+            let holes = lost::holes(&extents, end);
+            blocks += match is_known {
+                true => lost::blocks_of(&lost::suspects(&holes, &missing.beginnings(ino))),
+                false => lost::blocks_of(&holes),
+            };
+        }
         let now = self.now;
         let record = InodeRecord {
             mode: if is_directory { 0o700 } else { 0o600 }.into(),
             kind: encode_kind(kind),
-            flags: 0,
+            flags: if extents.iter().any(Extent::is_lost) { HAS_LOST } else { 0 },
             links: if is_directory { 2 } else { 1 }.into(),
             modified: now.into(),
             changed: now.into(),
@@ -299,23 +403,39 @@ impl Op<'_> {
         Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
     }
 
-    /// Takes blocks from the front of an extent: somebody else has them.
+    /// Takes blocks from the front of an extent: somebody else has them. What the file held there is
+    /// lost, unless another one of its own extents has it.
     async fn cut_extent(&mut self, ino: u64, at: u64, blocks: u64) -> Result<Outcome, FsError> {
         let Some(value) = self.get(&extent_key(ino, at)).await? else { return Ok(Outcome::Left) };
         let rest = (at as u32).to_be_bytes();
         let extent = Extent::decode(&rest, &value, self.inner.area.blocks());
         let extent = extent.ok_or(FsError::NotFound)?;
+        if extent.is_lost() {
+            return Ok(Outcome::Left);
+        }
         self.delete(extent_key(ino, at));
-        if let Some(left) = extent.blocks.checked_sub(blocks).filter(|left| *left > 0) {
-            let start = extent.start + blocks;
-            let rest = Extent { at: at + blocks, start, blocks: left };
+        let blocks = blocks.min(extent.blocks);
+        let mut others = self.stored_extents(ino).await?;
+        others.retain(|other| other.at != at);
+        let mut gone = at..at + blocks;
+        if extent.blocks > blocks {
+            let rest = extent.part(gone.end..extent.end());
             // Where another one begins there already, this one is lost as a whole.
-            if self.get(&rest.key(ino)).await?.is_none() {
-                self.put(rest.key(ino), rest.encode());
+            match others.iter().any(|other| other.at == rest.at) {
+                true => gone.end = extent.end(),
+                false => self.put(rest.key(ino), rest.encode()),
             }
         }
-        let (from, to) = (at * BLOCK, (at + blocks) * BLOCK);
-        Ok(Outcome::Lost(format!("bytes {from} to {to} of inode {ino}")))
+        let mut lost = lost::holes(&others, gone.end);
+        lost.retain(|hole| hole.end > gone.start);
+        lost.iter_mut().for_each(|hole| hole.start = hole.start.max(gone.start));
+        let mut record = self.inode(ino).await?;
+        let size = record.size.get();
+        lost.retain(|hole| hole.start * BLOCK < size);
+        record.blocks = record.blocks.get().saturating_sub(gone.end - gone.start).into();
+        self.set_inode(ino, record);
+        self.record_lost(ino, &lost).await?;
+        Ok(Outcome::Lost(lost_bytes(ino, &[gone], size)))
     }
 
     /// Marks blocks as in use; some of them may be already.
@@ -396,6 +516,16 @@ impl Op<'_> {
         self.remove_inode(ino);
         Ok(Outcome::Lost(format!("symbolic link {ino}")))
     }
+}
+
+/// Says which bytes of a file of some size are lost with these blocks.
+fn lost_bytes(ino: u64, blocks: &[Range<u64>], size: u64) -> String {
+    let bytes = |it: &Range<u64>| format!("{} to {}", it.start * BLOCK, (it.end * BLOCK).min(size));
+    let mut told: Vec<String> = blocks.iter().take(TOLD).map(bytes).collect();
+    if blocks.len() > TOLD {
+        told.push(format!("{} more such ranges", blocks.len() - TOLD));
+    }
+    format!("bytes {} of inode {ino}", told.join(", "))
 }
 
 fn lost_record(key: &[u8]) -> String {

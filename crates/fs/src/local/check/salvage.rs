@@ -9,8 +9,9 @@ use thalweg_store::tree::{KeyRange, Salvage, Store, catalogue};
 use thalweg_store::txn::{Begin, Transact};
 
 use super::damage::{Damage, hex};
+use super::lost::Missing;
 use super::scan::tree_damage;
-use super::{Finding, Outcome};
+use super::{Finding, How, Outcome};
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::local::format::{DATA_SUFFIX, META_SUFFIX, Tag, key};
@@ -27,8 +28,8 @@ pub(super) async fn find(
     env: &Env,
     volume: &Arc<dyn Transact>,
     name: &str,
-    repair: bool,
-    findings: &mut Vec<Finding>,
+    how: How,
+    (findings, missing): (&mut Vec<Finding>, &mut Missing),
 ) -> Result<Option<Parts>, FsError> {
     // Damage of the catalogue is not the tree's.
     for suffix in [META_SUFFIX, DATA_SUFFIX] {
@@ -38,19 +39,19 @@ pub(super) async fn find(
     let mut repairs = 0..REPAIRS;
     while let Some(damage) = look(env, volume, &meta).await? {
         let outcome = match &damage {
-            _ if !repair || repairs.next().is_none() => Outcome::Left,
+            _ if !how.salvage || repairs.next().is_none() => Outcome::Left,
             Damage::NoSuper => {
                 make_super(env, volume, name).await?;
                 Outcome::Lost("the superblock; names are hashed anew".to_owned())
             }
-            _ => match salvage(env, volume.clone(), &meta).await {
+            _ => match salvage(env, volume.clone(), &meta, missing).await {
                 Err(FsError::NoSpace) => Outcome::Left,
                 Err(error) if error.is_damage_below() => Outcome::Left,
                 done => done?,
             },
         };
         let is_left = outcome == Outcome::Left;
-        findings.push(Finding { damage, outcome });
+        findings.push(Finding { damage, outcome, path: None });
         if is_left {
             return Ok(None);
         }
@@ -90,8 +91,10 @@ pub(super) async fn salvage(
     env: &Env,
     volume: Arc<dyn Transact>,
     meta: &str,
+    missing: &mut Missing,
 ) -> Result<Outcome, FsError> {
     let salvage = Store::salvage(env, volume, meta).await?;
+    missing.add(&salvage);
     Ok(match salvage.is_whole() {
         true => Outcome::Repaired,
         false => Outcome::Lost(lost(&salvage)),

@@ -8,17 +8,18 @@ use bytes::Bytes;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::txn::{Transaction, TxnError};
 
-use super::Report;
-use super::damage::Damage;
+use super::damage::{self, Damage};
+use super::{LostRange, Report};
 use crate::acl::Acl;
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, MAX_TARGET};
 use crate::local::area::BitmapPage;
+use crate::local::content::BLOCK;
 use crate::local::extents::Run;
 use crate::local::format::{
-    Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, MAX_SLOTS, Place, QuotaRecord,
-    TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
+    Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord, MAX_SLOTS, Place,
+    QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
 };
 use crate::local::inner::Inner;
 use crate::local::names::position_of;
@@ -75,6 +76,8 @@ pub(super) struct Scan {
     owners: Vec<(Run, u64, u64)>,
     /// The same, joined, with what is to be freed.
     taken: Vec<Run>,
+    /// What is recorded as lost: the inode, and blocks of the file.
+    lost: Vec<(u64, Range<u64>)>,
     orphans: BTreeSet<u64>,
     freed: Vec<Run>,
     quotas: BTreeSet<u64>,
@@ -96,6 +99,7 @@ impl Scan {
         let directories = self.nodes.values().filter(|node| node.kind == Kind::Directory).count();
         Report {
             findings: Vec::new(),
+            lost: self.lost_ranges(),
             inodes: self.nodes.len() as u64,
             directories: directories as u64,
             names: self.names.len() as u64,
@@ -103,6 +107,24 @@ impl Scan {
             blocks: self.blocks,
             unfinished: (self.orphans.len() + self.freed.len()) as u64,
         }
+    }
+
+    /// What is recorded as lost of files, as far as it lies before their ends.
+    fn lost_ranges(&self) -> Vec<LostRange> {
+        if self.lost.is_empty() {
+            return Vec::new();
+        }
+        let (paths, mut found) = (Paths::new(self), Vec::<LostRange>::new());
+        for (ino, blocks) in &self.lost {
+            let Some(node) = self.nodes.get(ino) else { continue };
+            let bytes = blocks.start * BLOCK..(blocks.end * BLOCK).min(node.record.size.get());
+            match found.last_mut().filter(|it| it.ino == *ino && it.bytes.end == bytes.start) {
+                Some(before) => before.bytes.end = bytes.end,
+                None if bytes.is_empty() => {}
+                None => found.push(LostRange { ino: *ino, path: paths.of(*ino), bytes }),
+            }
+        }
+        found
     }
 
     /// The name at a place of a directory.
@@ -115,6 +137,56 @@ impl Scan {
     /// The name that leads to a directory, or the first one that leads to something else.
     pub(super) fn name_of(&self, ino: u64) -> Option<&Name> {
         self.names.iter().find(|name| name.ino == ino)
+    }
+}
+
+/// Paths of inodes.
+pub(super) struct Paths<'a> {
+    scan: &'a Scan,
+    /// The first name of each inode, by its place among the names.
+    names: BTreeMap<u64, usize>,
+}
+
+impl Paths<'_> {
+    pub(super) fn new(scan: &Scan) -> Paths<'_> {
+        let mut names = BTreeMap::new();
+        for (nth, name) in scan.names.iter().enumerate() {
+            names.entry(name.ino).or_insert(nth);
+        }
+        Paths { scan, names }
+    }
+
+    /// The path of an inode from the root, by its first name; `None` when no name leads from there.
+    pub(super) fn of(&self, ino: u64) -> Option<Bytes> {
+        let (mut parts, mut at) = (Vec::new(), ino);
+        while at != Ino::ROOT.0 {
+            let name = &self.scan.names[*self.names.get(&at)?];
+            // Directories that lie in each other.
+            if parts.len() > self.names.len() {
+                return None;
+            }
+            parts.push(name.name.clone());
+            at = name.directory;
+        }
+        let mut path = Vec::new();
+        for part in parts.iter().rev() {
+            path.push(b'/');
+            path.extend_from_slice(part);
+        }
+        Some(if path.is_empty() { Bytes::from_static(b"/") } else { path.into() })
+    }
+
+    /// The path of what is wrong.
+    pub(super) fn of_damage(&self, damage: &Damage) -> Option<Bytes> {
+        match damage.place() {
+            damage::Place::None => None,
+            damage::Place::Inode(ino) => self.of(ino),
+            damage::Place::Name(directory, name) => {
+                let path = self.of(directory).filter(|path| path.len() > 1).unwrap_or_default();
+                self.of(directory)?;
+                Some([&path, &b"/"[..], name].concat().into())
+            }
+        }
     }
 }
 
@@ -297,9 +369,14 @@ impl Scan {
         self.extents += group.extents.len() as u64;
         let mut end = 0;
         for extent in &group.extents {
-            let run = Run { start: extent.start, blocks: extent.blocks };
-            self.owners.push((run, ino, extent.at));
-            self.blocks += extent.blocks;
+            match extent.is_lost() {
+                true => self.lost.push((ino, extent.at..extent.end())),
+                false => {
+                    let run = Run { start: extent.start, blocks: extent.blocks };
+                    self.owners.push((run, ino, extent.at));
+                    self.blocks += extent.blocks;
+                }
+            }
             if extent.at < end {
                 let blocks = (end - extent.at).min(extent.blocks);
                 self.damages.push(Damage::Overlap { ino, at: extent.at, blocks, with: ino });
@@ -335,10 +412,12 @@ impl Scan {
         let said = record.flags & listed | group.flags & HAS_XATTRS;
         let missing = group.flags & HAS_XATTRS != 0 && record.flags & HAS_XATTRS == 0;
         let lists = HAS_ACL | HAS_DEFAULT_ACL;
-        if missing || said & lists != group.flags & lists {
+        let lost = group.extents.iter().any(Extent::is_lost) && record.flags & HAS_LOST == 0;
+        if missing || lost || said & lists != group.flags & lists {
             self.damages.push(Damage::WrongFlags { ino });
         }
-        let blocks = group.extents.iter().map(|extent| extent.blocks).sum();
+        let stored = group.extents.iter().filter(|extent| !extent.is_lost());
+        let blocks = stored.map(|extent| extent.blocks).sum();
         self.nodes.insert(
             ino,
             Node { record, kind, names: 0, parent: 0, subdirectories: 0, entries: 0, blocks },

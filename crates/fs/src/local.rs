@@ -19,6 +19,7 @@ mod options;
 mod orphans;
 mod quota;
 mod space;
+mod superblock;
 mod xattrs;
 
 use std::fmt;

@@ -253,9 +253,84 @@ fn each_page_in_turn() {
             }
             assert!(lost > 0);
             leaves += 1;
-            supers += u32::from(findings.iter().any(|it| it.damage == Damage::NoSuper));
+            // It has a copy, so that names keep their places.
+            for finding in findings.iter().filter(|it| it.damage == Damage::NoSuper) {
+                assert_eq!(finding.outcome, Outcome::Repaired);
+                supers += 1;
+            }
+            let is_name = |it: &Finding| matches!(it.damage, Damage::MisplacedName { .. });
+            assert!(!findings.iter().any(is_name), "{findings:#?}");
         }
         assert!(leaves > 30 && supers == 1, "{leaves} {supers}");
+    });
+}
+
+/// Blocks with the superblock, in the order of the volume: the header of the tree's store, a leaf, and
+/// a partition.
+fn supers(image: &Image) -> Vec<u64> {
+    let magic = thalweg_fs::local::format::SUPER_MAGIC;
+    let has_super = |block: &&(u64, Bytes)| block.1.windows(8).any(|it| it == magic);
+    image.blocks.iter().filter(has_super).map(|block| block.0).collect()
+}
+
+#[test]
+fn any_copy_of_the_superblock_will_do() {
+    run(8, |env| async move {
+        let image = Image::new(&env).await;
+        let supers = supers(&image);
+        let [header, leaf, copy] = supers[..] else { panic!("{supers:?}") };
+        for harm in [vec![leaf, header], vec![leaf, copy], vec![leaf, header, copy]] {
+            let volume = image.harmed(&env, &harm).await;
+            let report = repair(&env, &volume, true).await;
+            assert!(!report.is_damaged(), "{:#?}", report.findings);
+            let found = report.findings.iter().find(|it| it.damage == Damage::NoSuper).unwrap();
+            assert_eq!(found.outcome == Outcome::Repaired, harm.len() < 3, "{:?}", found.outcome);
+            let clean = repair(&env, &volume, false).await;
+            assert!(clean.findings.is_empty(), "{:#?}", clean.findings);
+            // They are all there again.
+            let txn = volume.begin(Begin::SNAPSHOT).await.unwrap();
+            let (a, b) = (txn.read(Lba(header)).await.unwrap(), txn.read(Lba(copy)).await.unwrap());
+            assert_eq!(a[256..344], b[..88], "{harm:?}");
+        }
+    });
+}
+
+/// A filesystem opens with a copy, and one that has none gets its first when it is opened.
+#[test]
+fn a_filesystem_opens_with_a_copy_of_its_superblock() {
+    run(9, |env| async move {
+        let (volume, _) = trusting(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        create(&fs, ROOT, "file").await;
+        fs.close().await.unwrap();
+        drop(fs);
+        let tree = Store::open_btree(&env, volume.clone(), "fs.meta").await.unwrap();
+        let super_key = key(0, Tag::Super, &[]);
+        let value = tree.get(&super_key).await.unwrap().unwrap();
+        for bad in [None, Some(Bytes::from(vec![7; value.len()]))] {
+            match bad {
+                None => drop(tree.delete(&super_key).await.unwrap()),
+                Some(bad) => tree.put(&super_key, bad).await.unwrap(),
+            }
+            assert_eq!(names(&open(&env, &volume).await, ROOT).await, ["file"]);
+            let report = repair(&env, &volume, true).await;
+            let found: Vec<_> =
+                report.findings.iter().map(|it| (&it.damage, &it.outcome)).collect();
+            assert_eq!(found, [(&Damage::NoSuper, &Outcome::Repaired)]);
+            assert_eq!(tree.get(&super_key).await.unwrap().unwrap(), value);
+        }
+        // As programs made them that knew of no copies.
+        catalogue::remove(&env, &*volume, "fs.super").await.unwrap();
+        let set = async |label: &[u8]| {
+            let txn = volume.begin(Begin::STRICT).await.unwrap();
+            tree.set_label_in(&*txn, label).await.unwrap();
+            txn.commit(Durability::Synced).await.unwrap();
+        };
+        set(&[0; 88]).await;
+        assert!(repair(&env, &volume, false).await.is_clean());
+        drop(open(&env, &volume).await);
+        let txn = volume.begin(Begin::SNAPSHOT).await.unwrap();
+        assert_eq!(tree.label_in(&*txn).await.unwrap()[..88], value[..]);
     });
 }
 
@@ -264,10 +339,8 @@ fn each_page_in_turn() {
 fn a_superblock_that_is_lost_on_the_way() {
     run(6, |env| async move {
         let image = Image::new(&env).await;
-        let magic = thalweg_fs::local::format::SUPER_MAGIC;
-        let has_super = |block: &&(u64, Bytes)| block.1.windows(8).any(|it| it == magic);
-        let mut blocks = image.blocks.iter().filter(has_super);
-        let (lba, content) = blocks.next().unwrap();
+        let leaf = supers(&image)[1];
+        let (lba, content) = image.blocks.iter().find(|block| block.0 == leaf).unwrap();
         let volume = image.harmed(&env, &[]).await;
         let mut content = content.to_vec();
         // The record of the last slot lies where another does.
@@ -384,6 +457,11 @@ fn a_filesystem_that_was_never_made_gets_no_superblock() {
         for (key, _) in tree.iter().await.unwrap().collect().await.unwrap() {
             tree.delete(&key).await.unwrap();
         }
+        // Copies of the superblock are made with it.
+        catalogue::remove(&env, &*volume, "fs.super").await.unwrap();
+        let txn = volume.begin(Begin::STRICT).await.unwrap();
+        tree.set_label_in(&*txn, &[0; 88]).await.unwrap();
+        txn.commit(Durability::Synced).await.unwrap();
         let how = How { repair: true, salvage: true, data: true };
         let refused = check(&env, volume.clone(), "fs", how).await;
         assert!(matches!(refused, Err(FsError::Damaged(_))), "{refused:?}");

@@ -138,6 +138,7 @@ pub async fn check(
             space: Space::new(parts.area.blocks(), Vec::new()),
             inodes: 0,
             max_inodes: parts.max_inodes,
+            copies: parts.copies,
         };
         let inner = Inner::new(env, volume.clone(), found, Options::default());
         let so_far = (&mut findings, &mut missing);

@@ -1,4 +1,4 @@
-//! What a filesystem keeps in its two partitions, byte for byte.
+//! What a filesystem keeps in its partitions, byte for byte.
 //!
 //! `NAME.meta` is a B-tree. Its keys are big endian, so that what belongs to an inode lies together:
 //!
@@ -19,6 +19,10 @@
 //!
 //! `NAME.data` begins with pages of bits ([`BitmapHeader`]), one for each block behind them that is in
 //! use; a page of zeros is one that nobody has written yet. Blocks that are not in use hold zeros.
+//!
+//! [`SuperRecord`] has two copies: in the label of the tree's store, and in the first bytes of the one
+//! block of `NAME.super`. Filesystems that were made before there were copies have no such partition,
+//! and get the first copy when they are opened to be written.
 //!
 //! Values are little endian.
 
@@ -47,6 +51,9 @@ pub const SUPER_MAGIC: [u8; 8] = *b"THALWEGF";
 /// First bytes of a page of bits.
 pub const BITMAP_MAGIC: [u8; 4] = *b"TWfb";
 pub use thalweg_store::tree::format::{DATA_SUFFIX, META_SUFFIX};
+
+/// What the partition with a copy of the superblock has behind the filesystem's name.
+pub const SUPER_SUFFIX: &str = ".super";
 
 /// Bytes of a page of bits before them.
 pub const BITMAP_HEADER: usize = 32;

@@ -17,6 +17,7 @@ use super::format::{InodeRecord, Tag, key};
 use super::op::{Effects, Op, stored_time};
 use super::options::{Atime, Options};
 use super::space::Space;
+use super::superblock::Copies;
 use crate::attributes::{Attributes, Ino};
 use crate::error::FsError;
 use crate::filesystem::{Change, Watcher};
@@ -47,6 +48,8 @@ pub(super) struct Inner {
     pub(super) space: Space,
     /// Inodes for which there may be room.
     pub(super) max_inodes: u64,
+    /// Where the superblock is besides the tree.
+    pub(super) copies: Copies,
     /// One at a time frees what is noted to be freed.
     pub(super) freeing: tokio::sync::Mutex<()>,
     numbers: tokio::sync::Mutex<Numbers>,
@@ -107,6 +110,7 @@ pub(super) struct Found {
     pub(super) space: Space,
     pub(super) inodes: i64,
     pub(super) max_inodes: u64,
+    pub(super) copies: Copies,
 }
 
 impl Inner {
@@ -126,6 +130,7 @@ impl Inner {
             options,
             space: found.space,
             max_inodes: found.max_inodes,
+            copies: found.copies,
             freeing: tokio::sync::Mutex::new(()),
             numbers: tokio::sync::Mutex::default(),
             remembered: Mutex::default(),

@@ -7,20 +7,21 @@ use thalweg_store::env::Env;
 use thalweg_store::tree::{
     Kind as PartitionKind, NewPartition, Partition, Store, TreeError, catalogue,
 };
-use thalweg_store::txn::{self, Begin, Durability, Transact};
+use thalweg_store::txn::{self, Begin, Durability, Transact, Transaction};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 use super::Local;
 use super::area::{BitmapPage, DataArea};
 use super::format::{
-    DATA_SUFFIX, FIRST_VERSION, FORMAT_VERSION, HASH_BITS, InodeRecord, META_SUFFIX, SUPER_MAGIC,
-    SuperRecord, Tag, decode, encode_kind, key,
+    DATA_SUFFIX, FIRST_VERSION, HASH_BITS, InodeRecord, META_SUFFIX, SUPER_MAGIC, SUPER_SUFFIX,
+    SuperRecord, Tag, encode_kind, key,
 };
 use super::inner::{Found, Inner};
 use super::op::stored_time;
 use super::options::{Format, Options};
 use super::space::Space;
+use super::superblock::{Copies, verified};
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 
@@ -33,7 +34,7 @@ const PAGES_AT_ONCE: u64 = 64;
 /// Inodes for which a block of metadata may be enough.
 const INODES_PER_BLOCK: u64 = 12;
 
-/// Makes an empty filesystem in two new partitions of a volume. One whose making was interrupted is made
+/// Makes an empty filesystem in new partitions of a volume. One whose making was interrupted is made
 /// anew.
 ///
 /// # Errors
@@ -57,7 +58,8 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
     };
     let share = (all / METADATA_SHARE).max(MIN_METADATA);
     let metadata = format.metadata_blocks.unwrap_or(share);
-    let rest = all.checked_sub(metadata).filter(|rest| *rest > 1);
+    // One is for the copy of the superblock.
+    let rest = all.checked_sub(metadata + 1).filter(|rest| *rest > 1);
     let rest = rest.ok_or(FsError::Invalid("too few blocks for a filesystem"))?;
     let partition = |name: &str, kind, blocks| NewPartition {
         name: name.to_owned(),
@@ -70,9 +72,12 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
     let raw = partition(&data, PartitionKind::Raw, rest);
     let raw = catalogue::create(env, &**volume, &raw).await?;
     volume.discard_run(Lba(raw.first), raw.blocks).await?;
+    let copy = partition(&(format.name.clone() + SUPER_SUFFIX), PartitionKind::Raw, 1);
+    catalogue::create(env, &**volume, &copy).await?;
     let uuid = env.uuid();
     let area = DataArea::new(&raw, &uuid)?;
     let tree = Store::open_btree(env, volume.clone(), &meta).await?;
+    let copies = Copies::find(volume, &format.name, &tree).await?;
     let now = stored_time(env.wall_nanos());
     let hash_bits = format.hash_bits.clamp(1, HASH_BITS);
     let record = super_record(env, (&raw, &uuid, &area), hash_bits, now);
@@ -82,8 +87,7 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
         let first = (Ino::ROOT.0 + 1).to_le_bytes().to_vec();
         tree.put_in(&*txn, &key(0, Tag::Numbers, &[]), first).await?;
         tree.put_in(&*txn, &key(0, Tag::Counts, &[]), 1i64.to_le_bytes().to_vec()).await?;
-        tree.put_in(&*txn, &key(0, Tag::Super, &[]), record.as_bytes().to_vec()).await?;
-        Ok::<_, FsError>(())
+        copies.write(&*txn, &record).await
     })
     .await
 }
@@ -128,7 +132,36 @@ pub(crate) async fn make_super(
     let area = DataArea::new(&raw, &uuid)?;
     let now = stored_time(env.wall_nanos());
     let record = super_record(env, (&raw, &uuid, &area), HASH_BITS, now);
-    Ok(tree.put(&key(0, Tag::Super, &[]), record.as_bytes().to_vec()).await?)
+    let copies = Copies::find(volume, name, &tree).await?;
+    write_super(volume, &copies, &record).await
+}
+
+/// Puts the superblock into the tree as a copy has it; whether there is a copy.
+///
+/// # Errors
+/// Those of the catalogue of partitions, and of the tree.
+pub(crate) async fn restore_super(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    name: &str,
+) -> Result<bool, FsError> {
+    let tree = Store::open_btree(env, volume.clone(), &(name.to_owned() + META_SUFFIX)).await?;
+    let raw = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
+    let copies = Copies::find(volume, name, &tree).await?;
+    let txn = volume.begin(Begin::SNAPSHOT).await?;
+    let Some(record) = copies.record(&*txn, &raw).await? else { return Ok(false) };
+    drop(txn);
+    write_super(volume, &copies, &record).await?;
+    Ok(true)
+}
+
+async fn write_super(
+    volume: &Arc<dyn Transact>,
+    copies: &Copies,
+    record: &SuperRecord,
+) -> Result<(), FsError> {
+    let begin = (Begin::STRICT, Durability::Synced);
+    txn::run(&**volume, begin.0, begin.1, async |txn| copies.write(&*txn, record).await).await
 }
 
 fn root_record(format: &Format, now: u64) -> InodeRecord {
@@ -173,7 +206,7 @@ async fn largest_gap(volume: &Arc<dyn Transact>) -> Result<u64, FsError> {
 /// # Errors
 /// Those of the catalogue of partitions.
 pub async fn remove(env: &Env, volume: &Arc<dyn Transact>, name: &str) -> Result<(), FsError> {
-    for suffix in [META_SUFFIX, DATA_SUFFIX] {
+    for suffix in [META_SUFFIX, DATA_SUFFIX, SUPER_SUFFIX] {
         match catalogue::remove(env, &**volume, &(name.to_owned() + suffix)).await {
             Ok(()) | Err(TreeError::Missing(_)) => {}
             Err(error) => return Err(error.into()),
@@ -187,8 +220,24 @@ pub(crate) struct Parts {
     pub(crate) tree: Store,
     pub(crate) area: DataArea,
     pub(crate) record: SuperRecord,
+    /// Where else the superblock is.
+    pub(crate) copies: Copies,
     /// Inodes for which there may be room.
     pub(crate) max_inodes: u64,
+}
+
+/// The superblock as the tree has it.
+///
+/// # Errors
+/// [`FsError::Damaged`] when it is missing or makes no sense, [`FsError::Newer`], and those of the tree.
+pub(crate) async fn stored_super(
+    tree: &Store,
+    txn: &dyn Transaction,
+    data: &Partition,
+) -> Result<SuperRecord, FsError> {
+    let value = tree.get_in(txn, &key(0, Tag::Super, &[])).await?;
+    let value = value.ok_or_else(|| FsError::Damaged("the superblock is missing".to_owned()))?;
+    verified(&value, data)
 }
 
 /// Finds the parts of a filesystem, and checks that they belong together.
@@ -201,31 +250,20 @@ pub(crate) async fn read_super(
     let raw = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
     let meta = catalogue::open(&**volume, tree.name()).await?;
     let txn = volume.begin(Begin::SNAPSHOT).await?;
-    let value = tree.get_in(&*txn, &key(0, Tag::Super, &[])).await?;
-    let damaged = |what: &str| FsError::Damaged(format!("the superblock {what}"));
-    let value = value.ok_or_else(|| damaged("is missing"))?;
-    if value.get(..8) != Some(&SUPER_MAGIC[..]) {
-        return Err(damaged("is none"));
-    }
-    let record: SuperRecord = decode(&value, || "the superblock has another size".to_owned())?;
-    if record.version.get() > FORMAT_VERSION {
-        return Err(FsError::Newer(record.version.get()));
-    }
-    if record.checksum.get() != record.sum() {
-        return Err(damaged("does not match its checksum"));
-    }
-    if record.data != *raw.uuid.as_bytes() {
-        return Err(damaged("belongs to other data"));
-    }
-    if !(1..=HASH_BITS).contains(&record.hash_bits) {
-        return Err(damaged("has names hashed in no way"));
-    }
+    let copies = Copies::find(volume, name, &tree).await?;
+    let record = match stored_super(&tree, &*txn, &raw).await {
+        Ok(record) => record,
+        Err(error) if error.is_damage_below() || matches!(error, FsError::Damaged(_)) => {
+            copies.record(&*txn, &raw).await?.ok_or(error)?
+        }
+        Err(error) => return Err(error),
+    };
     let area = DataArea::new(&raw, &Uuid::from_bytes(record.uuid))?;
     if area.blocks() != record.data_blocks.get() {
-        return Err(damaged("has another number of blocks"));
+        return Err(FsError::Damaged("the superblock has another number of blocks".to_owned()));
     }
     let max_inodes = meta.blocks * INODES_PER_BLOCK;
-    Ok(Parts { tree, area, record, max_inodes })
+    Ok(Parts { tree, area, record, copies, max_inodes })
 }
 
 impl Local {
@@ -239,7 +277,12 @@ impl Local {
         name: &str,
         options: Options,
     ) -> Result<Local, FsError> {
-        let Parts { tree, area, record, max_inodes } = read_super(env, &volume, name).await?;
+        let Parts { tree, area, record, copies, max_inodes } =
+            read_super(env, &volume, name).await?;
+        if !options.read_only {
+            // Nothing depends on them now: a volume without room is used without.
+            copies.refresh(&*volume).await.ok();
+        }
         let txn = volume.begin(Begin::SNAPSHOT).await?;
         let mut free = Vec::with_capacity(area.pages() as usize);
         while (free.len() as u64) < area.pages() {
@@ -260,6 +303,7 @@ impl Local {
             space: Space::new(area.blocks(), free),
             inodes: inodes.unwrap_or(1),
             max_inodes,
+            copies,
         };
         let inner = Arc::new(Inner::new(env, volume, found, options));
         if !options.read_only {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! volume:     catalogue (16 blocks) | partition | partition | …
-//! b-tree:     store header | bitmap | root | nodes, large values
+//! b-tree:     store header, label | bitmap | root | nodes, large values
 //! hash table: store header | bitmap | directory | buckets, large values
 //! ```
 //!
@@ -297,6 +297,9 @@ pub struct StoreHeader {
     pub spare: [u8; 7],
 }
 
+/// Bytes of a store's first page, behind its header, that its user may fill: zeros until then.
+pub const LABEL: std::ops::Range<usize> = 256..512;
+
 /// The record is there.
 pub const LIVE: u8 = 1;
 /// The record's value is a [`LargeHead`] and its extents.
@@ -359,6 +362,7 @@ const _: () = {
     assert!(std::mem::offset_of!(PageHeader, next) == UNIT);
     assert!(std::mem::offset_of!(PageHeader, count) == BODY - 2);
     assert!(size_of::<StoreHeader>() == 32);
+    assert!(BODY + size_of::<StoreHeader>() <= LABEL.start);
     assert!(size_of::<RecordHead>() == 8);
     assert!(size_of::<Extent>() == 6);
     // The longest key fits beside the most scattered of the largest values.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::area::Area;
 use super::check::{self, Report};
 use super::error::TreeError;
-use super::format::{Kind, MAX_KEY, MAX_VALUE};
+use super::format::{Kind, LABEL, MAX_KEY, MAX_VALUE};
 use super::salvage::{self, Salvage};
 use super::value::Stored;
 use super::work::Work;
@@ -220,6 +220,29 @@ impl Store {
             Durability::Synced => Begin::READ_ONLY,
             Durability::Visible => Begin::SNAPSHOT,
         }
+    }
+
+    /// The store's label: some bytes for its user beside the records, zeros until they are set.
+    /// A salvage that has to write the store's first page anew clears them.
+    ///
+    /// # Errors
+    /// Those of the transaction, and [`TreeError::Damaged`].
+    pub async fn label_in(&self, txn: &dyn Transaction) -> Result<Bytes, TreeError> {
+        self.work(txn).label().await
+    }
+
+    /// Sets the first bytes of the store's label; those behind them stay.
+    ///
+    /// # Errors
+    /// Those of the transaction, [`TreeError::Damaged`], and [`TreeError::ValueTooLarge`] for more than
+    /// [`LABEL`](super::format::LABEL) has.
+    pub async fn set_label_in(&self, txn: &dyn Transaction, label: &[u8]) -> Result<(), TreeError> {
+        if label.len() > LABEL.len() {
+            return Err(TreeError::ValueTooLarge(label.len()));
+        }
+        let mut work = self.work(txn);
+        work.set_label(label).await?;
+        work.finish()
     }
 
     /// The value of a key, inside of a transaction.

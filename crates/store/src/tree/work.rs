@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::area::Area;
 use super::error::TreeError;
 use super::format::{
-    BODY, FORMAT_VERSION, IDENTITY, PAGE_MAGIC, PageHeader, PageKind, StoreHeader, UNIT,
+    BODY, FORMAT_VERSION, IDENTITY, LABEL, PAGE_MAGIC, PageHeader, PageKind, StoreHeader, UNIT,
 };
 use super::page::{Page, damaged};
 use crate::block::{BLOCK_SIZE, Class};
@@ -140,6 +140,20 @@ impl<'a> Work<'a> {
             return Err(page.damaged("it is the header of another store"));
         }
         self.pages.insert(0, page);
+        Ok(())
+    }
+
+    /// The bytes of the first page that are the user's.
+    pub(super) async fn label(&mut self) -> Result<Bytes, TreeError> {
+        self.verify_store().await?;
+        self.depend(0, LABEL)?;
+        Ok(Bytes::copy_from_slice(&self.page(0)?.bytes()[LABEL]))
+    }
+
+    /// Changes the first of them.
+    pub(super) async fn set_label(&mut self, label: &[u8]) -> Result<(), TreeError> {
+        self.verify_store().await?;
+        self.page(0)?.put(LABEL.start, label);
         Ok(())
     }
 

@@ -10,8 +10,8 @@ pub enum Damage {
     /// Pages of the tree cannot be read, or make no sense.
     #[error("the tree of metadata: {0}")]
     Tree(String),
-    /// There is no superblock, and there are inodes.
-    #[error("there is no superblock")]
+    /// The tree has no superblock, or one that makes no sense, and there are inodes.
+    #[error("the tree has no superblock that makes sense")]
     NoSuper,
     /// A record has a key that stands for nothing.
     #[error("a record under the key {} stands for nothing", hex(.0))]

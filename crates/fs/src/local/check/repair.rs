@@ -85,8 +85,9 @@ pub(super) async fn repair(
     }
 }
 
-/// Finishes what a crash has left to be done, and writes down what was counted.
+/// Finishes what a crash has left to be done, and has the copies of the superblock be the same.
 pub(super) async fn finish(inner: &Inner) -> Result<(), FsError> {
+    inner.copies.refresh(&*inner.volume).await?;
     inner.take_over(inner.stored_orphans().await?);
     inner.do_duties().await
 }
@@ -353,6 +354,7 @@ impl Op<'_> {
             record.version = version.into();
             record.checksum = record.sum().into();
             self.put(key(0, Tag::Super, &[]), record.as_bytes().to_vec());
+            self.inner.copies.write_copies(&**self.txn, &record).await?;
         }
         Ok(())
     }

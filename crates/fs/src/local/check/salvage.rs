@@ -15,7 +15,8 @@ use super::{Finding, How, Outcome};
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::local::format::{DATA_SUFFIX, META_SUFFIX, Tag, key};
-use crate::local::make::{Parts, make_super, read_super};
+use crate::local::make::{Parts, make_super, read_super, restore_super, stored_super};
+use crate::local::superblock::Copies;
 
 /// Ranges of inodes, and keys, that are told one by one.
 const TOLD: usize = 64;
@@ -37,13 +38,16 @@ pub(super) async fn find(
     }
     let meta = name.to_owned() + META_SUFFIX;
     let mut repairs = 0..REPAIRS;
-    while let Some(damage) = look(env, volume, &meta).await? {
+    while let Some(damage) = look(env, volume, name).await? {
         let outcome = match &damage {
             _ if !how.salvage || repairs.next().is_none() => Outcome::Left,
-            Damage::NoSuper => {
-                make_super(env, volume, name).await?;
-                Outcome::Lost("the superblock; names are hashed anew".to_owned())
-            }
+            Damage::NoSuper => match restore_super(env, volume, name).await? {
+                true => Outcome::Repaired,
+                false => {
+                    make_super(env, volume, name).await?;
+                    Outcome::Lost("the superblock; names are hashed anew".to_owned())
+                }
+            },
             _ => match salvage(env, volume.clone(), &meta, missing).await {
                 Err(FsError::NoSpace) => Outcome::Left,
                 Err(error) if error.is_damage_below() => Outcome::Left,
@@ -63,13 +67,22 @@ pub(super) async fn find(
 async fn look(
     env: &Env,
     volume: &Arc<dyn Transact>,
-    meta: &str,
+    name: &str,
 ) -> Result<Option<Damage>, FsError> {
     let look = async || {
-        let tree = Store::open_btree(env, volume.clone(), meta).await?;
+        let tree = Store::open_btree(env, volume.clone(), &(name.to_owned() + META_SUFFIX)).await?;
+        let data = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
         let txn = volume.begin(Begin::SNAPSHOT).await?;
         if tree.get_in(&*txn, &key(0, Tag::Super, &[])).await?.is_some() {
-            return Ok(None);
+            // One that makes no sense may be right in a copy.
+            let is_bad = match stored_super(&tree, &*txn, &data).await {
+                Err(FsError::Damaged(_)) => {
+                    let copies = Copies::find(volume, name, &tree).await?;
+                    copies.record(&*txn, &data).await?.is_some()
+                }
+                _ => false,
+            };
+            return Ok(is_bad.then_some(Damage::NoSuper));
         }
         // The superblock and the root directory are made together: where there is no inode, no
         // filesystem was ever made. But what cannot be read may be one.

@@ -773,13 +773,37 @@ impl Scan {
         Ok(())
     }
 
+    /// Reads blocks of a file one by one, the first one at that place among the data and in the file:
+    /// a run of them could not be read.
+    async fn check_each(
+        &mut self,
+        inner: &Inner,
+        txn: &Arc<dyn Transaction>,
+        ino: u64,
+        (place, at): (u64, u64),
+        blocks: u64,
+    ) -> Result<(), FsError> {
+        let mut bad = Vec::with_capacity(blocks as usize);
+        for nth in 0..blocks {
+            bad.push(match txn.read(inner.area.lba(place + nth)).await {
+                Ok(read) => read.len() != BLOCK_SIZE,
+                Err(TxnError::Store(_)) => true,
+                Err(error) => return Err(error.into()),
+            });
+        }
+        for (first, blocks) in runs(bad.len(), |nth| bad[nth]) {
+            self.damages.push(Damage::Unreadable { ino, at: at + first, blocks });
+        }
+        Ok(())
+    }
+
     /// Reads all blocks of files.
     async fn check_data(
         &mut self,
         inner: &Inner,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
-        for (run, ino, at) in &self.owners {
+        for (run, ino, at) in self.owners.clone() {
             let mut done = 0;
             while done < run.blocks {
                 let some = READ_AT_ONCE.min(run.blocks - done);
@@ -787,8 +811,8 @@ impl Scan {
                 match txn.read_run(lba, some).await {
                     Ok(read) if read.iter().all(|it| it.len() == BLOCK_SIZE) => {}
                     Ok(_) | Err(TxnError::Store(_)) => {
-                        let at = at + done;
-                        self.damages.push(Damage::Unreadable { ino: *ino, at, blocks: some });
+                        let first = (run.start + done, at + done);
+                        self.check_each(inner, txn, ino, first, some).await?;
                     }
                     Err(error) => return Err(error.into()),
                 }

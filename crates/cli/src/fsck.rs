@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use clap::Args;
-use thalweg_fs::check::{self, Finding, LostRange, Report};
+use thalweg_fs::check::{self, Damage, Finding, LostRange, Report};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::Mend;
 
@@ -91,7 +91,7 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
     let checked = checked?;
     closed?;
     match args.json {
-        true => println!("{}", as_json(&checked)),
+        true => println!("{}", as_json(&checked, how.repair)),
         false => show(&checked, &target, how.repair),
     }
     Ok(checked.code(args.automatic))
@@ -144,11 +144,12 @@ pub(crate) async fn check_snapshot(
         recovery: volume.recovery(),
         given_up: 0,
         opening: Vec::new(),
+        degraded: Vec::new(),
         store: None,
         files,
         unchecked: None,
     };
-    Ok(as_json(&checked))
+    Ok(as_json(&checked, false))
 }
 
 /// Whether a volume's server has it open for reading alone.
@@ -167,6 +168,8 @@ struct Checked {
     given_up: u64,
     /// What was repaired so that the volume could be opened.
     opening: Vec<String>,
+    /// What the volume lacks.
+    degraded: Vec<String>,
     store: Option<Scrubbed>,
     files: Report,
     /// Why the filesystem could not be checked, where the store below is damaged.
@@ -208,16 +211,57 @@ async fn check(env: &Env, opened: &Opened, args: &Fsck, mut how: check::How) -> 
             Some(opened.scrub(mend, how.repair, &*progress::for_user(args.json)).await?)
         }
     };
-    // Free blocks have to be empty, and may not be any more.
-    how.data |= store.as_ref().is_some_and(|store| store.gave_up);
+    // Free blocks have to be empty, and may not be any more. And which files have the blocks that the scrub
+    // has found to be lost?
+    how.data |= store.as_ref().is_some_and(|store| store.gave_up || store.lost > 0);
     let is_damaged = store.as_ref().is_some_and(|store| store.is_damaged);
     let (files, unchecked) = match files::check(env, opened, how).await {
         Err(failure) if is_damaged => (Report::default(), Some(failure.to_string())),
         files => (files?, None),
     };
     let (given_up, opening) = (opened.given_up(), opened.repaired());
-    let recovery = opened.recovery();
-    Ok(Checked { recovery, given_up, opening, store, files, unchecked })
+    let (recovery, degraded) = (opened.recovery(), opened.degraded());
+    Ok(Checked { recovery, given_up, opening, degraded, store, files, unchecked })
+}
+
+/// What to do about something that a check has left.
+fn next_step(damage: &Damage, repair: bool) -> &'static str {
+    match damage {
+        Damage::Unreadable { .. } => {
+            "write these bytes anew, from a backup, or delete the file, if the device does not give \
+             them later"
+        }
+        _ if !repair => "thalweg fsck -y repairs it, if it can be repaired",
+        Damage::Tree(_) => {
+            "thalweg fsck -y gives up what of it cannot be read; after that, restore from a backup"
+        }
+        _ => "make room (delete files, or extend the volume), then run thalweg fsck -y again",
+    }
+}
+
+/// What is wrong still, each with what to do about it.
+fn left(checked: &Checked, repair: bool) -> Vec<String> {
+    let mut left = Vec::new();
+    if let Some(store) = checked.store.as_ref().filter(|store| store.is_damaged) {
+        left.push(match store.lost {
+            0 => "the store has lost metadata (its map, or its catalogue): thalweg fsck -y repairs it, \
+                  or gives up what it said"
+                .to_owned(),
+            lost => format!(
+                "the store has {lost} blocks of which no copy is right: files that have them are \
+                 listed above; a block that is written anew is whole again"
+            ),
+        });
+    }
+    if let Some(why) = &checked.unchecked {
+        left.push(format!("the filesystem was not checked: {why}"));
+    }
+    let findings = checked.files.findings.iter();
+    for finding in findings.filter(|finding| finding.outcome == check::Outcome::Left) {
+        let at = path(&finding.path).map(|path| format!("{path}: ")).unwrap_or_default();
+        left.push(format!("{at}{}: {}", finding.damage, next_step(&finding.damage, repair)));
+    }
+    left
 }
 
 fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
@@ -229,7 +273,11 @@ fn outcome(finding: &Finding) -> (&'static str, Option<&str>) {
 }
 
 fn show(checked: &Checked, target: &Target, repair: bool) {
-    let Checked { recovery, given_up, opening, store, files: report, unchecked } = checked;
+    let Checked { recovery, given_up, opening, degraded, store, files: report, unchecked } =
+        checked;
+    for what in degraded {
+        eprintln!("warning: {} is degraded: {what}", target.name);
+    }
     if let Some(recovery) = recovery {
         println!("{}: {recovery}", target.name);
     }
@@ -254,14 +302,13 @@ fn show(checked: &Checked, target: &Target, repair: bool) {
         }
     }
     match unchecked {
-        Some(why) => println!("{}: the filesystem was not checked: {why}", target.name),
+        // Why is among what is left.
+        Some(_) => println!("{}: the filesystem was not checked", target.name),
         None => show_files(report, target),
     }
     if checked.is_damaged() {
-        println!(
-            "{}",
-            if repair { "Something is wrong still." } else { "-y repairs what can be." }
-        );
+        println!("{}", if repair { "Left to do:" } else { "Wrong (-y repairs what can be):" });
+        left(checked, repair).iter().for_each(|what| println!("  {what}"));
     }
 }
 
@@ -297,7 +344,7 @@ fn path(path: &Option<Bytes>) -> Option<String> {
     )
 }
 
-fn as_json(checked: &Checked) -> serde_json::Value {
+fn as_json(checked: &Checked, repair: bool) -> serde_json::Value {
     let report = &checked.files;
     let findings: Vec<_> = report
         .findings
@@ -326,6 +373,8 @@ fn as_json(checked: &Checked) -> serde_json::Value {
         "store": checked.store.as_ref().map(|store| &store.report),
         "findings": findings,
         "lost": lost,
+        "degraded": checked.degraded,
+        "left": left(checked, repair),
         "inodes": report.inodes,
         "directories": report.directories,
         "names": report.names,

@@ -157,9 +157,9 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
     runtime.block_on(async {
         let env = Env::real();
         match command {
-            Command::Volume(command) => volume::run(&env, command).await,
-            Command::Status(args) => volume::run(&env, volume::Volume::Status(args)).await,
-            Command::Scrub(args) => volume::run(&env, volume::Volume::Scrub(args)).await,
+            Command::Volume(command) => return volume::run(&env, command).await,
+            Command::Status(args) => return volume::run(&env, volume::Volume::Status(args)).await,
+            Command::Scrub(args) => return volume::run(&env, volume::Volume::Scrub(args)).await,
             Command::Kv(args) => kv::run(&env, args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,

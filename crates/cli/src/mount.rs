@@ -22,6 +22,7 @@ use crate::progress::Silent;
 use crate::request::{Answer, MountRequest, Request};
 use crate::serve::Running;
 use crate::session::{Purpose, Session};
+use crate::status;
 use crate::target::{Target, export};
 
 /// What the process in the background writes goes here, in the volume's folder.
@@ -139,8 +140,17 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
             if !through_server(env, &target, &request).await? {
                 in_background(&args, &target, &request)?;
             }
+            warn_if_degraded(&target).await;
             Ok(())
         }
+    }
+}
+
+/// Says what the volume that was mounted lacks. The mount stands, whatever comes of the question.
+async fn warn_if_degraded(target: &Target) {
+    let Ok(Some(mut client)) = Client::connect(&target.folder).await else { return };
+    if let Ok(Answer::Json(found)) = client.ask(&Request::Status, &Silent).await {
+        status::warn(&target.name, &found["degraded"]);
     }
 }
 

@@ -11,8 +11,8 @@ use thalweg_store::device::{Access, DeviceError};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlaceError, InPlaceStatus, Mend};
 use thalweg_store::pool::{
-    self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, NewVolume, OpenOptions, Pool, PoolError,
-    ShrinkRequest,
+    self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, MemberState, NewVolume, OpenOptions,
+    Pool, PoolError, ShrinkRequest,
 };
 use thalweg_store::tree::{TreeError, catalogue};
 use thalweg_store::txn::{TransactionManager, TxnStatus};
@@ -303,12 +303,50 @@ impl Opened {
         Numbers { name: self.target.name.clone(), store, transactions, files: None }
     }
 
+    /// What the volume lacks, each with what to do about it: devices that are missing or have missed
+    /// writes, blocks that no copy gave back, and why it refuses writes.
+    pub(crate) fn degraded(&self) -> Vec<String> {
+        let place = self.target.place().display();
+        let refused = |why: &String| format!("it refuses writes until it is opened again: {why}");
+        let pool = match &self.store {
+            Store::Chain(pool) => pool.status(),
+            Store::InPlace(it) => return it.store.status().poisoned.iter().map(refused).collect(),
+        };
+        let mut found: Vec<String> = pool.chain.poisoned.iter().map(refused).collect();
+        for member in &pool.members {
+            let path = member.path.display();
+            found.extend(match member.state {
+                MemberState::Online => None,
+                MemberState::Rebuilding { done, total } => {
+                    Some(format!("{path} is being rebuilt, {done} of {total} bytes are done"))
+                }
+                MemberState::Stale => Some(format!(
+                    "{path} has missed writes: thalweg volume rebuild {place} {path}"
+                )),
+                MemberState::Failed => Some(format!(
+                    "requests failed on {path}: thalweg volume replace {place} {path} NEW, or rebuild it"
+                )),
+                MemberState::Missing => Some(format!(
+                    "{path} is missing: attach it, or thalweg volume replace {place} {path} NEW"
+                )),
+            });
+        }
+        if pool.chain.counts.damaged > 0 {
+            found.push(format!(
+                "{} reads found blocks of which no copy is right: thalweg scrub {place} lists them",
+                pool.chain.counts.damaged
+            ));
+        }
+        found
+    }
+
     /// The volume in numbers, and what it is made of.
     pub(crate) fn status_json(&self) -> Outcome<Value> {
         let mut status = match &self.store {
             Store::Chain(pool) => serde_json::to_value(pool.status())?,
             Store::InPlace(it) => it.status(&self.target.name)?,
         };
+        status["degraded"] = self.degraded().into();
         status["transactions"] = serde_json::to_value(self.transactions().status())?;
         status["sockets"] = self.target.folder.display().to_string().into();
         status["folder"] = self.target.place().display().to_string().into();
@@ -368,7 +406,7 @@ impl Opened {
 
     async fn scrub_store(&self, mend: Mend, report: &dyn Report) -> Outcome<Scrubbed> {
         let progress = share_done("scrubbing", report);
-        Ok(match &self.store {
+        let mut scrubbed = match &self.store {
             Store::Chain(pool) => {
                 let found = pool.chain().scrub(&progress).await?;
                 let replaced = found.repaired + found.maps_replaced + found.labels_replaced;
@@ -379,6 +417,7 @@ impl Opened {
                     is_damaged: found.damaged > 0 || is_left,
                     is_repaired: is_repaired && !is_left,
                     gave_up: false,
+                    lost: 0,
                 }
             }
             Store::InPlace(it) => {
@@ -389,9 +428,12 @@ impl Opened {
                     is_damaged: found.map_sectors > 0 && !gave_up || !found.lost.is_empty(),
                     is_repaired: gave_up,
                     gave_up,
+                    lost: 0,
                 }
             }
-        })
+        };
+        scrubbed.lost = lost_blocks(&scrubbed.report);
+        Ok(scrubbed)
     }
 
     /// Does what concerns the volume alone, not who uses it.
@@ -402,7 +444,9 @@ impl Opened {
         })?;
         if let Request::Scrub = request {
             // What is given up needs a check of the filesystem: fsck does both.
-            return Ok(Answer::Json(self.scrub(Mend::No, true, report).await?.report));
+            let mut found = self.scrub(Mend::No, true, report).await?.report;
+            found["degraded"] = self.degraded().into();
+            return Ok(Answer::Json(found));
         }
         let pool = self.pool()?;
         let chain = pool.chain();
@@ -447,6 +491,14 @@ pub(crate) struct Scrubbed {
     pub(crate) is_repaired: bool,
     /// Whether blocks that were empty may hold something now: a sector of the map was given up.
     pub(crate) gave_up: bool,
+    /// Blocks of which no copy is right.
+    pub(crate) lost: u64,
+}
+
+/// The blocks of which no copy is right, as a scrub's report counts them.
+pub(crate) fn lost_blocks(report: &Value) -> u64 {
+    let listed = report["lost"].as_array().map(|lost| lost.len() as u64);
+    listed.or(report["damaged"].as_u64()).unwrap_or(0)
 }
 
 async fn open_pool(env: &Env, target: &Target, access: Access) -> Outcome<Pool> {

@@ -49,6 +49,8 @@ struct View {
     #[serde(default)]
     mounted_snapshots: Vec<MountedSnapshot>,
     #[serde(default)]
+    degraded: Vec<String>,
+    #[serde(default)]
     attached: Vec<AttachedDevice>,
     #[serde(default)]
     exports: Vec<String>,
@@ -211,12 +213,22 @@ pub(crate) async fn show(
     }
 }
 
+/// Says on standard error what a volume lacks.
+pub(crate) fn warn(name: &str, degraded: &Value) {
+    for what in degraded.as_array().into_iter().flatten().filter_map(Value::as_str) {
+        eprintln!("warning: {name} is degraded: {what}");
+    }
+}
+
 fn blocks(count: u64) -> Size {
     Size(count.saturating_mul(BLOCK_SIZE as u64))
 }
 
 fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, Failure> {
     let mut out = String::new();
+    for what in &view.degraded {
+        writeln!(out, "DEGRADED: {what}").map_err(|error| Failure::of(&error))?;
+    }
     let written = match (&view.chain, &view.in_place) {
         (Some(chain), _) => summary(&mut out, view, chain, before)
             .and_then(|()| links(&mut out, view, chain))

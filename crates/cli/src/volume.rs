@@ -311,7 +311,12 @@ pub(crate) struct RebuildIndex {
     json: bool,
 }
 
+/// The exit code of a scrub that found blocks of which no copy is right.
+const LOST: u8 = 4;
+
 /// Read and verify everything that is stored, and repair what can be
+///
+/// Ends with 0 when everything can be read now, 4 when blocks are lost: no copy of them is right.
 #[derive(Debug, Args)]
 pub(crate) struct Scrub {
     /// The volume's folder, or the device of one that is updated in place
@@ -387,8 +392,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| format!("{text:?} is no number of seconds from 0.1 on"))
 }
 
-pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
+/// Carries out a command; its exit code.
+pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<u8> {
     match command {
+        Volume::Scrub(args) => return scrub(env, &args).await,
         Volume::Create(args) => create(env, args).await,
         Volume::CreateInPlace(CreateInPlace { device, size, new, force, json }) => {
             let target = in_place::create(env, &device, size, &new, force).await?;
@@ -425,10 +432,10 @@ pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<()> {
             change(env, &args.volume, Request::Set { settings }, args.json).await
         }
         Volume::RebuildIndex(args) => rebuild_index(env, &args).await,
-        Volume::Scrub(args) => scrub(env, &args).await,
         Volume::Snapshot(command) => snapshot(env, command).await,
         Volume::Destroy(args) => destroy(env, &args).await,
     }
+    .map(|()| 0)
 }
 
 async fn create(env: &Env, args: Create) -> Outcome<()> {
@@ -490,7 +497,7 @@ async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {
     Ok(())
 }
 
-async fn scrub(env: &Env, args: &Scrub) -> Outcome<()> {
+async fn scrub(env: &Env, args: &Scrub) -> Outcome<u8> {
     let target = Target::volume(&args.volume)?;
     let target = target.with_journal(args.journal.journal_dev.as_deref());
     let Answer::Json(report) = ask(env, &target, Request::Scrub, args.json).await? else {
@@ -499,9 +506,21 @@ async fn scrub(env: &Env, args: &Scrub) -> Outcome<()> {
     if args.json {
         println!("{report}");
     } else if let Some(fields) = report.as_object() {
-        fields.iter().for_each(|(name, value)| println!("{name:20} {value}"));
+        let fields = fields.iter().filter(|(name, _)| *name != "degraded");
+        fields.for_each(|(name, value)| println!("{name:20} {value}"));
     }
-    Ok(())
+    status::warn(&target.name, &report["degraded"]);
+    let lost = opened::lost_blocks(&report);
+    if lost == 0 {
+        return Ok(0);
+    }
+    if !args.json {
+        println!(
+            "No copy of {lost} blocks is right. thalweg fsck -d VOLUME says which files they belong to; \
+             a block that is written anew is whole again."
+        );
+    }
+    Ok(LOST)
 }
 
 async fn snapshot(env: &Env, command: Snapshot) -> Outcome<()> {

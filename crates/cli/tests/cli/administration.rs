@@ -3,7 +3,7 @@
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Command;
 
-use crate::run::{Home, bad, good, has, json};
+use crate::run::{Home, bad, bad_json, good, has, json};
 
 /// What `nbdcopy` and `qemu-img` are not needed for: random bytes by way of the server.
 fn fill(home: &Home, socket_uri: &str, len: usize) -> Vec<u8> {
@@ -129,7 +129,7 @@ fn damage_without_a_second_side_is_reported() {
     fill(&home, &server.uri("vol"), 64 << 20);
     server.end();
     damage(&home.volume().join("a"));
-    let report = json(&mut home.on_volume(&["scrub"], &["--json"]));
+    let report = bad_json(&mut home.on_volume(&["scrub"], &["--json"]), 4);
     assert!(report["damaged"].as_u64().unwrap() > 1000, "{report}");
     let server = home.serve(&[]);
     let read =
@@ -150,12 +150,20 @@ fn a_mirror_degrades_is_replaced_and_rebuilt() {
     let bytes = fill(&home, &server.uri("vol"), 64 << 20);
     assert_eq!(home.state("/b"), "missing");
     assert!(!home.status()["warnings"].as_array().unwrap().is_empty());
+    let text = good(&mut home.on_volume(&["status"], &[]));
+    let first = text.lines().next().unwrap_or_default();
+    assert!(first.starts_with("DEGRADED: ") && first.contains("b is missing"), "{text}");
+    assert_eq!(home.status()["degraded"].as_array().unwrap().len(), 1);
     server.end();
+    let output = home.on_volume(&["scrub"], &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("warning: vol is degraded"), "{said}");
     // The side comes back, and has missed writes.
     std::fs::rename(home.path("aside"), home.volume().join("b")).unwrap();
     assert_eq!(home.state("/b"), "stale");
     good(&mut home.on_volume(&["rebuild"], &[]));
     assert_eq!(home.state("/b"), "online");
+    assert_eq!(home.status()["degraded"], serde_json::json!([]));
     // The other side goes for good, and is replaced while the volume is served.
     std::fs::remove_file(home.volume().join("a")).unwrap();
     let server = home.serve(&[]);

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::block_device::kill_server;
 use crate::clients::{free_port, scrape, value};
-use crate::run::{Home, bad, can_attach, good, has, json, thalweg, umount};
+use crate::run::{Home, bad, bad_json, can_attach, good, has, json, thalweg, umount};
 
 /// A home with an empty volume in place of 64 MiB, in the file `vol`.
 fn empty() -> Home {
@@ -219,10 +219,18 @@ fn a_scrub_and_a_check_find_a_block_that_rotted() {
     let entry = content.iter().find(|it| it[0] == block).unwrap();
     assert!(entry[1].as_u64().unwrap() > 1, "{entry}");
     spoil(&home.volume(), (data + block * 4096 + 77) as u64);
-    let scrubbed = json(thalweg(["scrub", "--json"]).arg(home.volume()));
+    let scrubbed = bad_json(thalweg(["scrub", "--json"]).arg(home.volume()), 4);
     assert_eq!(scrubbed["lost"], serde_json::json!([block]));
+    let said = bad(thalweg(["scrub"]).arg(home.volume()), 4);
+    assert!(said.contains("No copy of 1 blocks is right"), "{said}");
     let said = bad(thalweg(["fsck"]).arg(home.volume()), 4);
     assert!(said.contains(&format!("lost [{block}]")), "{said}");
+    // A repair cannot bring it back, and says what is left and what to do.
+    let said = bad(thalweg(["fsck", "-y"]).arg(home.volume()), 4);
+    for part in ["Left to do:", "1 blocks of which no copy is right", "/a: 1 blocks", "write these"]
+    {
+        assert!(said.contains(part), "{part} is missing in {said}");
+    }
     // A check at the start of the system does not read everything.
     good(thalweg(["fsck", "-a"]).arg(home.volume()));
     mount(&home, &root, "data=wasteless");

@@ -58,6 +58,13 @@ pub(crate) fn json(command: &mut Command) -> Value {
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error} in {printed}"))
 }
 
+/// What a command prints on standard output that ends with an exit code, as JSON.
+pub(crate) fn bad_json(command: &mut Command, code: i32) -> Value {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {}", text(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 /// A folder for one test, with a volume in it. What is served or attached is ended with it.
 pub(crate) struct Home {
     folder: TempDir,

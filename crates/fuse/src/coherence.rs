@@ -1,4 +1,4 @@
-//! Keeps the kernel's caches right when others change files.
+//! Keeps the kernel's caches right when others change files, and when direct writes pass them by.
 //!
 //! The kernel waits for locks while it takes something out of its caches, and who holds these may
 //! wait for an answer of this process: so it happens on a thread of its own, which no request waits
@@ -6,11 +6,12 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use fuser::{INodeNo, Notifier};
-use thalweg_fs::Change;
+use thalweg_fs::{Change, Ino};
 use tokio::sync::oneshot;
 
 /// The way to the thread. It ends when the last of these is dropped.
@@ -20,6 +21,8 @@ pub(crate) struct Coherence(Sender<Task>);
 #[derive(Debug)]
 enum Task {
     Invalidate(Change),
+    /// A file's bytes changed behind its cached pages.
+    Written(Ino, Range<i64>, oneshot::Sender<()>),
     Settle(oneshot::Sender<()>),
 }
 
@@ -35,6 +38,16 @@ impl Coherence {
     pub(crate) fn invalidate(&self, change: Change) {
         // Without the thread there is no mount, and so no cache.
         let _ = self.0.send(Task::Invalidate(change));
+    }
+
+    /// Returns when the kernel has dropped the pages of a range that it had in its cache.
+    pub(crate) async fn drop_pages(&self, ino: Ino, offset: u64, len: u64) {
+        let end = |end| i64::try_from(end).unwrap_or(i64::MAX);
+        let range = end(offset)..end(offset.saturating_add(len));
+        let (done, dropped) = oneshot::channel();
+        if self.0.send(Task::Written(ino, range, done)).is_ok() {
+            let _ = dropped.await;
+        }
     }
 
     /// Returns when everything told before has reached the kernel.
@@ -56,6 +69,12 @@ fn serve(notifier: &Notifier, tasks: &Receiver<Task>) {
             }
             Task::Invalidate(Change::Name { parent, name }) => {
                 notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(&name))
+            }
+            Task::Written(ino, range, done) => {
+                let len = range.end - range.start;
+                let told = notifier.inval_inode(INodeNo(ino.0), range.start, len);
+                let _ = done.send(());
+                told
             }
             Task::Settle(done) => {
                 let _ = done.send(());

@@ -11,6 +11,10 @@
 //! the sync is a part of the write. The kernel does not forward `sync` and `syncfs` to filesystems in
 //! user space; they push out what the kernel itself holds.
 //!
+//! **Direct and cached.** A direct write goes past the kernel's cache, and of an asynchronous one the
+//! kernel does not drop the pages that somebody read meanwhile. So its answer waits until they are
+//! dropped, where the file was opened for cached access too.
+//!
 //! **Privileges.** A write takes set-user-id, set-group-id and capabilities from a file. The kernel
 //! leaves this to the filesystem, and saves a request before every write in return.
 
@@ -500,6 +504,7 @@ impl fuser::Filesystem for Adapter {
     ) {
         let new = new_node(request, Node::File, mode, umask);
         let (parent, name) = (Ino(parent.0), bytes_of(name));
+        let served = self.served.clone();
         self.run(
             "create",
             reply,
@@ -514,6 +519,9 @@ impl fuser::Filesystem for Adapter {
             },
             move |reply, made| {
                 let (handle, how) = Adapter::opened(flags);
+                if handle == CACHED {
+                    served.known.note_cached(Ino(made.ino.0));
+                }
                 reply.created(&TTL, &made, GENERATION, handle, how);
             },
         );
@@ -576,13 +584,16 @@ impl fuser::Filesystem for Adapter {
         });
     }
 
-    fn open(&self, _request: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         // What is open is known to the kernel, and so remembered.
         let writes = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
         if writes && self.served.filesystem.is_read_only() {
             return reply.error(Errno::EROFS);
         }
         let (handle, how) = Adapter::opened(flags.0);
+        if handle == CACHED {
+            self.served.known.note_cached(Ino(ino.0));
+        }
         reply.opened(handle, how);
     }
 
@@ -635,17 +646,24 @@ impl fuser::Filesystem for Adapter {
             clear_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };
         let (ino, data) = (Ino(ino.0), Bytes::copy_from_slice(data));
+        let direct = !cached && (handle == DIRECT || flags.0 & libc::O_DIRECT != 0);
         self.run(
             "write",
             reply,
             move |served| async move {
                 let write = served.filesystem.write(ino, at, vec![data], how);
                 let went = served.change_content(ino, write).await?;
-                if went != offset
-                    && let Some((_, coherence)) = served.notifier.get()
-                {
+                let Some((_, coherence)) = served.notifier.get() else { return Ok(()) };
+                if went != offset {
                     // Somebody else made the file longer: the kernel's page is in a wrong place.
                     coherence.invalidate(Change::Inode { ino, content: true });
+                } else if direct && served.known.is_cached(ino) {
+                    match handle {
+                        DIRECT => coherence.drop_pages(ino, offset, u64::from(len)).await,
+                        // The flag was set later. Should it come and go, the kernel might hold the pages
+                        // until this write is answered, so the answer does not wait.
+                        _ => coherence.invalidate(Change::Inode { ino, content: true }),
+                    }
                 }
                 Ok(())
             },

@@ -21,6 +21,8 @@ struct Inode {
     lookups: u64,
     /// It has neither set-user-id nor set-group-id, nor capabilities.
     plain: bool,
+    /// The kernel may have pages of it in its cache.
+    cached: bool,
 }
 
 impl Known {
@@ -54,6 +56,19 @@ impl Known {
     /// Whether an inode has privileges that a write must take away is known: it has none.
     pub(crate) fn is_plain(&self, ino: Ino) -> bool {
         self.0.lock().inodes.get(&ino).is_some_and(|inode| inode.plain)
+    }
+
+    /// The kernel may cache pages of an inode from now on.
+    pub(crate) fn note_cached(&self, ino: Ino) {
+        if let Some(inode) = self.0.lock().inodes.get_mut(&ino) {
+            inode.cached = true;
+        }
+    }
+
+    /// Whether the kernel may have pages of an inode in its cache. Of a file that was only opened for
+    /// direct access it has none, unless that was mapped into memory.
+    pub(crate) fn is_cached(&self, ino: Ino) -> bool {
+        self.0.lock().inodes.get(&ino).is_some_and(|inode| inode.cached)
     }
 
     /// What [`Known::note_plain`] wants from before the look at the inode.

@@ -154,6 +154,125 @@ pub(crate) fn direct_and_mapped_agree(make: Make) {
     unsafe { libc::munmap(map, 16_384) };
 }
 
+/// Blocks of the file that is written directly and read through the cache.
+const CYCLE: usize = 16;
+/// Bytes of each of them.
+const CYCLE_BLOCK: usize = 16 << 10;
+
+/// A write of `linux/aio_abi.h`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AioWrite {
+    data: u64,
+    key_and_flags: u64,
+    opcode: u16,
+    priority: i16,
+    file: u32,
+    buffer: u64,
+    len: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    event_file: u32,
+}
+
+/// What `io_getevents` tells of a request.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AioEvent {
+    data: u64,
+    request: u64,
+    result: i64,
+    second: i64,
+}
+
+/// A queue of asynchronous writes.
+struct Aio(libc::c_ulong);
+
+impl Aio {
+    fn new() -> Aio {
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the call fills in the context.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, CYCLE, &mut context) }, 0);
+        Aio(context)
+    }
+
+    /// Writes every block of `buffer` at its place, all at once, and waits for all.
+    fn write(&self, file: &File, buffer: &[u8]) {
+        let write = |(at, block): (usize, &[u8])| AioWrite {
+            data: at as u64,
+            key_and_flags: 0,
+            opcode: 1,
+            priority: 0,
+            file: file.as_raw_fd() as u32,
+            buffer: block.as_ptr() as u64,
+            len: block.len() as u64,
+            offset: (at * CYCLE_BLOCK) as i64,
+            reserved: 0,
+            flags: 0,
+            event_file: 0,
+        };
+        let writes: Vec<_> = buffer.chunks(CYCLE_BLOCK).enumerate().map(write).collect();
+        let places: Vec<_> = writes.iter().map(std::ptr::from_ref).collect();
+        let none = std::ptr::null_mut::<libc::timespec>();
+        let mut events = [AioEvent { data: 0, request: 0, result: 0, second: 0 }; CYCLE];
+        // SAFETY: requests and buffers live until the events about all of them were taken.
+        unsafe {
+            let sent = libc::syscall(libc::SYS_io_submit, self.0, places.len(), places.as_ptr());
+            assert_eq!(sent, CYCLE as i64);
+            let (least, most) = (CYCLE, CYCLE);
+            let place = events.as_mut_ptr();
+            let got = libc::syscall(libc::SYS_io_getevents, self.0, least, most, place, none);
+            assert_eq!(got, CYCLE as i64);
+        }
+        assert!(events.iter().all(|event| event.result == CYCLE_BLOCK as i64), "a write failed");
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: nothing is in flight.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
+/// As generic/451 of xfstests: a direct write that has returned is seen by a buffered read, also when
+/// others have read the same pages meanwhile.
+pub(crate) fn direct_writes_are_seen_by_buffered_readers(make: Make) {
+    #[repr(align(4096))]
+    struct Aligned([u8; CYCLE * CYCLE_BLOCK]);
+    let Some(rig) = Rig::new(make) else { return };
+    fs::write(rig.path("a"), vec![0; CYCLE * CYCLE_BLOCK]).unwrap();
+    let buffered = File::open(rig.path("a")).unwrap();
+    let direct = |flags| open(OpenOptions::new().write(true).custom_flags(flags), &rig, "a");
+    let opened = direct(libc::O_DIRECT);
+    let (aio, done) = (Aio::new(), std::sync::atomic::AtomicBool::new(false));
+    let mut content = Box::new(Aligned([0; CYCLE * CYCLE_BLOCK]));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut seen = vec![0; CYCLE * CYCLE_BLOCK];
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    buffered.read_exact_at(&mut seen, 0).unwrap();
+                }
+            });
+        }
+        let mut seen = vec![0; CYCLE * CYCLE_BLOCK];
+        let mut stale = Vec::new();
+        for round in 1..=200_u8 {
+            content.0.fill(round);
+            match round % 2 {
+                0 => aio.write(&opened, &content.0),
+                _ => opened.write_all_at(&content.0, 0).unwrap(),
+            }
+            buffered.read_exact_at(&mut seen, 0).unwrap();
+            stale.extend((seen != content.0).then_some(round));
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(stale.is_empty(), "old bytes were read after these writes: {stale:?}");
+    });
+}
+
 pub(crate) fn ranges_are_copied(make: Make) {
     let Some(rig) = Rig::new(make) else { return };
     let content = pattern(100_000);

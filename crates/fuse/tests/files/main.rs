@@ -39,6 +39,7 @@ macro_rules! all_suites {
                 content::holes_are_found,
                 content::appends_follow_one_another,
                 content::direct_and_mapped_agree,
+                content::direct_writes_are_seen_by_buffered_readers,
                 content::ranges_are_copied,
                 content::an_unlinked_file_lives_while_it_is_open,
                 content::many_write_at_once,

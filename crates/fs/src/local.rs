@@ -252,6 +252,11 @@ impl Local {
         }
     }
 
+    /// Sets how reads of inodes are noted from now on.
+    pub fn set_atime(&self, atime: Atime) {
+        self.inner.set_atime(atime);
+    }
+
     /// Finishes what is left to be done, notes what was read, and returns when everything survives a
     /// crash. Without it the next opening does the same.
     ///

@@ -45,6 +45,8 @@ pub(super) struct Inner {
     pub(super) hash_key: [u8; 16],
     pub(super) hash_bits: u8,
     pub(super) options: Options,
+    /// How reads of inodes are noted now; `options` says how at first.
+    atime: Mutex<Atime>,
     pub(super) space: Space,
     /// Inodes for which there may be room.
     pub(super) max_inodes: u64,
@@ -128,6 +130,7 @@ impl Inner {
             hash_key: found.hash_key,
             hash_bits: found.hash_bits,
             options,
+            atime: Mutex::new(options.atime),
             space: found.space,
             max_inodes: found.max_inodes,
             copies: found.copies,
@@ -347,12 +350,18 @@ impl Inner {
         Ok(())
     }
 
+    /// Sets how reads of inodes are noted from now on.
+    pub(super) fn set_atime(&self, atime: Atime) {
+        *self.atime.lock() = atime;
+    }
+
     /// Notes that an inode was read.
     pub(super) fn note_access(&self, ino: u64, record: &InodeRecord) {
         let now = stored_time(self.env.wall_nanos());
         let stored = self.pending_access(ino).unwrap_or(record.accessed.get());
         let seconds = |time: u64| time as i64 >> 30;
-        let is_due = match self.options.atime {
+        let atime = *self.atime.lock();
+        let is_due = match atime {
             _ if self.options.read_only => false,
             Atime::Never => false,
             Atime::Strict => true,

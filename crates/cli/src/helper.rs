@@ -1,6 +1,8 @@
-//! The names under which other programs call this one: mount(8) calls `mount.thalweg`, mkfs(8)
-//! `mkfs.thalweg`, fsck(8) `fsck.thalweg`, umount(8) `umount.fuse.thalweg`. Each is a link to this
-//! program.
+//! The names under which other programs call this one: mount(8) calls `mount.thalweg`, and
+//! `mount.fuse.thalweg` where it takes the type from the mount table; umount(8) `umount.fuse.thalweg`,
+//! and `umount.thalweg` for what `uhelper` names; mkfs(8) `mkfs.thalweg`, fsck(8) `fsck.thalweg`. Each is
+//! a link to this program. mount.fuse3, which stands in for `mount.fuse.thalweg`, calls the program
+//! itself, with what mount(8) said: a volume and a directory first.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,14 +17,17 @@ pub(crate) struct Codes {
 }
 
 /// A name, the command that it stands for, and its exit codes.
-const NAMES: [(&str, &str, Codes); 5] = [
-    ("mount.thalweg", "mount", Codes { usage: 1, failed: 32 }),
-    ("umount.thalweg", "umount", Codes { usage: 1, failed: 32 }),
-    ("umount.fuse.thalweg", "umount", Codes { usage: 1, failed: 32 }),
+const NAMES: [(&str, &str, Codes); 6] = [
+    ("mount.thalweg", "mount", MOUNT),
+    ("mount.fuse.thalweg", "mount", MOUNT),
+    ("umount.thalweg", "umount", MOUNT),
+    ("umount.fuse.thalweg", "umount", MOUNT),
     ("mkfs.thalweg", "mkfs", Codes { usage: 1, failed: 1 }),
     ("fsck.thalweg", "fsck", FSCK),
 ];
 
+/// As mount(8) has them.
+const MOUNT: Codes = Codes { usage: 1, failed: 32 };
 /// As fsck(8) has them, also for `thalweg fsck`.
 const FSCK: Codes = Codes { usage: 16, failed: 8 };
 
@@ -36,6 +41,11 @@ pub(crate) fn translate(words: &mut Vec<OsString>) -> Codes {
             words[0] = crate::NAME.into();
             words.insert(1, command.into());
             codes
+        }
+        // No command is a path.
+        None if words.len() > 2 && words[1].as_encoded_bytes().starts_with(b"/") => {
+            words.insert(1, "mount".into());
+            MOUNT
         }
         None if words.get(1).is_some_and(|word| word == "fsck") => FSCK,
         None => Codes { usage: 2, failed: 1 },
@@ -55,6 +65,9 @@ mod tests {
     #[test]
     fn a_helper_is_its_command() {
         let (words, codes) = translated(&["/sbin/mount.thalweg", "/srv/vol", "/mnt", "-o", "rw"]);
+        assert_eq!(words, ["thalweg", "mount", "/srv/vol", "/mnt", "-o", "rw"]);
+        assert_eq!((codes.usage, codes.failed), (1, 32));
+        let (words, codes) = translated(&["thalweg", "/srv/vol", "/mnt", "-o", "rw"]);
         assert_eq!(words, ["thalweg", "mount", "/srv/vol", "/mnt", "-o", "rw"]);
         assert_eq!((codes.usage, codes.failed), (1, 32));
         let (words, codes) = translated(&["fsck.thalweg", "-a", "/srv/vol"]);

@@ -44,9 +44,9 @@ pub(crate) struct Mkfs {
     /// Take away a filesystem that is there, and its files
     #[arg(short, short_alias = 'F', long)]
     force: bool,
-    /// Owner and group of the root directory, by number
-    #[arg(long, value_name = "UID:GID", default_value = "0:0", value_parser = owner)]
-    root_owner: (u32, u32),
+    /// Owner and group of the root directory, by number [default: the caller's]
+    #[arg(long, value_name = "UID:GID", value_parser = owner)]
+    root_owner: Option<(u32, u32)>,
     /// Permissions of the root directory, in octal
     #[arg(long, value_name = "MODE", default_value = "755", value_parser = mode)]
     root_mode: u16,
@@ -74,7 +74,9 @@ pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
         true => in_place(env, place, &args).await?,
         false => chained(env, place, &args).await?,
     };
-    let (uid, gid) = args.root_owner;
+    // SAFETY: the calls only read the process's identity and cannot fail.
+    let caller = || unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = args.root_owner.unwrap_or_else(caller);
     let new = NewFilesystem { uid, gid, mode: args.root_mode, force: args.force };
     ask(env, &target, Request::MakeFilesystem(new), false).await?;
     if !args.quiet {

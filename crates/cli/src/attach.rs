@@ -183,6 +183,7 @@ fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     let place = target.place().display().to_string();
     let export = crate::target::export(&place, target.snapshot.as_deref());
     command.extend(["--".into(), export.into()]);
+    target.make_folder()?;
     let device: PathBuf = background::start(&command, &target.folder, LOG)?;
     show_attached(&device, args.json, target);
     Ok(())

@@ -43,7 +43,7 @@ fn open_log(folder: &Path, name: &str) -> Outcome<(File, PathBuf)> {
     // A name of a file has 255 bytes at most.
     let place: String =
         place.chars().rev().take(LOG_PLACE).collect::<Vec<_>>().into_iter().rev().collect();
-    let path = thalweg_fuse::attach::directory("logs")?.join(format!("{place}-{name}"));
+    let path = thalweg_fuse::state::directory("logs")?.join(format!("{place}-{name}"));
     let file = append_to(&path).map_err(|error| {
         Failure::of(&error).while_doing(format!("cannot write the log {}", path.display()))
     })?;

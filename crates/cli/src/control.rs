@@ -25,6 +25,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
 use crate::failure::{Failure, Outcome};
+use crate::leftover;
 use crate::progress::{Report, Step};
 use crate::request::{Answer, Request};
 
@@ -63,13 +64,26 @@ pub(crate) trait Handler: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct Control {
     path: PathBuf,
+    folder: PathBuf,
+    owned: Owned,
     _task: Task<()>,
 }
 
+/// Whether a folder is there for the socket alone, and goes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owned {
+    Yes,
+    No,
+}
+
 impl Drop for Control {
+    // Before the conversations end, on which clients wait that want to open the volume next.
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::debug!(%error, path = %self.path.display(), "the control socket stays");
+        }
+        if self.owned == Owned::Yes {
+            leftover::clear(&self.folder);
         }
     }
 }
@@ -93,7 +107,7 @@ pub(crate) fn elsewhere(folder: &Path) -> Option<(PathBuf, String)> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     // A socket's name has to fit into an address.
     let name: String = name.chars().take(NAME_SHOWN).collect();
-    let directory = thalweg_fuse::attach::directory("read-only");
+    let directory = thalweg_fuse::state::directory("read-only");
     match directory {
         Ok(directory) => Some((directory, format!("{}.sock", unique(&name, folder)))),
         Err(error) => {
@@ -112,16 +126,20 @@ pub(crate) fn is_closed_to_us(folder: &Path) -> bool {
 
 /// Answers requests on the volume in `folder`, whose lock this process holds: a socket that is
 /// there already was left by a process that died.
-pub(crate) fn listen<H: Handler>(env: &Env, folder: &Path, handler: Arc<H>) -> Outcome<Control> {
-    let (folder, name) =
-        elsewhere(folder).unwrap_or_else(|| (folder.to_owned(), SOCKET.to_owned()));
-    let path = folder.join(&name);
+pub(crate) fn listen<H: Handler>(
+    env: &Env,
+    folder: &Path,
+    owned: Owned,
+    handler: Arc<H>,
+) -> Outcome<Control> {
+    let place = elsewhere(folder).unwrap_or_else(|| (folder.to_owned(), SOCKET.to_owned()));
+    let path = place.0.join(&place.1);
     let failed = |error: io::Error| {
         Failure::of(&error).while_doing(format!("cannot listen on {}", path.display()))
     };
-    let listener = socket::listen(&folder, &name, BACKLOG).map_err(failed)?;
+    let listener = socket::listen(&place.0, &place.1, BACKLOG).map_err(failed)?;
     let task = env.spawn(accept(env.clone(), listener, handler));
-    Ok(Control { path, _task: task })
+    Ok(Control { path, folder: folder.to_owned(), owned, _task: task })
 }
 
 async fn accept<H: Handler>(env: Env, listener: UnixListener, handler: Arc<H>) {
@@ -215,6 +233,8 @@ impl Client {
         };
         match connected {
             Ok(stream) => Ok(stream.map(Client)),
+            // The folder of a volume that is updated in place exists while that is served.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => {
                 let path = folder.join(SOCKET);
                 let failure =

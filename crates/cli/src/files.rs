@@ -140,6 +140,9 @@ impl Files {
     /// Takes over what a remount may change.
     pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
         volume.keep_journal(&options.journal)?;
+        if options.atime.is_some() {
+            self.local.set_atime(options.for_files().atime);
+        }
         if options.read_only == Some(true) {
             self.local.sync_all().await?;
         }

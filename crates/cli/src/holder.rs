@@ -11,13 +11,17 @@ pub(crate) fn of(path: &Path) -> Option<String> {
     let file = std::fs::metadata(path).ok()?;
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     let (major, minor) = (libc::major(file.dev()), libc::minor(file.dev()));
-    let pid = pid_in(&locks, &format!("{major:02x}:{minor:02x}:{}", file.ino()))?;
+    pid_in(&locks, &format!("{major:02x}:{minor:02x}:{}", file.ino())).map(shown)
+}
+
+/// A process by number and command line.
+pub(crate) fn shown(pid: u32) -> String {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     let words: String = words.join(" ").trim_end().chars().take(SHOWN).collect();
     match words.is_empty() {
-        true => Some(format!("process {pid}")),
-        false => Some(format!("process {pid} ({words})")),
+        true => format!("process {pid}"),
+        false => format!("process {pid} ({words})"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `fsck`, `tx`, `dump`,
+//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `umount`, `fsck`, `tx`, `dump`,
 //! `bench`, `shell`); `helper` for the names under which mount(8) and its like call. A volume that is in use is administered through the process that has it open:
 //!
 //! - `request`: what can be asked of a volume;
@@ -30,6 +30,7 @@ mod helper;
 mod holder;
 mod in_place;
 mod kv;
+mod leftover;
 mod listen;
 mod metrics;
 mod mkfs;
@@ -48,6 +49,7 @@ mod size;
 mod status;
 mod target;
 mod tx;
+mod umount;
 mod volume;
 
 use std::ffi::OsString;
@@ -82,7 +84,7 @@ enum Command {
     Detach(attach::Detach),
     Mkfs(mkfs::Mkfs),
     Mount(mount::Mount),
-    Umount(mount::Umount),
+    Umount(umount::Umount),
     Fsck(fsck::Fsck),
     Tx(tx::Tx),
     Kv(kv::Kv),
@@ -166,7 +168,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Detach(args) => attach::detach(&env, args).await,
             Command::Mkfs(args) => mkfs::run(&env, args).await,
             Command::Mount(args) => mount::mount(&env, args).await,
-            Command::Umount(args) => mount::umount(args).await,
+            Command::Umount(args) => umount::umount(args).await,
             Command::Fsck(args) => return fsck::run(&env, args).await,
             Command::Dump(args) => dump::run(args).await,
             Command::Tx(args) => return tx::run(args).await,

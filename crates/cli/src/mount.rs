@@ -1,4 +1,4 @@
-//! `thalweg mount` and `thalweg umount`: a volume's filesystem for everybody on this machine.
+//! `thalweg mount`: a volume's filesystem for everybody on this machine.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use thalweg_fuse::mounts::{self, Mount as Mounted};
+use thalweg_fuse::state;
 use thalweg_store::device::Access;
 use thalweg_store::env::Env;
 
@@ -15,7 +16,7 @@ use crate::background;
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
-use crate::mount_options::{MountOptions, Unknown};
+use crate::mount_options::{AtimeWord, MountOptions, Unknown};
 use crate::mounts::KIND;
 use crate::opened::Opened;
 use crate::progress::Silent;
@@ -24,6 +25,7 @@ use crate::serve::Running;
 use crate::session::{Purpose, Session};
 use crate::status;
 use crate::target::{Target, export};
+use crate::umount::take_away;
 
 /// What the process in the background writes goes here, in the volume's folder.
 pub(crate) const LOG: &str = "mount.log";
@@ -84,29 +86,6 @@ On a volume that is updated in place also:
   rotational=0|1|auto, discard, nodiscard
   All but journal_dev can change at remount.";
 
-/// Unmount the filesystem of a volume
-///
-/// Waits until everything is durable and the process that served it has ended, or goes on serving
-/// others.
-#[derive(Debug, Args)]
-pub(crate) struct Umount {
-    /// The directory where it is mounted, or the volume's folder
-    #[arg(value_name = "DIRECTORY|VOLUME")]
-    what: PathBuf,
-    /// Also while it is in use: nobody finds it any more, and it goes when its last user does
-    #[arg(short, long)]
-    lazy: bool,
-    /// For umount(8): these mean nothing here
-    #[arg(short = 'f', hide = true)]
-    force: bool,
-    #[arg(short = 'n', hide = true)]
-    no_mtab: bool,
-    #[arg(short = 'r', hide = true)]
-    read_only: bool,
-    #[arg(short = 't', hide = true)]
-    kind: Option<String>,
-}
-
 pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     let unknown = if args.sloppy { Unknown::Ignore } else { Unknown::Refuse };
     let options = MountOptions::parse(&args.options, unknown)?;
@@ -161,7 +140,7 @@ fn usable(directory: &Path) -> Outcome<PathBuf> {
         && is_dead(&directory)
     {
         tracing::warn!(volume = found.source, "the server of an earlier mount has died");
-        detach(&directory)?;
+        take_away(&directory, libc::MNT_DETACH)?;
     }
     match std::fs::metadata(&directory) {
         Ok(found) if found.is_dir() => Ok(directory),
@@ -189,7 +168,7 @@ async fn through_server(env: &Env, target: &Target, request: &MountRequest) -> O
     Err(Failure::new(format!("the process that serves {} does not answer", target.name)))
 }
 
-fn unexpected(answer: &Answer) -> Failure {
+pub(crate) fn unexpected(answer: &Answer) -> Failure {
     Failure::new(format!("the volume's server gave an answer out of place: {answer:?}"))
         .help("it may be of another version; restart it")
 }
@@ -249,6 +228,7 @@ fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outco
         Some(_) => export(&target.place().display().to_string(), target.snapshot.as_deref()).into(),
     };
     command.extend(["--".into(), place, request.directory.clone().into()]);
+    target.make_folder()?;
     let recovery = background::start::<Option<String>>(&command, &target.folder, LOG)?;
     if let Some(recovery) = recovery {
         eprintln!("{}: {recovery}", target.name);
@@ -257,23 +237,37 @@ fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outco
 }
 
 async fn remount(directory: &Path, options: &MountOptions) -> Outcome<()> {
-    let (found, target) = mount_on(&canonical(directory)?)?;
-    let mut client = Client::connect(&target.folder).await?.ok_or_else(|| no_server(&found))?;
-    let request = Request::Remount { snapshot: target.snapshot, options: options.clone() };
+    let found = mount_on(&canonical(directory)?)?;
+    let folder = server_folder(&found).await?.ok_or_else(|| no_server(&found))?;
+    let mut client = Client::connect(&folder).await?.ok_or_else(|| no_server(&found))?;
+    let request = Request::Remount { device: found.device, options: options.clone() };
     match client.ask(&request, &Silent).await? {
-        Answer::Done => change_flags(&found.mountpoint, options),
+        Answer::Done => match change_flags(&found.mountpoint, options) {
+            // Of an ordinary user's mount the server alone knows how reads are noted.
+            Err(error) if is_not_permitted(&error) && !options.changes_flags() => Ok(()),
+            Err(error) => {
+                let place = found.mountpoint.display();
+                let failure = Failure::of(&error);
+                Err(failure.while_doing(format!("cannot change the mount on {place}")))
+            }
+            Ok(()) => Ok(()),
+        },
         other => Err(unexpected(&other)),
     }
 }
 
+fn is_not_permitted(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EPERM)
+}
+
 /// Sets what the kernel itself keeps of a mount; what was not said stays.
-fn change_flags(mountpoint: &Path, options: &MountOptions) -> Outcome<()> {
-    let path = CString::new(mountpoint.as_os_str().as_bytes()).map_err(std::io::Error::from)?;
+pub(crate) fn change_flags(mountpoint: &Path, options: &MountOptions) -> std::io::Result<()> {
+    let path = CString::new(mountpoint.as_os_str().as_bytes())?;
     // SAFETY: zeros are a valid value, which the call fills in.
     let mut now: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: the path is a terminated string and the place is ours.
     if unsafe { libc::statvfs(path.as_ptr(), &mut now) } != 0 {
-        return Err(std::io::Error::last_os_error().into());
+        return Err(std::io::Error::last_os_error());
     }
     let mut flags = libc::MS_REMOUNT;
     for (said, shown, flag) in [
@@ -287,29 +281,18 @@ fn change_flags(mountpoint: &Path, options: &MountOptions) -> Outcome<()> {
             flags |= flag;
         }
     }
+    // Of these the kernel keeps what it had when none is said.
+    flags |= match options.atime {
+        None => 0,
+        Some(AtimeWord::Relative) => libc::MS_RELATIME,
+        Some(AtimeWord::Strict) => libc::MS_STRICTATIME,
+        Some(AtimeWord::Never) => libc::MS_NOATIME,
+    };
     let nothing = std::ptr::null();
     // SAFETY: the path is a terminated string; a remount by flags takes nothing else.
     match unsafe { libc::mount(nothing, path.as_ptr(), nothing, flags, nothing.cast()) } {
         0 => Ok(()),
-        _ => Err(Failure::of(&std::io::Error::last_os_error())
-            .while_doing(format!("cannot change the mount on {}", mountpoint.display()))),
-    }
-}
-
-pub(crate) async fn umount(args: Umount) -> Outcome<()> {
-    let (found, target) = mount_on(&canonical(&args.what)?)?;
-    let Some(mut client) = Client::connect(&target.folder).await? else {
-        return detach(&found.mountpoint);
-    };
-    let request = Request::Unmount { snapshot: target.snapshot, detach: args.lazy };
-    match client.ask(&request, &Silent).await? {
-        Answer::Unmounted { ends } => {
-            if ends {
-                client.closed().await;
-            }
-            Ok(())
-        }
-        other => Err(unexpected(&other)),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 
@@ -318,22 +301,20 @@ fn no_server(found: &Mounted) -> Failure {
         .help(format!("thalweg umount {}, then mount it again", found.mountpoint.display()))
 }
 
-/// A mount of ours on the directory `place`, or of the volume in the folder `place`.
-fn mount_on(place: &Path) -> Outcome<(Mounted, Target)> {
+/// The mount of ours on the directory `place`, or of the volume in the folder `place`.
+pub(crate) fn mount_on(place: &Path) -> Outcome<Mounted> {
     let is_it = |found: &&Mounted| {
         found.kind == KIND && (found.mountpoint == place || Path::new(&found.source) == place)
     };
     let all = mounts::list()?;
-    let found = all.iter().rev().find(is_it).cloned().ok_or_else(|| {
+    all.iter().rev().find(is_it).cloned().ok_or_else(|| {
         Failure::new(format!("no filesystem of a volume is mounted on {}", place.display()))
             .help("findmnt --types fuse.thalweg lists them")
-    })?;
-    let target = Target::find(&found.source)?;
-    Ok((found, target))
+    })
 }
 
 /// The mount of ours that a path lies in.
-pub(crate) fn mount_around(path: &Path) -> Outcome<(Mounted, Target)> {
+pub(crate) fn mount_around(path: &Path) -> Outcome<Mounted> {
     let path = canonical(path)?;
     let all = mounts::list()?;
     let around = all.iter().filter(|found| path.starts_with(&found.mountpoint));
@@ -344,10 +325,30 @@ pub(crate) fn mount_around(path: &Path) -> Outcome<(Mounted, Target)> {
     }
 }
 
+/// The folder with the socket of the server of a mount; `None` when it has none. The server is found by
+/// the number of the filesystem's device, so also when its volume was moved or taken away.
+pub(crate) async fn server_folder(found: &Mounted) -> Outcome<Option<PathBuf>> {
+    let user = found.user.unwrap_or_else(state::user);
+    let folders = state::folders(user).into_iter();
+    let mut places: Vec<_> = folders.map(|it| it.join(mounts::name_of(found.device))).collect();
+    places.extend(Target::find(&found.source).ok().map(|target| target.folder));
+    let mut failure = None;
+    for place in places {
+        match Client::connect(&place).await {
+            // The name itself goes with the mount.
+            Ok(Some(_)) => return Ok(Some(place.canonicalize()?)),
+            Ok(None) => {}
+            Err(error) => failure = Some(error),
+        }
+    }
+    failure.map_or(Ok(None), Err)
+}
+
 /// The canonical name of a directory, also of one whose server has died.
-fn canonical(path: &Path) -> Outcome<PathBuf> {
+pub(crate) fn canonical(path: &Path) -> Outcome<PathBuf> {
     match path.canonicalize() {
-        Err(error) if is_lost(&error) => Ok(std::path::absolute(path)?),
+        // A dead mount, or a volume that is mounted and was moved.
+        Err(error) if is_lost(&error) || is_mounted(path) => Ok(std::path::absolute(path)?),
         Err(error) => {
             Err(Failure::of(&error).while_doing(format!("cannot find {}", path.display())))
         }
@@ -355,22 +356,18 @@ fn canonical(path: &Path) -> Outcome<PathBuf> {
     }
 }
 
-fn is_dead(directory: &Path) -> bool {
+/// Whether a volume of this name is mounted.
+fn is_mounted(volume: &Path) -> bool {
+    let Ok(volume) = std::path::absolute(volume) else { return false };
+    let ours = |found: &Mounted| found.kind == KIND && Path::new(&found.source) == volume;
+    mounts::list().is_ok_and(|all| all.iter().any(ours))
+}
+
+pub(crate) fn is_dead(directory: &Path) -> bool {
     std::fs::metadata(directory).is_err_and(|error| is_lost(&error))
 }
 
 /// Whether a mount's server has died. The first one to ask may hear that the connection was aborted.
 fn is_lost(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
-}
-
-/// Takes away the mount of a server that has died.
-fn detach(directory: &Path) -> Outcome<()> {
-    let path = CString::new(directory.as_os_str().as_bytes()).map_err(std::io::Error::from)?;
-    // SAFETY: the path is a terminated string, alive for the call.
-    match unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) } {
-        0 => Ok(()),
-        _ => Err(Failure::of(&std::io::Error::last_os_error())
-            .while_doing(format!("cannot unmount {}", directory.display()))),
-    }
 }

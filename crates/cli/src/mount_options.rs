@@ -198,6 +198,9 @@ impl MountOptions {
             "writeback" => journal.writeback = Some(seconds(name, value)?),
             "expire" => journal.expire = Some(seconds(name, value)?),
             "barrier" => journal.barrier = Some(yes_or_no(name, value)?),
+            // What mount(8) and mount.fuse3 read in the mount table and hand back.
+            "user_id" | "group_id" | "rootmode" | "fd" | "max_read" | "blksize" | "fsname"
+            | "subtype" => {}
             "threads" => {
                 let threads = value.parse().ok().filter(|threads| (1..=64).contains(threads));
                 let wrong = || Failure::new(format!("threads={value} is no number from 1 to 64"));
@@ -224,8 +227,15 @@ impl MountOptions {
             exec: self.exec.unwrap_or(true),
             sync: self.sync.unwrap_or(false),
             dirsync: self.dirsync,
+            noatime: self.atime == Some(AtimeWord::Never),
             private: false,
         }
+    }
+
+    /// Whether anything is said that the kernel alone keeps of a mount.
+    pub(crate) fn changes_flags(&self) -> bool {
+        let said = [self.read_only, self.suid, self.dev, self.exec, self.sync];
+        said.iter().any(Option::is_some)
     }
 
     /// How the filesystem is opened.

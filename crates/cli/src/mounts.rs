@@ -4,16 +4,19 @@
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use thalweg_fs::{Filesystem, Ino};
 use thalweg_fuse::mounted::{self as fuse, Mounted, mount};
-use thalweg_fuse::mounts;
+use thalweg_fuse::{mounts, state};
 use thalweg_store::env::{Env, Task};
 
 use crate::failure::{Failure, Outcome};
 use crate::files::{Committed, Files, View};
-use crate::mount_options::MountOptions;
+use crate::holder;
+use crate::mount::change_flags;
+use crate::mount_options::{AtimeWord, MountOptions};
 use crate::opened::Opened;
 use crate::request::{Answer, MountRequest};
 use crate::session::Session;
@@ -21,10 +24,18 @@ use crate::target::export;
 
 /// How mounts of filesystems are called in the mount table.
 pub(crate) const KIND: &str = "fuse.thalweg";
+/// How directories begin, among this user's, where views are mounted.
+pub(crate) const VIEW: &str = "tx-";
 /// How often a transaction is touched that its command may not touch for long.
 const TOUCH: Duration = Duration::from_millis(250);
-/// How long the kernel may take to tell that it has let go of a mount.
+/// How long the kernel may take to tell that it has let go of a filesystem that is not mounted.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long another namespace may hold a filesystem: processes that have just begun soon let go.
+const OTHERS: Duration = Duration::from_secs(2);
+/// How long a lazy unmount waits for a filesystem's end.
+const GLANCE: Duration = Duration::from_millis(200);
+/// How often is looked for what holds a filesystem.
+const LOOK: Duration = Duration::from_millis(50);
 /// How often a mount is tried again that is in use while its server ends.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -38,6 +49,55 @@ pub(crate) struct MountedVolume {
     mounted: Arc<Mounted>,
     options: fuse::MountOptions,
     views: Vec<MountedView>,
+    /// Dropped when the filesystem has ended.
+    name: Option<PublishedName>,
+}
+
+/// A symbolic link in this user's folder by which `thalweg umount` finds this process: from the number
+/// of a filesystem's device to the folder of the control socket. Dropping it removes it.
+#[derive(Debug)]
+struct PublishedName {
+    link: PathBuf,
+    folder: PathBuf,
+}
+
+impl PublishedName {
+    fn new(mounted: &Mounted, volume: &Opened) -> Outcome<PublishedName> {
+        let link = state::folder()?.join(mounts::name_of(mounted.device()));
+        let folder = volume.target.served()?;
+        // A link to nothing is one that a killed server left.
+        state::make(&folder)?;
+        // In one step: a killed server may have left one.
+        let new = link.with_extension(std::process::id().to_string());
+        std::os::unix::fs::symlink(&folder, &new)?;
+        std::fs::rename(new, &link)?;
+        Ok(PublishedName { link, folder })
+    }
+}
+
+impl Drop for PublishedName {
+    fn drop(&mut self) {
+        // The number may be another filesystem's by now.
+        if std::fs::read_link(&self.link).is_ok_and(|folder| folder == self.folder) {
+            let _ = std::fs::remove_file(&self.link);
+        }
+    }
+}
+
+/// Unmounts in progress: a client prepares each with a request, takes the mount away, and asks for the
+/// result.
+#[derive(Debug, Default)]
+pub(crate) struct Unmounting {
+    clients: AtomicUsize,
+    /// Filesystems that could not be closed in order, by the numbers of their devices.
+    failures: parking_lot::Mutex<Vec<((u32, u32), Failure)>>,
+}
+
+impl Unmounting {
+    /// Whether the session must not end yet.
+    pub(crate) fn is_held(&self) -> bool {
+        self.clients.load(Ordering::Acquire) > 0
+    }
 }
 
 /// A transaction's view, mounted.
@@ -55,9 +115,14 @@ impl MountedVolume {
         self.volume == volume.target.name && self.snapshot.as_deref() == snapshot
     }
 
-    /// Where it is mounted.
-    pub(crate) fn directory(&self) -> &Path {
-        self.mounted.mountpoint()
+    /// Where it is mounted: in the first place if it still is.
+    pub(crate) fn directory(&self) -> PathBuf {
+        let first = self.mounted.mountpoint().to_owned();
+        let places = mounts::of_device(self.mounted.device()).unwrap_or_default();
+        match places.contains(&first) {
+            true => first,
+            false => places.into_iter().next().unwrap_or(first),
+        }
     }
 
     /// What the kernel is shown.
@@ -100,9 +165,8 @@ impl Session {
         let snapshot = request.snapshot.as_deref();
         let name = &export(&volume.target.name, snapshot);
         if let Some(at) = all.iter().position(|it| it.shows(volume, snapshot)) {
-            let known = &all[at];
-            let place = known.directory().to_owned();
-            if mounts::at(&place)?.is_some_and(|found| found.kind == KIND) {
+            let known = all[at].mounted.clone();
+            if let Some(place) = mounts::of_device(known.device())?.first() {
                 return Err(Failure::new(format!(
                     "{name} is mounted already, on {}",
                     place.display()
@@ -110,12 +174,14 @@ impl Session {
                 .help("to see it in another place too: mount --bind"));
             }
             // It has just been unmounted.
-            let ended = self.env().timeout(PATIENCE, known.mounted.ended()).await;
-            if ended.is_none() {
-                return Err(Failure::new(format!("files of {name} are still in use"))
-                    .help("it was unmounted from under them; close them first"));
+            if let Some(users) = self.users_of(&known, PATIENCE).await? {
+                return Err(Failure::new(format!(
+                    "{name} was unmounted, and is still in use: {}",
+                    users.join(", ")
+                ))
+                .help("end what uses it first"));
             }
-            finish(all.swap_remove(at)).await?;
+            self.finish(all.swap_remove(at)).await?;
             self.end_if_idle(&all).await;
         }
         if *self.stop().borrow() {
@@ -135,11 +201,25 @@ impl Session {
                 return Err(failure);
             }
         };
+        let published = PublishedName::new(&mounted, volume)
+            .inspect_err(|failure| {
+                tracing::warn!(%failure, "umount finds this server by the volume's path alone");
+            })
+            .ok();
         self.watch_mount(name.clone(), mounted.clone());
+        if request.options.atime == Some(AtimeWord::Strict) {
+            show_strict_atime(mounted.mountpoint()).await;
+        }
         let directory = mounted.mountpoint().to_owned();
-        let views = Vec::new();
-        let (volume, snapshot) = (volume.target.name.clone(), request.snapshot.clone());
-        all.push(MountedVolume { volume, snapshot, files, mounted, options, views });
+        all.push(MountedVolume {
+            volume: volume.target.name.clone(),
+            snapshot: request.snapshot.clone(),
+            files,
+            mounted,
+            options,
+            views: Vec::new(),
+            name: published,
+        });
         Ok(Answer::Mounted { directory })
     }
 
@@ -152,59 +232,150 @@ impl Session {
             let mut all = session.mounts().lock().await;
             let at = all.iter().position(|it| Arc::ptr_eq(&it.mounted, &mounted));
             if let Some(at) = at
-                && let Err(failure) = finish(all.swap_remove(at)).await
+                && let Err(failure) = session.finish(all.swap_remove(at)).await
             {
                 tracing::error!(volume, %failure, "the filesystem could not be closed in order");
+                session.unmounting().failures.lock().push((mounted.device(), failure));
             }
             session.end_if_idle(&all).await;
         };
         self.env().spawn(watch).detach();
     }
 
-    /// Unmounts the filesystem of a volume or a snapshot; with `detach` also while it is in use.
-    pub(crate) async fn unmount(
+    /// Before a client takes a mount away: makes everything durable, and holds the session until the
+    /// client is done.
+    pub(crate) async fn prepare_unmount(
         &self,
-        volume: &Opened,
-        snapshot: Option<&str>,
-        detach: bool,
+        device: (u32, u32),
+        last: bool,
+        lazy: bool,
     ) -> Outcome<Answer> {
-        let mut all = self.mounts().lock().await;
-        let at = position(&all, volume, snapshot)?;
-        let mounted = all[at].mounted.clone();
-        let place = mounted.mountpoint().to_owned();
-        let copy = mounted.clone();
-        match blocking(move || copy.unmount(detach)).await {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                return Err(Failure::new(format!("{} is in use", place.display())).help(
-                    "fuser -vm DIRECTORY shows by whom; --lazy unmounts when they are done",
-                ));
+        let filesystem = {
+            let all = self.mounts().lock().await;
+            let it = all.iter().find(|it| it.mounted.device() == device);
+            let it = it.ok_or_else(|| Failure::new("this server has no such mount"))?;
+            if last && !lazy && !it.views.is_empty() {
+                let place = it.directory();
+                return Err(Failure::new(format!(
+                    "{} is in use: a transaction (thalweg tx) runs on it",
+                    place.display()
+                ))
+                .help("--lazy unmounts when it has ended"));
             }
-            // Somebody else was faster.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-            result => result?,
+            self.unmounting().clients.fetch_add(1, Ordering::AcqRel);
+            it.filesystem()
+        };
+        match sync(&*filesystem).await {
+            Err(failure) if !lazy => {
+                self.end_unmount().await;
+                Err(failure.help("--lazy unmounts nevertheless, and loses what was not synced"))
+            }
+            Err(failure) => {
+                tracing::error!(%failure, "what was not synced is lost");
+                Ok(Answer::Unmounting)
+            }
+            Ok(()) => Ok(Answer::Unmounting),
         }
-        if self.env().timeout(PATIENCE, mounted.ended()).await.is_none() {
-            // It goes when its last user does.
-            return Ok(Answer::Unmounted { ends: false });
+    }
+
+    /// A client has finished its unmount.
+    pub(crate) async fn end_unmount(&self) {
+        self.unmounting().clients.fetch_sub(1, Ordering::AcqRel);
+        self.end_if_idle(&*self.mounts().lock().await).await;
+    }
+
+    /// After a client has taken a mount away: waits for the filesystem's end if that was the last one.
+    pub(crate) async fn unmounted(&self, device: (u32, u32), lazy: bool) -> Outcome<Answer> {
+        let known = {
+            let all = self.mounts().lock().await;
+            all.iter().find(|it| it.mounted.device() == device).map(|it| it.mounted.clone())
+        };
+        if let Some(mounted) = known
+            && let Some(users) =
+                self.users_of(&mounted, if lazy { GLANCE } else { PATIENCE }).await?
+        {
+            let filesystem = {
+                let all = self.mounts().lock().await;
+                all.iter().find(|it| it.mounted.device() == device).map(MountedVolume::filesystem)
+            };
+            if let Some(filesystem) = filesystem {
+                sync(&*filesystem).await?;
+            }
+            // Where it is mounted in this namespace it serves on as before.
+            let users = if mounts::of_device(device)?.is_empty() { users } else { Vec::new() };
+            return Ok(Answer::Unmounted { ends: false, users });
         }
-        finish(all.swap_remove(at)).await?;
+        let mut all = self.mounts().lock().await;
+        if let Some(at) = all.iter().position(|it| it.mounted.device() == device) {
+            self.finish(all.swap_remove(at)).await?;
+        }
+        let failed = {
+            let mut failures = self.unmounting().failures.lock();
+            let at = failures.iter().position(|(of, _)| *of == device);
+            at.map(|at| failures.swap_remove(at).1)
+        };
         let ends = self.end_if_idle(&all).await;
-        Ok(Answer::Unmounted { ends })
+        match failed {
+            Some(failure) => Err(failure),
+            None => Ok(Answer::Unmounted { ends, users: Vec::new() }),
+        }
+    }
+
+    /// The users of a filesystem, for a person to read; `None` when it has ended, or does within
+    /// `patience`.
+    async fn users_of(
+        &self,
+        mounted: &Arc<Mounted>,
+        patience: Duration,
+    ) -> Outcome<Option<Vec<String>>> {
+        let begun = self.env().now();
+        let device = mounted.device();
+        while self.env().timeout(LOOK, mounted.ended()).await.is_none() {
+            let waited = self.env().now().since(begun);
+            if !mounts::of_device(device)?.is_empty() {
+                return Ok(Some(Vec::new()));
+            }
+            let holders = blocking(move || mounts::elsewhere(device)).await?;
+            if !holders.is_empty() && waited > OTHERS.min(patience) {
+                let shown = holders
+                    .iter()
+                    .map(|it| format!("{} in another mount namespace", holder::shown(it.process)));
+                return Ok(Some(shown.collect()));
+            }
+            if waited > patience {
+                return Ok(Some(vec!["files of it are open".to_owned()]));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What is left to be done when the kernel has let go of a mount.
+    async fn finish(&self, it: MountedVolume) -> Outcome<()> {
+        drop(it.name);
+        for view in it.views {
+            view.view.abort().await;
+            view.unmount(self.env()).await;
+        }
+        it.files.close().await
     }
 
     /// Changes how a filesystem is mounted, as far as that is not the kernel's.
     pub(crate) async fn remount(
         &self,
         volume: &Opened,
-        snapshot: Option<&str>,
+        device: (u32, u32),
         options: &MountOptions,
     ) -> Outcome<()> {
         let all = self.mounts().lock().await;
-        let it = &all[position(&all, volume, snapshot)?];
+        let it = all.iter().find(|it| it.mounted.device() == device);
+        let it = it.ok_or_else(|| Failure::new("this server has no such mount"))?;
         if options.read_only == Some(false) && it.options.read_only {
-            let place = it.directory().display();
-            return Err(Failure::new(format!("{place} was mounted read-only, and stays so"))
-                .help("unmount it, and mount it again without -o ro"));
+            let place = it.directory();
+            return Err(Failure::new(format!(
+                "{} was mounted read-only, and stays so",
+                place.display()
+            ))
+            .help("unmount it, and mount it again without -o ro"));
         }
         it.files.remount(volume, options).await
     }
@@ -215,7 +386,7 @@ impl Session {
         let mut all = self.mounts().lock().await;
         while let Some(last) = all.last() {
             let mounted = last.mounted.clone();
-            let place = last.directory().to_owned();
+            let place = last.directory();
             match blocking(move || mounted.unmount(false)).await {
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                     if !told {
@@ -231,7 +402,7 @@ impl Session {
             }
             last.mounted.ended().await;
             if let Some(last) = all.pop()
-                && let Err(failure) = finish(last).await
+                && let Err(failure) = self.finish(last).await
             {
                 tracing::error!(%failure, "a filesystem could not be closed in order");
             }
@@ -248,7 +419,15 @@ impl Session {
         let directory = directory_of(id)?;
         let options =
             fuse::MountOptions { private: true, writeback_cache: false, ..it.options.clone() };
-        let mounted = mount_at(self.env(), view.filesystem(), &directory, &options).await?;
+        let mounted = mount_at(self.env(), view.filesystem(), &directory, &options).await;
+        let mounted = match mounted {
+            Ok(mounted) => mounted,
+            Err(failure) => {
+                view.abort().await;
+                let _ = std::fs::remove_dir(&directory);
+                return Err(failure);
+            }
+        };
         let (env, touched) = (self.env().clone(), view.filesystem());
         let keeper = self.env().spawn(async move {
             loop {
@@ -299,16 +478,29 @@ fn position(all: &[MountedVolume], volume: &Opened, snapshot: Option<&str>) -> O
 
 /// Where the view with this number is mounted: nobody but this user gets there.
 fn directory_of(id: u64) -> Outcome<PathBuf> {
-    let name = format!("tx-{}-{id}", std::process::id());
-    Ok(thalweg_fuse::attach::directory(&name)?)
+    let name = format!("{VIEW}{}-{id}", std::process::id());
+    Ok(state::directory(&name)?)
 }
 
-/// What is left to be done when the kernel has let go of a mount.
-async fn finish(it: MountedVolume) -> Outcome<()> {
-    for view in &it.views {
-        view.view.abort().await;
+/// Has the kernel show that reads are noted each time, which it is not told at the mount. Where this
+/// user may not change that, it shows `relatime`, and reads are noted all the same.
+async fn show_strict_atime(mountpoint: &Path) {
+    let mountpoint = mountpoint.to_owned();
+    let options = MountOptions { atime: Some(AtimeWord::Strict), ..MountOptions::default() };
+    let changed = blocking(move || change_flags(&mountpoint, &options)).await;
+    if let Err(error) = changed {
+        tracing::debug!(%error, "the kernel shows relatime");
     }
-    it.files.close().await
+}
+
+/// Makes everything durable.
+async fn sync(filesystem: &dyn Filesystem) -> Outcome<()> {
+    match filesystem.is_read_only() {
+        true => Ok(()),
+        false => filesystem.sync_all().await.map_err(|error| {
+            Failure::of(&error).while_doing("what was written last could not be made durable")
+        }),
+    }
 }
 
 impl MountedView {

@@ -90,19 +90,27 @@ pub(crate) enum Request {
     Mount(MountRequest),
     /// Change how it is mounted.
     Remount {
-        /// The snapshot that is mounted; `None` for the volume itself.
-        #[serde(default)]
-        snapshot: Option<String>,
+        /// Major and minor number of the filesystem's device.
+        device: (u32, u32),
         /// What was said behind `-o`.
         options: MountOptions,
     },
-    /// Unmount it.
-    Unmount {
-        /// The snapshot that is mounted; `None` for the volume itself.
-        #[serde(default)]
-        snapshot: Option<String>,
+    /// A mount of it is about to be taken away: make everything durable. As long as the connection
+    /// lasts that this was asked on, the server does not end.
+    Unmounting {
+        /// Major and minor number of the filesystem's device.
+        device: (u32, u32),
+        /// It is the last mount that the client sees.
+        last: bool,
         /// Also while it is in use; it goes when its last user does.
-        detach: bool,
+        lazy: bool,
+    },
+    /// A mount of it was taken away: wait for the filesystem's end if that was the last one.
+    Unmounted {
+        /// Major and minor number of the filesystem's device.
+        device: (u32, u32),
+        /// Do not wait for what still uses it.
+        lazy: bool,
     },
     /// Show the mounted filesystem as a new transaction sees it. It ends with the connection that this
     /// was asked on.
@@ -128,7 +136,8 @@ impl Request {
                 | Request::Detach { .. }
                 | Request::Mount(_)
                 | Request::Remount { .. }
-                | Request::Unmount { .. }
+                | Request::Unmounting { .. }
+                | Request::Unmounted { .. }
                 | Request::BeginView
                 | Request::EndView { .. }
         )
@@ -185,10 +194,15 @@ pub(crate) enum Answer {
         /// Where.
         directory: PathBuf,
     },
-    /// The filesystem was unmounted.
+    /// Everything is durable, and the filesystem may be unmounted.
+    Unmounting,
+    /// The filesystem was unmounted, and everything is durable.
     Unmounted {
         /// The process that had the volume open ends with it.
         ends: bool,
+        /// What still holds the filesystem, as a person reads it. Empty when nothing does, and when
+        /// it is mounted in another place.
+        users: Vec<String>,
     },
     /// A transaction's view was mounted.
     View {

@@ -2,22 +2,22 @@
 
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use thalweg_fuse::state;
 use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
 use thalweg_store::env::{Env, Task};
 use tokio::sync::watch;
 
-use crate::control::{self, Control};
+use crate::control::{self, Control, Owned};
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::opened::Opened;
 use crate::session::{Administered, Purpose, Session};
 use crate::target::{JournalDev, Target};
-use crate::{metrics, output, signals};
+use crate::{leftover, metrics, output, signals};
 
 /// Serve volumes over NBD, and their transactions to programs on this machine
 ///
@@ -38,8 +38,8 @@ pub(crate) struct Serve {
     /// read-only
     #[arg(long)]
     writable: bool,
-    /// The Unix socket, made with mode 0600 [default: NAME.sock under /run/thalweg, or
-    /// $XDG_RUNTIME_DIR/thalweg]
+    /// The Unix socket, made with mode 0600 [default: NAME.sock under /run/thalweg; for
+    /// other users than root under $XDG_RUNTIME_DIR/thalweg or /tmp/thalweg-UID]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Also listen on TCP, such as localhost:10809 or 0.0.0.0:10809: on every address of the host
@@ -205,22 +205,9 @@ fn tls(args: &Serve) -> Outcome<Option<TlsConfig>> {
 
 /// A place for the socket that only this user can reach.
 fn default_socket(name: &str) -> Outcome<PathBuf> {
-    // SAFETY: the call only reads the process's identity and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    let base = match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(base) if !root => PathBuf::from(base),
-        _ if root => PathBuf::from("/run"),
-        _ => {
-            return Err(Failure::new("there is no XDG_RUNTIME_DIR to put the socket in")
-                .help("name a place for it: --socket PATH"));
-        }
-    };
-    let folder = base.join("thalweg");
-    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(Failure::of(&error)
-            .while_doing(format!("cannot make {}", folder.display()))
-            .help("name another place: --socket PATH")),
-        _ => Ok(folder.join(format!("{name}.sock"))),
+    match state::folder() {
+        Ok(folder) => Ok(folder.join(format!("{name}.sock"))),
+        Err(error) => Err(Failure::of(&error).help("name another place: --socket PATH")),
     }
 }
 
@@ -278,18 +265,18 @@ impl Running {
         metrics: Option<&ListenAddress>,
     ) -> Outcome<Running> {
         let env = session.env().clone();
+        leftover::remove_all();
         let mut tasks = vec![signals::watch(&env, session.stop().clone())?];
         if let Some(address) = metrics {
             tasks.extend(metrics::start(&env, address.first(), session.clone())?);
         }
         let watched = session.clone();
         tasks.push(env.spawn(async move { watched.watch_devices().await }));
-        let controls = session.volumes().iter().map(|volume| {
-            let (session, volume) = (session.clone(), volume.clone());
-            let folder = volume.target.folder.clone();
-            control::listen(&env, &folder, Arc::new(Administered { session, volume }))
-        });
-        let controls = controls.collect::<Outcome<Vec<Control>>>()?;
+        let mut controls = Vec::new();
+        for volume in session.volumes() {
+            let administered = Administered { session: session.clone(), volume: volume.clone() };
+            controls.extend(listen(&env, Arc::new(administered))?);
+        }
         session.volumes().iter().try_for_each(|volume| session.serve_transactions(volume))?;
         let stopped = session.stop().subscribe();
         Ok(Running { session: session.clone(), stopped, controls, _tasks: tasks })
@@ -308,6 +295,27 @@ impl Running {
         drop(self.controls);
         result
     }
+}
+
+/// Listens for requests on a volume: in its folder, and where this process is found when that has
+/// been moved.
+fn listen(env: &Env, administered: Arc<Administered>) -> Outcome<Vec<Control>> {
+    let target = administered.volume.target.clone();
+    target.make_folder()?;
+    let owned = if target.device.is_some() { Owned::Yes } else { Owned::No };
+    let first = control::listen(env, &target.folder, owned, administered.clone())?;
+    let mut controls = vec![first];
+    if owned == Owned::No {
+        let second = target.served().and_then(|place| {
+            state::make(&place)?;
+            control::listen(env, &place, Owned::Yes, administered)
+        });
+        match second {
+            Ok(control) => controls.push(control),
+            Err(failure) => tracing::warn!(%failure, "a volume that is moved cannot be unmounted"),
+        }
+    }
+    Ok(controls)
 }
 
 #[cfg(test)]

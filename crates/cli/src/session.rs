@@ -19,7 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::files;
 use crate::fsck;
 use crate::metrics;
-use crate::mounts::MountedVolume;
+use crate::mounts::{MountedVolume, Unmounting};
 use crate::opened::{Numbers, Opened};
 use crate::progress::Report;
 use crate::request::{Answer, AttachRequest, Request};
@@ -39,6 +39,7 @@ pub(crate) struct Session {
     attachments: Mutex<Vec<Attachment>>,
     mounts: Mutex<Vec<MountedVolume>>,
     views: AtomicU64,
+    unmounting: Unmounting,
     /// Whoever answers on the sockets for transactions, and of which volume.
     transactions: parking_lot::Mutex<Vec<(String, thalweg_ipc::Server)>>,
     /// Turns true when the session is to end.
@@ -90,6 +91,7 @@ impl Session {
             attachments: Mutex::default(),
             mounts: Mutex::default(),
             views: AtomicU64::new(1),
+            unmounting: Unmounting::default(),
             transactions: parking_lot::Mutex::default(),
             stop: watch::Sender::new(false),
             ends_when_idle: purpose == Purpose::Attach,
@@ -120,12 +122,17 @@ impl Session {
         self.views.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Ends a session that was there for block devices and mounts, when the last of them has gone;
-    /// whether it does.
+    /// The unmounts that clients are at.
+    pub(crate) fn unmounting(&self) -> &Unmounting {
+        &self.unmounting
+    }
+
+    /// Ends a session that was there for block devices and mounts, when the last of them has gone and
+    /// no client is about to ask what came of that; whether it does, then or now.
     pub(crate) async fn end_if_idle(&self, mounts: &[MountedVolume]) -> bool {
         let idle = mounts.is_empty() && self.attachments.lock().await.is_empty();
         let ends = self.ends_when_idle && idle;
-        if ends {
+        if ends && !self.unmounting.is_held() {
             self.stop.send_replace(true);
         }
         ends
@@ -398,7 +405,7 @@ impl Session {
     async fn mount_of(&self, volume: &Opened, snapshot: Option<&str>) -> Option<PathBuf> {
         let mounts = self.mounts.lock().await;
         let of = mounts.iter().find(|it| it.shows(volume, snapshot));
-        of.map(|it| it.directory().to_owned())
+        of.map(MountedVolume::directory)
     }
 
     /// Where snapshots of a volume are mounted, as JSON.
@@ -473,13 +480,13 @@ impl Session {
                 }
                 self.mount(volume, request).await
             }
-            Request::Remount { snapshot, options } => {
-                let remounted = self.remount(volume, snapshot.as_deref(), options).await;
-                remounted.map(|()| Answer::Done)
+            Request::Remount { device, options } => {
+                self.remount(volume, *device, options).await.map(|()| Answer::Done)
             }
-            Request::Unmount { snapshot, detach } => {
-                self.unmount(volume, snapshot.as_deref(), *detach).await
+            Request::Unmounting { device, last, lazy } => {
+                self.prepare_unmount(*device, *last, *lazy).await
             }
+            Request::Unmounted { device, lazy } => self.unmounted(*device, *lazy).await,
             Request::BeginView => self.begin_view(volume).await,
             Request::EndView { id, commit } => self.end_view(volume, *id, *commit).await,
             Request::CreateSnapshot { name } => {
@@ -594,9 +601,13 @@ impl Handler for Administered {
     }
 
     async fn gone(&self, answer: &Answer) {
-        // A command whose client has died must not count in part.
-        if let Answer::View { id, .. } = answer {
-            let _ = self.session.end_view(&self.volume, *id, false).await;
+        match answer {
+            // A command whose client has died must not count in part.
+            Answer::View { id, .. } => {
+                let _ = self.session.end_view(&self.volume, *id, false).await;
+            }
+            Answer::Unmounting => self.session.end_unmount().await,
+            _ => {}
         }
     }
 }

@@ -5,12 +5,15 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use thalweg_fuse::state;
 use thalweg_store::open::{sockets_name, unique};
 
 use crate::failure::{Failure, Outcome};
 
 /// The file that makes a folder a volume.
 pub(crate) const CONFIG: &str = "volume.toml";
+/// How folders begin, among this user's, with second sockets of volumes that have folders of their own.
+pub(crate) const SERVED: &str = "volume-";
 
 /// A volume, or one of its snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +93,7 @@ impl Target {
         let device = device.canonicalize()?;
         let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
         let name = name.ok_or_else(|| Failure::new("a device has a name"))?;
-        let folder = thalweg_fuse::attach::directory(&sockets_name(&device))?;
+        let folder = state::find(&sockets_name(&device))?;
         Ok(Target { folder, name, snapshot: None, device: Some(device), journal: None })
     }
 
@@ -109,6 +112,27 @@ impl Target {
         Ok(Target { name: name.to_owned(), folder, snapshot, device: None, journal: None })
     }
 
+    /// Makes the folder for the sockets, which is missing while nothing serves a volume that is updated
+    /// in place.
+    pub(crate) fn make_folder(&self) -> Outcome<()> {
+        match self.device {
+            Some(_) => Ok(state::make(&self.folder)?),
+            None => Ok(()),
+        }
+    }
+
+    /// A folder of this user's where the sockets of the process that serves the volume are found too:
+    /// this one's own. It stays in its place when the volume is moved.
+    pub(crate) fn served(&self) -> Outcome<PathBuf> {
+        match self.device {
+            Some(_) => Ok(self.folder.clone()),
+            None => {
+                let name = unique(&std::process::id().to_string(), &self.folder);
+                Ok(state::folder()?.join(format!("{SERVED}{name}")))
+            }
+        }
+    }
+
     /// `NAME` or `NAME@SNAPSHOT`: what clients call it.
     pub(crate) fn export(&self) -> String {
         export(&self.name, self.snapshot.as_deref())
@@ -118,7 +142,7 @@ impl Target {
     /// folder, also where names are the same.
     pub(crate) fn mountpoint(&self) -> Outcome<PathBuf> {
         let name = unique(&self.export(), &self.folder);
-        Ok(thalweg_fuse::attach::directory(name.trim_start_matches('.'))?)
+        Ok(state::folder()?.join(name.trim_start_matches('.')))
     }
 }
 

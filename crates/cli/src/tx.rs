@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use clap::Args;
+use thalweg_fuse::mounts::Mount;
+use thalweg_fuse::state;
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
-use crate::mount::mount_around;
+use crate::mount::{mount_around, server_folder, unexpected};
 use crate::progress::Silent;
 use crate::request::{Answer, Request};
 use crate::target::Target;
@@ -58,13 +60,18 @@ enum Attempt {
 }
 
 pub(crate) async fn run(args: Tx) -> Outcome<u8> {
-    let (found, target) = mount_around(&args.mount)?;
-    if target.snapshot.is_some() {
+    let found = mount_around(&args.mount)?;
+    if state::user() != 0 {
+        return Err(Failure::new("a transaction from a shell needs root, for its mount namespace")
+            .help("programs run transactions without root: see docs/transactions.md"));
+    }
+    if Target::find(&found.source).is_ok_and(|target| target.snapshot.is_some()) {
         return Err(Failure::new(format!("{} is a snapshot, which nothing changes", found.source))
             .help("name a mount of the volume itself"));
     }
+    let folder = server_folder(&found).await?.ok_or_else(|| no_server(&found))?;
     for left in (0..=args.retries).rev() {
-        match attempt(&target, &found.mountpoint, &args.command).await? {
+        match attempt(&folder, &found, &args.command).await? {
             Attempt::Ended(code) => return Ok(code),
             Attempt::Conflict if left > 0 => tracing::info!(left, "in conflict; once more"),
             Attempt::Conflict => {}
@@ -74,32 +81,28 @@ pub(crate) async fn run(args: Tx) -> Outcome<u8> {
     Ok(CONFLICT)
 }
 
-async fn connect(target: &Target) -> Outcome<Client> {
-    Client::connect(&target.folder).await?.ok_or_else(|| {
-        Failure::new(format!("the server of {} is dead", target.name))
-            .help("unmount it, and mount it again")
-    })
+fn no_server(found: &Mount) -> Failure {
+    Failure::new(format!("the server of {} is dead", found.source))
+        .help("unmount it, and mount it again")
 }
 
-async fn attempt(target: &Target, mountpoint: &Path, command: &[OsString]) -> Outcome<Attempt> {
+async fn attempt(folder: &Path, found: &Mount, command: &[OsString]) -> Outcome<Attempt> {
+    let connect = async || Client::connect(folder).await?.ok_or_else(|| no_server(found));
     // The view ends with this connection.
-    let mut holder = connect(target).await?;
+    let mut holder = connect().await?;
     let (id, view) = match holder.ask(&Request::BeginView, &Silent).await? {
         Answer::View { id, directory } => (id, directory),
         other => return Err(unexpected(&other)),
     };
-    let code = run_in(&view, mountpoint, command)?;
+    // A bind mount may show a part of the filesystem alone.
+    let part = view.join(found.root.strip_prefix("/").unwrap_or(&found.root));
+    let code = run_in(&part, &found.mountpoint, command)?;
     let request = Request::EndView { id, commit: code == 0 };
-    match connect(target).await?.ask(&request, &Silent).await? {
+    match connect().await?.ask(&request, &Silent).await? {
         Answer::Done => Ok(Attempt::Ended(code)),
         Answer::Conflict => Ok(Attempt::Conflict),
         other => Err(unexpected(&other)),
     }
-}
-
-fn unexpected(answer: &Answer) -> Failure {
-    Failure::new(format!("the volume's server gave an answer out of place: {answer:?}"))
-        .help("it may be of another version; restart it")
 }
 
 /// Runs the command where `view` lies over `mountpoint`; its exit code.
@@ -141,8 +144,9 @@ fn enter(view: &CString, place: &CString) -> io::Result<()> {
     // SAFETY: all paths are terminated strings, alive for the calls.
     unsafe {
         checked(libc::unshare(libc::CLONE_NEWNS))?;
-        let private = libc::MS_REC | libc::MS_PRIVATE;
-        checked(libc::mount(nothing, c"/".as_ptr(), nothing, private, nothing.cast()))?;
+        // What is unmounted outside goes here too, or this namespace would keep it.
+        let slave = libc::MS_REC | libc::MS_SLAVE;
+        checked(libc::mount(nothing, c"/".as_ptr(), nothing, slave, nothing.cast()))?;
         checked(libc::mount(view.as_ptr(), place.as_ptr(), nothing, libc::MS_BIND, nothing.cast()))
     }
 }

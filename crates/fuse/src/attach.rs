@@ -13,8 +13,7 @@
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use tokio::sync::watch;
 
 use crate::disk::{self, FILE_NAME, MountOptions, Mounted};
 use crate::loopdev::{self, LoopDevice, LoopError, LoopOptions};
-use crate::mounts;
+use crate::mounts::{self, unmount};
 use crate::probe::{Method, probe};
 use crate::stale::{canonical, gone, mounted};
 
@@ -199,7 +198,7 @@ impl Drop for Parts {
 }
 
 /// Attaches `volume` as a block device. Its file is mounted on the directory `mountpoint`, made
-/// when missing; see [`directory`] for where. Must be called inside a tokio runtime, as root.
+/// when missing; see [`state::directory`](crate::state::directory) for where. Must be called inside a tokio runtime, as root.
 ///
 /// # Errors
 /// See [`AttachError`]; nothing is left behind.
@@ -283,48 +282,6 @@ fn block_size(volume: &VolumeRef, asked: Option<u32>) -> Result<u32, AttachError
              {smallest}; choose a power of two from {smallest} to {LARGEST_BLOCK} that divides it"
         ))),
     }
-}
-
-/// Where the mount of the volume `name` goes: a directory under `/run/thalweg` for root, under
-/// `$XDG_RUNTIME_DIR/thalweg` for others. It is made when missing; its parent is the user's own.
-///
-/// # Errors
-/// [`AttachError::Directory`] when others could reach it, [`AttachError::Invalid`] when `name` is
-/// not a plain name.
-pub fn directory(name: &str) -> Result<PathBuf, AttachError> {
-    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
-        return Err(AttachError::Invalid(format!("{name:?} cannot name a directory")));
-    }
-    // SAFETY: the call only reads the process's identity and cannot fail.
-    let user = unsafe { libc::geteuid() };
-    let base = match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(base) if user != 0 => PathBuf::from(base),
-        _ => PathBuf::from("/run"),
-    };
-    let parent = base.join("thalweg");
-    private(&parent)?;
-    let path = parent.join(name);
-    match mounts::at(&path).map_err(AttachError::System)? {
-        // Perhaps a dead mount, which cannot be looked into.
-        Some(_) => Ok(path),
-        None => private(&path).map(|()| path),
-    }
-}
-
-/// Makes a directory that is this user's alone, or checks that it is.
-fn private(path: &Path) -> Result<(), AttachError> {
-    let failed = |source| AttachError::Directory { path: path.to_owned(), source };
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
-        _ => {}
-    }
-    let found = std::fs::symlink_metadata(path).map_err(failed)?;
-    // SAFETY: the call only reads the process's identity and cannot fail.
-    let user = unsafe { libc::geteuid() };
-    if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    Err(failed(io::Error::other("it must be a directory of this user with mode 0700")))
 }
 
 /// A directory on which nothing is mounted yet, by its canonical path.
@@ -499,16 +456,6 @@ fn take_down(mut parts: Parts, force: Force) -> Result<(), AttachError> {
     // It may have been there before us, or hold files: then it stays.
     let _ = std::fs::remove_dir(&parts.mountpoint);
     Ok(())
-}
-
-/// `umount2`.
-pub(crate) fn unmount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
-    let path = std::ffi::CString::new(mountpoint.as_os_str().as_bytes())?;
-    // SAFETY: the path is a terminated string, alive for the call.
-    match unsafe { libc::umount2(path.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Runs `work` where it may block: what it waits for is often served by tasks of this runtime.

@@ -11,6 +11,10 @@
 //! the sync is a part of the write. The kernel does not forward `sync` and `syncfs` to filesystems in
 //! user space; they push out what the kernel itself holds.
 //!
+//! **Unmounts.** The kernel does not wait for the server of a filesystem in user space that it unmounts,
+//! unless a block device lies below. But umount(8) asks how full a filesystem is before it unmounts it,
+//! and waits for the answer: then everything is made durable first.
+//!
 //! **Direct and cached.** A direct write goes past the kernel's cache, and of an asynchronous one the
 //! kernel does not drop the pages that somebody read meanwhile. So its answer waits until they are
 //! dropped, where the file was opened for cached access too.
@@ -760,11 +764,17 @@ impl fuser::Filesystem for Adapter {
         });
     }
 
-    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let leaves = is_umount(request.pid()) && !self.served.filesystem.is_read_only();
         self.run(
             "statfs",
             reply,
-            |served| async move { served.filesystem.statistics().await },
+            move |served| async move {
+                if leaves && let Err(error) = served.filesystem.sync_all().await {
+                    tracing::error!(%error, "what was written before the unmount is not durable");
+                }
+                served.filesystem.statistics().await
+            },
             |reply, it| {
                 let (used, most) = it.inodes;
                 let free = most.saturating_sub(used);
@@ -954,6 +964,12 @@ impl fuser::Filesystem for Adapter {
             |reply, copied| reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
         );
     }
+}
+
+/// Whether a process is umount(8).
+fn is_umount(process: u32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm"));
+    name.is_ok_and(|name| name.trim_end() == "umount")
 }
 
 fn bytes_of(name: &OsStr) -> Bytes {

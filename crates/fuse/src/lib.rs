@@ -7,7 +7,8 @@
 //! - [`stale`]: cleans up what a server that was killed has left behind;
 //! - [`probe`](mod@probe): which ways to a kernel block device this machine has;
 //! - [`loopdev`]: the kernel's loop devices;
-//! - [`mounts`]: the kernel's mount table;
+//! - [`mounts`]: the kernel's mount tables;
+//! - [`state`]: the folder of a user's sockets and mountpoints;
 //! - [`disk`]: a FUSE filesystem with one file, whose bytes are a volume;
 //! - [`bytes`](mod@bytes): any byte range of a volume, however its blocks lie.
 
@@ -24,3 +25,4 @@ pub mod mounted;
 pub mod mounts;
 pub mod probe;
 pub mod stale;
+pub mod state;

@@ -9,9 +9,9 @@ use thalweg_fs::{Change, Filesystem};
 use thalweg_store::env::Env;
 use tokio::sync::watch;
 
-use crate::attach::unmount;
 use crate::coherence::Coherence;
 use crate::files::Adapter;
+use crate::mounts;
 
 /// How a filesystem is mounted.
 #[derive(Clone, Debug)]
@@ -36,6 +36,8 @@ pub struct MountOptions {
     pub sync: bool,
     /// Every change of a directory is durable when it returns.
     pub dirsync: bool,
+    /// Reads of inodes are not noted.
+    pub noatime: bool,
     /// Nobody else changes what is mounted, so there is nothing to watch.
     pub private: bool,
 }
@@ -53,6 +55,7 @@ impl Default for MountOptions {
             exec: true,
             sync: false,
             dirsync: false,
+            noatime: false,
             private: false,
         }
     }
@@ -73,6 +76,7 @@ impl MountOptions {
         ];
         options.extend(self.sync.then_some(MountOption::Sync));
         options.extend(self.dirsync.then_some(MountOption::DirSync));
+        options.extend(self.noatime.then_some(MountOption::NoAtime));
         let mut config = Config::default();
         config.mount_options = options;
         config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
@@ -87,14 +91,21 @@ impl MountOptions {
 pub struct Mounted {
     session: BackgroundSession,
     mountpoint: PathBuf,
+    device: (u32, u32),
     coherence: Coherence,
     alive: watch::Receiver<()>,
 }
 
 impl Mounted {
-    /// Where it is mounted.
+    /// Where it was mounted.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// Major and minor number of the filesystem's device: no other filesystem has them before this
+    /// one has ended.
+    pub fn device(&self) -> (u32, u32) {
+        self.device
     }
 
     /// Returns when the kernel has let go of the mount, whoever unmounted it.
@@ -108,16 +119,29 @@ impl Mounted {
         self.coherence.settle().await;
     }
 
-    /// Unmounts; with `detach` also while files are in use, which live on until they are closed. It
-    /// blocks while the kernel writes what it holds, so not on a thread that serves the mount.
+    /// Unmounts, bind mounts too; with `detach` also while files are in use, which live on until they
+    /// are closed. It blocks while the kernel writes what it holds, so not on a thread that serves the
+    /// mount.
     ///
     /// # Errors
-    /// `EBUSY` while files are in use and `detach` is not set; then it stays mounted.
+    /// `EBUSY` while files are in use and `detach` is not set, or while another filesystem is mounted
+    /// over this one; then it stays mounted.
     pub fn unmount(&self, detach: bool) -> io::Result<()> {
         if self.alive.has_changed().is_err() {
             return Ok(());
         }
-        unmount(&self.mountpoint, if detach { libc::MNT_DETACH } else { 0 })
+        for mount in mounts::list()?.iter().rev().filter(|mount| mount.device == self.device) {
+            let top = mounts::at(&mount.mountpoint)?;
+            if top.is_some_and(|top| top.device != self.device) {
+                return Err(io::Error::from_raw_os_error(libc::EBUSY));
+            }
+            match mounts::unmount(&mount.mountpoint, if detach { libc::MNT_DETACH } else { 0 }) {
+                // It went with another one, or by another hand.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+                result => result?,
+            }
+        }
+        Ok(())
     }
 
     /// Waits for the threads after [`Mounted::ended`].
@@ -146,6 +170,7 @@ pub fn mount(
     let adapter = Adapter::new(env, runtime, filesystem.clone(), options, life);
     let served = adapter.served().clone();
     let session = Session::new(adapter, &mountpoint, &options.config())?;
+    let device = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.device;
     let coherence = Coherence::start(session.notifier())?;
     served.greet(session.notifier(), coherence.clone());
     if !options.private {
@@ -158,5 +183,5 @@ pub fn mount(
         }));
     }
     let session = session.spawn()?;
-    Ok(Mounted { session, mountpoint, coherence, alive })
+    Ok(Mounted { session, mountpoint, device, coherence, alive })
 }

@@ -1,21 +1,48 @@
-//! The kernel's mount table.
+//! The kernel's mount tables: one for each mount namespace.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
+use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use thalweg_store::env::HashSet;
 
 /// One mounted filesystem, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// Major and minor number of its device.
     pub device: (u32, u32),
+    /// The directory of the filesystem that is seen there: `/`, except for bind mounts of a part.
+    pub root: PathBuf,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// The filesystem's type.
     pub kind: String,
     /// What is mounted, in the filesystem's own words.
     pub source: String,
+    /// For a filesystem in user space, the user that serves it.
+    pub user: Option<u32>,
+}
+
+/// A mount namespace other than this process's, by one of its processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The process with the lowest number.
+    pub process: u32,
+    /// What is mounted there.
+    pub mounts: Vec<Mount>,
+}
+
+/// How the names of [`name_of`] begin.
+pub const NAME: &str = "mount-";
+
+/// The name, in a user's folder, under which the server of the filesystem with this device number is
+/// found.
+pub fn name_of((major, minor): (u32, u32)) -> String {
+    format!("{NAME}{major}:{minor}")
 }
 
 /// What this process sees mounted, in the order of mounting.
@@ -23,8 +50,103 @@ pub struct Mount {
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn list() -> io::Result<Vec<Mount>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
+    seen_by("self")
+}
+
+fn seen_by(process: &str) -> io::Result<Vec<Mount>> {
+    let table = std::fs::read(format!("/proc/{process}/mountinfo"))?;
     Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
+}
+
+/// The other mount namespaces in which the filesystem with this device number is mounted: those whose
+/// processes this one may look at, which for root is all of them.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn elsewhere(device: (u32, u32)) -> io::Result<Vec<Holder>> {
+    let mut processes: Vec<u32> = std::fs::read_dir("/proc")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    processes.sort_unstable();
+    let mut known = HashSet::default();
+    known.insert(std::fs::read_link("/proc/self/ns/mnt")?);
+    let mut holders = Vec::new();
+    for process in processes {
+        // It may end at any time.
+        let Ok(namespace) = std::fs::read_link(format!("/proc/{process}/ns/mnt")) else { continue };
+        if known.contains(&namespace) {
+            continue;
+        }
+        let Ok(mounts) = seen_by(&process.to_string()) else { continue };
+        known.insert(namespace);
+        if mounts.iter().any(|mount| mount.device == device) {
+            holders.push(Holder { process, mounts });
+        }
+    }
+    Ok(holders)
+}
+
+/// `umount2`, for a user without privileges by way of fusermount3.
+///
+/// # Errors
+/// What the system says: `EBUSY` while the mount is in use and `flags` has no `MNT_DETACH`.
+pub fn unmount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
+    match umount2(mountpoint, flags) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => fusermount(mountpoint, flags),
+        result => result,
+    }
+}
+
+fn umount2(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
+    let path = CString::new(mountpoint.as_os_str().as_bytes())?;
+    // SAFETY: the path is a terminated string, alive for the call.
+    match unsafe { libc::umount2(path.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Unmounts a filesystem in user space as the user that mounted it.
+fn fusermount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
+    let mut command = Command::new("fusermount3");
+    command.arg("-u");
+    if flags & libc::MNT_DETACH != 0 {
+        command.arg("-z");
+    }
+    let output = command.arg("--").arg(mountpoint).stdin(Stdio::null()).env("LC_ALL", "C").output();
+    let output = output.map_err(|error| {
+        io::Error::new(error.kind(), format!("fusermount3 of the package fuse3: {error}"))
+    })?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(()),
+        false if said.contains("busy") => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+        false => Err(io::Error::new(io::ErrorKind::PermissionDenied, said.trim().to_owned())),
+    }
+}
+
+/// `umount2` in the mount namespace of another process.
+///
+/// # Errors
+/// What the system says.
+pub fn unmount_in(process: u32, mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
+    let namespace = File::open(format!("/proc/{process}/ns/mnt"))?;
+    let mountpoint = mountpoint.to_owned();
+    // A thread can enter a namespace once it shares its working directory with no other thread, and
+    // is not to come back from there.
+    let thread = std::thread::Builder::new().name("thalweg-unmount".to_owned());
+    let thread = thread.spawn(move || {
+        // SAFETY: both calls change this thread alone; the descriptor is open.
+        let entered = unsafe {
+            libc::unshare(libc::CLONE_FS) == 0
+                && libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNS) == 0
+        };
+        match entered {
+            true => umount2(&mountpoint, flags),
+            false => Err(io::Error::last_os_error()),
+        }
+    })?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
 }
 
 /// Where the block device with this major and minor number is mounted.
@@ -48,14 +170,19 @@ pub fn at(path: &Path) -> io::Result<Option<Mount>> {
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
     let (major, minor) = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
-    let mountpoint = unescape(fields.nth(1)?);
+    let mut path = || Some(PathBuf::from(OsString::from_vec(unescape(fields.next()?))));
+    let (root, mountpoint) = (path()?, path()?);
     let mut tail = fields.skip_while(|field| *field != b"-").skip(1);
     let mut text = || tail.next().map(|field| String::from_utf8_lossy(&unescape(field)).into());
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
-        mountpoint: PathBuf::from(OsString::from_vec(mountpoint)),
+        root,
+        mountpoint,
         kind: text()?,
         source: text()?,
+        user: text().and_then(|options: String| {
+            options.split(',').find_map(|word| word.strip_prefix("user_id=")?.parse().ok())
+        }),
     })
 }
 
@@ -81,19 +208,23 @@ mod tests {
     #[test]
     fn a_line_is_read_with_and_without_tags() {
         let plain = b"36 35 98:0 / /mnt/a\\040b rw,noatime - ext4 /dev/loop0 rw";
-        let tagged = b"36 35 0:44 /r /x rw master:1 shared:2 - fuse.thalweg thalweg rw";
+        let tagged =
+            b"36 35 0:44 /r /x rw master:1 shared:2 - fuse.thalweg thalweg rw,user_id=7,group_id=8";
         assert_eq!(
             parse(plain),
             Some(Mount {
                 device: (98, 0),
+                root: PathBuf::from("/"),
                 mountpoint: PathBuf::from("/mnt/a b"),
                 kind: "ext4".to_owned(),
                 source: "/dev/loop0".to_owned(),
+                user: None,
             })
         );
         let tagged = parse(tagged).unwrap();
         assert_eq!((&*tagged.kind, &*tagged.source), ("fuse.thalweg", "thalweg"));
-        assert_eq!(tagged.device, (0, 44));
+        assert_eq!((tagged.device, tagged.root), ((0, 44), PathBuf::from("/r")));
+        assert_eq!(tagged.user, Some(7));
         for bad in [&b""[..], b"36 35", b"36 35 x / /m rw - ext4 s o", b"1 2 3:4 / /m rw"] {
             assert_eq!(parse(bad), None);
         }

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use thalweg_store::env::Env;
 
-use crate::attach::{AttachError, blocking, unmount};
+use crate::attach::{AttachError, blocking};
 use crate::disk::{FILE_NAME, SOURCE};
 use crate::loopdev::{self, LoopDevice};
-use crate::mounts;
+use crate::mounts::{self, unmount};
 
 /// How long the kernel may take to let go of a file.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -37,7 +37,7 @@ fn mkfs(device: &str) {
 }
 
 /// The process that serves the volume in the background, by its working directory and command line.
-fn server_of(home: &Home) -> String {
+pub(crate) fn server_of(home: &Home) -> String {
     let wanted = home.volume().display().to_string();
     for entry in std::fs::read_dir("/proc").unwrap() {
         let path = entry.unwrap().path();
@@ -51,11 +51,15 @@ fn server_of(home: &Home) -> String {
 }
 
 /// Ends the process that serves the volume as a power cut would, and waits until it is gone.
-#[allow(clippy::disallowed_methods)]
 pub(crate) fn kill_server(home: &Home) {
-    let pid = server_of(home);
-    good(Command::new("kill").args(["-KILL", &pid]));
-    while Path::new("/proc").join(&pid).exists() && state_of(&pid) != Some('Z') {
+    kill(&server_of(home));
+}
+
+/// The same for a process by its number, which may have ended already.
+#[allow(clippy::disallowed_methods)]
+pub(crate) fn kill(pid: &str) {
+    let _ = Command::new("kill").args(["-KILL", pid]).output();
+    while Path::new("/proc").join(pid).exists() && state_of(pid) != Some('Z') {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }

@@ -280,47 +280,6 @@ fn a_killed_client_leaves_nothing_of_its_transaction() {
     mount.umount();
 }
 
-/// What mount(8) does with a line of fstab, in a mount namespace where our helpers are in /sbin.
-#[test]
-fn a_line_of_fstab_is_enough() {
-    let known = fs::read_to_string("/proc/filesystems").unwrap();
-    if !known.contains("overlay") {
-        eprintln!("SKIPPED: the kernel has no overlay, which puts helpers into /sbin for one test");
-        return;
-    }
-    let Some(mount) = Mount::new(&[]) else { return };
-    mount.umount();
-    let home = &mount.home;
-    let program = env!("CARGO_BIN_EXE_thalweg");
-    fs::create_dir(home.path("sbin")).unwrap();
-    for name in ["mount.thalweg", "umount.fuse.thalweg", "mkfs.thalweg", "fsck.thalweg"] {
-        symlink(program, home.path("sbin").join(name)).unwrap();
-    }
-    let (volume, root) = (home.volume(), mount.root.clone());
-    let (volume, root) = (volume.display(), root.display());
-    let fstab = home.path("fstab");
-    fs::write(&fstab, format!("{volume} {root} thalweg defaults,nosuid 0 0\n")).unwrap();
-    let script = format!(
-        "sbin=$(readlink -f /sbin)\n\
-         mount -t overlay -o lowerdir={sbin}:$sbin overlay $sbin\n\
-         mount -T {fstab} -a\n\
-         mount -T {fstab} -a\n\
-         grep -c ' {root} ' /proc/self/mountinfo\n\
-         echo hello > {root}/a\n\
-         mount -T {fstab} -o remount,ro {root}\n\
-         ! touch {root}/a 2>/dev/null\n\
-         umount {root}\n\
-         mount -t thalweg -o ro {volume} {root}\n\
-         cat {root}/a\n\
-         umount {root}\n\
-         mount -t thalweg -o nonsense {volume} {root} 2>/dev/null || echo code $?\n",
-        sbin = home.path("sbin").display(),
-        fstab = fstab.display(),
-    );
-    let said = good(Command::new("unshare").args(["-m", "sh", "-ec", &script]));
-    assert_eq!(said, "1\nhello\ncode 32\n");
-}
-
 /// A mount point for a volume that is updated in place.
 pub(crate) fn in_place(arguments: &[&str]) -> Option<Mount> {
     if !can_mount() {

@@ -11,6 +11,7 @@ mod clients;
 mod files;
 mod in_place;
 mod kv;
+mod mounts;
 mod output;
 mod partitions;
 mod raw_devices;

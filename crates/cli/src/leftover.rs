@@ -1,0 +1,65 @@
+//! What processes leave in this user's folder of sockets and mountpoints, and who takes it away: each
+//! process what is its own, and one that starts what those left that were killed.
+
+use std::path::Path;
+
+use thalweg_fuse::{mounts, state};
+
+use crate::mounts::VIEW;
+use crate::target::SERVED;
+
+/// Files that a process makes in a folder for sockets.
+const FILES: [&str; 4] =
+    [crate::control::SOCKET, thalweg_ipc::SOCKET, crate::mount::LOG, crate::attach::LOG];
+
+/// Takes away a folder for sockets. It stays when it holds anything else.
+pub(crate) fn clear(folder: &Path) {
+    for file in FILES {
+        let _ = std::fs::remove_file(folder.join(file));
+    }
+    if let Err(error) = std::fs::remove_dir(folder) {
+        tracing::debug!(%error, folder = %folder.display(), "it stays");
+    }
+}
+
+/// Takes away what processes left that were killed: dead mounts of transactions' views, folders for
+/// sockets, names of mounts.
+pub(crate) fn remove_all() {
+    let Ok(folder) = state::folder() else { return };
+    let Ok(entries) = std::fs::read_dir(&folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let place = entry.path();
+        if let Some(rest) = name.strip_prefix(VIEW) {
+            if has_ended(rest.split('-').next()) {
+                remove_view(&place);
+            }
+        } else if let Some(rest) = name.strip_prefix(SERVED) {
+            if has_ended(rest.split('-').next()) {
+                clear(&place);
+            }
+        } else if name.starts_with(mounts::NAME) && !place.exists() {
+            let _ = std::fs::remove_file(&place);
+        }
+    }
+}
+
+/// Whether there is no process of this user and this program with a number.
+fn has_ended(number: Option<&str>) -> bool {
+    let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) else { return false };
+    // A zombie has a name still, and no program.
+    let runs = std::fs::read_link(format!("/proc/{number}/exe")).is_ok();
+    let name = std::fs::read_to_string(format!("/proc/{number}/comm"));
+    !(runs && name.is_ok_and(|name| name.contains(crate::NAME)))
+}
+
+fn remove_view(place: &Path) {
+    let removed = match mounts::at(place) {
+        Ok(Some(_)) => mounts::unmount(place, libc::MNT_DETACH),
+        result => result.map(drop),
+    };
+    if let Err(error) = removed.and_then(|()| std::fs::remove_dir(place)) {
+        tracing::debug!(%error, place = %place.display(), "a dead view stays");
+    }
+}

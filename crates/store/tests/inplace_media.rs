@@ -274,7 +274,7 @@ fn a_journal_that_was_not_noted_is_found_by_its_records() {
             let mut sector = devices[0].read(at, 4096, Purpose::Label).await.unwrap().to_vec();
             sector[12..16].fill(0);
             // Everything behind the sector's size.
-            sector[204..512].fill(0);
+            sector[180..512].fill(0);
             let sum = crc32c(&sector[..512]);
             sector[12..16].copy_from_slice(&sum.to_le_bytes());
             overwrite(&devices[0], at, sector).await;

@@ -257,7 +257,7 @@ fn a_catalogue_without_copies_gets_them() {
         assert_eq!(read(&volume, 15).await, copy);
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         assert_eq!(hex(&copy[..12]), "5448414c5745475001000000");
-        assert_eq!(hex(&copy[16..36]), "0f00000000000000010000000100000000000000");
+        assert_eq!(hex(&copy[16..36]), "0f00000000000000010000000100000001000000");
     });
 }
 

@@ -6,6 +6,9 @@
 //! is replayed too: so recovery begins with the oldest of the newest epoch from which on none is missing.
 //! A newer epoch without transactions would not show in the ring: the journal's user notes the epoch
 //! ([`Note`]), so that nothing of an older one is replayed.
+//!
+//! One exception concerns data that its user wrote past the journal and never acknowledged: bytes of a
+//! released transaction may come over it while the transaction that makes them void is not durable.
 
 use uuid::Uuid;
 use zerocopy::FromBytes;

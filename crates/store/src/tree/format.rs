@@ -157,8 +157,11 @@ pub struct CatalogueHeader {
     pub copy_of: U32,
     /// In a copy, the partitions that the other block lists.
     pub copied: U32,
+    /// Blocks of the catalogue that list partitions, the first ones; 0 from programs that know of no
+    /// copies.
+    pub lists: U32,
     /// Zeros.
-    pub spare: [u8; 32],
+    pub spare: [u8; 28],
 }
 
 /// The block that has the copy of a catalogue block, if it lists no partitions.

@@ -24,6 +24,25 @@ pub(super) struct Stored {
     pub(super) damaged: Vec<u64>,
 }
 
+/// What one block lists.
+#[derive(Debug, Default)]
+struct List {
+    partitions: Vec<Partition>,
+    /// How many blocks of the catalogue list partitions; 0 where an older program has left that out.
+    lists: u64,
+}
+
+impl List {
+    /// Whether the block behind this one, which is number `index`, may list partitions. Blocks are filled
+    /// one after the other. `may_follow`: whether this one might.
+    fn may_be_followed(&self, index: u64, may_follow: bool) -> bool {
+        match self.lists {
+            0 => self.partitions.len() == CATALOGUE_ENTRIES,
+            lists => may_follow && index + 1 < lists,
+        }
+    }
+}
+
 /// Reads all blocks. `None`: nothing was ever written there.
 ///
 /// # Errors
@@ -39,7 +58,6 @@ pub(super) async fn read(txn: &dyn Transaction) -> Result<Option<Stored>, TreeEr
         Some(_) => {}
     }
     let mut stored = Stored::default();
-    // Blocks are filled one after the other: behind one with room there are no partitions.
     let mut may_follow = true;
     for (index, block) in (0..).zip(&blocks) {
         let content = block.as_ref().map_err(Clone::clone);
@@ -52,12 +70,12 @@ pub(super) async fn read(txn: &dyn Transaction) -> Result<Option<Stored>, TreeEr
                 match copy_of(index, &blocks) {
                     Some(found) => found,
                     None if may_follow => return Err(error),
-                    None => Vec::new(),
+                    None => List::default(),
                 }
             }
         };
-        may_follow = found.len() == CATALOGUE_ENTRIES;
-        for partition in found {
+        may_follow = found.may_be_followed(index, may_follow);
+        for partition in found.partitions {
             if stored.partitions.iter().any(|other| other.name == partition.name) {
                 return Err(damaged(&format!("two partitions are named {}", partition.name)));
             }
@@ -98,24 +116,33 @@ pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
         true => vec![&[]],
         false => partitions.chunks(CATALOGUE_ENTRIES).collect(),
     };
+    let lists = parts.len() as u32;
     for (index, part) in (0..).zip(&parts) {
-        *blocks.get_mut(index as usize)? = Some(seal(index, part));
+        let mut block = begin(index, lists, part);
+        block.header.count = (part.len() as u32).into();
+        *blocks.get_mut(index as usize)? = Some(end(block));
     }
     for (index, part) in (0..).zip(&parts) {
         let place = copy_place(index);
         if let Some(free @ None) = blocks.get_mut(place as usize) {
-            *free = Some(seal_copy(place, index, part));
+            // It lists nothing itself.
+            let mut block = begin(place, lists, part);
+            block.header.copy_of = (index as u32 + 1).into();
+            block.header.copied = (part.len() as u32).into();
+            *free = Some(end(block));
         }
     }
     let zeros = Bytes::from(vec![0; BLOCK_SIZE]);
     Some(blocks.into_iter().map(|block| block.unwrap_or_else(|| zeros.clone())).collect())
 }
 
-fn begin(index: u64) -> CatalogueBlock {
+fn begin(index: u64, lists: u32, partitions: &[Partition]) -> CatalogueBlock {
     let mut block = CatalogueBlock::new_zeroed();
     block.header.magic = CATALOGUE_MAGIC;
     block.header.version = u32::from(FORMAT_VERSION).into();
     block.header.index = (index as u32).into();
+    block.header.lists = lists.into();
+    fill_entries(&mut block, partitions);
     block
 }
 
@@ -124,38 +151,22 @@ fn end(mut block: CatalogueBlock) -> Bytes {
     Bytes::copy_from_slice(block.as_bytes())
 }
 
-fn seal(index: u64, partitions: &[Partition]) -> Bytes {
-    let mut block = begin(index);
-    block.header.count = (partitions.len() as u32).into();
-    fill_entries(&mut block, partitions);
-    end(block)
-}
-
-/// A block that lists nothing itself, and keeps what another one lists.
-fn seal_copy(place: u64, of: u64, partitions: &[Partition]) -> Bytes {
-    let mut block = begin(place);
-    block.header.copy_of = (of as u32 + 1).into();
-    block.header.copied = (partitions.len() as u32).into();
-    fill_entries(&mut block, partitions);
-    end(block)
-}
-
-/// The partitions that a block lists.
-fn decode(index: u64, bytes: &[u8]) -> Result<Vec<Partition>, TreeError> {
+/// What a block lists.
+fn decode(index: u64, bytes: &[u8]) -> Result<List, TreeError> {
     if index > 0 && is_zeros(bytes) {
-        return Ok(Vec::new());
+        return Ok(List::default());
     }
     let block = verify(index, bytes)?;
-    entries(index, block, block.header.count.get())
+    list(index, block, block.header.count.get())
 }
 
-/// The partitions that a block lists, as its copy has them, if there is one.
-fn copy_of(index: u64, blocks: &[Result<Bytes, TreeError>]) -> Option<Vec<Partition>> {
+/// What a block lists, as its copy has it, if there is one.
+fn copy_of(index: u64, blocks: &[Result<Bytes, TreeError>]) -> Option<List> {
     let place = copy_place(index);
     let bytes = blocks.get(place as usize)?.as_ref().ok()?;
     let block = verify(place, bytes).ok()?;
     let is_copy = u64::from(block.header.copy_of.get()) == index + 1;
-    is_copy.then(|| entries(place, block, block.header.copied.get()).ok()).flatten()
+    is_copy.then(|| list(place, block, block.header.copied.get()).ok()).flatten()
 }
 
 /// A block of the catalogue that is whole and where it belongs.
@@ -178,11 +189,13 @@ fn verify(index: u64, bytes: &[u8]) -> Result<&CatalogueBlock, TreeError> {
     }
 }
 
-fn entries(index: u64, block: &CatalogueBlock, count: u32) -> Result<Vec<Partition>, TreeError> {
+fn list(index: u64, block: &CatalogueBlock, count: u32) -> Result<List, TreeError> {
     let entries = block.entries.get(..count as usize);
     let entries = entries.ok_or_else(|| damaged(&format!("block {index} lists too many")))?;
-    let meaningless = || damaged(&format!("block {index} has an entry that is invalid"));
-    entries.iter().map(|entry| decode_entry(entry).ok_or_else(meaningless)).collect()
+    let invalid = || damaged(&format!("block {index} has an entry that is invalid"));
+    let partitions = entries.iter().map(|entry| decode_entry(entry).ok_or_else(invalid));
+    let lists = u64::from(block.header.lists.get());
+    Ok(List { partitions: partitions.collect::<Result<_, _>>()?, lists })
 }
 
 fn is_zeros(bytes: &[u8]) -> bool {

@@ -236,7 +236,7 @@ class Stores(unittest.TestCase):
                 outside()
         with self.assertRaises(ZeroDivisionError):
             with volume.transaction():
-                raw.write(6, block(3))
+                raw.write(6, block(3)[:8] + block(1)[8:])
                 raw.mark_accessed(6, 0, 8)
                 names[b"c"] = b"changed"
                 1 / 0

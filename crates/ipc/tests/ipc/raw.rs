@@ -91,7 +91,8 @@ async fn a_raw_partition_is_numbered_from_zero_and_has_an_end() {
             volume.begin(Begin::STRICT).unwrap();
             volume.put(&names, b"key", b"value").unwrap();
             volume.discard_raw(&raw, 8, 2).unwrap();
-            volume.write_raw(&raw, 0, &block(5)).unwrap();
+            let changed = [&[5; 8][..], &block(0)[8..]].concat();
+            volume.write_raw(&raw, 0, &changed).unwrap();
             volume.mark_raw(&raw, 0, 0..8).unwrap();
             match commit {
                 true => committed(volume),

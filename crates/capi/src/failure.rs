@@ -53,6 +53,7 @@ fn of_store(error: &StoreError) -> c_int {
         StoreError::NoSpace => libc::ENOSPC,
         StoreError::Corrupt { .. } => libc::EBADMSG,
         StoreError::ReadOnly | StoreError::Poisoned(_) => libc::EROFS,
+        StoreError::TooLarge { .. } => libc::E2BIG,
         StoreError::Gone(_) => libc::ESTALE,
         StoreError::Device(error) => of_device(error),
     }

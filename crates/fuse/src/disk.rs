@@ -471,7 +471,7 @@ impl Filesystem for Disk {
 /// What the kernel is told of a failure; the log gets the rest.
 fn errno(operation: &'static str, error: &StoreError) -> Errno {
     match error {
-        StoreError::Invalid(_) => Errno::EINVAL,
+        StoreError::Invalid(_) | StoreError::TooLarge { .. } => Errno::EINVAL,
         StoreError::NoSpace | StoreError::Device(DeviceError::NoSpace { .. }) => Errno::ENOSPC,
         StoreError::ReadOnly => Errno::EROFS,
         StoreError::Poisoned(_) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use thalweg_store::block::{Lba, StoreError, Version};
+use thalweg_store::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use thalweg_store::device::{DeviceError, Operation};
 use thalweg_store::txn::{Preempted, TxnError};
 
@@ -65,6 +65,7 @@ impl WireError {
             StoreError::Invalid(why) => WireError::StoreInvalid(short(why)),
             StoreError::NoSpace => WireError::NoSpace,
             StoreError::ReadOnly => WireError::ReadOnly,
+            StoreError::TooLarge { most, .. } => WireError::TooLarge(most / BLOCK_SIZE as u64),
             StoreError::Corrupt { lba, detail } => {
                 WireError::Corrupt { lba: lba.0, detail: short(detail) }
             }

@@ -117,6 +117,23 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         Ok((version, self.hold(version)))
     }
 
+    /// [`BlockStore::apply`] to blocks of which no holder of an older version reads the old content: the
+    /// store need not keep that, and a holder may find the new content instead.
+    async fn apply_unversioned(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        self.apply(writes).await
+    }
+
+    /// Whether a write may find no room because older versions are held. A store that only waits for its
+    /// devices says no.
+    fn holds_take_room(&self) -> bool {
+        true
+    }
+
+    /// The most blocks that [`BlockStore::apply`] takes at once.
+    fn max_transaction(&self) -> usize {
+        usize::MAX
+    }
+
     /// Waits as long as somebody who has written so many blocks should before he writes more. A store
     /// that is behind with its work holds writers back here, each for what he wrote himself; in
     /// [`BlockStore::apply`] others may stand behind him whose turn comes later.
@@ -191,6 +208,17 @@ pub enum StoreError {
     /// Give up, or free something: there is no room for the write.
     #[error("no space left on the volume; trim or delete data, delete snapshots, or extend it")]
     NoSpace,
+    /// Give up, or do it in parts: the transaction takes more than the store's journal holds.
+    #[error(
+        "the transaction changes {needed} bytes of metadata and small writes, and the volume's journal \
+         takes {most} at once; do the work in several, or make the volume with a larger journal"
+    )]
+    TooLarge {
+        /// Bytes that the transaction takes at most.
+        needed: u64,
+        /// Bytes that one transaction may take.
+        most: u64,
+    },
     /// Give up on this block: no copy of it matches its checksum.
     #[error("block {} is damaged: no copy matches its checksum ({detail})", lba.0)]
     Corrupt {

@@ -51,6 +51,7 @@ use format::{Entry, Superblock};
 use group::{Callers, Group};
 use map::Map;
 pub use options::{Mode, Options};
+use page::History;
 pub use recovery::Recovered;
 pub use scrub::{Mend, ScrubReport};
 pub use state::Counts;
@@ -368,6 +369,7 @@ impl Inner {
         self: &Arc<Inner>,
         writes: Vec<Write>,
         hold: bool,
+        history: History,
     ) -> Result<(Version, Option<Hold>), StoreError> {
         let mut blocks: Vec<Write> = Vec::with_capacity(writes.len());
         for write in writes {
@@ -378,11 +380,10 @@ impl Inner {
             blocks.push(write);
         }
         let blocks = only_last(blocks);
-        let most = self.journal.size() / 2 / BLOCK_SIZE as u64;
-        let whole = blocks.iter().filter(|write| write.content.is_some()).count();
-        if whole as u64 > most {
-            let why = format!("{whole} blocks at once; this journal takes {most}");
-            return Err(StoreError::Invalid(why));
+        let most = self.journal.size() / 2;
+        let needed = blocks.iter().map(running::most_room).sum::<usize>() as u64;
+        if needed > most {
+            return Err(StoreError::TooLarge { needed, most });
         }
         loop {
             self.admit().await?;
@@ -392,7 +393,7 @@ impl Inner {
                 let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
                 if unmapped.is_empty() {
                     let before = state.running.bytes;
-                    let version = state.apply(blocks, self.env.now())?;
+                    let version = state.apply(blocks, history, self.env.now())?;
                     let taken = state.running.bytes.saturating_sub(before);
                     state.pace.owe(taken);
                     let hold = hold.then(|| self.hold(&mut state, version));
@@ -433,7 +434,7 @@ impl Inner {
             }
             *at += 1;
         }
-        state.apply(writes, self.env.now())
+        state.apply(writes, History::Kept, self.env.now())
     }
 
     /// Keeps a version that is held already, or the newest.
@@ -503,14 +504,22 @@ impl BlockStore for InPlace {
     }
 
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        Ok(self.inner.apply(writes, false).await?.0)
+        Ok(self.inner.apply(writes, false, History::Kept).await?.0)
     }
 
     async fn apply_and_hold(
         &self,
         writes: Vec<Write>,
     ) -> Result<(Version, Option<Hold>), StoreError> {
-        self.inner.apply(writes, true).await
+        self.inner.apply(writes, true, History::Kept).await
+    }
+
+    async fn apply_unversioned(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        Ok(self.inner.apply(writes, false, History::Dropped).await?.0)
+    }
+
+    fn holds_take_room(&self) -> bool {
+        false
     }
 
     async fn hold_back(&self, blocks: usize) {

@@ -9,6 +9,7 @@
 //! the same in one process with the volume and behind a socket.
 
 mod access;
+mod aside;
 mod commit;
 mod contention;
 mod error;
@@ -30,7 +31,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::block::{Class, Lba};
+use crate::block::{Class, Lba, Write};
+use crate::env::HashSet;
 pub use contention::{Contention, Turn};
 pub use error::{Preempted, TxnError};
 pub use fence::{Fenced, Occupation};
@@ -208,6 +210,11 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// [`TxnError::Invalid`] for bytes outside of the block.
     fn depend(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError>;
 
+    /// Reads and writes beside the transaction; `None` where the volume is reached through a socket.
+    fn aside(&self) -> Option<&dyn Aside> {
+        None
+    }
+
     /// Asks for a block to be kept in memory: a hint.
     fn please_cache(&self, lba: Lba);
 
@@ -227,6 +234,40 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// # Errors
     /// When it has been aborted meanwhile.
     async fn release(&self) -> Result<Handle, TxnError>;
+}
+
+/// Blocks that a running transaction has to itself: no other transaction reads or writes them, since
+/// nothing that is committed refers to them.
+///
+/// They need no isolation, so writes to them happen at once and take no memory until the commit. What
+/// an abort or a crash leaves in them is the caller's business. Every call fails once the transaction has
+/// ended, as the transaction's own calls do.
+#[async_trait]
+pub trait Aside: Send + Sync {
+    /// Writes blocks now. They are durable before everything that commits later.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] outside of the volume, and the store's; some of them may be written then.
+    async fn write(&self, writes: Vec<Write>) -> Result<(), TxnError>;
+
+    /// Blocks as they are now, each of [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes.
+    ///
+    /// # Errors
+    /// As [`Transaction::read_run`].
+    async fn read(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError>;
+
+    /// Discards blocks now.
+    ///
+    /// # Errors
+    /// As [`Aside::write`].
+    async fn discard(&self, lba: Lba, count: u64) -> Result<(), TxnError>;
+
+    /// Lets the transaction write as many blocks as [`Options::max_large`] says.
+    fn make_large(&self);
+
+    /// Names of transactions that have blocks to themselves, shared by all users of the volume. The
+    /// caller enters and removes them.
+    fn owners(&self) -> Arc<parking_lot::Mutex<HashSet<u128>>>;
 }
 
 /// Errors of work inside of a transaction that may tell the loop around it to try again.

@@ -319,6 +319,14 @@ impl BlockStore for Chain {
         write::apply(&self.inner, writes, true).await
     }
 
+    fn holds_take_room(&self) -> bool {
+        !write::has_room(&self.inner)
+    }
+
+    fn max_transaction(&self) -> usize {
+        write::max_transaction(&self.inner)
+    }
+
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
         self.inner.check_writable()?;
         write::discard(&self.inner, lba, count).await

@@ -25,8 +25,12 @@ const REQUESTS: usize = 2;
 /// Small requests of one log at a time, which have less than [`BATCH_BLOCKS`] together: mini-log blocks
 /// that others came between. One after the other, each would cost a device's whole delay.
 const SMALL_REQUESTS: usize = 32;
-/// Blocks in one transaction. It may span several segments.
-pub(super) const MAX_TRANSACTION: usize = 256;
+/// Blocks in one transaction, of whatever volume. It may span several segments.
+const MAX_TRANSACTION: usize = 1 << 16;
+/// Blocks that one transaction may have on a small volume too.
+const MIN_TRANSACTION: usize = 256;
+/// The part of a volume that one transaction may be: cleaning has to find that much room at a time.
+const TRANSACTIONS: usize = 8;
 /// Blocks that one discard record covers at most, so that the lock is not held for long.
 const DISCARD_BLOCKS: u64 = 64 * 1024;
 
@@ -91,10 +95,23 @@ pub(super) fn check_range(inner: &Inner, lba: Lba, count: u64) -> Result<(), Sto
     }
 }
 
+/// Whether an ordinary transaction finds room, as soon as the devices have taken what waits for them.
+pub(super) fn has_room(inner: &Inner) -> bool {
+    let need = Need::whole(MIN_TRANSACTION as u32);
+    matches!(inner.state.lock().room(need), Room::Yes)
+}
+
+/// See [`crate::block::BlockStore::max_transaction`].
+pub(super) fn max_transaction(inner: &Inner) -> usize {
+    let part = inner.state.lock().capacity() as usize / TRANSACTIONS;
+    part.clamp(MIN_TRANSACTION, MAX_TRANSACTION)
+}
+
 fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
-    if writes.is_empty() || writes.len() > MAX_TRANSACTION {
+    let most = max_transaction(inner);
+    if writes.is_empty() || writes.len() > most {
         return Err(StoreError::Invalid(format!(
-            "a transaction has 1 to {MAX_TRANSACTION} blocks, not {}",
+            "a transaction has 1 to {most} blocks, not {}",
             writes.len()
         )));
     }

@@ -11,6 +11,13 @@ use crate::env::Time;
 /// A block's content; `None` when it holds nothing and reads as zeros.
 pub(super) type Content = Option<Bytes>;
 
+/// Whether a change keeps the content before for those who hold older versions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum History {
+    Kept,
+    Dropped,
+}
+
 /// A block in memory.
 ///
 /// What a reader sees is the newest of `chain` that is not too new for him, and what is at home when
@@ -97,6 +104,12 @@ impl Page {
             _ => self.chain.push((version, content)),
         }
         self.purge(holds)
+    }
+
+    /// Gives it new content for all versions. Whether it keeps old content now.
+    pub(super) fn replace(&mut self, content: Content) -> bool {
+        self.chain = smallvec![(Version(0), content)];
+        false
     }
 
     /// Forgets content that no holder sees. Whether old content is left.

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::format::{NOTE_CLEARED, NOTE_DIRECT};
 use super::page::Content;
 use super::route::Route;
-use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Version};
+use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Version, Write};
 use crate::env::{HashMap, Time};
 use crate::journal::{Record, Update, Void};
 
@@ -13,6 +13,18 @@ use crate::journal::{Record, Update, Void};
 const TAG: usize = 4;
 /// What a tag costs at most, and so a block of which nothing else is journaled.
 pub(super) const MOST_OF_A_TAG: usize = 16;
+
+/// Bytes that a write takes in the journal at most, whichever way it goes.
+pub(super) fn most_room(write: &Write) -> usize {
+    let bytes = write.changed.bytes() + MOST_OF_A_TAG * write.changed.count();
+    MOST_OF_A_TAG
+        + match (&write.content, write.class) {
+            (None, _) => 0,
+            // A mode may journal a data block as a whole.
+            (Some(_), Class::Data) => BLOCK_SIZE,
+            (Some(_), Class::Metadata) => bytes.min(BLOCK_SIZE),
+        }
+}
 
 /// All that one transaction does to a block.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use super::live::Live;
 use super::map::Map;
 use super::options::{Mode, Options};
 use super::pace::Pace;
-use super::page::{Content, Due, Page};
+use super::page::{Content, Due, History, Page};
 use super::route::{Request, Route, Sequence, route};
 use super::running::{Change, Closed, Running, difference};
 use super::waiting::{Waiting, Which};
@@ -166,7 +166,12 @@ impl State {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`]: then nothing was changed.
-    pub(super) fn apply(&mut self, writes: Vec<Write>, now: Time) -> Result<Version, StoreError> {
+    pub(super) fn apply(
+        &mut self,
+        writes: Vec<Write>,
+        history: History,
+        now: Time,
+    ) -> Result<Version, StoreError> {
         for write in &writes {
             if !self.pages.contains_key(&write.lba.0) {
                 let home = self.map.entry(write.lba.0)?.unwrap_or(Entry::Empty);
@@ -176,7 +181,7 @@ impl State {
         let version = self.now.next();
         let written = written(&writes);
         for (write, written) in writes.into_iter().zip(written) {
-            self.change(write, written, version, now);
+            self.change(write, written, (version, history), now);
         }
         self.now = version;
         self.evict();
@@ -184,7 +189,13 @@ impl State {
     }
 
     /// Changes one block for the running transaction. `written`: bytes of the whole write.
-    fn change(&mut self, write: Write, written: usize, version: Version, now: Time) {
+    fn change(
+        &mut self,
+        write: Write,
+        written: usize,
+        (version, history): (Version, History),
+        now: Time,
+    ) {
         let lba = write.lba.0;
         let State { pages, running, holds, options, logged, noted_from, .. } = self;
         let State { first_replayed, counts, .. } = self;
@@ -248,7 +259,11 @@ impl State {
         }
         page.running = true;
         page.referenced = true;
-        if page.change(version, write.content, holds) {
+        let is_aged = match history {
+            History::Kept => page.change(version, write.content, holds),
+            History::Dropped => page.replace(write.content),
+        };
+        if is_aged {
             self.aged.push(lba);
         }
         self.dirty += usize::from(is_idle);
@@ -666,7 +681,7 @@ mod tests {
         state.reading.insert(2, 1);
         let write = |lba| Write::block(Lba(lba), vec![1; BLOCK_SIZE].into());
         for (lbas, sequence) in [(0..6, 1), (6..8, 2)] {
-            state.apply(lbas.map(write).collect(), Time::ZERO).unwrap();
+            state.apply(lbas.map(write).collect(), History::Kept, Time::ZERO).unwrap();
             let closed = state.close();
             state.settle_commit(closed, Some(sequence), true, Time::ZERO);
         }

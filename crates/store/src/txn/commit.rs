@@ -292,6 +292,9 @@ async fn apply(
             Some(Err(StoreError::NoSpace)) | None => {}
             Some(outcome) => return outcome,
         }
+        if applied.is_none() && !inner.store.holds_take_room() {
+            continue;
+        }
         // Old versions that somebody holds may be what takes the space.
         if !inner.preempt_oldest(Preempted::Stuck) && applied.is_some() {
             return Err(StoreError::NoSpace);

@@ -11,6 +11,9 @@ use super::fragments::Fragments;
 use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, StoreError, Version, Write};
 use crate::device::AlignedBuf;
 
+/// A transaction with so many times fewer blocks than another is compared block by block.
+const SPARSE: usize = 16;
+
 /// Whether a transaction commits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -157,6 +160,13 @@ impl Intent {
         if let Some(swath) = &other.swath {
             return self.guarded.iter().any(|(lba, _)| swath.contains(&lba.0));
         }
+        if other.writes.len() < self.guarded.len() / SPARSE {
+            return other.writes.iter().any(|write| {
+                let at = self.guarded.partition_point(|(lba, _)| *lba < write.lba);
+                let here = self.guarded[at..].iter().take_while(|(lba, _)| *lba == write.lba);
+                here.into_iter().any(|(_, fragments)| write.fragments.overlaps(fragments))
+            });
+        }
         let mut theirs = other.writes.iter().peekable();
         self.guarded.iter().any(|(lba, fragments)| {
             while theirs.next_if(|write| write.lba < *lba).is_some() {}
@@ -164,9 +174,16 @@ impl Intent {
         })
     }
 
-    /// Whether it changes `lba`.
-    pub(super) fn touches(&self, lba: Lba) -> bool {
-        self.left_in(lba).is_some()
+    /// Whether it changes a block of which `other` changes a part.
+    pub(super) fn meets_part_of(&self, other: &Intent) -> bool {
+        if self.swath.is_none() && self.writes.len() < other.writes.len() / SPARSE {
+            return self.writes.iter().any(|write| {
+                let at = other.writes.binary_search_by_key(&write.lba, |write| write.lba).ok();
+                at.is_some_and(|at| other.writes[at].is_partial())
+            });
+        }
+        let mut partial = other.writes.iter().filter(|write| write.is_partial());
+        partial.any(|write| self.left_in(write.lba).is_some())
     }
 
     /// What `lba` holds after it, if it changes that block: nothing when it was discarded.

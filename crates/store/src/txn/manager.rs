@@ -18,7 +18,7 @@ use super::running::{OwnerId, Phase, Registry, Running, Work};
 use super::{Begin, Contention, Durability, Handle, Preempted, Transact, Transaction, TxnError};
 use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::device::AlignedBuf;
-use crate::env::{Env, Task};
+use crate::env::{Env, HashSet, Task};
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
 
@@ -28,7 +28,8 @@ const READS_PER_WRITE: usize = 64;
 const IDLE_TICKS: u64 = 4;
 
 /// What blocks that hold nothing read as.
-static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
+pub(super) static ZEROS: LazyLock<Bytes> =
+    LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
 
 /// Runs transactions over a block store, whichever it is. Clones are the same manager.
 ///
@@ -60,6 +61,8 @@ pub(super) struct Inner {
     contention: Contention,
     /// Bytes that running transactions are charged with.
     charged: AtomicU64,
+    /// See [`Aside::owners`](super::Aside::owners).
+    pub(super) owners: Arc<parking_lot::Mutex<HashSet<u128>>>,
     /// How often the reaper came by: a clock that costs nothing to read.
     ticks: AtomicU64,
 }
@@ -122,6 +125,8 @@ impl fmt::Debug for TransactionManager {
 impl TransactionManager {
     /// A manager for `store`, which nobody else may change.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, options: Options) -> TransactionManager {
+        let max_large = options.max_large.min(store.max_transaction());
+        let options = Options { max_large, ..options };
         let gate = Arc::new(Gate::default());
         let order = Order::new(gate.clone());
         let inner = Arc::new(Inner {
@@ -137,6 +142,7 @@ impl TransactionManager {
             counts: Counts::default(),
             contention: Contention::new(env),
             charged: AtomicU64::new(0),
+            owners: Arc::default(),
             ticks: AtomicU64::new(0),
         });
         let reaper = env.spawn(run_reaper(env.clone(), Arc::downgrade(&inner)));
@@ -336,7 +342,7 @@ impl Inner {
     }
 
     /// Ends what a transaction's snapshot keeps.
-    fn let_go(&self, snapshot: Snapshot) {
+    pub(super) fn let_go(&self, snapshot: Snapshot) {
         let Snapshot { until, hold } = snapshot;
         // Who finds that nobody runs any more finds nothing held either.
         drop(hold);
@@ -427,8 +433,8 @@ async fn run_reaper(env: Env, inner: Weak<Inner>) {
 
 /// A transaction of this process.
 pub(super) struct LocalTransaction {
-    inner: Arc<Inner>,
-    running: Arc<Running>,
+    pub(super) inner: Arc<Inner>,
+    pub(super) running: Arc<Running>,
     /// Somebody else may have it now.
     released: AtomicBool,
 }
@@ -483,7 +489,17 @@ impl LocalTransaction {
         }
     }
 
-    fn check(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+    /// Notes that it is in use.
+    ///
+    /// # Errors
+    /// Why it does not run any more.
+    pub(super) fn check_active(&self) -> Result<(), TxnError> {
+        self.usable()?.snapshot()?;
+        self.running.touch(self.inner.tick());
+        Ok(())
+    }
+
+    pub(super) fn check(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
         let blocks = self.inner.store.blocks();
         match lba.0.checked_add(count) {
             Some(end) if end <= blocks => Ok(()),
@@ -506,7 +522,11 @@ impl LocalTransaction {
                 return Err(TxnError::Invalid("the transaction is for reading".to_owned()));
             }
             let before = work.accesses.writes();
-            work.accesses.write(lba, content, class, self.inner.options.max_writes)?;
+            let most = match self.running.is_large.load(Ordering::Relaxed) {
+                true => self.inner.options.max_large,
+                false => self.inner.options.max_writes,
+            };
+            work.accesses.write(lba, content, class, most)?;
             let written = work.accesses.writes() - before;
             self.inner.charge(&self.running, &mut work, written)
         };
@@ -589,6 +609,10 @@ impl Transaction for LocalTransaction {
         let mut work = self.usable()?;
         work.snapshot()?;
         work.accesses.depend(lba, range)
+    }
+
+    fn aside(&self) -> Option<&dyn super::Aside> {
+        Some(self)
     }
 
     fn please_cache(&self, lba: Lba) {

@@ -21,6 +21,9 @@ pub enum Bug {
 pub struct Options {
     /// Blocks that a transaction may write.
     pub max_writes: usize,
+    /// Blocks that a transaction may write that was made large ([`Aside::make_large`](super::Aside));
+    /// fewer where the store takes fewer at once.
+    pub max_large: usize,
     /// Transactions that a process may run at a time.
     pub max_running: usize,
     /// Bytes of writes that may wait for their commit, altogether. Beyond, the transaction with the
@@ -43,6 +46,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             max_writes: 256,
+            max_large: 1 << 16,
             max_running: 256,
             memory: 1 << 30,
             max_window: 1 << 16,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -53,6 +53,8 @@ pub(super) struct Running {
     used: AtomicU64,
     /// Bytes of memory that it is charged with.
     pub(super) charged: AtomicU64,
+    /// It may write as many blocks as the largest.
+    pub(super) is_large: AtomicBool,
 }
 
 impl Running {
@@ -126,6 +128,7 @@ impl Registry {
             work: Mutex::new(work),
             used: AtomicU64::new(now),
             charged: AtomicU64::new(0),
+            is_large: AtomicBool::new(false),
         });
         self.running.insert(running.id, (running.clone(), owner));
         running

@@ -144,11 +144,7 @@ impl Window {
 
     /// The transactions of the window that write a block which `intent` writes too, ascending.
     pub(super) fn sharing(&self, intent: &Intent) -> Vec<&Intent> {
-        let shares = |other: &Intent| {
-            let mut partial = intent.writes.iter().filter(|write| write.is_partial());
-            partial.any(|write| other.touches(write.lba))
-        };
         let met = self.meeting(intent.written_signature()).map(|(_, other)| &**other);
-        met.filter(|other| shares(other)).collect()
+        met.filter(|other| other.meets_part_of(intent)).collect()
     }
 }

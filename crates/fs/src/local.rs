@@ -18,18 +18,20 @@ mod op;
 mod options;
 mod orphans;
 mod quota;
+mod reservation;
 mod space;
 mod superblock;
 mod xattrs;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_store::block::StoreError;
 use thalweg_store::env::Task;
-use thalweg_store::txn::{Durability, Transaction};
+use thalweg_store::txn::{Durability, Transaction, TxnError};
 use tokio::sync::RwLock;
 
 use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange};
@@ -44,6 +46,7 @@ pub use make::{make, remove};
 use op::{Effects, Op, attributes_of, kind_of};
 pub use options::{Atime, Format, Options};
 pub use quota::Quota;
+use reservation::Reservation;
 
 /// Bytes of the largest write that is one transaction: a longer one is several, cut at multiples of it.
 pub const MAX_ATOMIC_WRITE: u64 = 128 * BLOCK;
@@ -75,13 +78,26 @@ struct Within {
     /// Changes come one after the other: within a transaction nothing keeps them apart.
     order: RwLock<()>,
     effects: Mutex<Effects>,
+    reservation: Reservation,
+    /// Why the transaction was aborted in the middle of a call.
+    failure: OnceLock<FsError>,
 }
 
 impl Drop for Within {
     fn drop(&mut self) {
         let effects = std::mem::take(&mut *self.effects.lock());
         self.inner.tell(&effects);
-        self.inner.settle_when_ended(&self.txn, effects);
+        self.inner.settle_when_ended(&self.txn, effects, self.reservation.end());
+    }
+}
+
+impl Within {
+    /// The transaction cannot go on.
+    async fn fail(&self, error: &FsError) {
+        if self.failure.set(error.clone()).is_ok() {
+            tracing::warn!(%error, "a transaction on files was aborted");
+        }
+        self.txn.abort().await;
     }
 }
 
@@ -101,13 +117,30 @@ impl Local {
     /// watchers are not told. To take everything back, abort the transaction. A call that fails has
     /// changed nothing, unless it failed with [`FsError::Transaction`]: then the transaction is aborted.
     pub fn within(&self, txn: Arc<dyn Transaction>) -> Local {
+        if let Some(aside) = txn.aside() {
+            aside.make_large();
+        }
         let within = Within {
             inner: self.inner.clone(),
             txn,
             order: RwLock::new(()),
             effects: Mutex::default(),
+            reservation: Reservation::default(),
+            failure: OnceLock::new(),
         };
         Local { within: Some(Arc::new(within)), ..self.clone() }
+    }
+
+    /// Prepares for a transaction that is about to begin and will make many inodes: that it need not be
+    /// in conflict with what is written down for it meanwhile.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    pub async fn prepare(&self) -> Result<(), FsError> {
+        match self.inner.options.read_only {
+            true => Ok(()),
+            false => self.inner.prepare_numbers().await,
+        }
     }
 
     /// Commits the transaction of a handle from [`Local::within`].
@@ -119,11 +152,28 @@ impl Local {
         let within = self.within.as_ref().ok_or(FsError::Invalid("there is no transaction"))?;
         let _order = within.order.write().await;
         let before = self.inner.moment();
-        within.txn.commit(durability).await?;
-        let effects = std::mem::take(&mut *within.effects.lock());
-        self.inner.tell(&effects);
-        self.inner.settle(effects, (durability == Durability::Synced).then_some(before));
-        Ok(())
+        let committed = within.txn.commit(durability).await;
+        if committed.is_ok() {
+            let effects = std::mem::take(&mut *within.effects.lock());
+            self.inner.tell(&effects);
+            self.inner.settle(effects, (durability == Durability::Synced).then_some(before));
+        }
+        self.inner.end_reservation(within.reservation.end()).await;
+        Ok(committed?)
+    }
+
+    /// Takes back everything that was done through a handle from [`Local::within`]. Without one, does
+    /// nothing.
+    pub async fn abort(&self) {
+        let Some(within) = &self.within else { return };
+        let _order = within.order.write().await;
+        within.txn.abort().await;
+        self.inner.end_reservation(within.reservation.end()).await;
+    }
+
+    /// Why the transaction of a handle from [`Local::within`] was aborted in the middle of a call.
+    pub fn failure(&self) -> Option<FsError> {
+        self.within.as_ref()?.failure.get().cloned()
     }
 
     /// Changes something.
@@ -156,7 +206,12 @@ impl Local {
             };
         };
         let _order = within.order.write().await;
-        match work(within.txn.clone()).await {
+        let mut done = work(within.txn.clone()).await;
+        if !matches!(done, Err(FsError::Transaction(_))) {
+            let written = within.reservation.write_released(&self.inner, &within.txn).await;
+            done = written.map_err(as_fatal).and(done);
+        }
+        match done {
             Ok((done, effects)) => {
                 within.effects.lock().add(effects);
                 Ok(done)
@@ -164,7 +219,7 @@ impl Local {
             Err(error) => {
                 if matches!(error, FsError::Transaction(_)) {
                     // It may have been changed in part.
-                    within.txn.abort().await;
+                    within.fail(&error).await;
                 }
                 Err(error)
             }
@@ -189,7 +244,11 @@ impl Local {
     }
 
     fn op<'a>(&'a self, txn: &'a Arc<dyn Transaction>) -> Op<'a> {
-        Op::new(&self.inner, txn, self.within.is_some())
+        let op = Op::new(&self.inner, txn, self.within.is_some());
+        match &self.within {
+            Some(within) => op.with(&within.reservation),
+            None => op,
+        }
     }
 
     /// Notes that an inode was read, as far as that is noted.
@@ -324,7 +383,7 @@ impl Local {
     }
 
     async fn zero(&self, ino: Ino, offset: u64, end: u64, keep_size: bool) -> Result<(), FsError> {
-        if end - offset > LONG_ZEROS * BLOCK {
+        if end - offset > LONG_ZEROS * BLOCK || self.within.is_some() {
             self.punch(ino, offset, end).await?;
             return self.reserve(ino, offset, end, keep_size).await;
         }
@@ -339,6 +398,15 @@ impl Local {
                 .await?;
         }
         Ok(())
+    }
+}
+
+/// An error after which a transaction cannot go on.
+fn as_fatal(error: FsError) -> FsError {
+    match error {
+        FsError::Conflict => FsError::Transaction(TxnError::Conflict),
+        FsError::NoSpace => FsError::Transaction(TxnError::Store(StoreError::NoSpace)),
+        other => other,
     }
 }
 

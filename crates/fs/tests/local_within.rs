@@ -9,12 +9,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use support::*;
+use thalweg_fs::check;
 use thalweg_fs::{
     Allocation, Change, Filesystem, FsError, Node, Rename, SetXattr, WriteAt, WriteHow,
 };
 use thalweg_sim::run;
+use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::tree::{Kind, NewPartition, Store, catalogue};
-use thalweg_store::txn::{Begin, Durability, TxnError};
+use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager, TxnError};
 
 #[test]
 fn files_and_keys_change_together_or_not_at_all() {
@@ -96,13 +98,145 @@ fn a_call_that_fails_leaves_the_transaction_as_it_was() {
         view.commit(Durability::Visible).await.unwrap();
         assert_eq!(content(&fs, a).await, b"in the end");
         assert_eq!(fs.statistics().await.unwrap().free, free - 1);
-        // What is too large for a transaction ends it.
-        let txn = volume.begin(Begin::STRICT).await.unwrap();
-        let view = fs.within(txn.clone());
-        let large = try_write(&view, a, 0, &vec![1; 300 * 4096]).await;
-        assert!(matches!(large, Err(FsError::Transaction(TxnError::TooLarge(256)))), "{large:?}");
+    });
+}
+
+#[test]
+fn what_is_too_large_for_a_transaction_ends_it() {
+    run(1, |env| async move {
+        let store = Arc::new(VersionedMemory::new(BLOCKS));
+        let options = txn::Options { max_large: 12, ..txn::Options::default() };
+        let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(&env, store, options));
+        let fs = make(&env, &volume).await;
+        let free = fs.statistics().await.unwrap().free;
+        let view = fs.within(volume.begin(Begin::STRICT).await.unwrap());
+        let mut number = 0;
+        let error = loop {
+            let name = format!("{number:0200}");
+            let made = view.create(ROOT, name.as_bytes(), &node(Node::File, 0o600)).await;
+            let written = match made {
+                Ok(file) => try_write(&view, file.ino, 0, &pattern(number, 300_000)).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = written {
+                break error;
+            }
+            number += 1;
+        };
+        assert!(matches!(error, FsError::Transaction(TxnError::TooLarge(12))), "{error:?}");
+        let failure = view.failure();
+        assert!(matches!(failure, Some(FsError::Transaction(TxnError::TooLarge(12)))));
         assert!(view.commit(Durability::Visible).await.is_err());
-        assert_eq!(content(&fs, a).await, b"in the end");
+        assert_eq!(names_of(&fs).await, Vec::<String>::new());
+        assert_eq!(fs.statistics().await.unwrap().free, free);
+        assert_clean(&env, &volume).await;
+    });
+}
+
+/// Checks a filesystem that has nothing left to be done.
+async fn assert_clean(env: &thalweg_store::env::Env, volume: &Arc<dyn Transact>) {
+    let how = check::How { repair: false, salvage: false, data: true };
+    let report = check::check(env, volume.clone(), "fs", how).await.unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert_eq!(report.unfinished, 0);
+}
+
+#[test]
+fn contents_of_a_transaction_are_bounded_by_the_volume_alone() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let old = create(&fs, ROOT, "old").await;
+        write(&fs, old, 0, &pattern(1, 3_000_000)).await;
+        let free = fs.statistics().await.unwrap().free;
+        for commits in [false, true] {
+            let txn = volume.begin(Begin::STRICT).await.unwrap();
+            let view = fs.within(txn.clone());
+            let new = create(&view, ROOT, "new").await;
+            let mut wanted = pattern(2, 4_000_000);
+            for at in (0..wanted.len()).step_by(100_000) {
+                write(&view, new, at as u64, &wanted[at..at + 100_000]).await;
+            }
+            // Its own, again and in part.
+            write(&view, new, 5_000, b"over").await;
+            wanted[5_000..5_004].copy_from_slice(b"over");
+            truncate(&view, new, 3_500_001).await;
+            truncate(&view, new, 3_900_000).await;
+            wanted.truncate(3_500_001);
+            wanted.resize(3_900_000, 0);
+            assert!(content(&view, new).await == wanted);
+            // What was there before, in part: some of it in place, and then elsewhere.
+            let mut changed = pattern(1, 3_000_000);
+            for (at, byte) in (1..2_900_000).step_by(130_001).zip(1..) {
+                write(&view, old, at as u64, &vec![byte; 100_003]).await;
+                changed[at..at + 100_003].fill(byte);
+            }
+            assert!(content(&view, old).await == changed);
+            assert!(content(&fs, old).await == pattern(1, 3_000_000));
+            // A file that comes and goes leaves its blocks to the next one.
+            for number in 0..20 {
+                let file = create(&view, ROOT, "passing").await;
+                write(&view, file, 0, &pattern(number, 500_000)).await;
+                let reserve = Allocation::Reserve { keep_size: false };
+                view.allocate(file, 500_000, 100_000, reserve).await.unwrap();
+                let all = content(&view, file).await;
+                assert!(all[..500_000] == pattern(number, 500_000));
+                assert!(all[500_000..].iter().all(|byte| *byte == 0));
+                view.unlink(ROOT, b"passing").await.unwrap();
+            }
+            assert_eq!(names_of(&fs).await, ["old"]);
+            match commits {
+                true => view.commit(Durability::Synced).await.unwrap(),
+                false => view.abort().await,
+            }
+            let now = fs.statistics().await.unwrap().free;
+            match commits {
+                true => {
+                    assert!(content(&fs, new).await == wanted);
+                    assert!(content(&fs, old).await == changed);
+                    assert_eq!(now, free - 3_500_001_u64.div_ceil(4096));
+                }
+                false => {
+                    assert!(content(&fs, old).await == pattern(1, 3_000_000));
+                    assert_eq!(now, free);
+                }
+            }
+            assert_clean(&env, &volume).await;
+        }
+    });
+}
+
+#[test]
+fn transactions_at_once_do_not_meet_where_they_take_blocks() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let mut files = Vec::new();
+        for name in ["a", "b", "c"] {
+            files.push(create(&fs, ROOT, name).await);
+            // Their extents are in different leaves of the tree: what is changed there conflicts.
+            for number in 0..80 {
+                let other = create(&fs, ROOT, &format!("{name}{number}")).await;
+                write(&fs, other, 0, b"other").await;
+            }
+        }
+        let free = fs.statistics().await.unwrap().free;
+        let mut views = Vec::new();
+        for _ in &files {
+            views.push(fs.within(volume.begin(Begin::STRICT).await.unwrap()));
+        }
+        for round in 0..10 {
+            for (view, file) in views.iter().zip(&files) {
+                write(view, *file, round * 200_000, &pattern(round, 200_000)).await;
+            }
+        }
+        truncate(&views[0], files[0], 100_000).await;
+        for view in &views {
+            view.commit(Durability::Visible).await.unwrap();
+        }
+        let blocks = 100_000_u64.div_ceil(4096) + 2 * 2_000_000_u64.div_ceil(4096);
+        assert_eq!(fs.statistics().await.unwrap().free, free - blocks);
+        assert_clean(&env, &volume).await;
     });
 }
 

@@ -38,6 +38,11 @@ impl DataArea {
         Ok(DataArea { first: partition.first, pages, blocks, tag })
     }
 
+    /// What says in its blocks that they belong to the filesystem.
+    pub(crate) fn tag(&self) -> u32 {
+        self.tag
+    }
+
     /// Blocks of data.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks

@@ -7,7 +7,7 @@
 //! A block that a repair has recorded as lost cannot be read. A write of all of it makes it a block
 //! like any other; a truncation, a punched hole and a range that is zeroed take it away.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -157,8 +157,8 @@ impl Op<'_> {
                 return Err(FsError::Lost { ino, from, to });
             }
             push_zeros(&mut buffers, (from * BLOCK).saturating_sub(at));
-            let lba = self.inner.area.lba(extent.start + (from - extent.at));
-            for (block, content) in (from..to).zip(self.txn.read_run(lba, to - from).await?) {
+            let run = Run { start: extent.start + (from - extent.at), blocks: to - from };
+            for (block, content) in (from..to).zip(self.read_blocks(run).await?) {
                 let start = (block * BLOCK).max(bytes.start);
                 let end = ((block + 1) * BLOCK).min(bytes.end);
                 let base = block * BLOCK;
@@ -195,11 +195,18 @@ impl Op<'_> {
         require_unlost(ino, &layout, &(offset..end), record.size.get())?;
         layout.forget_lost(blocks.clone());
         let fresh = layout.holes(blocks.clone());
-        if !fresh.is_empty() {
+        let moved = self.to_move(&layout, &blocks);
+        let before = self.ends_of(&layout, &moved, offset..end).await?;
+        if !fresh.is_empty() || !moved.is_empty() {
             layout = self.layout(ino, blocks.clone()).await?;
             layout.forget_lost(blocks.clone());
-            for hole in &fresh {
-                self.fill_hole(ino, &mut record, &mut layout, hole.clone()).await?;
+            for range in moved {
+                for run in layout.remove(range) {
+                    self.give_back(&mut record, run).await?;
+                }
+            }
+            for hole in layout.holes(blocks.clone()) {
+                self.fill_hole(ino, &mut record, &mut layout, hole).await?;
             }
             self.put_layout(ino, &layout);
         }
@@ -210,7 +217,11 @@ impl Op<'_> {
             let is_fresh = fresh.iter().any(|hole| hole.contains(&block));
             let place = layout.block(block).ok_or(FsError::NoSpace)?;
             let bytes = source.take(range.len());
-            self.write_part(place, is_fresh, range, bytes).await?;
+            let before = match is_fresh {
+                true => Some(&ZEROS[..BLOCK_SIZE]),
+                false => before.get(&block).map(|content| &content[..]),
+            };
+            self.write_part(place, before, range, bytes).await?;
         }
         record.size = record.size.get().max(end).into();
         if clears_suid {
@@ -220,11 +231,52 @@ impl Op<'_> {
         Ok(offset)
     }
 
-    /// Writes bytes of a block of data; a fresh one holds zeros.
+    /// Parts of a range of a file's blocks that get other blocks of data, because the caller's transaction
+    /// has changed enough where it is.
+    fn to_move(&self, layout: &Layout, blocks: &Range<u64>) -> Vec<Range<u64>> {
+        let Some(own) = self.own() else { return Vec::new() };
+        let mut moved: Vec<Range<u64>> = Vec::new();
+        for extent in layout.extents() {
+            let (from, to) = (extent.at.max(blocks.start), extent.end().min(blocks.end));
+            let run = Run { start: extent.start + (from - extent.at), blocks: to - from };
+            for (part, _) in own.parts(run).into_iter().filter(|(_, is_own)| !is_own) {
+                let at = from + (part.start - run.start);
+                moved.push(at..at + part.blocks);
+            }
+        }
+        let count = moved.iter().map(|range| range.end - range.start).sum();
+        if own.changes_in_place(count) {
+            moved.clear();
+        }
+        moved
+    }
+
+    /// What those blocks hold of a range that is written in part.
+    async fn ends_of(
+        &self,
+        layout: &Layout,
+        moved: &[Range<u64>],
+        bytes: Range<u64>,
+    ) -> Result<BTreeMap<u64, Bytes>, FsError> {
+        let mut found = BTreeMap::new();
+        let ends = [(bytes.start / BLOCK, bytes.start), ((bytes.end - 1) / BLOCK, bytes.end)];
+        for (block, edge) in ends {
+            let is_moved = moved.iter().any(|range| range.contains(&block));
+            if is_moved
+                && edge % BLOCK != 0
+                && let Some(place) = layout.block(block)
+            {
+                found.insert(block, self.read_block(place, 0..BLOCK_SIZE).await?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes bytes of a block of data. `before`: what it held, if that is known.
     async fn write_part(
         &mut self,
         place: u64,
-        is_fresh: bool,
+        before: Option<&[u8]>,
         range: Range<usize>,
         bytes: Bytes,
     ) -> Result<(), FsError> {
@@ -232,12 +284,17 @@ impl Op<'_> {
             self.write_block(place, bytes, range);
             return Ok(());
         }
-        let mut content = match is_fresh {
-            true => vec![0; BLOCK_SIZE],
-            false => self.read_block(place, range.clone()).await?.to_vec(),
+        // The block held zeros if it is another one than before.
+        let changed = match before {
+            Some(before) if before.iter().any(|byte| *byte != 0) => 0..BLOCK_SIZE,
+            _ => range.clone(),
         };
-        content[range.clone()].copy_from_slice(&bytes);
-        self.write_block(place, content.into(), range);
+        let mut content = match before {
+            Some(before) => before.to_vec(),
+            None => self.read_block(place, range.clone()).await?.to_vec(),
+        };
+        content[range].copy_from_slice(&bytes);
+        self.write_block(place, content.into(), changed);
         Ok(())
     }
 
@@ -269,7 +326,7 @@ impl Op<'_> {
         let goal = goes_on.unwrap_or_else(|| self.inner.space.beginning(parent));
         let mut at = hole.start;
         let has = record.blocks.get();
-        for run in self.take_blocks(ino, goal, wanted, has).await? {
+        for run in self.allocate(ino, goal, wanted, has).await? {
             layout.insert(Extent { at, start: run.start, blocks: run.blocks });
             at += run.blocks;
             if has == 0 {

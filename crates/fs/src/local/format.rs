@@ -15,6 +15,7 @@
 //! 0     | Freed  | block of the data its blocks: they are still marked, and nobody has them
 //! 0     | Quota  | inode             QuotaRecord: the directory is the root of a quota
 //! 0     | Usage  | inode | lane      UsageRecord: what is used under it, to be added up over lanes
+//! 0     | Reservations               the block of the data with the table of reservations
 //! ```
 //!
 //! `NAME.data` begins with pages of bits ([`BitmapHeader`]), one for each block behind them that is in
@@ -23,6 +24,19 @@
 //! [`SuperRecord`] has two copies: in the label of the tree's store, and in the first bytes of the one
 //! block of `NAME.super`. Filesystems that were made before there were copies have no such partition,
 //! and get the first copy when they are opened to be written.
+//!
+//! Transactions of callers take blocks before they commit. The *table of reservations* is a block of the
+//! data ([`ListPage`]) with an entry for each such transaction: where its two lists begin, each block's
+//! number plus 1. The first is of runs that it has reserved; the second, which counts when it bears the
+//! same owner as the first, is of runs that are free once it has committed. When the transaction has ended,
+//! one of the two is taken away, and then what the other one lists is freed:
+//!
+//! ```text
+//! (reserved, released) it runs, or has just ended
+//! (reserved, 0)        it has not committed: what is reserved is being freed
+//! (0, released)        it has committed: what is released is being freed
+//! (0, 0)               the entry is vacant
+//! ```
 //!
 //! Values are little endian.
 
@@ -50,6 +64,14 @@ pub const BITMAP_VERSION: u16 = 1;
 pub const SUPER_MAGIC: [u8; 8] = *b"THALWEGF";
 /// First bytes of a page of bits.
 pub const BITMAP_MAGIC: [u8; 4] = *b"TWfb";
+/// First bytes of the table of reservations, and of each block of a list.
+pub const LIST_MAGIC: [u8; 4] = *b"TWfr";
+/// Bytes of a list's block before its entries.
+pub const LIST_HEADER: usize = 64;
+/// Entries in a block of a list.
+pub const LIST_ENTRIES: usize = (BLOCK_SIZE - LIST_HEADER) / size_of::<ListEntry>();
+/// The owner of what belongs to no transaction.
+pub const NO_OWNER: u128 = 0;
 pub use thalweg_store::tree::format::{DATA_SUFFIX, META_SUFFIX};
 
 /// What the partition with a copy of the superblock has behind the filesystem's name.
@@ -98,6 +120,8 @@ pub enum Tag {
     Quota = 21,
     /// Of the filesystem: what a directory tree uses.
     Usage = 22,
+    /// Of the filesystem: where the table of reservations is.
+    Reservations = 23,
 }
 
 impl Tag {
@@ -116,6 +140,7 @@ impl Tag {
             20 => Tag::Freed,
             21 => Tag::Quota,
             22 => Tag::Usage,
+            23 => Tag::Reservations,
             _ => return None,
         })
     }
@@ -295,7 +320,133 @@ pub struct BitmapHeader {
     pub end: [u8; 16],
 }
 
+/// Begins the table of reservations, and each block of a list.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ListHeader {
+    /// [`LIST_MAGIC`].
+    pub magic: [u8; 4],
+    /// [`FORMAT_VERSION`].
+    pub version: U16,
+    /// [`ListKind`].
+    pub kind: u8,
+    /// Zero.
+    pub spare: u8,
+    /// CRC-32C of the filesystem's identity.
+    pub tag: U32,
+    /// Zeros.
+    pub end: [u8; 4],
+    /// Of a list: the transaction's name, which no other one had.
+    pub owner: [u8; 16],
+    /// The list's next block, plus 1; or 0.
+    pub next: U64,
+    /// Zeros.
+    pub rest: [u8; 24],
+}
+
+/// An entry of the table of reservations, or of a list. Vacant ones are zeros.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ListEntry {
+    /// Of the table: the first block of the list of what is reserved, plus 1, or 0. Of a list: the first
+    /// block of a run.
+    pub first: U64,
+    /// Of the table: the first block of the list of what is released, plus 1, or 0. Of a list: the blocks
+    /// of the run.
+    pub second: U64,
+}
+
+/// What a block lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum ListKind {
+    /// Reservations.
+    Table = 1,
+    /// What a transaction has reserved.
+    Reserved = 2,
+    /// What is free once it has committed.
+    Released = 3,
+}
+
+/// A block of a list, or the table of reservations.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListPage(Vec<u8>);
+
+impl ListPage {
+    /// One without entries; `next`: the list's next block.
+    pub fn new(kind: ListKind, tag: u32, owner: u128, next: Option<u64>) -> ListPage {
+        let header = ListHeader {
+            magic: LIST_MAGIC,
+            version: FORMAT_VERSION.into(),
+            kind: kind as u8,
+            spare: 0,
+            tag: tag.into(),
+            end: [0; 4],
+            owner: owner.to_le_bytes(),
+            next: next.map_or(0, |next| next + 1).into(),
+            rest: [0; 24],
+        };
+        let mut bytes = vec![0; BLOCK_SIZE];
+        bytes[..LIST_HEADER].copy_from_slice(header.as_bytes());
+        ListPage(bytes)
+    }
+
+    /// The page in a block, or `None` when it is another one, or none.
+    pub fn read(content: Bytes, kind: ListKind, tag: u32) -> Option<ListPage> {
+        let (header, _) = ListHeader::read_from_prefix(&content).ok()?;
+        let known = header.magic == LIST_MAGIC && header.version <= FORMAT_VERSION;
+        let same = header.kind == kind as u8 && header.tag == tag;
+        (content.len() == BLOCK_SIZE && known && same).then(|| ListPage(content.to_vec()))
+    }
+
+    fn header(&self) -> Option<ListHeader> {
+        ListHeader::read_from_prefix(&self.0).ok().map(|(header, _)| header)
+    }
+
+    /// Whose it is.
+    pub fn owner(&self) -> u128 {
+        self.header().map_or(NO_OWNER, |header| u128::from_le_bytes(header.owner))
+    }
+
+    /// The list's next block.
+    pub fn next(&self) -> Option<u64> {
+        self.header()?.next.get().checked_sub(1)
+    }
+
+    /// Has the list go on in another block, or end here.
+    pub fn set_next(&mut self, next: Option<u64>) {
+        let next = U64::from(next.map_or(0, |next| next + 1));
+        let at = std::mem::offset_of!(ListHeader, next);
+        self.0[at..at + size_of::<U64>()].copy_from_slice(next.as_bytes());
+    }
+
+    /// The bytes of an entry.
+    pub fn range(at: usize) -> std::ops::Range<usize> {
+        let start = LIST_HEADER + at * size_of::<ListEntry>();
+        start..start + size_of::<ListEntry>()
+    }
+
+    /// An entry.
+    pub fn get(&self, at: usize) -> (u64, u64) {
+        let entry = ListEntry::read_from_bytes(&self.0[ListPage::range(at)]);
+        entry.map_or((0, 0), |entry| (entry.first.get(), entry.second.get()))
+    }
+
+    /// Changes an entry.
+    pub fn set(&mut self, at: usize, (first, second): (u64, u64)) {
+        let entry = ListEntry { first: first.into(), second: second.into() };
+        self.0[ListPage::range(at)].copy_from_slice(entry.as_bytes());
+    }
+
+    /// The block.
+    pub fn into_bytes(self) -> Bytes {
+        self.0.into()
+    }
+}
+
 const _: () = {
+    assert!(size_of::<ListHeader>() == LIST_HEADER);
+    assert!(size_of::<ListEntry>() == 16);
     assert!(size_of::<InodeRecord>() == 88);
     // With the eight bytes before it.
     assert!(std::mem::offset_of!(InodeRecord, modified) == 8);
@@ -471,4 +622,28 @@ impl Extent {
 /// The key of the extent that begins at a block of a file.
 pub fn extent_key(ino: u64, at: u64) -> Vec<u8> {
     key(ino, Tag::Extent, &(at as u32).to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_reservations_has_these_bytes() {
+        let mut page = ListPage::new(ListKind::Released, 0x0403_0201, 5, Some(6));
+        page.set(0, (0x1234, 2));
+        page.set(LIST_ENTRIES - 1, (7, 8));
+        let bytes = page.clone().into_bytes();
+        let mut golden = vec![0; BLOCK_SIZE];
+        golden[..12].copy_from_slice(b"TWfr\x01\0\x03\0\x01\x02\x03\x04");
+        (golden[16], golden[32]) = (5, 7);
+        golden[64..66].copy_from_slice(&[0x34, 0x12]);
+        (golden[72], golden[4080], golden[4088]) = (2, 7, 8);
+        assert_eq!(bytes, golden);
+        let read = |kind, tag| ListPage::read(bytes.clone(), kind, tag);
+        assert_eq!(read(ListKind::Released, 0x0403_0201), Some(page.clone()));
+        assert_eq!((page.owner(), page.next(), page.get(0)), (5, Some(6), (0x1234, 2)));
+        assert_eq!(read(ListKind::Reserved, 0x0403_0201), None);
+        assert_eq!(read(ListKind::Released, 1), None);
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use super::area::DataArea;
 use super::format::{InodeRecord, Tag, key};
 use super::op::{Effects, Op, stored_time};
 use super::options::{Atime, Options};
+use super::reservation::Owner;
 use super::space::Space;
 use super::superblock::Copies;
 use crate::attributes::{Attributes, Ino};
@@ -27,6 +28,8 @@ const NUMBERS: u64 = 256;
 /// Lanes of inode numbers: those of different directories seldom share a leaf of the
 /// tree.
 const NUMBER_LANES: usize = 16;
+/// Numbers that are reserved before a transaction begins which may make many inodes.
+const PREPARED: u64 = 1 << 16;
 /// How long the last reads of inodes wait to be noted.
 const ATIME_PERIOD: Duration = Duration::from_secs(10);
 /// How many of them may wait.
@@ -52,6 +55,8 @@ pub(super) struct Inner {
     pub(super) max_inodes: u64,
     /// Where the superblock is besides the tree.
     pub(super) copies: Copies,
+    /// The block of the table of reservations.
+    pub(super) table: OnceLock<u64>,
     /// One at a time frees what is noted to be freed.
     pub(super) freeing: tokio::sync::Mutex<()>,
     numbers: tokio::sync::Mutex<Numbers>,
@@ -93,8 +98,10 @@ struct Duties {
     freed: bool,
     /// Pages of bits that are to be counted again.
     recount: Vec<u64>,
-    /// Somebody else's transactions, and what they will have left when they end.
-    within: Vec<(Weak<dyn Transaction>, Effects)>,
+    /// A transaction that had reserved blocks has ended.
+    ended: bool,
+    /// Callers' transactions, and what they will have left when they end.
+    within: Vec<(Weak<dyn Transaction>, Effects, Option<Owner>)>,
 }
 
 impl fmt::Debug for Inner {
@@ -134,6 +141,7 @@ impl Inner {
             space: found.space,
             max_inodes: found.max_inodes,
             copies: found.copies,
+            table: OnceLock::new(),
             freeing: tokio::sync::Mutex::new(()),
             numbers: tokio::sync::Mutex::default(),
             remembered: Mutex::default(),
@@ -220,9 +228,14 @@ impl Inner {
     }
 
     /// Remembers that a caller's transaction has these effects, if it commits.
-    pub(super) fn settle_when_ended(&self, txn: &Arc<dyn Transaction>, effects: Effects) {
+    pub(super) fn settle_when_ended(
+        &self,
+        txn: &Arc<dyn Transaction>,
+        effects: Effects,
+        owner: Option<Owner>,
+    ) {
         self.durable.lock().touch_unknown();
-        self.duties.lock().within.push((Arc::downgrade(txn), effects));
+        self.duties.lock().within.push((Arc::downgrade(txn), effects, owner));
         self.wake.notify_one();
     }
 
@@ -249,8 +262,9 @@ impl Inner {
             return Ok(number);
         }
         if numbers.spare.is_empty() {
-            let first = self.reserve_numbers().await?;
-            numbers.spare = first..first + NUMBERS * NUMBER_LANES as u64;
+            let count = NUMBERS * NUMBER_LANES as u64;
+            let first = self.reserve_numbers(count).await?;
+            numbers.spare = first..first + count;
         }
         let first = numbers.spare.start;
         numbers.spare.start += NUMBERS;
@@ -258,10 +272,19 @@ impl Inner {
         Ok(first)
     }
 
-    /// Reserves numbers for all lanes; the first.
-    async fn reserve_numbers(&self) -> Result<u64, FsError> {
+    /// Reserves numbers, unless there are many.
+    pub(super) async fn prepare_numbers(&self) -> Result<(), FsError> {
+        let mut numbers = self.numbers.lock().await;
+        if numbers.spare.end - numbers.spare.start < PREPARED / 2 {
+            let first = self.reserve_numbers(PREPARED).await?;
+            numbers.spare = first..first + PREPARED;
+        }
+        Ok(())
+    }
+
+    /// Reserves so many numbers; the first.
+    async fn reserve_numbers(&self, count: u64) -> Result<u64, FsError> {
         let inodes = (*self.inodes.lock()).max(1);
-        let count = NUMBERS * NUMBER_LANES as u64;
         self.change(async |txn| {
             let mut op = Op::new(self, &txn, false);
             let stored = op.get(&key(0, Tag::Numbers, &[])).await?;
@@ -432,6 +455,7 @@ impl Inner {
         duties.due.extend(&orphans);
         duties.orphans.extend(orphans);
         duties.freed = true;
+        duties.ended = true;
         drop(duties);
         self.wake.notify_one();
     }
@@ -440,11 +464,12 @@ impl Inner {
     pub(super) async fn do_duties(&self) -> Result<(), FsError> {
         self.collect_ended();
         loop {
-            let (due, freed) = {
+            let (due, freed, ended) = {
                 let mut duties = self.duties.lock();
-                (std::mem::take(&mut duties.due), std::mem::take(&mut duties.freed))
+                let ended = std::mem::take(&mut duties.ended);
+                (std::mem::take(&mut duties.due), std::mem::take(&mut duties.freed), ended)
             };
-            if due.is_empty() && !freed && self.duties.lock().recount.is_empty() {
+            if due.is_empty() && !freed && !ended && self.duties.lock().recount.is_empty() {
                 return Ok(());
             }
             for ino in due {
@@ -455,6 +480,9 @@ impl Inner {
             }
             if freed {
                 self.finish_freed().await?;
+            }
+            if ended {
+                self.finish_reservations().await?;
             }
             let recount = std::mem::take(&mut self.duties.lock().recount);
             for page in recount {
@@ -468,23 +496,40 @@ impl Inner {
     /// Whether blocks wait to be freed.
     pub(super) fn is_freeing(&self) -> bool {
         let duties = self.duties.lock();
-        duties.freed || !duties.due.is_empty() || self.freeing.try_lock().is_err()
+        duties.freed || duties.ended || !duties.due.is_empty() || self.freeing.try_lock().is_err()
     }
 
     /// Settles callers' transactions that have ended; whether some have not.
     fn collect_ended(&self) -> bool {
         let within = std::mem::take(&mut self.duties.lock().within);
         let (open, ended): (Vec<_>, Vec<_>) =
-            within.into_iter().partition(|(txn, _)| txn.strong_count() > 0);
+            within.into_iter().partition(|(txn, ..)| txn.strong_count() > 0);
         let is_open = !open.is_empty();
         self.duties.lock().within.extend(open);
-        for (_, effects) in ended {
+        for (_, effects, owner) in ended {
+            if owner.is_some() {
+                drop(owner);
+                self.duties.lock().ended = true;
+            }
             // It may have been aborted: whoever looks finds out.
             let Effects { orphans, freed, pages, .. } = effects;
             self.duties.lock().recount.extend(pages.into_keys());
             self.settle(Effects { orphans, freed, ..Effects::default() }, None);
         }
         is_open
+    }
+
+    /// Frees what a transaction that has ended has reserved, or released.
+    pub(super) async fn end_reservation(&self, owner: Option<Owner>) {
+        if owner.is_none() {
+            return;
+        }
+        drop(owner);
+        if self.finish_reservations().await.is_err() {
+            // The keeper tries again, and so does the next opening.
+            self.duties.lock().ended = true;
+            self.wake.notify_one();
+        }
     }
 
     /// Waits for something to do, and does it, until the filesystem is closed.

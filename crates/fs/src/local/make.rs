@@ -307,6 +307,7 @@ impl Local {
         };
         let inner = Arc::new(Inner::new(env, volume, found, options));
         if !options.read_only {
+            inner.make_table().await?;
             inner.take_over(inner.stored_orphans().await?);
         }
         let keeper = env.spawn(inner.clone().keep());

@@ -19,6 +19,7 @@ use super::area::BitmapPage;
 use super::extents::Run;
 use super::format::{InodeRecord, Tag, decode, decode_kind, encode_time, key};
 use super::inner::Inner;
+use super::reservation::{self, Claim, Reservation};
 use crate::attributes::{Attributes, Ino, Kind, Timestamp};
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
@@ -97,6 +98,14 @@ pub(super) struct Op<'a> {
     pages: BTreeMap<u64, BitmapPage>,
     writes: Vec<BlockWrite>,
     discards: u64,
+    /// What the caller's transaction has to itself.
+    own: Option<&'a Reservation>,
+    /// What the call took of that.
+    pub(super) claim: Claim<'a>,
+    /// Runs that nothing refers to any more.
+    released: Vec<Run>,
+    /// Blocks of lists to be written, or discarded.
+    pub(super) lists: Vec<(u64, Option<Bytes>, Range<usize>)>,
 }
 
 /// The time as records have it.
@@ -147,6 +156,40 @@ impl<'a> Op<'a> {
             pages: BTreeMap::new(),
             writes: Vec::new(),
             discards: 0,
+            own: None,
+            claim: Claim::default(),
+            released: Vec::new(),
+            lists: Vec::new(),
+        }
+    }
+
+    /// The call in a caller's transaction, which has blocks to itself where that is possible.
+    pub(super) fn with(self, own: &'a Reservation) -> Op<'a> {
+        match self.txn.aside().is_some() && self.inner.table.get().is_some() {
+            true => Op { own: Some(own), claim: own.claim(), ..self },
+            false => self,
+        }
+    }
+
+    /// What the caller's transaction has to itself.
+    pub(super) fn own(&self) -> Option<&'a Reservation> {
+        self.own
+    }
+
+    /// Takes blocks for a file that has `has`, from `goal` on if they are free.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`]: there are not as many.
+    pub(super) async fn allocate(
+        &mut self,
+        ino: u64,
+        goal: u64,
+        blocks: u64,
+        has: u64,
+    ) -> Result<Vec<Run>, FsError> {
+        match self.own {
+            Some(own) => own.take((self.inner, self.txn), goal, blocks, &mut self.claim).await,
+            None => self.take_blocks(ino, goal, blocks, has).await,
         }
     }
 
@@ -279,11 +322,31 @@ impl<'a> Op<'a> {
         block: u64,
         range: Range<usize>,
     ) -> Result<Bytes, FsError> {
+        if self.own.is_some_and(|own| own.has(block)) {
+            let run = Run { start: block, blocks: 1 };
+            let content = reservation::read(self.inner, self.txn, run).await?.pop();
+            return content.ok_or(FsError::Stale);
+        }
         let lba = self.inner.area.lba(block);
         let content = self.txn.read(lba).await?;
         let units = range.start / FRAGMENT * FRAGMENT..range.end.next_multiple_of(FRAGMENT);
         self.txn.mark_accessed(lba, units)?;
         Ok(content)
+    }
+
+    /// What a run of blocks of data holds.
+    pub(super) async fn read_blocks(&self, run: Run) -> Result<Vec<Bytes>, FsError> {
+        let Some(own) = self.own else {
+            return Ok(self.txn.read_run(self.inner.area.lba(run.start), run.blocks).await?);
+        };
+        let mut blocks = Vec::with_capacity(run.blocks as usize);
+        for (part, is_own) in own.parts(run) {
+            blocks.extend(match is_own {
+                true => reservation::read(self.inner, self.txn, part).await?,
+                false => self.txn.read_run(self.inner.area.lba(part.start), part.blocks).await?,
+            });
+        }
+        Ok(blocks)
     }
 
     /// Writes a block of data, of which only these bytes are other than before.
@@ -309,6 +372,10 @@ impl<'a> Op<'a> {
 
     /// Gives blocks back: at once when they are few, otherwise in transactions of their own later.
     pub(super) async fn free(&mut self, run: Run) -> Result<(), FsError> {
+        if self.own.is_some() {
+            self.released.push(run);
+            return Ok(());
+        }
         if self.discards + run.blocks > DISCARDED_AT_ONCE {
             let blocks = run.blocks.to_le_bytes().to_vec();
             self.put(key(0, Tag::Freed, &run.start.to_be_bytes()), blocks);
@@ -335,8 +402,9 @@ impl<'a> Op<'a> {
                 Staged { record: None, .. } => self.delete(key(ino, Tag::Inode, &[])),
             }
         }
+        self.write_own().await?;
         let mut batch = Batch::new();
-        for (key, value) in self.records {
+        for (key, value) in std::mem::take(&mut self.records) {
             match value {
                 Some(value) => batch.put(key, value),
                 None => batch.delete(key),
@@ -345,7 +413,7 @@ impl<'a> Op<'a> {
         if !batch.is_empty() {
             self.inner.tree.write_in(&**self.txn, &batch).await?;
         }
-        for (number, page) in self.pages {
+        for (number, page) in std::mem::take(&mut self.pages) {
             *self.effects.pages.entry(number).or_default() +=
                 page.free() as i64 - page.free_before() as i64;
             let Some((changed, content)) = page.into_changed() else { continue };
@@ -357,7 +425,17 @@ impl<'a> Op<'a> {
             self.txn.write_as(lba, content, Class::Metadata)?;
             changed.iter().try_for_each(|range| self.txn.mark_accessed(lba, range))?;
         }
-        for BlockWrite { block, content, changed } in self.writes {
+        for (block, content, changed) in std::mem::take(&mut self.lists) {
+            let lba = self.inner.area.lba(block);
+            match content {
+                Some(content) => {
+                    self.txn.write_as(lba, content, Class::Metadata)?;
+                    self.txn.mark_accessed(lba, changed)?;
+                }
+                None => self.txn.discard(lba)?,
+            }
+        }
+        for BlockWrite { block, content, changed } in std::mem::take(&mut self.writes) {
             let lba = self.inner.area.lba(block);
             let Some(content) = content else {
                 self.txn.discard(lba)?;
@@ -366,6 +444,39 @@ impl<'a> Op<'a> {
             self.txn.write_as(lba, content, Class::Data)?;
             self.txn.mark_accessed(lba, changed)?;
         }
-        Ok(self.effects)
+        self.release().await?;
+        self.claim.keep();
+        Ok(std::mem::take(&mut self.effects))
+    }
+
+    /// Writes to the blocks that the caller's transaction has to itself.
+    async fn write_own(&mut self) -> Result<(), FsError> {
+        let Some(own) = self.own else { return Ok(()) };
+        let writes = std::mem::take(&mut self.writes);
+        let (mine, rest): (Vec<_>, _) = writes.into_iter().partition(|it| own.has(it.block));
+        self.writes = rest;
+        if mine.is_empty() {
+            return Ok(());
+        }
+        self.claim.soils = true;
+        let mine = mine.into_iter().map(|it| (it.block, it.content, it.changed)).collect();
+        reservation::write(self.inner, self.txn, mine).await
+    }
+
+    /// Has the caller's transaction release what the call freed.
+    async fn release(&mut self) -> Result<(), FsError> {
+        let Some(own) = self.own else { return Ok(()) };
+        for run in std::mem::take(&mut self.released) {
+            for (part, is_own) in own.parts(run) {
+                match is_own {
+                    true => {
+                        reservation::empty(self.inner, self.txn, part).await?;
+                        own.give(part);
+                    }
+                    false => own.release(part),
+                }
+            }
+        }
+        Ok(())
     }
 }

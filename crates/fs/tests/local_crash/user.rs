@@ -106,8 +106,15 @@ impl User {
             22 => {
                 let view = fs.within(self.volume.transact.begin(Begin::STRICT).await.unwrap());
                 drop(view.rename((dir, &name), (other, &to), Rename::Replace).await);
-                drop(view.write(file, WriteAt::Offset(at), data, how).await);
+                for _ in 0..self.rng.random_range(1..4) {
+                    let at = self.rng.random_range(0..60_000);
+                    drop(view.write(file, WriteAt::Offset(at), data.clone(), how).await);
+                }
                 drop(view.create(other, b"made within", &node(Node::File, 0o644)).await);
+                if self.rng.random_bool(0.3) {
+                    view.abort().await;
+                    return false;
+                }
                 return view.commit(Durability::Synced).await.is_ok();
             }
             _ => {

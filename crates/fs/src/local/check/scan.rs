@@ -23,7 +23,9 @@ use crate::local::format::{
 };
 use crate::local::inner::Inner;
 use crate::local::names::position_of;
+use crate::local::op::Op;
 use crate::local::orphans::freed_run;
+use crate::local::reservation::table_key;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL};
 
 /// Pages of bits, and blocks of data, that are read at a time.
@@ -80,6 +82,10 @@ pub(super) struct Scan {
     lost: Vec<(u64, Range<u64>)>,
     orphans: BTreeSet<u64>,
     freed: Vec<Run>,
+    /// The table of reservations, what they have, and how many there are.
+    table: Option<u64>,
+    reserved: Vec<Run>,
+    reservations: u64,
     quotas: BTreeSet<u64>,
     usage: BTreeMap<u64, (i64, i64)>,
     next_number: u64,
@@ -105,7 +111,7 @@ impl Scan {
             names: self.names.len() as u64,
             extents: self.extents,
             blocks: self.blocks,
-            unfinished: (self.orphans.len() + self.freed.len()) as u64,
+            unfinished: (self.orphans.len() + self.freed.len()) as u64 + self.reservations,
         }
     }
 
@@ -208,6 +214,7 @@ pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
     scan.check_orphans();
     scan.check_quotas();
     scan.check_overlaps();
+    scan.read_reservations(inner, &txn).await?;
     scan.check_bits(inner, &txn, data).await?;
     if data {
         scan.check_data(inner, &txn).await?;
@@ -278,6 +285,13 @@ impl Scan {
                     true
                 }
                 None => false,
+            },
+            Tag::Reservations => match value.try_into().ok().map(u64::from_le_bytes) {
+                Some(table) if rest.is_empty() => {
+                    self.table = Some(table);
+                    true
+                }
+                _ => false,
             },
             Tag::Quota => match (number(rest), decode::<QuotaRecord>(value, none)) {
                 (Some(root), Ok(_)) => self.quotas.insert(root),
@@ -677,10 +691,39 @@ impl Scan {
         self.freed = freed;
     }
 
+    /// Notes which blocks transactions have reserved that a crash has ended.
+    async fn read_reservations(
+        &mut self,
+        inner: &Inner,
+        txn: &Arc<dyn Transaction>,
+    ) -> Result<(), FsError> {
+        let Some(table) = self.table else { return Ok(()) };
+        let read = Op::new(inner, txn, false).reserved_runs(table).await;
+        let (runs, count) = match read {
+            Ok(read) => read,
+            Err(FsError::Damaged(_) | FsError::Transaction(_)) => {
+                self.damages.push(Damage::BadRecord(table_key().into()));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        // The owners are sorted.
+        let meets = |run: &Run| {
+            let end = self.owners.partition_point(|(it, ..)| it.start < run.start + run.blocks);
+            let last = self.owners[..end].last();
+            last.is_some_and(|(it, ..)| it.start + it.blocks > run.start)
+        };
+        match runs.iter().any(meets) {
+            true => self.damages.push(Damage::BadRecord(table_key().into())),
+            false => (self.reserved, self.reservations) = (runs, count),
+        }
+        Ok(())
+    }
+
     /// Notes which blocks somebody has, or had and has not given back.
     fn join_taken(&mut self) {
         let mut all: Vec<Run> = self.owners.iter().map(|(run, _, _)| *run).collect();
-        all.extend(&self.freed);
+        all.extend(self.freed.iter().chain(&self.reserved));
         all.sort_unstable_by_key(|run| run.start);
         for run in all {
             match self.taken.last_mut() {

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use thalweg_fs::check;
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_fs::{Filesystem, FsError};
+use thalweg_store::block::StoreError;
 use thalweg_store::env::Env;
 use thalweg_store::tree::TreeError;
-use thalweg_store::txn::{Begin, Durability, Transact, Transaction};
+use thalweg_store::txn::{Begin, Durability, Preempted, Retry, Transact, TxnError};
 
 use crate::failure::{Failure, Outcome};
 use crate::mount_options::MountOptions;
@@ -38,7 +39,6 @@ pub(crate) struct Files {
 #[derive(Debug)]
 pub(crate) struct View {
     local: Local,
-    transaction: Arc<dyn Transaction>,
 }
 
 /// What a commit came to.
@@ -161,8 +161,31 @@ impl Files {
 
     /// Begins a transaction on everything.
     pub(crate) async fn begin(&self) -> Outcome<View> {
+        self.local.prepare().await?;
         let transaction = self.volume.begin(Begin::STRICT).await.map_err(FsError::from)?;
-        Ok(View { local: self.local.within(transaction.clone()), transaction })
+        Ok(View { local: self.local.within(transaction) })
+    }
+}
+
+/// Whether the same work may succeed in another transaction. It meets the same limits there.
+fn may_retry(error: &FsError) -> bool {
+    let is_limit = matches!(error, FsError::Transaction(TxnError::Preempted(Preempted::Memory)));
+    error.is_retryable() && !is_limit
+}
+
+/// What a user is told of a transaction that failed.
+fn refuse(error: FsError) -> Failure {
+    let help = "nothing was changed; do the work in several transactions";
+    match &error {
+        FsError::Transaction(TxnError::TooLarge(most)) => Failure::new(format!(
+            "the transaction changes more than {most} blocks of metadata, and this volume takes no more at once"
+        ))
+        .help(help),
+        FsError::Transaction(TxnError::Store(StoreError::TooLarge { .. })) => {
+            Failure::of(&error).help(help)
+        }
+        FsError::Transaction(TxnError::Preempted(Preempted::Memory)) => Failure::of(&error).help(help),
+        _ => error.into(),
     }
 }
 
@@ -174,17 +197,22 @@ impl View {
 
     /// Has all of it appear, durably, or nothing.
     pub(crate) async fn commit(&self) -> Outcome<Committed> {
-        match self.local.commit(Durability::Synced).await {
+        let failure = self.local.failure();
+        let committed = self.local.commit(Durability::Synced).await;
+        match failure.map_or(committed, Err) {
             Ok(()) => Ok(Committed::Yes),
-            Err(error) if thalweg_store::txn::Retry::is_retryable(&error) => {
-                Ok(Committed::Conflict)
-            }
-            Err(error) => Err(error.into()),
+            Err(error) if may_retry(&error) => Ok(Committed::Conflict),
+            Err(error) => Err(refuse(error)),
         }
     }
 
-    /// Takes all of it back.
-    pub(crate) async fn abort(&self) {
-        self.transaction.abort().await;
+    /// Takes all of it back. The outcome says why it could not have been committed, if it could not.
+    pub(crate) async fn abort(&self) -> Outcome<Committed> {
+        self.local.abort().await;
+        match self.local.failure() {
+            None => Ok(Committed::Yes),
+            Some(error) if may_retry(&error) => Ok(Committed::Conflict),
+            Some(error) => Err(refuse(error)),
+        }
     }
 }

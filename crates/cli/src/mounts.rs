@@ -353,7 +353,9 @@ impl Session {
     async fn finish(&self, it: MountedVolume) -> Outcome<()> {
         drop(it.name);
         for view in it.views {
-            view.view.abort().await;
+            if let Err(failure) = view.view.abort().await {
+                tracing::debug!(%failure, "a transaction had failed already");
+            }
             view.unmount(self.env()).await;
         }
         it.files.close().await
@@ -423,7 +425,9 @@ impl Session {
         let mounted = match mounted {
             Ok(mounted) => mounted,
             Err(failure) => {
-                view.abort().await;
+                if let Err(failure) = view.abort().await {
+                    tracing::debug!(%failure, "a transaction had failed already");
+                }
                 let _ = std::fs::remove_dir(&directory);
                 return Err(failure);
             }
@@ -453,10 +457,7 @@ impl Session {
         };
         let result = match commit {
             true => view.commit().await,
-            false => {
-                view.view.abort().await;
-                Ok(Committed::Yes)
-            }
+            false => view.view.abort().await,
         };
         view.unmount(self.env()).await;
         // Who asked sees it in the main mount at once.

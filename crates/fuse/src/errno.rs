@@ -39,7 +39,9 @@ pub(crate) fn errno(operation: &'static str, error: &FsError) -> Errno {
         FsError::Tree(error) => of_tree(error),
         FsError::Transaction(error) => of_transaction(error),
     };
-    if matches!(errno.code(), libc::EIO | libc::EUCLEAN) {
+    // Why a transaction has ended was said once, when it did.
+    let has_ended = matches!(error, FsError::Transaction(TxnError::Ended));
+    if matches!(errno.code(), libc::EIO | libc::EUCLEAN) && !has_ended {
         tracing::error!(operation, %error, "failed");
     }
     errno
@@ -57,7 +59,7 @@ fn of_tree(error: &TreeError) -> Errno {
 fn of_transaction(error: &TxnError) -> Errno {
     match error {
         TxnError::Conflict | TxnError::Preempted(_) | TxnError::TooMany(_) => Errno::EBUSY,
-        TxnError::TooLarge(_) => Errno::EFBIG,
+        TxnError::TooLarge(_) | TxnError::Store(StoreError::TooLarge { .. }) => Errno::EFBIG,
         TxnError::Store(StoreError::NoSpace)
         | TxnError::Store(StoreError::Device(DeviceError::NoSpace { .. })) => Errno::ENOSPC,
         TxnError::Store(StoreError::ReadOnly | StoreError::Poisoned(_)) => Errno::EROFS,

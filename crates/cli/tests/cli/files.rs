@@ -28,13 +28,20 @@ pub(crate) struct Mount {
 impl Mount {
     /// `None`, and says so, where that cannot be.
     pub(crate) fn new(options: &[&str]) -> Option<Mount> {
+        Mount::of(false, "96M", options)
+    }
+
+    /// On a volume of this size, a chained one or one that is updated in place.
+    fn of(in_place: bool, size: &str, options: &[&str]) -> Option<Mount> {
         if !can_mount() {
             return None;
         }
         let home = Home::empty();
         let root = home.path("mnt");
         fs::create_dir(&root).unwrap();
-        good(thalweg(["mkfs", "--quiet", "--size", "96M"]).arg(home.volume()));
+        let kind: &[&str] = if in_place { &["--in-place"] } else { &[] };
+        let mut mkfs = thalweg(["mkfs", "--quiet", "--size", size]);
+        good(mkfs.args(kind).arg(home.volume()));
         let mount = Mount { home, root };
         mount.mount(options);
         Some(mount)
@@ -236,6 +243,97 @@ fn a_transaction_appears_whole_or_not_at_all() {
     mount.umount();
     mount.mount(&[]);
     assert_eq!(text(&mount.path("new/b")), "b\n");
+}
+
+#[test]
+fn a_transaction_may_write_large_files() {
+    for in_place in [false, true] {
+        let Some(mount) = Mount::of(in_place, "200M", &[]) else { return };
+        fs::write(mount.path("old"), vec![1; 3 << 20]).unwrap();
+        let free = || -> u64 {
+            let said = good(Command::new("stat").args(["-f", "-c", "%f"]).arg(&mount.root));
+            said.trim().parse().unwrap()
+        };
+        let (before, data) = (free(), mount.home.path("data"));
+        let bytes: Vec<u8> = (0..64 << 20).map(|at: u32| (at / 61 + at) as u8).collect();
+        fs::write(&data, &bytes).unwrap();
+        let data = data.display();
+        // 1.2 MB, as a compiler's output, and 64 MiB; what was there before is written over.
+        let script = format!(
+            "head -c 1200000 {data} > small; cp {data} large; cmp {data} large; \
+             dd if={data} of=old bs=1M count=2 seek=1 conv=notrunc status=none; rm -f passing; \
+             cp {data} passing; rm passing"
+        );
+        bad(&mut mount.tx(&[], &format!("{script}; exit 3")), 3);
+        assert_eq!((mount.path("large").exists(), mount.path("small").exists()), (false, false));
+        assert!(fs::read(mount.path("old")).unwrap() == vec![1; 3 << 20]);
+        assert_eq!(free(), before);
+        good(&mut mount.tx(&[], &script));
+        assert_eq!(free(), before - (64 << 20) / 4096 - 1_200_000_u64.div_ceil(4096));
+        mount.umount();
+        good(thalweg(["fsck"]).arg(mount.home.volume()));
+        mount.mount(&[]);
+        assert!(fs::read(mount.path("large")).unwrap() == bytes);
+        assert!(fs::read(mount.path("small")).unwrap() == bytes[..1_200_000]);
+        let old = fs::read(mount.path("old")).unwrap();
+        assert!(old[..1 << 20] == vec![1; 1 << 20] && old[1 << 20..] == bytes[..2 << 20]);
+    }
+}
+
+#[test]
+fn a_transaction_may_make_many_files() {
+    many_files(2_000);
+}
+
+#[test]
+#[ignore = "takes a minute"]
+fn a_transaction_may_make_ten_thousand_files() {
+    many_files(10_000);
+}
+
+fn many_files(count: usize) {
+    for in_place in [false, true] {
+        let Some(mount) = Mount::of(in_place, "400M", &[]) else { return };
+        let script = format!(
+            "mkdir d; i=0; while test $i -lt {count}; do echo $i > d/file-$i; i=$((i + 1)); done"
+        );
+        good(&mut mount.tx(&[], &script));
+        assert_eq!(fs::read_dir(mount.path("d")).unwrap().count(), count);
+        mount.umount();
+        good(thalweg(["fsck"]).arg(mount.home.volume()));
+        mount.mount(&[]);
+        for number in [0, count / 2, count - 1] {
+            let path = mount.path(&format!("d/file-{number}"));
+            assert_eq!(text(&path), format!("{number}\n"));
+        }
+        // What it took is gone with it.
+        good(&mut mount.tx(&[], "rm -r d"));
+        assert_eq!(fs::read_dir(&mount.root).unwrap().count(), 0);
+    }
+}
+
+#[test]
+#[ignore = "writes gigabytes"]
+fn a_transaction_may_write_a_gigabyte() {
+    for in_place in [false, true] {
+        let Some(mount) = Mount::of(in_place, "3G", &[]) else { return };
+        good(&mut mount.tx(&[], "dd if=/dev/urandom of=large bs=1M count=1024 status=none"));
+        assert_eq!(fs::metadata(mount.path("large")).unwrap().len(), 1 << 30);
+        mount.umount();
+        good(thalweg(["fsck"]).arg(mount.home.volume()));
+    }
+}
+
+#[test]
+fn a_transaction_beyond_a_limit_says_so_once() {
+    // A journal of 1 MiB takes half of that at once.
+    let Some(mount) = Mount::of(true, "16M", &[]) else { return };
+    let script = "i=0; while test $i -lt 3000; do : > $i-$i-$i-$i-$i-$i-$i-$i; i=$((i + 1)); done";
+    let said = bad(&mut mount.tx(&[], script), 125);
+    assert!(said.contains("journal takes"), "{said}");
+    assert!(said.contains("nothing was changed"), "{said}");
+    assert_eq!(fs::read_dir(&mount.root).unwrap().count(), 0);
+    fs::write(mount.path("later"), "works").unwrap();
 }
 
 #[test]

@@ -713,9 +713,11 @@ impl Filesystem for Local {
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
         let used = self.inner.inodes();
+        // The table of reservations is no file's.
+        let table = u64::from(self.inner.table.get().is_some());
         Ok(Statistics {
             block: BLOCK as u32,
-            blocks: self.inner.area.blocks(),
+            blocks: self.inner.area.blocks() - table,
             free: self.inner.space.free(),
             inodes: (used, used.max(self.inner.max_inodes)),
         })

@@ -117,8 +117,9 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         Ok((version, self.hold(version)))
     }
 
-    /// [`BlockStore::apply`] to blocks of which no holder of an older version reads the old content: the
-    /// store need not keep that, and a holder may find the new content instead.
+    /// [`BlockStore::apply`] to blocks that no holder of an older version has a use for where they were
+    /// empty then: such a holder may find the new content instead, so that the store need not remember
+    /// since when it is there.
     async fn apply_unversioned(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
         self.apply(writes).await
     }

@@ -311,11 +311,14 @@ impl Reservation {
         let had: u64 = self.state.lock().reserved.values().sum();
         let more = had.clamp(CHUNK.start, CHUNK.end).min(inner.space.free() / SHARE);
         match self.try_reserve(inner, txn, goal, least.max(more)).await {
-            Err(FsError::NoSpace) if more > least => {
-                self.try_reserve(inner, txn, goal, least).await
-            }
-            done => done,
+            Err(FsError::NoSpace) => {}
+            done => return done,
         }
+        if inner.is_freeing() {
+            inner.do_duties().await?;
+            inner.finish_freed().await?;
+        }
+        self.try_reserve(inner, txn, goal, least).await
     }
 
     async fn try_reserve(
@@ -366,8 +369,6 @@ impl Reservation {
             })
         };
         if let Some(head) = head {
-            // Whoever frees what was reserved writes this block, and so conflicts with a commit.
-            txn.read(inner.area.lba(head)).await.map_err(FsError::Transaction)?;
             self.state.lock().released.blocks.push(head);
         }
         Ok(())
@@ -575,6 +576,8 @@ impl Op<'_> {
 
 /// A step on the way to freeing what a transaction had reserved.
 enum Step {
+    /// Nothing was done so far.
+    Begun,
     /// Nothing is left.
     Done,
     /// There is more to be done.
@@ -640,13 +643,18 @@ impl Op<'_> {
         Ok(Some(Slot { table, number, page }))
     }
 
-    /// Does a step of freeing what an ended transaction had reserved, or has released. `emptied`: the
-    /// blocks of the last step's answer hold zeros.
-    async fn free_step(&mut self, slot: Slot, emptied: bool) -> Result<Step, FsError> {
+    /// Does a step of freeing what an ended transaction had reserved, or has released. `before`: what the
+    /// step before came to.
+    async fn free_step(&mut self, slot: Slot, before: &Step) -> Result<Step, FsError> {
         let (reserved, released) = slot.page.get(slot.number);
         let is_open = reserved > 0 && released > 0;
+        if is_open && matches!(before, Step::Begun) {
+            // When this commits, so has the transaction, or it never will: a commit that was given up
+            // half way may still be on its way.
+            self.set_slot(slot, (reserved, released));
+            return Ok(Step::More);
+        }
         if is_open && !self.has_committed(reserved - 1, released - 1).await? {
-            // A commit that is still under way conflicts with this.
             self.lists.push((released - 1, None, 0..BLOCK_SIZE));
             self.set_slot(slot, (reserved, 0));
             return Ok(Step::More);
@@ -661,7 +669,7 @@ impl Op<'_> {
             true => Vec::new(),
             false => last.runs(self.inner.area.blocks())?,
         };
-        if !runs.is_empty() && !emptied {
+        if !runs.is_empty() && !matches!(before, Step::Empty(_)) {
             return Ok(Step::Empty(runs));
         }
         for run in runs {
@@ -792,28 +800,27 @@ impl Inner {
         number: usize,
         owners: &Mutex<HashSet<u128>>,
     ) -> Result<(), FsError> {
-        let mut emptied = false;
+        let mut step = Step::Begun;
         loop {
-            let step = self
+            step = self
                 .change(async |txn| {
                     let mut op = Op::new(self, &txn, false);
-                    let step = match op.ended_slot(number, owners).await? {
-                        Some(slot) => op.free_step(slot, emptied).await?,
+                    let next = match op.ended_slot(number, owners).await? {
+                        Some(slot) => op.free_step(slot, &step).await?,
                         None => Step::Done,
                     };
-                    Ok((step, op.finish().await?))
+                    Ok((next, op.finish().await?))
                 })
                 .await?;
-            emptied = match step {
+            match &step {
                 Step::Done => return Ok(()),
-                Step::More => false,
+                Step::Begun | Step::More => {}
                 Step::Empty(runs) => {
                     for run in runs {
                         self.volume.discard_run(self.area.lba(run.start), run.blocks).await?;
                     }
-                    true
                 }
-            };
+            }
         }
     }
 }

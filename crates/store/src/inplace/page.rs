@@ -47,6 +47,8 @@ pub(super) struct Page {
     pub(super) referenced: bool,
     /// Eviction will look at it.
     pub(super) queued: bool,
+    /// No holder of an older version reads it.
+    unversioned: bool,
 }
 
 /// Content that may go home.
@@ -79,6 +81,7 @@ impl Page {
             homing: false,
             referenced: true,
             queued: false,
+            unversioned: false,
         }
     }
 
@@ -99,6 +102,7 @@ impl Page {
 
     /// Gives it new content from a version on. Whether it keeps old content now.
     pub(super) fn change(&mut self, version: Version, content: Content, holds: &Holds) -> bool {
+        self.unversioned = false;
         match self.chain.last_mut() {
             Some(last) if last.0 == version => last.1 = content,
             _ => self.chain.push((version, content)),
@@ -106,8 +110,15 @@ impl Page {
         self.purge(holds)
     }
 
-    /// Gives it new content for all versions. Whether it keeps old content now.
-    pub(super) fn replace(&mut self, content: Content) -> bool {
+    /// Gives it new content for all versions, as long as no holder sees anything else that it held: it was
+    /// empty, or all that it held was written so. Whether it keeps old content now.
+    pub(super) fn replace(&mut self, version: Version, content: Content, holds: &Holds) -> bool {
+        let is_empty =
+            self.home == Entry::Empty && self.chain.iter().all(|(_, content)| content.is_none());
+        if !is_empty && !self.unversioned {
+            return self.change(version, content, holds);
+        }
+        self.unversioned = true;
         self.chain = smallvec![(Version(0), content)];
         false
     }

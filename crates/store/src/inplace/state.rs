@@ -261,7 +261,7 @@ impl State {
         page.referenced = true;
         let is_aged = match history {
             History::Kept => page.change(version, write.content, holds),
-            History::Dropped => page.replace(write.content),
+            History::Dropped => page.replace(version, write.content, holds),
         };
         if is_aged {
             self.aged.push(lba);

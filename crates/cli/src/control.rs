@@ -233,8 +233,6 @@ impl Client {
         };
         match connected {
             Ok(stream) => Ok(stream.map(Client)),
-            // The folder of a volume that is updated in place exists while that is served.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => {
                 let path = folder.join(SOCKET);
                 let failure =

@@ -303,11 +303,11 @@ fn summary(
     chain.body_cache.as_ref().map_or(Ok(()), |body| cache(out, "body cache ", body))
 }
 
-/// Nothing is said of a volume that nobody runs transactions on.
+/// Says nothing of a volume on which no transaction has changed anything: an opening reads in one too.
 fn transactions(out: &mut String, them: &Transactions) -> std::fmt::Result {
     let Transactions { running, window, commits, read_only, conflicts, .. } = them;
     let Transactions { aborts, preempted, merged, buffered_bytes, .. } = them;
-    if running + commits + read_only + conflicts + aborts + preempted == 0 {
+    if running + commits + conflicts + aborts + preempted == 0 {
         return Ok(());
     }
     writeln!(

@@ -326,6 +326,9 @@ impl Local {
             return Ok(());
         }
         self.inner.do_duties().await?;
+        // The keeper may be in the middle of what it has taken over: this waits for it.
+        self.inner.finish_reservations().await?;
+        self.inner.finish_freed().await?;
         self.inner.flush_accesses().await?;
         self.inner.save_counts().await?;
         self.inner.sync(None).await

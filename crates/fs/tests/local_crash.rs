@@ -217,12 +217,16 @@ fn a_crash_leaves_a_prefix_of_what_was_done() {
 /// Crashes on several shapes of an in-place store, the journal inside and outside.
 fn crash_in_place(modes: &'static [Mode]) -> Tally {
     let mut tally = Tally::default();
-    for seed in 0..4 * long() {
+    let strict = modes.iter().all(|mode| mode.journals_all_data());
+    // Where modes take turns, few crashes fall into one that promises less.
+    for seed in 0..16 * long() {
+        if seed >= 4 * long() && (strict || tally.mixed > 0) {
+            break;
+        }
         tally.add(crashes(seed, Rig::in_place(modes, seed)));
     }
     println!("{modes:?}: {tally:?}");
     // What promises less keeps less.
-    let strict = modes.iter().all(|mode| mode.journals_all_data());
     assert_eq!(tally.mixed > 0, !strict, "{tally:?}");
     assert!(tally.images > 120 && tally.behind > 60 && tally.recoveries > 50, "{tally:?}");
     tally

@@ -115,7 +115,7 @@ fn what_is_too_large_for_a_transaction_ends_it() {
             let name = format!("{number:0200}");
             let made = view.create(ROOT, name.as_bytes(), &node(Node::File, 0o600)).await;
             let written = match made {
-                Ok(file) => try_write(&view, file.ino, 0, &pattern(number, 300_000)).await,
+                Ok(file) => try_write(&view, file.ino, 0, &pattern(number, 30_000)).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = written {
@@ -214,10 +214,14 @@ fn transactions_at_once_do_not_meet_where_they_take_blocks() {
         let mut files = Vec::new();
         for name in ["a", "b", "c"] {
             files.push(create(&fs, ROOT, name).await);
-            // Their extents are in different leaves of the tree: what is changed there conflicts.
-            for number in 0..80 {
+            // Their extents are in different leaves of the tree, which have room: changes of one leaf, and
+            // splits below one inner page, conflict.
+            for number in 0..300 {
                 let other = create(&fs, ROOT, &format!("{name}{number}")).await;
                 write(&fs, other, 0, b"other").await;
+            }
+            for number in (0..300).step_by(2) {
+                fs.unlink(ROOT, format!("{name}{number}").as_bytes()).await.unwrap();
             }
         }
         let free = fs.statistics().await.unwrap().free;

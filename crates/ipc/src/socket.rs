@@ -46,13 +46,17 @@ fn bind(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
     socket.listen(backlog)
 }
 
-/// Connects to the socket `name` in `folder`; `None` when nobody listens there, or who did stopped
-/// before this connection was accepted.
+/// Connects to the socket `name` in `folder`; `None` when no process listens there, or the listener
+/// ended before it accepted this connection. The folder of a volume that is updated in place exists
+/// while that is served.
 ///
 /// # Errors
-/// Those of the system: the folder is not there, or not for this user.
+/// Those of the system: the folder is not for this user.
 pub async fn connect(folder: &Path, name: &str) -> io::Result<Option<UnixStream>> {
-    let address = address(folder, name)?;
+    let address = match address(folder, name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        address => address?,
+    };
     match UnixStream::connect(&address.path).await {
         Ok(stream) => Ok(Some(stream)),
         Err(error)
@@ -86,5 +90,6 @@ mod tests {
         assert!(connecting.await.unwrap().is_none());
         // Nor is there anybody for whom comes later.
         assert!(connect(folder.path(), SOCKET).await.unwrap().is_none());
+        assert!(connect(&folder.path().join("absent"), SOCKET).await.unwrap().is_none());
     }
 }

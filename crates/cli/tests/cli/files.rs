@@ -4,6 +4,11 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+
+use thalweg_store::env::Env;
+use thalweg_store::pool::{OpenOptions, Pool};
+use thalweg_store::tree::Store;
 
 use crate::block_device::kill_server;
 use crate::run::{Home, bad, good, thalweg, umount};
@@ -455,6 +460,18 @@ fn the_journal_may_have_a_device_of_its_own() {
     assert_eq!(text(&mount.path("a")), "x");
 }
 
+/// Changes the tree of a filesystem's metadata on a chained volume that no process has open.
+fn change_metadata(volume: &Path, change: impl AsyncFn(&Store)) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let env = Env::real();
+        let pool = Pool::open(&env, volume, &OpenOptions::default()).await.unwrap();
+        let transactions = Arc::new(pool.transactions().clone());
+        change(&Store::open(&env, transactions, "fs.meta").await.unwrap()).await;
+        pool.close().await.unwrap();
+    });
+}
+
 #[test]
 fn a_check_says_by_its_exit_code_what_it_found() {
     let Some(mount) = Mount::new(&[]) else { return };
@@ -467,8 +484,9 @@ fn a_check_says_by_its_exit_code_what_it_found() {
     bad(thalweg(["fsck", "-n", "-y"]).arg(mount.home.volume()), 16);
     bad(&mut thalweg(["fsck", "/no/such/volume"]), 8);
     // A record that stands for nothing, put among those of the filesystem.
-    let put = ["put", "fs.meta", "nonsense", "here"];
-    good(thalweg(["kv"]).arg(mount.home.volume()).args(put));
+    change_metadata(&mount.home.volume(), async |store| {
+        store.put(b"nonsense", "here").await.unwrap()
+    });
     let said = bad(thalweg(["fsck"]).arg(mount.home.volume()), 4);
     assert!(said.contains("left") && said.contains("-y repairs"), "{said}");
     let said = bad(thalweg(["fsck", "-a"]).arg(mount.home.volume()), 1);
@@ -487,9 +505,10 @@ fn a_file_that_has_lost_bytes_is_told_by_every_check() {
     fs::write(mount.path("dir/a"), vec![7; 5000]).unwrap();
     let ino = fs::metadata(mount.path("dir/a")).unwrap().ino();
     mount.umount();
-    let key = format!("{ino:016x}0500000000");
-    let delete = ["delete", "--hex", "fs.meta", &key];
-    good(thalweg(["kv"]).arg(mount.home.volume()).args(delete));
+    let key = [&ino.to_be_bytes()[..], &[5, 0, 0, 0, 0]].concat();
+    change_metadata(&mount.home.volume(), async |store| {
+        assert!(store.delete(&key).await.unwrap());
+    });
     let said = bad(thalweg(["fsck", "-n"]).arg(mount.home.volume()), 4);
     assert!(said.contains("/dir/a") && said.contains("-y repairs"), "{said}");
     let said = bad(thalweg(["fsck", "-y"]).arg(mount.home.volume()), 4);

@@ -66,16 +66,15 @@ pub const SUPER_MAGIC: [u8; 8] = *b"THALWEGF";
 pub const BITMAP_MAGIC: [u8; 4] = *b"TWfb";
 /// First bytes of the table of reservations, and of each block of a list.
 pub const LIST_MAGIC: [u8; 4] = *b"TWfr";
+/// Version of the table of reservations, and of each block of a list.
+pub const LIST_VERSION: u16 = 1;
 /// Bytes of a list's block before its entries.
 pub const LIST_HEADER: usize = 64;
 /// Entries in a block of a list.
 pub const LIST_ENTRIES: usize = (BLOCK_SIZE - LIST_HEADER) / size_of::<ListEntry>();
 /// The owner of what belongs to no transaction.
 pub const NO_OWNER: u128 = 0;
-pub use thalweg_store::tree::format::{DATA_SUFFIX, META_SUFFIX};
-
-/// What the partition with a copy of the superblock has behind the filesystem's name.
-pub const SUPER_SUFFIX: &str = ".super";
+pub use thalweg_store::tree::format::{DATA_SUFFIX, META_SUFFIX, SUPER_SUFFIX};
 
 /// Bytes of a page of bits before them.
 pub const BITMAP_HEADER: usize = 32;
@@ -326,7 +325,7 @@ pub struct BitmapHeader {
 pub struct ListHeader {
     /// [`LIST_MAGIC`].
     pub magic: [u8; 4],
-    /// [`FORMAT_VERSION`].
+    /// [`LIST_VERSION`].
     pub version: U16,
     /// [`ListKind`].
     pub kind: u8,
@@ -377,7 +376,7 @@ impl ListPage {
     pub fn new(kind: ListKind, tag: u32, owner: u128, next: Option<u64>) -> ListPage {
         let header = ListHeader {
             magic: LIST_MAGIC,
-            version: FORMAT_VERSION.into(),
+            version: LIST_VERSION.into(),
             kind: kind as u8,
             spare: 0,
             tag: tag.into(),
@@ -394,7 +393,7 @@ impl ListPage {
     /// The page in a block, or `None` when it is another one, or none.
     pub fn read(content: Bytes, kind: ListKind, tag: u32) -> Option<ListPage> {
         let (header, _) = ListHeader::read_from_prefix(&content).ok()?;
-        let known = header.magic == LIST_MAGIC && header.version <= FORMAT_VERSION;
+        let known = header.magic == LIST_MAGIC && header.version <= LIST_VERSION;
         let same = header.kind == kind as u8 && header.tag == tag;
         (content.len() == BLOCK_SIZE && known && same).then(|| ListPage(content.to_vec()))
     }

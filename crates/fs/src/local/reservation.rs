@@ -774,7 +774,11 @@ impl Inner {
             .await;
         match made {
             Err(FsError::NoSpace) => Ok(()),
-            made => made,
+            made => {
+                made?;
+                let txn = self.look().await?;
+                self.table(&txn).await.map(drop)
+            }
         }
     }
 

@@ -115,7 +115,10 @@ async fn what_a_filesystem_keeps_is_opened_neither_raw_nor_as_a_store() {
         volume.create_store("a.meta", Kind::Btree, Some(64)).unwrap();
         assert!(volume.open_store("a.meta").is_ok(), "it is no filesystem yet");
         volume.create_store("a.data", Kind::Raw, Some(64)).unwrap();
-        assert!(matches!(volume.raw("a.data"), Err(TreeError::OfFilesystem(_))));
+        volume.create_store("a.super", Kind::Raw, Some(1)).unwrap();
+        for raw in ["a.data", "a.super"] {
+            assert!(matches!(volume.raw(raw), Err(TreeError::OfFilesystem(_))));
+        }
         assert!(matches!(volume.open_store("a.meta"), Err(TreeError::OfFilesystem(_))));
     })
     .await;

@@ -18,7 +18,8 @@ use super::area::Area;
 use super::error::TreeError;
 use super::format::{
     BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CatalogueBlock, CatalogueEntry,
-    DATA_SUFFIX, Kind, MAX_NAME, META_SUFFIX, PageHeader, PageKind, State, StoreHeader,
+    DATA_SUFFIX, Kind, MAX_NAME, META_SUFFIX, PageHeader, PageKind, SUPER_SUFFIX, State,
+    StoreHeader,
 };
 use super::page::Page;
 use super::work::Work;
@@ -307,7 +308,10 @@ pub async fn fence(volume: &TransactionManager) {
 }
 
 async fn is_there(volume: &dyn Transact) -> Result<bool, TreeError> {
-    is_there_in(&*volume.begin(Begin::SNAPSHOT).await?).await
+    let txn = volume.begin(Begin::SNAPSHOT).await?;
+    let found = is_there_in(&*txn).await?;
+    txn.commit(Durability::Visible).await?;
+    Ok(found)
 }
 
 /// Whether the volume has a catalogue, of any number of partitions.
@@ -340,12 +344,12 @@ fn what_lies(partitions: &[Partition], block: u64) -> String {
 
 /// The filesystem that a partition is a part of.
 fn filesystem_of<'a>(partition: &'a Partition, all: &[Partition]) -> Option<&'a str> {
-    let (own, other) = match partition.kind {
-        Kind::Btree => (META_SUFFIX, (DATA_SUFFIX, Kind::Raw)),
-        Kind::Raw => (DATA_SUFFIX, (META_SUFFIX, Kind::Btree)),
+    let (own, other): (&[&str], _) = match partition.kind {
+        Kind::Btree => (&[META_SUFFIX], (DATA_SUFFIX, Kind::Raw)),
+        Kind::Raw => (&[DATA_SUFFIX, SUPER_SUFFIX], (META_SUFFIX, Kind::Btree)),
         Kind::Hash => return None,
     };
-    let stem = partition.name.strip_suffix(own)?;
+    let stem = own.iter().find_map(|suffix| partition.name.strip_suffix(suffix))?;
     let is_other = |it: &Partition| {
         it.kind == other.1 && it.name.strip_suffix(other.0).is_some_and(|name| name == stem)
     };

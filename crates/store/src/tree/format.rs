@@ -81,6 +81,8 @@ pub const MAX_NAME: usize = 47;
 pub const META_SUFFIX: &str = ".meta";
 /// Ends the name of the raw partition with a filesystem's data.
 pub const DATA_SUFFIX: &str = ".data";
+/// Ends the name of the raw partition with a copy of a filesystem's superblock.
+pub const SUPER_SUFFIX: &str = ".super";
 /// Blocks of the smallest store.
 pub const MIN_BLOCKS: u64 = 8;
 /// Blocks of the largest store: they are numbered with 32 bits.

@@ -87,6 +87,9 @@ impl Plan {
     }
 }
 
+/// One image of so many is opened for reading alone too.
+const LOOKED: u64 = 4;
+
 /// What was found.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
@@ -431,9 +434,10 @@ impl Explorer {
             true => image.disks().iter().map(fork).collect(),
             false => Vec::new(),
         };
-        let shown = match self.plan.rebuild {
-            true => None,
-            false => Some(self.plan.open_read_only(&self.env, image).await),
+        let looks = !self.plan.rebuild && self.tally.images % LOOKED == 0;
+        let shown = match looks {
+            false => None,
+            true => Some(self.plan.open_read_only(&self.env, image).await),
         };
         let opened = self.plan.open(&self.env, &image.devices).await;
         let (chain, found) = opened.unwrap_or_else(|error| panic!("{}: {error}", place()));

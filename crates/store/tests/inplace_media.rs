@@ -284,7 +284,11 @@ fn a_journal_that_was_not_noted_is_found_by_its_records() {
         lose_journal(&shape, &devices).await;
         let opened = InPlace::open_damaged(&env, shape.parts(&devices), shape.options).await;
         let (store, found) = opened.unwrap();
-        assert_eq!((found.transactions, found.journal_missing), (32, 0));
+        // What was written in place before the loss need not be in the journal any more.
+        assert!(found.transactions >= 31 && found.journal_missing == 0, "{found:?}");
+        for byte in 8..40 {
+            assert_eq!(byte_of(&store, u64::from(byte)).await, Some(byte));
+        }
         assert_eq!((byte_of(&store, 3).await, byte_of(&store, 20).await), (Some(39), Some(20)));
         assert!(store.superblock().journal_note.epoch == 0);
     });

@@ -331,9 +331,9 @@ fn a_transaction_may_write_a_gigabyte() {
 
 #[test]
 fn a_transaction_beyond_a_limit_says_so_once() {
-    // A journal of 2 MiB takes half of that at once; the target of a link takes a block.
+    // A journal of 4 MiB takes half of that at once; the target of a link takes a block.
     let Some(mount) = Mount::of(true, "32M", &[]) else { return };
-    let script = "to=$(printf 'x%.0s' $(seq 3900)); for i in $(seq 320); do ln -s $to $i; done";
+    let script = "to=$(printf 'x%.0s' $(seq 3900)); for i in $(seq 600); do ln -s $to $i; done";
     let said = bad(&mut mount.tx(&[], script), 125);
     assert!(said.contains("journal takes"), "{said}");
     assert!(said.contains("nothing was changed"), "{said}");

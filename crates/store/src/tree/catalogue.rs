@@ -23,7 +23,7 @@ use super::format::{
 };
 use super::page::Page;
 use super::work::Work;
-use crate::block::{BLOCK_SIZE, Class, Lba};
+use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::env::Env;
 use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
 
@@ -303,15 +303,11 @@ pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeEr
 /// Has writes past the volume's transactions fail while it has a catalogue:
 /// [`TransactionManager::fenced`]. A catalogue that cannot be read counts as one.
 pub async fn fence(volume: &TransactionManager) {
-    let is_up = is_there(volume).await.unwrap_or(true);
+    // Not in a transaction, whose snapshot would keep old blocks until the next one begins.
+    let first = volume.read(Lba(0), 1, volume.now()).await;
+    let begins = |block: &Bytes| block.starts_with(&CATALOGUE_MAGIC);
+    let is_up = first.map_or(true, |blocks| blocks.iter().flatten().any(begins));
     volume.fence(&CATALOGUE_MAGIC, is_up);
-}
-
-async fn is_there(volume: &dyn Transact) -> Result<bool, TreeError> {
-    let txn = volume.begin(Begin::SNAPSHOT).await?;
-    let found = is_there_in(&*txn).await?;
-    txn.commit(Durability::Visible).await?;
-    Ok(found)
 }
 
 /// Whether the volume has a catalogue, of any number of partitions.

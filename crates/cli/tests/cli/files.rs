@@ -332,7 +332,7 @@ fn a_transaction_may_write_a_gigabyte() {
 #[test]
 fn a_transaction_beyond_a_limit_says_so_once() {
     // A journal of 4 MiB takes half of that at once; the target of a link takes a block.
-    let Some(mount) = Mount::of(true, "32M", &[]) else { return };
+    let Some(mount) = Mount::of(true, "64M", &[]) else { return };
     let script = "to=$(printf 'x%.0s' $(seq 3900)); for i in $(seq 600); do ln -s $to $i; done";
     let said = bad(&mut mount.tx(&[], script), 125);
     assert!(said.contains("journal takes"), "{said}");

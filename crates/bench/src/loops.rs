@@ -195,9 +195,19 @@ mod tests {
         }
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
         assert!(!mounts.contains(point.to_str().unwrap()));
-        let attached = tool("losetup", &["--all"]).unwrap();
         let name = format!("{}:", path.display());
         let own = folder.path().to_str().unwrap();
-        assert!(!attached.lines().any(|line| line.starts_with(&name) && line.contains(own)));
+        let is_attached = || {
+            let attached = tool("losetup", &["--all"]).unwrap();
+            attached.lines().any(|line| line.starts_with(&name) && line.contains(own))
+        };
+        // While another process looks at the device, the kernel detaches it when that closes it.
+        for _ in 0..100 {
+            if !is_attached() {
+                return;
+            }
+            tool("sleep", &["0.1"]).unwrap();
+        }
+        panic!("{name} is still attached");
     }
 }

@@ -281,7 +281,7 @@ impl Session {
     /// A client has finished its unmount.
     pub(crate) async fn end_unmount(&self) {
         self.unmounting().clients.fetch_sub(1, Ordering::AcqRel);
-        self.end_if_idle(&*self.mounts().lock().await).await;
+        self.end_if_idle(&self.mounts().lock().await).await;
     }
 
     /// After a client has taken a mount away: waits for the filesystem's end if that was the last one.

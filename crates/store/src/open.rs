@@ -169,7 +169,7 @@ impl AnyVolume {
                 };
                 let journal = options.journal.as_deref();
                 let parts = in_place_parts(env, device, journal, access).await?;
-                let opened = InPlace::open(env, parts, options.in_place.clone()).await?;
+                let opened = InPlace::open(env, parts, options.in_place).await?;
                 let transactions = options.chained.transactions.clone();
                 let volume = InPlaceVolume::start(env, opened, access, transactions).await?;
                 Ok(AnyVolume::InPlace(Box::new(volume)))

@@ -69,7 +69,7 @@ async fn a_raw_partition_is_numbered_from_zero_and_has_an_end() {
         volume.create_store("raw", Kind::Raw, Some(10)).unwrap();
         let (names, raw) = (volume.open_store("names").unwrap(), volume.raw("raw").unwrap());
         assert_eq!(raw.blocks(), 10);
-        volume.write_raw(&raw, 8, &[1, 2].map(|byte| block(byte)).concat()).unwrap();
+        volume.write_raw(&raw, 8, &[1, 2].map(block).concat()).unwrap();
         let listed = volume.wait(catalogue::list(&rig.manager)).unwrap();
         let first = listed.iter().find(|it| it.name == "raw").unwrap().first;
         assert_eq!(volume.read(Lba(first + 8), 2).unwrap(), [block(1), block(2)]);

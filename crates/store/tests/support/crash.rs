@@ -434,7 +434,7 @@ impl Explorer {
             true => image.disks().iter().map(fork).collect(),
             false => Vec::new(),
         };
-        let looks = !self.plan.rebuild && self.tally.images % LOOKED == 0;
+        let looks = !self.plan.rebuild && self.tally.images.is_multiple_of(LOOKED);
         let shown = match looks {
             false => None,
             true => Some(self.plan.open_read_only(&self.env, image).await),

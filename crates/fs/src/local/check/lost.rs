@@ -123,6 +123,7 @@ fn split(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // Lists of ranges are meant.
 mod tests {
     use super::*;
 

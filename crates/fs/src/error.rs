@@ -52,6 +52,20 @@ pub enum FsError {
     /// Give up: this filesystem or this kind of inode does not do that.
     #[error("not supported")]
     NotSupported,
+    /// Give up: a filesystem does not become smaller.
+    #[error("the filesystem has {size} bytes, and does not become smaller")]
+    Smaller {
+        /// Bytes that it has.
+        size: u64,
+    },
+    /// Give up, or make the volume larger first.
+    #[error(
+        "on its volume the filesystem can have at most {size} bytes; make the volume larger first"
+    )]
+    NoRoom {
+        /// Bytes that it could have.
+        size: u64,
+    },
     /// Give up: it may only be read.
     #[error("the filesystem is read-only")]
     ReadOnly,

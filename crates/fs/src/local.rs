@@ -11,6 +11,7 @@ pub mod check;
 mod content;
 mod extents;
 pub mod format;
+mod growth;
 mod inner;
 mod make;
 mod names;
@@ -24,6 +25,7 @@ mod superblock;
 mod xattrs;
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
@@ -41,6 +43,7 @@ use crate::filesystem::{
     WriteAt, WriteHow,
 };
 use content::BLOCK;
+pub use growth::{Growth, size};
 use inner::Inner;
 pub use make::{make, remove};
 use op::{Effects, Op, attributes_of, kind_of};
@@ -722,7 +725,7 @@ impl Filesystem for Local {
             block: BLOCK as u32,
             blocks: self.inner.area.blocks() - table,
             free: self.inner.space.free(),
-            inodes: (used, used.max(self.inner.max_inodes)),
+            inodes: (used, used.max(self.inner.max_inodes.load(Ordering::Relaxed))),
         })
     }
 

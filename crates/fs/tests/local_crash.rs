@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
-use rig::{Rig, Volume};
+use rig::{Rig, SIZES, Volume};
 use state::State;
 use support::*;
 use thalweg_fs::Filesystem;
@@ -37,6 +37,8 @@ use thalweg_store::inplace::Mode;
 use user::User;
 
 const STEPS: usize = 60;
+/// Steps after which the filesystem becomes larger.
+const GROWS: usize = STEPS / SIZES.len();
 const POINTS: usize = 12;
 const LATENCY: Duration = Duration::from_micros(200);
 
@@ -52,6 +54,8 @@ struct Tally {
     unfinished: u64,
     /// Crashes in recovery.
     recoveries: u64,
+    /// Images by how often the filesystem had become larger.
+    growths: [u64; SIZES.len()],
 }
 
 impl Tally {
@@ -61,6 +65,7 @@ impl Tally {
         self.mixed += other.mixed;
         self.unfinished += other.unfinished;
         self.recoveries += other.recoveries;
+        self.growths.iter_mut().zip(other.growths).for_each(|(all, some)| *all += some);
     }
 }
 
@@ -83,7 +88,12 @@ impl History {
         recorder.mark(0);
         let mut rng = env.rng();
         for number in 1..=STEPS {
-            let durable = user.step().await;
+            let mut durable = user.step().await;
+            if number % GROWS == 0 && number < STEPS {
+                let size = Some(SIZES[number / GROWS]);
+                assert_eq!(Some(user.fs.grow(size).await.unwrap().size), size);
+                durable = true;
+            }
             states.push(user.see().await);
             if durable {
                 recorder.mark(states.len() as u64 - 1);
@@ -165,8 +175,12 @@ async fn check_image(
     tally.behind += u64::from(number + 1 < states.len());
     tally.mixed += u64::from(states[number].files != found.files);
     tally.unfinished += report.unfinished;
+    tally.growths[volume.growths().await] += 1;
     fs.close().await.unwrap();
     create(&fs, ROOT, "and goes on").await;
+    // A growth that was cut short does not stand in the way of another.
+    fs.grow(None).await.unwrap();
+    assert_eq!(volume.growths().await + 1, SIZES.len(), "{}", image.describe());
     fs.close().await.unwrap();
     let after = check_clean(env, &volume, &image.describe()).await;
     assert_eq!(after.unfinished, 0, "{}", image.describe());
@@ -212,6 +226,7 @@ fn a_crash_leaves_a_prefix_of_what_was_done() {
     println!("{tally:?}");
     assert!(tally.images > 150 && tally.behind > 80 && tally.unfinished > 20, "{tally:?}");
     assert!(tally.recoveries > 50, "{tally:?}");
+    assert!(tally.growths.iter().all(|images| *images > 10), "{tally:?}");
 }
 
 /// Crashes on several shapes of an in-place store, the journal inside and outside.
@@ -229,6 +244,7 @@ fn crash_in_place(modes: &'static [Mode]) -> Tally {
     // What promises less keeps less.
     assert_eq!(tally.mixed > 0, !strict, "{tally:?}");
     assert!(tally.images > 120 && tally.behind > 60 && tally.recoveries > 50, "{tally:?}");
+    assert!(tally.growths.iter().all(|images| *images > 10), "{tally:?}");
     tally
 }
 

@@ -26,7 +26,8 @@ pub(crate) fn errno(operation: &'static str, error: &FsError) -> Errno {
         FsError::NotPermitted => Errno::EPERM,
         FsError::NotSupported => Errno::EOPNOTSUPP,
         FsError::ReadOnly => Errno::EROFS,
-        FsError::NoSpace => Errno::ENOSPC,
+        FsError::NoSpace | FsError::NoRoom { .. } => Errno::ENOSPC,
+        FsError::Smaller { .. } => Errno::EINVAL,
         FsError::QuotaExceeded => Errno::EDQUOT,
         // As between filesystems: whoever renames copies instead.
         FsError::CrossQuota => Errno::EXDEV,

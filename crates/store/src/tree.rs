@@ -41,7 +41,7 @@ mod store;
 mod value;
 mod work;
 
-pub use catalogue::{NewPartition, Partition};
+pub use catalogue::{NewPartition, Partition, Run};
 pub use check::Report;
 pub use error::TreeError;
 pub use format::{Kind, MAX_KEY, MAX_VALUE, State};

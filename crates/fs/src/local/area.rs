@@ -1,25 +1,69 @@
 //! Where the parts of the data partition lie, and its pages of bits.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::RwLock;
 use thalweg_store::block::{BLOCK_SIZE, ByteRanges, Lba};
 use thalweg_store::checksum::crc32c;
 use thalweg_store::tree::Partition;
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::extents::Run;
 use super::format::{
-    BITMAP_HEADER, BITMAP_MAGIC, BITMAP_VERSION, BITS_PER_PAGE, BitmapHeader, MAX_DATA_BLOCKS,
+    BITMAP_HEADER, BITMAP_MAGIC, BITMAP_VERSION, BITS_PER_PAGE, BitmapHeader, Extent,
+    MAX_DATA_BLOCKS,
 };
 use crate::error::FsError;
 
-/// The partition with the data.
+/// A run of the partition: its pages of bits, then the blocks that these are about.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DataArea {
+struct Segment {
+    /// The volume's block behind its first page.
     first: u64,
+    /// The number of its first page.
+    page: u64,
     pages: u64,
-    blocks: u64,
+    /// The number of its first block.
+    start: u64,
+    /// The number behind its last block.
+    end: u64,
+}
+
+impl Segment {
+    /// The segment behind another one; the first one behind none.
+    ///
+    /// Its blocks have the numbers of its pages of bits, and at least one number between two segments
+    /// is no block's, so that no extent lies in both.
+    fn behind(before: Option<&Segment>, run: &Range<u64>) -> Option<Segment> {
+        let page = before.map_or(0, |before| before.page + before.pages);
+        let start = match before {
+            Some(before) => (before.end / BITS_PER_PAGE + 1) * BITS_PER_PAGE,
+            None => 0,
+        };
+        // A segment that fills its last page is followed by a page that is about no block.
+        let void = (start / BITS_PER_PAGE).checked_sub(page)?;
+        let len = (run.end - run.start).checked_sub(void)?;
+        let pages = len.div_ceil(BITS_PER_PAGE + 1);
+        let end = start.checked_add(len - pages).filter(|end| *end <= MAX_DATA_BLOCKS)?;
+        let segment = Segment { first: run.start, page, pages: pages + void, start, end };
+        (start < end).then_some(segment)
+    }
+
+    fn lba(&self, block: u64) -> Lba {
+        Lba(self.first + self.pages + (block - self.start))
+    }
+}
+
+/// The partition with the data. Blocks of data are numbered through all of its runs, and not every number
+/// is a block's.
+#[derive(Debug)]
+pub(crate) struct DataArea {
+    first: Segment,
+    /// Of the runs that the partition got later.
+    further: RwLock<Arc<[Segment]>>,
     tag: u32,
 }
 
@@ -29,13 +73,50 @@ impl DataArea {
     /// # Errors
     /// [`FsError::Invalid`] when it is too small or too large.
     pub(crate) fn new(partition: &Partition, filesystem: &Uuid) -> Result<DataArea, FsError> {
-        let pages = partition.blocks.div_ceil(BITS_PER_PAGE + 1);
-        let blocks = partition.blocks - pages;
-        if blocks == 0 || blocks > MAX_DATA_BLOCKS {
-            return Err(FsError::Invalid("too few or too many blocks for data"));
-        }
+        let first = partition.first..partition.first.saturating_add(partition.blocks);
+        let first = Segment::behind(None, &first).ok_or(WRONG_SIZE)?;
         let tag = crc32c(filesystem.as_bytes());
-        Ok(DataArea { first: partition.first, pages, blocks, tag })
+        let area = DataArea { first, further: RwLock::default(), tag };
+        area.grow_into(partition)?;
+        Ok(area)
+    }
+
+    /// Takes in the runs that the partition has got.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when it is too large now.
+    pub(crate) fn grow_into(&self, partition: &Partition) -> Result<(), FsError> {
+        let mut further = self.further.write();
+        let mut segments = further.to_vec();
+        for run in partition.ranges().skip(1 + segments.len()) {
+            let last = segments.last().unwrap_or(&self.first);
+            let segment = Segment::behind(Some(last), &run).ok_or(WRONG_SIZE)?;
+            segments.push(segment);
+        }
+        *further = segments.into();
+        Ok(())
+    }
+
+    fn segments(&self) -> Vec<Segment> {
+        std::iter::once(self.first).chain(self.further.read().iter().copied()).collect()
+    }
+
+    /// The segment of a block; of one that is none an earlier one.
+    fn segment(&self, block: u64) -> Segment {
+        if block < self.first.end {
+            return self.first;
+        }
+        let further = self.further.read();
+        *further.iter().rfind(|segment| segment.start <= block).unwrap_or(&self.first)
+    }
+
+    /// The segment of a page of bits.
+    fn segment_of_page(&self, page: u64) -> Segment {
+        if page < self.first.pages {
+            return self.first;
+        }
+        let further = self.further.read();
+        *further.iter().rfind(|segment| segment.page <= page).unwrap_or(&self.first)
     }
 
     /// What says in its blocks that they belong to the filesystem.
@@ -45,22 +126,52 @@ impl DataArea {
 
     /// Blocks of data.
     pub(crate) fn blocks(&self) -> u64 {
-        self.blocks
+        self.segments().iter().map(|segment| segment.end - segment.start).sum()
+    }
+
+    /// The number behind the last block's.
+    pub(crate) fn end(&self) -> u64 {
+        self.further.read().last().map_or(self.first.end, |last| last.end)
+    }
+
+    /// Whether these are blocks that lie together.
+    pub(crate) fn has(&self, start: u64, blocks: u64) -> bool {
+        let segment = self.segment(start);
+        start >= segment.start && start.checked_add(blocks).is_some_and(|end| end <= segment.end)
+    }
+
+    /// An extent as it is stored, or `None` when it makes no sense.
+    pub(crate) fn extent(&self, rest: &[u8], value: &[u8]) -> Option<Extent> {
+        let extent = Extent::decode(rest, value, self.end())?;
+        (extent.is_lost() || self.has(extent.start, extent.blocks)).then_some(extent)
+    }
+
+    /// A run of blocks, or `None` when it makes no sense.
+    pub(crate) fn run(&self, start: u64, blocks: u64) -> Option<Run> {
+        (blocks > 0 && self.has(start, blocks)).then_some(Run { start, blocks })
     }
 
     /// Pages of bits.
     pub(crate) fn pages(&self) -> u64 {
-        self.pages
+        let last = self.further.read().last().copied().unwrap_or(self.first);
+        last.page + last.pages
     }
 
     /// The volume's block behind a page of bits.
     pub(crate) fn page_lba(&self, page: u64) -> Lba {
-        Lba(self.first + page)
+        let segment = self.segment_of_page(page);
+        Lba(segment.first + (page - segment.page))
+    }
+
+    /// How many pages of bits from one on lie together.
+    pub(crate) fn pages_together(&self, page: u64) -> u64 {
+        let segment = self.segment_of_page(page);
+        (segment.page + segment.pages).saturating_sub(page)
     }
 
     /// The volume's block behind a block of data.
     pub(crate) fn lba(&self, block: u64) -> Lba {
-        Lba(self.first + self.pages + block)
+        self.segment(block).lba(block)
     }
 
     /// A page in which these bits are set.
@@ -86,9 +197,16 @@ impl DataArea {
 
     /// The blocks that a page of bits is about.
     pub(crate) fn covered(&self, page: u64) -> Range<u64> {
-        page * BITS_PER_PAGE..((page + 1) * BITS_PER_PAGE).min(self.blocks)
+        let start = page * BITS_PER_PAGE;
+        let segment = self.segment_of_page(page);
+        match start < segment.start {
+            true => start..start,
+            false => start..(start + BITS_PER_PAGE).min(segment.end),
+        }
     }
 }
+
+const WRONG_SIZE: FsError = FsError::Invalid("too few or too many blocks for data");
 
 /// A page of bits, and what was changed in it.
 #[derive(Debug)]
@@ -212,6 +330,51 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use thalweg_store::tree::{Kind, Run as StoreRun, State};
+
+    /// The data of a partition of so many blocks, and of further runs of it.
+    fn area(blocks: u64, further: &[(u64, u64)]) -> DataArea {
+        let state = State::Ready;
+        let run = |(first, blocks): &(u64, u64)| StoreRun { first: *first, blocks: *blocks, state };
+        let further = further.iter().map(run).collect();
+        let (name, uuid) = ("fs.data".to_owned(), Uuid::from_u128(7));
+        let partition =
+            Partition { name, kind: Kind::Raw, first: 16, blocks, further, uuid, state };
+        DataArea::new(&partition, &uuid).unwrap()
+    }
+
+    #[test]
+    fn runs_lie_behind_their_own_pages_and_do_not_touch() {
+        let page = BITS_PER_PAGE;
+        let area = area(1001, &[(5000, 11), (100_000, page + 3), (900, 8)]);
+        assert_eq!((area.blocks(), area.pages()), (1000 + 10 + page + 1 + 7, 5));
+        assert_eq!(area.end(), 4 * page + 7);
+        assert!(area.has(999, 1) && !area.has(999, 2) && !area.has(1000, 1));
+        assert!(area.has(page, 10) && !area.has(page, 11) && !area.has(page - 1, 1));
+        assert!(area.has(2 * page, page + 1) && !area.has(3 * page + 1, 1));
+        assert!(area.has(4 * page, 7) && !area.has(4 * page, 8) && !area.has(u64::MAX, 2));
+        assert_eq!([0, 999, page, page + 9].map(|it| area.lba(it).0), [17, 1016, 5001, 5010]);
+        assert_eq!([2 * page, 3 * page].map(|it| area.lba(it).0), [100_002, 100_002 + page]);
+        assert_eq!(area.lba(4 * page), Lba(901));
+        let pages: Vec<u64> = (0..5).map(|page| area.page_lba(page).0).collect();
+        assert_eq!(pages, [16, 5000, 100_000, 100_001, 900]);
+        assert_eq!(area.covered(1), page..page + 10);
+        assert_eq!(area.covered(3), 3 * page..3 * page + 1);
+        assert_eq!([0, 2, 3].map(|page| area.pages_together(page)), [1, 2, 1]);
+    }
+
+    #[test]
+    fn a_full_page_is_followed_by_one_that_is_about_nothing() {
+        let page = BITS_PER_PAGE;
+        let area = area(2 * (page + 1), &[(500_000, 10)]);
+        assert_eq!((area.blocks(), area.pages()), (2 * page + 8, 4));
+        assert_eq!(area.covered(2), 2 * page..2 * page);
+        assert_eq!(area.covered(3), 3 * page..3 * page + 8);
+        assert_eq!((area.page_lba(2), area.lba(3 * page)), (Lba(500_000), Lba(500_002)));
+        assert!(!area.has(2 * page - 1, 2) && !area.has(2 * page, 1));
+        let nothing = BitmapPage::read(&area, 2, &vec![0; BLOCK_SIZE].into()).unwrap();
+        assert_eq!((nothing.free(), nothing.find_free(0..page, 8)), (0, None));
+    }
 
     proptest! {
         #[test]
@@ -219,7 +382,7 @@ mod tests {
             steps in proptest::collection::vec((0..900u64, 1..90u64, any::<bool>()), 0..30),
             from in 0..950u64, most in 1..200u64,
         ) {
-            let area = DataArea { first: 16, pages: 1, blocks: 960, tag: 7 };
+            let area = area(961, &[]);
             let zeros = Bytes::from(vec![0; BLOCK_SIZE]);
             let mut page = BitmapPage::read(&area, 0, &zeros).unwrap();
             let mut model = vec![false; 960];

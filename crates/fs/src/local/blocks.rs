@@ -76,8 +76,8 @@ impl Op<'_> {
         (most, room): (u64, u64),
         taste: Taste,
     ) -> Result<Option<Run>, FsError> {
-        let (pages, blocks) = (self.inner.area.pages(), self.inner.area.blocks());
-        let goal = if goal < blocks { goal } else { 0 };
+        let (pages, end) = (self.inner.area.pages(), self.inner.area.end());
+        let goal = if goal < end { goal } else { 0 };
         let first = goal / BITS_PER_PAGE;
         // The goal's page comes twice: from the goal on, and in the end from its start on.
         let order = (0..=pages).map(|number| ((first + number) % pages, number == 0));

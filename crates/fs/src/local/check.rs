@@ -135,7 +135,7 @@ pub async fn check(
             hash_key: parts.record.hash_key,
             hash_bits: parts.record.hash_bits,
             // Whoever repairs takes what the bits say.
-            space: Space::new(parts.area.blocks(), Vec::new()),
+            space: Space::new(0, Vec::new()),
             inodes: 0,
             max_inodes: parts.max_inodes,
             copies: parts.copies,

@@ -75,8 +75,7 @@ pub(super) fn clear_suid(record: &mut InodeRecord) {
 impl Op<'_> {
     fn extent(&self, ino: u64, key: &[u8], value: &[u8]) -> Result<Extent, FsError> {
         let parsed = parse_key(key).filter(|(_, tag, _)| *tag == Tag::Extent);
-        let blocks = self.inner.area.blocks();
-        let extent = parsed.and_then(|(_, _, rest)| Extent::decode(rest, value, blocks));
+        let extent = parsed.and_then(|(_, _, rest)| self.inner.area.extent(rest, value));
         extent.ok_or_else(|| FsError::Damaged(format!("an extent of inode {ino} makes no sense")))
     }
 

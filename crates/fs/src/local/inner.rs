@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -52,7 +53,9 @@ pub(super) struct Inner {
     atime: Mutex<Atime>,
     pub(super) space: Space,
     /// Inodes for which there may be room.
-    pub(super) max_inodes: u64,
+    pub(super) max_inodes: AtomicU64,
+    /// One at a time makes the filesystem larger.
+    pub(super) growing: tokio::sync::Mutex<()>,
     /// Where the superblock is besides the tree.
     pub(super) copies: Copies,
     /// The block of the table of reservations.
@@ -139,7 +142,8 @@ impl Inner {
             options,
             atime: Mutex::new(options.atime),
             space: found.space,
-            max_inodes: found.max_inodes,
+            max_inodes: found.max_inodes.into(),
+            growing: tokio::sync::Mutex::default(),
             copies: found.copies,
             table: OnceLock::new(),
             freeing: tokio::sync::Mutex::new(()),

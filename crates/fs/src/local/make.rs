@@ -20,13 +20,13 @@ use super::format::{
 use super::inner::{Found, Inner};
 use super::op::stored_time;
 use super::options::{Format, Options};
-use super::space::Space;
-use super::superblock::{Copies, verified};
+use super::space::{Covered, Space};
+use super::superblock::{Copies, stored_record};
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 
 /// The partition of the metadata takes one block in so many.
-const METADATA_SHARE: u64 = 16;
+pub(super) const METADATA_SHARE: u64 = 16;
 /// Blocks of the smallest partition of metadata.
 const MIN_METADATA: u64 = 32;
 /// Pages of bits that are read at a time.
@@ -192,11 +192,13 @@ async fn largest_gap(volume: &Arc<dyn Transact>) -> Result<u64, FsError> {
         Err(TreeError::NoCatalogue) => Vec::new(),
         Err(error) => return Err(error.into()),
     };
+    let mut runs: Vec<_> = there.iter().flat_map(Partition::all_runs).collect();
+    runs.sort_by_key(|run| run.first);
     let mut at = thalweg_store::tree::format::CATALOGUE_BLOCKS;
     let mut largest = 0;
-    for partition in there {
-        largest = largest.max(partition.first.saturating_sub(at));
-        at = partition.first + partition.blocks;
+    for run in runs {
+        largest = largest.max(run.first.saturating_sub(at));
+        at = run.end();
     }
     Ok(largest.max(volume.blocks().saturating_sub(at)))
 }
@@ -226,18 +228,9 @@ pub(crate) struct Parts {
     pub(crate) max_inodes: u64,
 }
 
-/// The superblock as the tree has it.
-///
-/// # Errors
-/// [`FsError::Damaged`] when it is missing or makes no sense, [`FsError::Newer`], and those of the tree.
-pub(crate) async fn stored_super(
-    tree: &Store,
-    txn: &dyn Transaction,
-    data: &Partition,
-) -> Result<SuperRecord, FsError> {
-    let value = tree.get_in(txn, &key(0, Tag::Super, &[])).await?;
-    let value = value.ok_or_else(|| FsError::Damaged("the superblock is missing".to_owned()))?;
-    verified(&value, data)
+/// Inodes for which a partition of metadata may have room.
+pub(super) fn inodes_for(metadata: &Partition) -> u64 {
+    metadata.size() * INODES_PER_BLOCK
 }
 
 /// Finds the parts of a filesystem, and checks that they belong together.
@@ -251,7 +244,7 @@ pub(crate) async fn read_super(
     let meta = catalogue::open(&**volume, tree.name()).await?;
     let txn = volume.begin(Begin::SNAPSHOT).await?;
     let copies = Copies::find(volume, name, &tree).await?;
-    let record = match stored_super(&tree, &*txn, &raw).await {
+    let record = match stored_record(&tree, &*txn, &raw).await {
         Ok(record) => record,
         Err(error) if error.is_damage_below() || matches!(error, FsError::Damaged(_)) => {
             copies.record(&*txn, &raw).await?.ok_or(error)?
@@ -262,8 +255,30 @@ pub(crate) async fn read_super(
     if area.blocks() != record.data_blocks.get() {
         return Err(FsError::Damaged("the superblock has another number of blocks".to_owned()));
     }
-    let max_inodes = meta.blocks * INODES_PER_BLOCK;
+    let max_inodes = inodes_for(&meta);
     Ok(Parts { tree, area, record, copies, max_inodes })
+}
+
+/// What is free under the pages of bits from `page` on.
+///
+/// # Errors
+/// Those of the store, and [`FsError::Damaged`].
+pub(super) async fn count_free(
+    txn: &dyn Transaction,
+    area: &DataArea,
+    mut page: u64,
+) -> Result<Vec<Covered>, FsError> {
+    let mut pages = Vec::new();
+    while page < area.pages() {
+        let some = PAGES_AT_ONCE.min(area.pages_together(page));
+        for content in txn.read_run(area.page_lba(page), some).await? {
+            let free = BitmapPage::read(area, page, &content)?.free();
+            let covered = area.covered(page);
+            pages.push(Covered { free, blocks: covered.end - covered.start });
+            page += 1;
+        }
+    }
+    Ok(pages)
 }
 
 impl Local {
@@ -284,23 +299,16 @@ impl Local {
             copies.refresh(&*volume).await.ok();
         }
         let txn = volume.begin(Begin::SNAPSHOT).await?;
-        let mut free = Vec::with_capacity(area.pages() as usize);
-        while (free.len() as u64) < area.pages() {
-            let page = free.len() as u64;
-            let some = PAGES_AT_ONCE.min(area.pages() - page);
-            for (page, content) in (page..).zip(txn.read_run(area.page_lba(page), some).await?) {
-                free.push(BitmapPage::read(&area, page, &content)?.free());
-            }
-        }
+        let pages = count_free(&*txn, &area, 0).await?;
         let counts = tree.get_in(&*txn, &key(0, Tag::Counts, &[])).await?;
         let inodes = counts.and_then(|it| Some(i64::from_le_bytes((*it).try_into().ok()?)));
         drop(txn);
         let found = Found {
             tree,
-            area,
             hash_key: record.hash_key,
             hash_bits: record.hash_bits,
-            space: Space::new(area.blocks(), free),
+            space: Space::new(area.end(), pages),
+            area,
             inodes: inodes.unwrap_or(1),
             max_inodes,
             copies,

@@ -3,6 +3,7 @@
 //! Each has a record in the transaction that leaves it behind, so that whoever opens the filesystem
 //! after a crash goes on with it. Every step is a transaction, and may be repeated.
 
+use super::area::DataArea;
 use super::extents::Run;
 use super::format::{HAS_XATTRS, Place, TRUNCATING, Tag, key, key_behind, parse_key};
 use super::inner::Inner;
@@ -145,7 +146,7 @@ impl Inner {
                 return Ok(());
             }
             for (key, value) in some {
-                let noted = freed_run(&key, &value, self.area.blocks());
+                let noted = freed_run(&key, &value, &self.area);
                 let noted = noted.ok_or_else(|| {
                     FsError::Damaged("a note of blocks to be freed makes no sense".to_owned())
                 })?;
@@ -195,10 +196,8 @@ pub(super) fn freed_key(start: u64) -> Vec<u8> {
 }
 
 /// Blocks that are noted to be freed; `None` when the note makes no sense.
-pub(super) fn freed_run(key: &[u8], value: &[u8], blocks: u64) -> Option<Run> {
+pub(super) fn freed_run(key: &[u8], value: &[u8], area: &DataArea) -> Option<Run> {
     let (_, _, rest) = parse_key(key)?;
     let start = u64::from_be_bytes(rest.try_into().ok()?);
-    let run = Run { start, blocks: u64::from_le_bytes(value.try_into().ok()?) };
-    let end = start.checked_add(run.blocks)?;
-    (run.blocks > 0 && end <= blocks).then_some(run)
+    area.run(start, u64::from_le_bytes(value.try_into().ok()?))
 }

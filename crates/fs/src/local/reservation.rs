@@ -21,6 +21,7 @@ use thalweg_store::block::{BLOCK_SIZE, ByteRanges, Class, Write};
 use thalweg_store::env::{HashMap, HashSet};
 use thalweg_store::txn::{Aside, FRAGMENT, Transaction, TxnError};
 
+use super::area::DataArea;
 use super::extents::Run;
 use super::format::{LIST_ENTRIES, ListKind, ListPage, NO_OWNER};
 use super::inner::Inner;
@@ -93,12 +94,11 @@ struct Released {
 
 impl ListPage {
     /// The runs that it lists.
-    fn runs(&self, blocks: u64) -> Result<Vec<Run>, FsError> {
+    fn runs(&self, area: &DataArea) -> Result<Vec<Run>, FsError> {
         let runs = (0..LIST_ENTRIES).map(|at| self.get(at)).filter(|entry| *entry != (0, 0));
         let run = |(start, count): (u64, u64)| {
-            let end = start.checked_add(count).filter(|end| count > 0 && *end <= blocks);
             let damaged = || FsError::Damaged("a reserved run of blocks makes no sense".to_owned());
-            end.map(|_| Run { start, blocks: count }).ok_or_else(damaged)
+            area.run(start, count).ok_or_else(damaged)
         };
         runs.map(run).collect()
     }
@@ -600,7 +600,7 @@ impl Op<'_> {
         loop {
             let page = self.read_list(at, kind, false).await?;
             match page.next() {
-                Some(next) if next < self.inner.area.blocks() && !blocks.contains(&next) => {
+                Some(next) if self.inner.area.has(next, 1) && !blocks.contains(&next) => {
                     blocks.push(next);
                     at = next;
                 }
@@ -667,7 +667,7 @@ impl Op<'_> {
         let (mut blocks, last) = self.walk(first, kind).await?;
         let runs: Vec<Run> = match is_open {
             true => Vec::new(),
-            false => last.runs(self.inner.area.blocks())?,
+            false => last.runs(&self.inner.area)?,
         };
         if !runs.is_empty() && !matches!(before, Step::Empty(_)) {
             return Ok(Step::Empty(runs));
@@ -720,14 +720,14 @@ impl Op<'_> {
                 let mut at = Some(first - 1);
                 let mut seen = BTreeSet::new();
                 while let Some(block) = at {
-                    if block >= self.inner.area.blocks() || !seen.insert(block) {
+                    if !self.inner.area.has(block, 1) || !seen.insert(block) {
                         let what = "a list of reservations leads nowhere".to_owned();
                         return Err(FsError::Damaged(what));
                     }
                     let page = self.read_list(block, kind, false).await?;
                     runs.push(one(block));
                     if counts {
-                        runs.extend(page.runs(self.inner.area.blocks())?);
+                        runs.extend(page.runs(&self.inner.area)?);
                     }
                     at = page.next();
                 }
@@ -838,7 +838,7 @@ impl Op<'_> {
     async fn stored_table(&self) -> Result<Option<u64>, FsError> {
         let Some(value) = self.get(&table_key()).await? else { return Ok(None) };
         let block = value.as_ref().try_into().ok().map(u64::from_le_bytes);
-        let block = block.filter(|block| *block < self.inner.area.blocks());
+        let block = block.filter(|block| self.inner.area.has(*block, 1));
         block.map(Some).ok_or_else(|| {
             FsError::Damaged("the record of the table of reservations makes no sense".to_owned())
         })

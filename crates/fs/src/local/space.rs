@@ -10,8 +10,6 @@ use std::ops::Range;
 use parking_lot::Mutex;
 use thalweg_store::env::HashMap;
 
-use super::format::BITS_PER_PAGE;
-
 /// Places where directories may begin.
 const LANES: usize = 16;
 /// Windows at a time; the oldest goes.
@@ -20,14 +18,24 @@ const MAX_WINDOWS: usize = 512;
 /// The hints.
 #[derive(Debug)]
 pub(super) struct Space {
-    blocks: u64,
     hints: Mutex<Hints>,
+}
+
+/// Blocks under a page of bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Covered {
+    /// Those that are free.
+    pub(super) free: u64,
+    /// All of them.
+    pub(super) blocks: u64,
 }
 
 #[derive(Debug)]
 struct Hints {
-    /// Blocks that are free under each page.
-    free: Vec<u64>,
+    /// The number behind the last block's.
+    end: u64,
+    pages: Vec<Covered>,
+    /// Blocks that are free.
     total: u64,
     /// Where each lane goes on.
     next: [u64; LANES],
@@ -85,12 +93,24 @@ impl Windows {
 }
 
 impl Space {
-    /// Hints for so many blocks, of which so many are free under each page.
-    pub(super) fn new(blocks: u64, free: Vec<u64>) -> Space {
-        let total = free.iter().sum();
-        let next = std::array::from_fn(|lane| blocks / LANES as u64 * lane as u64);
-        let hints = Mutex::new(Hints { free, total, next, windows: Windows::default() });
-        Space { blocks, hints }
+    /// Hints for blocks with numbers below `end`; what is under each page of bits.
+    pub(super) fn new(end: u64, pages: Vec<Covered>) -> Space {
+        let total = pages.iter().map(|page| page.free).sum();
+        let next = std::array::from_fn(|lane| end / LANES as u64 * lane as u64);
+        Space { hints: Mutex::new(Hints { end, pages, total, next, windows: Windows::default() }) }
+    }
+
+    /// There are more blocks now, under further pages.
+    pub(super) fn grow(&self, end: u64, further: Vec<Covered>) {
+        let mut hints = self.hints.lock();
+        hints.total += further.iter().map(|page| page.free).sum::<u64>();
+        hints.pages.extend(further);
+        hints.end = end;
+    }
+
+    /// Pages of bits that are known.
+    pub(super) fn pages(&self) -> u64 {
+        self.hints.lock().pages.len() as u64
     }
 
     /// Blocks that are free.
@@ -100,14 +120,14 @@ impl Space {
 
     /// Whether a page may have free blocks.
     pub(super) fn has_free(&self, page: u64) -> bool {
-        self.hints.lock().free.get(page as usize).is_none_or(|free| *free > 0)
+        self.hints.lock().pages.get(page as usize).is_none_or(|page| page.free > 0)
     }
 
     /// So many are free under a page.
     pub(super) fn set(&self, page: u64, free: u64) {
         let mut hints = self.hints.lock();
-        if let Some(there) = hints.free.get_mut(page as usize) {
-            let before = std::mem::replace(there, free);
+        if let Some(there) = hints.pages.get_mut(page as usize) {
+            let before = std::mem::replace(&mut there.free, free);
             hints.total = hints.total - before + free;
         }
     }
@@ -115,11 +135,10 @@ impl Space {
     /// So many became free under a page, or were taken.
     pub(super) fn adjust(&self, page: u64, by: i64) {
         let mut hints = self.hints.lock();
-        let Some(there) = hints.free.get(page as usize).copied() else { return };
-        let most = self.blocks.saturating_sub(page * BITS_PER_PAGE).min(BITS_PER_PAGE);
-        let free = there.saturating_add_signed(by).min(most);
-        hints.free[page as usize] = free;
-        hints.total = hints.total - there + free;
+        let Some(there) = hints.pages.get_mut(page as usize) else { return };
+        let free = there.free.saturating_add_signed(by).min(there.blocks);
+        let before = std::mem::replace(&mut there.free, free);
+        hints.total = hints.total - before + free;
     }
 
     fn lane(parent: u64) -> usize {
@@ -133,7 +152,8 @@ impl Space {
 
     /// Blocks were taken for a file in a directory: others look behind them.
     pub(super) fn took(&self, parent: u64, end: u64) {
-        self.hints.lock().next[Space::lane(parent)] = if end < self.blocks { end } else { 0 };
+        let mut hints = self.hints.lock();
+        hints.next[Space::lane(parent)] = if end < hints.end { end } else { 0 };
     }
 
     /// Keeps the blocks behind what a growing file has taken for it.
@@ -160,9 +180,28 @@ impl Space {
 mod tests {
     use super::*;
 
+    fn empty(blocks: u64) -> Space {
+        Space::new(blocks, vec![Covered { free: blocks, blocks }])
+    }
+
+    #[test]
+    fn more_pages_have_more_blocks() {
+        let space = empty(100);
+        space.adjust(0, -70);
+        space.grow(1010, vec![Covered { free: 10, blocks: 10 }]);
+        assert_eq!((space.free(), space.pages()), (40, 2));
+        space.adjust(1, 5);
+        space.took(1, 1005);
+        assert_eq!((space.free(), space.beginning(1)), (40, 1005));
+        space.adjust(1, -10);
+        assert!(space.has_free(0) && !space.has_free(1) && space.has_free(2));
+        space.took(1, 1010);
+        assert_eq!((space.free(), space.beginning(1)), (30, 0));
+    }
+
     #[test]
     fn a_window_is_for_one_file() {
-        let space = Space::new(10_000, vec![10_000]);
+        let space = empty(10_000);
         space.reserve(7, 100..116);
         space.reserve(8, 116..166);
         assert_eq!(space.unreserved(7, 100..500), 100..116);
@@ -178,7 +217,7 @@ mod tests {
 
     #[test]
     fn the_oldest_window_goes() {
-        let space = Space::new(1 << 20, vec![1 << 20]);
+        let space = empty(1 << 20);
         (0..=MAX_WINDOWS as u64).for_each(|ino| space.reserve(ino, ino * 100..ino * 100 + 16));
         assert_eq!(space.unreserved(u64::MAX, 0..10), 0..10);
         assert!(space.unreserved(u64::MAX, 100..110).is_empty());

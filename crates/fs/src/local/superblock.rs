@@ -39,6 +39,20 @@ pub(super) fn verified(value: &[u8], data: &Partition) -> Result<SuperRecord, Fs
     Ok(record)
 }
 
+/// The superblock as the tree has it.
+///
+/// # Errors
+/// [`FsError::Damaged`] when it is missing or makes no sense, [`FsError::Newer`], and those of the tree.
+pub(super) async fn stored_record(
+    tree: &Store,
+    txn: &dyn Transaction,
+    data: &Partition,
+) -> Result<SuperRecord, FsError> {
+    let value = tree.get_in(txn, &key(0, Tag::Super, &[])).await?;
+    let value = value.ok_or_else(|| FsError::Damaged("the superblock is missing".to_owned()))?;
+    verified(&value, data)
+}
+
 /// Where the copies of a superblock are.
 #[derive(Clone, Debug)]
 pub(crate) struct Copies {

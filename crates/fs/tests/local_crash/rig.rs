@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_fs::local::{self, Atime, Local, Options};
-use thalweg_store::block::BlockStore;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{Chain, Cleaning};
 use thalweg_store::device::{DeviceRef, Geometry};
 use thalweg_store::env::Env;
@@ -16,6 +16,8 @@ use crate::{in_place, volumes};
 
 /// Blocks of a volume.
 const BLOCKS: u64 = 1100;
+/// Bytes that the filesystem has at first, and after each time that it became larger.
+pub(crate) const SIZES: [u64; 3] = [600 * 4096, 850 * 4096, (BLOCKS - 16) * 4096];
 
 /// A kind of volume.
 #[derive(Clone, Copy)]
@@ -121,7 +123,8 @@ impl Rig {
             Rig::InPlace(shape, _) => shape.create(env, devices).await,
         }
         let volume = self.open(env, devices).await;
-        let format = local::Format { metadata_blocks: Some(250), ..format() };
+        let blocks = Some(SIZES[0] / BLOCK_SIZE as u64);
+        let format = local::Format { metadata_blocks: Some(48), blocks, ..format() };
         local::make(env, &volume.transact, &format).await.unwrap();
         volume
     }
@@ -150,6 +153,12 @@ impl Volume {
     pub(crate) async fn files(&self, env: &Env) -> Local {
         let options = Options { atime: Atime::Never, read_only: false };
         Local::open(env, self.transact.clone(), "fs", options).await.unwrap()
+    }
+
+    /// How often its filesystem became larger.
+    pub(crate) async fn growths(&self) -> usize {
+        let size = local::size(&*self.transact, "fs").await.unwrap();
+        SIZES.iter().position(|it| *it == size).unwrap_or_else(|| panic!("{size} bytes"))
     }
 
     /// Has an in-place store run in another mode.

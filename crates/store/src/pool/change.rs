@@ -22,7 +22,7 @@ use super::spec::{DeviceSpec, LinkSpec};
 use super::{Member, Pool, PoolError, PoolMirror, destroy, format};
 use crate::block::{BLOCK_SIZE, BlockStore};
 use crate::device::SideState;
-use crate::tree::{Partition, TreeError, catalogue};
+use crate::tree::{TreeError, catalogue};
 use crate::txn::{Transact, TransactionManager};
 
 /// Called with what is done of a long piece of work, and the whole of it, in one unit.
@@ -62,14 +62,13 @@ async fn refuse_cut(volume: &TransactionManager, blocks: u64) -> Result<(), Pool
         Err(TreeError::NoCatalogue | TreeError::Foreign(_)) => return Ok(()),
         Err(error) => return Err(invalid(error.to_string())),
     };
-    let end = |it: &Partition| it.first.saturating_add(it.blocks);
-    match partitions.iter().max_by_key(|it| end(it)).filter(|it| end(it) > blocks) {
+    match partitions.iter().max_by_key(|it| it.end()).filter(|it| it.end() > blocks) {
         None => Ok(()),
         Some(last) => Err(invalid(format!(
-            "partition {} ends at byte {}; make its filesystem smaller first (thalweg resize), or drop \
-             the partition",
+            "partition {} ends at byte {}; copy what it holds elsewhere and drop it first: partitions and \
+             filesystems do not become smaller",
             last.name,
-            end(last).saturating_mul(BLOCK_SIZE as u64)
+            last.end().saturating_mul(BLOCK_SIZE as u64)
         ))),
     }
 }

@@ -5,6 +5,7 @@
 //! What takes more than one transaction, emptying blocks, is done while the partition is unfinished.
 
 mod blocks;
+pub mod growth;
 
 use std::ops::Range;
 
@@ -40,19 +41,83 @@ pub struct Partition {
     pub name: String,
     /// What it is for.
     pub kind: Kind,
-    /// Its first block.
+    /// The first block of its first run.
     pub first: u64,
-    /// Its blocks.
+    /// The blocks of its first run.
     pub blocks: u64,
+    /// The runs that it got later.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub further: Vec<Run>,
     /// Its identity, a new one for each partition that is made.
     pub uuid: Uuid,
     /// Whether it may be used.
     pub state: State,
 }
 
-impl Partition {
+/// Blocks of a volume in a row.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Run {
+    /// The first block.
+    pub first: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// [`State::Unfinished`]: kept for a partition, which does not use it yet.
+    pub state: State,
+}
+
+impl Run {
+    /// What follows its last block.
+    pub fn end(&self) -> u64 {
+        self.first.saturating_add(self.blocks)
+    }
+
     fn range(&self) -> Range<u64> {
-        self.first..self.first.saturating_add(self.blocks)
+        self.first..self.end()
+    }
+}
+
+/// A run of a partition as an entry of the catalogue: a partition of that run alone, and its number.
+#[derive(Clone, Debug)]
+struct Listed {
+    partition: Partition,
+    run: u16,
+}
+
+impl Partition {
+    /// Its runs, and those that are kept for it.
+    pub fn all_runs(&self) -> impl Iterator<Item = Run> {
+        let first = Run { first: self.first, blocks: self.blocks, state: self.state };
+        std::iter::once(first).chain(self.further.iter().cloned())
+    }
+
+    /// Its runs but the first.
+    pub fn further_runs(&self) -> impl Iterator<Item = &Run> {
+        self.further.iter().filter(|run| run.state == State::Ready)
+    }
+
+    /// The blocks of a volume that it has, run after run.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let first = self.first..self.first.saturating_add(self.blocks);
+        std::iter::once(first).chain(self.further_runs().map(Run::range))
+    }
+
+    /// Its blocks, in all runs.
+    pub fn size(&self) -> u64 {
+        self.blocks + self.further_runs().map(|run| run.blocks).sum::<u64>()
+    }
+
+    /// What follows the last block of a volume that it has, or that is kept for it.
+    pub fn end(&self) -> u64 {
+        self.all_runs().map(|run| run.end()).max().unwrap_or_default()
+    }
+
+    /// Its entries in the catalogue.
+    fn entries(&self) -> Vec<Listed> {
+        let entry = |(number, Run { first, blocks, state }): (usize, Run)| {
+            let partition = Partition { first, blocks, state, further: vec![], ..self.clone() };
+            Listed { partition, run: number as u16 }
+        };
+        self.all_runs().enumerate().map(entry).collect()
     }
 }
 
@@ -113,11 +178,10 @@ impl Catalogue {
     }
 
     fn check(&self, blocks: u64) -> Result<(), TreeError> {
-        let mut before: Option<&Partition> = None;
-        for partition in self.sorted() {
-            let start = before.map_or(CATALOGUE_BLOCKS, |before| before.range().end);
-            let end = partition.first.checked_add(partition.blocks);
-            if partition.first < start || partition.blocks == 0 || end.is_none() {
+        let mut start = CATALOGUE_BLOCKS;
+        for (partition, run) in self.runs() {
+            let end = run.first.checked_add(run.blocks);
+            if run.first < start || run.blocks == 0 || end.is_none() {
                 return Err(damaged("its partitions overlap"));
             }
             if end.is_some_and(|end| end > blocks) {
@@ -126,7 +190,7 @@ impl Catalogue {
                     partition.name
                 )));
             }
-            before = Some(partition);
+            start = run.end();
         }
         Ok(())
     }
@@ -137,11 +201,19 @@ impl Catalogue {
         sorted
     }
 
+    /// All runs and whose they are, in the order of their blocks.
+    fn runs(&self) -> Vec<(&Partition, Run)> {
+        let of = |partition| Partition::all_runs(partition).map(move |run| (partition, run));
+        let mut runs: Vec<_> = self.partitions.iter().flat_map(of).collect();
+        runs.sort_by_key(|(_, run)| run.first);
+        runs
+    }
+
     /// Writes all of it, and over what is damaged.
     async fn write(&self, txn: &dyn Transaction) -> Result<(), TreeError> {
         let blocks = blocks::encode(&self.partitions).ok_or_else(|| {
             TreeError::Invalid(format!(
-                "a volume has at most {} partitions",
+                "a volume has at most {} partitions, each run of one that has grown counted",
                 CATALOGUE_BLOCKS as usize * CATALOGUE_ENTRIES
             ))
         })?;
@@ -166,9 +238,9 @@ impl Catalogue {
     fn gaps(&self, blocks: u64) -> Vec<Range<u64>> {
         let mut at = CATALOGUE_BLOCKS;
         let mut gaps = Vec::new();
-        for partition in self.sorted() {
-            gaps.push(at..partition.first);
-            at = partition.range().end;
+        for (_, run) in self.runs() {
+            gaps.push(at..run.first);
+            at = run.end();
         }
         gaps.push(at..blocks);
         gaps.retain(|gap| gap.start < gap.end);
@@ -198,9 +270,10 @@ impl Catalogue {
     }
 
     fn overlap(&self, range: &Range<u64>, volume: u64) -> TreeError {
-        let overlaps = |it: &&Partition| it.first < range.end && range.start < it.range().end;
-        let with = match self.partitions.iter().find(overlaps) {
-            Some(partition) => format!("partition {}", partition.name),
+        let runs = self.runs();
+        let overlaps = |(_, it): &&(_, Run)| it.first < range.end && range.start < it.end();
+        let with = match runs.iter().find(overlaps) {
+            Some((partition, _)) => format!("partition {}", partition.name),
             None if range.start < CATALOGUE_BLOCKS => "the catalogue".to_owned(),
             None => format!("the end of the volume of {volume} blocks"),
         };
@@ -212,29 +285,32 @@ fn damaged(detail: &str) -> TreeError {
     TreeError::Damaged { what: "the catalogue of partitions".to_owned(), detail: detail.to_owned() }
 }
 
-fn fill_entries(block: &mut CatalogueBlock, partitions: &[Partition]) {
-    for (entry, partition) in block.entries.iter_mut().zip(partitions) {
+fn fill_entries(block: &mut CatalogueBlock, entries: &[Listed]) {
+    for (entry, Listed { partition, run }) in block.entries.iter_mut().zip(entries) {
         let name = partition.name.as_bytes();
         entry.name_len = name.len() as u8;
         entry.name[..name.len()].copy_from_slice(name);
         entry.kind = partition.kind.encode();
         entry.ready = u8::from(partition.state == State::Ready);
+        entry.run = (*run).into();
         entry.uuid = *partition.uuid.as_bytes();
         entry.first = partition.first.into();
         entry.blocks = partition.blocks.into();
     }
 }
 
-fn decode_entry(entry: &CatalogueEntry) -> Option<Partition> {
+fn decode_entry(entry: &CatalogueEntry) -> Option<Listed> {
     let name = entry.name.get(..usize::from(entry.name_len))?;
-    Some(Partition {
+    let partition = Partition {
         name: std::str::from_utf8(name).ok()?.to_owned(),
         kind: Kind::decode(entry.kind)?,
         first: entry.first.get(),
         blocks: entry.blocks.get(),
+        further: Vec::new(),
         uuid: Uuid::from_bytes(entry.uuid),
         state: if entry.ready == 1 { State::Ready } else { State::Unfinished },
-    })
+    };
+    Some(Listed { partition, run: entry.run.get() })
 }
 
 fn check_name(name: &str) -> Result<(), TreeError> {
@@ -328,7 +404,7 @@ pub async fn refusal(volume: &dyn Transact, block: u64) -> TreeError {
 }
 
 fn what_lies(partitions: &[Partition], block: u64) -> String {
-    match partitions.iter().find(|it| it.range().contains(&block)) {
+    match partitions.iter().find(|it| it.all_runs().any(|run| run.range().contains(&block))) {
         Some(it) => match filesystem_of(it, partitions) {
             Some(name) => format!("partition {} of filesystem {name}", it.name),
             None => format!("partition {} ({})", it.name, it.kind),
@@ -370,10 +446,14 @@ pub(super) async fn listing(
     partition: &Partition,
 ) -> Result<Lba, TreeError> {
     let catalogue = Catalogue::require(txn).await?;
-    match catalogue.partitions.iter().position(|it| it == partition) {
-        Some(index) => Ok(Lba((index / CATALOGUE_ENTRIES) as u64)),
-        None => Err(TreeError::Missing(partition.name.clone())),
+    let mut before = 0;
+    for it in &catalogue.partitions {
+        if it == partition {
+            return Ok(Lba((before / CATALOGUE_ENTRIES) as u64));
+        }
+        before += it.all_runs().count();
     }
+    Err(TreeError::Missing(partition.name.clone()))
 }
 
 /// Makes a partition, and a catalogue on a volume that is empty. What its blocks held is gone.
@@ -421,6 +501,7 @@ async fn enter(
         kind: new.kind,
         first: range.start,
         blocks: range.end - range.start,
+        further: Vec::new(),
         uuid,
         state: if new.kind == Kind::Raw { State::Ready } else { State::Unfinished },
     };
@@ -503,7 +584,7 @@ async fn empty_partition(
 ) -> Result<(), TreeError> {
     let area = match Area::new(partition) {
         Ok(area) if partition.kind != Kind::Raw => area,
-        _ => return empty(volume, partition.range()).await,
+        _ => return empty_runs(volume, partition).await,
     };
     for bitmap in area.bitmaps() {
         let used = run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
@@ -513,13 +594,24 @@ async fn empty_partition(
         match used.await {
             Ok(blocks) => discard(volume, &area, &blocks).await?,
             Err(TreeError::Damaged { .. } | TreeError::Newer { .. }) => {
-                return empty(volume, partition.range()).await;
+                return empty_runs(volume, partition).await;
             }
             Err(error) => return Err(error),
         }
     }
+    for bitmap in area.bitmaps().filter(|bitmap| *bitmap >= area.prepared().end) {
+        discard(volume, &area, &[bitmap]).await?;
+    }
     let metadata = partition.first..area.lba(area.prepared().end).0;
     empty(volume, metadata).await
+}
+
+/// Discards whatever is in the runs of a partition.
+async fn empty_runs(volume: &dyn Transact, partition: &Partition) -> Result<(), TreeError> {
+    for run in partition.all_runs() {
+        empty(volume, run.range()).await?;
+    }
+    Ok(())
 }
 
 async fn discard(volume: &dyn Transact, area: &Area, blocks: &[u32]) -> Result<(), TreeError> {

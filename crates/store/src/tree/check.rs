@@ -71,7 +71,7 @@ impl Reached {
 pub(super) async fn check(work: &mut Work<'_>) -> Result<Report, TreeError> {
     work.verify_store().await?;
     let mut reached = Reached::default();
-    reached.report.blocks = work.area.data().len() as u64;
+    reached.report.blocks = work.area.capacity();
     match work.area.kind {
         Kind::Hash => check_table(work, &mut reached).await?,
         Kind::Btree | Kind::Raw => check_tree(work, &mut reached).await?,

@@ -14,7 +14,12 @@
 //! copies of the first ones alone. Programs that know of no copies take such a block for an empty list,
 //! and write zeros there when they change the catalogue; [`repair`](super::catalogue::repair) adds them.
 //!
-//! Inside of a partition blocks are numbered from its first one on. Every block but those of large
+//! A partition that has grown consists of several *runs* of blocks. Each has an entry in the catalogue, with
+//! the partition's name and identity and the run's number; the first run is number 0. Such a catalogue has
+//! version 2, which older programs refuse. A run other than the first that is not ready is kept free for the
+//! partition and holds nothing yet. In a store each of these runs begins with its own pages of the bitmap.
+//!
+//! Inside of a partition blocks are numbered from its first one on, run after run. Every block but those of large
 //! values is a *page*: it begins with a [`PageHeader`] that says what it is, whose, and where it
 //! belongs. A page of bitmap or directory that nobody has written yet is all zeros.
 //!
@@ -37,6 +42,8 @@ use crate::checksum::crc32c;
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u16 = 1;
+/// Version of a catalogue that has a partition of several runs; the others have [`FORMAT_VERSION`].
+pub const CATALOGUE_VERSION: u32 = 2;
 /// Bytes in the longest key.
 pub const MAX_KEY: usize = 1024;
 /// Bytes in the largest value: 128 blocks. A transaction may write 256 blocks unless told otherwise.
@@ -171,7 +178,7 @@ pub const fn copy_place(index: u64) -> u64 {
     CATALOGUE_BLOCKS - 1 - index
 }
 
-/// One partition.
+/// One run of a partition.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CatalogueEntry {
@@ -183,9 +190,11 @@ pub struct CatalogueEntry {
     pub kind: u8,
     /// 1: ready, 0: unfinished.
     pub ready: u8,
+    /// The run's number among those of the partition.
+    pub run: U16,
     /// Zeros.
-    pub spare: [u8; 14],
-    /// Its identity.
+    pub spare: [u8; 12],
+    /// The partition's identity.
     pub uuid: [u8; 16],
     /// Its first block.
     pub first: U64,

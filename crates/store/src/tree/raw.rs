@@ -65,7 +65,7 @@ impl Raw {
 
     /// The number of blocks.
     pub fn blocks(&self) -> u64 {
-        self.partition.as_ref().map_or_else(|| self.volume.blocks(), |it| it.blocks)
+        self.partition.as_ref().map_or_else(|| self.volume.blocks(), Partition::size)
     }
 
     /// The partition's identity; nil for a whole volume.
@@ -83,11 +83,11 @@ impl Raw {
             Some(partition) => self.verify_partition(&*txn, partition).await?,
             None => self.verify_whole(&*txn).await?,
         }
-        let (first, blocks, name) = match &self.partition {
-            Some(it) => (it.first, it.blocks, format!("partition {}", it.name)),
-            None => (0, txn.blocks(), "the volume".to_owned()),
+        let (runs, name) = match &self.partition {
+            Some(it) => (it.ranges().collect(), format!("partition {}", it.name)),
+            None => (vec![0..txn.blocks()], "the volume".to_owned()),
         };
-        Ok(RawBlocks { txn, first, blocks, name })
+        Ok(RawBlocks { txn, runs, name })
     }
 
     async fn verify_partition(
@@ -169,20 +169,37 @@ fn depend(txn: &dyn Transaction, lba: Lba) -> Result<(), TreeError> {
 #[derive(Clone, Debug)]
 pub struct RawBlocks {
     txn: Arc<dyn Transaction>,
-    first: u64,
-    blocks: u64,
+    /// Where they lie.
+    runs: Vec<Range<u64>>,
     name: String,
 }
 
 impl RawBlocks {
-    fn lba(&self, block: u64, count: u64) -> Result<Lba, TreeError> {
-        match block.checked_add(count) {
-            Some(end) if end <= self.blocks => Ok(Lba(self.first + block)),
-            _ => Err(TreeError::Invalid(format!(
-                "{count} blocks from {block} on leave {}, which has {} blocks",
-                self.name, self.blocks
-            ))),
+    /// Where blocks lie.
+    fn places(&self, block: u64, count: u64) -> Result<Vec<Range<u64>>, TreeError> {
+        let blocks: u64 = self.runs.iter().map(|run| run.end - run.start).sum();
+        if block.checked_add(count).is_none_or(|end| end > blocks) {
+            return Err(TreeError::Invalid(format!(
+                "{count} blocks from {block} on leave {}, which has {blocks} blocks",
+                self.name
+            )));
         }
+        let (mut skip, mut missing, mut places) = (block, count, Vec::new());
+        for run in &self.runs {
+            let start = run.start + skip.min(run.end - run.start);
+            skip -= start - run.start;
+            let end = start + missing.min(run.end - start);
+            missing -= end - start;
+            if start < end {
+                places.push(start..end);
+            }
+        }
+        Ok(places)
+    }
+
+    fn lba(&self, block: u64) -> Result<Lba, TreeError> {
+        let places = self.places(block, 1)?;
+        Ok(Lba(places.first().map_or(0, |place| place.start)))
     }
 
     /// `count` blocks from `block` on; zeros where nothing is stored.
@@ -190,7 +207,11 @@ impl RawBlocks {
     /// # Errors
     /// As [`Transaction::read_run`]; [`TreeError::Invalid`] for blocks outside, as all calls here.
     pub async fn read(&self, block: u64, count: u64) -> Result<Vec<Bytes>, TreeError> {
-        Ok(self.txn.read_run(self.lba(block, count)?, count).await?)
+        let mut blocks = Vec::with_capacity(count as usize);
+        for place in self.places(block, count)? {
+            blocks.extend(self.txn.read_run(Lba(place.start), place.end - place.start).await?);
+        }
+        Ok(blocks)
     }
 
     /// Gives a block new content, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes.
@@ -198,7 +219,7 @@ impl RawBlocks {
     /// # Errors
     /// As [`Transaction::write`].
     pub fn write(&self, block: u64, content: Bytes) -> Result<(), TreeError> {
-        Ok(self.txn.write(self.lba(block, 1)?, content)?)
+        Ok(self.txn.write(self.lba(block)?, content)?)
     }
 
     /// Discards a block: it reads as zeros.
@@ -206,7 +227,7 @@ impl RawBlocks {
     /// # Errors
     /// As [`Transaction::discard`].
     pub fn discard(&self, block: u64) -> Result<(), TreeError> {
-        Ok(self.txn.discard(self.lba(block, 1)?)?)
+        Ok(self.txn.discard(self.lba(block)?)?)
     }
 
     /// Says which bytes of a block its last read or write was about.
@@ -214,7 +235,7 @@ impl RawBlocks {
     /// # Errors
     /// As [`Transaction::mark_accessed`].
     pub fn mark_accessed(&self, block: u64, range: Range<usize>) -> Result<(), TreeError> {
-        Ok(self.txn.mark_accessed(self.lba(block, 1)?, range)?)
+        Ok(self.txn.mark_accessed(self.lba(block)?, range)?)
     }
 
     /// Asks for a block to be kept in memory: a hint.
@@ -222,7 +243,7 @@ impl RawBlocks {
     /// # Errors
     /// [`TreeError::Invalid`].
     pub fn please_cache(&self, block: u64) -> Result<(), TreeError> {
-        self.txn.please_cache(self.lba(block, 1)?);
+        self.txn.please_cache(self.lba(block)?);
         Ok(())
     }
 }

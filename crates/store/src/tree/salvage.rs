@@ -200,7 +200,7 @@ impl Look {
         let mut visits = vec![(Visit::root(work), None)];
         while let Some((visit, parent)) = visits.pop() {
             let block = visit.block;
-            let is_there = block == work.area.root() || work.area.data().contains(&block);
+            let is_there = block == work.area.root() || work.area.has(block, 1);
             // A node has but one parent: the first one whose separators fit to it.
             let is_free = is_there && !self.taken.contains(block);
             let page = if is_free { sound(visit.read(work).await)? } else { None };

@@ -54,28 +54,34 @@ impl Default for Window {
 /// A unit of the bitmap.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    page: u32,
+    /// The page of the bitmap.
+    bitmap: u32,
     unit: u32,
 }
 
 impl Place {
     /// The unit with a number among all of them.
-    fn of(number: u32) -> Place {
-        Place { page: number / BITMAP_UNITS, unit: number % BITMAP_UNITS }
+    fn of(area: &Area, number: u32) -> Place {
+        let (bitmap, unit) = area.unit(number);
+        Place { bitmap, unit }
     }
 
     /// The unit that holds the bit of a block, and the bit.
     fn of_block(area: &Area, block: u32) -> (Place, u32) {
-        let index = block - area.data().start;
+        let segment = area.segment(block);
+        let index = block - segment.data;
         let (page, bit) = (index / BITS_PER_PAGE, index % BITS_PER_PAGE);
-        (Place { page, unit: bit / BITS_PER_UNIT }, bit % BITS_PER_UNIT)
+        let bitmap = segment.bitmaps().start + page;
+        (Place { bitmap, unit: bit / BITS_PER_UNIT }, bit % BITS_PER_UNIT)
     }
 
-    /// The block of its first bit.
-    fn first_block(self, area: &Area) -> u64 {
-        u64::from(area.data().start)
-            + u64::from(self.page) * u64::from(BITS_PER_PAGE)
-            + u64::from(self.unit) * u64::from(BITS_PER_UNIT)
+    /// The block of its first bit, and the end of the run of blocks that it is in.
+    fn first_block(self, area: &Area) -> (u64, u64) {
+        let segment = area.segment(self.bitmap);
+        let first = u64::from(segment.data)
+            + u64::from(self.bitmap - segment.bitmaps().start) * u64::from(BITS_PER_PAGE)
+            + u64::from(self.unit) * u64::from(BITS_PER_UNIT);
+        (first, segment.end.into())
     }
 
     fn bytes(self) -> Range<usize> {
@@ -93,13 +99,10 @@ fn bits(page: &Page, place: Place) -> u128 {
 
 /// The blocks that a page of the bitmap is about.
 pub(super) fn covered(area: &Area, bitmap: u32) -> Range<u32> {
-    let page = bitmap - area.bitmaps().start;
-    let data = area.data();
-    let start = |page: u32| {
-        let start = u64::from(data.start) + u64::from(page) * u64::from(BITS_PER_PAGE);
-        start.min(u64::from(data.end)) as u32
-    };
-    start(page)..start(page + 1)
+    let at = |bitmap| Place { bitmap, unit: 0 }.first_block(area);
+    let (start, end) = at(bitmap);
+    let next = start + u64::from(BITS_PER_PAGE);
+    start.min(end) as u32..next.min(end) as u32
 }
 
 /// A page of the bitmap that has these blocks in use, and no others.
@@ -112,11 +115,6 @@ pub(super) fn page_of(area: &Area, bitmap: u32, used: impl Iterator<Item = u32>)
         page[place.bytes().start + bit as usize / 8] |= 1 << (bit % 8);
     }
     page.into()
-}
-
-/// The number of units.
-fn units(area: &Area) -> u32 {
-    (area.data().len() as u32).div_ceil(BITS_PER_UNIT)
 }
 
 /// `len` ones from bit `first` on.
@@ -149,14 +147,14 @@ impl Work<'_> {
     /// # Errors
     /// [`TreeError::Full`]: there are not as many.
     pub(super) async fn allocate(&mut self, count: u32) -> Result<Vec<(u32, u32)>, TreeError> {
-        let units = units(self.area);
+        let units = self.area.units();
         if units == 0 {
             return Err(self.full());
         }
         loop {
             let window = self.area.window.units();
             for _ in 0..PROBES {
-                let place = Place::of(self.rng.random_range(0..window.min(units)));
+                let place = Place::of(self.area, self.rng.random_range(0..window.min(units)));
                 if let Some(run) = self.take_run(place, count, count).await? {
                     return Ok(vec![run]);
                 }
@@ -168,7 +166,7 @@ impl Work<'_> {
         }
         let start = self.rng.random_range(0..units);
         for number in (start..units).take(BITMAP_UNITS as usize) {
-            if let Some(run) = self.take_run(Place::of(number), count, count).await? {
+            if let Some(run) = self.take_run(Place::of(self.area, number), count, count).await? {
                 return Ok(vec![run]);
             }
         }
@@ -189,7 +187,9 @@ impl Work<'_> {
     ) -> Result<Vec<(u32, u32)>, TreeError> {
         let (mut runs, mut missing) = (Vec::new(), count);
         for number in places {
-            while let Some((block, len)) = self.take_run(Place::of(number), missing, 1).await? {
+            while let Some((block, len)) =
+                self.take_run(Place::of(self.area, number), missing, 1).await?
+            {
                 runs.push((block, len));
                 missing -= len;
                 if missing == 0 {
@@ -216,16 +216,15 @@ impl Work<'_> {
             return Ok(None);
         };
         self.flip(place, run(bit, len))?;
-        Ok(Some(((place.first_block(self.area) + u64::from(bit)) as u32, len)))
+        Ok(Some(((place.first_block(self.area).0 + u64::from(bit)) as u32, len)))
     }
 
     /// The bits of a unit, those set too that must not be taken: beyond the last block, and those
     /// of blocks which this very call has freed.
     async fn used(&mut self, place: Place) -> Result<u128, TreeError> {
-        let page = self.area.bitmaps().start + place.page;
-        let mut used = bits(self.load(page, PageKind::Bitmap).await?, place);
-        let first = place.first_block(self.area);
-        let there = (u64::from(self.area.data().end) - first).min(u64::from(BITS_PER_UNIT)) as u32;
+        let mut used = bits(self.load(place.bitmap, PageKind::Bitmap).await?, place);
+        let (first, end) = place.first_block(self.area);
+        let there = end.saturating_sub(first).min(u64::from(BITS_PER_UNIT)) as u32;
         used |= !run(0, there);
         for bit in 0..there {
             if used & (1 << bit) == 0 && self.has_freed((first + u64::from(bit)) as u32) {
@@ -237,9 +236,8 @@ impl Work<'_> {
 
     /// Turns bits of a unit over, and touches only the bytes that differ.
     fn flip(&mut self, place: Place, mask: u128) -> Result<(), TreeError> {
-        let block = self.area.bitmaps().start + place.page;
-        self.begin(block, PageKind::Bitmap)?;
-        let page = self.page(block)?;
+        self.begin(place.bitmap, PageKind::Bitmap)?;
+        let page = self.page(place.bitmap)?;
         let new = (bits(page, place) ^ mask).to_le_bytes();
         for (byte, _) in mask.to_le_bytes().iter().enumerate().filter(|(_, mask)| **mask != 0) {
             page.put(place.bytes().start + byte, &new[byte..=byte]);
@@ -251,8 +249,7 @@ impl Work<'_> {
     pub(super) async fn free(&mut self, first: u32, count: u32) -> Result<(), TreeError> {
         for block in first..first + count {
             let (place, bit) = Place::of_block(self.area, block);
-            let page = self.area.bitmaps().start + place.page;
-            let used = bits(self.load(page, PageKind::Bitmap).await?, place);
+            let used = bits(self.load(place.bitmap, PageKind::Bitmap).await?, place);
             if used & (1 << bit) == 0 {
                 return Err(damaged(block, "it is in use, and the bitmap has it free"));
             }
@@ -264,17 +261,16 @@ impl Work<'_> {
 
     /// The blocks in use among those of one bitmap page.
     pub(super) async fn blocks_in_use(&mut self, bitmap: u32) -> Result<Vec<u32>, TreeError> {
-        let start = self.area.bitmaps().start;
         self.load(bitmap, PageKind::Bitmap).await?;
         self.depend(bitmap, 0..BLOCK_SIZE)?;
         let mut blocks = Vec::new();
         for unit in 0..BITMAP_UNITS {
-            let place = Place { page: bitmap - start, unit };
+            let place = Place { bitmap, unit };
             let used = bits(self.page(bitmap)?, place);
-            let first = place.first_block(self.area);
+            let (first, end) = place.first_block(self.area);
             let set = (0..BITS_PER_UNIT).filter(|bit| used & (1 << bit) != 0);
             for block in set.map(|bit| first + u64::from(bit)) {
-                if block >= u64::from(self.area.data().end) {
+                if block >= end {
                     return Err(damaged(bitmap, "it has a block in use that does not exist"));
                 }
                 blocks.push(block as u32);
@@ -285,7 +281,7 @@ impl Work<'_> {
 
     /// Says that a pointer leads to a block which may be in use.
     pub(super) fn check_pointer(&self, from: u32, block: u32) -> Result<(), TreeError> {
-        match self.area.data().contains(&block) {
+        match self.area.has(block, 1) {
             true => Ok(()),
             false => Err(damaged(from, &format!("it leads to block {block}"))),
         }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::area::Area;
+use super::catalogue::Partition;
 use super::check::{self, Report};
 use super::error::TreeError;
 use super::format::{Kind, LABEL, MAX_KEY, MAX_VALUE};
@@ -199,6 +200,15 @@ impl Store {
     /// The name of its partition.
     pub fn name(&self) -> &str {
         &self.area.name
+    }
+
+    /// Has the store, which is open, use what its partition has got
+    /// ([`growth`](super::catalogue::growth)). Other processes that have it open have to open it again.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] when it is too much for a store.
+    pub fn grow_into(&self, partition: &Partition) -> Result<(), TreeError> {
+        self.area.grow_into(partition)
     }
 
     /// The volume in which it lies.

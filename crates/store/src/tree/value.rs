@@ -45,11 +45,7 @@ impl Large {
         let runs: Vec<(u32, u32)> =
             extents.iter().map(|it| (it.first.get(), u32::from(it.blocks.get()))).collect();
         let len = head.len.get() as usize;
-        let data = work.area.data();
-        let inside = |(first, blocks): &(u32, u32)| {
-            let end = u64::from(*first) + u64::from(*blocks);
-            *blocks > 0 && *first >= data.start && end <= u64::from(data.end)
-        };
+        let inside = |(first, blocks): &(u32, u32)| *blocks > 0 && work.area.has(*first, *blocks);
         let blocks: u64 = runs.iter().map(|(_, blocks)| u64::from(*blocks)).sum();
         let sound = len <= MAX_VALUE
             && blocks == len.div_ceil(BLOCK_SIZE) as u64

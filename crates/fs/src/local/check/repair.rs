@@ -323,7 +323,7 @@ impl Op<'_> {
         let range = key(ino, Tag::Extent, &[])..key_behind(ino, Tag::Extent);
         let mut extents = Vec::new();
         for (key, value) in self.range(range, usize::MAX).await? {
-            let extent = Extent::decode(&key[9..], &value, self.inner.area.blocks());
+            let extent = self.inner.area.extent(&key[9..], &value);
             extents.push(extent.ok_or(FsError::NotFound)?);
         }
         Ok(extents)
@@ -410,7 +410,7 @@ impl Op<'_> {
     async fn cut_extent(&mut self, ino: u64, at: u64, blocks: u64) -> Result<Outcome, FsError> {
         let Some(value) = self.get(&extent_key(ino, at)).await? else { return Ok(Outcome::Left) };
         let rest = (at as u32).to_be_bytes();
-        let extent = Extent::decode(&rest, &value, self.inner.area.blocks());
+        let extent = self.inner.area.extent(&rest, &value);
         let extent = extent.ok_or(FsError::NotFound)?;
         if extent.is_lost() {
             return Ok(Outcome::Left);

@@ -15,8 +15,9 @@ use super::{Finding, How, Outcome};
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::local::format::{DATA_SUFFIX, META_SUFFIX, Tag, key};
-use crate::local::make::{Parts, make_super, read_super, restore_super, stored_super};
+use crate::local::make::{Parts, make_super, read_super, restore_super};
 use crate::local::superblock::Copies;
+use crate::local::superblock::stored_record;
 
 /// Ranges of inodes, and keys, that are told one by one.
 const TOLD: usize = 64;
@@ -75,7 +76,7 @@ async fn look(
         let txn = volume.begin(Begin::SNAPSHOT).await?;
         if tree.get_in(&*txn, &key(0, Tag::Super, &[])).await?.is_some() {
             // One that makes no sense may be right in a copy.
-            let is_bad = match stored_super(&tree, &*txn, &data).await {
+            let is_bad = match stored_record(&tree, &*txn, &data).await {
                 Err(FsError::Damaged(_)) => {
                     let copies = Copies::find(volume, name, &tree).await?;
                     copies.record(&*txn, &data).await?.is_some()

@@ -279,7 +279,7 @@ impl Scan {
                 Some(ino) => self.orphans.insert(ino),
                 None => false,
             },
-            Tag::Freed => match freed_run(key, value, inner.area.blocks()) {
+            Tag::Freed => match freed_run(key, value, &inner.area) {
                 Some(run) => {
                     self.freed.push(run);
                     true
@@ -364,7 +364,7 @@ impl Scan {
                 group.entries.push((position, Some(name), entry.chained));
                 true
             }
-            Tag::Extent => match Extent::decode(rest, value, inner.area.blocks()) {
+            Tag::Extent => match inner.area.extent(rest, value) {
                 Some(extent) => {
                     group.extents.push(extent);
                     true

@@ -7,12 +7,12 @@
 use bytes::Bytes;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{Partition, damaged, decode_entry, fill_entries};
+use super::{Listed, Partition, Run, damaged, decode_entry, fill_entries};
 use crate::block::{BLOCK_SIZE, Lba};
 use crate::tree::error::TreeError;
 use crate::tree::format::{
-    CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CatalogueBlock, FORMAT_VERSION,
-    copy_place,
+    CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CATALOGUE_VERSION, CatalogueBlock,
+    FORMAT_VERSION, copy_place,
 };
 use crate::txn::Transaction;
 
@@ -24,10 +24,37 @@ pub(super) struct Stored {
     pub(super) damaged: Vec<u64>,
 }
 
+impl Stored {
+    /// Takes the next entry in: a partition's first run, or a further one of a partition before.
+    fn take(&mut self, entry: Listed) -> Result<(), TreeError> {
+        let Listed { partition, run: number } = entry;
+        let name = &partition.name;
+        let Some(known) = self.partitions.iter_mut().find(|other| other.name == *name) else {
+            if number > 0 {
+                return Err(damaged(&format!("a run of partition {name} comes before its first")));
+            }
+            self.partitions.push(partition);
+            return Ok(());
+        };
+        if number == 0 {
+            return Err(damaged(&format!("two partitions are named {name}")));
+        }
+        let fits = known.uuid == partition.uuid
+            && known.kind == partition.kind
+            && usize::from(number) == known.further.len() + 1;
+        if !fits {
+            return Err(damaged(&format!("a run of partition {name} belongs to another")));
+        }
+        let Partition { first, blocks, state, .. } = partition;
+        known.further.push(Run { first, blocks, state });
+        Ok(())
+    }
+}
+
 /// What one block lists.
 #[derive(Debug, Default)]
 struct List {
-    partitions: Vec<Partition>,
+    entries: Vec<Listed>,
     /// How many blocks of the catalogue list partitions; 0 where an older program has left that out.
     lists: u64,
 }
@@ -37,7 +64,7 @@ impl List {
     /// one after the other. `may_follow`: whether this one might.
     fn may_be_followed(&self, index: u64, may_follow: bool) -> bool {
         match self.lists {
-            0 => self.partitions.len() == CATALOGUE_ENTRIES,
+            0 => self.entries.len() == CATALOGUE_ENTRIES,
             lists => may_follow && index + 1 < lists,
         }
     }
@@ -75,12 +102,7 @@ pub(super) async fn read(txn: &dyn Transaction) -> Result<Option<Stored>, TreeEr
             }
         };
         may_follow = found.may_be_followed(index, may_follow);
-        for partition in found.partitions {
-            if stored.partitions.iter().any(|other| other.name == partition.name) {
-                return Err(damaged(&format!("two partitions are named {}", partition.name)));
-            }
-            stored.partitions.push(partition);
-        }
+        found.entries.into_iter().try_for_each(|entry| stored.take(entry))?;
     }
     if !stored.damaged.is_empty() {
         let blocks = &stored.damaged;
@@ -112,13 +134,18 @@ async fn read_each(
 /// All blocks of a catalogue; `None` when it has no room for as many partitions.
 pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
     let mut blocks: Vec<Option<Bytes>> = vec![None; CATALOGUE_BLOCKS as usize];
-    let parts: Vec<&[Partition]> = match partitions.is_empty() {
+    let entries: Vec<Listed> = partitions.iter().flat_map(Partition::entries).collect();
+    let parts: Vec<&[Listed]> = match entries.is_empty() {
         true => vec![&[]],
-        false => partitions.chunks(CATALOGUE_ENTRIES).collect(),
+        false => entries.chunks(CATALOGUE_ENTRIES).collect(),
+    };
+    let version = match entries.iter().any(|entry| entry.run > 0) {
+        true => CATALOGUE_VERSION,
+        false => FORMAT_VERSION.into(),
     };
     let lists = parts.len() as u32;
     for (index, part) in (0..).zip(&parts) {
-        let mut block = begin(index, lists, part);
+        let mut block = begin(index, (lists, version), part);
         block.header.count = (part.len() as u32).into();
         *blocks.get_mut(index as usize)? = Some(end(block));
     }
@@ -126,7 +153,7 @@ pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
         let place = copy_place(index);
         if let Some(free @ None) = blocks.get_mut(place as usize) {
             // It lists nothing itself.
-            let mut block = begin(place, lists, part);
+            let mut block = begin(place, (lists, version), part);
             block.header.copy_of = (index as u32 + 1).into();
             block.header.copied = (part.len() as u32).into();
             *free = Some(end(block));
@@ -136,13 +163,13 @@ pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
     Some(blocks.into_iter().map(|block| block.unwrap_or_else(|| zeros.clone())).collect())
 }
 
-fn begin(index: u64, lists: u32, partitions: &[Partition]) -> CatalogueBlock {
+fn begin(index: u64, (lists, version): (u32, u32), entries: &[Listed]) -> CatalogueBlock {
     let mut block = CatalogueBlock::new_zeroed();
     block.header.magic = CATALOGUE_MAGIC;
-    block.header.version = u32::from(FORMAT_VERSION).into();
+    block.header.version = version.into();
     block.header.index = (index as u32).into();
     block.header.lists = lists.into();
-    fill_entries(&mut block, partitions);
+    fill_entries(&mut block, entries);
     block
 }
 
@@ -179,7 +206,7 @@ fn verify(index: u64, bytes: &[u8]) -> Result<&CatalogueBlock, TreeError> {
     if header.checksum.get() != block.sum() {
         return Err(damaged(&format!("block {index} does not match its checksum")));
     }
-    if header.version.get() > u32::from(FORMAT_VERSION) {
+    if header.version.get() > CATALOGUE_VERSION {
         let what = "the catalogue of partitions".to_owned();
         return Err(TreeError::Newer { what, version: header.version.get() });
     }
@@ -193,9 +220,9 @@ fn list(index: u64, block: &CatalogueBlock, count: u32) -> Result<List, TreeErro
     let entries = block.entries.get(..count as usize);
     let entries = entries.ok_or_else(|| damaged(&format!("block {index} lists too many")))?;
     let invalid = || damaged(&format!("block {index} has an entry that is invalid"));
-    let partitions = entries.iter().map(|entry| decode_entry(entry).ok_or_else(invalid));
+    let entries = entries.iter().map(|entry| decode_entry(entry).ok_or_else(invalid));
     let lists = u64::from(block.header.lists.get());
-    Ok(List { partitions: partitions.collect::<Result<_, _>>()?, lists })
+    Ok(List { entries: entries.collect::<Result<_, _>>()?, lists })
 }
 
 fn is_zeros(bytes: &[u8]) -> bool {

@@ -1,0 +1,181 @@
+//! A filesystem gets larger, also while it is in use.
+//!
+//! Its partitions get further runs of blocks: that of the metadata its share, that of the data the rest. One
+//! transaction makes them a part of the filesystem and writes the new size into the superblock, so that a
+//! crash leaves the old size or the new one. Nothing is moved, and nothing waits.
+
+use std::sync::atomic::Ordering;
+
+use thalweg_store::tree::catalogue::{self, growth};
+use thalweg_store::tree::{Partition, TreeError};
+use thalweg_store::txn::{Begin, Durability, Transact, Transaction, run};
+use uuid::Uuid;
+
+use super::Local;
+use super::area::DataArea;
+use super::content::BLOCK;
+use super::format::{DATA_SUFFIX, META_SUFFIX, SUPER_SUFFIX};
+use super::inner::Inner;
+use super::make::{METADATA_SHARE, count_free, inodes_for};
+use super::superblock::stored_record;
+use crate::error::FsError;
+
+/// The least number of blocks that a filesystem grows by: what is left of a volume below that stays unused.
+const LEAST: u64 = 64;
+
+/// The size of a filesystem before and after it was made larger, in bytes: all that it takes of its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Before.
+    pub before: u64,
+    /// Now.
+    pub size: u64,
+}
+
+/// The size of the filesystem of that name in bytes: all that it takes of its volume.
+///
+/// # Errors
+/// Those of the catalogue of partitions.
+pub async fn size(volume: &dyn Transact, name: &str) -> Result<u64, FsError> {
+    Ok(Partitions::find(volume, name).await?.blocks() * BLOCK)
+}
+
+/// The partitions of a filesystem.
+struct Partitions {
+    meta: Partition,
+    data: Partition,
+    /// Blocks of the one with the copy of the superblock.
+    copy: u64,
+}
+
+impl Partitions {
+    async fn find(volume: &dyn Transact, name: &str) -> Result<Partitions, FsError> {
+        let meta = catalogue::open(volume, &(name.to_owned() + META_SUFFIX)).await?;
+        let data = catalogue::open(volume, &(name.to_owned() + DATA_SUFFIX)).await?;
+        let copy = match catalogue::open(volume, &(name.to_owned() + SUPER_SUFFIX)).await {
+            Ok(copy) => copy.size(),
+            Err(TreeError::Missing(_) | TreeError::Unfinished(_)) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Partitions { meta, data, copy })
+    }
+
+    fn blocks(&self) -> u64 {
+        self.meta.size() + self.data.size() + self.copy
+    }
+
+    /// Of so many blocks more, those for metadata: it has its share of all then.
+    fn metadata_of(&self, more: u64) -> u64 {
+        let share = (self.blocks() + more) / METADATA_SHARE;
+        share.saturating_sub(self.meta.size()).min(more / 2)
+    }
+}
+
+impl Local {
+    /// Makes the filesystem larger by what its volume has free between its partitions and behind them; with
+    /// `size`, until it takes at least so many bytes of the volume. Other handles that have it open have to
+    /// open it again.
+    ///
+    /// # Errors
+    /// [`FsError::Smaller`] when it is larger than `size` already, [`FsError::NoRoom`] when the volume has
+    /// less, [`FsError::ReadOnly`], [`FsError::NotSupported`] for a handle from [`Local::within`], and those of
+    /// the catalogue of partitions.
+    pub async fn grow(&self, size: Option<u64>) -> Result<Growth, FsError> {
+        match &self.within {
+            Some(_) => Err(FsError::NotSupported),
+            None if self.inner.options.read_only => Err(FsError::ReadOnly),
+            None => self.inner.grow(size).await,
+        }
+    }
+}
+
+impl Inner {
+    async fn grow(&self, size: Option<u64>) -> Result<Growth, FsError> {
+        let _one = self.growing.lock().await;
+        let volume = &*self.volume;
+        let name = self.tree.name().strip_suffix(META_SUFFIX).unwrap_or_default().to_owned();
+        let before = Partitions::find(volume, &name).await?;
+        let names = [before.meta.name.as_str(), before.data.name.as_str()];
+        let room = growth::room(volume, &names).await?;
+        let now = before.blocks();
+        let more = match size.map(|size| size.div_ceil(BLOCK)) {
+            None => room,
+            Some(wanted) if wanted < now => return Err(FsError::Smaller { size: now * BLOCK }),
+            Some(wanted) if wanted > now + room => {
+                return Err(FsError::NoRoom { size: (now + room) * BLOCK });
+            }
+            Some(wanted) => wanted - now,
+        };
+        if more < LEAST {
+            return Ok(Growth { before: now * BLOCK, size: now * BLOCK });
+        }
+        let metadata = before.metadata_of(more);
+        let wishes =
+            [metadata, more - metadata].into_iter().zip(names).filter(|(blocks, _)| *blocks > 0);
+        let wishes = wishes.map(|(blocks, name)| growth::Wish { name, blocks });
+        growth::keep(volume, &wishes.collect::<Vec<_>>()).await?;
+        let enlarged = run(volume, Begin::STRICT, Durability::Synced, async |txn| {
+            let data = growth::give_in(&*txn, names[1]).await?;
+            let meta = growth::give_in(&*txn, names[0]).await?;
+            self.note_size(&*txn, &data).await?;
+            Ok::<_, FsError>((meta, data))
+        });
+        let (meta, data) = enlarged.await?;
+        self.grow_into(&meta, &data).await?;
+        let now = Partitions { meta, data, copy: before.copy }.blocks();
+        tracing::info!(filesystem = name, blocks = now, "the filesystem is larger");
+        Ok(Growth { before: before.blocks() * BLOCK, size: now * BLOCK })
+    }
+
+    /// Writes into the superblock how much data there is now.
+    async fn note_size(&self, txn: &dyn Transaction, data: &Partition) -> Result<(), FsError> {
+        let mut record = stored_record(&self.tree, txn, data).await?;
+        let area = DataArea::new(data, &Uuid::from_bytes(record.uuid))?;
+        record.data_blocks = area.blocks().into();
+        record.checksum = record.sum().into();
+        self.copies.write(txn, &record).await
+    }
+
+    /// Has everything in memory know of blocks that the filesystem has got. No transaction has used them.
+    async fn grow_into(&self, meta: &Partition, data: &Partition) -> Result<(), FsError> {
+        self.tree.grow_into(meta)?;
+        self.area.grow_into(data)?;
+        self.max_inodes.store(inodes_for(meta), Ordering::Relaxed);
+        let txn = self.volume.begin(Begin::SNAPSHOT).await?;
+        let pages = count_free(&*txn, &self.area, self.space.pages()).await?;
+        self.space.grow(self.area.end(), pages);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_store::tree::{Kind, State};
+
+    use super::*;
+
+    #[test]
+    fn metadata_gets_its_share_of_all() {
+        let partition = |kind, blocks| Partition {
+            name: String::new(),
+            kind,
+            first: 16,
+            blocks,
+            further: vec![],
+            uuid: Uuid::nil(),
+            state: State::Ready,
+        };
+        let with = |meta, data| Partitions {
+            meta: partition(Kind::Btree, meta),
+            data: partition(Kind::Raw, data),
+            copy: 1,
+        };
+        assert_eq!(with(64, 959).metadata_of(1024), 64);
+        assert_eq!(with(64, 959).metadata_of(0), 0);
+        // One that was made with more gets none before it has its share.
+        assert_eq!(with(500, 523).metadata_of(1024), 0);
+        assert_eq!(with(500, 523).metadata_of(15 * 1024), 524);
+        // And one that has far too little leaves half.
+        assert_eq!(with(32, 100_000).metadata_of(64), 32);
+    }
+}

@@ -320,6 +320,11 @@ impl Device for Faulty {
         self.drag(self.inner.discard(offset, len)).await
     }
 
+    async fn grow_to(&self, size: Option<u64>) -> Result<u64, DeviceError> {
+        self.admit(Operation::Grow)?;
+        self.drag(self.inner.grow_to(size)).await
+    }
+
     fn queue_depth(&self) -> QueueDepth {
         self.inner.queue_depth()
     }

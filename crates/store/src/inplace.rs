@@ -22,6 +22,7 @@ mod create;
 pub mod dump;
 pub mod format;
 mod group;
+mod grow;
 mod home;
 mod live;
 mod map;
@@ -38,11 +39,12 @@ mod turns;
 mod waiting;
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
@@ -151,7 +153,10 @@ struct Inner {
     /// Who may read and write there.
     turns: Turns,
     journal: Journal<Lba>,
-    superblock: Superblock,
+    /// The one that counts, but for what changes without a growth: generation, version, note.
+    superblock: RwLock<Superblock>,
+    /// A growth may have changed the superblocks on the device, and `superblock` does not say so.
+    growing: AtomicBool,
     state: Mutex<State>,
     /// The newest version that survives a crash.
     durable: watch::Sender<Version>,
@@ -241,12 +246,12 @@ impl InPlace {
 
     /// The store's identity.
     pub fn id(&self) -> Uuid {
-        self.inner.superblock.volume
+        self.inner.superblock.read().volume
     }
 
     /// What it says of itself.
-    pub fn superblock(&self) -> &Superblock {
-        &self.inner.superblock
+    pub fn superblock(&self) -> Superblock {
+        self.inner.superblock()
     }
 
     /// How it runs.
@@ -267,7 +272,7 @@ impl InPlace {
     pub fn status(&self) -> InPlaceStatus {
         let state = self.inner.state.lock();
         InPlaceStatus {
-            blocks: self.inner.superblock.blocks,
+            blocks: self.inner.blocks(),
             poisoned: state.poison.as_ref().map(ToString::to_string),
             mode: state.options.mode,
             version: state.now.0,
@@ -282,7 +287,7 @@ impl InPlace {
 
     /// The devices, data first.
     pub fn devices(&self) -> Vec<DeviceRef> {
-        let inside = self.inner.superblock.journal_at.1 > 0;
+        let inside = self.inner.superblock.read().journal_at.1 > 0;
         let journal = (!inside).then(|| self.inner.journal.device().clone());
         std::iter::once(self.inner.data.clone()).chain(journal).collect()
     }
@@ -303,6 +308,9 @@ impl InPlace {
         self.sync(self.now()).await?;
         self.inner.write_back(Which::All).await?;
         self.inner.poison("it was closed");
+        // Not beside a growth, which writes superblocks too.
+        let _one = self.inner.writing_back.lock().await;
+        self.inner.check_growth()?;
         recovery::settle(&self.inner).await.map_err(|error| match error {
             InPlaceError::Store(error) => error,
             InPlaceError::Device(error) => error.into(),
@@ -324,12 +332,31 @@ impl Inner {
         self.changed.notify_waiters();
     }
 
+    fn superblock(&self) -> Superblock {
+        self.superblock.read().clone()
+    }
+
+    fn blocks(&self) -> u64 {
+        self.superblock.read().blocks
+    }
+
+    /// First byte of a block.
+    fn place(&self, block: u64) -> u64 {
+        self.superblock.read().place(block)
+    }
+
+    /// First byte of a page of the map, until the volume grows.
+    fn map_place(&self, page: u64) -> u64 {
+        self.superblock.read().map_place(page)
+    }
+
     fn check(&self, lba: Lba, count: u64) -> Result<std::ops::Range<u64>, StoreError> {
+        let blocks = self.blocks();
         match lba.0.checked_add(count) {
-            Some(end) if end <= self.superblock.blocks => Ok(lba.0..end),
+            Some(end) if end <= blocks => Ok(lba.0..end),
             _ => Err(StoreError::Invalid(format!(
-                "{count} blocks from {} on leave a volume of {} blocks",
-                lba.0, self.superblock.blocks
+                "{count} blocks from {} on leave a volume of {blocks} blocks",
+                lba.0
             ))),
         }
     }
@@ -486,7 +513,7 @@ fn journal_error(error: JournalError) -> StoreError {
 #[async_trait]
 impl BlockStore for InPlace {
     fn blocks(&self) -> u64 {
-        self.inner.superblock.blocks
+        self.inner.blocks()
     }
 
     fn now(&self) -> Version {
@@ -573,7 +600,7 @@ impl BlockStore for InPlace {
     fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
         let mut state = self.inner.state.lock();
         let mut runs: Vec<(u64, bool)> = Vec::new();
-        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.superblock.blocks) {
+        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.blocks()) {
             let stored = match state.find(lba, at) {
                 Ok(Found::Content(content)) => content.is_some(),
                 Ok(Found::Home(entry)) => entry != Entry::Empty,

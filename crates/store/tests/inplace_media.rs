@@ -314,7 +314,7 @@ fn lost_superblocks_are_restored_from_a_backup() {
                 let (store, found) = opened.unwrap();
                 assert!(found.superblock_restored && !found.journal_rebuilt);
                 assert_eq!(byte_of(&store, 3).await, Some(7));
-                assert_eq!(store.superblock(), &before);
+                assert_eq!(store.superblock(), before);
                 store.close().await.unwrap();
             }
             // A new store leaves nothing of the old one to be restored.

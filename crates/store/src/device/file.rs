@@ -16,6 +16,7 @@ mod uring;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -109,7 +110,9 @@ enum Runner {
 pub struct FileDevice {
     name: String,
     file: Arc<Locked>,
-    geometry: Geometry,
+    size: AtomicU64,
+    sector: u32,
+    access: Access,
     is_block_device: bool,
     is_rotational: bool,
     direct: bool,
@@ -163,7 +166,9 @@ impl FileDevice {
             runner: runner(options.engine, &name),
             name,
             file: Arc::new(opened.file),
-            geometry: opened.geometry,
+            size: AtomicU64::new(opened.geometry.size),
+            sector: opened.geometry.sector,
+            access: options.access,
             is_block_device: opened.is_block_device,
             is_rotational: opened.is_rotational,
             direct: opened.direct,
@@ -195,7 +200,7 @@ impl FileDevice {
     /// # Errors
     /// [`DeviceError::Locked`] when another open holds a part of the range.
     pub fn lock_range(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        self.geometry.check(offset, len)?;
+        self.geometry().check(offset, len)?;
         self.file.lock_range(&self.name, offset, len)
     }
 
@@ -213,7 +218,7 @@ impl FileDevice {
     /// A write.
     fn transfer(&self, offset: u64, data: Vec<Bytes>) -> Transfer {
         let data = self.aligned(data);
-        Transfer::write(self.file.clone(), offset, data, self.geometry.sector)
+        Transfer::write(self.file.clone(), offset, data, self.sector)
     }
 
     /// `data` in memory that direct I/O accepts: neighbours that must be copied share one copy.
@@ -258,16 +263,16 @@ fn runner(engine: Engine, name: &str) -> Runner {
 #[async_trait]
 impl Device for FileDevice {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { size: self.size.load(Ordering::Acquire), sector: self.sector }
     }
 
     async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError> {
-        self.geometry.check(offset, len as u64)?;
+        self.geometry().check(offset, len as u64)?;
         let _queued = self.counters.read(purpose, len as u64);
         if len == 0 {
             return Ok(Bytes::new());
         }
-        let transfer = Transfer::read(self.file.clone(), offset, len, self.geometry.sector);
+        let transfer = Transfer::read(self.file.clone(), offset, len, self.sector);
         Ok(self.run(Operation::Read, transfer).await?.into_bytes())
     }
 
@@ -278,7 +283,7 @@ impl Device for FileDevice {
         purpose: Purpose,
     ) -> Result<(), DeviceError> {
         let len = total_len(&data);
-        self.geometry.check(offset, len)?;
+        self.geometry().check(offset, len)?;
         let _queued = self.counters.write(purpose, len);
         if len == 0 {
             return Ok(());
@@ -298,7 +303,7 @@ impl Device for FileDevice {
         purpose: Purpose,
     ) -> Result<(), DeviceError> {
         let len = total_len(&data);
-        self.geometry.check(offset, len)?;
+        self.geometry().check(offset, len)?;
         if len == 0 {
             return self.flush(purpose).await;
         }
@@ -317,7 +322,7 @@ impl Device for FileDevice {
     /// Gives a block device's range back (`BLKDISCARD`), or punches a hole into a file, which also
     /// gives up the room that was reserved there. Media that can do neither ignore it.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        self.geometry.check(offset, len)?;
+        self.geometry().check(offset, len)?;
         if len == 0 {
             return Ok(());
         }
@@ -326,6 +331,21 @@ impl Device for FileDevice {
             .await
             .map_err(|_| DeviceError::Closed { device: self.name.clone() })?
             .map_err(|error| DeviceError::io(&self.name, Operation::Discard, error))
+    }
+
+    /// A file of which every byte has its room reserved gets the new ones reserved too. A block device,
+    /// and a file that is open for reading alone, only have their size read again.
+    async fn grow_to(&self, size: Option<u64>) -> Result<u64, DeviceError> {
+        let sector = u64::from(self.sector);
+        let wanted = size.filter(|_| !self.is_block_device && !self.access.only_reads());
+        let wanted = wanted.map_or(0, |size| size.checked_next_multiple_of(sector).unwrap_or(size));
+        let (file, is_block) = (self.file.clone(), self.is_block_device);
+        let size = tokio::task::spawn_blocking(move || open::grow(&file, is_block, wanted))
+            .await
+            .map_err(|_| DeviceError::Closed { device: self.name.clone() })?
+            .map_err(|error| DeviceError::io(&self.name, Operation::Grow, error))?;
+        let size = size - size % sector;
+        Ok(self.size.fetch_max(size, Ordering::AcqRel).max(size))
     }
 
     fn queue_depth(&self) -> QueueDepth {

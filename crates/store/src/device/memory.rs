@@ -1,5 +1,7 @@
 //! A device in RAM.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -15,7 +17,8 @@ const CHUNK: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct MemoryDevice {
     name: String,
-    geometry: Geometry,
+    size: AtomicU64,
+    sector: u32,
     chunks: RwLock<Vec<Option<Box<[u8]>>>>,
     counters: Counters,
 }
@@ -28,14 +31,19 @@ impl MemoryDevice {
 
     /// A device with a name and a geometry.
     pub fn with_geometry(name: &str, geometry: Geometry) -> MemoryDevice {
-        let chunks = usize::try_from(geometry.size.div_ceil(CHUNK as u64)).unwrap_or(usize::MAX);
         MemoryDevice {
             name: name.to_owned(),
-            geometry,
-            chunks: RwLock::new(vec![None; chunks]),
+            size: AtomicU64::new(geometry.size),
+            sector: geometry.sector,
+            chunks: RwLock::new(vec![None; chunks(geometry.size)]),
             counters: Counters::default(),
         }
     }
+}
+
+/// Chunks of a device of `size` bytes.
+fn chunks(size: u64) -> usize {
+    usize::try_from(size.div_ceil(CHUNK as u64)).unwrap_or(usize::MAX)
 }
 
 /// The pieces of `[offset, offset + len)`: chunk, first byte in the chunk, length.
@@ -55,11 +63,11 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, usize)
 #[async_trait]
 impl Device for MemoryDevice {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { size: self.size.load(Ordering::Acquire), sector: self.sector }
     }
 
     async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError> {
-        self.geometry.check(offset, len as u64)?;
+        self.geometry().check(offset, len as u64)?;
         let _queued = self.counters.read(purpose, len as u64);
         let mut buffer = AlignedBuf::zeroed(len);
         let chunks = self.chunks.read();
@@ -80,7 +88,7 @@ impl Device for MemoryDevice {
         purpose: Purpose,
     ) -> Result<(), DeviceError> {
         let len = total_len(&data);
-        self.geometry.check(offset, len)?;
+        self.geometry().check(offset, len)?;
         let _queued = self.counters.write(purpose, len);
         let mut chunks = self.chunks.write();
         let mut at = offset;
@@ -102,7 +110,7 @@ impl Device for MemoryDevice {
     }
 
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
-        self.geometry.check(offset, len)?;
+        self.geometry().check(offset, len)?;
         let first = offset.div_ceil(CHUNK as u64) as usize;
         let end = ((offset + len) / CHUNK as u64) as usize;
         let mut chunks = self.chunks.write();
@@ -110,6 +118,18 @@ impl Device for MemoryDevice {
             chunks[chunk] = None;
         }
         Ok(())
+    }
+
+    /// Takes any size, as a file does.
+    async fn grow_to(&self, size: Option<u64>) -> Result<u64, DeviceError> {
+        let mut all = self.chunks.write();
+        let sector = u64::from(self.sector);
+        let size = size.map_or(0, |size| size.checked_next_multiple_of(sector).unwrap_or(0));
+        if size > self.geometry().size {
+            all.resize(chunks(size), None);
+            self.size.store(size, Ordering::Release);
+        }
+        Ok(self.geometry().size)
     }
 
     fn queue_depth(&self) -> QueueDepth {
@@ -142,6 +162,18 @@ mod tests {
         assert_eq!(device.tallies().of(Purpose::Map).write_bytes, 2048);
         assert_eq!(device.tallies().of(Purpose::UserData).read_bytes, 3072);
         assert_eq!(device.queue_depth(), QueueDepth::default());
+    }
+
+    #[tokio::test]
+    async fn a_larger_device_keeps_what_it_held() {
+        let device = MemoryDevice::new(1024);
+        device.write(512, vec![Bytes::from(vec![7; 512])], Purpose::Map).await.unwrap();
+        assert_eq!(device.grow_to(None).await.unwrap(), 1024);
+        assert_eq!(device.grow_to(Some(512)).await.unwrap(), 1024);
+        assert_eq!(device.grow_to(Some(100_000)).await.unwrap(), 100_352);
+        let read = device.read(0, 100_352, Purpose::Map).await.unwrap();
+        assert_eq!((read[511], read[512], read[1023], read[1024]), (0, 7, 7, 0));
+        assert_eq!(device.geometry().size, 100_352);
     }
 
     #[tokio::test]

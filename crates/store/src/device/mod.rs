@@ -51,6 +51,8 @@ pub enum Operation {
     Open,
     /// To make it.
     Create,
+    /// To make it larger, or to find out how large it is by now.
+    Grow,
     /// To lock it against other processes.
     Lock,
     /// To write back what a copy lost.
@@ -71,6 +73,7 @@ impl fmt::Display for Operation {
             Operation::Discard => "discard",
             Operation::Open => "open",
             Operation::Create => "create",
+            Operation::Grow => "growth",
             Operation::Lock => "lock",
             Operation::Repair => "repair",
             Operation::Rebuild => "rebuild",
@@ -246,6 +249,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// device made of devices does if one of them does.
     fn is_rotational(&self) -> bool {
         self.members().iter().any(|member| member.is_rotational())
+    }
+
+    /// Finds out how large the device is by now, and returns that size, which [`Device::geometry`] then
+    /// reports too. A regular file that is smaller than `size` bytes becomes that large, durably. A
+    /// device never becomes smaller, and the returned size may be less than `size`: by default a device
+    /// keeps the size that it has.
+    async fn grow_to(&self, _size: Option<u64>) -> Result<u64, DeviceError> {
+        Ok(self.geometry().size)
     }
 
     /// How many copies of each byte there are.

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::{
-    AlignedBuf, Device, DeviceError, DeviceRef, Geometry, Purpose, QueueDepth, Tallies, total_len,
+    AlignedBuf, Device, DeviceError, DeviceRef, Geometry, Operation, Purpose, QueueDepth, Tallies,
+    total_len,
 };
 
 /// A device over another one that it never changes: reads come from the device below, except where
@@ -130,6 +131,15 @@ impl Device for Overlay {
         self.geometry().check(offset, len)?;
         cut(&mut self.written.write(), &(offset..offset + len));
         Ok(())
+    }
+
+    /// Refused: what is written here is for recovery alone, and the device below keeps its size.
+    async fn grow_to(&self, _size: Option<u64>) -> Result<u64, DeviceError> {
+        let reason = std::io::Error::new(
+            std::io::ErrorKind::ReadOnlyFilesystem,
+            "it is open for reading alone",
+        );
+        Err(DeviceError::io(&self.name(), Operation::Grow, reason))
     }
 
     fn queue_depth(&self) -> QueueDepth {

@@ -116,6 +116,6 @@ impl Inner {
 
     /// Whether a flush of the journal is one of the data too.
     fn journal_flushes_data(&self) -> bool {
-        self.superblock.journal_at.1 > 0
+        self.superblock.read().journal_at.1 > 0
     }
 }

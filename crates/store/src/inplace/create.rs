@@ -12,7 +12,7 @@ use crate::env::Env;
 use crate::journal::{self, Journal, Note};
 
 /// Bytes that are written at a time.
-const RUN: u64 = 1 << 20;
+pub(super) const RUN: u64 = 1 << 20;
 /// The largest journal inside of a volume unless somebody says otherwise: ext3's 128 MiB.
 const JOURNAL: u64 = 128 << 20;
 
@@ -50,6 +50,8 @@ impl InPlace {
             blocks,
             journal_at: (START, journal_size),
             map_offset,
+            second_part: 0,
+            map_format: FORMAT_VERSION,
             data_offset: map_offset + Superblock::map_size(blocks),
             version: 0,
             created: env.wall_clock(),
@@ -138,7 +140,7 @@ async fn write_empty_map(device: &DeviceRef, superblock: &Superblock) -> Result<
 }
 
 /// `len` bytes of empty sectors of the map, from the one with number `first` on.
-fn empty_sectors(first: u64, len: usize, volume: &Uuid) -> AlignedBuf {
+pub(super) fn empty_sectors(first: u64, len: usize, volume: &Uuid) -> AlignedBuf {
     let mut bytes = AlignedBuf::zeroed(len);
     for (number, into) in (first..).zip(bytes.chunks_exact_mut(MAP_SECTOR as usize)) {
         into.copy_from_slice(MapSector::empty(number, volume).as_bytes());

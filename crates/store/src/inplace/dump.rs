@@ -10,7 +10,8 @@ use zerocopy::FromBytes;
 
 use super::InPlaceError;
 use super::format::{ENTRIES, Entry, MAP_SECTOR, MapSector, Superblock};
-use crate::block::Lba;
+use super::map::SECTORS;
+use crate::block::{BLOCK_SIZE, Lba};
 use crate::copies;
 pub use crate::copies::CopyDump;
 use crate::device::{DeviceRef, Partition, Purpose};
@@ -73,20 +74,26 @@ async fn map(
     entries: bool,
 ) -> Result<MapDump, InPlaceError> {
     let mut found = MapDump { content: entries.then(Vec::new), ..MapDump::default() };
-    let size = Superblock::map_size(superblock.blocks);
-    for at in (0..size).step_by(RUN as usize) {
-        let len = RUN.min(size - at);
-        let bytes = device.read(superblock.map_offset + at, len as usize, Purpose::Map).await?;
+    let pages = Superblock::map_size(superblock.blocks) / BLOCK_SIZE as u64;
+    let first_pages = superblock.first_pages();
+    let mut page = 0;
+    while page < pages {
+        // A run lies in one part of the map.
+        let end = if page < first_pages { pages.min(first_pages) } else { pages };
+        let count = (RUN / BLOCK_SIZE as u64).min(end - page);
+        let (place, len) = (superblock.map_place(page), count as usize * BLOCK_SIZE);
+        let bytes = device.read(place, len, Purpose::Map).await?;
         for (nth, bytes) in bytes.chunks_exact(MAP_SECTOR as usize).enumerate() {
-            let number = at / MAP_SECTOR + nth as u64;
+            let number = page * SECTORS + nth as u64;
             let sector = MapSector::read_from_bytes(bytes);
             let is_whole =
-                |it: &MapSector| it.is_whole(number, &superblock.volume, superblock.format);
+                |it: &MapSector| it.is_whole(number, &superblock.volume, superblock.map_format);
             match sector.ok().filter(is_whole) {
                 Some(sector) => found.take(number * ENTRIES, superblock.blocks, &sector),
                 None => found.damaged.push(number),
             }
         }
+        page += count;
     }
     Ok(found)
 }

@@ -7,6 +7,7 @@
 //! 64 KiB   journal, unless it is on a device of its own
 //!          map: for each block, what is known of it
 //!          blocks, 4 KiB each
+//!          second part of the map, in a volume that has grown beyond what the first has room for
 //!          superblock, a backup, in the device's last 4 KiB, where no block is
 //! ```
 //!
@@ -21,7 +22,16 @@
 //!
 //! Creation writes every sector of the map with its checksum, so a sector of zeros is damaged: the
 //! device has lost it. In volumes of format 1 creation wrote zeros, and a sector of zeros says that all
-//! its blocks hold nothing. A volume keeps the format that it was made with.
+//! its blocks hold nothing. A volume keeps the format that it was made with, unless it grows beyond its
+//! map.
+//!
+//! A volume grows at its end: no block moves. The map between journal and blocks has room for whole pages
+//! of 4 KiB (1016 blocks each). When a volume has more blocks than that, the pages about the others are the
+//! *second part* of the map, somewhere behind the last block. Sectors keep their numbers: the first sector
+//! of the second part follows the last one of the first part. A volume with a second part has format 3,
+//! which programs that do not know of it refuse; its superblock says in a field of its own whether sectors
+//! of zeros count as empty. Each growth copies the second part behind its old place and makes the copy
+//! durable before a superblock refers to it, so that a crash leaves the old volume or the grown one.
 //!
 //! Map and blocks are written when what they say is in the journal for good, and the journal keeps it
 //! until they are durable: they may be torn anywhere between sectors. Little endian.
@@ -39,8 +49,10 @@ pub use crate::copies::{COPIES, COPY};
 use crate::device::{DeviceError, DeviceRef, Purpose};
 use crate::journal::Note;
 
-/// Version of every structure here; readers refuse a higher one.
+/// Version of every structure that creation writes.
 pub const FORMAT_VERSION: u32 = 2;
+/// The version of a volume whose map has a second part; readers refuse a higher one.
+pub const SECOND_PART: u32 = 3;
 /// The last version in which a sector of zeros in the map says that its blocks hold nothing.
 pub const ZEROS_ARE_EMPTY: u32 = 1;
 /// First bytes of a superblock.
@@ -142,7 +154,8 @@ impl MapSector {
         sector
     }
 
-    /// Whether the sector with a number is what was written there in a volume of that format.
+    /// Whether the sector with a number is what was written there in a volume with a map of that format
+    /// ([`Superblock::map_format`]).
     pub fn is_whole(&self, number: u64, volume: &Uuid, format: u32) -> bool {
         let is_unwritten = || self.as_bytes().iter().all(|byte| *byte == 0);
         self.checksum.get() == self.sum(number, volume)
@@ -172,7 +185,9 @@ struct StoredSuperblock {
     journal_epoch: U64,
     journal_first: U64,
     journal_ring: U64,
-    reserved: [u8; 304],
+    second_part: U64,
+    map_format: U32,
+    reserved: [u8; 292],
 }
 
 const _: () = {
@@ -183,7 +198,7 @@ const _: () = {
 /// What an in-place store says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
-    /// The version of the format that the store was made with.
+    /// The version of the format: the one that the store was made with, or [`SECOND_PART`].
     pub format: u32,
     /// Higher in each one that is written.
     pub generation: u64,
@@ -199,6 +214,10 @@ pub struct Superblock {
     pub journal_at: (u64, u64),
     /// Where the map begins.
     pub map_offset: u64,
+    /// Where the second part of the map begins; 0 when there is none.
+    pub second_part: u64,
+    /// The version of the format that the map's sectors have: the one that the store was made with.
+    pub map_format: u32,
     /// Where block 0 is.
     pub data_offset: u64,
     /// The version when the journal was last empty.
@@ -223,6 +242,49 @@ impl Superblock {
         self.data_offset + block * BLOCK_SIZE as u64
     }
 
+    /// Pages that the first part of the map has room for.
+    pub(super) fn first_pages(&self) -> u64 {
+        (self.data_offset - self.map_offset) / BLOCK_SIZE as u64
+    }
+
+    /// Bytes that the second part of the map takes for so many blocks; 0 when the first has room for all.
+    pub(super) fn second_size(&self, blocks: u64) -> u64 {
+        Superblock::map_size(blocks).saturating_sub(self.data_offset - self.map_offset)
+    }
+
+    /// First byte of a page of the map.
+    pub fn map_place(&self, page: u64) -> u64 {
+        match page.checked_sub(self.first_pages()) {
+            Some(nth) if self.second_part > 0 => self.second_part + nth * BLOCK_SIZE as u64,
+            _ => self.map_offset + page * BLOCK_SIZE as u64,
+        }
+    }
+
+    /// The first byte behind all that the volume has on its device, but for the last backup.
+    pub(super) fn end(&self) -> u64 {
+        let blocks = self.place(self.blocks);
+        match self.second_part {
+            0 => blocks,
+            at => at + self.second_size(self.blocks),
+        }
+    }
+
+    /// Whether the map has room for all blocks, and lies where nothing else does. Blocks and first part are
+    /// in order, and on the device.
+    fn has_map(&self, size: u64) -> bool {
+        let second = self.second_size(self.blocks);
+        match self.second_part {
+            0 => second == 0,
+            at => {
+                self.format >= SECOND_PART
+                    && second > 0
+                    && at.is_multiple_of(BLOCK_SIZE as u64)
+                    && at >= self.place(self.blocks)
+                    && at.checked_add(second).is_some_and(|end| end <= size)
+            }
+        }
+    }
+
     fn check(&self, device: &DeviceRef) -> Result<(), InPlaceError> {
         let geometry = device.geometry();
         let invalid = |why: String| {
@@ -232,20 +294,23 @@ impl Superblock {
             let (have, made) = (geometry.sector, self.sector);
             return invalid(format!("made for sectors of {made} bytes, the device has {have}"));
         }
-        let map_end = self.map_offset.checked_add(Superblock::map_size(self.blocks.min(1 << 50)));
         let end = self.blocks.checked_mul(BLOCK_SIZE as u64);
         let end = end.and_then(|bytes| self.data_offset.checked_add(bytes));
         let journal_end = self.journal_at.0.checked_add(self.journal_at.1);
         let in_order = self.blocks > 0
             && self.journal_at.0 >= START
             && journal_end.is_some_and(|end| end <= self.map_offset)
-            && map_end.is_some_and(|end| end <= self.data_offset);
+            && self.map_offset <= self.data_offset;
         let aligned = [self.journal_at.0, self.journal_at.1, self.map_offset, self.data_offset]
             .iter()
             .all(|at| at.is_multiple_of(BLOCK_SIZE as u64));
         match end {
             _ if !in_order || !aligned => invalid("its parts overlap".to_owned()),
-            Some(end) if end <= geometry.size => Ok(()),
+            Some(end) if end <= geometry.size => match self.has_map(geometry.size) {
+                true if (ZEROS_ARE_EMPTY..=FORMAT_VERSION).contains(&self.map_format) => Ok(()),
+                true => invalid(format!("its map has format {}", self.map_format)),
+                false => invalid("its map does not fit its blocks".to_owned()),
+            },
             _ => invalid(format!("{} blocks do not fit into {}", self.blocks, geometry.size)),
         }
     }
@@ -283,7 +348,7 @@ impl Superblock {
     /// # Errors
     /// The device's.
     pub(super) async fn write_backups(&self, device: &DeviceRef) -> Result<(), DeviceError> {
-        let end = self.place(self.blocks);
+        let end = self.end();
         for at in backups(device).into_iter().filter(|at| *at < START || *at >= end) {
             copies::write_at(self, device, at).await?;
         }
@@ -332,6 +397,8 @@ impl Copied for Superblock {
             journal_epoch: self.journal_note.epoch.into(),
             journal_first: self.journal_note.first.into(),
             journal_ring: self.journal_note.size.into(),
+            second_part: self.second_part.into(),
+            map_format: if self.format < SECOND_PART { 0 } else { self.map_format }.into(),
             ..StoredSuperblock::new_zeroed()
         };
         stored.checksum = crc32c(stored.as_bytes()).into();
@@ -349,13 +416,18 @@ impl Copied for Superblock {
         if checksum.get() != crc32c(stored.as_bytes()) {
             return Ok(None);
         }
-        if stored.format.get() > FORMAT_VERSION {
+        if stored.format.get() > SECOND_PART {
             let (device, format) = (device.name(), stored.format.get());
             return Err(InPlaceError::Newer { device, format });
         }
+        let format = stored.format.get();
+        let (second_part, map_format) = match format < SECOND_PART {
+            true => (0, format),
+            false => (stored.second_part.get(), stored.map_format.get()),
+        };
         let len = stored.name.iter().position(|byte| *byte == 0).unwrap_or(NAME);
         let superblock = Superblock {
-            format: stored.format.get(),
+            format,
             generation: stored.generation.get(),
             volume: Uuid::from_bytes(stored.volume),
             journal: Uuid::from_bytes(stored.journal),
@@ -363,6 +435,8 @@ impl Copied for Superblock {
             blocks: stored.blocks.get(),
             journal_at: (stored.journal_offset.get(), stored.journal_size.get()),
             map_offset: stored.map_offset.get(),
+            second_part,
+            map_format,
             data_offset: stored.data_offset.get(),
             version: stored.version.get(),
             created: stored.created.get(),

@@ -8,6 +8,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::Inner;
+use super::format::MAP_SECTOR;
+use super::map;
 use super::options::Options;
 use super::pace;
 use super::state::{Begun, Homing};
@@ -151,7 +153,7 @@ impl Inner {
 
     async fn write_blocks(&self, run: &[Homing]) -> Result<(), StoreError> {
         let Some(first) = run.first() else { return Ok(()) };
-        let place = self.superblock.place(first.lba);
+        let place = self.place(first.lba);
         let content: Option<Vec<Bytes>> = run.iter().map(|homing| homing.content.clone()).collect();
         let Some(content) = content else {
             if self.state.lock().options.discard {
@@ -228,12 +230,16 @@ impl Inner {
         }
     }
 
-    /// Writes dirty sectors of the map; the journal transactions that they keep.
+    /// Writes dirty sectors of the map; the journal transactions that they keep. The caller holds
+    /// `writing_back`, or is alone: a growth moves a part of the map meanwhile.
     pub(super) async fn write_sectors(&self) -> Result<Vec<u64>, DeviceError> {
         let gap = self.gap();
-        let (dirty, kept) = self.state.lock().map.take_dirty(self.superblock.sector, gap);
+        let superblock = self.superblock();
+        let first_part = superblock.first_pages();
+        let (dirty, kept) = self.state.lock().map.take_dirty(superblock.sector, gap, first_part);
         let mut writes = futures::stream::iter(dirty.into_iter().map(|write| {
-            let offset = self.superblock.map_offset + write.offset;
+            let offset = superblock.map_place(write.first / map::SECTORS)
+                + write.first % map::SECTORS * MAP_SECTOR;
             async move {
                 let _turn = self.turn(Kind::Write).await;
                 self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map).await
@@ -293,6 +299,7 @@ impl Inner {
 
     /// [`Inner::write_back`], by who may.
     async fn sweep(&self, which: Which) -> Result<(), StoreError> {
+        self.check_growth()?;
         let gap = self.gap();
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());

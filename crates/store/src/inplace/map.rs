@@ -12,7 +12,7 @@ use crate::device::AlignedBuf;
 use crate::env::HashMap;
 
 /// Sectors in a page.
-const SECTORS: u64 = BLOCK_SIZE as u64 / MAP_SECTOR;
+pub(super) const SECTORS: u64 = BLOCK_SIZE as u64 / MAP_SECTOR;
 /// Entries in a page.
 pub(super) const PER_PAGE: u64 = SECTORS * ENTRIES;
 /// Bytes of one write at most.
@@ -22,7 +22,7 @@ const MOST: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Map {
     volume: Uuid,
-    /// The volume's format.
+    /// The format of its sectors.
     format: u32,
     pages: HashMap<u64, MapPage>,
 }
@@ -41,8 +41,8 @@ struct MapPage {
 /// Sectors on their way to the device.
 #[derive(Debug)]
 pub(super) struct MapWrite {
-    /// Where they go, from the map's beginning on.
-    pub(super) offset: u64,
+    /// The number of the first.
+    pub(super) first: u64,
     pub(super) bytes: AlignedBuf,
 }
 
@@ -52,7 +52,7 @@ fn place(lba: u64) -> (u64, usize) {
 }
 
 impl Map {
-    /// The map of a volume of that format.
+    /// The map of a volume, whose sectors have that format.
     pub(super) fn new(volume: Uuid, format: u32) -> Map {
         Map { volume, format, pages: HashMap::default() }
     }
@@ -145,7 +145,16 @@ impl Map {
 
     /// Every dirty sector, in writes of whole device sectors, which are one write where what lies between
     /// them was read and takes at most `gap` bytes; and the oldest journal transactions of their pages.
-    pub(super) fn take_dirty(&mut self, sector: u32, gap: u64) -> (Vec<MapWrite>, Vec<u64>) {
+    /// No write goes over the end of the first `first_part` pages: the others are elsewhere.
+    pub(super) fn take_dirty(
+        &mut self,
+        sector: u32,
+        gap: u64,
+        first_part: u64,
+    ) -> (Vec<MapWrite>, Vec<u64>) {
+        let boundary = first_part * SECTORS;
+        let is_apart =
+            |last: &Range<u64>, run: &Range<u64>| last.start < boundary && run.start >= boundary;
         let unit = (u64::from(sector) / MAP_SECTOR).max(1);
         let mut pages: Vec<u64> =
             self.pages.iter().filter(|(_, page)| page.dirty != 0).map(|(at, _)| *at).collect();
@@ -160,12 +169,13 @@ impl Map {
             let end = (8 - u64::from(mask.leading_zeros())).next_multiple_of(unit);
             let run = at * SECTORS + first..at * SECTORS + end;
             match runs.last_mut() {
-                Some(last) if self.joins(last, &run, gap) => last.end = run.end,
+                Some(last) if !is_apart(last, &run) && self.joins(last, &run, gap) => {
+                    last.end = run.end
+                }
                 _ => runs.push(run),
             }
         }
-        let write =
-            |run: Range<u64>| MapWrite { offset: run.start * MAP_SECTOR, bytes: self.encode(run) };
+        let write = |run: Range<u64>| MapWrite { first: run.start, bytes: self.encode(run) };
         (runs.into_iter().map(write).collect(), done)
     }
 

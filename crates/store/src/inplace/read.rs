@@ -140,7 +140,7 @@ impl Inner {
         first: u64,
         entries: &[Entry],
     ) -> Result<Vec<Bytes>, StoreError> {
-        let place = self.superblock.place(first);
+        let place = self.place(first);
         let len = entries.len() * BLOCK_SIZE;
         let turn = self.turn(Kind::Read).await;
         let read = match self.data.read(place, len, Purpose::UserData).await {
@@ -166,7 +166,7 @@ impl Inner {
 
     /// Looks for a copy of a block that fits, and mends the others.
     async fn read_copies(&self, lba: u64, entry: Entry) -> Result<Bytes, StoreError> {
-        let place = self.superblock.place(lba);
+        let place = self.place(lba);
         let copies = self.data.copies();
         let (mut right, mut wrong, mut failure) = (None, Vec::new(), None);
         for copy in 0..copies {
@@ -208,13 +208,24 @@ impl Inner {
         pages.sort_unstable();
         pages.dedup();
         for page in pages {
-            let place = self.superblock.map_offset + page * BLOCK_SIZE as u64;
-            let turn = self.turn(Kind::Read).await;
-            let bytes = self.data.read(place, BLOCK_SIZE, Purpose::Map).await?;
-            drop(turn);
+            let bytes = self.read_map_page(page).await?;
             // Who reads it twice finds it there: nothing is dirty that was not read.
             self.state.lock().map.insert(page, &bytes);
         }
         Ok(())
+    }
+
+    /// Reads a page of the map. What a growth has moved meanwhile is read again in its new place: blocks
+    /// may have been written over the old one.
+    async fn read_map_page(&self, page: u64) -> Result<Bytes, StoreError> {
+        loop {
+            let place = self.map_place(page);
+            let turn = self.turn(Kind::Read).await;
+            let read = self.data.read(place, BLOCK_SIZE, Purpose::Map).await;
+            drop(turn);
+            if self.map_place(page) == place {
+                return Ok(read?);
+            }
+        }
     }
 }

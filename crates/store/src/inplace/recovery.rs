@@ -4,11 +4,12 @@
 //! the same each time: recovery may be interrupted anywhere and repeated.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
 
 use super::create::journal_device;
@@ -104,14 +105,15 @@ pub(super) async fn open(
         recovered.given_up = later - sequence + 1;
     }
     let version = Version(recovered.version);
-    let map = Map::new(superblock.volume, superblock.format);
+    let map = Map::new(superblock.volume, superblock.map_format);
     let inner = Inner {
         env: env.clone(),
         turns: Turns::default(),
         data: parts.data,
         journal,
         state: Mutex::new(State::new(map, version, options)),
-        superblock,
+        superblock: RwLock::new(superblock),
+        growing: AtomicBool::new(false),
         durable: watch::Sender::new(version),
         wanted: Mutex::new(version),
         callers: Callers::default(),
@@ -281,9 +283,9 @@ impl Inner {
                 map.set(lba, entry.spoilt(), None, live);
             }
         }
-        let writes = joined.into_iter().map(|(first, blocks)| {
-            self.data.write(self.superblock.place(first), blocks, Purpose::Journal)
-        });
+        let writes = joined
+            .into_iter()
+            .map(|(first, blocks)| self.data.write(self.place(first), blocks, Purpose::Journal));
         let mut writes = futures::stream::iter(writes).buffer_unordered(REQUESTS);
         while let Some(written) = writes.next().await {
             written?;
@@ -340,7 +342,7 @@ impl Inner {
         give_up: bool,
     ) -> Result<Vec<Option<Bytes>>, InPlaceError> {
         let read = async |lba: u64, count: usize| {
-            let place = self.superblock.place(lba);
+            let place = self.place(lba);
             self.data.read(place, count * BLOCK_SIZE, Purpose::Journal).await
         };
         if let Ok(run) = read(first, count).await {

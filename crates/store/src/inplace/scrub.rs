@@ -56,9 +56,10 @@ impl InPlace {
         let mut report = ScrubReport::default();
         // What waits in memory would hide what is at home.
         inner.write_back(Which::All).await?;
-        let blocks = inner.superblock.blocks;
         let mut at = 0;
-        while at < blocks {
+        // It may grow meanwhile.
+        while at < inner.blocks() {
+            let blocks = inner.blocks();
             let page = Map::page_of(at);
             inner.map_all(std::iter::once(at)).await?;
             // A page may take several turns, and counts in the first.
@@ -86,7 +87,7 @@ impl Inner {
     /// changes these blocks meanwhile: they can be neither read nor written.
     async fn replace_sectors(&self, damaged: Vec<Range<u64>>, report: &mut ScrubReport) {
         for Range { start, end } in damaged {
-            let end = end.min(self.superblock.blocks).max(start);
+            let end = end.min(self.blocks()).max(start);
             let mut entries = Vec::with_capacity((end - start) as usize);
             for lba in start..end {
                 entries.push(self.found_at_home(lba).await);
@@ -100,7 +101,7 @@ impl Inner {
 
     /// What can be said of a block whose entry is lost. One that cannot be read holds something.
     async fn found_at_home(&self, lba: u64) -> Entry {
-        let place = self.superblock.place(lba);
+        let place = self.place(lba);
         match self.data.read(place, BLOCK_SIZE, Purpose::Repair).await {
             Ok(block) if block.iter().all(|byte| *byte == 0) => Entry::Empty,
             _ => Entry::Unsummed,

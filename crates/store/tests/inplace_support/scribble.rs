@@ -51,7 +51,7 @@ impl Image {
                 env.sleep(span).await;
             }
             store.sync(store.now()).await.unwrap();
-            let superblock = store.superblock().clone();
+            let superblock = store.superblock();
             Image { shape, disks: Disks::of(&disks.into_inner()), model, superblock }
         })
     }

@@ -176,6 +176,22 @@ fn allocate(file: &File, size: u64, sparse: bool) -> io::Result<()> {
     file.set_len(size)
 }
 
+/// Makes a file at least `wanted` bytes large, durably; what it, or a block device, has by now.
+pub(super) fn grow(file: &File, is_block: bool, wanted: u64) -> io::Result<u64> {
+    if is_block {
+        return Ok(block_device(file)?.0);
+    }
+    let metadata = file.metadata()?;
+    let size = metadata.len();
+    if size < wanted {
+        let is_sparse = metadata.blocks().saturating_mul(512) < size;
+        allocate(file, wanted, is_sparse)?;
+    }
+    // Also where another process has made it larger: a crash must not take that back.
+    file.sync_all()?;
+    Ok(file.metadata()?.len())
+}
+
 fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -14,6 +14,7 @@ use thalweg_store::txn::{Begin, Durability, Preempted, Retry, Transact, TxnError
 use crate::failure::{Failure, Outcome};
 use crate::mount_options::MountOptions;
 use crate::opened::Opened;
+use crate::resize::{Grown, Room};
 
 /// A filesystem to be made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,6 +76,12 @@ impl From<FsError> for Failure {
     }
 }
 
+impl From<local::Growth> for Grown {
+    fn from(growth: local::Growth) -> Grown {
+        Grown { before: growth.before, size: growth.size }
+    }
+}
+
 fn transact(volume: &Opened) -> Arc<dyn Transact> {
     Arc::new(volume.transactions().clone())
 }
@@ -97,6 +104,37 @@ pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Out
             Ok(local::make(env, &volume, &format).await?)
         }
         made => Ok(made?),
+    }
+}
+
+/// Makes the filesystem of a volume that is not mounted as large as it has room for; `None` when there is no
+/// filesystem.
+pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Option<Grown>> {
+    let name = Format::default().name;
+    let transact = transact(volume);
+    let local = match Local::open(env, transact, &name, local::Options::default()).await {
+        Err(FsError::Tree(
+            TreeError::NoCatalogue | TreeError::Foreign(_) | TreeError::Missing(_),
+        )) => {
+            return Ok(None);
+        }
+        opened => opened?,
+    };
+    let grown = local.grow(None).await;
+    local.close().await?;
+    Ok(Some(grown?.into()))
+}
+
+/// The size of a volume's filesystem, and what it could be; `None` when there is no filesystem.
+pub(crate) async fn room(volume: &Opened) -> Outcome<Option<Room>> {
+    let transact = transact(volume);
+    let name = Format::default().name;
+    match local::room(&*transact, &name).await {
+        Ok((filesystem, most)) => Ok(Some(Room { filesystem, most })),
+        Err(FsError::Tree(
+            TreeError::NoCatalogue | TreeError::Foreign(_) | TreeError::Missing(_),
+        )) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -147,6 +185,11 @@ impl Files {
             self.local.sync_all().await?;
         }
         Ok(())
+    }
+
+    /// Makes it as large as its volume has room for.
+    pub(crate) async fn grow(&self) -> Outcome<Grown> {
+        Ok(self.local.grow(None).await?.into())
     }
 
     /// What the kernel is shown.

@@ -370,10 +370,12 @@ async fn list(volume: &dyn Transact, args: &List) -> Outcome<()> {
         println!("{}", serde_json::to_string(&listed)?);
         return Ok(());
     }
-    for Partition { name, kind, first, blocks, state, .. } in listed {
-        let size = Size(blocks.saturating_mul(BLOCK_SIZE as u64));
+    for partition in listed {
+        let size = Size(partition.size().saturating_mul(BLOCK_SIZE as u64));
+        let firsts: Vec<String> = partition.ranges().map(|run| run.start.to_string()).collect();
+        let Partition { name, kind, state, .. } = partition;
         let state = if state == State::Unfinished { "\tunfinished" } else { "" };
-        println!("{name}\t{kind}\t{size}\tfrom block {first}{state}");
+        println!("{name}\t{kind}\t{size}\tfrom block {}{state}", firsts.join(", "));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `umount`, `fsck`, `tx`, `dump`,
-//! `bench`, `shell`); `helper` for the names under which mount(8) and its like call. A volume that is in use is administered through the process that has it open:
+//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `umount`, `fsck`, `tx`, `resize`,
+//! `dump`, `bench`, `shell`); `helper` for the names under which mount(8) and its like call. A volume that is in use is administered through the process that has it open:
 //!
 //! - `request`: what can be asked of a volume;
 //! - `ask`: has a request answered, by the volume's server (`control`) or here;
@@ -41,6 +41,7 @@ mod opened;
 mod parts;
 mod progress;
 mod request;
+mod resize;
 mod serve;
 mod session;
 mod shell;
@@ -87,6 +88,7 @@ enum Command {
     Umount(umount::Umount),
     Fsck(fsck::Fsck),
     Tx(tx::Tx),
+    Resize(resize::Resize),
     Kv(kv::Kv),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
@@ -172,6 +174,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Fsck(args) => return fsck::run(&env, args).await,
             Command::Dump(args) => dump::run(args).await,
             Command::Tx(args) => return tx::run(args).await,
+            Command::Resize(args) => resize::run(&env, args).await,
             _ => Err(Failure::new("this command needs no volume")),
         }
         .map(|()| 0)

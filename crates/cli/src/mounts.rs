@@ -19,6 +19,7 @@ use crate::mount::change_flags;
 use crate::mount_options::{AtimeWord, MountOptions};
 use crate::opened::Opened;
 use crate::request::{Answer, MountRequest};
+use crate::resize::Grown;
 use crate::session::Session;
 use crate::target::export;
 
@@ -123,6 +124,11 @@ impl MountedVolume {
             true => first,
             false => places.into_iter().next().unwrap_or(first),
         }
+    }
+
+    /// Makes the filesystem as large as its volume has room for.
+    pub(crate) async fn grow(&self) -> Outcome<Grown> {
+        self.files.grow().await
     }
 
     /// What the kernel is shown.

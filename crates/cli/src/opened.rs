@@ -15,7 +15,7 @@ use thalweg_store::pool::{
     Pool, PoolError, ShrinkRequest,
 };
 use thalweg_store::tree::{TreeError, catalogue};
-use thalweg_store::txn::{TransactionManager, TxnStatus};
+use thalweg_store::txn::{Transact, TransactionManager, TxnStatus};
 use thalweg_store::volume::{StoreVolume, VolumeRef};
 
 use crate::control::Client;
@@ -436,12 +436,68 @@ impl Opened {
         Ok(scrubbed)
     }
 
-    /// Does what concerns the volume alone, not who uses it.
-    pub(crate) async fn execute(&self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
-        let _one_at_a_time = self.changes.try_lock().map_err(|_| {
+    /// Bytes that clients may have on it.
+    pub(crate) fn size(&self) -> u64 {
+        Transact::blocks(self.transactions()) * BLOCK_SIZE as u64
+    }
+
+    /// Makes the volume larger: one that is updated in place as large as its device or file is by now, and a
+    /// file first as large as `size` says; a chained one as `size` says.
+    pub(crate) async fn grow(&self, size: Option<u64>) -> Outcome<()> {
+        let _one_at_a_time = self.begin_change()?;
+        match &self.store {
+            Store::Chain(pool) => match size {
+                None => Ok(()),
+                Some(size) => {
+                    self.refuse_smaller(size, self.size())?;
+                    Ok(pool
+                        .extend(&ExtendRequest { size: Some(size), ..ExtendRequest::default() })
+                        .await?)
+                }
+            },
+            Store::InPlace(it) => {
+                if let Some(size) = size {
+                    let device = it.store.devices().swap_remove(0);
+                    let place = self.target.place().display();
+                    if !self.target.place().is_file() {
+                        return Err(Failure::new(format!("{place} has a size of its own"))
+                            .help("make the device larger, and leave the size out"));
+                    }
+                    self.refuse_smaller(size, device.geometry().size)?;
+                    device.grow_to(Some(size)).await.map_err(InPlaceError::from)?;
+                }
+                it.store.grow(None).await?;
+                Ok(())
+            }
+        }
+    }
+
+    fn refuse_smaller(&self, size: u64, now: u64) -> Outcome<()> {
+        if size >= now {
+            return Ok(());
+        }
+        let place = self.target.place().display();
+        let failure = Failure::new(format!(
+            "{place} has {now} bytes; neither it nor its filesystem becomes smaller than that"
+        ));
+        Err(match self.store {
+            Store::Chain(_) => failure.help(format!(
+                "thalweg volume shrink {place} --size SIZE gives up an end that no partition has"
+            )),
+            Store::InPlace(_) => failure.help("copy the files to a smaller volume"),
+        })
+    }
+
+    fn begin_change(&self) -> Outcome<tokio::sync::MutexGuard<'_, ()>> {
+        self.changes.try_lock().map_err(|_| {
             Failure::new(format!("{} is being changed already", self.target.name))
                 .help("wait for that to end; thalweg volume status --watch shows it")
-        })?;
+        })
+    }
+
+    /// Does what concerns the volume alone, not who uses it.
+    pub(crate) async fn execute(&self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
+        let _one_at_a_time = self.begin_change()?;
         if let Request::Scrub = request {
             // What is given up needs a check of the filesystem: fsck does both.
             let mut found = self.scrub(Mend::No, true, report).await?.report;

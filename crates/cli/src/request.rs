@@ -47,6 +47,11 @@ pub(crate) enum Request {
         /// The new size in bytes.
         size: Option<u64>,
     },
+    /// Make the volume larger, and its filesystem as large as it has room for.
+    Resize {
+        /// The volume's new size in bytes; of one that is updated in place in a file, the file's.
+        size: Option<u64>,
+    },
     /// Put another device in the place of one.
     Replace {
         /// The path of the old one.

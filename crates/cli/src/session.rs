@@ -23,6 +23,7 @@ use crate::mounts::{MountedVolume, Unmounting};
 use crate::opened::{Numbers, Opened};
 use crate::progress::Report;
 use crate::request::{Answer, AttachRequest, Request};
+use crate::resize::{Grown, Resized};
 use crate::target::{Target, export};
 
 /// How often a session looks whether its block devices are still there.
@@ -505,8 +506,9 @@ impl Session {
             }
             Request::Rollback { .. } => self.roll_back(volume, &request, report).await,
             Request::Extend { .. } | Request::Shrink { .. } => {
-                self.resize(volume, &request, report).await
+                self.set_size(volume, &request, report).await
             }
+            Request::Resize { size } => self.resize(volume, *size).await,
             _ => volume.execute(&request, report).await,
         }
     }
@@ -554,7 +556,33 @@ impl Session {
         result
     }
 
-    async fn resize(
+    /// Makes a volume larger, and its filesystem.
+    async fn resize(&self, volume: &Opened, size: Option<u64>) -> Outcome<Answer> {
+        // Meanwhile nothing is mounted and nothing unmounted.
+        let mounts = self.mounts.lock().await;
+        let before = volume.size();
+        volume.grow(size).await?;
+        self.tell_attachments(volume).await?;
+        let volume_size = Grown { before, size: volume.size() };
+        let filesystem = match mounts.iter().find(|it| it.shows(volume, None)) {
+            Some(mounted) => Some(mounted.grow().await?),
+            None => files::grow(&self.env, volume).await?,
+        };
+        let resized = Resized { volume: volume_size, filesystem };
+        Ok(Answer::Json(serde_json::to_value(resized)?))
+    }
+
+    /// Has block devices be as large as their volume.
+    async fn tell_attachments(&self, volume: &Opened) -> Outcome<()> {
+        for it in self.attachments.lock().await.iter() {
+            if it.volume == volume.target.name {
+                it.attached.resize().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_size(
         &self,
         volume: &Opened,
         request: &Request,
@@ -565,12 +593,15 @@ impl Session {
             self.refuse_if_mounted(volume, None).await?;
         }
         let answer = volume.execute(request, report).await?;
-        for it in self.attachments.lock().await.iter() {
-            if it.volume == volume.target.name {
-                it.attached.resize().await?;
+        self.tell_attachments(volume).await?;
+        match files::room(volume).await {
+            Ok(Some(room)) => Ok(Answer::Json(serde_json::to_value(room)?)),
+            Ok(None) => Ok(answer),
+            Err(failure) => {
+                tracing::warn!(%failure, "nothing is known of its filesystem");
+                Ok(answer)
             }
         }
-        Ok(answer)
     }
 }
 

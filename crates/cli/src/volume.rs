@@ -19,6 +19,7 @@ use crate::opened;
 use crate::parts::{DeviceArg, LinkArg};
 use crate::progress;
 use crate::request::{Answer, Request};
+use crate::resize::Room;
 use crate::size::Size;
 use crate::status;
 use crate::target::{JournalDev, Target, no_snapshots};
@@ -224,6 +225,8 @@ pub(crate) struct Status {
 }
 
 /// Add a link to a volume, give it a larger size, or both
+///
+/// A filesystem on it stays as large as it is: thalweg resize makes it larger.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["link", "size"]))]
 pub(crate) struct Extend {
@@ -245,7 +248,8 @@ pub(crate) struct Extend {
 
 /// Take a link away from a volume, give it a smaller size, or both
 ///
-/// What lies on the link is moved to the others first. Nothing may be stored beyond the new size.
+/// What lies on the link is moved to the others first. Nothing may be stored beyond the new size, and no
+/// partition may lie there: filesystems do not become smaller.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["link", "size"]))]
 pub(crate) struct Shrink {
@@ -464,7 +468,16 @@ async fn extend(env: &Env, args: Extend) -> Outcome<()> {
     let link = args.link.map(LinkArg::absolute).transpose()?;
     let size = args.size.map(|size| size.0);
     let request = Request::Extend { link, size, force: args.force };
-    change(env, &args.volume, request, args.json).await
+    let target = Target::volume(&args.volume)?;
+    let answer = ask(env, &target, request, args.json).await?;
+    if args.json {
+        return status::show(env, &target, true, None).await;
+    }
+    if let Answer::Json(room) = answer {
+        let room: Room = serde_json::from_value(room)?;
+        room.advice(&args.volume).into_iter().for_each(|advice| println!("{advice}"));
+    }
+    Ok(())
 }
 
 async fn rebuild_index(env: &Env, args: &RebuildIndex) -> Outcome<()> {

@@ -43,7 +43,7 @@ use crate::filesystem::{
     WriteAt, WriteHow,
 };
 use content::BLOCK;
-pub use growth::{Growth, size};
+pub use growth::{Growth, room, size};
 use inner::Inner;
 pub use make::{make, remove};
 use op::{Effects, Op, attributes_of, kind_of};

@@ -37,7 +37,7 @@ impl Mount {
     }
 
     /// On a volume of this size, a chained one or one that is updated in place.
-    fn of(in_place: bool, size: &str, options: &[&str]) -> Option<Mount> {
+    pub(crate) fn of(in_place: bool, size: &str, options: &[&str]) -> Option<Mount> {
         if !can_mount() {
             return None;
         }

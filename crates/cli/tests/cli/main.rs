@@ -16,6 +16,7 @@ mod output;
 mod partitions;
 mod raw_devices;
 mod read_only;
+mod resize;
 mod run;
 mod snapshots;
 mod text;

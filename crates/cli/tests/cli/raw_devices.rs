@@ -6,11 +6,11 @@ use std::process::Command;
 use crate::run::{Home, bad, good, has, thalweg};
 
 /// A loop device for one test.
-struct Loop(String);
+pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
     /// One over a new file of `size` bytes; `None`, said aloud, where this machine has none.
-    fn over(file: &Path, size: u64) -> Option<Loop> {
+    pub(crate) fn over(file: &Path, size: u64) -> Option<Loop> {
         std::fs::File::create(file).unwrap().set_len(size).unwrap();
         let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
         if !made.status.success() {

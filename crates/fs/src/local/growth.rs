@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use thalweg_store::tree::catalogue::{self, growth};
+use thalweg_store::tree::format::MIN_BLOCKS;
 use thalweg_store::tree::{Partition, TreeError};
 use thalweg_store::txn::{Begin, Durability, Transact, Transaction, run};
 use uuid::Uuid;
@@ -40,6 +41,18 @@ pub async fn size(volume: &dyn Transact, name: &str) -> Result<u64, FsError> {
     Ok(Partitions::find(volume, name).await?.blocks() * BLOCK)
 }
 
+/// The size of the filesystem of that name in bytes, and what [`Local::grow`] would make of it.
+///
+/// # Errors
+/// Those of the catalogue of partitions.
+pub async fn room(volume: &dyn Transact, name: &str) -> Result<(u64, u64), FsError> {
+    let found = Partitions::find(volume, name).await?;
+    let now = found.blocks();
+    let more = found.room(volume).await?;
+    let more = if more < LEAST { 0 } else { more };
+    Ok((now * BLOCK, (now + more) * BLOCK))
+}
+
 /// The partitions of a filesystem.
 struct Partitions {
     meta: Partition,
@@ -64,10 +77,17 @@ impl Partitions {
         self.meta.size() + self.data.size() + self.copy
     }
 
-    /// Of so many blocks more, those for metadata: it has its share of all then.
+    /// Blocks that the volume has free for them.
+    async fn room(&self, volume: &dyn Transact) -> Result<u64, FsError> {
+        Ok(growth::room(volume, &[&self.meta.name, &self.data.name]).await?)
+    }
+
+    /// Of so many blocks more, those for metadata: it has its share of all then, or a little less.
     fn metadata_of(&self, more: u64) -> u64 {
         let share = (self.blocks() + more) / METADATA_SHARE;
-        share.saturating_sub(self.meta.size()).min(more / 2)
+        let missing = share.saturating_sub(self.meta.size()).min(more / 2);
+        // Too few are no run.
+        if missing < MIN_BLOCKS { 0 } else { missing }
     }
 }
 
@@ -96,7 +116,7 @@ impl Inner {
         let name = self.tree.name().strip_suffix(META_SUFFIX).unwrap_or_default().to_owned();
         let before = Partitions::find(volume, &name).await?;
         let names = [before.meta.name.as_str(), before.data.name.as_str()];
-        let room = growth::room(volume, &names).await?;
+        let room = before.room(volume).await?;
         let now = before.blocks();
         let more = match size.map(|size| size.div_ceil(BLOCK)) {
             None => room,
@@ -172,6 +192,7 @@ mod tests {
         };
         assert_eq!(with(64, 959).metadata_of(1024), 64);
         assert_eq!(with(64, 959).metadata_of(0), 0);
+        assert_eq!([127, 128].map(|more| with(64, 959).metadata_of(more)), [0, 8]);
         // One that was made with more gets none before it has its share.
         assert_eq!(with(500, 523).metadata_of(1024), 0);
         assert_eq!(with(500, 523).metadata_of(15 * 1024), 524);

@@ -124,7 +124,7 @@ impl Rig {
         }
         let volume = self.open(env, devices).await;
         let blocks = Some(SIZES[0] / BLOCK_SIZE as u64);
-        let format = local::Format { metadata_blocks: Some(48), blocks, ..format() };
+        let format = local::Format { metadata_blocks: Some(40), blocks, ..format() };
         local::make(env, &volume.transact, &format).await.unwrap();
         volume
     }

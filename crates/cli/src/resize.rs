@@ -1,0 +1,122 @@
+//! `thalweg resize`: a larger volume, and the filesystem on it.
+
+use std::path::Path;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use thalweg_store::env::Env;
+
+use crate::ask::ask;
+use crate::control::Client;
+use crate::failure::{Failure, Outcome};
+use crate::mount::{canonical, mount_on, server_folder, unexpected};
+use crate::progress;
+use crate::request::{Answer, Request};
+use crate::size::Size;
+use crate::target::{JournalDev, Target};
+
+/// Make a volume larger, and its filesystem as large as the volume
+///
+/// Works while the filesystem is mounted, served or attached; nothing is moved, and nothing waits.
+///
+/// A volume that is updated in place takes all of its device, after that became larger; a file becomes as
+/// large as SIZE says. A chained volume becomes as large as SIZE says, if its links can hold that; thalweg
+/// volume extend adds a link. Then the filesystem takes what the volume has free.
+///
+/// Neither becomes smaller. thalweg volume shrink gives up the end of a chained volume where no partition
+/// is.
+#[derive(Debug, Args)]
+pub(crate) struct Resize {
+    /// The volume's folder, the device or file of one that is updated in place, or where its filesystem is
+    /// mounted
+    #[arg(value_name = "VOLUME|DIRECTORY")]
+    what: String,
+    /// The new size, as given to mkfs
+    size: Option<Size>,
+    #[command(flatten)]
+    journal: JournalDev,
+    /// Print what was done as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A size in bytes, before and after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Grown {
+    /// Before.
+    pub(crate) before: u64,
+    /// Now.
+    pub(crate) size: u64,
+}
+
+/// What was made larger.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Resized {
+    /// The volume.
+    pub(crate) volume: Grown,
+    /// Its filesystem, if it has one.
+    pub(crate) filesystem: Option<Grown>,
+}
+
+/// The filesystem of a volume that became larger.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Room {
+    /// Bytes of the volume that the filesystem takes.
+    pub(crate) filesystem: u64,
+    /// Bytes that it could take.
+    pub(crate) most: u64,
+}
+
+impl Room {
+    /// What to do next, where the filesystem could become larger.
+    pub(crate) fn advice(&self, volume: &str) -> Option<String> {
+        let advice = format!(
+            "its filesystem has {}, and may have {}: thalweg resize {volume}",
+            Size(self.filesystem),
+            Size(self.most)
+        );
+        (self.most > self.filesystem).then_some(advice)
+    }
+}
+
+pub(crate) async fn run(env: &Env, args: Resize) -> Outcome<()> {
+    let request = Request::Resize { size: args.size.map(|size| size.0) };
+    let answer = match Target::volume(&args.what) {
+        Ok(target) => {
+            let target = target.with_journal(args.journal.journal_dev.as_deref());
+            ask(env, &target, request, args.json).await?
+        }
+        Err(failure) => through_mount(&args, &request, failure).await?,
+    };
+    let Answer::Json(answer) = answer else { return Err(unexpected(&answer)) };
+    if args.json {
+        println!("{answer}");
+        return Ok(());
+    }
+    let Resized { volume, filesystem } = serde_json::from_value(answer)?;
+    let tell = |what: &str, grown: Grown| {
+        match grown.size == grown.before {
+            true => println!("{what} has {}, as before", Size(grown.size)),
+            false => println!("{what} had {}, and has {}", Size(grown.before), Size(grown.size)),
+        };
+    };
+    tell("the volume", volume);
+    match filesystem {
+        Some(grown) => tell("its filesystem", grown),
+        None => println!("it has no filesystem"),
+    }
+    Ok(())
+}
+
+/// Asks the server of the filesystem that is mounted on a directory; where none is, it is no volume either.
+async fn through_mount(args: &Resize, request: &Request, failure: Failure) -> Outcome<Answer> {
+    let place = canonical(Path::new(&args.what))?;
+    let Ok(found) = mount_on(&place) else { return Err(failure) };
+    let no_server = || {
+        Failure::new(format!("the server of {} is dead", place.display()))
+            .help("unmount it, and name the volume")
+    };
+    let folder = server_folder(&found).await?.ok_or_else(no_server)?;
+    let mut client = Client::connect(&folder).await?.ok_or_else(no_server)?;
+    client.ask(request, &*progress::for_user(args.json)).await
+}

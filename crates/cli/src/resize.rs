@@ -17,7 +17,7 @@ use crate::target::{JournalDev, Target};
 
 /// Make a volume larger, and its filesystem as large as the volume
 ///
-/// Works while the filesystem is mounted, served or attached; nothing is moved, and nothing waits.
+/// Works while the volume is mounted, served or attached. No block is moved.
 ///
 /// A volume that is updated in place takes all of its device, after that became larger; a file becomes as
 /// large as SIZE says. A chained volume becomes as large as SIZE says, if its links can hold that; thalweg

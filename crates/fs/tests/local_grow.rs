@@ -227,8 +227,8 @@ fn what_cannot_be_is_refused() {
         assert_eq!(fs.grow(Some(520 * BLOCK)).await.unwrap(), same);
         assert!(partition(&*volume, "fs.data").await.further.is_empty());
         make_partition(&env, &*volume, "keys", Kind::Hash, 100).await;
-        let wish = growth::Wish { name: "keys", blocks: 100 };
-        let hash = growth::keep(&*volume, &[wish]).await;
+        let addition = growth::Addition { name: "keys", blocks: 100 };
+        let hash = growth::reserve(&*volume, &[addition]).await;
         assert!(matches!(hash, Err(TreeError::WrongKind { .. })), "{hash:?}");
     });
 }
@@ -240,9 +240,9 @@ fn a_growth_that_ended_half_way_is_begun_anew() {
         local::make(&env, &volume, &sized(500, 60)).await.unwrap();
         let fs = open(&env, &volume).await;
         let files = fill(&fs, "a", 9).await;
-        let wishes = [("fs.meta", 100), ("fs.data", 700)];
-        let wishes = wishes.map(|(name, blocks)| growth::Wish { name, blocks });
-        let kept = growth::keep(&*volume, &wishes).await.unwrap();
+        let additions = [("fs.meta", 100), ("fs.data", 700)];
+        let additions = additions.map(|(name, blocks)| growth::Addition { name, blocks });
+        let kept = growth::reserve(&*volume, &additions).await.unwrap();
         assert_eq!(kept.iter().flatten().map(|run| run.blocks).sum::<u64>(), 800);
         // It is there for nobody else, and not used.
         assert_eq!(local::size(&*volume, "fs").await.unwrap(), 500 * BLOCK);

@@ -78,6 +78,34 @@ async fn change(txn: &dyn Transaction, lba: u64, at: usize, byte: u8) {
     txn.mark_accessed(Lba(lba), at..at + 1).unwrap();
 }
 
+/// As when a key is read once, and then a file system writes to the volume's block device for days.
+#[test]
+fn writes_past_transactions_keep_no_snapshot_of_the_last_one() {
+    run(1, |env| async move {
+        let rig = rig(&env);
+        for begin in [Begin::SNAPSHOT, Begin::STRICT, Begin::READ_ONLY] {
+            let txn = rig.begin(begin).await;
+            txn.read(Lba(1)).await.unwrap();
+            if !begin.read_only {
+                txn.write(Lba(1), block(7)).unwrap();
+            }
+            txn.commit(Durability::Visible).await.unwrap();
+            drop(txn);
+            rig.manager.apply(vec![Write::block(Lba(1), block(8))]).await.unwrap();
+            assert_eq!(rig.store.held(), 0, "{begin:?}");
+            // One that begins later sees it.
+            rig.manager.sync(rig.manager.now()).await.unwrap();
+            let txn = rig.begin(begin).await;
+            assert_eq!(txn.read(Lba(1)).await.unwrap(), block(8));
+            rig.manager.discard(Lba(1), 1).await.unwrap();
+            assert_eq!(txn.read(Lba(1)).await.unwrap(), block(8));
+            drop(txn);
+            rig.manager.discard(Lba(2), 1).await.unwrap();
+            assert_eq!(rig.store.held(), 0, "{begin:?}");
+        }
+    });
+}
+
 #[test]
 fn it_sees_its_snapshot_and_its_own_writes() {
     run(1, |env| async move {

@@ -66,7 +66,7 @@ fn a_mounted_filesystem_grows_with_its_chained_volume() {
     let said = good(&mut mount.home.on_volume(&["extend"], &["--size", "96M"]));
     assert!(said.contains(&format!("and may have 95.9 MiB: thalweg resize {volume}")), "{said}");
     assert_eq!(room(&mount.root).0, before);
-    let said = good(thalweg(["resize", &volume]));
+    let said = good(&mut thalweg(["resize", &volume]));
     assert!(said.contains("its filesystem had 47.9 MiB, and has 95.9 MiB"), "{said}");
     assert!(room(&mount.root).0 > before + 44 * MIB);
     let more = fill(&mount, "b");
@@ -131,19 +131,19 @@ fn a_volume_on_a_device_grows_with_it() {
     let (file, root) = (home.path("disk.img"), home.path("mnt"));
     fs::create_dir(&root).unwrap();
     let Some(device) = Loop::over(&file, 64 * MIB) else { return };
-    good(thalweg(["mkfs", "--quiet", &device.0]));
+    good(&mut thalweg(["mkfs", "--quiet", &device.0]));
     good(thalweg(["mount", &device.0]).arg(&root));
     fs::write(root.join("a"), bytes(3, 20)).unwrap();
-    let said = bad(thalweg(["resize", &device.0, "128M"]), 1);
+    let said = bad(&mut thalweg(["resize", &device.0, "128M"]), 1);
     assert!(said.contains("has a size of its own"), "{said}");
     let before = room(&root).0;
     fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(128 * MIB).unwrap();
     good(Command::new("losetup").args(["--set-capacity", &device.0]));
-    good(thalweg(["resize", &device.0]));
+    good(&mut thalweg(["resize", &device.0]));
     assert!(room(&root).0 > before + 50 * MIB);
     fs::write(root.join("b"), bytes(4, 70)).unwrap();
     umount(thalweg(["umount"]), &root);
-    good(thalweg(["fsck", "-d", "-n", &device.0]));
+    good(&mut thalweg(["fsck", "-d", "-n", &device.0]));
     good(thalweg(["mount", &device.0]).arg(&root));
     assert!(fs::read(root.join("a")).unwrap() == bytes(3, 20));
     assert!(fs::read(root.join("b")).unwrap() == bytes(4, 70));
@@ -154,23 +154,23 @@ fn a_volume_on_a_device_grows_with_it() {
 fn what_cannot_grow_is_said() {
     let home = Home::with_volume("32M", &[]);
     let volume = home.volume().display().to_string();
-    let said = good(thalweg(["resize", &volume]));
+    let said = good(&mut thalweg(["resize", &volume]));
     assert_eq!(said, "the volume has 32 MiB, as before\nit has no filesystem\n");
-    let said = bad(thalweg(["resize", &volume, "16M"]), 1);
+    let said = bad(&mut thalweg(["resize", &volume, "16M"]), 1);
     assert!(said.contains("has 33554432 bytes") && said.contains("volume shrink"), "{said}");
     good(&mut home.on_volume(&["snapshot", "create"], &["monday"]));
-    let said = bad(thalweg(["resize", &format!("{volume}@monday")]), 1);
+    let said = bad(&mut thalweg(["resize", &format!("{volume}@monday")]), 1);
     assert!(said.contains("names a snapshot"), "{said}");
     let nothing = home.path("nothing").display().to_string();
-    let said = bad(thalweg(["resize", &nothing]), 1);
+    let said = bad(&mut thalweg(["resize", &nothing]), 1);
     assert!(said.contains("nothing"), "{said}");
     let empty = home.path("empty");
     fs::create_dir(&empty).unwrap();
     let said = bad(thalweg(["resize"]).arg(&empty), 1);
     assert!(said.contains("no volume"), "{said}");
-    bad(thalweg(["resize", &volume, "much"]), 2);
+    bad(&mut thalweg(["resize", &volume, "much"]), 2);
     // Key-value stores beside it keep their place.
-    good(thalweg(["kv", "create", &volume, "keys", "--size", "4M"]));
-    let said = good(thalweg(["resize", &volume]));
+    good(&mut thalweg(["kv", "create", &volume, "keys", "--size", "4M"]));
+    let said = good(&mut thalweg(["resize", &volume]));
     assert!(said.contains("it has no filesystem"), "{said}");
 }

@@ -1,8 +1,8 @@
-//! A filesystem gets larger, also while it is in use.
+//! Growth of a filesystem, mounted or not.
 //!
-//! Its partitions get further runs of blocks: that of the metadata its share, that of the data the rest. One
-//! transaction makes them a part of the filesystem and writes the new size into the superblock, so that a
-//! crash leaves the old size or the new one. Nothing is moved, and nothing waits.
+//! The partitions of metadata and data get further runs of blocks. One transaction adds the runs and
+//! writes the new size into the superblock, so that a crash leaves the old size or the new one. No block is
+//! moved, and running calls continue.
 
 use std::sync::atomic::Ordering;
 
@@ -21,10 +21,10 @@ use super::make::{METADATA_SHARE, count_free, inodes_for};
 use super::superblock::stored_record;
 use crate::error::FsError;
 
-/// The least number of blocks that a filesystem grows by: what is left of a volume below that stays unused.
+/// Blocks of the smallest growth: a smaller rest of a volume stays unused.
 const LEAST: u64 = 64;
 
-/// The size of a filesystem before and after it was made larger, in bytes: all that it takes of its volume.
+/// The size of a filesystem before and after a growth, in bytes of its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
     /// Before.
@@ -33,7 +33,7 @@ pub struct Growth {
     pub size: u64,
 }
 
-/// The size of the filesystem of that name in bytes: all that it takes of its volume.
+/// The size of the filesystem of that name, in bytes of its volume.
 ///
 /// # Errors
 /// Those of the catalogue of partitions.
@@ -41,7 +41,7 @@ pub async fn size(volume: &dyn Transact, name: &str) -> Result<u64, FsError> {
     Ok(Partitions::find(volume, name).await?.blocks() * BLOCK)
 }
 
-/// The size of the filesystem of that name in bytes, and what [`Local::grow`] would make of it.
+/// The size of the filesystem of that name, and its size after [`Local::grow`], in bytes of its volume.
 ///
 /// # Errors
 /// Those of the catalogue of partitions.
@@ -82,19 +82,19 @@ impl Partitions {
         Ok(growth::room(volume, &[&self.meta.name, &self.data.name]).await?)
     }
 
-    /// Of so many blocks more, those for metadata: it has its share of all then, or a little less.
+    /// Of `more` additional blocks, those for metadata: up to its share of the whole.
     fn metadata_of(&self, more: u64) -> u64 {
         let share = (self.blocks() + more) / METADATA_SHARE;
         let missing = share.saturating_sub(self.meta.size()).min(more / 2);
-        // Too few are no run.
+        // A run has a minimum size.
         if missing < MIN_BLOCKS { 0 } else { missing }
     }
 }
 
 impl Local {
-    /// Makes the filesystem larger by what its volume has free between its partitions and behind them; with
-    /// `size`, until it takes at least so many bytes of the volume. Other handles that have it open have to
-    /// open it again.
+    /// Grows the filesystem into the free space of its volume, between partitions and behind them; with
+    /// `size`, to that many bytes of the volume. Other handles on the filesystem have to be opened again:
+    /// they take files in the new space for damaged.
     ///
     /// # Errors
     /// [`FsError::Smaller`] when it is larger than `size` already, [`FsError::NoRoom`] when the volume has
@@ -130,13 +130,13 @@ impl Inner {
             return Ok(Growth { before: now * BLOCK, size: now * BLOCK });
         }
         let metadata = before.metadata_of(more);
-        let wishes =
+        let additions =
             [metadata, more - metadata].into_iter().zip(names).filter(|(blocks, _)| *blocks > 0);
-        let wishes = wishes.map(|(blocks, name)| growth::Wish { name, blocks });
-        growth::keep(volume, &wishes.collect::<Vec<_>>()).await?;
+        let additions = additions.map(|(blocks, name)| growth::Addition { name, blocks });
+        growth::reserve(volume, &additions.collect::<Vec<_>>()).await?;
         let enlarged = run(volume, Begin::STRICT, Durability::Synced, async |txn| {
-            let data = growth::give_in(&*txn, names[1]).await?;
-            let meta = growth::give_in(&*txn, names[0]).await?;
+            let data = growth::add_in(&*txn, names[1]).await?;
+            let meta = growth::add_in(&*txn, names[0]).await?;
             self.note_size(&*txn, &data).await?;
             Ok::<_, FsError>((meta, data))
         });
@@ -156,7 +156,7 @@ impl Inner {
         self.copies.write(txn, &record).await
     }
 
-    /// Has everything in memory know of blocks that the filesystem has got. No transaction has used them.
+    /// Makes the new blocks known in memory. No transaction has allocated from them yet.
     async fn grow_into(&self, meta: &Partition, data: &Partition) -> Result<(), FsError> {
         self.tree.grow_into(meta)?;
         self.area.grow_into(data)?;

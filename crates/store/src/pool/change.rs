@@ -124,6 +124,9 @@ impl Pool {
                 now * BLOCK_SIZE as u64
             )));
         }
+        if blocks >= now {
+            return Ok(self.chain.resize(blocks).await?);
+        }
         // Before transactions are aborted for it; and again when no more partitions come.
         refuse_cut(&self.transactions, blocks).await?;
         self.transactions

@@ -61,7 +61,7 @@ pub struct Run {
     pub first: u64,
     /// Blocks.
     pub blocks: u64,
-    /// [`State::Unfinished`]: kept for a partition, which does not use it yet.
+    /// [`State::Unfinished`]: reserved for a partition that does not use it yet.
     pub state: State,
 }
 
@@ -84,7 +84,7 @@ struct Listed {
 }
 
 impl Partition {
-    /// Its runs, and those that are kept for it.
+    /// Its runs, reserved ones included.
     pub fn all_runs(&self) -> impl Iterator<Item = Run> {
         let first = Run { first: self.first, blocks: self.blocks, state: self.state };
         std::iter::once(first).chain(self.further.iter().cloned())
@@ -106,7 +106,7 @@ impl Partition {
         self.blocks + self.further_runs().map(|run| run.blocks).sum::<u64>()
     }
 
-    /// What follows the last block of a volume that it has, or that is kept for it.
+    /// The end of its last run, reserved ones included.
     pub fn end(&self) -> u64 {
         self.all_runs().map(|run| run.end()).max().unwrap_or_default()
     }

@@ -16,8 +16,8 @@
 //!
 //! A partition that has grown consists of several *runs* of blocks. Each has an entry in the catalogue, with
 //! the partition's name and identity and the run's number; the first run is number 0. Such a catalogue has
-//! version 2, which older programs refuse. A run other than the first that is not ready is kept free for the
-//! partition and holds nothing yet. In a store each of these runs begins with its own pages of the bitmap.
+//! version 2, which older programs refuse. A further run that is not ready is reserved for the partition,
+//! which does not use it yet. In a store each of these runs begins with its own pages of the bitmap.
 //!
 //! Inside of a partition blocks are numbered from its first one on, run after run. Every block but those of large
 //! values is a *page*: it begins with a [`PageHeader`] that says what it is, whose, and where it

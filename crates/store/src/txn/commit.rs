@@ -83,9 +83,12 @@ pub(super) async fn pass<T>(
     if way == Past::Fence && inner.is_fenced() {
         return Some(Err(fence::refused()));
     }
-    // Whoever begins next needs a newer snapshot than the one that is shared, and looks only when the
-    // passage has ended: also one that is given up half way.
-    inner.passed.store(true, Ordering::SeqCst);
+    // The next transaction needs a newer snapshot than the one that is shared, and begins only when the
+    // passage has ended: also one that is given up half way. So nothing needs the shared one any more, and
+    // the store need not keep old blocks for it, perhaps for as long as no transaction begins.
+    if !inner.passed.swap(true, Ordering::SeqCst) {
+        inner.order.lock().refresh();
+    }
     Some(write().await)
 }
 

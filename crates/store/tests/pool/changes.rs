@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use thalweg_store::block::Lba;
 use thalweg_store::pool::manifest::Settings;
 use thalweg_store::pool::{ExtendRequest, ShrinkRequest};
 use thalweg_store::tree::{Kind, NewPartition, catalogue};
+use thalweg_store::txn::{Begin, Durability, Transact};
 
 use super::*;
 
@@ -50,6 +53,29 @@ async fn a_volume_grows_by_a_link_and_shrinks_by_another() {
     place.create("w", &NewVolume::new("w", 4 * MIB, place.plain(&["a"]))).await.unwrap();
 }
 
+#[tokio::test]
+async fn transactions_go_on_while_the_volume_grows() {
+    let place = Place::new();
+    let pool = open(&place).await;
+    let txn = pool.transactions().begin(Begin::STRICT).await.unwrap();
+    let bytes = Bytes::from(vec![7; 4096]);
+    txn.write(Lba(3), bytes.clone()).unwrap();
+    let size = pool.volume().size() + MIB;
+    let request = ExtendRequest { size: Some(size), ..ExtendRequest::default() };
+    pool.extend(&request).await.unwrap();
+    assert_eq!(pool.volume().size(), size);
+    let last = Lba(size / 4096 - 1);
+    txn.write(last, bytes.clone()).unwrap();
+    txn.commit(Durability::Synced).await.unwrap();
+    let txn = pool.transactions().begin(Begin::SNAPSHOT).await.unwrap();
+    assert_eq!(
+        (txn.read(Lba(3)).await.unwrap(), txn.read(last).await.unwrap()),
+        (bytes.clone(), bytes)
+    );
+    drop(txn);
+    pool.close().await.unwrap();
+}
+
 /// A store or a filesystem has free blocks at its end, where nothing is stored.
 #[tokio::test]
 async fn a_volume_does_not_end_before_its_partitions() {
@@ -61,7 +87,7 @@ async fn a_volume_does_not_end_before_its_partitions() {
         catalogue::create(&env, pool.transactions(), &new).await.unwrap();
     }
     let error = pool.shrink(&ShrinkRequest::Size(8 * MIB), &quiet).await.unwrap_err().to_string();
-    assert!(error.contains("files.data") && error.contains("thalweg resize"), "{error}");
+    assert!(error.contains("files.data") && error.contains("do not become smaller"), "{error}");
     assert_eq!(pool.volume().size(), 16 * MIB);
     // To the last block of the last one.
     let end = (16 + 2 * 1024) * 4096;

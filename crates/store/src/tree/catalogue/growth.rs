@@ -1,8 +1,11 @@
-//! Partitions get larger: a further run of blocks at a time.
+//! Growth of partitions, by further runs of blocks.
 //!
-//! First the new runs are entered as kept for a partition, so that nothing else is made there. Then they are
-//! emptied, and at last one transaction makes them a part of it, together with whatever else its user has to
-//! write about that. A crash before leaves runs that are kept; the next growth lets them go.
+//! 1. [`reserve`] enters the new runs as [`State::Unfinished`], so that no other partition gets the blocks, and
+//!    discards them.
+//! 2. [`add_in`] makes them part of the partition, in a transaction in which the caller writes its own record
+//!    of the new size.
+//!
+//! A crash in between leaves reserved runs. The next growth of the partition releases them first.
 
 use std::ops::Range;
 
@@ -15,62 +18,65 @@ use crate::txn::{Begin, Durability, Transact, Transaction, run};
 /// Blocks of the smallest gap that is taken.
 const LEAST: u64 = MIN_BLOCKS;
 
-/// How many blocks a partition shall get.
+/// A partition, and the number of blocks to add to it.
 #[derive(Clone, Debug)]
-pub struct Wish<'a> {
+pub struct Addition<'a> {
     /// The partition.
     pub name: &'a str,
     /// Blocks more.
     pub blocks: u64,
 }
 
-/// Blocks by which partitions of these names can grow together.
+/// The number of blocks by which partitions of these names can grow, all together.
 ///
 /// # Errors
 /// [`TreeError::Missing`], and those of [`super::list`].
 pub async fn room(volume: &dyn Transact, names: &[&str]) -> Result<u64, TreeError> {
     run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
         let mut catalogue = Catalogue::require(&*txn).await?;
-        names.iter().try_for_each(|name| let_go(&mut catalogue, name).map(drop))?;
+        names.iter().try_for_each(|name| release(&mut catalogue, name).map(drop))?;
         Ok(usable(&catalogue, txn.blocks()).iter().map(len).sum())
     })
     .await
 }
 
-/// Keeps runs of blocks for partitions, and empties them; what was kept for these before is let go. For each
-/// wish, in their order, the largest gaps are taken first.
+/// Reserves and discards runs of blocks for partitions: for each addition in turn, from the largest gaps
+/// between partitions. Releases earlier reservations of the same partitions.
 ///
 /// # Errors
 /// [`TreeError::NoGap`] when there are too few blocks between the partitions; [`TreeError::WrongKind`] for a
 /// hash table, whose directory cannot grow; [`TreeError::Missing`], [`TreeError::Invalid`] when the catalogue
 /// is full, and those of [`super::list`].
-pub async fn keep(volume: &dyn Transact, wishes: &[Wish<'_>]) -> Result<Vec<Vec<Run>>, TreeError> {
-    let kept = run(volume, Begin::STRICT, Durability::Synced, async |txn| {
+pub async fn reserve(
+    volume: &dyn Transact,
+    additions: &[Addition<'_>],
+) -> Result<Vec<Vec<Run>>, TreeError> {
+    let reserved = run(volume, Begin::STRICT, Durability::Synced, async |txn| {
         let mut catalogue = Catalogue::require(&*txn).await?;
-        for wish in wishes {
-            let_go(&mut catalogue, wish.name)?;
+        for addition in additions {
+            release(&mut catalogue, addition.name)?;
         }
-        let mut kept = Vec::with_capacity(wishes.len());
-        for wish in wishes {
-            let runs = choose(usable(&catalogue, txn.blocks()), wish.blocks)?;
-            find(&mut catalogue, wish.name)?.further.extend(runs.iter().cloned());
-            kept.push(runs);
+        let mut reserved = Vec::with_capacity(additions.len());
+        for addition in additions {
+            let runs = choose(usable(&catalogue, txn.blocks()), addition.blocks)?;
+            find(&mut catalogue, addition.name)?.further.extend(runs.iter().cloned());
+            reserved.push(runs);
         }
         catalogue.write(&*txn).await?;
-        Ok::<_, TreeError>(kept)
+        Ok::<_, TreeError>(reserved)
     })
     .await?;
-    for run in kept.iter().flatten() {
+    for run in reserved.iter().flatten() {
         volume.discard_run(Lba(run.first), run.blocks).await?;
     }
-    Ok(kept)
+    Ok(reserved)
 }
 
-/// Makes what is kept for a partition a part of it, when the transaction commits; the partition as it is then.
+/// Adds the reserved runs of a partition to it, within a transaction. Returns the partition with them.
 ///
 /// # Errors
 /// [`TreeError::Missing`], and those of [`super::list`].
-pub async fn give_in(txn: &dyn Transaction, name: &str) -> Result<Partition, TreeError> {
+pub async fn add_in(txn: &dyn Transaction, name: &str) -> Result<Partition, TreeError> {
     let mut catalogue = Catalogue::require(txn).await?;
     let partition = find(&mut catalogue, name)?;
     partition.further.iter_mut().for_each(|run| run.state = State::Ready);
@@ -84,8 +90,8 @@ fn find<'a>(catalogue: &'a mut Catalogue, name: &str) -> Result<&'a mut Partitio
     found.ok_or_else(|| TreeError::Missing(name.to_owned()))
 }
 
-/// Has a catalogue forget what is kept for a partition.
-fn let_go<'a>(catalogue: &'a mut Catalogue, name: &str) -> Result<&'a mut Partition, TreeError> {
+/// Removes the reserved runs of a partition from a catalogue.
+fn release<'a>(catalogue: &'a mut Catalogue, name: &str) -> Result<&'a mut Partition, TreeError> {
     let partition = find(catalogue, name)?;
     if partition.state == State::Unfinished {
         return Err(TreeError::Unfinished(partition.name.clone()));
@@ -105,7 +111,7 @@ fn len(gap: &Range<u64>) -> u64 {
     gap.end - gap.start
 }
 
-/// The gaps that can be taken, the largest first.
+/// The gaps between partitions that are large enough for a run, the largest first.
 fn usable(catalogue: &Catalogue, volume: u64) -> Vec<Range<u64>> {
     let mut gaps = catalogue.gaps(volume);
     gaps.retain(|gap| len(gap) >= LEAST);
@@ -113,7 +119,7 @@ fn usable(catalogue: &Catalogue, volume: u64) -> Vec<Range<u64>> {
     gaps
 }
 
-/// So many blocks of gaps.
+/// Runs of `wanted` blocks in total, from the start of the list on.
 fn choose(gaps: Vec<Range<u64>>, wanted: u64) -> Result<Vec<Run>, TreeError> {
     let (mut runs, mut missing) = (Vec::new(), wanted);
     for gap in &gaps {

@@ -34,7 +34,9 @@ impl Image {
         run(seed, |env| async move {
             let shape = Shape::varied(mode, seed);
             let disks = parking_lot::Mutex::new(Vec::new());
-            let devices = shape.devices(|name, geometry| {
+            // Room for what every other store grows by, beyond the first part of its map.
+            let room = Shape { blocks: 1300, ..shape };
+            let devices = room.devices(|name, geometry| {
                 let disk = Arc::new(RamDisk::new(name, geometry));
                 disks.lock().push(disk.clone());
                 disk as DeviceRef
@@ -43,7 +45,10 @@ impl Image {
             let (store, _) = shape.open(&env, &devices).await;
             let mut model = BlockModel::new(shape.blocks);
             let (mut rng, mut now) = (env.rng(), vec![None; shape.blocks as usize]);
-            for _ in 0..120 {
+            for step in 0..120 {
+                if step == 60 && seed % 2 == 1 {
+                    store.grow(Some(1200 * BLOCK_SIZE as u64)).await.unwrap();
+                }
                 let writes = transaction(&mut rng, &shape, &mut now);
                 store.apply(writes.clone()).await.unwrap();
                 model.apply(&writes);

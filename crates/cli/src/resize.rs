@@ -110,10 +110,10 @@ pub(crate) async fn run(env: &Env, args: Resize) -> Outcome<()> {
 
 /// Asks the server of the filesystem that is mounted on a directory; where none is, it is no volume either.
 async fn through_mount(args: &Resize, request: &Request, failure: Failure) -> Outcome<Answer> {
-    let place = canonical(Path::new(&args.what))?;
-    let Ok(found) = mount_on(&place) else { return Err(failure) };
+    let found = canonical(Path::new(&args.what)).and_then(|place| mount_on(&place));
+    let Ok(found) = found else { return Err(failure) };
     let no_server = || {
-        Failure::new(format!("the server of {} is dead", place.display()))
+        Failure::new(format!("the server of {} is dead", args.what))
             .help("unmount it, and name the volume")
     };
     let folder = server_folder(&found).await?.ok_or_else(no_server)?;

@@ -116,16 +116,26 @@ impl Rig {
         }
     }
 
-    /// Makes the volume and a filesystem on it.
+    /// Makes the volume, and a filesystem on a part of it.
     pub(crate) async fn make(&self, env: &Env, devices: &[DeviceRef]) -> Volume {
+        let blocks = Some(SIZES[0] / BLOCK_SIZE as u64);
+        let format = local::Format { metadata_blocks: Some(40), blocks, ..format() };
+        self.make_with(env, devices, &format).await
+    }
+
+    /// Makes the volume, and a filesystem on all of it with room for much metadata.
+    pub(crate) async fn make_large(&self, env: &Env, devices: &[DeviceRef]) -> Volume {
+        let format = local::Format { metadata_blocks: Some(250), ..format() };
+        self.make_with(env, devices, &format).await
+    }
+
+    async fn make_with(&self, env: &Env, devices: &[DeviceRef], format: &local::Format) -> Volume {
         match self {
             Rig::Chain(shape) => shape.format(env, devices).await,
             Rig::InPlace(shape, _) => shape.create(env, devices).await,
         }
         let volume = self.open(env, devices).await;
-        let blocks = Some(SIZES[0] / BLOCK_SIZE as u64);
-        let format = local::Format { metadata_blocks: Some(40), blocks, ..format() };
-        local::make(env, &volume.transact, &format).await.unwrap();
+        local::make(env, &volume.transact, format).await.unwrap();
         volume
     }
 

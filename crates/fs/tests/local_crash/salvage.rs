@@ -36,7 +36,7 @@ struct Place {
 
 /// Makes a filesystem with a tree of three levels, and closes it; where the tree's pages lie.
 async fn prepare(env: &Env, rig: Rig, devices: &[DeviceRef]) -> Vec<Place> {
-    let volume = rig.make(env, devices).await;
+    let volume = rig.make_large(env, devices).await;
     let fs = volume.files(env).await;
     let mut parent = ROOT;
     for number in 0..48 {

@@ -7,14 +7,13 @@
 
 mod failure;
 mod raw;
+mod shared;
 mod stores;
 mod transaction;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg_ipc::blocking;
@@ -25,22 +24,9 @@ use thalweg_store::txn::{Begin, Handle};
 
 use failure::{Conflict, close_error, invalid, open_error, tree_error, txn_error};
 use raw::Raw;
+use shared::Shared;
 use stores::Store;
 use transaction::Transaction;
-
-/// A volume that may be closed while others still know it.
-#[derive(Clone, Debug)]
-pub(crate) struct Shared(Arc<RwLock<Option<Arc<blocking::Volume>>>>);
-
-impl Shared {
-    /// The volume.
-    ///
-    /// # Errors
-    /// `thalweg.Error` when it was closed.
-    pub(crate) fn get(&self) -> PyResult<Arc<blocking::Volume>> {
-        self.0.read().clone().ok_or_else(|| invalid("the volume is closed"))
-    }
-}
 
 /// An open volume. A context manager that closes it.
 #[pyclass(frozen, module = "thalweg")]
@@ -57,7 +43,7 @@ fn open(py: Python<'_>, path: PathBuf, journal_dev: Option<PathBuf>) -> PyResult
     let options = Options { journal: journal_dev, ..Options::default() };
     let opened = py.detach(|| blocking::Volume::open_with(&path, &options));
     let volume = opened.map_err(open_error)?;
-    Ok(Volume { shared: Shared(Arc::new(RwLock::new(Some(Arc::new(volume))))) })
+    Ok(Volume { shared: Shared::new(volume) })
 }
 
 fn isolation(name: &str) -> PyResult<Begin> {
@@ -194,9 +180,9 @@ impl Volume {
         Raw::open(py, &self.shared, name)
     }
 
-    /// Closes the volume. Its transactions are aborted.
+    /// Closes the volume: aborts its transactions, and invalidates its stores, raw partitions and scans.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(volume) = self.shared.0.write().take() else { return Ok(()) };
+        let Some(volume) = self.shared.take() else { return Ok(()) };
         py.detach(move || volume.close()).map_err(close_error)
     }
 

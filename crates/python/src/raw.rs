@@ -1,25 +1,28 @@
 //! Raw partitions.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg_store::tree;
 
 use crate::failure::tree_error;
-use crate::{Shared, joined};
+use crate::joined;
+use crate::shared::{Held, Shared};
 
 /// A raw partition: blocks numbered from 0. In the middle of a transaction of this thread, calls are part of
 /// it; any other is one of its own.
 #[pyclass(frozen, module = "thalweg")]
 pub(crate) struct Raw {
     shared: Shared,
-    raw: tree::Raw,
+    raw: Arc<Held<tree::Raw>>,
 }
 
 impl Raw {
     pub(crate) fn open(py: Python<'_>, shared: &Shared, name: &str) -> PyResult<Raw> {
         let volume = shared.get()?;
         let raw = py.detach(|| volume.raw(name)).map_err(tree_error)?;
-        Ok(Raw { shared: shared.clone(), raw })
+        Ok(Raw { shared: shared.clone(), raw: shared.hold(raw)? })
     }
 }
 
@@ -27,41 +30,41 @@ impl Raw {
 impl Raw {
     /// The number of blocks.
     #[getter]
-    fn blocks(&self) -> u64 {
-        self.raw.blocks()
+    fn blocks(&self) -> PyResult<u64> {
+        Ok(self.raw.get()?.blocks())
     }
 
     /// Blocks from `block` on.
     #[pyo3(signature = (block, count = 1))]
     fn read<'py>(&self, py: Python<'py>, block: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
-        let volume = self.shared.get()?;
-        let read = py.detach(|| volume.read_raw(&self.raw, block, count));
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
+        let read = py.detach(|| volume.read_raw(&raw, block, count));
         joined(py, &read.map_err(tree_error)?)
     }
 
     /// Writes whole blocks. Outside of a transaction it is durable when this returns.
     fn write(&self, py: Python<'_>, block: u64, content: &[u8]) -> PyResult<()> {
-        let volume = self.shared.get()?;
-        py.detach(|| volume.write_raw(&self.raw, block, content)).map_err(tree_error)
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
+        py.detach(|| volume.write_raw(&raw, block, content)).map_err(tree_error)
     }
 
     /// Discards blocks.
     #[pyo3(signature = (block, count = 1))]
     fn discard(&self, py: Python<'_>, block: u64, count: u64) -> PyResult<()> {
-        let volume = self.shared.get()?;
-        py.detach(|| volume.discard_raw(&self.raw, block, count)).map_err(tree_error)
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
+        py.detach(|| volume.discard_raw(&raw, block, count)).map_err(tree_error)
     }
 
     /// Says that the last read or write of a block was about `size` bytes from `start` on.
     fn mark_accessed(&self, py: Python<'_>, block: u64, start: usize, size: usize) -> PyResult<()> {
-        let volume = self.shared.get()?;
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
         let range = start..start.saturating_add(size);
-        py.detach(|| volume.mark_raw(&self.raw, block, range)).map_err(tree_error)
+        py.detach(|| volume.mark_raw(&raw, block, range)).map_err(tree_error)
     }
 
     /// Asks for a block to be kept in memory.
     fn please_cache(&self, py: Python<'_>, block: u64) -> PyResult<()> {
-        let volume = self.shared.get()?;
-        py.detach(|| volume.please_cache_raw(&self.raw, block)).map_err(tree_error)
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
+        py.detach(|| volume.please_cache_raw(&raw, block)).map_err(tree_error)
     }
 }

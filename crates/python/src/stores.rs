@@ -1,20 +1,21 @@
 //! Key-value stores, with the ways of a dictionary.
 
-use parking_lot::Mutex;
+use std::sync::Arc;
+
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg_store::tree::{self, Iter, Kind};
 
-use crate::Shared;
 use crate::failure::{invalid, tree_error};
+use crate::shared::{Held, Shared};
 
 /// A store. In the middle of a transaction of this thread, calls are part of it; any other is one of its
 /// own.
 #[pyclass(frozen, module = "thalweg")]
 pub(crate) struct Store {
     shared: Shared,
-    store: tree::Store,
+    store: Arc<Held<tree::Store>>,
 }
 
 impl Store {
@@ -22,20 +23,20 @@ impl Store {
         let volume = shared.get()?;
         let store = py.detach(|| volume.open_store(name)).map_err(tree_error)?;
         match store.kind() == kind {
-            true => Ok(Store { shared: shared.clone(), store }),
+            true => Ok(Store { shared: shared.clone(), store: shared.hold(store)? }),
             false => Err(invalid(&format!("partition {name} is a {}", store.kind()))),
         }
     }
 
     fn value<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let volume = self.shared.get()?;
-        let value = py.detach(|| volume.get(&self.store, key)).map_err(tree_error)?;
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        let value = py.detach(|| volume.get(&store, key)).map_err(tree_error)?;
         Ok(value.map(|value| PyBytes::new(py, &value)))
     }
 
     fn delete(&self, py: Python<'_>, key: &[u8]) -> PyResult<bool> {
-        let volume = self.shared.get()?;
-        py.detach(|| volume.delete(&self.store, key)).map_err(tree_error)
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        py.detach(|| volume.delete(&store, key)).map_err(tree_error)
     }
 }
 
@@ -50,8 +51,8 @@ impl Store {
     }
 
     fn __setitem__(&self, py: Python<'_>, key: &[u8], value: &[u8]) -> PyResult<()> {
-        let volume = self.shared.get()?;
-        py.detach(|| volume.put(&self.store, key, value)).map_err(tree_error)
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        py.detach(|| volume.put(&store, key, value)).map_err(tree_error)
     }
 
     fn __delitem__(&self, py: Python<'_>, key: &[u8]) -> PyResult<()> {
@@ -79,9 +80,9 @@ impl Store {
     /// Keys and values: in order, from `start` to before `stop`, if it is a B-tree.
     #[pyo3(signature = (start = None, stop = None))]
     fn scan(&self, py: Python<'_>, start: Option<&[u8]>, stop: Option<&[u8]>) -> PyResult<Scan> {
-        let volume = self.shared.get()?;
-        let iter = py.detach(|| volume.scan(&self.store, start, stop)).map_err(tree_error)?;
-        Ok(Scan { shared: self.shared.clone(), iter: Mutex::new(iter), keys_only: false })
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        let iter = py.detach(|| volume.scan(&store, start, stop)).map_err(tree_error)?;
+        Ok(Scan { shared: self.shared.clone(), iter: self.shared.hold(iter)?, keys_only: false })
     }
 
     /// Keys and values.
@@ -98,7 +99,7 @@ impl Store {
 #[pyclass(frozen, module = "thalweg")]
 pub(crate) struct Scan {
     shared: Shared,
-    iter: Mutex<Iter>,
+    iter: Arc<Held<Iter>>,
     keys_only: bool,
 }
 
@@ -110,7 +111,9 @@ impl Scan {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let volume = self.shared.get()?;
-        let pair = py.detach(|| volume.next(&mut self.iter.lock())).map_err(tree_error)?;
+        let pair = py
+            .detach(|| Ok::<_, PyErr>(volume.next(&mut *self.iter.lock()?)))?
+            .map_err(tree_error)?;
         let Some((key, value)) = pair else { return Ok(None) };
         let key = PyBytes::new(py, &key);
         match self.keys_only {

@@ -107,7 +107,7 @@ async fn check_documents(python: &Path, home: &Path) {
         let name = names.into_iter().find(|name| program.contains(name)).unwrap();
         let program = program.replace(name, &format!("{volume:?}"));
         let after = format!(
-            "{program}\nvolume = blocks = names = None  # frees the devices\n\
+            "{program}\n\
              with thalweg.open({volume:?}) as volume:\n    \
              assert volume.raw('blocks').read(7) == b'x' * thalweg.BLOCK_SIZE\n"
         );

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::block_device::kill_server;
-use crate::files::{Mount, in_place, text};
+use crate::files::{Mount, can_mount, in_place, text};
 use crate::run::{Home, bad, good, has, json, thalweg, umount};
 
 /// An ordinary user, to whom modes of files apply.
@@ -143,6 +143,34 @@ fn a_mount_read_only_stays_so_and_lets_others_look_and_none_write() {
         mount.umount();
         assert!(content(&volume) == before, "{}", volume.display());
     }
+}
+
+#[test]
+fn a_store_beside_a_filesystem_that_is_mounted_read_only_is_read_alone() {
+    if !can_mount() {
+        return;
+    }
+    let home = Home::with_volume("64M", &[]);
+    let (volume, root) = (home.volume(), home.path("mnt"));
+    fs::create_dir(&root).unwrap();
+    let kv = |words: &[&str]| {
+        let mut command = thalweg(["kv"]);
+        command.arg(&volume).args(words);
+        command
+    };
+    good(&mut kv(&["create", "keys", "--size", "4M"]));
+    good(&mut kv(&["put", "keys", "a", "1"]));
+    good(thalweg(["mkfs"]).arg(&volume));
+    good(thalweg(["mount", "-o", "ro"]).arg(&volume).arg(&root));
+    let before = content(&volume);
+    assert_eq!(good(&mut kv(&["get", "keys", "a"])).trim(), "1");
+    for change in [&["put", "keys", "a", "2"][..], &["delete", "keys", "a"]] {
+        let said = bad(&mut kv(change), 1);
+        assert!(said.contains("read-only"), "{change:?}: {said}");
+    }
+    assert_eq!(good(&mut kv(&["get", "keys", "a"])).trim(), "1");
+    umount(thalweg(["umount"]), &root);
+    assert!(content(&volume) == before);
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl Raw {
         }
         let (runs, name) = match &self.partition {
             Some(it) => (it.ranges().collect(), format!("partition {}", it.name)),
-            None => (vec![0..txn.blocks()], "the volume".to_owned()),
+            None => (std::iter::once(0..txn.blocks()).collect(), "the volume".to_owned()),
         };
         Ok(RawBlocks { txn, runs, name })
     }

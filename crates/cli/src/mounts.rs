@@ -119,7 +119,7 @@ impl MountedVolume {
     /// Where it is mounted: in the first place if it still is.
     pub(crate) fn directory(&self) -> PathBuf {
         let first = self.mounted.mountpoint().to_owned();
-        let places = mounts::of_device(self.mounted.device()).unwrap_or_default();
+        let places = mounts::of(self.mounted.identity()).unwrap_or_default();
         match places.contains(&first) {
             true => first,
             false => places.into_iter().next().unwrap_or(first),
@@ -172,7 +172,7 @@ impl Session {
         let name = &export(&volume.target.name, snapshot);
         if let Some(at) = all.iter().position(|it| it.shows(volume, snapshot)) {
             let known = all[at].mounted.clone();
-            if let Some(place) = mounts::of_device(known.device())?.first() {
+            if let Some(place) = mounts::of(known.identity())?.first() {
                 return Err(Failure::new(format!(
                     "{name} is mounted already, on {}",
                     place.display()
@@ -308,7 +308,7 @@ impl Session {
                 sync(&*filesystem).await?;
             }
             // Where it is mounted in this namespace it serves on as before.
-            let users = if mounts::of_device(device)?.is_empty() { users } else { Vec::new() };
+            let users = if mounts::of(mounted.identity())?.is_empty() { users } else { Vec::new() };
             return Ok(Answer::Unmounted { ends: false, users });
         }
         let mut all = self.mounts().lock().await;
@@ -335,13 +335,14 @@ impl Session {
         patience: Duration,
     ) -> Outcome<Option<Vec<String>>> {
         let begun = self.env().now();
-        let device = mounted.device();
+        let identity = mounted.identity();
         while self.env().timeout(LOOK, mounted.ended()).await.is_none() {
             let waited = self.env().now().since(begun);
-            if !mounts::of_device(device)?.is_empty() {
+            if !mounts::of(identity)?.is_empty() {
                 return Ok(Some(Vec::new()));
             }
-            let holders = blocking(move || mounts::elsewhere(device)).await?;
+            let looked_for = identity.clone();
+            let holders = blocking(move || mounts::elsewhere(&looked_for)).await?;
             if !holders.is_empty() && waited > OTHERS.min(patience) {
                 let shown = holders
                     .iter()

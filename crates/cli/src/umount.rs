@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use thalweg_fuse::mounts::{self, Holder, Mount as Mounted};
+use thalweg_fuse::mounts::{self, Holder, Identity, Mount as Mounted};
 use thalweg_fuse::state;
 
 use crate::control::Client;
@@ -52,7 +52,8 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
     let Some(mut hold) = Client::connect(&folder).await? else {
         return without_server(&found, flags);
     };
-    let same = mounts::of_device(found.device)?.len();
+    let identity = found.identity();
+    let same = mounts::of(&identity)?.len();
     let (device, last, lazy) = (found.device, same == 1, args.lazy);
     let request = Request::Unmounting { device, last, lazy };
     match hold.ask(&request, &Silent).await? {
@@ -60,13 +61,13 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
         other => return Err(unexpected(&other)),
     }
     take_away(&found.mountpoint, flags)?;
-    if !mounts::of_device(device)?.is_empty() {
+    if !mounts::of(&identity)?.is_empty() {
         return Ok(());
     }
     let mut users = Vec::new();
     // A transaction that was just beginning is found the second time.
     for _ in 0..2 {
-        leave_transactions(device, flags)?;
+        leave_transactions(&identity, flags)?;
         let (client, ends, still) = ask_for_end(&folder, device, lazy).await?;
         users = still;
         if ends {
@@ -131,9 +132,9 @@ pub(crate) fn take_away(mountpoint: &Path, flags: libc::c_int) -> Outcome<()> {
 
 /// Takes the filesystem away in the namespaces of `thalweg tx` too. These have copies of all mounts,
 /// and where the system's mounts are private, an unmount does not reach them by itself.
-fn leave_transactions(device: (u32, u32), flags: libc::c_int) -> Outcome<()> {
-    for holder in mounts::elsewhere(device)?.iter().filter(|holder| is_transaction(holder)) {
-        for mount in holder.mounts.iter().rev().filter(|mount| mount.device == device) {
+fn leave_transactions(filesystem: &Identity, flags: libc::c_int) -> Outcome<()> {
+    for holder in mounts::elsewhere(filesystem)?.iter().filter(|holder| is_transaction(holder)) {
+        for mount in holder.mounts.iter().rev().filter(|mount| mount.is_of(filesystem)) {
             if let Err(error) = mounts::unmount_in(holder.process, &mount.mountpoint, flags) {
                 let (pid, place) = (holder.process, mount.mountpoint.display());
                 tracing::debug!(%error, pid, %place, "a transaction keeps a mount");

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::coherence::Coherence;
 use crate::files::Adapter;
-use crate::mounts;
+use crate::mounts::{self, Identity};
 
 /// How a filesystem is mounted.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl MountOptions {
 pub struct Mounted {
     session: BackgroundSession,
     mountpoint: PathBuf,
-    device: (u32, u32),
+    identity: Identity,
     coherence: Coherence,
     alive: watch::Receiver<()>,
 }
@@ -105,7 +105,12 @@ impl Mounted {
     /// Major and minor number of the filesystem's device: no other filesystem has them before this
     /// one has ended.
     pub fn device(&self) -> (u32, u32) {
-        self.device
+        self.identity.device
+    }
+
+    /// The filesystem, for the mount table.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// Returns when the kernel has let go of the mount, whoever unmounted it.
@@ -130,9 +135,9 @@ impl Mounted {
         if self.alive.has_changed().is_err() {
             return Ok(());
         }
-        for mount in mounts::list()?.iter().rev().filter(|mount| mount.device == self.device) {
+        for mount in mounts::list()?.iter().rev().filter(|mount| mount.is_of(&self.identity)) {
             let top = mounts::at(&mount.mountpoint)?;
-            if top.is_some_and(|top| top.device != self.device) {
+            if top.is_some_and(|top| !top.is_of(&self.identity)) {
                 return Err(io::Error::from_raw_os_error(libc::EBUSY));
             }
             match mounts::unmount(&mount.mountpoint, if detach { libc::MNT_DETACH } else { 0 }) {
@@ -170,7 +175,7 @@ pub fn mount(
     let adapter = Adapter::new(env, runtime, filesystem.clone(), options, life);
     let served = adapter.served().clone();
     let session = Session::new(adapter, &mountpoint, &options.config())?;
-    let device = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.device;
+    let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
     let coherence = Coherence::start(session.notifier())?;
     served.greet(session.notifier(), coherence.clone());
     if !options.private {
@@ -183,5 +188,5 @@ pub fn mount(
         }));
     }
     let session = session.spawn()?;
-    Ok(Mounted { session, mountpoint, device, coherence, alive })
+    Ok(Mounted { session, mountpoint, identity, coherence, alive })
 }

@@ -27,6 +27,28 @@ pub struct Mount {
     pub user: Option<u32>,
 }
 
+/// Identifies a mounted filesystem. Its device number alone does not: once the last mount is gone, the kernel
+/// gives the number to the next filesystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Major and minor number of its device.
+    pub device: (u32, u32),
+    /// What is mounted, in the filesystem's own words.
+    pub source: String,
+}
+
+impl Mount {
+    /// The filesystem that is mounted.
+    pub fn identity(&self) -> Identity {
+        Identity { device: self.device, source: self.source.clone() }
+    }
+
+    /// Whether it is a mount of that filesystem.
+    pub fn is_of(&self, filesystem: &Identity) -> bool {
+        self.device == filesystem.device && self.source == filesystem.source
+    }
+}
+
 /// A mount namespace other than this process's, by one of its processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
@@ -58,12 +80,12 @@ fn seen_by(process: &str) -> io::Result<Vec<Mount>> {
     Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
 }
 
-/// The other mount namespaces in which the filesystem with this device number is mounted: those whose
-/// processes this one may look at, which for root is all of them.
+/// The other mount namespaces in which a filesystem is mounted: those whose processes this one may look at,
+/// which for root is all of them.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn elsewhere(device: (u32, u32)) -> io::Result<Vec<Holder>> {
+pub fn elsewhere(filesystem: &Identity) -> io::Result<Vec<Holder>> {
     let mut processes: Vec<u32> = std::fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
@@ -79,7 +101,7 @@ pub fn elsewhere(device: (u32, u32)) -> io::Result<Vec<Holder>> {
         }
         let Ok(mounts) = seen_by(&process.to_string()) else { continue };
         known.insert(namespace);
-        if mounts.iter().any(|mount| mount.device == device) {
+        if mounts.iter().any(|mount| mount.is_of(filesystem)) {
             holders.push(Holder { process, mounts });
         }
     }
@@ -158,6 +180,15 @@ pub fn of_device(device: (u32, u32)) -> io::Result<Vec<PathBuf>> {
     Ok(mounts.map(|mount| mount.mountpoint).collect())
 }
 
+/// Where a filesystem is mounted.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn of(filesystem: &Identity) -> io::Result<Vec<PathBuf>> {
+    let mounts = list()?.into_iter().filter(|mount| mount.is_of(filesystem));
+    Ok(mounts.map(|mount| mount.mountpoint).collect())
+}
+
 /// What is mounted on `path` itself, the topmost if several are.
 ///
 /// # Errors
@@ -204,6 +235,16 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_is_used_again_is_another_filesystem() {
+        let line = |source: &str| {
+            let line = format!("36 35 0:44 / /x rw - fuse.thalweg {source} rw,user_id=0");
+            parse(line.as_bytes()).unwrap()
+        };
+        let first = line("/srv/a").identity();
+        assert!(line("/srv/a").is_of(&first) && !line("/srv/b").is_of(&first));
+    }
 
     #[test]
     fn a_line_is_read_with_and_without_tags() {

@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+pub use thalweg_store::open::runtime_folders as folders;
+
 /// The user of this process.
 pub fn user() -> u32 {
     // SAFETY: the call only reads the process's identity and cannot fail.
@@ -63,24 +65,6 @@ pub fn find(name: &str) -> io::Result<PathBuf> {
     let found = places.iter().find(|place| std::fs::symlink_metadata(place).is_ok());
     let place = found.or(places.first()).cloned();
     place.ok_or_else(|| io::Error::other("there is no folder for sockets"))
-}
-
-/// The folders that may be a user's, the first that can be used first. None of them needs to exist.
-pub fn folders(user: u32) -> Vec<PathBuf> {
-    if user == 0 {
-        return vec![PathBuf::from("/run/thalweg")];
-    }
-    let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let runtime = [session, Some(PathBuf::from(format!("/run/user/{user}")))];
-    let owned = |path: &PathBuf| {
-        let found = std::fs::symlink_metadata(path);
-        path.is_absolute() && found.is_ok_and(|it| it.is_dir() && it.uid() == user)
-    };
-    let mut folders: Vec<_> =
-        runtime.into_iter().flatten().filter(owned).map(|path| path.join("thalweg")).collect();
-    folders.dedup();
-    folders.push(PathBuf::from(format!("/tmp/thalweg-{user}")));
-    folders
 }
 
 fn plain(name: &str) -> io::Result<&str> {

@@ -104,21 +104,32 @@ pub fn unique(name: &str, place: &Path) -> String {
     format!("{name}-{:08x}", hasher.finish() as u32)
 }
 
-/// The folders that may hold this user's sockets: servers may have been started with another session.
-fn user_folders() -> Vec<PathBuf> {
-    // SAFETY: the call only reads the process's identity and cannot fail.
-    let user = unsafe { libc::geteuid() };
-    let system = PathBuf::from("/run/thalweg");
+/// The folders in which a user's sockets may be, in order of preference. They need not exist.
+pub fn runtime_folders(user: u32) -> Vec<PathBuf> {
     if user == 0 {
-        return vec![system];
+        return vec![PathBuf::from("/run/thalweg")];
     }
     let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let runtime = [session, Some(PathBuf::from(format!("/run/user/{user}")))];
-    let mut folders: Vec<PathBuf> =
-        runtime.into_iter().flatten().map(|base| base.join("thalweg")).collect();
-    folders.extend([PathBuf::from(format!("/tmp/thalweg-{user}")), system]);
+    let owned = |path: &PathBuf| {
+        let found = std::fs::symlink_metadata(path);
+        path.is_absolute() && found.is_ok_and(|it| it.is_dir() && it.uid() == user)
+    };
+    let mut folders: Vec<_> =
+        runtime.into_iter().flatten().filter(owned).map(|path| path.join("thalweg")).collect();
     folders.dedup();
-    // A socket in a folder of another user's would be that user's.
+    folders.push(PathBuf::from(format!("/tmp/thalweg-{user}")));
+    folders
+}
+
+/// The folders in which this user's sockets are: servers may have been started with another session.
+fn user_folders() -> Vec<PathBuf> {
+    // SAFETY: the call only reads the process's identity and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let mut folders = runtime_folders(user);
+    folders.push(PathBuf::from("/run/thalweg"));
+    folders.dedup();
+    // A socket in another user's folder belongs to that user.
     folders
         .retain(|it| std::fs::symlink_metadata(it).is_ok_and(|it| it.is_dir() && it.uid() == user));
     folders

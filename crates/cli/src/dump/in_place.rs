@@ -91,6 +91,9 @@ fn print_superblock(it: &Superblock) {
         (offset, size) => println!("  journal {journal}, {} from {offset} on", Size(size)),
     }
     println!("  map from {} on, version {version}, made at {}", it.map_offset, it.created);
+    if it.second_part > 0 {
+        println!("  second part of the map from {} on", it.second_part);
+    }
 }
 
 fn print_map(map: &MapDump) {

@@ -205,6 +205,43 @@ fn room_between_partitions_counts() {
     });
 }
 
+/// Free blocks of a volume may hold anything: an earlier use of the device, or writes through a block device
+/// before there were partitions.
+#[test]
+fn free_blocks_are_discarded_before_they_are_used() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, 2000);
+        local::make(&env, &volume, &sized(500, 60)).await.unwrap();
+        for first in (516..2000).step_by(200) {
+            let write = async |txn: Arc<dyn thalweg_store::txn::Transaction>| {
+                let noise = Bytes::from(vec![7; BLOCK as usize]);
+                for block in first..2000.min(first + 200) {
+                    txn.write(Lba(block), noise.clone())?;
+                }
+                Ok::<_, TreeError>(())
+            };
+            transaction(&*volume, Begin::SNAPSHOT, Durability::Synced, write).await.unwrap();
+        }
+        let fs = open(&env, &volume).await;
+        fs.grow(None).await.unwrap();
+        assert_eq!(local::size(&*volume, "fs").await.unwrap(), 1984 * BLOCK);
+        assert_clean(&env, &volume).await;
+        for name in ["fs.meta", "fs.data"] {
+            let runs = partition(&*volume, name).await.further;
+            assert_eq!(runs.len(), 1, "{name}");
+            let txn = volume.begin(Begin::SNAPSHOT).await.unwrap();
+            let blocks = txn.read_run(Lba(runs[0].first), runs[0].blocks).await.unwrap();
+            let is_empty = blocks.concat().iter().all(|byte| *byte == 0);
+            assert!(is_empty, "{name} holds what was there before");
+        }
+        let files = fill(&fs, "a", 5).await;
+        assert!(files.len() > 300, "{}", files.len());
+        assert_there(&fs, &files).await;
+        fs.close().await.unwrap();
+        assert_clean(&env, &volume).await;
+    });
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     run(1, |env| async move {

@@ -4,14 +4,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
 use thalweg_store::env::Env;
 use thalweg_store::tree::{Kind, NewPartition, Partition, Store, TreeError, catalogue};
 use thalweg_store::txn::{Begin, Durability, Options, Transact, TransactionManager, TxnError};
 use thalweg_store::volume::{StoreVolume, Volume};
+use tokio::sync::Notify;
 
 async fn manager(env: &Env) -> TransactionManager {
     let store = Arc::new(VersionedMemory::new(2048));
@@ -143,4 +147,46 @@ async fn no_write_slips_in_while_the_first_partition_is_made() {
     }
     // Else the test says nothing.
     assert!(made > 0, "no partition was made in any round");
+}
+
+/// Stalls the first change of block 0.
+#[derive(Debug, Default)]
+struct Stalling {
+    has_stalled: AtomicBool,
+    stalls: Notify,
+    proceeds: Notify,
+}
+
+#[async_trait]
+impl Around for Stalling {
+    async fn before_change(&self, change: Change<'_>) -> Result<(), StoreError> {
+        let Change::Apply(writes) = change else { return Ok(()) };
+        let is_head = writes.iter().any(|write| write.lba == Lba(0));
+        if is_head && !self.has_stalled.swap(true, Ordering::SeqCst) {
+            self.stalls.notify_one();
+            self.proceeds.notified().await;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_write_waits_for_the_commit_that_makes_the_first_partition() {
+    let env = Env::real();
+    let memory = Arc::new(VersionedMemory::new(2048));
+    let store = Arc::new(Passing::new(memory, Stalling::default()));
+    let manager = TransactionManager::new(&env, store.clone(), Options::default());
+    catalogue::fence(&manager).await;
+    let (creator, creates) = (env.clone(), manager.clone());
+    let creating = env.spawn(async move { create(&creator, &creates).await });
+    store.around.stalls.notified().await;
+    let fenced = manager.fenced();
+    let writing =
+        env.spawn(async move { fenced.apply(vec![Write::block(Lba(20), block(7))]).await });
+    env.sleep(Duration::from_millis(20)).await;
+    assert!(!writing.is_finished() && !manager.is_fenced());
+    store.around.proceeds.notify_one();
+    creating.await.unwrap().unwrap();
+    let refused = writing.await.unwrap();
+    assert!(matches!(refused, Err(StoreError::Invalid(_))), "{refused:?}");
 }

@@ -311,6 +311,23 @@ fn a_released_one_is_taken_over_once() {
     });
 }
 
+/// A UUID has bits that are always the same; random numbers have none.
+#[test]
+fn a_handle_is_random_in_each_of_its_bits() {
+    run(11, |env| async move {
+        let rig = rig(&env);
+        let (mut ones, mut zeros) = (0, 0);
+        for _ in 0..64 {
+            let txn = rig.begin(Begin::STRICT).await;
+            let handle = txn.release().await.unwrap();
+            ones |= handle.0;
+            zeros |= !handle.0;
+            rig.manager.takeover(handle).await.unwrap().abort().await;
+        }
+        assert_eq!((ones, zeros), (u128::MAX, u128::MAX), "{ones:x} {zeros:x}");
+    });
+}
+
 #[test]
 fn what_a_dead_process_left_is_aborted_but_for_what_it_released() {
     run(12, |env| async move {

@@ -103,6 +103,14 @@ fn a_log_in_the_folder_of_another_user_is_not_written() {
         mount.umount();
         assert!(!elsewhere.exists(), "owner {owner:?}: the link was followed");
     }
+    // Nor is a file that has another name as well.
+    fs::remove_file(&log).unwrap();
+    fs::write(&elsewhere, "precious").unwrap();
+    fs::hard_link(&elsewhere, &log).unwrap();
+    let mut command = thalweg(["mount"]);
+    good(command.env("THALWEG_LOG", "debug").arg(mount.home.volume()).arg(&mount.root));
+    mount.umount();
+    assert_eq!(text(&elsewhere), "precious");
 }
 
 /// Waits until something is so, not for ever.

@@ -34,3 +34,13 @@ fn output_that_cannot_be_written_is_a_failure() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("No space left on device") && !said.contains("panicked"), "{said}");
 }
+
+#[test]
+fn an_error_that_cannot_be_printed_keeps_its_exit_code() {
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let dump = || thalweg(["dump", "/missing"]);
+    let printed = dump().output().unwrap();
+    assert_eq!(printed.status.code(), Some(1), "{printed:?}");
+    let unprinted = dump().stderr(full).output().unwrap();
+    assert_eq!(unprinted.status, printed.status);
+}

@@ -303,6 +303,30 @@ async fn bytes_in_flight_are_bounded() {
 }
 
 #[tokio::test]
+async fn connections_share_the_bytes_in_flight() {
+    let config = ServerConfig { max_server_bytes: 64 << 10, ..quick_config() };
+    let fixture = Fixture::with(MemoryVolume::new(MIB), config);
+    let mut client = fixture.client().await;
+    fixture.volume.stalls_writes.store(true, Ordering::SeqCst);
+    for _ in 0..8 {
+        client.request(WRITE, 0, 0, 4096).await;
+        client.send(&[1; 4096]).await;
+    }
+    // 32 KiB are in flight, which is half of what one connection may have, and all of what each of two may.
+    client.request(READ, 0, 8192, 4096).await;
+    assert_eq!(client.reply().await.error(), 0);
+    let _other = fixture.client().await;
+    client.request(READ, 0, 8192, 4096).await;
+    let env = thalweg_store::env::Env::real();
+    let early = env.timeout(std::time::Duration::from_millis(200), client.reply()).await;
+    assert_eq!(early, None, "the request waits");
+    fixture.volume.gate.add_permits(8);
+    for _ in 0..9 {
+        assert_eq!(client.reply().await.error(), 0);
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_takes_no_replies_is_not_read_further() {
     let fixture = Fixture::new();
     let mut client = fixture.client().await;

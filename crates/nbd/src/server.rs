@@ -252,9 +252,11 @@ trait Accept: Send + 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
+/// The fields are dropped in this order: the socket's name goes while the listener still listens. After
+/// that the name is a dead server's, which another server may replace with its own at any moment.
 struct Unix {
-    listener: UnixListener,
     _file: SocketFile,
+    listener: UnixListener,
 }
 
 impl Accept for Unix {

@@ -353,6 +353,12 @@ mod tests {
         assert!(area.has(page, 10) && !area.has(page, 11) && !area.has(page - 1, 1));
         assert!(area.has(2 * page, page + 1) && !area.has(3 * page + 1, 1));
         assert!(area.has(4 * page, 7) && !area.has(4 * page, 8) && !area.has(u64::MAX, 2));
+        assert_eq!(area.run(990, 10), Some(Run { start: 990, blocks: 10 }));
+        assert!(
+            [(990, 11), (1000, 1), (page, 0), (u64::MAX, 1)]
+                .iter()
+                .all(|(start, blocks)| area.run(*start, *blocks).is_none())
+        );
         assert_eq!([0, 999, page, page + 9].map(|it| area.lba(it).0), [17, 1016, 5001, 5010]);
         assert_eq!([2 * page, 3 * page].map(|it| area.lba(it).0), [100_002, 100_002 + page]);
         assert_eq!(area.lba(4 * page), Lba(901));

@@ -16,9 +16,10 @@ use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
 use thalweg_store::env::{Env, HashMap};
 use thalweg_store::tree::{
-    Batch, Kind, MAX_KEY, MAX_VALUE, NewPartition, State, Store, TreeError, catalogue, format,
+    Batch, Kind, MAX_KEY, MAX_VALUE, NewPartition, Raw, RawBlocks, State, Store, TreeError,
+    catalogue, format,
 };
-use thalweg_store::txn::{Begin, Durability, Isolation, Transact, TxnError};
+use thalweg_store::txn::{self, Begin, Durability, Isolation, Transact, Transaction, TxnError};
 
 const SYNCED: Durability = Durability::Synced;
 
@@ -30,6 +31,35 @@ async fn write(volume: &Arc<dyn Transact>, lba: u64, content: Vec<u8>) {
 
 async fn read(volume: &Arc<dyn Transact>, lba: u64) -> Bytes {
     volume.begin(Begin::READ_ONLY).await.unwrap().read(Lba(lba)).await.unwrap()
+}
+
+#[test]
+fn blocks_of_a_raw_partition_are_numbered_through_its_runs() {
+    run(1, |env| async move {
+        let volume = volume(&env, 400);
+        for (name, kind) in [("raw", Kind::Raw), ("behind", Kind::Btree)] {
+            catalogue::create(&env, &*volume, &partition(name, kind, 40)).await.unwrap();
+        }
+        for blocks in [20, 30] {
+            let additions = [catalogue::growth::Addition { name: "raw", blocks }];
+            catalogue::growth::reserve(&*volume, &additions).await.unwrap();
+            let add =
+                async |txn: Arc<dyn Transaction>| catalogue::growth::add_in(&*txn, "raw").await;
+            txn::run(&*volume, Begin::STRICT, Durability::Synced, add).await.unwrap();
+        }
+        let raw = Raw::open(volume.clone(), "raw").await.unwrap();
+        assert_eq!(raw.blocks(), 90);
+        let block = |byte: u64| Bytes::from(vec![byte as u8; BLOCK_SIZE]);
+        let fill = |blocks: &RawBlocks| (0..90).try_for_each(|at| blocks.write(at, block(at + 1)));
+        raw.change(fill).await.unwrap();
+        for (at, count) in [(0, 90), (38, 4), (59, 2), (60, 30), (89, 1), (39, 22)] {
+            let read = raw.read(at, count).await.unwrap();
+            assert_eq!(read, (at..at + count).map(|at| block(at + 1)).collect::<Vec<_>>());
+        }
+        assert!(matches!(raw.read(60, 31).await, Err(TreeError::Invalid(_))));
+        let ranges: Vec<_> = catalogue::open(&*volume, "raw").await.unwrap().ranges().collect();
+        assert_eq!(ranges, [16..56, 96..116, 116..146]);
+    });
 }
 
 #[test]

@@ -219,7 +219,7 @@ impl Volume {
         self.own.is_none()
     }
 
-    /// The number of blocks, of [`BLOCK_SIZE`] bytes each.
+    /// The number of blocks, of [`BLOCK_SIZE`](thalweg_store::block::BLOCK_SIZE) bytes each.
     pub fn blocks(&self) -> u64 {
         self.transact.blocks()
     }

@@ -88,7 +88,7 @@ impl Plan {
 }
 
 /// One image of so many is opened for reading alone too.
-const LOOKED: u64 = 4;
+const LOOKED: u64 = 12;
 
 /// What was found.
 #[derive(Clone, Copy, Debug, Default)]

@@ -107,22 +107,14 @@ pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Out
     }
 }
 
-/// Makes the filesystem of a volume that is not mounted as large as it has room for; `None` when there is no
-/// filesystem.
-pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Option<Grown>> {
+/// Makes the filesystem of a volume, which is not mounted, as large as it has room for.
+pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Grown> {
     let name = Format::default().name;
-    let transact = transact(volume);
-    let local = match Local::open(env, transact, &name, local::Options::default()).await {
-        Err(FsError::Tree(
-            TreeError::NoCatalogue | TreeError::Foreign(_) | TreeError::Missing(_),
-        )) => {
-            return Ok(None);
-        }
-        opened => opened?,
-    };
+    let options = local::Options::default();
+    let local = Local::open(env, transact(volume), &name, options).await?;
     let grown = local.grow(None).await;
     local.close().await?;
-    Ok(Some(grown?.into()))
+    Ok(grown?.into())
 }
 
 /// The size of a volume's filesystem, and what it could be; `None` when there is no filesystem.

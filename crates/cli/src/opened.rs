@@ -495,7 +495,7 @@ impl Opened {
         })
     }
 
-    /// Does what concerns the volume alone, not who uses it.
+    /// Carries out a request that concerns the volume alone, not its clients.
     pub(crate) async fn execute(&self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
         let _one_at_a_time = self.begin_change()?;
         if let Request::Scrub = request {

@@ -560,13 +560,19 @@ impl Session {
     async fn resize(&self, volume: &Opened, size: Option<u64>) -> Outcome<Answer> {
         // Meanwhile nothing is mounted and nothing unmounted.
         let mounts = self.mounts.lock().await;
+        let mounted = mounts.iter().find(|it| it.shows(volume, None));
+        let has_files = files::room(volume).await?.is_some();
+        if has_files && mounted.is_none() {
+            self.refuse_if_written(volume).await?;
+        }
         let before = volume.size();
         volume.grow(size).await?;
         self.tell_attachments(volume).await?;
         let volume_size = Grown { before, size: volume.size() };
-        let filesystem = match mounts.iter().find(|it| it.shows(volume, None)) {
+        let filesystem = match mounted {
             Some(mounted) => Some(mounted.grow().await?),
-            None => files::grow(&self.env, volume).await?,
+            None if has_files => Some(files::grow(&self.env, volume).await?),
+            None => None,
         };
         let resized = Resized { volume: volume_size, filesystem };
         Ok(Answer::Json(serde_json::to_value(resized)?))

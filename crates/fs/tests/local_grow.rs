@@ -281,7 +281,7 @@ fn a_growth_that_ended_half_way_is_begun_anew() {
         let additions = additions.map(|(name, blocks)| growth::Addition { name, blocks });
         let kept = growth::reserve(&*volume, &additions).await.unwrap();
         assert_eq!(kept.iter().flatten().map(|run| run.blocks).sum::<u64>(), 800);
-        // It is there for nobody else, and not used.
+        // The blocks are reserved: no other partition gets them, and the filesystem does not use them yet.
         assert_eq!(local::size(&*volume, "fs").await.unwrap(), 500 * BLOCK);
         let data = partition(&*volume, "fs.data").await;
         assert_eq!((data.size(), data.further[0].state), (439, State::Unfinished));
@@ -332,6 +332,27 @@ fn writers_go_on_while_it_grows() {
             assert_there(&fs, &writer.await.unwrap()).await;
         }
         assert_eq!(partition(&*volume, "fs.data").await.further_runs().count(), 12);
+        fs.close().await.unwrap();
+        assert_clean(&env, &volume).await;
+    });
+}
+
+#[test]
+fn a_transaction_that_began_before_a_growth_uses_the_new_blocks() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, 4000);
+        local::make(&env, &volume, &sized(500, 60)).await.unwrap();
+        let fs = open(&env, &volume).await;
+        let view = fs.within(volume.begin(Begin::STRICT).await.unwrap());
+        let before = create(&view, ROOT, "before").await;
+        write(&view, before, 0, &pattern(1, 100_000)).await;
+        fs.grow(None).await.unwrap();
+        let after = create(&view, ROOT, "after").await;
+        let bytes = pattern(2, 900 * BLOCK as usize);
+        write(&view, after, 0, &bytes).await;
+        view.commit(Durability::Synced).await.unwrap();
+        assert!(content(&fs, before).await == pattern(1, 100_000));
+        assert!(content(&fs, after).await == bytes);
         fs.close().await.unwrap();
         assert_clean(&env, &volume).await;
     });

@@ -80,8 +80,8 @@ fn seen_by(process: &str) -> io::Result<Vec<Mount>> {
     Ok(table.split(|byte| *byte == b'\n').filter_map(parse).collect())
 }
 
-/// The other mount namespaces in which a filesystem is mounted: those whose processes this one may look at,
-/// which for root is all of them.
+/// The other mount namespaces in which a filesystem is mounted, as far as this process may inspect their
+/// processes; root may inspect all.
 ///
 /// # Errors
 /// When `/proc` cannot be read.

@@ -99,7 +99,7 @@ fn a_volume_in_a_file_grows_with_it() {
     assert!(size > 140 * MIB && free > 80 * MIB, "{size} {free}");
     let more = fill(&mount, "b");
     assert!(more > 20, "{more}");
-    // A file that somebody else has made larger, twice, while it is closed and while it is mounted.
+    // The file is enlarged by other means: once while the volume is closed, once while it is mounted.
     mount.umount();
     let file = fs::OpenOptions::new().write(true).open(&volume).unwrap();
     file.set_len(200 * MIB).unwrap();
@@ -148,6 +148,26 @@ fn a_volume_on_a_device_grows_with_it() {
     assert!(fs::read(root.join("a")).unwrap() == bytes(3, 20));
     assert!(fs::read(root.join("b")).unwrap() == bytes(4, 70));
     umount(thalweg(["umount"]), &root);
+}
+
+#[test]
+fn a_filesystem_that_is_written_through_a_block_device_does_not_grow() {
+    if !can_mount() {
+        return;
+    }
+    let home = Home::with_volume("48M", &[]);
+    let volume = home.volume();
+    // Without a filesystem there is nothing in the way.
+    good(thalweg(["attach"]).arg(&volume));
+    assert!(good(thalweg(["resize"]).arg(&volume)).contains("it has no filesystem"));
+    good(thalweg(["detach"]).arg(&volume));
+    good(thalweg(["mkfs", "--quiet"]).arg(&volume));
+    good(thalweg(["attach", "--writable"]).arg(&volume));
+    let said = bad(thalweg(["resize"]).arg(&volume).arg("52M"), 1);
+    assert!(said.contains("is attached for writing"), "{said}");
+    assert_eq!(home.status()["chain"]["blocks"], 48 * MIB / 4096);
+    good(thalweg(["detach"]).arg(&volume));
+    assert!(good(thalweg(["resize"]).arg(&volume).arg("52M")).contains("and has 51.9 MiB"));
 }
 
 #[test]

@@ -140,13 +140,13 @@ impl DataArea {
         start >= segment.start && start.checked_add(blocks).is_some_and(|end| end <= segment.end)
     }
 
-    /// An extent as it is stored, or `None` when it makes no sense.
+    /// A stored extent, or `None` when it does not lie within one segment.
     pub(crate) fn extent(&self, rest: &[u8], value: &[u8]) -> Option<Extent> {
         let extent = Extent::decode(rest, value, self.end())?;
         (extent.is_lost() || self.has(extent.start, extent.blocks)).then_some(extent)
     }
 
-    /// A run of blocks, or `None` when it makes no sense.
+    /// A run of blocks, or `None` when it is empty or does not lie within one segment.
     pub(crate) fn run(&self, start: u64, blocks: u64) -> Option<Run> {
         (blocks > 0 && self.has(start, blocks)).then_some(Run { start, blocks })
     }

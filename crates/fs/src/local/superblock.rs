@@ -42,7 +42,7 @@ pub(super) fn verified(value: &[u8], data: &Partition) -> Result<SuperRecord, Fs
 /// The superblock as the tree has it.
 ///
 /// # Errors
-/// [`FsError::Damaged`] when it is missing or makes no sense, [`FsError::Newer`], and those of the tree.
+/// [`FsError::Damaged`] when it is absent or invalid, [`FsError::Newer`], and those of the tree.
 pub(super) async fn stored_record(
     tree: &Store,
     txn: &dyn Transaction,

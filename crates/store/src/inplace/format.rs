@@ -51,7 +51,7 @@ use crate::journal::Note;
 
 /// Version of every structure that creation writes.
 pub const FORMAT_VERSION: u32 = 2;
-/// The version of a volume whose map has a second part; readers refuse a higher one.
+/// The version of a volume that has a second part of the map; readers refuse a higher one.
 pub const SECOND_PART: u32 = 3;
 /// The last version in which a sector of zeros in the map says that its blocks hold nothing.
 pub const ZEROS_ARE_EMPTY: u32 = 1;

@@ -104,7 +104,7 @@ impl InPlace {
 }
 
 impl Inner {
-    /// Fails when an earlier growth was cut off: nobody knows which place of the map the next opening finds.
+    /// Fails when an earlier growth was cut off: the next opening may find the map in its old or its new place.
     pub(super) fn check_growth(&self) -> Result<(), StoreError> {
         match self.growing.load(Ordering::Acquire) {
             true => Err(StoreError::Poisoned("a growth of it failed; open it again".into())),

@@ -52,7 +52,7 @@ fn place(lba: u64) -> (u64, usize) {
 }
 
 impl Map {
-    /// The map of a volume, whose sectors have that format.
+    /// The map of a volume; `format` is the format of its sectors.
     pub(super) fn new(volume: Uuid, format: u32) -> Map {
         Map { volume, format, pages: HashMap::default() }
     }

@@ -363,8 +363,17 @@ fn is_mounted(volume: &Path) -> bool {
     mounts::list().is_ok_and(|all| all.iter().any(ours))
 }
 
+/// Whether the server of the mount on `directory` has died. Asks for what the kernel does not cache;
+/// a server that is being killed does not answer, and the request fails when its process has ended.
 pub(crate) fn is_dead(directory: &Path) -> bool {
-    std::fs::metadata(directory).is_err_and(|error| is_lost(&error))
+    let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
+    // SAFETY: zeros are a valid value, which the call fills in.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a terminated string and the place is ours.
+    match unsafe { libc::statfs(path.as_ptr(), &mut found) } {
+        0 => false,
+        _ => is_lost(&std::io::Error::last_os_error()),
+    }
 }
 
 /// Whether a mount's server has died. The first one to ask may hear that the connection was aborted.

@@ -45,21 +45,13 @@ pub(crate) struct Umount {
 pub(crate) async fn umount(args: Umount) -> Outcome<()> {
     let found = mount_on(&canonical(&args.what)?)?;
     let flags = if args.lazy { libc::MNT_DETACH } else { 0 };
-    let Some(folder) = server_folder(&found).await? else {
-        return without_server(&found, flags);
-    };
-    // While this connection lasts, the server does not end.
-    let Some(mut hold) = Client::connect(&folder).await? else {
-        return without_server(&found, flags);
-    };
     let identity = found.identity();
     let same = mounts::of(&identity)?.len();
     let (device, last, lazy) = (found.device, same == 1, args.lazy);
-    let request = Request::Unmounting { device, last, lazy };
-    match hold.ask(&request, &Silent).await? {
-        Answer::Unmounting => {}
-        other => return Err(unexpected(&other)),
-    }
+    // While the connection lasts, the server does not end.
+    let Some((folder, hold)) = announce(&found, last, lazy).await? else {
+        return without_server(&found, flags);
+    };
     take_away(&found.mountpoint, flags)?;
     if !mounts::of(&identity)?.is_empty() {
         return Ok(());
@@ -87,6 +79,23 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
             users.join(", ")
         ))
         .help("the volume is free when that has ended; --lazy does not wait for it")),
+    }
+}
+
+/// Tells the server of a mount that it is about to be unmounted: the server's folder and the connection.
+/// `None` when the mount has no server, also when that dies meanwhile: a process that is being killed
+/// still accepts connections, and resets them.
+async fn announce(found: &Mounted, last: bool, lazy: bool) -> Outcome<Option<(PathBuf, Client)>> {
+    let Some(folder) = server_folder(found).await? else { return Ok(None) };
+    let Some(mut hold) = Client::connect(&folder).await? else { return Ok(None) };
+    let request = Request::Unmounting { device: found.device, last, lazy };
+    match hold.try_ask(&request, &Silent).await? {
+        Ok(Answer::Unmounting) => Ok(Some((folder, hold))),
+        Ok(other) => Err(unexpected(&other)),
+        Err(error) => {
+            tracing::debug!(%error, "the server died");
+            Ok(None)
+        }
     }
 }
 

@@ -59,12 +59,20 @@ pub(crate) fn kill_server(home: &Home) {
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn kill(pid: &str) {
     let _ = Command::new("kill").args(["-KILL", pid]).output();
-    while Path::new("/proc").join(pid).exists() && state_of(pid) != Some('Z') {
+    while !has_released_files(pid) {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
 
-/// The process's state; zombies have let go of everything.
+/// Whether a process has ended, or is a zombie without other threads: these may still hold its files
+/// when the first thread is a zombie.
+fn has_released_files(pid: &str) -> bool {
+    let Ok(threads) = std::fs::read_dir(Path::new("/proc").join(pid).join("task")) else {
+        return true;
+    };
+    threads.count() <= 1 && state_of(pid).is_none_or(|state| state == 'Z')
+}
+
 fn state_of(pid: &str) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()

@@ -112,6 +112,21 @@ fn good_enough(command: &mut Command) -> bool {
 }
 
 #[test]
+fn an_unmount_goes_on_when_the_server_dies_meanwhile() {
+    let Some(mount) = Mount::new(&[]) else { return };
+    let server = server_of(&mount.home);
+    // A stopped server accepts the connection and does not answer.
+    good(Command::new("kill").args(["-STOP", &server]));
+    let mut command = thalweg(["umount"]);
+    let child = command.arg(&mount.root).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    kill(&server);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!is_mounted(&mount.root));
+}
+
+#[test]
 fn an_unmount_beside_a_transaction_elsewhere_ends_the_mount() {
     let (Some(one), Some(other)) = (Mount::new(&[]), Mount::new(&[])) else { return };
     let transaction = running_transaction(&one);

@@ -65,6 +65,7 @@ use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write
 use crate::device::{DeviceError, DeviceRef};
 use crate::env::{Env, Push, Task};
 use crate::journal::{Journal, JournalError};
+use crate::rate::Rate;
 
 /// Stored blocks that one version may discard. A discard of more is several.
 const MAX_DISCARD: usize = 64 << 10;
@@ -152,6 +153,8 @@ struct Inner {
     data: DeviceRef,
     /// Who may read and write there.
     turns: Turns,
+    /// What the data's device takes.
+    rate: Rate,
     journal: Journal<Lba>,
     /// The one that counts, but for what changes without a growth: generation, version, note.
     superblock: RwLock<Superblock>,

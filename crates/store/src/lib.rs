@@ -12,6 +12,7 @@
 //! - [`inplace`]: blocks updated in place behind a journal, in one of five modes (Okeanos);
 //! - [`journal`]: a redo log of byte ranges (Okeanos);
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
+//! - [`latency`]: how long the stages of a request take;
 //! - [`device`]: files and raw devices, memory, mirrors, stripes;
 //! - [`env`](mod@env): clock, randomness, tasks: the only way to them.
 
@@ -24,9 +25,11 @@ pub mod env;
 mod gate;
 pub mod inplace;
 pub mod journal;
+pub mod latency;
 mod lock;
 pub mod open;
 pub mod pool;
+mod rate;
 pub mod tree;
 pub mod txn;
 pub mod volume;

@@ -8,19 +8,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::future::try_join;
 use roaring::RoaringBitmap;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::format::{
-    CHECKPOINT_MAGIC, CheckpointHeader, FORMAT_VERSION, LogRecord, NO_SEGMENT, PAGE, SECTOR,
-    WITNESS_MAGIC, Witness,
+    CHECKPOINT_MAGIC, CheckpointHeader, ENTRIES_PER_SECTOR, FORMAT_VERSION, LogRecord, NO_SEGMENT,
+    PAGE, SECTOR, WITNESS_MAGIC, Witness,
 };
 use super::index::{Content, Frozen, Location, Place, Versions};
 use super::label::Layout;
 use super::read::{Verified, read_verified};
+use super::stages::Stage;
 use super::stream::Stream;
-use super::{ChainError, Counts, Inner, State, commit, minilog};
+use super::{ChainError, Counts, Inner, Options, Speed, State, commit, minilog};
 use crate::block::{StoreError, Version};
 use crate::checksum::crc32c;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
@@ -62,22 +64,46 @@ impl Area {
     }
 }
 
-/// Writes a checkpoint and frees the segments that only an older one needed.
+/// Writes a checkpoint at once, and frees the segments that only an older one needed.
 pub(super) async fn write(inner: &Arc<Inner>) -> Result<(), StoreError> {
-    let mut area = inner.checkpoints.lock().await;
-    write_next(inner, &mut area).await
+    let mut area = lock(inner).await;
+    write_next(inner, &mut area, Speed::Full).await
 }
 
 /// Writes the whole index anew, to the other half.
 pub(super) async fn write_base(inner: &Arc<Inner>) -> Result<(), StoreError> {
-    let mut area = inner.checkpoints.lock().await;
+    let mut area = lock(inner).await;
     area.end = inner.layout.checkpoint_half;
-    write_next(inner, &mut area).await
+    write_next(inner, &mut area, Speed::Full).await
+}
+
+/// Locks the area; a checkpoint under way no longer takes its time.
+async fn lock(inner: &Inner) -> tokio::sync::MutexGuard<'_, Area> {
+    inner.state.lock().checkpoint_hurry = true;
+    inner.checkpoints.lock().await
+}
+
+impl State {
+    /// How much a checkpoint is needed: from 1 on, at once.
+    pub(super) fn checkpoint_urgency(&self, options: &Options) -> f64 {
+        let sectors = self.entries_since as f64 / f64::from(ENTRIES_PER_SECTOR);
+        let part = |count: f64, most: f64| count / most.max(1.0);
+        part(sectors, f64::from(options.checkpoint_sectors))
+            .max(part(self.slots.len() as f64, options.mini_slots as f64))
+            .max(part(self.minis.since as f64, options.mini_blocks as f64))
+            .max(self.freeing_urgency())
+    }
+
+    /// Whether a checkpoint should begin: one that has many blocks to settle takes its time.
+    pub(super) fn wants_checkpoint(&self, options: &Options) -> bool {
+        let urgency = self.checkpoint_urgency(options);
+        urgency >= 1.0 || (urgency >= minilog::EARLY && self.slots.len() > minilog::FEW)
+    }
 }
 
 /// Whether the newest base and its deltas can be read from every copy.
 pub(super) async fn is_whole(inner: &Inner) -> bool {
-    let area = inner.checkpoints.lock().await;
+    let area = lock(inner).await;
     let mut at = 0;
     for number in 0..area.number {
         let wanted = Wanted {
@@ -112,9 +138,14 @@ impl Drop for Attempt<'_> {
     }
 }
 
-async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreError> {
-    minilog::settle(inner).await.map_err(|error| inner.fail(error))?;
+async fn write_next(inner: &Arc<Inner>, area: &mut Area, speed: Speed) -> Result<(), StoreError> {
+    let begun = inner.env.now();
+    minilog::settle(inner, speed).await.map_err(|error| inner.fail(error))?;
+    // Most of what the checkpoint refers to becomes durable before it is noted.
+    commit::body(inner).await?;
+    let settled = inner.stage(Stage::Settle, begun);
     let captured = capture(inner, area);
+    inner.stage(Stage::Capture, settled);
     let (mut record, frozen, dirty) = captured.map_err(|error| inner.fail(error))?;
     let mut attempt = Attempt { inner, dirty: Some(dirty), begun: false };
     let mut next = *area;
@@ -127,7 +158,7 @@ async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreErro
     if next.end + bytes > room_in(&inner.layout) {
         return Err(inner.fail(StoreError::NoSpace));
     }
-    commit::everything(inner).await?;
+    try_join(commit::body(inner), commit::users(inner)).await?;
     seal(&mut record, &next);
     attempt.begun = true;
     put(inner, &record, &next).await.map_err(|error| inner.fail(error))?;
@@ -137,7 +168,9 @@ async fn write_next(inner: &Arc<Inner>, area: &mut Area) -> Result<(), StoreErro
     Counts::add(&inner.counts.bases, u64::from(next.generation > area.generation));
     Counts::add(&inner.counts.checkpoints, 1);
     *area = next;
+    inner.stage(Stage::Checkpoint, settled);
     let mut state = inner.state.lock();
+    state.checkpoint_hurry = false;
     state.entries_since -= record.entries;
     state.segments.free(&record.emptied);
     for log in [super::stream::USERS, super::stream::BODY] {
@@ -596,7 +629,11 @@ async fn read_payload(
 pub(super) async fn run_checkpoints(inner: Arc<Inner>) {
     loop {
         inner.checkpoint_kick.notified().await;
-        if let Err(error) = write(&inner).await {
+        let written = {
+            let mut area = inner.checkpoints.lock().await;
+            write_next(&inner, &mut area, Speed::Paced).await
+        };
+        if let Err(error) = written {
             tracing::warn!(volume = %inner.volume, %error, "checkpoints stop");
             return;
         }

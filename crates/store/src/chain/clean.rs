@@ -1,14 +1,20 @@
-//! Cleaning: live blocks leave a segment of the body, so that the segment can be written again.
+//! Cleaning: live blocks leave a segment, so that it can be written again.
 //!
-//! *Move-to-tail* (Gecko 3.1) appends them to the users' log; *compact-in-body* (3.1.3) to a log of
-//! its own in free segments of the body, which leaves the tail's drive alone. Either way cleaning
-//! reads the body only. The record of a discard goes along as long as anything is absent because of
-//! it: one entry for one, so that nothing is gained or lost by it. Victims are the segments with the
-//! fewest live blocks, the oldest first among equals.
+//! *Move-to-tail* (Gecko 3.1) appends them to the users' log; *compact-in-body* (3.1.3) to a log of its
+//! own, which leaves the tail's drive alone where the body has another, and keeps what has lived long
+//! apart from what users just wrote. The record of a discard goes along as long as anything is absent
+//! because of it: one entry for one, so that nothing is gained or lost by it.
+//!
+//! - [`victim`]: which segment is cleaned;
+//! - [`pace`]: when, and how fast.
+
+pub(super) mod pace;
+mod victim;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::future::{Either, select};
 use futures::{StreamExt, stream};
 use zerocopy::FromBytes;
 
@@ -16,13 +22,14 @@ use super::format::{Kind, MapEntry, MapSector, SECTOR, block_checksum};
 use super::index::Location;
 use super::read::{Pin, read_copies};
 use super::segments::SegmentState;
+use super::stages::Stage;
 use super::stream::{BODY, USERS};
-use super::{Counts, Inner, Options, State, checkpoint};
+use super::{Counts, Inner, Speed, State, checkpoint};
 use crate::block::{BLOCK_SIZE, Lba, StoreError};
 use crate::device::Purpose;
+use pace::GROUP;
+use victim::Order;
 
-/// Blocks that are moved under one lock.
-const GROUP: usize = 32;
 /// Blocks in one request to the body.
 const RUN_BLOCKS: usize = 256;
 /// Runs that are read ahead of the one that is being moved, so that the body's drive does not wait.
@@ -32,119 +39,90 @@ const GAP_BLOCKS: u32 = 16;
 /// Blocks of held versions that are looked at between two segments.
 const AGE_BLOCKS: usize = 16 * 1024;
 
-/// Whether free segments have become few.
-pub(super) fn wanted(state: &State, options: &Options) -> bool {
-    state.segments.free_count() < low_mark(state, options)
-}
-
-/// Free segments below which cleaning starts: a share of all, but no more than half of what perfect
-/// cleaning could free, lest it move full segments about for ever; and enough for users to go on.
-fn low_mark(state: &State, options: &Options) -> usize {
-    let share = (f64::from(state.segments.total()) * options.clean_below) as usize;
-    let links = state.segments.links.len();
-    share.max(links + 4).min((state.segments.spare() as usize / 2).max(links + 2))
-}
-
 /// Cleans when free segments become few.
 pub(super) async fn run_cleaner(inner: Arc<Inner>) {
     loop {
         inner.clean_kick.notified().await;
-        if let Err(error) = clean_until_enough(&inner).await {
+        let result = clean_until_enough(&inner).await;
+        end_pace(&inner);
+        if let Err(error) = result {
             tracing::warn!(volume = %inner.volume, %error, "cleaning stops");
             return;
         }
     }
 }
 
+/// Writers keep step with the cleaner only while it works.
+fn end_pace(inner: &Inner) {
+    let worked = inner.state.lock().cleaning.end();
+    if worked {
+        inner.room.notify_waiters();
+    }
+}
+
 async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
-    loop {
-        let (enough, emptied) = {
-            let mut state = inner.state.lock();
-            state.poison_check()?;
-            let holds = state.holds.clone();
-            state.index.age(&holds, AGE_BLOCKS);
-            state.reap();
-            let emptied = state.segments.emptied().len();
-            let low = low_mark(&state, &inner.options);
-            if state.segments.free_count() + emptied < low {
-                state.settle_holds();
-                state.reap();
+    while let Some(order) = next_step(inner)? {
+        let _cleaning = match inner.cleaning_lock.try_lock() {
+            Ok(lock) => lock,
+            Err(_) => {
+                // The change of the volume that holds it may take long.
+                end_pace(inner);
+                inner.cleaning_lock.lock().await
             }
-            (state.segments.free_count() + emptied >= low, emptied)
         };
-        inner.bury_all();
-        if enough {
-            if emptied > 0 && wanted(&inner.state.lock(), &inner.options) {
-                inner.checkpoint_kick.notify_one();
+        let Some(victim) = victim::choose(inner, order) else {
+            let mut state = inner.state.lock();
+            if state.segments.emptied_count() > 0 || !state.slots.is_empty() {
+                inner.hurry_checkpoint(&mut state);
             }
             return Ok(());
-        }
-        let _cleaning = inner.cleaning_lock.lock().await;
-        let cleaned = match choose(inner) {
-            Some(victim) => clean_segment(inner, victim).await,
-            None => {
-                if emptied > 0 || !inner.state.lock().slots.is_empty() {
-                    inner.checkpoint_kick.notify_one();
-                }
-                return Ok(());
-            }
         };
-        match cleaned {
+        {
+            let mut state = inner.state.lock();
+            let per = state.segments.per();
+            state.cleaning.begin(victim.live, per);
+        }
+        match clean_segment(inner, victim.id, Speed::Paced).await {
             // Until something dies, or is freed, there is nothing that cleaning could do.
             Err(StoreError::NoSpace) => return Ok(()),
             cleaned => cleaned?,
         }
-        let urgent = {
-            let state = inner.state.lock();
-            state.segments.free_count() <= state.segments.links.len() + 1
-        };
-        if urgent {
-            checkpoint::write(inner).await?;
-        }
+        free_emptied(inner).await?;
     }
+    Ok(())
 }
 
-/// The segment with the fewest live blocks, unless cleaning it would gain nothing.
-fn choose(inner: &Inner) -> Option<u32> {
+/// How the next victim is chosen; `None` when enough segments are free.
+fn next_step(inner: &Inner) -> Result<Option<Order>, StoreError> {
     let mut state = inner.state.lock();
-    let victim = candidates(&state).next();
-    if victim.is_some() {
-        return victim;
+    state.poison_check()?;
+    let holds = state.holds.clone();
+    state.index.age(&holds, AGE_BLOCKS);
+    state.reap();
+    if state.wants_cleaning() {
+        state.settle_holds();
+        state.reap();
     }
-    // All that died lies on the tail's link: the tail has to go elsewhere first.
-    let elsewhere = state.segments.links.len() > 1 && gains_elsewhere(&state);
-    if elsewhere && state.move_tail().is_ok() {
-        Counts::add(&inner.counts.tail_switches, 1);
-        return candidates(&state).next();
-    }
-    None
+    let (wanted, is_urgent) = (state.wants_cleaning(), state.is_short_of_segments());
+    drop(state);
+    inner.bury_all();
+    Ok(wanted.then_some(if is_urgent { Order::FewestLive } else { Order::CostBenefit }))
 }
 
-/// Segments worth cleaning, best first.
-fn candidates(state: &State) -> impl Iterator<Item = u32> + use<> {
-    let per = state.segments.per();
-    let mut ids: Vec<u32> = (0..state.segments.len())
-        .filter(|id| state.can_clean(*id) && state.segments.get(*id).live < per)
-        .collect();
-    ids.sort_by_key(|id| {
-        let segment = state.segments.get(*id);
-        (segment.live, segment.seq)
-    });
-    ids.into_iter()
-}
-
-/// Whether cleaning the tail's link would free more than taking the tail elsewhere costs: what is
-/// left of the open segments is lost. Without this rule the tail could go to and fro for ever.
-fn gains_elsewhere(state: &State) -> bool {
-    let tail = state.tail_link();
-    let per = state.segments.per();
-    let worth = state.segments.ids(|segment| {
-        let used = segment.state == SegmentState::Used && !segment.damaged;
-        used && usize::from(segment.link) == tail
-    });
-    let dead: u32 = worth.iter().map(|id| per - state.segments.get(*id).live).sum();
-    let lost = state.users.room() + state.body.as_ref().map_or(0, |body| body.room());
-    dead > lost + per
+/// Sees to it that segments which cleaning has emptied become writable in time.
+async fn free_emptied(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    let (is_urgent, is_wanted) = {
+        let state = inner.state.lock();
+        let is_urgent = state.segments.free_count() <= state.segments.links.len() + 1;
+        (is_urgent && state.segments.can_free(), state.wants_checkpoint(&inner.options))
+    };
+    if is_urgent {
+        return checkpoint::write(inner).await;
+    }
+    if is_wanted {
+        inner.checkpoint_kick.notify_one();
+    }
+    Ok(())
 }
 
 /// See [`super::Chain::clean`].
@@ -158,7 +136,7 @@ pub(super) async fn clean_some(inner: &Arc<Inner>, segments: usize) -> Result<us
             ids.min_by_key(|id| state.segments.get(*id).seq)
         };
         let Some(victim) = victim else { break };
-        clean_segment(inner, victim).await?;
+        clean_segment(inner, victim, Speed::Full).await?;
         cleaned += 1;
     }
     Ok(cleaned)
@@ -192,7 +170,11 @@ async fn make_room(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// [`StoreError::NoSpace`] when they find no room, besides those of the devices.
-pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
+pub(super) async fn clean_segment(
+    inner: &Arc<Inner>,
+    victim: u32,
+    speed: Speed,
+) -> Result<(), StoreError> {
     make_room(inner, victim).await?;
     Counts::add(&inner.counts.segments_cleaned, 1);
     // Users may empty the segment meanwhile: what was read of it must not meet what is written next.
@@ -216,6 +198,9 @@ pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(),
     let mut reads = stream::iter(reads).buffered(RUNS_AHEAD + 1);
     while let Some(contents) = reads.next().await {
         for group in contents.chunks(GROUP) {
+            if speed == Speed::Paced {
+                wait_for_turn(inner, group.len()).await;
+            }
             let append = |state: &mut State, log| move_now(state, log, group);
             let moved = append_moved(inner, group.len(), append).await?;
             Counts::add(&inner.counts.blocks_moved, moved);
@@ -226,6 +211,22 @@ pub(super) async fn clean_segment(inner: &Arc<Inner>, victim: u32) -> Result<(),
     }
     inner.bury_all();
     Ok(())
+}
+
+/// Waits until writers have run up a debt of blocks to move, or pause.
+async fn wait_for_turn(inner: &Inner, blocks: usize) {
+    loop {
+        let debt = std::pin::pin!(inner.clean_turn.notified());
+        if inner.state.lock().take_turn(blocks) {
+            return;
+        }
+        let (idle, since) = (std::pin::pin!(inner.env.sleep(pace::IDLE)), inner.env.now());
+        let ended = select(debt, idle).await;
+        inner.stage(Stage::CleanWait, since);
+        if let Either::Right(_) = ended {
+            return;
+        }
+    }
 }
 
 /// Live blocks in runs that one request reads.
@@ -386,11 +387,12 @@ async fn append_moved(
             let fits = log == USERS || state.body_has_room(blocks);
             if !fits && state.segments.can_free() {
                 true
-            } else if state.moving[log] * BLOCK_SIZE < inner.options.dirty_bytes / 2 {
+            } else if state.moving[log] * BLOCK_SIZE < inner.background_bytes(&state, log) {
                 let moved = append(&mut state, log);
                 inner.after_append(&mut state);
                 drop(state);
                 inner.bury_all();
+                inner.room.notify_waiters();
                 return moved;
             } else {
                 inner.queue_kick[log].notify_one();

@@ -12,16 +12,50 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join_all, try_join, try_join_all};
 
 use super::format::Position;
+use super::stages::Stage;
 use super::stream::{BODY, Batch, MapWrite, USERS};
 use super::write::{drain, write_batch};
 use super::{Counts, Inner};
 use crate::block::{StoreError, Version};
 use crate::device::{DeviceRef, Purpose};
+use crate::env::Time;
 
 /// Blocks that a short round may leave for recovery to check: it reads as many.
-pub(super) const SHORT_BLOCKS: u32 = 64;
+pub(super) const SHORT_BLOCKS: u32 = 256;
 
-type Round = Shared<BoxFuture<'static, Result<(), StoreError>>>;
+type Round = Shared<BoxFuture<'static, Result<RoundTimes, StoreError>>>;
+
+/// When the stages of a round ended; stages that it did not have end with the one before.
+#[derive(Clone, Copy, Debug, Default)]
+struct RoundTimes {
+    asked: Time,
+    begun: Time,
+    data: Time,
+    flushed: Time,
+    map: Time,
+    map_flushed: Time,
+}
+
+impl RoundTimes {
+    /// The stages of a flush that was asked for at `since`, in microseconds.
+    fn stages(&self, since: Time) -> Vec<(&'static str, u64)> {
+        let ends = [
+            ("earlier_rounds", self.asked),
+            (Stage::SyncQueue.name(), self.begun),
+            (Stage::RoundData.name(), self.data),
+            (Stage::RoundFlush.name(), self.flushed),
+            (Stage::RoundMap.name(), self.map),
+            (Stage::RoundMapFlush.name(), self.map_flushed),
+        ];
+        let mut before = since;
+        let span = |(name, end): (&'static str, Time)| {
+            let micros = end.since(before).as_micros() as u64;
+            before = before.max(end);
+            (name, micros)
+        };
+        ends.into_iter().map(span).filter(|(_, micros)| *micros > 0).collect()
+    }
+}
 
 /// The newest round, and the one that has not begun.
 #[derive(Default)]
@@ -30,27 +64,25 @@ pub(super) struct Rounds {
     waiting: Option<Round>,
 }
 
-/// Which logs a round covers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
-    Users,
-    Everything,
-}
-
 /// See [`crate::block::BlockStore::sync`].
 pub(super) async fn sync(inner: &Arc<Inner>, version: Version) -> Result<(), StoreError> {
     let is_durable = || inner.committed.load(Ordering::Acquire) >= version.0;
+    let since = inner.env.now();
+    let mut last = None;
     while !is_durable() {
-        join_round(inner).await?;
+        last = Some(join_round(inner).await?);
         if !is_durable() && version > inner.state.lock().version {
             return Err(StoreError::Invalid(format!("version {version} does not exist yet")));
         }
+    }
+    if let Some(round) = last {
+        inner.synced(since, || round.stages(since));
     }
     Ok(())
 }
 
 /// Takes part in a round that begins after this call.
-async fn join_round(inner: &Arc<Inner>) -> Result<(), StoreError> {
+async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
     let round = {
         let mut rounds = inner.rounds.lock();
         match &rounds.waiting {
@@ -58,13 +90,16 @@ async fn join_round(inner: &Arc<Inner>) -> Result<(), StoreError> {
             None => {
                 let before = rounds.last.take();
                 let inner = inner.clone();
+                let asked = inner.env.now();
                 let round = async move {
                     if let Some(before) = before {
                         before.await.ok();
                     }
                     // From here on, newcomers need a round of their own.
                     inner.rounds.lock().waiting = None;
-                    run(&inner, Scope::Users).await
+                    let begun = inner.stage(Stage::SyncQueue, asked);
+                    let mut times = RoundTimes { asked, begun, ..RoundTimes::default() };
+                    run(&inner, &mut times).await.map(|()| times)
                 };
                 let round = round.boxed().shared();
                 rounds.waiting = Some(round.clone());
@@ -76,23 +111,37 @@ async fn join_round(inner: &Arc<Inner>) -> Result<(), StoreError> {
     round.await
 }
 
-/// Makes everything durable, the log of compaction included.
-pub(super) async fn everything(inner: &Arc<Inner>) -> Result<(), StoreError> {
-    let round = {
-        let mut rounds = inner.rounds.lock();
-        let before = rounds.last.take();
-        let inner = inner.clone();
-        let round = async move {
-            if let Some(before) = before {
-                before.await.ok();
-            }
-            run(&inner, Scope::Everything).await
-        };
-        let round = round.boxed().shared();
-        rounds.last = Some(round.clone());
-        round
+/// Makes the users' log durable, also what has no version: see [`sync`].
+pub(super) async fn users(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    join_round(inner).await.map(drop)
+}
+
+/// Makes the log of compaction durable. No flush of a user waits for it: the order of its entries
+/// among those of the users' log does not matter. One caller at a time: it holds the checkpoint area.
+pub(super) async fn body(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    let part = {
+        let mut state = inner.state.lock();
+        state.poison_check()?;
+        if state.body.is_none() {
+            return Ok(());
+        }
+        state.reserve(BODY);
+        let body = state.stream(BODY);
+        if body.is_committed() && !body.is_writing() {
+            return Ok(());
+        }
+        Part { log: BODY, target: body.tail() }
     };
-    round.await
+    run_long(inner, &part, &mut RoundTimes::default()).await?;
+    let mut state = inner.state.lock();
+    state.poison_check()?;
+    let body = state.stream(BODY);
+    body.durable = body.durable.max(part.target);
+    body.commit(part.target);
+    inner.check_roles(&mut state);
+    drop(state);
+    inner.room.notify_waiters();
+    Ok(())
 }
 
 /// One log's part in a round.
@@ -108,20 +157,18 @@ struct Short {
     in_flight: bool,
 }
 
-async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
-    let Some(Begun { parts, version, held, short }) = begin(inner, scope)? else { return Ok(()) };
+async fn run(inner: &Arc<Inner>, times: &mut RoundTimes) -> Result<(), StoreError> {
+    let Some(Begun { part, version, held, short }) = begin(inner)? else { return Ok(()) };
     Counts::add(&inner.counts.rounds, 1);
     match short {
-        Some(short) => run_short(inner, &parts[0], short).await?,
-        None => run_long(inner, &parts).await?,
+        Some(short) => run_short(inner, &part, short, times).await?,
+        None => run_long(inner, &part, times).await?,
     }
     let mut state = inner.state.lock();
     state.poison_check()?;
-    for part in &parts {
-        let stream = state.stream(part.log);
-        stream.durable = stream.durable.max(part.target);
-        stream.commit(part.target);
-    }
+    let users = &mut state.users;
+    users.durable = users.durable.max(part.target);
+    users.commit(part.target);
     state.committed = state.committed.max(version);
     inner.committed.store(state.committed.0, Ordering::Release);
     state.keep_synced(held);
@@ -133,7 +180,7 @@ async fn run(inner: &Arc<Inner>, scope: Scope) -> Result<(), StoreError> {
 
 /// What a round covers.
 struct Begun {
-    parts: Vec<Part>,
+    part: Part,
     /// What is durable after it, and whether that is held for readers.
     version: Version,
     held: Option<Version>,
@@ -143,40 +190,40 @@ struct Begun {
 
 /// Fixes what a round covers, and takes it if it is short; `None` when the round before it has made
 /// everything durable that it would.
-fn begin(inner: &Inner, scope: Scope) -> Result<Option<Begun>, StoreError> {
+fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
     state.seal_mini(true)?;
-    let idle = state.committed == state.version && state.users.is_committed();
-    if scope == Scope::Users && idle {
+    if state.committed == state.version && state.users.is_committed() {
         return Ok(None);
     }
     let (version, held) = (state.version, state.hold_round());
     state.reserve(USERS);
-    let mut parts = vec![Part { log: USERS, target: state.users.tail() }];
-    if scope == Scope::Everything && state.body.is_some() {
-        state.reserve(BODY);
-        parts.push(Part { log: BODY, target: state.stream(BODY).tail() });
-    }
     let users = &mut state.users;
-    if parts.len() > 1 || users.window() > SHORT_BLOCKS {
-        return Ok(Some(Begun { parts, version, held, short: None }));
+    let part = Part { log: USERS, target: users.tail() };
+    if users.window() > SHORT_BLOCKS {
+        return Ok(Some(Begun { part, version, held, short: None }));
     }
-    let target = parts[0].target;
     let mut batches = Vec::new();
-    while let Some(batch) = users.take_batch(target, super::write::BATCH_BLOCKS) {
+    while let Some(batch) = users.take_batch(part.target, super::write::BATCH_BLOCKS) {
         batches.push(batch);
     }
-    // Blocks that somebody else is writing come before those taken here.
-    let in_flight = users.written() < batches.first().map_or(target, |batch| batch.start);
-    let maps = users.map_writes(target, inner.map_unit, target);
+    // Blocks that another task is writing come before those taken here.
+    let in_flight = users.written() < batches.first().map_or(part.target, |batch| batch.start);
+    let maps = users.map_writes(part.target, inner.map_unit, part.target);
     let short = Some(Short { batches, maps, in_flight });
-    Ok(Some(Begun { parts, version, held, short }))
+    Ok(Some(Begun { part, version, held, short }))
 }
 
 /// Data and map at once, then one flush for each device.
-async fn run_short(inner: &Arc<Inner>, part: &Part, short: Short) -> Result<(), StoreError> {
+async fn run_short(
+    inner: &Arc<Inner>,
+    part: &Part,
+    short: Short,
+    times: &mut RoundTimes,
+) -> Result<(), StoreError> {
     Counts::add(&inner.counts.short_rounds, 1);
+    let since = inner.env.now();
     let data = join_all(short.batches.into_iter().map(|batch| write_batch(inner, batch)));
     let map = write_maps(inner, short.maps);
     let (data, map) = futures::join!(data, map);
@@ -185,36 +232,42 @@ async fn run_short(inner: &Arc<Inner>, part: &Part, short: Short) -> Result<(), 
     if short.in_flight {
         wait_written(inner, part).await?;
     }
-    let devices = take_unflushed(inner, std::slice::from_ref(part));
+    times.data = inner.stage(Stage::RoundData, since);
+    let devices = take_unflushed(inner, part);
     let covered = devices.iter().any(|(_, covers_map)| *covers_map);
     let data = flush_links(inner, devices);
     match covered {
-        true => data.await,
-        false => try_join(data, flush_map(inner)).await.map(|_| ()),
+        true => data.await?,
+        false => try_join(data, flush_map(inner)).await.map(drop)?,
     }
+    times.flushed = inner.stage(Stage::RoundFlush, times.data);
+    Ok(())
 }
 
 /// Data, flush, map, flush: recovery then has nothing to check.
-async fn run_long(inner: &Arc<Inner>, parts: &[Part]) -> Result<(), StoreError> {
-    try_join_all(parts.iter().map(|part| async move {
-        drain(inner, part.log, part.target).await?;
-        wait_written(inner, part).await
-    }))
-    .await?;
-    flush_links(inner, take_unflushed(inner, parts)).await?;
+async fn run_long(
+    inner: &Arc<Inner>,
+    part: &Part,
+    times: &mut RoundTimes,
+) -> Result<(), StoreError> {
+    let since = inner.env.now();
+    drain(inner, part.log, part.target).await?;
+    wait_written(inner, part).await?;
+    times.data = inner.stage(Stage::RoundData, since);
+    flush_links(inner, take_unflushed(inner, part)).await?;
+    times.flushed = inner.stage(Stage::RoundFlush, times.data);
     let maps = {
         let mut state = inner.state.lock();
-        let mut maps = Vec::new();
         let users = state.users.committed;
-        for part in parts {
-            let stream = state.stream(part.log);
-            stream.durable = stream.durable.max(part.target);
-            maps.extend(stream.map_writes(part.target, inner.map_unit, users));
-        }
-        maps
+        let stream = state.stream(part.log);
+        stream.durable = stream.durable.max(part.target);
+        stream.map_writes(part.target, inner.map_unit, users)
     };
     write_maps(inner, maps).await?;
-    flush_map(inner).await
+    times.map = inner.stage(Stage::RoundMap, times.flushed);
+    flush_map(inner).await?;
+    times.map_flushed = inner.stage(Stage::RoundMapFlush, times.map);
+    Ok(())
 }
 
 /// Waits until every block below the part's target has reached its device.
@@ -233,12 +286,9 @@ async fn wait_written(inner: &Inner, part: &Part) -> Result<(), StoreError> {
 }
 
 /// The devices with writes that no flush has covered, and whether each holds the map too.
-fn take_unflushed(inner: &Inner, parts: &[Part]) -> Vec<(DeviceRef, bool)> {
+fn take_unflushed(inner: &Inner, part: &Part) -> Vec<(DeviceRef, bool)> {
     let mut state = inner.state.lock();
-    let mut links = std::collections::BTreeSet::new();
-    for part in parts {
-        links.append(&mut state.stream(part.log).unflushed);
-    }
+    let links = std::mem::take(&mut state.stream(part.log).unflushed);
     let links = links.into_iter().filter_map(|link| state.segments.links.get(link));
     links.map(|link| (link.device.clone(), inner.map_link == Some(link.id))).collect()
 }

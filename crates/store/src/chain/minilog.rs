@@ -25,6 +25,7 @@ pub(super) mod replay;
 pub(super) mod slots;
 
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -32,7 +33,7 @@ use super::format::{Kind, MapEntry, block_checksum};
 use super::index::{Location, Place};
 use super::stream::USERS;
 use super::write::drain;
-use super::{Inner, State};
+use super::{Inner, Speed, State};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
 use crate::device::{AlignedBuf, Purpose};
 use format::{Builder, Fragment, MAX_COST, cost, entry_of};
@@ -40,6 +41,14 @@ use slots::Slot;
 
 /// Slots that are settled under one lock.
 const GROUP: usize = 64;
+/// Slots that a checkpoint settles while it is noted.
+pub(super) const FEW: usize = 4 * GROUP;
+/// How urgent a checkpoint is when settling begins.
+pub(super) const EARLY: f64 = 0.5;
+/// How urgent it is when it waits for settling no longer.
+const OVERDUE: f64 = 1.5;
+/// The pause after which settling looks what writers did, or goes on without them.
+const PAUSE: Duration = Duration::from_millis(10);
 
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
 
@@ -202,30 +211,83 @@ impl State {
     }
 }
 
-/// Gives most blocks a place of their own ahead of a checkpoint, without keeping users out for long.
-pub(super) async fn settle(inner: &Arc<Inner>) -> Result<(), StoreError> {
-    let mut left = inner.state.lock().slots.len();
-    while left > 0 {
-        let (full, tail) = {
-            let mut state = inner.state.lock();
+/// Gives most blocks a place of their own ahead of a checkpoint, a group at a time. At
+/// [`Speed::Paced`] this takes as long as writers need until the checkpoint is urgent, so that there is
+/// no burst; while they pause, it goes on slowly.
+pub(super) async fn settle(inner: &Arc<Inner>, speed: Speed) -> Result<(), StoreError> {
+    // At full speed, slots that come meanwhile are left to the checkpoint itself.
+    let mut left = None;
+    let mut paused_at = None;
+    loop {
+        let step = {
+            let state = inner.state.lock();
             state.poison_check()?;
-            // What was appended to the open block is older than what is settled here.
-            state.seal_mini(true)?;
-            let group = left.min(GROUP);
-            left -= group;
-            for _ in 0..group {
-                if !state.settle_slot()? {
-                    left = 0;
-                    break;
-                }
+            match speed == Speed::Full || state.checkpoint_hurry {
+                true => Step::Settle(GROUP.min(*left.get_or_insert(state.slots.len()))),
+                false => next_group(inner, &state, paused_at),
             }
-            let full = state.moving[USERS] * BLOCK_SIZE >= inner.options.dirty_bytes / 2;
-            (full, state.users.tail())
         };
-        inner.bury_all();
-        if full {
-            drain(inner, USERS, tail).await?;
+        match step {
+            Step::Done | Step::Settle(0) => return Ok(()),
+            Step::Settle(group) => {
+                (paused_at, left) = (None, left.map(|left| left - group));
+                settle_group(inner, group).await?;
+            }
+            Step::Pause(urgency) => {
+                paused_at = Some(urgency);
+                inner.env.sleep(PAUSE).await;
+            }
         }
+    }
+}
+
+/// What settling in step with writers does next.
+enum Step {
+    /// So few slots are left that the checkpoint can be noted.
+    Done,
+    /// Settling is ahead of writers; how urgent the checkpoint is.
+    Pause(f64),
+    /// So many slots.
+    Settle(usize),
+}
+
+/// `paused_at` is how urgent the checkpoint was before a pause, if there was one just now.
+fn next_group(inner: &Inner, state: &State, paused_at: Option<f64>) -> Step {
+    let slots = state.slots.len();
+    let urgency = state.checkpoint_urgency(&inner.options);
+    let writers_pause = paused_at == Some(urgency);
+    if slots <= FEW && (urgency >= 1.0 || writers_pause) || urgency >= OVERDUE {
+        return Step::Done;
+    }
+    // The slots that may be left fall evenly, to none when the checkpoint is urgent.
+    let part = ((1.0 - urgency) / (1.0 - EARLY)).clamp(0.0, 1.0);
+    let may_stay = (inner.options.mini_slots as f64 * EARLY * part) as usize;
+    match slots > may_stay || writers_pause {
+        true => Step::Settle(GROUP.min(slots)),
+        false => Step::Pause(urgency),
+    }
+}
+
+async fn settle_group(inner: &Arc<Inner>, group: usize) -> Result<(), StoreError> {
+    let (is_full, tail) = {
+        let mut state = inner.state.lock();
+        state.poison_check()?;
+        // What was appended to the open block is older than what is settled here.
+        state.seal_mini(true)?;
+        for _ in 0..group {
+            if !state.settle_slot()? {
+                break;
+            }
+        }
+        if state.charge_cleaning(group as u32) {
+            inner.clean_turn.notify_one();
+        }
+        let most = inner.background_bytes(&state, USERS);
+        (state.moving[USERS] * BLOCK_SIZE >= most / 2, state.users.tail())
+    };
+    inner.bury_all();
+    if is_full {
+        drain(inner, USERS, tail).await?;
     }
     Ok(())
 }

@@ -53,6 +53,7 @@ mod roles;
 mod scrub;
 mod segments;
 mod snapshot;
+mod stages;
 mod state;
 mod status;
 mod stream;
@@ -75,6 +76,7 @@ use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 use crate::device::{DeviceError, DeviceRef};
 use crate::env::{Env, Task};
 use crate::lock::BriefMutex;
+use crate::rate::Rate;
 use cache::Cache;
 pub use format::Cleaning;
 use label::Layout;
@@ -87,6 +89,7 @@ pub use scrub::ScrubReport;
 pub use snapshot::SnapshotUse;
 use state::State;
 use status::Counts;
+pub use stages::{StageStatus, WaitStatus};
 pub use status::{CountStatus, LinkStatus, Status};
 
 /// What can go wrong when a chain is made, opened or changed.
@@ -138,6 +141,15 @@ pub struct Chain {
     tasks: Mutex<Vec<Task<()>>>,
 }
 
+/// How fast work in the background goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Speed {
+    /// In step with writers.
+    Paced,
+    /// As fast as devices take it.
+    Full,
+}
+
 struct Inner {
     env: Env,
     options: Options,
@@ -170,8 +182,13 @@ struct Inner {
     turn: Notify,
     queue_kick: [Notify; 2],
     clean_kick: Notify,
+    /// Writers ran up a debt of blocks to move.
+    clean_turn: Notify,
     checkpoint_kick: Notify,
     role_kick: Notify,
+    /// What the links' devices take, for each log.
+    rates: [Rate; 2],
+    stages: stages::Stages,
     counts: Counts,
 }
 
@@ -372,7 +389,7 @@ impl Inner {
             let Some(inner) = inner.upgrade() else { return };
             let (more, dead) = {
                 let mut state = inner.state.lock();
-                let more = state.release(version) || clean::wanted(&state, &inner.options);
+                let more = state.release(version) || state.wants_cleaning();
                 (more, std::mem::take(&mut state.dead))
             };
             inner.bury(dead);

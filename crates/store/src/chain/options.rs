@@ -48,8 +48,6 @@ pub struct Options {
     /// the log writes without a pause; zero lets each go at once. Some 100 ms suit drives with an
     /// arm, and none a drive without. See `turns`.
     pub tail_read_wait: Duration,
-    /// Cleaning starts when fewer than this share of the segments is free.
-    pub clean_below: f64,
     /// Whether the cleaner starts by itself, before writers have to wait for it.
     pub auto_clean: bool,
     /// Map sectors of log after which a checkpoint is written: what recovery reads at most, besides
@@ -81,7 +79,6 @@ impl Default for Options {
             commit_interval: Duration::from_secs(1),
             dirty_bytes: 64 << 20,
             tail_read_wait: Duration::ZERO,
-            clean_below: 0.15,
             auto_clean: true,
             checkpoint_sectors: 1200,
             mini_bytes: 1536,

@@ -11,7 +11,7 @@ use super::segments::SegmentState;
 use super::snapshot::{Freeze, check_voids};
 use super::state::reserved_segments;
 use super::stream::{BODY, USERS};
-use super::{Chain, ChainError, Inner, Link, State, checkpoint};
+use super::{Chain, ChainError, Inner, Link, Speed, State, checkpoint};
 use crate::block::Version;
 
 fn invalid(why: impl Into<String>) -> ChainError {
@@ -184,7 +184,7 @@ impl Chain {
             let _cleaning = inner.cleaning_lock.lock().await;
             let ready = inner.state.lock().can_clean(victim);
             if ready {
-                clean_segment(inner, victim).await?;
+                clean_segment(inner, victim, Speed::Full).await?;
             }
         }
     }

@@ -10,7 +10,7 @@ use super::index::{Location, is_slot};
 use super::label::Label;
 use super::read::read_copies;
 use super::segments::SegmentState;
-use super::{Chain, ChainError, Counts, Inner, checkpoint};
+use super::{Chain, ChainError, Counts, Inner, Speed, checkpoint};
 use crate::block::{BLOCK_SIZE, Lba, StoreError};
 use crate::device::{DeviceRef, Purpose};
 
@@ -204,7 +204,7 @@ async fn scrub_maps(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), 
         if !map_is_whole(inner, id, seq).await {
             tracing::warn!(volume = %inner.volume, segment = id, "a segment's map is damaged");
             if !inner.options.read_only {
-                clean_segment(inner, id).await?;
+                clean_segment(inner, id, Speed::Full).await?;
             }
             report.maps_replaced += 1;
         }

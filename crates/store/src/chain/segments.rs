@@ -64,6 +64,16 @@ pub(super) struct LinkState {
     /// It is being emptied, and takes no more writes.
     pub(super) leaving: bool,
     pub(super) free: BTreeSet<u32>,
+    /// Whether its device moves an arm.
+    pub(super) is_rotational: bool,
+    /// The drives that it lies on.
+    drives: Vec<String>,
+}
+
+impl LinkState {
+    fn shares_drive(&self, other: &LinkState) -> bool {
+        self.drives.iter().any(|drive| other.drives.contains(drive))
+    }
 }
 
 /// Every segment of every link.
@@ -73,6 +83,8 @@ pub(super) struct Segments {
     table: Vec<Segment>,
     pub(super) links: Vec<LinkState>,
     live: u64,
+    /// Segments in the state [`SegmentState::Emptied`].
+    emptied: usize,
     /// Segments that are kept because some of their blocks cannot be read.
     damaged: u32,
 }
@@ -80,7 +92,7 @@ pub(super) struct Segments {
 impl Segments {
     /// No links; segments of `per` blocks.
     pub(super) fn new(per: u32) -> Segments {
-        Segments { per, table: Vec::new(), links: Vec::new(), live: 0, damaged: 0 }
+        Segments { per, table: Vec::new(), links: Vec::new(), live: 0, emptied: 0, damaged: 0 }
     }
 
     /// Adds a link whose segments are all free.
@@ -96,6 +108,8 @@ impl Segments {
         }
         self.links.push(LinkState {
             id: Uuid::from_bytes(record.id),
+            is_rotational: device.is_rotational(),
+            drives: device.drives(),
             device,
             base,
             count,
@@ -108,6 +122,7 @@ impl Segments {
     pub(super) fn remove_link(&mut self, link: usize) {
         let gone = self.links.remove(link);
         for id in gone.base..gone.base + gone.count {
+            self.set_state(id, SegmentState::Absent);
             self.table[id as usize] = NOWHERE;
         }
         for segment in &mut self.table {
@@ -129,6 +144,13 @@ impl Segments {
 
     pub(super) fn get(&self, id: u32) -> &Segment {
         &self.table[id as usize]
+    }
+
+    /// Changes where a segment stands in its life.
+    fn set_state(&mut self, id: u32, state: SegmentState) {
+        let before = std::mem::replace(&mut self.table[id as usize].state, state);
+        self.emptied -= usize::from(before == SegmentState::Emptied);
+        self.emptied += usize::from(state == SegmentState::Emptied);
     }
 
     pub(super) fn get_mut(&mut self, id: u32) -> &mut Segment {
@@ -171,8 +193,8 @@ impl Segments {
         segment.live -= 1;
         self.live -= 1;
         if segment.live == 0 && segment.state == SegmentState::Used {
-            segment.state = SegmentState::Emptied;
             self.damaged -= u32::from(std::mem::take(&mut segment.damaged));
+            self.set_state(id, SegmentState::Emptied);
         }
     }
 
@@ -200,9 +222,8 @@ impl Segments {
 
     /// Takes a given segment for writing.
     pub(super) fn open(&mut self, id: u32) {
-        let segment = &mut self.table[id as usize];
-        segment.state = SegmentState::Open;
-        let link = usize::from(segment.link);
+        self.set_state(id, SegmentState::Open);
+        let link = usize::from(self.table[id as usize].link);
         self.links[link].free.remove(&id);
     }
 
@@ -214,15 +235,32 @@ impl Segments {
 
     /// Gives an open segment back that was reserved and never written.
     pub(super) fn unreserve(&mut self, id: u32) {
+        self.set_state(id, SegmentState::Free);
         let link = usize::from(self.table[id as usize].link);
-        self.table[id as usize].state = SegmentState::Free;
         self.links[link].free.insert(id);
     }
 
     /// Ends the writing of a segment.
     pub(super) fn close(&mut self, id: u32) {
-        let segment = &mut self.table[id as usize];
-        segment.state = if segment.live == 0 { SegmentState::Emptied } else { SegmentState::Used };
+        let is_empty = self.table[id as usize].live == 0;
+        self.set_state(id, if is_empty { SegmentState::Emptied } else { SegmentState::Used });
+    }
+
+    /// How many segments are emptied.
+    pub(super) fn emptied_count(&self) -> usize {
+        self.emptied
+    }
+
+    /// For each link, whether only the tail may use its drive: it shares one with the tail's link, and
+    /// another link that takes writes does not (Gecko 3.1: cleaning never disturbs the tail's drive).
+    pub(super) fn kept_for_tail(&self, tail: usize) -> Vec<bool> {
+        let Some(tail) = self.links.get(tail) else { return vec![false; self.links.len()] };
+        let shared: Vec<bool> = self.links.iter().map(|link| link.shares_drive(tail)).collect();
+        let mut links = self.links.iter().zip(&shared);
+        match links.any(|(link, shared)| !shared && !link.leaving) {
+            true => shared,
+            false => vec![false; shared.len()],
+        }
     }
 
     /// The emptied segments.
@@ -239,11 +277,10 @@ impl Segments {
     /// Makes emptied segments writable, now that a checkpoint does not need them.
     pub(super) fn free(&mut self, emptied: &[u32]) {
         for &id in emptied {
-            let segment = &mut self.table[id as usize];
+            let segment = self.table[id as usize];
             if segment.state == SegmentState::Emptied && segment.pins == 0 {
-                segment.state = SegmentState::Free;
-                let link = usize::from(segment.link);
-                self.links[link].free.insert(id);
+                self.set_state(id, SegmentState::Free);
+                self.links[usize::from(segment.link)].free.insert(id);
             }
         }
     }

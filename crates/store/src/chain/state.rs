@@ -62,6 +62,10 @@ pub(super) struct State {
     pub(super) entries_since: u64,
     /// Who may use the tail's drive.
     pub(super) turns: Turns,
+    /// How far cleaning is behind writers.
+    pub(super) cleaning: super::clean::pace::Pace,
+    /// A checkpoint is waited for: it settles slots at once.
+    pub(super) checkpoint_hurry: bool,
     pub(super) poison: Option<Arc<str>>,
     /// Those who need that no user writes for a moment.
     pub(super) frozen: u32,
@@ -257,22 +261,23 @@ impl State {
         }
     }
 
-    /// Whether a log may go on in a segment that it reserved: compaction keeps off the tail's link,
-    /// and both off links that leave.
+    /// Whether a log may go on in a segment that it reserved: compaction keeps off the tail's drive, and
+    /// both off links that leave.
     pub(super) fn fits(&self, log: usize, segment: u32) -> bool {
         let link = usize::from(self.segments.get(segment).link);
         let leaving = self.segments.links[link].leaving;
-        !leaving && (log == USERS || link != self.tail_link() || self.segments.links.len() == 1)
+        !leaving && (log == USERS || !self.segments.kept_for_tail(self.tail_link())[link])
     }
 
     /// A free segment for a log. Users stay on the tail's link while it has one, then go on to the
-    /// next link in the chain; compaction takes the body link with the most.
+    /// next link in the chain; compaction takes the link with the most that it need not keep off.
     pub(super) fn choose(&self, log: usize, cleaning: bool) -> Option<u32> {
         let keep = if cleaning { 0 } else { KEEP_PER_LINK };
         let tail = self.tail_link();
         let links = self.segments.links.len();
         if log == BODY {
-            let body = (0..links).filter(|link| *link != tail || links == 1);
+            let kept = self.segments.kept_for_tail(tail);
+            let body = (0..links).filter(|link| !kept[*link]);
             let link = body.max_by_key(|link| {
                 let state = &self.segments.links[*link];
                 if state.leaving { 0 } else { state.free.len() }
@@ -604,14 +609,18 @@ impl State {
         runs
     }
 
-    /// Whether a segment may be cleaned: closed, durable, whole, and not where the tail is.
+    /// Whether a segment may be cleaned: closed, durable, whole, and not on the tail's drive.
     pub(super) fn can_clean(&self, id: u32) -> bool {
+        let link = usize::from(self.segments.get(id).link);
+        self.is_closed_for_good(id) && !self.segments.kept_for_tail(self.tail_link())[link]
+    }
+
+    /// Whether a segment is closed, with durable map entries, and can be read.
+    pub(super) fn is_closed_for_good(&self, id: u32) -> bool {
         let segment = self.segments.get(id);
-        let in_body =
-            self.segments.links.len() == 1 || usize::from(segment.link) != self.tail_link();
         let mapped = self.users.holds_map_of(id)
             || self.body.as_ref().is_some_and(|body| body.holds_map_of(id));
-        segment.state == SegmentState::Used && in_body && !segment.damaged && !mapped
+        segment.state == SegmentState::Used && !segment.damaged && !mapped
     }
 }
 

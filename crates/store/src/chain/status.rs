@@ -6,8 +6,10 @@ use uuid::Uuid;
 
 use super::cache::CacheStats;
 use super::minilog::MiniCounts;
+use super::stages::{StageStatus, WaitStatus};
 use super::{Cleaning, Inner, Snapshot};
 use crate::device::Tallies;
+use crate::latency::SlowRequest;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -105,6 +107,12 @@ pub struct Status {
     pub snapshots: Vec<Snapshot>,
     /// What happened since the chain was opened.
     pub counts: CountStatus,
+    /// How long the stages of writes, flushes and checkpoints took.
+    pub stages: Vec<StageStatus>,
+    /// The slowest flushes, the slowest one first.
+    pub slow_flushes: Vec<SlowRequest>,
+    /// What writers wait for, and waited for.
+    pub waits: Vec<WaitStatus>,
     /// The tail cache.
     pub tail_cache: CacheStats,
     /// The body cache.
@@ -171,6 +179,9 @@ pub(super) fn of(inner: &Inner) -> Status {
         links: links.collect(),
         snapshots: state.label.snapshots.clone(),
         counts: inner.counts.status(),
+        stages: inner.stages.status(),
+        slow_flushes: inner.stages.slow_syncs(),
+        waits: inner.stages.waits(),
         tail_cache: inner.tail_cache.stats(),
         body_cache: inner.body_cache.as_ref().map(|cache| cache.stats()),
         map_io: inner.map.tallies(),

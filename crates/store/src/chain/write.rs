@@ -9,16 +9,17 @@ use super::format::{Position, block_checksum};
 use super::index::is_slot;
 use super::minilog::format::MAX_COST;
 use super::minilog::{blocks_for, small_writes};
+use super::stages::{Cause, Stage};
 use super::state::{Dead, Need, Room};
 use super::stream::{BODY, Batch, Stream, USERS};
-use super::{Counts, Inner};
+use super::{Counts, Inner, State};
 use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
 use crate::device::{FrameBuf, Purpose};
 
 /// Blocks in one request to a device.
 pub(super) const BATCH_BLOCKS: usize = 256;
 /// Blocks that must wait before they are written although nobody asks for it.
-const LAZY_BLOCKS: usize = 128;
+pub(super) const LAZY_BLOCKS: usize = 128;
 /// Large requests of one log at a time: one is written while the next waits. With more, a disk that
 /// picks what its head reaches first leaves holes behind and comes back for them.
 const REQUESTS: usize = 2;
@@ -129,68 +130,127 @@ fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
 async fn with_room<T>(
     inner: &Arc<Inner>,
     need: Need,
-    change: impl FnOnce(&mut super::State) -> Result<T, StoreError>,
+    change: impl FnOnce(&mut State) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
+    let begun = inner.env.now();
     let mut waited = None;
     loop {
-        {
+        let cause = {
             let mut state = inner.state.lock();
             state.poison_check()?;
-            let dirty = (state.unwritten - state.moving[BODY]) * BLOCK_SIZE;
-            let crowded = need.slots > 0 && state.slots.len() >= 2 * inner.options.mini_slots;
-            if state.ended_within > 0 && !matches!(state.room(need), Room::Yes) {
-                state.settle_holds();
-                state.reap();
-            }
-            match state.room(need) {
-                _ if state.frozen > 0 => {}
-                _ if crowded => inner.checkpoint_kick.notify_one(),
-                Room::Yes if dirty < inner.options.dirty_bytes => {
+            match wait_cause(inner, &mut state, need)? {
+                Some(cause) => cause,
+                None => {
+                    let since = match waited {
+                        Some(_) => inner.stage(Stage::WriteWait, begun),
+                        None => begun,
+                    };
                     let result = change(&mut state);
+                    if state.charge_cleaning(need.blocks) {
+                        inner.clean_turn.notify_one();
+                    }
                     inner.after_append(&mut state);
                     let dead = std::mem::take(&mut state.dead);
                     drop(state);
                     inner.bury(dead);
+                    inner.stage(Stage::WriteApply, since);
                     return result;
                 }
-                Room::Yes => inner.queue_kick.iter().for_each(|kick| kick.notify_one()),
-                Room::Wait => {
-                    inner.clean_kick.notify_one();
-                    if state.segments.can_free() {
-                        inner.checkpoint_kick.notify_one();
-                    }
-                }
-                Room::Full => match state.segments.can_free() {
-                    true => inner.checkpoint_kick.notify_one(),
-                    false => return Err(StoreError::NoSpace),
-                },
             }
-        }
+        };
         // Registered before the next look at the state, so that no wake-up is lost.
-        if let Some(waited) = waited.replace(inner.room.notified()) {
-            waited.await;
+        if let Some(room) = waited.replace(inner.room.notified()) {
+            let _counted = inner.waiting_for(cause);
+            let _urgent = (cause == Cause::Cleaning).then(|| Urgent::new(inner));
+            room.await;
         }
+    }
+}
+
+/// Why a writer has to wait, with the tasks woken that end it; `None` when there is room.
+fn wait_cause(
+    inner: &Inner,
+    state: &mut State,
+    need: Need,
+) -> Result<Option<Cause>, StoreError> {
+    if state.ended_within > 0 && !matches!(state.room(need), Room::Yes) {
+        state.settle_holds();
+        state.reap();
+    }
+    let dirty = (state.unwritten - state.moving[BODY]) * BLOCK_SIZE;
+    let is_crowded = need.slots > 0 && state.slots.len() >= 2 * inner.options.mini_slots;
+    Ok(match state.room(need) {
+        _ if state.frozen > 0 => Some(Cause::Change),
+        _ if is_crowded => {
+            inner.hurry_checkpoint(state);
+            Some(Cause::Checkpoint)
+        }
+        Room::Yes if !state.keeps_pace() => Some(Cause::Cleaning),
+        Room::Yes if dirty < inner.options.dirty_bytes => None,
+        Room::Yes => {
+            inner.queue_kick.iter().for_each(|kick| kick.notify_one());
+            Some(Cause::Device)
+        }
+        Room::Wait => {
+            inner.clean_kick.notify_one();
+            // Settled slots leave dead blocks behind, and owe none.
+            if state.segments.can_free() || state.slots.len() > super::minilog::FEW {
+                inner.hurry_checkpoint(state);
+            }
+            Some(Cause::Cleaning)
+        }
+        Room::Full if state.segments.can_free() => {
+            inner.hurry_checkpoint(state);
+            Some(Cause::Checkpoint)
+        }
+        Room::Full => return Err(StoreError::NoSpace),
+    })
+}
+
+/// A writer that waits for cleaning, until it is dropped: cleaning takes no pauses meanwhile.
+struct Urgent<'a>(&'a Inner);
+
+impl Urgent<'_> {
+    fn new(inner: &Inner) -> Urgent<'_> {
+        inner.state.lock().cleaning.waiting += 1;
+        inner.clean_turn.notify_one();
+        Urgent(inner)
+    }
+}
+
+impl Drop for Urgent<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().cleaning.waiting -= 1;
     }
 }
 
 impl Inner {
     /// Wakes the tasks that an append concerns.
-    pub(super) fn after_append(&self, state: &mut super::State) {
+    pub(super) fn after_append(&self, state: &mut State) {
         for log in [super::stream::USERS, super::stream::BODY] {
             if state.stream(log).queued() >= LAZY_BLOCKS {
                 self.queue_kick[log].notify_one();
             }
         }
         self.check_roles(state);
-        let sectors = state.entries_since / u64::from(super::format::ENTRIES_PER_SECTOR);
-        let many = state.slots.len() >= self.options.mini_slots
-            || state.minis.since >= self.options.mini_blocks;
-        if sectors >= u64::from(self.options.checkpoint_sectors) || many {
+        if state.wants_checkpoint(&self.options) {
             self.checkpoint_kick.notify_one();
         }
-        if self.options.auto_clean && super::clean::wanted(state, &self.options) {
+        if self.options.auto_clean && state.wants_cleaning() {
             self.clean_kick.notify_one();
         }
+    }
+
+    /// Bytes of cleaning and settling that may wait for a log's device, or be on their way to it.
+    pub(super) fn background_bytes(&self, state: &State, log: usize) -> usize {
+        let is_rotational = state.segments.links.iter().any(|link| link.is_rotational);
+        self.rates[log].background_bytes(is_rotational, self.options.dirty_bytes / 2)
+    }
+
+    /// Asks for a checkpoint at once.
+    pub(super) fn hurry_checkpoint(&self, state: &mut State) {
+        state.checkpoint_hurry = true;
+        self.checkpoint_kick.notify_one();
     }
 
     /// Tells the caches of blocks that died, and frees what these held.
@@ -220,9 +280,11 @@ pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), Store
         (state.segments.links[link].device.clone(), link, offset)
     };
     let contents = batch.contents.clone();
-    if let Err(error) = device.write(offset, contents, batch.purpose).await {
-        return Err(inner.fail(error));
-    }
+    let (bytes, since) = (contents.iter().map(Bytes::len).sum(), inner.env.now());
+    let under_way = inner.rates[batch.log].begin(bytes);
+    let written = device.write(offset, contents, batch.purpose).await;
+    under_way.end(inner.stage(Stage::DeviceWrite, since).since(since));
+    written.map_err(|error| inner.fail(error))?;
     finish(inner, &batch, link);
     inner.written.notify_waiters();
     inner.room.notify_waiters();

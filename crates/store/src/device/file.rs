@@ -115,6 +115,7 @@ pub struct FileDevice {
     access: Access,
     is_block_device: bool,
     is_rotational: bool,
+    drives: Vec<String>,
     direct: bool,
     memory_alignment: usize,
     runner: Runner,
@@ -171,6 +172,7 @@ impl FileDevice {
             access: options.access,
             is_block_device: opened.is_block_device,
             is_rotational: opened.is_rotational,
+            drives: opened.drives,
             direct: opened.direct,
             memory_alignment: opened.memory,
             counters: Counters::default(),
@@ -358,6 +360,10 @@ impl Device for FileDevice {
 
     fn is_rotational(&self) -> bool {
         self.is_rotational
+    }
+
+    fn drives(&self) -> Vec<String> {
+        self.drives.clone()
     }
 
     fn name(&self) -> String {

@@ -251,6 +251,17 @@ pub trait Device: Send + Sync + fmt::Debug {
         self.members().iter().any(|member| member.is_rotational())
     }
 
+    /// The drives that hold its bytes, by names that tell them apart in this process. Devices with a drive
+    /// in common compete for it. A device made of devices lies on the drives of these; any other one is a
+    /// drive of its own unless it knows better.
+    fn drives(&self) -> Vec<String> {
+        let members = self.members();
+        match members.is_empty() {
+            true => vec![format!("{:p}", std::ptr::from_ref(self).cast::<()>())],
+            false => members.iter().flat_map(|member| member.drives()).collect(),
+        }
+    }
+
     /// Finds out how large the device is by now, and returns that size, which [`Device::geometry`] then
     /// reports too. A regular file that is smaller than `size` bytes becomes that large, durably. A
     /// device never becomes smaller, and the returned size may be less than `size`: by default a device

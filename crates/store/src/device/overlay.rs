@@ -155,6 +155,10 @@ impl Device for Overlay {
         self.below.name()
     }
 
+    fn drives(&self) -> Vec<String> {
+        self.below.drives()
+    }
+
     fn is_rotational(&self) -> bool {
         self.below.is_rotational()
     }

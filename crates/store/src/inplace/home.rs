@@ -99,10 +99,14 @@ impl Batch<'_> {
         let (blocks, home) = (&self.blocks, &mut self.home);
         let mut waiting = self.runs.iter().cloned();
         let mut writes = FuturesUnordered::new();
+        let mut under_way = 0;
         loop {
+            let most = inner.background_blocks();
             while writes.len() < WRITES
+                && (under_way < most || writes.is_empty())
                 && let Some(run) = waiting.next()
             {
+                under_way += run.len();
                 writes.push(async {
                     inner.write_run(&blocks[run.clone()]).await?;
                     Ok::<_, StoreError>(run)
@@ -111,6 +115,7 @@ impl Batch<'_> {
             match writes.next().await {
                 Some(run) => {
                     let run = run?;
+                    under_way -= run.len();
                     // Who waits for memory or for one of these need not wait for all.
                     inner.end_homing(&blocks[run.clone()], true);
                     home[run].fill(true);
@@ -167,7 +172,11 @@ impl Inner {
             Class::Metadata => Purpose::Metadata,
         };
         let _turn = self.turn(Kind::Write).await;
-        Ok(self.data.write(place, content, purpose).await?)
+        let (bytes, since) = (content.len() * BLOCK_SIZE, self.env.now());
+        let under_way = self.rate.begin(bytes);
+        self.data.write(place, content, purpose).await?;
+        under_way.end(self.env.now().since(since));
+        Ok(())
     }
 
     /// Brings blocks home that were taken for it.
@@ -205,6 +214,12 @@ impl Inner {
     fn is_rotational(&self) -> bool {
         let said = self.state.lock().options.rotational;
         said.unwrap_or_else(|| self.data.is_rotational())
+    }
+
+    /// Blocks that may be under writeback at once, so that commits do not wait for them for long.
+    fn background_blocks(&self) -> usize {
+        let most = WRITES * RUN * BLOCK_SIZE;
+        self.rate.background_bytes(self.is_rotational(), most) / BLOCK_SIZE
     }
 
     /// Waits until a request at home may begin, where it matters what else is under way there.

@@ -109,6 +109,7 @@ pub(super) async fn open(
     let inner = Inner {
         env: env.clone(),
         turns: Turns::default(),
+        rate: Default::default(),
         data: parts.data,
         journal,
         state: Mutex::new(State::new(map, version, options)),

@@ -33,6 +33,8 @@ pub(super) struct Opened {
     pub(super) is_block_device: bool,
     /// It says that it moves an arm, or what the file lies on does.
     pub(super) is_rotational: bool,
+    /// The names of the disks that it lies on.
+    pub(super) drives: Vec<String>,
     pub(super) direct: bool,
     /// Alignment in bytes that direct I/O asks of memory.
     pub(super) memory: usize,
@@ -269,8 +271,9 @@ fn describe(
         _ => unit as usize,
     };
     let geometry = Geometry { size: size - size % u64::from(sector), sector };
-    let is_rotational = Queues::default().has_arm(device_of(&metadata));
-    Ok(Opened { file, geometry, is_block_device, is_rotational, direct, memory })
+    let (queues, number) = (Queues::default(), device_of(&metadata));
+    let (is_rotational, drives) = (queues.has_arm(number), queues.drives(number));
+    Ok(Opened { file, geometry, is_block_device, is_rotational, drives, direct, memory })
 }
 
 /// A block device's size, logical and physical sector, in bytes.

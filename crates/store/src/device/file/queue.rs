@@ -33,6 +33,27 @@ impl Queues {
         self.disk(device).is_some_and(|disk| self.disk_has_arm(&disk, DEEP))
     }
 
+    /// The names of the disks that the device lies on, without those that only stand for others; the
+    /// device's numbers where the system does not know it.
+    pub(super) fn drives(&self, device: u64) -> Vec<String> {
+        let mut drives = Vec::new();
+        if let Some(disk) = self.disk(device) {
+            self.add_drives(&disk, DEEP, &mut drives);
+        }
+        if drives.is_empty() {
+            drives.push(format!("{}:{}", libc::major(device), libc::minor(device)));
+        }
+        drives
+    }
+
+    fn add_drives(&self, disk: &Path, deep: usize, drives: &mut Vec<String>) {
+        let below = self.below(disk);
+        match deep.checked_sub(1).filter(|_| !below.is_empty()) {
+            Some(deep) => below.iter().for_each(|disk| self.add_drives(disk, deep, drives)),
+            None => drives.extend(disk.canonicalize().ok().map(|disk| disk.display().to_string())),
+        }
+    }
+
     fn disk_has_arm(&self, disk: &Path, deep: usize) -> bool {
         let Some(deep) = deep.checked_sub(1) else { return false };
         let below = self.below(disk);

@@ -1,0 +1,214 @@
+//! When cleaning works, and how fast.
+//!
+//! Cleaning later means that more has died in each segment, so it begins when few segments are free. From
+//! then on it follows the writers: each block that they append makes a *debt* of as many blocks to move as
+//! it takes to free one, by the live share of the segments that are cleaned. So free space stays level
+//! and the device is shared out evenly, in place of bursts. While free segments get fewer, the debt that
+//! writers may run up shrinks, until they wait for each group of blocks that cleaning moves: the last free
+//! segment is no cliff.
+
+use std::time::Duration;
+
+use super::super::State;
+
+/// Blocks that are moved under one lock.
+pub(super) const GROUP: usize = 32;
+/// Free segments besides those that users leave alone, from which on writers run up less debt.
+const LOW: usize = 2;
+/// Free segments more than that, at which cleaning keeps pace with writers; at twice as many it begins.
+const MARGIN: usize = 2;
+/// The part of the space beyond live blocks that cleaning keeps free at most.
+const SPARE_PART: usize = 8;
+/// Bytes that margins come to where segments are small.
+const MARGIN_BYTES: usize = 32 << 20;
+/// The weight of the newest victim in the mean.
+const NEWEST: f64 = 1.0 / 8.0;
+/// Live shares above this count as this: debts stay finite.
+const FULLEST: f64 = 0.99;
+/// Without writers, cleaning that has begun moves a group as often as this.
+pub(super) const IDLE: Duration = Duration::from_millis(20);
+
+/// Free segments at which cleaning changes its pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Marks {
+    /// Writers wait for each group.
+    low: usize,
+    /// Cleaning keeps pace with writers.
+    level: usize,
+    /// Cleaning begins and ends.
+    high: usize,
+}
+
+/// How far cleaning is behind writers.
+#[derive(Debug, Default)]
+pub(in super::super) struct Pace {
+    /// The cleaner has a segment to clean.
+    works: bool,
+    /// Blocks that it should have moved.
+    debt: f64,
+    /// The mean live share of what it cleaned lately.
+    live_share: f64,
+    /// Writers that wait for free segments.
+    pub(in super::super) waiting: usize,
+}
+
+impl Pace {
+    /// Notes the live share of the segment that is cleaned next.
+    pub(super) fn begin(&mut self, live: u32, per: u32) {
+        let share = (f64::from(live) / f64::from(per)).min(FULLEST);
+        self.live_share = match self.works {
+            true => self.live_share + (share - self.live_share) * NEWEST,
+            false => share,
+        };
+        self.works = true;
+    }
+
+    /// Nothing is left to clean, or nothing needs it; whether writers may have waited for it.
+    pub(super) fn end(&mut self) -> bool {
+        self.debt = 0.0;
+        std::mem::take(&mut self.works)
+    }
+
+    /// Writers appended `blocks`, while `free` segments were free.
+    fn charge(&mut self, blocks: u32, free: f64, marks: Marks) {
+        let each = self.live_share / (1.0 - self.live_share);
+        self.debt += f64::from(blocks) * each * marks.weight(free);
+    }
+
+    /// Blocks that cleaning moves were taken from the debt.
+    fn repay(&mut self, blocks: usize) {
+        self.debt = (self.debt - blocks as f64).max(-(GROUP as f64));
+    }
+}
+
+impl Marks {
+    /// The debt that a block makes, over what keeps free space level: nothing where cleaning need not have
+    /// begun, and twice as much where segments are few.
+    fn weight(self, free: f64) -> f64 {
+        let (level, high) = (self.level as f64, self.high as f64);
+        ((high - free) / (high - level).max(1.0)).clamp(0.0, 2.0)
+    }
+
+    /// The debt that writers may run up.
+    fn allowed(self, free: f64, per: u32) -> f64 {
+        let (low, level) = (self.low as f64, self.level as f64);
+        match free >= level {
+            true => f64::INFINITY,
+            false => {
+                let part = ((free - low) / (level - low).max(1.0)).max(0.0);
+                (f64::from(per) * part).max(2.0 * GROUP as f64)
+            }
+        }
+    }
+}
+
+impl State {
+    /// Segments that are free, or will be with the next checkpoint, with what is left of the open one.
+    fn free_segments(&self) -> f64 {
+        let whole = self.segments.free_count() + self.segments.emptied_count();
+        whole as f64 + f64::from(self.users.room()) / f64::from(self.segments.per())
+    }
+
+    /// Where cleaning changes its pace, with the present number of live blocks.
+    pub(in super::super) fn clean_marks(&self) -> Marks {
+        let links = self.segments.links.iter().filter(|link| !link.leaving).count();
+        let spare = self.segments.spare() as usize;
+        let bytes = self.segments.per() as usize * crate::block::BLOCK_SIZE;
+        let wanted = MARGIN_BYTES.div_ceil(bytes).min(spare / SPARE_PART);
+        let margin = wanted.max(MARGIN);
+        // Perfect cleaning frees no more than what is spare: half of that is always within reach.
+        let most = (spare / 2).max(links + 2);
+        let low = (links + LOW).min(most);
+        let level = (low + margin).min(most);
+        Marks { low, level, high: (level + margin).min(most).max(level) }
+    }
+
+    /// Whether free segments have become few, or too few for a writer.
+    pub(in super::super) fn wants_cleaning(&self) -> bool {
+        let free = self.segments.free_count() + self.segments.emptied_count();
+        free < self.clean_marks().high || self.cleaning.waiting > 0
+    }
+
+    /// Whether so few segments are free that the fastest way to one counts.
+    pub(super) fn is_short_of_segments(&self) -> bool {
+        self.free_segments() < self.clean_marks().low as f64
+    }
+
+    /// How much a checkpoint is needed that makes emptied segments writable: from 1 on, at once.
+    pub(in super::super) fn freeing_urgency(&self) -> f64 {
+        if self.segments.emptied_count() == 0 {
+            return 0.0;
+        }
+        let marks = self.clean_marks();
+        let free = self.segments.free_count() as f64;
+        (marks.high as f64 - free) / (marks.high - marks.low).max(1) as f64
+    }
+
+    /// Whether writers may append although cleaning is behind.
+    pub(in super::super) fn keeps_pace(&self) -> bool {
+        let pace = &self.cleaning;
+        if !pace.works || pace.debt <= 0.0 {
+            return true;
+        }
+        let allowed = self.clean_marks().allowed(self.free_segments(), self.segments.per());
+        pace.debt <= allowed
+    }
+
+    /// Notes that writers appended `blocks`; whether the cleaner has something to do now.
+    pub(in super::super) fn charge_cleaning(&mut self, blocks: u32) -> bool {
+        if !self.cleaning.works {
+            return false;
+        }
+        let (free, marks) = (self.free_segments(), self.clean_marks());
+        self.cleaning.charge(blocks, free, marks);
+        self.cleaning.debt > 0.0
+    }
+
+    /// Takes the turn for a group of `blocks`, if the cleaner has one.
+    pub(super) fn take_turn(&mut self, blocks: usize) -> bool {
+        let is_urgent = self.cleaning.waiting > 0 || self.is_short_of_segments();
+        let has_turn = is_urgent || self.cleaning.debt > 0.0;
+        if has_turn {
+            self.cleaning.repay(blocks);
+        }
+        has_turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MARKS: Marks = Marks { low: 4, level: 8, high: 12 };
+
+    #[test]
+    fn a_block_makes_the_debt_that_frees_one() {
+        let mut pace = Pace::default();
+        pace.begin(75, 100);
+        pace.charge(10, 8.0, MARKS);
+        assert_eq!(pace.debt, 30.0);
+        pace.charge(10, 12.0, MARKS);
+        assert_eq!(pace.debt, 30.0, "where cleaning begins, blocks make no debt");
+        pace.charge(10, 4.0, MARKS);
+        assert_eq!(pace.debt, 90.0, "where segments are few, twice as much");
+        pace.repay(GROUP);
+        assert_eq!(pace.debt, 58.0);
+    }
+
+    #[test]
+    fn an_idle_cleaner_works_off_no_debt_in_advance() {
+        let mut pace = Pace::default();
+        pace.begin(1, 100);
+        (0..10).for_each(|_| pace.repay(GROUP));
+        assert_eq!(pace.debt, -(GROUP as f64));
+    }
+
+    #[test]
+    fn writers_run_up_less_debt_while_segments_get_fewer() {
+        let allowed = |free: f64| MARKS.allowed(free, 1000);
+        assert_eq!(allowed(8.0), f64::INFINITY);
+        assert_eq!(allowed(6.0), 500.0);
+        assert_eq!(allowed(4.0), 2.0 * GROUP as f64);
+        assert_eq!(allowed(0.0), 2.0 * GROUP as f64);
+    }
+}

@@ -1,0 +1,235 @@
+//! How long each stage of a write, a flush and a checkpoint takes.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::Inner;
+use crate::env::Time;
+use crate::latency::{Histogram, Latency, SlowRequest, Slowest};
+
+/// A stage that takes longer is worth a word in the log.
+const SLOW: Duration = Duration::from_secs(1);
+/// Time between two words about the same stage.
+const QUIET: Duration = Duration::from_secs(10);
+
+/// A part of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// A write waits for room in memory, in the log, or for cleaning.
+    WriteWait,
+    /// A write takes its place in log and index.
+    WriteApply,
+    /// A flush, from the call to its end.
+    Sync,
+    /// A flush waits for the round before its own.
+    SyncQueue,
+    /// A round writes data; a short one writes map entries too.
+    RoundData,
+    /// A round flushes data; a short one flushes the map too.
+    RoundFlush,
+    /// A long round writes map entries.
+    RoundMap,
+    /// A long round flushes them.
+    RoundMapFlush,
+    /// One request writes blocks to a link.
+    DeviceWrite,
+    /// The cleaner waits for writers.
+    CleanWait,
+    /// Blocks of small writes get places of their own.
+    Settle,
+    /// The state of the index is noted, under the lock.
+    Capture,
+    /// A checkpoint, from the end of settling to its own end.
+    Checkpoint,
+}
+
+impl Stage {
+    const ALL: [Stage; 13] = [
+        Stage::WriteWait,
+        Stage::WriteApply,
+        Stage::Sync,
+        Stage::SyncQueue,
+        Stage::RoundData,
+        Stage::RoundFlush,
+        Stage::RoundMap,
+        Stage::RoundMapFlush,
+        Stage::DeviceWrite,
+        Stage::CleanWait,
+        Stage::Settle,
+        Stage::Capture,
+        Stage::Checkpoint,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Stage::WriteWait => "write_wait",
+            Stage::WriteApply => "write_apply",
+            Stage::Sync => "flush",
+            Stage::SyncQueue => "flush_queue",
+            Stage::RoundData => "round_data",
+            Stage::RoundFlush => "round_flush",
+            Stage::RoundMap => "round_map",
+            Stage::RoundMapFlush => "round_map_flush",
+            Stage::DeviceWrite => "device_write",
+            Stage::CleanWait => "cleaning_wait",
+            Stage::Settle => "settle",
+            Stage::Capture => "checkpoint_capture",
+            Stage::Checkpoint => "checkpoint",
+        }
+    }
+
+    /// What an administrator reads when it takes long, if that is a matter of the devices.
+    fn complaint(self) -> Option<&'static str> {
+        match self {
+            Stage::RoundFlush | Stage::RoundMapFlush => Some("a device takes long to flush"),
+            Stage::RoundMap | Stage::DeviceWrite => Some("a device takes long to write"),
+            _ => None,
+        }
+    }
+}
+
+/// What writers wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Devices take what was written.
+    Device,
+    /// Cleaning frees segments.
+    Cleaning,
+    /// A checkpoint frees segments, or settles small writes.
+    Checkpoint,
+    /// The volume is being changed.
+    Change,
+}
+
+impl Cause {
+    const ALL: [Cause; 4] = [Cause::Device, Cause::Cleaning, Cause::Checkpoint, Cause::Change];
+
+    fn name(self) -> &'static str {
+        match self {
+            Cause::Device => "device",
+            Cause::Cleaning => "cleaning",
+            Cause::Checkpoint => "checkpoint",
+            Cause::Change => "volume change",
+        }
+    }
+}
+
+/// The live numbers behind [`StageStatus`] and [`WaitStatus`].
+#[derive(Debug, Default)]
+pub(super) struct Stages {
+    histograms: [Histogram; Stage::ALL.len()],
+    slow_syncs: Slowest,
+    /// When the log last said that a stage is slow, in nanoseconds of the environment's clock.
+    said: AtomicU64,
+    waiting: [AtomicUsize; Cause::ALL.len()],
+    waited_nanos: [AtomicU64; Cause::ALL.len()],
+}
+
+/// One stage in numbers.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct StageStatus {
+    /// The stage's name.
+    pub stage: &'static str,
+    /// How long it took.
+    #[serde(flatten)]
+    pub latency: Latency,
+    /// For bounds in microseconds, how often it took no longer; and all of it in nanoseconds.
+    #[serde(skip)]
+    pub cumulative: (Vec<(u64, u64)>, u64),
+}
+
+/// What writers wait for.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct WaitStatus {
+    /// What ends the wait.
+    pub cause: &'static str,
+    /// Writers that wait for it now.
+    pub writers: usize,
+    /// Seconds that writers have waited for it, added up.
+    pub seconds: f64,
+}
+
+impl Stages {
+    pub(super) fn status(&self) -> Vec<StageStatus> {
+        let one = |stage: Stage| {
+            let histogram = &self.histograms[stage as usize];
+            let (latency, cumulative) = (histogram.latency(), histogram.cumulative());
+            StageStatus { stage: stage.name(), latency, cumulative }
+        };
+        Stage::ALL.into_iter().map(one).collect()
+    }
+
+    pub(super) fn slow_syncs(&self) -> Vec<SlowRequest> {
+        self.slow_syncs.list()
+    }
+
+    pub(super) fn waits(&self) -> Vec<WaitStatus> {
+        let one = |cause: Cause| WaitStatus {
+            cause: cause.name(),
+            writers: self.waiting[cause as usize].load(Ordering::Relaxed),
+            seconds: self.waited_nanos[cause as usize].load(Ordering::Relaxed) as f64 / 1e9,
+        };
+        Cause::ALL.into_iter().map(one).collect()
+    }
+}
+
+/// A writer that waits, until it is dropped.
+pub(super) struct Waiting<'a> {
+    inner: &'a Inner,
+    cause: Cause,
+    since: Time,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let span = self.inner.env.now().since(self.since);
+        let stages = &self.inner.stages;
+        stages.waiting[self.cause as usize].fetch_sub(1, Ordering::Relaxed);
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        stages.waited_nanos[self.cause as usize].fetch_add(nanos, Ordering::Relaxed);
+        if span >= SLOW {
+            self.inner.say_slow(span, self.cause.name(), "writers waited");
+        }
+    }
+}
+
+impl Inner {
+    /// Counts a writer among those that wait for `cause`.
+    pub(super) fn waiting_for(&self, cause: Cause) -> Waiting<'_> {
+        self.stages.waiting[cause as usize].fetch_add(1, Ordering::Relaxed);
+        Waiting { inner: self, cause, since: self.env.now() }
+    }
+
+    /// Notes that a stage which began at `since` is over; the time now.
+    pub(super) fn stage(&self, stage: Stage, since: Time) -> Time {
+        let now = self.env.now();
+        let span = now.since(since);
+        self.stages.histograms[stage as usize].add(span);
+        if span >= SLOW
+            && let Some(complaint) = stage.complaint()
+        {
+            self.say_slow(span, stage.name(), complaint);
+        }
+        now
+    }
+
+    /// Notes a flush that is over, with its stages.
+    pub(super) fn synced(&self, since: Time, stages: impl FnOnce() -> Vec<(&'static str, u64)>) {
+        let now = self.stage(Stage::Sync, since);
+        self.stages.slow_syncs.add(now.as_secs_f64(), now.since(since), stages);
+    }
+
+    fn say_slow(&self, span: Duration, stage: &str, what: &str) {
+        let now = self.env.now().as_nanos();
+        let said = self.stages.said.load(Ordering::Relaxed);
+        let is_due = said == 0 || now.saturating_sub(said) >= QUIET.as_nanos() as u64;
+        let exchanged = |at| {
+            let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+            self.stages.said.compare_exchange(at, now.max(1), success, failure).is_ok()
+        };
+        if is_due && exchanged(said) {
+            let millis = span.as_millis() as u64;
+            tracing::warn!(volume = %self.volume, stage, millis, "{what}");
+        }
+    }
+}

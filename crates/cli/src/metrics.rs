@@ -17,8 +17,9 @@ use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::Status;
 use thalweg_store::chain::cache::CacheStats;
 use thalweg_store::device::Tallies;
-use thalweg_store::env::{Env, Task};
+use thalweg_store::env::{Env, HashMap, Task};
 use thalweg_store::inplace::{InPlaceStatus, Mode};
+use thalweg_store::latency::Histogram;
 use thalweg_store::txn::TxnStatus;
 
 use crate::failure::{Failure, Outcome};
@@ -27,6 +28,7 @@ use crate::opened::{Numbers, StoreNumbers};
 /// Time between two looks at the counters.
 const INTERVAL: Duration = Duration::from_secs(1);
 const LATENCY: &str = "thalweg_nbd_request_duration_seconds";
+const STAGES: &str = "thalweg_stage_duration_seconds";
 
 /// Where numbers come from.
 pub(crate) trait Source: Send + Sync + 'static {
@@ -49,6 +51,10 @@ pub(crate) fn start(
     let builder = PrometheusBuilder::new()
         .with_http_listener(address)
         .set_buckets_for_metric(Matcher::Full(LATENCY.to_owned()), &latency_bounds())
+        .and_then(|builder| {
+            let bounds = stage_bounds();
+            builder.set_buckets_for_metric(Matcher::Full(STAGES.to_owned()), &bounds)
+        })
         .map_err(|error| failed(&error))?;
     let (recorder, exporter) = builder.build().map_err(|error| failed(&error))?;
     metrics::set_global_recorder(recorder).map_err(|error| failed(&error))?;
@@ -61,8 +67,12 @@ pub(crate) fn start(
     let env2 = env.clone();
     let refresh = env.spawn(async move {
         let mut seen = [[0; LATENCY_BUCKETS]; thalweg_nbd::protocol::Command::COUNT];
+        let mut stages = SeenStages::default();
         loop {
-            source.volumes().await.iter().for_each(record_volume);
+            for volume in source.volumes().await {
+                record_volume(&volume);
+                record_stages(&volume, &mut stages);
+            }
             if let Some(stats) = source.server() {
                 record_server(stats, &mut seen);
             }
@@ -75,6 +85,11 @@ pub(crate) fn start(
 /// The upper bounds of the NBD server's own buckets, in seconds; the last one has none.
 fn latency_bounds() -> Vec<f64> {
     (0..LATENCY_BUCKETS - 1).map(|power| (1u64 << power) as f64 / 1e6).collect()
+}
+
+/// The upper bounds of the buckets of stages, in seconds.
+fn stage_bounds() -> Vec<f64> {
+    Histogram::bounds().map(|micros| micros as f64 / 1e6).collect()
 }
 
 fn describe() {
@@ -110,6 +125,11 @@ fn describe() {
         ("thalweg_home_reads_total", Unit::Count, "Blocks read at home"),
         ("thalweg_transactions_total", Unit::Count, "Transactions that ended, by how they did"),
         ("thalweg_merged_commits_total", Unit::Count, "Commits that took over others' changes"),
+        (
+            "thalweg_writers_waited_seconds_total",
+            Unit::Seconds,
+            "Time that writers waited, added up",
+        ),
         ("thalweg_nbd_requests_total", Unit::Count, "NBD requests answered"),
         ("thalweg_nbd_errors_total", Unit::Count, "NBD requests answered with an error"),
         ("thalweg_nbd_bytes_total", Unit::Bytes, "Bytes that NBD requests covered"),
@@ -142,11 +162,13 @@ fn describe() {
         ("thalweg_filesystem_free_bytes", Unit::Bytes, "Bytes of it that are free"),
         ("thalweg_filesystem_inodes", Unit::Count, "Inodes in use"),
         ("thalweg_nbd_connections", Unit::Count, "NBD connections open"),
+        ("thalweg_writers_waiting", Unit::Count, "Writers that wait, by what for"),
     ];
     for (name, unit, about) in gauges {
         describe_gauge!(name, unit, about);
     }
     describe_histogram!(LATENCY, Unit::Seconds, "Time from an NBD request to its answer");
+    describe_histogram!(STAGES, Unit::Seconds, "Time that a stage of writes and flushes takes");
 }
 
 fn record_volume(numbers: &Numbers) {
@@ -271,9 +293,41 @@ fn record_chain(name: &str, status: &Status) {
         record_device(name, device, &link.io);
     }
     record_device(name, "map", &status.map_io);
+    for wait in &status.waits {
+        let labels = [("volume", name.to_owned()), ("cause", wait.cause.to_owned())];
+        gauge!("thalweg_writers_waiting", &labels).set(wait.writers as f64);
+        counter!("thalweg_writers_waited_seconds_total", &labels).absolute(wait.seconds as u64);
+    }
     record_cache(name, "tail", &status.tail_cache);
     if let Some(body) = &status.body_cache {
         record_cache(name, "body", body);
+    }
+}
+
+/// What was already handed to the histograms of stages, by volume and stage.
+type SeenStages = HashMap<(String, &'static str), Vec<u64>>;
+
+fn record_stages(numbers: &Numbers, seen: &mut SeenStages) {
+    let stages = match &numbers.store {
+        StoreNumbers::Chain(status) => &status.stages,
+        StoreNumbers::InPlace { status, .. } => &status.stages,
+    };
+    for stage in stages {
+        let labels = [("volume", numbers.name.clone()), ("stage", stage.stage.to_owned())];
+        let histogram = histogram!(STAGES, &labels);
+        let seen = seen.entry((numbers.name.clone(), stage.stage)).or_default();
+        seen.resize(stage.cumulative.len(), 0);
+        let mut below = 0;
+        for ((bound, count), seen) in stage.cumulative.iter().zip(seen) {
+            // Buckets are exact. For the sum, a duration counts as three quarters of its bound.
+            let inside = count - below;
+            below = *count;
+            let more = usize::try_from(inside.saturating_sub(*seen)).unwrap_or(usize::MAX);
+            if more > 0 {
+                histogram.record_many(*bound as f64 * 0.75 / 1e6, more);
+            }
+            *seen = inside;
+        }
     }
 }
 

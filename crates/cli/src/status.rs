@@ -1,6 +1,7 @@
 //! `thalweg volume status`: a volume in numbers, once or again and again.
 
 mod in_place;
+mod latency;
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -78,6 +79,28 @@ struct Chain {
     tail_cache: Cache,
     body_cache: Option<Cache>,
     map_io: Tallies,
+    #[serde(default)]
+    stages: Vec<latency::Stage>,
+    #[serde(default)]
+    slow_flushes: Vec<latency::SlowFlush>,
+    #[serde(default)]
+    waits: Vec<latency::Wait>,
+}
+
+/// How a status is shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shown {
+    /// As a JSON object.
+    pub(crate) json: bool,
+    /// Again, after so long.
+    pub(crate) interval: Option<Duration>,
+    /// With how long writes and flushes took.
+    pub(crate) latency: bool,
+}
+
+impl Shown {
+    /// Once, as a JSON object.
+    pub(crate) const JSON: Shown = Shown { json: true, interval: None, latency: false };
 }
 
 #[derive(Debug, Deserialize)]
@@ -184,13 +207,9 @@ pub(crate) async fn fetch(env: &Env, target: &Target, json: bool) -> Outcome<Val
     }
 }
 
-/// Shows the status once, or again every `interval`.
-pub(crate) async fn show(
-    env: &Env,
-    target: &Target,
-    json: bool,
-    interval: Option<Duration>,
-) -> Outcome<()> {
+/// Shows the status once, or again and again.
+pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<()> {
+    let Shown { json, interval, latency } = shown;
     let mut before: Option<View> = None;
     loop {
         let status = fetch(env, target, json).await?;
@@ -202,7 +221,7 @@ pub(crate) async fn show(
                 // Home, and clear what is below.
                 print!("\x1b[H\x1b[J");
             }
-            print!("{}", text(&view, before.as_ref().zip(interval))?);
+            print!("{}", text(&view, before.as_ref().zip(interval), latency)?);
             before = Some(view);
         }
         output::flush();
@@ -224,7 +243,7 @@ fn blocks(count: u64) -> Size {
     Size(count.saturating_mul(BLOCK_SIZE as u64))
 }
 
-fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, Failure> {
+fn text(view: &View, before: Option<(&View, Duration)>, latency: bool) -> Result<String, Failure> {
     let mut out = String::new();
     for what in &view.degraded {
         writeln!(out, "DEGRADED: {what}").map_err(|error| Failure::of(&error))?;
@@ -248,9 +267,19 @@ fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, Failur
             }),
         (None, None) => Ok(()),
     };
-    let written = written.and_then(|()| users(&mut out, view));
+    let written = written.and_then(|()| users(&mut out, view)).and_then(|()| match latency {
+        true => latencies(&mut out, view),
+        false => Ok(()),
+    });
     written.map_err(|error| Failure::of(&error))?;
     Ok(out)
+}
+
+fn latencies(out: &mut String, view: &View) -> std::fmt::Result {
+    if let Some(chain) = &view.chain {
+        latency::table(out, &chain.stages, &chain.slow_flushes, &chain.waits)?;
+    }
+    view.in_place.as_ref().map_or(Ok(()), |it| it.latencies(out))
 }
 
 fn summary(
@@ -263,6 +292,7 @@ fn summary(
     if let Some(why) = &chain.poisoned {
         writeln!(out, "  REFUSES WRITES: {why}")?;
     }
+    latency::waits(out, &chain.waits)?;
     let (live, capacity) = (blocks(chain.live_blocks), blocks(chain.capacity_blocks));
     writeln!(out, "  stored      {live} of {capacity}")?;
     let segment = blocks(chain.segment_blocks);

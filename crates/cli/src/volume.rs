@@ -21,7 +21,7 @@ use crate::progress;
 use crate::request::{Answer, Request};
 use crate::resize::Room;
 use crate::size::Size;
-use crate::status;
+use crate::status::{self, Shown};
 use crate::target::{JournalDev, Target, no_snapshots};
 
 /// Make, look at, change and destroy volumes
@@ -219,6 +219,11 @@ pub(crate) struct Status {
     /// Seconds between two looks
     #[arg(long, default_value = "1", value_parser = seconds, requires = "watch")]
     interval: Duration,
+    /// Also show how long the stages of writes and flushes took, and the slowest flushes
+    ///
+    /// Counted since the volume was opened. With --json it is always there.
+    #[arg(long)]
+    latency: bool,
     /// Print a JSON object, one on each line with --watch
     #[arg(long)]
     json: bool,
@@ -404,7 +409,7 @@ pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<u8> {
         Volume::CreateInPlace(CreateInPlace { device, size, new, force, json }) => {
             let target = in_place::create(env, &device, size, &new, force).await?;
             match json {
-                true => status::show(env, &target, true, None).await,
+                true => status::show(env, &target, Shown::JSON).await,
                 false => {
                     println!("{}", target.place().display());
                     Ok(())
@@ -414,7 +419,9 @@ pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<u8> {
         Volume::Status(args) => {
             let target = Target::volume(&args.volume)?;
             let target = target.with_journal(args.journal.journal_dev.as_deref());
-            status::show(env, &target, args.json, args.watch.then_some(args.interval)).await
+            let interval = args.watch.then_some(args.interval);
+            let shown = Shown { json: args.json, interval, latency: args.latency };
+            status::show(env, &target, shown).await
         }
         Volume::Extend(args) => extend(env, args).await,
         Volume::Shrink(args) => {
@@ -446,7 +453,7 @@ async fn create(env: &Env, args: Create) -> Outcome<()> {
     let json = args.json;
     let target = opened::create(env, &args, &*progress::for_user(json)).await?;
     match json {
-        true => status::show(env, &target, true, None).await,
+        true => status::show(env, &target, Shown::JSON).await,
         false => {
             println!("{}", target.folder.display());
             Ok(())
@@ -459,7 +466,7 @@ async fn change(env: &Env, volume: &str, request: Request, json: bool) -> Outcom
     let target = Target::volume(volume)?;
     ask(env, &target, request, json).await?;
     match json {
-        true => status::show(env, &target, true, None).await,
+        true => status::show(env, &target, Shown::JSON).await,
         false => Ok(()),
     }
 }
@@ -471,7 +478,7 @@ async fn extend(env: &Env, args: Extend) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
     let answer = ask(env, &target, request, args.json).await?;
     if args.json {
-        return status::show(env, &target, true, None).await;
+        return status::show(env, &target, Shown::JSON).await;
     }
     if let Answer::Json(room) = answer {
         let room: Room = serde_json::from_value(room)?;

@@ -34,6 +34,7 @@ mod recovery;
 mod route;
 mod running;
 mod scrub;
+mod stages;
 mod state;
 mod turns;
 mod waiting;
@@ -56,6 +57,7 @@ pub use options::{Mode, Options};
 use page::History;
 pub use recovery::Recovered;
 pub use scrub::{Mend, ScrubReport};
+use stages::{Stage, Stages};
 pub use state::Counts;
 use state::{Found, State};
 use turns::Turns;
@@ -65,6 +67,7 @@ use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write
 use crate::device::{DeviceError, DeviceRef};
 use crate::env::{Env, Push, Task};
 use crate::journal::{Journal, JournalError};
+use crate::latency::{SlowRequest, StageStatus};
 use crate::rate::Rate;
 
 /// Stored blocks that one version may discard. A discard of more is several.
@@ -178,6 +181,7 @@ struct Inner {
     /// The first journal transaction that may be under way.
     committing_from: Mutex<Option<u64>>,
     writing_back: tokio::sync::Mutex<()>,
+    stages: Stages,
 }
 
 /// A store's state in numbers.
@@ -203,6 +207,10 @@ pub struct InPlaceStatus {
     pub poisoned: Option<String>,
     /// What happened so far.
     pub counts: Counts,
+    /// How long the stages of writes, flushes and writeback took.
+    pub stages: Vec<StageStatus>,
+    /// The slowest flushes, the slowest one first, with the stages of the commit that ended each.
+    pub slow_flushes: Vec<SlowRequest>,
 }
 
 impl fmt::Debug for InPlace {
@@ -285,6 +293,8 @@ impl InPlace {
             journal_size: self.inner.journal.size(),
             journal_room: self.inner.journal.room(),
             counts: state.counts,
+            stages: self.inner.stages.status(),
+            slow_flushes: self.inner.stages.slow_syncs(),
         }
     }
 
@@ -366,6 +376,7 @@ impl Inner {
 
     /// Waits until there is room for more changes.
     async fn admit(&self) -> Result<(), StoreError> {
+        let mut since = None;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -388,10 +399,12 @@ impl Inner {
             if commit {
                 self.commit_wanted.notify_one();
             }
-            match full || commit {
-                true => changed.await,
-                false => return Ok(()),
+            if !full && !commit {
+                since.map(|since| self.stage(Stage::WriteWait, since));
+                return Ok(());
             }
+            since.get_or_insert_with(|| self.env.now());
+            changed.await;
         }
     }
 
@@ -571,10 +584,13 @@ impl BlockStore for InPlace {
         let inner = &self.inner;
         let version = version.min(self.now());
         let mut durable = inner.durable.subscribe();
+        let mut since = None;
         loop {
             if *durable.borrow_and_update() >= version {
+                since.map(|since| inner.synced(since));
                 return Ok(());
             }
+            since.get_or_insert_with(|| inner.env.now());
             if let Some(why) = &inner.state.lock().poison {
                 return Err(StoreError::Poisoned(why.clone()));
             }
@@ -634,7 +650,9 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
         };
         let asked = env.timeout(span, store.commit_wanted.notified()).await.is_some();
         if asked {
+            let since = env.now();
             group.gather(&store).await;
+            store.commit_stage(Stage::Gather, since);
         }
         let begun = env.now();
         let wanted = *store.wanted.lock();

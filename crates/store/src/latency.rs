@@ -101,20 +101,69 @@ impl Histogram {
         }
     }
 
-    /// For each bound in microseconds, how many durations are no longer, with the sum of all in
-    /// nanoseconds: what monitoring systems call a histogram. The bounds are powers of four.
-    pub fn cumulative(&self) -> (Vec<(u64, u64)>, u64) {
+    /// Bounds for monitoring systems, in microseconds: powers of four.
+    pub fn bounds() -> impl Iterator<Item = u64> {
+        (0..BUCKETS).map(|bucket| bound_of(bucket) + 1).filter(|bound| is_shown(*bound))
+    }
+
+    /// How many durations are below each of [`Histogram::bounds`].
+    pub fn cumulative(&self) -> Vec<(u64, u64)> {
         let mut below = 0;
         let counts = self.buckets.iter().enumerate().map(|(bucket, count)| {
             below += count.load(Ordering::Relaxed);
             (bound_of(bucket) + 1, below)
         });
-        let is_shown = |(bound, _): &(u64, u64)| bound.is_power_of_two() && bound.ilog2() % 2 == 0;
-        (counts.filter(is_shown).collect(), self.nanos.load(Ordering::Relaxed))
+        counts.filter(|(bound, _)| is_shown(*bound)).collect()
     }
 }
 
-/// One slow request: when it ended, in seconds since the program started, and what it waited for.
+fn is_shown(bound: u64) -> bool {
+    bound.is_power_of_two() && bound.ilog2().is_multiple_of(2)
+}
+
+/// One stage in numbers.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct StageStatus {
+    /// The stage's name.
+    pub stage: &'static str,
+    /// How long it took.
+    #[serde(flatten)]
+    pub latency: Latency,
+    /// For each of [`Histogram::bounds`], how often it took less.
+    #[serde(skip)]
+    pub cumulative: Vec<(u64, u64)>,
+}
+
+/// A histogram for each of some stages, which are known by their number.
+#[derive(Debug)]
+pub struct StageHistograms {
+    names: &'static [&'static str],
+    histograms: Vec<Histogram>,
+}
+
+impl StageHistograms {
+    /// Stages with these names.
+    pub fn new(names: &'static [&'static str]) -> StageHistograms {
+        StageHistograms { names, histograms: names.iter().map(|_| Histogram::default()).collect() }
+    }
+
+    /// Counts one duration of the stage numbered `stage`.
+    pub fn add(&self, stage: usize, span: Duration) {
+        self.histograms[stage].add(span);
+    }
+
+    /// Every stage in numbers.
+    pub fn status(&self) -> Vec<StageStatus> {
+        let one = |(name, histogram): (&&'static str, &Histogram)| StageStatus {
+            stage: name,
+            latency: histogram.latency(),
+            cumulative: histogram.cumulative(),
+        };
+        self.names.iter().zip(&self.histograms).map(one).collect()
+    }
+}
+
+/// One slow request: when it ended, how long it took, and what for.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct SlowRequest {
     /// When it ended, in seconds of the environment's clock.
@@ -191,8 +240,8 @@ mod tests {
     fn cumulative_counts_end_with_all_of_them() {
         let histogram = Histogram::default();
         [1, 3, 5, 300, 70_000].map(|micros| histogram.add(Duration::from_micros(micros)));
-        let (counts, nanos) = histogram.cumulative();
-        assert_eq!(nanos, 70_309_000);
+        let counts = histogram.cumulative();
+        assert!(Histogram::bounds().eq(counts.iter().map(|(bound, _)| *bound)));
         assert_eq!(counts.iter().find(|(bound, _)| *bound == 4), Some(&(4, 2)));
         assert_eq!(counts.iter().find(|(bound, _)| *bound == 1024), Some(&(1024, 4)));
         assert_eq!(counts.last().map(|(_, count)| *count), Some(5));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Tallies, View, blocks};
+use super::{Tallies, View, blocks, latency};
 use crate::size::Size;
 
 #[derive(Debug, Deserialize)]
@@ -19,6 +19,10 @@ pub(super) struct InPlace {
     journal_room: u64,
     poisoned: Option<String>,
     counts: Counts,
+    #[serde(default)]
+    stages: Vec<latency::Stage>,
+    #[serde(default)]
+    slow_flushes: Vec<latency::SlowFlush>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -42,6 +46,11 @@ pub(super) struct Device {
 }
 
 impl InPlace {
+    /// How long writes and flushes took.
+    pub(super) fn latencies(&self, out: &mut String) -> std::fmt::Result {
+        latency::table(out, &self.stages, &self.slow_flushes, &[])
+    }
+
     /// Bytes that users changed.
     pub(super) fn changed(&self) -> u64 {
         self.counts.data_bytes

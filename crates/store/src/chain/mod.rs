@@ -87,9 +87,9 @@ pub use rebuild::{LostEntries, Rebuild, RebuildReport};
 pub use recovery::Recovered;
 pub use scrub::ScrubReport;
 pub use snapshot::SnapshotUse;
+pub use stages::WaitStatus;
 use state::State;
 use status::Counts;
-pub use stages::{StageStatus, WaitStatus};
 pub use status::{CountStatus, LinkStatus, Status};
 
 /// What can go wrong when a chain is made, opened or changed.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Inner;
 use crate::env::Time;
-use crate::latency::{Histogram, Latency, SlowRequest, Slowest};
+use crate::latency::{SlowRequest, Slowest, StageHistograms, StageStatus};
 
 /// A stage that takes longer is worth a word in the log.
 const SLOW: Duration = Duration::from_secs(1);
@@ -43,39 +43,25 @@ pub(super) enum Stage {
     Checkpoint,
 }
 
-impl Stage {
-    const ALL: [Stage; 13] = [
-        Stage::WriteWait,
-        Stage::WriteApply,
-        Stage::Sync,
-        Stage::SyncQueue,
-        Stage::RoundData,
-        Stage::RoundFlush,
-        Stage::RoundMap,
-        Stage::RoundMapFlush,
-        Stage::DeviceWrite,
-        Stage::CleanWait,
-        Stage::Settle,
-        Stage::Capture,
-        Stage::Checkpoint,
-    ];
+const NAMES: [&str; 13] = [
+    "write_wait",
+    "write_apply",
+    "flush",
+    "flush_queue",
+    "round_data",
+    "round_flush",
+    "round_map",
+    "round_map_flush",
+    "device_write",
+    "cleaning_wait",
+    "settle",
+    "checkpoint_capture",
+    "checkpoint",
+];
 
+impl Stage {
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Stage::WriteWait => "write_wait",
-            Stage::WriteApply => "write_apply",
-            Stage::Sync => "flush",
-            Stage::SyncQueue => "flush_queue",
-            Stage::RoundData => "round_data",
-            Stage::RoundFlush => "round_flush",
-            Stage::RoundMap => "round_map",
-            Stage::RoundMapFlush => "round_map_flush",
-            Stage::DeviceWrite => "device_write",
-            Stage::CleanWait => "cleaning_wait",
-            Stage::Settle => "settle",
-            Stage::Capture => "checkpoint_capture",
-            Stage::Checkpoint => "checkpoint",
-        }
+        NAMES[self as usize]
     }
 
     /// What an administrator reads when it takes long, if that is a matter of the devices.
@@ -115,27 +101,14 @@ impl Cause {
 }
 
 /// The live numbers behind [`StageStatus`] and [`WaitStatus`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Stages {
-    histograms: [Histogram; Stage::ALL.len()],
+    histograms: StageHistograms,
     slow_syncs: Slowest,
     /// When the log last said that a stage is slow, in nanoseconds of the environment's clock.
     said: AtomicU64,
     waiting: [AtomicUsize; Cause::ALL.len()],
     waited_nanos: [AtomicU64; Cause::ALL.len()],
-}
-
-/// One stage in numbers.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct StageStatus {
-    /// The stage's name.
-    pub stage: &'static str,
-    /// How long it took.
-    #[serde(flatten)]
-    pub latency: Latency,
-    /// For bounds in microseconds, how often it took no longer; and all of it in nanoseconds.
-    #[serde(skip)]
-    pub cumulative: (Vec<(u64, u64)>, u64),
 }
 
 /// What writers wait for.
@@ -149,14 +122,21 @@ pub struct WaitStatus {
     pub seconds: f64,
 }
 
+impl Default for Stages {
+    fn default() -> Stages {
+        Stages {
+            histograms: StageHistograms::new(&NAMES),
+            slow_syncs: Slowest::default(),
+            said: AtomicU64::default(),
+            waiting: Default::default(),
+            waited_nanos: Default::default(),
+        }
+    }
+}
+
 impl Stages {
     pub(super) fn status(&self) -> Vec<StageStatus> {
-        let one = |stage: Stage| {
-            let histogram = &self.histograms[stage as usize];
-            let (latency, cumulative) = (histogram.latency(), histogram.cumulative());
-            StageStatus { stage: stage.name(), latency, cumulative }
-        };
-        Stage::ALL.into_iter().map(one).collect()
+        self.histograms.status()
     }
 
     pub(super) fn slow_syncs(&self) -> Vec<SlowRequest> {
@@ -204,7 +184,7 @@ impl Inner {
     pub(super) fn stage(&self, stage: Stage, since: Time) -> Time {
         let now = self.env.now();
         let span = now.since(since);
-        self.stages.histograms[stage as usize].add(span);
+        self.stages.histograms.add(stage as usize, span);
         if span >= SLOW
             && let Some(complaint) = stage.complaint()
         {

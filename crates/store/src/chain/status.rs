@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use super::cache::CacheStats;
 use super::minilog::MiniCounts;
-use super::stages::{StageStatus, WaitStatus};
+use super::stages::WaitStatus;
 use super::{Cleaning, Inner, Snapshot};
 use crate::device::Tallies;
-use crate::latency::SlowRequest;
+use crate::latency::{SlowRequest, StageStatus};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {

@@ -168,11 +168,7 @@ async fn with_room<T>(
 }
 
 /// Why a writer has to wait, with the tasks woken that end it; `None` when there is room.
-fn wait_cause(
-    inner: &Inner,
-    state: &mut State,
-    need: Need,
-) -> Result<Option<Cause>, StoreError> {
+fn wait_cause(inner: &Inner, state: &mut State, need: Need) -> Result<Option<Cause>, StoreError> {
     if state.ended_within > 0 && !matches!(state.room(need), Room::Yes) {
         state.settle_holds();
         state.reap();

@@ -3,6 +3,7 @@
 use super::Inner;
 use super::options::Mode;
 use super::running::Closed;
+use super::stages::Stage;
 use super::waiting::Which;
 use crate::block::{StoreError, Version};
 use crate::journal::{Appended, JournalError};
@@ -48,6 +49,7 @@ impl Inner {
         // Data goes home before the metadata about it commits; in writeback mode only for those who
         // wait for it.
         let home = mode != Mode::Writeback || synced > *self.durable.borrow();
+        let since = self.env.now();
         if home {
             self.write_direct(&closed).await?;
             // In writeback mode the order does not matter, and one flush is enough if it does for both.
@@ -56,6 +58,7 @@ impl Inner {
             if unflushed && (!later || closed.changes.is_empty()) {
                 self.flush_data().await?;
             }
+            self.commit_stage(Stage::Direct, since);
         }
         if closed.changes.is_empty() {
             return Ok(home);
@@ -106,9 +109,16 @@ impl Inner {
     async fn append(&self, closed: &Closed) -> Result<Appended, StoreError> {
         let record = closed.record();
         loop {
+            let since = self.env.now();
             match self.journal.append(&record).await {
-                Ok(appended) => return Ok(appended),
-                Err(JournalError::Full { needed }) => self.make_room(needed).await?,
+                Ok(appended) => {
+                    self.commit_stage(Stage::Journal, since);
+                    return Ok(appended);
+                }
+                Err(JournalError::Full { needed }) => {
+                    self.make_room(needed).await?;
+                    self.commit_stage(Stage::MakeRoom, since);
+                }
                 Err(error) => return Err(super::journal_error(error)),
             }
         }

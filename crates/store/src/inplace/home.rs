@@ -12,6 +12,7 @@ use super::format::MAP_SECTOR;
 use super::map;
 use super::options::Options;
 use super::pace;
+use super::stages::Stage;
 use super::state::{Begun, Homing};
 use super::turns::{Kind, Turn};
 use super::waiting::Which;
@@ -324,9 +325,15 @@ impl Inner {
             let blocks = self.state.lock().close_gaps(homing, gap / BLOCK_SIZE as u64);
             let batch = Batch::new(self, blocks);
             self.state.lock().pace.plan(batch.work(), begun, more);
+            let since = self.env.now();
             batch.bring_home().await?;
             self.write_map().await?;
+            let since = match begun {
+                0 => self.env.now(),
+                _ => self.stage(Stage::WriteBack, since),
+            };
             self.release().await?;
+            self.stage(Stage::WriteBackFlush, since);
             match more == 0 || begun == 0 {
                 // Whoever needs room in the journal needs all of it.
                 true if busy > 0 && !matches!(which, Which::Old(_)) => changed.await,

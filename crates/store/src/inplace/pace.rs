@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use super::Inner;
+use super::stages::Stage;
 use super::state::State;
 use crate::block::BLOCK_SIZE;
 use crate::env::Time;
@@ -145,6 +146,7 @@ impl Inner {
             let is_behind = self.is_behind(&state);
             state.pace.share(blocks * BLOCK_SIZE, is_behind)
         };
+        let since = (owed > 0).then(|| self.env.now());
         while owed > 0 {
             let piece = owed.min(PIECE);
             owed -= piece;
@@ -160,6 +162,7 @@ impl Inner {
             let early = if owed == 0 { EARLY } else { Duration::ZERO };
             self.wait_for_turn(due, early).await;
         }
+        since.map(|since| self.stage(Stage::Backpressure, since));
     }
 
     /// Waits until a turn, or `early`, unless there is room before.

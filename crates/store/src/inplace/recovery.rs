@@ -124,6 +124,7 @@ pub(super) async fn open(
         changed: Notify::new(),
         committing_from: Mutex::new(None),
         writing_back: tokio::sync::Mutex::new(()),
+        stages: Default::default(),
     };
     let begun = env.now();
     inner.replay(&replay, give_up, &mut recovered).await?;

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../store/tests/inplace_support/mod.rs"]
+#[path = "../../store/tests/inplace/support/mod.rs"]
 mod in_place;
 #[path = "local_crash/repair.rs"]
 mod repair;

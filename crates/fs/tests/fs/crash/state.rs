@@ -7,7 +7,7 @@ use thalweg_fs::local::Local;
 use thalweg_fs::{Filesystem, FsError, Ino, Kind};
 use thalweg_store::block::BLOCK_SIZE;
 
-use crate::rig::Promise;
+use super::rig::Promise;
 use crate::support::*;
 
 /// Bytes of a file that are looked at: more than any has, unless its size was scribbled on.

@@ -1,13 +1,8 @@
 //! Every kind of damage is found, named and repaired, and nothing else is harmed.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
-use support::*;
 use thalweg_fs::check::{Damage, Finding, How, Outcome, Report, check};
 use thalweg_fs::local::Local;
 use thalweg_fs::local::format::{
@@ -20,6 +15,8 @@ use thalweg_store::env::Env;
 use thalweg_store::tree::{Store, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};
 use zerocopy::{FromBytes, IntoBytes};
+
+use crate::support::*;
 
 const BLOCK: u64 = 4096;
 

@@ -1,16 +1,13 @@
 //! Every call, one after the other.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use bytes::Bytes;
-use support::*;
 use thalweg_fs::{
     Allocation, AttributeChange, Filesystem, FsError, Ino, Kind, Node, Rename, Seek, SetXattr,
     TimeChange, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::run;
+
+use crate::support::*;
 
 const BLOCK: u64 = 4096;
 

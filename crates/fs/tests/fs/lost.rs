@@ -1,16 +1,11 @@
 //! What a repair cannot bring back of files is recorded: it is told by path and bytes, reads of it
 //! fail, and a write of it, a truncation or a removal ends that.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use support::*;
 use thalweg_fs::check::{Damage, How, LostRange, Outcome, Report, check};
 use thalweg_fs::local::format::{
     Extent, FIRST_VERSION, FORMAT_VERSION, InodeRecord, LOST_VERSION, SuperRecord, Tag, extent_key,
@@ -25,6 +20,8 @@ use thalweg_store::tree::format::{PAGE_MAGIC, PageHeader, PageKind};
 use thalweg_store::tree::{Store, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};
 use zerocopy::{FromBytes, IntoBytes};
+
+use crate::support::*;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks from the start of a file to its end.

@@ -1,23 +1,18 @@
 //! Many at once on a store whose reads take a while: nothing is lost, and everything fits together.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-#[path = "../../store/tests/support/mod.rs"]
-mod volumes;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
 use rand::RngExt;
-use support::*;
 use thalweg_fs::check::{How, check};
 use thalweg_fs::local::Local;
 use thalweg_fs::{AttributeChange, Filesystem, FsError, Ino, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::run;
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
-use volumes::kv::Slow;
+
+use crate::support::*;
+use crate::volumes::kv::Slow;
 
 fn slow(env: &Env, blocks: u64) -> Arc<dyn Transact> {
     let store = Slow::store(env, blocks);

@@ -20,10 +20,10 @@ use thalweg_store::tree::catalogue;
 use thalweg_store::tree::format::{PAGE_MAGIC, PageKind};
 use thalweg_store::txn::Begin;
 
-use crate::repair::{Whole, policy, repair, repair_again, see};
-use crate::rig::{Rig, Volume};
+use super::repair::{Whole, policy, repair, repair_again, see};
+use super::rig::{Rig, Volume};
+use super::{LATENCY, check_clean, check_sound, long};
 use crate::support::*;
-use crate::{LATENCY, check_clean, check_sound, long};
 
 /// Where a page of the tree lies on the devices: which one, and the byte. A chain may have moved
 /// it, and left it where it was too.

@@ -1,15 +1,10 @@
 //! What calls cost the store below: blocks, and bytes of them that change.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use support::*;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Atime, Format, Local, Options};
 use thalweg_sim::passing::{Around, Change, Passing};
@@ -18,6 +13,8 @@ use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{Class, Lba, StoreError, Write};
 use thalweg_store::env::Env;
 use thalweg_store::txn::{self, Transact, TransactionManager};
+
+use crate::support::*;
 
 /// Counts what is asked of a store.
 #[derive(Debug, Default)]

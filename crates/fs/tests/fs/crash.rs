@@ -1,23 +1,11 @@
 //! Power cuts: after each the check finds nothing wrong, and the filesystem holds what its volume
 //! promises of the states after some call, no older than what was acknowledged as durable.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../store/tests/inplace/support/mod.rs"]
-mod in_place;
-#[path = "local_crash/repair.rs"]
 mod repair;
-#[path = "local_crash/rig.rs"]
 mod rig;
-#[path = "local_crash/salvage.rs"]
 mod salvage;
-#[path = "local_crash/state.rs"]
 mod state;
-mod support;
-#[path = "local_crash/user.rs"]
 mod user;
-#[path = "../../store/tests/support/mod.rs"]
-mod volumes;
 
 use std::time::Duration;
 
@@ -25,7 +13,6 @@ use rand::RngExt;
 use rand::seq::IndexedRandom;
 use rig::{Rig, SIZES, Volume};
 use state::State;
-use support::*;
 use thalweg_fs::Filesystem;
 use thalweg_fs::check::{How, Report, check};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
@@ -35,6 +22,8 @@ use thalweg_store::device::DeviceRef;
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::Mode;
 use user::User;
+
+use crate::support::*;
 
 const STEPS: usize = 60;
 /// Steps after which the filesystem becomes larger.

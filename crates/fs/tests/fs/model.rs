@@ -1,14 +1,9 @@
 //! Random calls on the filesystem and on the naive one: both have to say and to hold the same.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use support::*;
 use thalweg_fs::check::{How, check};
 use thalweg_fs::local::{self, Atime, Local, Options};
 use thalweg_fs::{
@@ -20,6 +15,8 @@ use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::env::Env;
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
+
+use crate::support::*;
 
 /// Something to be done; inodes and names are chosen by number among those there are.
 #[derive(Clone, Debug)]

@@ -1,13 +1,8 @@
 //! A filesystem becomes larger while it is in use.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
-use support::*;
 use thalweg_fs::check::{Damage, How, Outcome, Report, check};
 use thalweg_fs::local::format::{BITS_PER_PAGE, Extent, Tag, extent_key, key};
 use thalweg_fs::local::{self, Format, Growth, Local, Options};
@@ -19,6 +14,8 @@ use thalweg_store::tree::{
     Kind, NewPartition, Partition, State, Store, TreeError, catalogue, catalogue::growth,
 };
 use thalweg_store::txn::{Begin, Durability, Transact, run as transaction};
+
+use crate::support::*;
 
 const BLOCK: u64 = 4096;
 

@@ -1,15 +1,10 @@
 //! Each page of the tree of metadata is damaged in turn: the repair keeps all that was not in it,
 //! and says what was.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use support::*;
 use thalweg_fs::check::{Damage, Finding, How, Outcome, Report, check};
 use thalweg_fs::local::Local;
 use thalweg_fs::local::format::{Tag, key, parse_key};
@@ -21,6 +16,8 @@ use thalweg_store::tree::format::{PAGE_MAGIC, PageHeader, PageKind};
 use thalweg_store::tree::{Store, TreeError, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};
 use zerocopy::FromBytes;
+
+use crate::support::*;
 
 /// The name of an attribute, so long that few of them have room in an inner node.
 fn attribute(number: usize) -> String {

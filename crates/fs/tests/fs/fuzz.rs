@@ -1,17 +1,14 @@
 //! Filesystems that were scribbled on: an error, never a panic, never a call without end; and the check
 //! makes them whole again.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "local_fuzz/image.rs"]
 mod image;
-mod support;
 
 use image::{Image, use_and_repair, used};
 use rand::{RngExt, SeedableRng};
-use support::*;
 use thalweg_sim::run;
 use thalweg_store::env::Rng;
+
+use crate::support::*;
 
 fn long() -> u64 {
     std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)

@@ -1,14 +1,9 @@
 //! Calls that are a part of the caller's transaction, and what is durable when.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use support::*;
 use thalweg_fs::check;
 use thalweg_fs::{
     Allocation, Change, Filesystem, FsError, Node, Rename, SetXattr, WriteAt, WriteHow,
@@ -17,6 +12,8 @@ use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::tree::{Kind, NewPartition, Store, catalogue};
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager, TxnError};
+
+use crate::support::*;
 
 #[test]
 fn files_and_keys_change_together_or_not_at_all() {

@@ -1,15 +1,12 @@
 //! Limits of directory trees, and the end of all space.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use bytes::Bytes;
 use rand::RngExt;
-use support::*;
 use thalweg_fs::local::Quota;
 use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, Rename, SetXattr};
 use thalweg_sim::run;
+
+use crate::support::*;
 
 const BLOCK: u64 = 4096;
 

@@ -11,8 +11,8 @@ use thalweg_fs::{
 use thalweg_store::env::{Env, Rng};
 use thalweg_store::txn::{Begin, Durability};
 
-use crate::rig::Volume;
-use crate::state::State;
+use super::rig::Volume;
+use super::state::State;
 use crate::support::*;
 
 /// A filesystem that is used, and who is in it.

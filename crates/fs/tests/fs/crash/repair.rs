@@ -10,11 +10,11 @@ use thalweg_sim::recording::Recorder;
 use thalweg_sim::run;
 use thalweg_store::env::Env;
 
-use crate::rig::{Rig, Volume};
-use crate::state::State;
+use super::rig::{Rig, Volume};
+use super::state::State;
+use super::user::User;
+use super::{LATENCY, check_sound, long};
 use crate::support::*;
-use crate::user::User;
-use crate::{LATENCY, check_sound, long};
 
 const STEPS: usize = 40;
 

@@ -1,7 +1,5 @@
 //! Crash images find the store that forgets a flush, and no fault in the one that does not.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::Arc;
 use std::time::Duration;
 

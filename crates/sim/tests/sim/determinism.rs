@@ -1,7 +1,5 @@
 //! A run of one seed gives one trace.
 
-#![allow(clippy::unwrap_used)]
-
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! Each fault does what it says, and ends when it says.
 
-#![allow(clippy::unwrap_used)]
-
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,5 @@
 //! Hard disks against what their data sheets say.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,16 +1,13 @@
 //! Any byte range of a volume, against a plain array.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use bytes::Bytes;
-use common::MemoryVolume;
 use proptest::prelude::*;
 use thalweg_fuse::bytes::{ByteVolume, Seek};
 use thalweg_store::block::StoreError;
 use thalweg_store::env::Env;
 use thalweg_store::volume::{Extent, Volume};
+
+use crate::common::MemoryVolume;
 
 const SIZE: u64 = 16 * 4096;
 

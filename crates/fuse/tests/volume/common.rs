@@ -1,7 +1,5 @@
 //! A naive volume in memory that remembers what a crash would leave, and what tests on it need.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
-
-mod busy;
+#![allow(unreachable_pub)]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,6 +14,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::StoreError;
 use thalweg_store::volume::{Extent, Volume};
+
+use crate::busy::once_free;
 
 const BLOCK: u64 = 4096;
 
@@ -234,7 +234,7 @@ pub fn umount(at: &str) {
     let busy = |output: &Output| {
         !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("busy")
     };
-    succeeded("umount", &args, busy::once_free(|| output_of("umount", &args), busy));
+    succeeded("umount", &args, once_free(|| output_of("umount", &args), busy));
 }
 
 fn output_of(program: &str, args: &[&str]) -> Output {

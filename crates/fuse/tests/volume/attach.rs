@@ -1,10 +1,6 @@
 //! A kernel block device over a volume in memory: real filesystems, real clients, real kills.
 //! Needs root, /dev/fuse and loop devices; says so and passes where they are missing.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -14,11 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use common::{MemoryVolume, Place, can_attach, run, text, umount};
 use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
 use thalweg_fuse::loopdev;
 use thalweg_fuse::stale::recover_stale;
 use thalweg_store::env::Env;
+
+use crate::common::{MemoryVolume, Place, can_attach, run, text, umount};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -301,7 +298,9 @@ async fn serve_for_another_test() {
 /// Starts a server in a process of its own; gives it and its device.
 fn serve(place: &Place, autoclear: bool) -> (std::process::Child, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "serve_for_another_test", "--nocapture"]).env(CHILD, &place.volume);
+    command
+        .args(["--exact", "attach::serve_for_another_test", "--nocapture"])
+        .env(CHILD, &place.volume);
     if autoclear {
         command.env("AUTOCLEAR", "1");
     }
@@ -371,7 +370,7 @@ async fn with_autoclear_the_device_of_a_killed_server_vanishes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a measurement: cargo test --release --test attach -- --ignored --nocapture measure"]
+#[ignore = "a measurement: cargo test --release --test volume -- --ignored --nocapture measure"]
 async fn measure_random_writes() {
     let (env, place) = (Env::real(), Place::new("measure"));
     // In turns: what else the machine does then falls on all alike.

@@ -1,9 +1,9 @@
 //! Filesystems that somebody scribbled on: used, repaired, and used again.
 #![no_main]
 
-#[path = "../../crates/fs/tests/local_fuzz/image.rs"]
+#[path = "../../crates/fs/tests/fs/fuzz/image.rs"]
 mod image;
-#[path = "../../crates/fs/tests/support/mod.rs"]
+#[path = "../../crates/fs/tests/fs/support.rs"]
 mod support;
 
 use std::sync::LazyLock;

@@ -1,7 +1,7 @@
 //! In-place stores that somebody scribbled on: an error, or what has a checksum as it was some time.
 #![no_main]
 
-#[path = "../../crates/store/tests/inplace_support/mod.rs"]
+#[path = "../../crates/store/tests/inplace/support/mod.rs"]
 mod inplace_support;
 
 use std::sync::LazyLock;

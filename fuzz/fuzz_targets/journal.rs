@@ -1,7 +1,7 @@
 //! Journals of arbitrary bytes, and one that somebody scribbled on: an error, or some of what it said.
 #![no_main]
 
-#[path = "../../crates/store/tests/journal_support/mod.rs"]
+#[path = "../../crates/store/tests/inplace/journal_support/mod.rs"]
 mod journal_support;
 
 use std::sync::LazyLock;

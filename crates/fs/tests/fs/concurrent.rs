@@ -1,0 +1,197 @@
+//! Many at once on a store whose reads take a while: nothing is lost, and everything fits together.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rand::RngExt;
+use thalweg_fs::check::{How, check};
+use thalweg_fs::local::Local;
+use thalweg_fs::{AttributeChange, Filesystem, FsError, Ino, Node, Rename, WriteAt, WriteHow};
+use thalweg_sim::run;
+use thalweg_store::env::{Env, Rng};
+use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
+
+use crate::support::*;
+use crate::volumes::kv::Slow;
+
+fn slow(env: &Env, blocks: u64) -> Arc<dyn Transact> {
+    let store = Slow::store(env, blocks);
+    Arc::new(TransactionManager::new(env, store, txn::Options::default()))
+}
+
+async fn assert_clean(env: &Env, volume: &Arc<dyn Transact>, fs: Local) {
+    fs.close().await.unwrap();
+    let free = fs.statistics().await.unwrap();
+    drop(fs);
+    let report =
+        check(env, volume.clone(), "fs", How { data: true, ..How::default() }).await.unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    assert_eq!(report.unfinished, 0);
+    assert_eq!(free.blocks - free.free, report.blocks);
+    assert_eq!(free.inodes.0, report.inodes);
+}
+
+/// A random call: its outcome depends on the others, but it is never a failure of the store's.
+async fn step(fs: &dyn Filesystem, directories: &[Ino], rng: &mut Rng) -> Result<(), FsError> {
+    let mut dir = || directories[rng.random_range(0..directories.len())];
+    let (from, to) = (dir(), dir());
+    let mut name = || format!("{}", rng.random_range(0..8)).into_bytes();
+    let (a, b) = (name(), name());
+    let at = rng.random_range(0..30_000);
+    let data = vec![Bytes::from(vec![7; rng.random_range(1..20_000)])];
+    match rng.random_range(0..12) {
+        0..3 => drop(fs.create(from, &a, &node(Node::File, 0o600)).await?),
+        3 => drop(fs.create(from, &a, &node(Node::Directory, 0o700)).await?),
+        4 => fs.unlink(from, &a).await?,
+        5 => fs.remove_directory(from, &a).await?,
+        6 | 7 => {
+            let how = [Rename::Replace, Rename::Exchange][rng.random_range(0..2)];
+            fs.rename((from, &a), (to, &b), how).await?;
+        }
+        8 => {
+            let there = fs.lookup(from, &a).await?.ino;
+            fs.link(there, to, &b).await?;
+        }
+        9 => {
+            let there = fs.lookup(from, &a).await?.ino;
+            let change = AttributeChange { size: Some(at), ..AttributeChange::default() };
+            fs.set_attributes(there, &change).await?;
+        }
+        _ => {
+            let there = fs.lookup(from, &a).await?.ino;
+            fs.write(there, WriteAt::Offset(at), data, WriteHow::default()).await?;
+        }
+    }
+    Ok(())
+}
+
+fn is_expected(error: &FsError) -> bool {
+    matches!(
+        error,
+        FsError::NotFound
+            | FsError::Stale
+            | FsError::Exists
+            | FsError::NotDirectory
+            | FsError::IsDirectory
+            | FsError::NotEmpty
+            | FsError::Invalid(_)
+            | FsError::NotPermitted
+    )
+}
+
+#[test]
+fn random_calls_of_many_fit_together() {
+    for seed in 0..6 {
+        run(seed, |env| async move {
+            let volume = slow(&env, BLOCKS);
+            let fs = make(&env, &volume).await;
+            let mut directories = vec![ROOT];
+            for number in 0..4 {
+                let parent = directories[number / 2];
+                directories.push(mkdir(&fs, parent, &format!("dir {number}")).await);
+            }
+            let tasks: Vec<_> = (0..8)
+                .map(|number| {
+                    let (fs, directories, mut rng) = (fs.clone(), directories.clone(), env.rng());
+                    let volume = volume.clone();
+                    env.spawn(async move {
+                        let mut done = 0;
+                        for _ in 0..60 {
+                            let made = match number % 4 == 0 && rng.random_bool(0.3) {
+                                false => step(&fs, &directories, &mut rng).await,
+                                // Several calls in one transaction, some of them in vain.
+                                true => {
+                                    let txn = volume.begin(Begin::STRICT).await.unwrap();
+                                    let view = fs.within(txn);
+                                    for _ in 0..3 {
+                                        step(&view, &directories, &mut rng).await.ok();
+                                    }
+                                    match view.commit(Durability::Visible).await {
+                                        Err(FsError::Conflict) => Ok(()),
+                                        done => done,
+                                    }
+                                }
+                            };
+                            match made {
+                                Ok(()) => done += 1,
+                                Err(error) => assert!(is_expected(&error), "{error:?}"),
+                            }
+                        }
+                        done
+                    })
+                })
+                .collect();
+            let mut done = 0;
+            for task in tasks {
+                done += task.await.unwrap();
+            }
+            assert!(done > 100, "{done}");
+            assert_clean(&env, &volume, fs).await;
+        });
+    }
+}
+
+#[test]
+fn those_who_append_lose_nothing() {
+    run(1, |env| async move {
+        let volume = slow(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let log = create(&fs, ROOT, "log").await;
+        let tasks: Vec<_> = (0..8u8)
+            .map(|number| {
+                let fs = fs.clone();
+                env.spawn(async move {
+                    for round in 0..20u8 {
+                        let line = vec![Bytes::from(vec![number * 20 + round; 100])];
+                        fs.write(log, WriteAt::End, line, WriteHow::default()).await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let all = content(&fs, log).await;
+        assert_eq!(all.len(), 16_000);
+        let mut lines: Vec<u8> = all
+            .chunks(100)
+            .map(|line| {
+                assert!(line.iter().all(|byte| *byte == line[0]));
+                line[0]
+            })
+            .collect();
+        lines.sort_unstable();
+        assert_eq!(lines, (0..160).collect::<Vec<u8>>());
+        assert_clean(&env, &volume, fs).await;
+    });
+}
+
+#[test]
+fn files_that_grow_together_stay_in_one_piece_each() {
+    run(1, |env| async move {
+        let volume = slow(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let tasks: Vec<_> = (0..4u64)
+            .map(|number| {
+                let fs = fs.clone();
+                env.spawn(async move {
+                    let file = create(&fs, ROOT, &format!("{number}")).await;
+                    for round in 0..64 {
+                        write(&fs, file, round * 8192, &pattern(number, 8192)).await;
+                    }
+                    file
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        fs.close().await.unwrap();
+        drop(fs);
+        let how = How::default();
+        let report = check(&env, volume.clone(), "fs", how).await.unwrap();
+        assert!(report.is_clean());
+        println!("{} extents of 4 files", report.extents);
+        assert!(report.extents <= 4 * 8, "{}", report.extents);
+    });
+}

@@ -1,0 +1,108 @@
+//! What calls cost the store below: blocks, and bytes of them that change.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use thalweg_fs::Filesystem;
+use thalweg_fs::local::{self, Atime, Format, Local, Options};
+use thalweg_sim::passing::{Around, Change, Passing};
+use thalweg_sim::run;
+use thalweg_sim::versions::VersionedMemory;
+use thalweg_store::block::{Class, Lba, StoreError, Write};
+use thalweg_store::env::Env;
+use thalweg_store::txn::{self, Transact, TransactionManager};
+
+use crate::support::*;
+
+/// Counts what is asked of a store.
+#[derive(Debug, Default)]
+struct Counting {
+    written: Mutex<Vec<Write>>,
+    reads: AtomicU64,
+}
+
+#[async_trait]
+impl Around for Counting {
+    async fn before_read(&self, _: Lba, _: u64) -> Result<(), StoreError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn before_change(&self, change: Change<'_>) -> Result<(), StoreError> {
+        if let Change::Apply(writes) = change {
+            self.written.lock().extend_from_slice(writes);
+        }
+        Ok(())
+    }
+}
+
+impl Counting {
+    /// What was written since the last look: of data and of metadata, blocks and bytes that changed;
+    /// and reads.
+    fn cost(&self) -> ([(usize, usize); 2], u64) {
+        let written = std::mem::take(&mut *self.written.lock());
+        let of = |class| {
+            let some = written.iter().filter(|write| write.class == class);
+            some.fold((0, 0), |sum, write| (sum.0 + 1, sum.1 + write.changed.bytes()))
+        };
+        ([of(Class::Data), of(Class::Metadata)], self.reads.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// A filesystem with so many files, whose tree has more than one level.
+async fn used(env: &Env, files: usize) -> (Local, Arc<Passing<Counting>>) {
+    let memory = Arc::new(VersionedMemory::new(60_000));
+    let store = Arc::new(Passing::new(memory, Counting::default()));
+    let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
+    let volume: Arc<dyn Transact> = Arc::new(manager);
+    local::make(env, &volume, &Format::default()).await.unwrap();
+    let options = Options { atime: Atime::Never, read_only: false };
+    let fs = Local::open(env, volume, "fs", options).await.unwrap();
+    for number in 0..files {
+        let file = create(&fs, ROOT, &format!("file {number}")).await;
+        write(&fs, file, 0, &pattern(number as u64, 100)).await;
+    }
+    store.around.cost();
+    (fs, store)
+}
+
+#[test]
+fn a_small_change_touches_few_bytes() {
+    run(1, |env| async move {
+        let (fs, store) = used(&env, 2000).await;
+        let file = fs.lookup(ROOT, b"file 777").await.unwrap().ino;
+        let (_, reads) = store.around.cost();
+        // A path of three nodes for the name, and one for the inode.
+        assert!(reads <= 6, "{reads}");
+        write(&fs, file, 0, &pattern(1, 40_000)).await;
+        store.around.cost();
+        env.sleep(std::time::Duration::from_secs(1)).await;
+        write(&fs, file, 5000, &[7; 128]).await;
+        let ([data, metadata], reads) = store.around.cost();
+        println!("overwrite: {data:?} {metadata:?}, {reads} reads");
+        assert_eq!(data, (1, 128));
+        // The record's first byte, and both times.
+        assert!(metadata.0 == 1 && metadata.1 <= 17, "{metadata:?}");
+        write(&fs, file, 40_000, &[7; 50]).await;
+        let ([data, metadata], _) = store.around.cost();
+        println!("append in the last block: {data:?} {metadata:?}");
+        assert_eq!(data, (1, 50));
+        assert!(metadata.0 == 1 && metadata.1 <= 33, "{metadata:?}");
+        write(&fs, file, 40_960, &[7; 4096]).await;
+        let ([data, metadata], _) = store.around.cost();
+        println!("append a block: {data:?} {metadata:?}");
+        assert_eq!(data, (1, 4096));
+        assert!(metadata.0 <= 3 && metadata.1 <= 80, "{metadata:?}");
+        create(&fs, ROOT, "one more").await;
+        let ([_, metadata], _) = store.around.cost();
+        println!("create: {metadata:?}");
+        assert!(metadata.0 <= 4 && metadata.1 <= 1200, "{metadata:?}");
+        read(&fs, file, 0, 40_000).await;
+        let ([_, metadata], reads) = store.around.cost();
+        println!("read: {reads} reads");
+        assert_eq!(metadata, (0, 0));
+        assert!(reads <= 9, "{reads}");
+    });
+}

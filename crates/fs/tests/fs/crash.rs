@@ -1,0 +1,270 @@
+//! Power cuts: after each the check finds nothing wrong, and the filesystem holds what its volume
+//! promises of the states after some call, no older than what was acknowledged as durable.
+
+mod repair;
+mod rig;
+mod salvage;
+mod state;
+mod user;
+
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::seq::IndexedRandom;
+use rig::{Rig, SIZES, Volume};
+use state::State;
+use thalweg_fs::Filesystem;
+use thalweg_fs::check::{How, Report, check};
+use thalweg_sim::crash::{CrashImage, Points, Policy};
+use thalweg_sim::recording::Recorder;
+use thalweg_sim::run;
+use thalweg_store::device::DeviceRef;
+use thalweg_store::env::{Env, Rng};
+use thalweg_store::inplace::Mode;
+use user::User;
+
+use crate::support::*;
+
+const STEPS: usize = 60;
+/// Steps after which the filesystem becomes larger.
+const GROWS: usize = STEPS / SIZES.len();
+const POINTS: usize = 12;
+const LATENCY: Duration = Duration::from_micros(200);
+
+/// What was looked at.
+#[derive(Clone, Copy, Default, Debug)]
+struct Tally {
+    images: u64,
+    /// Of those, images that are not of the last state.
+    behind: u64,
+    /// Of those, images with data that is not of the state of their metadata.
+    mixed: u64,
+    /// What crashes left to be done.
+    unfinished: u64,
+    /// Crashes in recovery.
+    recoveries: u64,
+    /// Images by how often the filesystem had become larger.
+    growths: [u64; SIZES.len()],
+}
+
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.images += other.images;
+        self.behind += other.behind;
+        self.mixed += other.mixed;
+        self.unfinished += other.unfinished;
+        self.recoveries += other.recoveries;
+        self.growths.iter_mut().zip(other.growths).for_each(|(all, some)| *all += some);
+    }
+}
+
+/// A history and where to crash in it.
+struct History {
+    recorder: Recorder,
+    states: Vec<State>,
+    points: Vec<usize>,
+    rng: Rng,
+}
+
+impl History {
+    async fn new(env: &Env, rig: Rig) -> History {
+        let recorder = Recorder::with_latency(env, LATENCY);
+        let devices = rig.devices(|name, geometry| recorder.device(name, geometry));
+        let volume = rig.make(env, &devices).await;
+        let mut user = User::new(env, volume).await;
+        let begun = recorder.position();
+        let mut states = vec![user.see().await];
+        recorder.mark(0);
+        let mut rng = env.rng();
+        for number in 1..=STEPS {
+            let mut durable = user.step().await;
+            if number % GROWS == 0 && number < STEPS {
+                let size = Some(SIZES[number / GROWS]);
+                assert_eq!(Some(user.fs.grow(size).await.unwrap().size), size);
+                durable = true;
+            }
+            states.push(user.see().await);
+            if durable {
+                recorder.mark(states.len() as u64 - 1);
+            }
+            if number == STEPS / 3 {
+                user.fs.unlink(ROOT, b"open").await.ok();
+                states.push(user.see().await);
+            }
+            if let [_, _, ..] = rig.modes()
+                && rng.random_bool(0.2)
+            {
+                user.volume.set_mode(*rig.modes().choose(&mut rng).unwrap());
+            }
+            if number % 5 == 0 {
+                user.volume.idle(env).await;
+            }
+        }
+        drop(user);
+        let mut point = || rng.random_range(begun..=recorder.position());
+        let points = (0..POINTS).map(|_| point()).collect();
+        History { recorder, states, points, rng }
+    }
+
+    fn images(&mut self) -> impl Iterator<Item = CrashImage> + use<> {
+        let policy = Policy { prefixes: 1, missing: 1, torn: 1, ..Policy::sampled(1) };
+        let policy = policy.at(Points::At(self.points.clone()));
+        self.recorder.images(&mut self.rng, &policy)
+    }
+}
+
+fn crashes(seed: u64, rig: Rig) -> Tally {
+    run(seed, |env| async move {
+        let mut history = History::new(&env, rig).await;
+        let mut tally = Tally::default();
+        for (nth, image) in history.images().enumerate() {
+            // Before the image is written.
+            let (recorder, devices) = Recorder::from_image(&env, LATENCY, &image);
+            let found = check_image(&env, rig, &image, &history.states, &mut tally).await;
+            if nth % 8 == 0 {
+                recover(&env, rig, &devices).await;
+                tally.recoveries +=
+                    crash_recovery(&env, rig, &recorder, &found, &mut history.rng).await;
+            }
+        }
+        tally
+    })
+}
+
+/// Checks a filesystem that was repaired: nothing is wrong, but files may have lost some bytes.
+async fn check_sound(env: &Env, volume: &Volume, when: &str) -> Report {
+    let how = How { data: true, ..How::default() };
+    let report = check(env, volume.transact.clone(), "fs", how).await.unwrap();
+    assert!(report.findings.is_empty(), "{when}: {:#?}", report.findings);
+    report
+}
+
+async fn check_clean(env: &Env, volume: &Volume, when: &str) -> Report {
+    let report = check_sound(env, volume, when).await;
+    assert!(report.is_clean(), "{when}: {:#?}", report.lost);
+    report
+}
+
+/// What an image recovers to, which has to be what its volume promises.
+async fn check_image(
+    env: &Env,
+    rig: Rig,
+    image: &CrashImage,
+    states: &[State],
+    tally: &mut Tally,
+) -> State {
+    let volume = rig.open(env, &image.devices).await;
+    let report = check_clean(env, &volume, &image.describe()).await;
+    let fs = volume.files(env).await;
+    let found = State::see(&fs, &[]).await;
+    let least = image.acknowledged().max().unwrap_or(0) as usize;
+    let number = state::find(states, least, &found, rig.promise(), rig.sector())
+        .unwrap_or_else(|near| panic!("{}: no state from {least} on: {near:#?}", image.describe()));
+    tally.images += 1;
+    tally.behind += u64::from(number + 1 < states.len());
+    tally.mixed += u64::from(states[number].files != found.files);
+    tally.unfinished += report.unfinished;
+    tally.growths[volume.growths().await] += 1;
+    fs.close().await.unwrap();
+    create(&fs, ROOT, "and goes on").await;
+    // A growth that was cut short does not stand in the way of another.
+    fs.grow(None).await.unwrap();
+    assert_eq!(volume.growths().await + 1, SIZES.len(), "{}", image.describe());
+    fs.close().await.unwrap();
+    let after = check_clean(env, &volume, &image.describe()).await;
+    assert_eq!(after.unfinished, 0, "{}", image.describe());
+    found
+}
+
+/// Does all that is left to be done after a crash.
+async fn recover(env: &Env, rig: Rig, devices: &[DeviceRef]) {
+    let volume = rig.open(env, devices).await;
+    volume.files(env).await.close().await.unwrap();
+}
+
+/// Crashes in the middle of a recovery that was recorded: the next one comes to the same.
+async fn crash_recovery(
+    env: &Env,
+    rig: Rig,
+    recorder: &Recorder,
+    expected: &State,
+    rng: &mut Rng,
+) -> u64 {
+    let mut crashed = 0;
+    let policy = Policy { points: Points::Sampled(3), ..Policy::sampled(3) };
+    for again in recorder.images(rng, &policy) {
+        let volume = rig.open(env, &again.devices).await;
+        check_clean(env, &volume, &again.describe()).await;
+        let found = State::see(&volume.files(env).await, &[]).await;
+        assert!(found == *expected, "recovery came to something else: {}", again.describe());
+        crashed += 1;
+    }
+    crashed
+}
+
+fn long() -> u64 {
+    std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn a_crash_leaves_a_prefix_of_what_was_done() {
+    let mut tally = Tally::default();
+    for seed in 0..4 * long() {
+        tally.add(crashes(seed, Rig::chain(seed)));
+    }
+    println!("{tally:?}");
+    assert!(tally.images > 150 && tally.behind > 80 && tally.unfinished > 20, "{tally:?}");
+    assert!(tally.recoveries > 50, "{tally:?}");
+    assert!(tally.growths.iter().all(|images| *images > 10), "{tally:?}");
+}
+
+/// Crashes on several shapes of an in-place store, the journal inside and outside.
+fn crash_in_place(modes: &'static [Mode]) -> Tally {
+    let mut tally = Tally::default();
+    let strict = modes.iter().all(|mode| mode.journals_all_data());
+    // Where modes take turns, few crashes fall into one that promises less.
+    for seed in 0..16 * long() {
+        if seed >= 4 * long() && (strict || tally.mixed > 0) {
+            break;
+        }
+        tally.add(crashes(seed, Rig::in_place(modes, seed)));
+    }
+    println!("{modes:?}: {tally:?}");
+    // What promises less keeps less.
+    assert_eq!(tally.mixed > 0, !strict, "{tally:?}");
+    assert!(tally.images > 120 && tally.behind > 60 && tally.recoveries > 50, "{tally:?}");
+    assert!(tally.growths.iter().all(|images| *images > 10), "{tally:?}");
+    tally
+}
+
+#[test]
+fn a_crash_in_writeback_mode() {
+    crash_in_place(&[Mode::Writeback]);
+}
+
+#[test]
+fn a_crash_in_ordered_mode() {
+    crash_in_place(&[Mode::Ordered]);
+}
+
+#[test]
+fn a_crash_in_data_mode() {
+    crash_in_place(&[Mode::Data]);
+}
+
+#[test]
+fn a_crash_in_wasteless_mode() {
+    crash_in_place(&[Mode::Wasteless]);
+}
+
+#[test]
+fn a_crash_in_selective_mode() {
+    crash_in_place(&[Mode::Selective]);
+}
+
+#[test]
+fn a_crash_while_modes_change() {
+    crash_in_place(&[Mode::Data, Mode::Wasteless]);
+    crash_in_place(&[Mode::Ordered, Mode::Wasteless, Mode::Selective, Mode::Data]);
+    crash_in_place(&Mode::ALL);
+}

@@ -1,0 +1,169 @@
+//! What can be seen of a filesystem at a moment, and what a crash may leave of such moments.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use thalweg_fs::local::Local;
+use thalweg_fs::{Filesystem, FsError, Ino, Kind};
+use thalweg_store::block::BLOCK_SIZE;
+
+use super::rig::Promise;
+use crate::support::*;
+
+/// Bytes of a file that are looked at: more than any has, unless its size was scribbled on.
+const MOST: u64 = 1 << 20;
+
+/// All that is metadata of something: attributes, the target of a link, attributes of users.
+type Metadata = (String, Vec<u8>, Vec<(Bytes, Bytes)>);
+
+/// A moment.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct State {
+    /// By path.
+    pub(crate) metadata: BTreeMap<String, Metadata>,
+    /// The bytes of files that have names.
+    pub(crate) files: BTreeMap<Ino, Vec<u8>>,
+    /// The bytes of files that have none, for those who have them open.
+    pub(crate) nameless: BTreeMap<Ino, Vec<u8>>,
+}
+
+impl State {
+    /// What is there; and of files that may have lost their names.
+    pub(crate) async fn see(fs: &Local, known: &[Ino]) -> State {
+        let mut state = State::default();
+        let mut ways = vec![(String::new(), Ino::ROOT)];
+        while let Some((way, ino)) = ways.pop() {
+            let attributes = attributes(fs, ino).await;
+            let mut xattrs = Vec::new();
+            for name in fs.xattrs(ino).await.unwrap() {
+                match fs.xattr(ino, &name).await {
+                    Ok(value) => xattrs.push((name, value)),
+                    // A name that was scribbled on may be of no namespace.
+                    Err(FsError::NotSupported) => xattrs.push((name, Bytes::new())),
+                    Err(error) => panic!("{ino:?}: {error}"),
+                }
+            }
+            let mut target = Vec::new();
+            match attributes.kind {
+                Kind::File if !state.files.contains_key(&ino) => {
+                    let len = attributes.size.min(MOST) as usize;
+                    state.files.insert(ino, read_left(fs, ino, len).await);
+                }
+                Kind::Symlink => target = fs.read_link(ino).await.unwrap().to_vec(),
+                Kind::Directory => {
+                    for entry in entries(fs, ino).await {
+                        let name = String::from_utf8_lossy(&entry.name).into_owned();
+                        ways.push((format!("{way}/{name}"), entry.ino));
+                    }
+                }
+                _ => {}
+            }
+            state.metadata.insert(way, (format!("{attributes:?}"), target, xattrs));
+        }
+        for ino in known.iter().filter(|ino| !state.files.contains_key(ino)) {
+            match fs.attributes(*ino).await {
+                Ok(_) => drop(state.nameless.insert(*ino, content(fs, *ino).await)),
+                Err(FsError::Stale) => {}
+                Err(error) => panic!("{ino:?}: {error}"),
+            }
+        }
+        state
+    }
+
+    fn bytes(&self, ino: Ino) -> Option<&Vec<u8>> {
+        self.files.get(&ino).or_else(|| self.nameless.get(&ino))
+    }
+
+    /// A part of a file; nothing but zeros lies behind its end.
+    fn part(&self, ino: Ino, at: usize, len: usize) -> Vec<u8> {
+        let bytes = self.bytes(ino).map_or(&[][..], |bytes| bytes);
+        let there = &bytes[at.min(bytes.len())..(at + len).min(bytes.len())];
+        let mut part = there.to_vec();
+        part.resize(len, 0);
+        part
+    }
+}
+
+/// The state of which a crash left what was found, if it keeps a promise: `states` are those that were
+/// one after the other, and `least` is the last that was synced.
+pub(crate) fn find(
+    states: &[State],
+    least: usize,
+    found: &State,
+    promise: Promise,
+    sector: usize,
+) -> Result<usize, Vec<String>> {
+    let mut near = Vec::new();
+    for (number, state) in states.iter().enumerate().skip(least) {
+        match kept(states, least, number, found, promise, sector) {
+            Ok(()) => return Ok(number),
+            Err(why) if state.metadata == found.metadata => return Err(vec![why]),
+            Err(why) => near.push(why),
+        }
+    }
+    Err(near)
+}
+
+fn kept(
+    states: &[State],
+    least: usize,
+    number: usize,
+    found: &State,
+    promise: Promise,
+    sector: usize,
+) -> Result<(), String> {
+    let state = &states[number];
+    if state.metadata != found.metadata {
+        return Err(difference(state, found));
+    }
+    let since = match promise {
+        Promise::OneMoment if state.files == found.files => return Ok(()),
+        Promise::OneMoment => number..number + 1,
+        Promise::Ordered => number..states.len(),
+        Promise::Synced => least..states.len(),
+    };
+    for ino in found.files.keys() {
+        made_of(&states[since.clone()], found, *ino, promise, sector)
+            .map_err(|why| format!("state {number}: {why}"))?;
+    }
+    Ok(())
+}
+
+/// Whether every sector of a file held in one of the states what it holds now.
+fn made_of(
+    states: &[State],
+    found: &State,
+    ino: Ino,
+    promise: Promise,
+    sector: usize,
+) -> Result<(), String> {
+    let len = found.files[&ino].len();
+    for block in (0..len).step_by(BLOCK_SIZE) {
+        // A block that was new once since what was synced may hold anything.
+        let is_new = |state: &State| state.part(ino, block, BLOCK_SIZE).iter().all(|b| *b == 0);
+        if promise == Promise::Synced && states.iter().any(is_new) {
+            continue;
+        }
+        for at in (block..(block + BLOCK_SIZE).min(len)).step_by(sector) {
+            // The end of the file hides what is behind it.
+            let visible = sector.min(len - at);
+            let now = found.part(ino, at, visible);
+            if !states.iter().any(|state| state.part(ino, at, visible) == now) {
+                return Err(format!(
+                    "{ino:?} never had at {at} what it has there now: {promise:?}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first difference in metadata.
+fn difference(a: &State, b: &State) -> String {
+    let all: BTreeSet<&String> = a.metadata.keys().chain(b.metadata.keys()).collect();
+    let first = all.into_iter().find(|way| a.metadata.get(*way) != b.metadata.get(*way));
+    first.map_or_else(String::new, |way| {
+        let short = |state: &State| state.metadata.get(way).map(|it| it.0.clone());
+        format!("{way}: {:?} {:?}", short(a), short(b))
+    })
+}

@@ -1,0 +1,21 @@
+//! The filesystem on a volume: its calls, what crashes and damage leave of it, its check and repair.
+
+#![allow(clippy::unwrap_used)]
+
+mod calls;
+mod check;
+mod concurrent;
+mod cost;
+mod crash;
+mod fuzz;
+mod grow;
+#[path = "../../../store/tests/inplace/support/mod.rs"]
+mod in_place;
+mod lost;
+mod model;
+mod quota;
+mod salvage;
+mod support;
+#[path = "../../../store/tests/support/mod.rs"]
+mod volumes;
+mod within;

@@ -1,0 +1,27 @@
+//! The chain and what it lies on: devices, mirrors, and pools of them.
+
+#![allow(clippy::unwrap_used)]
+
+mod admin;
+mod admin_crash;
+mod common;
+mod crash;
+mod determinism;
+mod devices;
+mod dump;
+mod faults;
+mod format;
+mod full;
+mod fuzz;
+mod minilog;
+mod minilog_crash;
+mod mirror;
+mod mirror_crash;
+mod model;
+mod pool;
+mod pool_crash;
+mod rebuild;
+mod roles;
+#[path = "../support/mod.rs"]
+mod support;
+mod wishes;

@@ -1,0 +1,53 @@
+//! Power cuts at any point of what is done to a volume as a whole: created, grown, shrunk, its
+//! devices replaced, lost, brought back and rebuilt, destroyed. Devices, names and manifest are
+//! recorded in one order. Of every image:
+//!
+//! - the volume opens, unless its making had not returned or its destruction had begun;
+//! - every acknowledged write is there, also on each side of a mirror that is said to be in sync;
+//! - what was cut short can be asked for again, with the same devices, and is then done;
+//! - what the volume does not use, another one may, without force.
+//!
+//! With `THALWEG_LONG=n` each test explores n times as many histories, from other seeds.
+
+mod check;
+mod dying;
+mod history;
+use check::Tally;
+use history::{Layout, Parts};
+
+fn campaign(first: u64, images: u64, layout: Layout) {
+    let long: u64 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let first = if long > 1 { first + 1_000_000 } else { first };
+    let mut total = Tally::default();
+    for seed in first.. {
+        total.add(&check::explore(seed, &layout));
+        if total.images >= images * long {
+            break;
+        }
+    }
+    println!("{total:?}");
+    total.assert_varied(&layout);
+}
+
+#[test]
+fn plain_links_with_a_shared_map_and_a_cache() {
+    campaign(0, 1_500, Layout { links: Parts::Plain, map_sides: 1, cache: true, sector: 512 });
+}
+
+#[test]
+fn mirrored_links_with_a_mirrored_map() {
+    campaign(
+        1_000,
+        1_500,
+        Layout { links: Parts::Mirror, map_sides: 2, cache: false, sector: 512 },
+    );
+}
+
+#[test]
+fn a_map_on_the_first_link_and_large_sectors() {
+    campaign(
+        2_000,
+        1_500,
+        Layout { links: Parts::Mirror, map_sides: 0, cache: true, sector: 4096 },
+    );
+}

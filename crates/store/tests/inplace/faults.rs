@@ -1,0 +1,221 @@
+//! In-place stores over devices that lie: that read old sectors, lose writes, put them elsewhere, or let
+//! bits rot.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::RngExt;
+use thalweg_sim::faults::{Faults, Faulty};
+use thalweg_sim::model::BlockModel;
+use thalweg_sim::runtime::run;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, StoreError, Version};
+use thalweg_store::device::DeviceRef;
+use thalweg_store::env::{Env, Rng};
+use thalweg_store::inplace::{InPlace, InPlaceError, Mode};
+
+use crate::support::{Shape, transaction};
+
+/// A store whose devices do as they are told, and what it should hold.
+struct Rig {
+    env: Env,
+    shape: Shape,
+    devices: Vec<DeviceRef>,
+    faults: Vec<Faults>,
+    model: BlockModel,
+    now: Vec<Option<Bytes>>,
+    rng: Rng,
+}
+
+impl Rig {
+    async fn new(env: &Env, shape: Shape) -> Rig {
+        let wrapped = shape.memory().into_iter().map(|device| Faulty::wrap(env, device));
+        let (devices, faults): (Vec<DeviceRef>, Vec<Faults>) =
+            wrapped.map(|(device, faults)| (device as DeviceRef, faults)).unzip();
+        shape.create(env, &devices).await;
+        Rig {
+            env: env.clone(),
+            shape,
+            devices,
+            faults,
+            model: BlockModel::new(shape.blocks),
+            now: vec![None; shape.blocks as usize],
+            rng: env.rng(),
+        }
+    }
+
+    async fn write(&mut self, store: &InPlace, transactions: usize) {
+        for _ in 0..transactions {
+            let writes = transaction(&mut self.rng, &self.shape, &mut self.now);
+            store.apply(writes.clone()).await.unwrap();
+            self.model.apply(&writes);
+            self.env.sleep(Duration::from_micros(self.rng.random_range(0..9000))).await;
+        }
+        store.sync(store.now()).await.unwrap();
+    }
+
+    /// Whether a checksum of the block is kept.
+    fn is_summed(&self, lba: u64) -> bool {
+        self.shape.class(lba) == Class::Metadata || self.shape.options.mode.journals_all_data()
+    }
+
+    /// Blocks that read as what they are not, and blocks that do not read.
+    async fn read(&self, store: &InPlace) -> (u64, u64) {
+        let (mut wrong, mut refused) = (0, 0);
+        for lba in (0..self.shape.blocks).filter(|lba| self.is_summed(*lba)) {
+            match store.read(Lba(lba), 1, Version(u64::MAX)).await {
+                Ok(found) => {
+                    let found = found[0].clone();
+                    let found = found.filter(|block| block.iter().any(|byte| *byte != 0));
+                    let expected = self.model.read(Lba(lba), self.model.now());
+                    wrong += u64::from(found != expected);
+                }
+                Err(StoreError::Corrupt { .. } | StoreError::Device(_)) => refused += 1,
+                Err(error) => panic!("block {lba}: {error}"),
+            }
+        }
+        (wrong, refused)
+    }
+
+    /// Has the data device lie about some blocks.
+    async fn lie(&mut self, store: &InPlace) {
+        const RUN: u64 = 30;
+        let last = self.shape.blocks - RUN;
+        let mut range = || {
+            let first = store.superblock().place(self.rng.random_range(0..last));
+            first..first + RUN * BLOCK_SIZE as u64
+        };
+        let (range, other) = (range(), range());
+        let faults = &self.faults[0];
+        match self.rng.random_range(0..5) {
+            0 => faults.break_sectors(range),
+            1 => faults.rot(range, 1),
+            2 => faults.freeze(range).await.unwrap(),
+            3 => faults.lose_writes(range, 3),
+            _ => faults.misdirect(range, other.start),
+        }
+    }
+}
+
+/// Blocks that did not read, over some lies, and those of them that recovery gave up.
+fn lies(seed: u64, mode: Mode) -> (u64, u64) {
+    run(seed, |env| async move {
+        let shape = Shape::varied(mode, seed);
+        let mut rig = Rig::new(&env, shape).await;
+        let (store, _) = shape.open(&env, &rig.devices).await;
+        let mut refused = 0;
+        for _ in 0..12 {
+            rig.write(&store, 25).await;
+            rig.lie(&store).await;
+            rig.write(&store, 25).await;
+            let (wrong, some) = rig.read(&store).await;
+            assert_eq!(wrong, 0, "seed {seed}");
+            refused += some;
+        }
+        // What is left of the lies stays.
+        drop(store);
+        let parts = shape.parts(&rig.devices);
+        let (store, recovered) = match InPlace::open(&env, parts.clone(), shape.options).await {
+            Err(InPlaceError::Unreadable { .. }) => {
+                InPlace::open_damaged(&env, parts, shape.options).await.unwrap()
+            }
+            opened => opened.unwrap(),
+        };
+        assert_eq!(recovered.version, rig.model.now().0);
+        // What was given up does not come back with the device.
+        rig.faults[0].heal();
+        let (wrong, refused_later) = rig.read(&store).await;
+        // Bytes of the journal went over what did not fit, which recovery says.
+        assert!(wrong <= recovered.unverified, "{wrong} blocks: {recovered:?}");
+        if mode.journals_all_data() {
+            assert!(refused_later >= recovered.unreadable, "{recovered:?}");
+        }
+        (refused, recovered.unreadable)
+    })
+}
+
+#[test]
+fn no_lie_of_the_data_device_reaches_a_reader() {
+    let mut given_up = 0;
+    for mode in [Mode::Ordered, Mode::Data, Mode::Wasteless, Mode::Selective] {
+        let met: Vec<(u64, u64)> = (0..8).map(|seed| lies(seed, mode)).collect();
+        assert!(met.iter().any(|(refused, _)| *refused > 0), "no lie was met in {mode}");
+        given_up += met.iter().map(|(_, given_up)| given_up).sum::<u64>();
+    }
+    assert!(given_up > 0, "recovery has given nothing up");
+}
+
+/// A journal that loses one write, and goes on: who opens the store is told, or finds everything.
+#[test]
+fn a_write_that_the_journal_loses_is_told() {
+    let mut told = 0;
+    for seed in 0..24 {
+        told += run(seed, |env| async move {
+            let shape = Shape { external: true, ..Shape::varied(Mode::Wasteless, seed) };
+            let mut rig = Rig::new(&env, shape).await;
+            let (store, _) = shape.open(&env, &rig.devices).await;
+            rig.write(&store, 20).await;
+            rig.faults[1].lose_writes(0..shape.journal, 1);
+            rig.write(&store, 3).await;
+            rig.write(&store, 3).await;
+            drop(store);
+            match InPlace::open(&env, shape.parts(&rig.devices), shape.options).await {
+                Err(_) => 1,
+                Ok((store, recovered)) => {
+                    assert_eq!(recovered.version, rig.model.now().0, "seed {seed}");
+                    let (wrong, _) = rig.read(&store).await;
+                    assert_eq!(wrong, 0, "seed {seed}");
+                    0
+                }
+            }
+        });
+    }
+    assert!(told > 0, "the journal needed none of what it lost");
+}
+
+/// Recovery gives blocks up, and is cut off after so many requests: nobody reads, then or later, what
+/// was made of one. Whether it came to its end, and how many it gave up.
+fn give_up(seed: u64, requests: usize) -> (bool, u64) {
+    run(seed, |env| async move {
+        let shape = Shape::varied(Mode::Wasteless, seed);
+        let mut rig = Rig::new(&env, shape).await;
+        let (store, _) = shape.open(&env, &rig.devices).await;
+        // Blocks are at home, and the journal has changes of parts of them.
+        rig.write(&store, 60).await;
+        store.checkpoint().await.unwrap();
+        rig.write(&store, 12).await;
+        let home = store.superblock().place(0)..store.superblock().place(shape.blocks);
+        drop(store);
+        let parts = shape.parts(&rig.devices);
+        rig.faults[0].break_sectors(home);
+        rig.faults[0].die_after(requests);
+        let opened = InPlace::open_damaged(&env, parts, shape.options).await;
+        // What was unreadable can be read again, as it was or as recovery left it.
+        rig.faults[0].heal();
+        let (store, recovered, is_done) = match opened {
+            Ok((store, recovered)) => (store, recovered, true),
+            Err(_) => {
+                let (store, recovered) = shape.open(&env, &rig.devices).await;
+                (store, recovered, false)
+            }
+        };
+        let (wrong, refused) = rig.read(&store).await;
+        assert_eq!(wrong, 0, "seed {seed}, {requests} requests: {recovered:?}");
+        assert!(refused >= recovered.unreadable, "{recovered:?}");
+        (is_done, recovered.unreadable)
+    })
+}
+
+#[test]
+fn a_crash_while_blocks_are_given_up() {
+    let mut given_up = 0;
+    for seed in 0..20 {
+        for requests in 0.. {
+            let (is_done, some) = give_up(seed, requests);
+            given_up += some;
+            if is_done {
+                break;
+            }
+        }
+    }
+    assert!(given_up > 0, "nothing was given up");
+}

@@ -1,0 +1,72 @@
+//! Journals and in-place stores that were scribbled on: an error, or what they held some time; what the
+//! targets in `fuzz/` do without end, for a few seconds.
+
+use rand::{RngExt, SeedableRng};
+use thalweg_store::env::Rng;
+use thalweg_store::inplace::Mode;
+
+use crate::journal_support;
+use crate::support::scribble::Image;
+
+fn long() -> u64 {
+    std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+/// Strokes; one byte more than them in a quarter of the cases.
+fn strokes(rng: &mut Rng) -> Vec<u8> {
+    let len = 8 * rng.random_range(1..6) + usize::from(rng.random_bool(0.25));
+    (0..len).map(|_| rng.random()).collect()
+}
+
+/// Scribbles again and again; how often what was left could be used, and how often not.
+fn scribbles(seed: u64, scribble: impl Fn(&[u8]) -> bool) -> (u64, u64) {
+    let mut rng = Rng::seed_from_u64(seed);
+    let (mut used, mut refused) = (0, 0);
+    for _ in 0..150 * long() {
+        let strokes = strokes(&mut rng);
+        match scribble(&strokes) {
+            true => used += 1,
+            false => refused += 1,
+        }
+    }
+    (used, refused)
+}
+
+#[test]
+fn scribbled_journals_give_an_error_or_a_prefix() {
+    let (mut used, mut refused) = (0, 0);
+    for seed in 0..6 {
+        let image = journal_support::scribble::Image::new(seed);
+        let (some, none) = scribbles(seed, |strokes| image.scribble(strokes));
+        (used, refused) = (used + some, refused + none);
+    }
+    println!("{used} replayed, {refused} refused");
+    assert!(used > 50 && refused > 50, "{used} replayed, {refused} refused");
+}
+
+#[test]
+fn journals_of_any_bytes_give_an_error_or_nothing() {
+    let mut rng = Rng::seed_from_u64(1);
+    for _ in 0..400 * long() {
+        let bytes: Vec<u8> = (0..rng.random_range(0..20_000)).map(|_| rng.random()).collect();
+        journal_support::scribble::arbitrary(&bytes);
+    }
+}
+
+#[test]
+fn scribbled_stores_give_an_error_or_what_they_held() {
+    let (mut used, mut refused) = (0, 0);
+    for (seed, mode) in (0..).zip(Mode::ALL) {
+        let image = Image::new(seed, mode);
+        let (some, none) = scribbles(seed, |strokes| image.scribble(strokes));
+        (used, refused) = (used + some, refused + none);
+    }
+    println!("{used} opened, {refused} refused");
+    assert!(used > 50 && refused > 50, "{used} opened, {refused} refused");
+}
+
+#[test]
+fn bytes_over_a_block_that_nobody_can_verify_are_counted() {
+    let image = Image::new(1, Mode::Wasteless);
+    (0..150).for_each(|lba| image.blank(lba));
+}

@@ -1,0 +1,15 @@
+//! The store that is updated in place, and the journal before it.
+
+#![allow(clippy::unwrap_used)]
+
+mod cases;
+mod crash;
+mod faults;
+mod fuzz;
+mod grow;
+mod journal;
+mod journal_support;
+mod media;
+mod model;
+mod steady;
+mod support;

@@ -1,0 +1,15 @@
+//! What is made of blocks: volumes, transactions, and stores of keys and values.
+
+#![allow(clippy::unwrap_used)]
+
+mod fence;
+#[path = "../support/mod.rs"]
+mod support;
+mod tree;
+mod tree_crash;
+mod tree_isolation;
+mod tree_model;
+mod tree_salvage;
+mod txn;
+mod txn_history;
+mod volume;

@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn cumulative_counts_end_with_all_of_them() {
         let histogram = Histogram::default();
-        [1, 3, 5, 300, 70_000].map(|micros| histogram.add(Duration::from_micros(micros)));
+        [1, 3, 5, 300, 70_000].iter().for_each(|us| histogram.add(Duration::from_micros(*us)));
         let counts = histogram.cumulative();
         assert!(Histogram::bounds().eq(counts.iter().map(|(bound, _)| *bound)));
         assert_eq!(counts.iter().find(|(bound, _)| *bound == 4), Some(&(4, 2)));

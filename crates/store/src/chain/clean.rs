@@ -113,7 +113,7 @@ fn next_step(inner: &Inner) -> Result<Option<Order>, StoreError> {
 async fn free_emptied(inner: &Arc<Inner>) -> Result<(), StoreError> {
     let (is_urgent, is_wanted) = {
         let state = inner.state.lock();
-        let is_urgent = state.segments.free_count() <= state.segments.links.len() + 1;
+        let is_urgent = state.segments.free_count() <= state.segments.links.len();
         (is_urgent && state.segments.can_free(), state.wants_checkpoint(&inner.options))
     };
     if is_urgent {

@@ -174,8 +174,9 @@ struct Inner {
     cleaning_lock: tokio::sync::Mutex<()>,
     tail_cache: Arc<Cache>,
     body_cache: Option<Arc<Cache>>,
-    /// Room was made: writers and the cleaner may try again.
+    /// Room was made: the first writer in line and the cleaner may try again.
     room: Notify,
+    line: write::Line,
     /// A batch reached its device, or the log may go on after reads.
     written: Notify,
     /// A group of reads went to the tail's drive, or came back.

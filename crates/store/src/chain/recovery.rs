@@ -278,6 +278,7 @@ pub(super) fn build(
             Cache::with_order(env, options.body_cache_blocks, parts.body_cache, RamOrder::Lru)
         }),
         room: Notify::new(),
+        line: Default::default(),
         written: Notify::new(),
         turn: Notify::new(),
         queue_kick: [Notify::new(), Notify::new()],

@@ -1,9 +1,11 @@
 //! Writes: from a transaction to the tail's device.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
+use parking_lot::MutexGuard;
 
 use super::format::{Position, block_checksum};
 use super::index::is_slot;
@@ -15,6 +17,7 @@ use super::stream::{BODY, Batch, Stream, USERS};
 use super::{Counts, Inner, State};
 use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
 use crate::device::{FrameBuf, Purpose};
+use crate::env::Time;
 
 /// Blocks in one request to a device.
 pub(super) const BATCH_BLOCKS: usize = 256;
@@ -133,6 +136,14 @@ async fn with_room<T>(
     change: impl FnOnce(&mut State) -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     let begun = inner.env.now();
+    if inner.line.is_empty() {
+        let mut state = inner.state.lock();
+        state.poison_check()?;
+        if wait_cause(inner, &mut state, need)?.is_none() {
+            return change_now(inner, state, need, begun, change);
+        }
+    }
+    let _first = inner.line.stand().await;
     let mut waited = None;
     loop {
         let cause = {
@@ -141,20 +152,8 @@ async fn with_room<T>(
             match wait_cause(inner, &mut state, need)? {
                 Some(cause) => cause,
                 None => {
-                    let since = match waited {
-                        Some(_) => inner.stage(Stage::WriteWait, begun),
-                        None => begun,
-                    };
-                    let result = change(&mut state);
-                    if state.charge_cleaning(need.blocks) {
-                        inner.clean_turn.notify_one();
-                    }
-                    inner.after_append(&mut state);
-                    let dead = std::mem::take(&mut state.dead);
-                    drop(state);
-                    inner.bury(dead);
-                    inner.stage(Stage::WriteApply, since);
-                    return result;
+                    let since = inner.stage(Stage::WriteWait, begun);
+                    return change_now(inner, state, need, since, change);
                 }
             }
         };
@@ -164,6 +163,60 @@ async fn with_room<T>(
             let _urgent = (cause == Cause::Cleaning).then(|| Urgent::new(inner));
             room.await;
         }
+    }
+}
+
+/// Runs `change`, for which there is room.
+fn change_now<T>(
+    inner: &Inner,
+    mut state: MutexGuard<'_, State>,
+    need: Need,
+    since: Time,
+    change: impl FnOnce(&mut State) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let result = change(&mut state);
+    if state.charge_cleaning(need.blocks) {
+        inner.clean_turn.notify_one();
+    }
+    inner.after_append(&mut state);
+    let dead = std::mem::take(&mut state.dead);
+    drop(state);
+    inner.bury(dead);
+    inner.stage(Stage::WriteApply, since);
+    result
+}
+
+/// Writers that wait for room, in the order in which they came: a newcomer does not pass them.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    first: tokio::sync::Mutex<()>,
+    standing: AtomicUsize,
+}
+
+/// A place in the line, until it is dropped; held by the first writer.
+pub(super) struct Place<'a> {
+    line: &'a Line,
+    first: Option<tokio::sync::MutexGuard<'a, ()>>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.line.standing.fetch_sub(1, Ordering::Relaxed);
+        self.first = None;
+    }
+}
+
+impl Line {
+    fn is_empty(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) == 0
+    }
+
+    /// Waits until the writers that came before have what they need.
+    async fn stand(&self) -> Place<'_> {
+        self.standing.fetch_add(1, Ordering::Relaxed);
+        let mut place = Place { line: self, first: None };
+        place.first = Some(self.first.lock().await);
+        place
     }
 }
 

@@ -13,14 +13,15 @@ use super::super::State;
 
 /// Blocks that are moved under one lock.
 pub(super) const GROUP: usize = 32;
-/// Free segments besides those that users leave alone, from which on writers run up less debt.
-const LOW: usize = 2;
-/// Free segments more than that, at which cleaning keeps pace with writers; at twice as many it begins.
+/// Free segments besides those that users leave alone, below which nothing matters but more of them.
+const LOW: usize = 1;
+/// Free segments more than that, at which cleaning keeps level with writers: as many become writable with
+/// one checkpoint. So many more, and it begins.
 const MARGIN: usize = 2;
 /// The part of the space beyond live blocks that cleaning keeps free at most.
-const SPARE_PART: usize = 8;
+const SPARE_PART: usize = 16;
 /// Bytes that margins come to where segments are small.
-const MARGIN_BYTES: usize = 32 << 20;
+const MARGIN_BYTES: usize = 16 << 20;
 /// The weight of the newest victim in the mean.
 const NEWEST: f64 = 1.0 / 8.0;
 /// Live shares above this count as this: debts stay finite.
@@ -31,9 +32,9 @@ pub(super) const IDLE: Duration = Duration::from_millis(20);
 /// Free segments at which cleaning changes its pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Marks {
-    /// Writers wait for each group.
+    /// The fastest way to a free segment counts.
     low: usize,
-    /// Cleaning keeps pace with writers.
+    /// Writers wait for each group of blocks that cleaning moves.
     level: usize,
     /// Cleaning begins and ends.
     high: usize,
@@ -91,11 +92,11 @@ impl Marks {
 
     /// The debt that writers may run up.
     fn allowed(self, free: f64, per: u32) -> f64 {
-        let (low, level) = (self.low as f64, self.level as f64);
-        match free >= level {
+        let (level, high) = (self.level as f64, self.high as f64);
+        match free >= high {
             true => f64::INFINITY,
             false => {
-                let part = ((free - low) / (level - low).max(1.0)).max(0.0);
+                let part = ((free - level) / (high - level).max(1.0)).max(0.0);
                 (f64::from(per) * part).max(2.0 * GROUP as f64)
             }
         }
@@ -206,9 +207,9 @@ mod tests {
     #[test]
     fn writers_run_up_less_debt_while_segments_get_fewer() {
         let allowed = |free: f64| MARKS.allowed(free, 1000);
-        assert_eq!(allowed(8.0), f64::INFINITY);
-        assert_eq!(allowed(6.0), 500.0);
-        assert_eq!(allowed(4.0), 2.0 * GROUP as f64);
+        assert_eq!(allowed(12.0), f64::INFINITY);
+        assert_eq!(allowed(10.0), 500.0);
+        assert_eq!(allowed(8.0), 2.0 * GROUP as f64);
         assert_eq!(allowed(0.0), 2.0 * GROUP as f64);
     }
 }

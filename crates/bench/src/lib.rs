@@ -9,6 +9,7 @@
 //! - [`traces`]: generated block traces of servers, and readers of recorded ones;
 //! - [`chain_cache`]: how well the tail cache keeps reads from the tail;
 //! - [`chain_gc`]: what writers get while the volume is cleaned;
+//! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
 //! - [`chain_reads`]: traces with reads, chained and striped;
 //! - [`chain_power`]: how long the body's second drives rest;
 //! - [`chain_restart`]: what opening reads after a crash;
@@ -42,6 +43,7 @@ pub mod plot;
 mod replay;
 pub mod report;
 mod rig;
+pub mod steady_sim;
 pub mod traces;
 pub mod txn_contention;
 pub mod txn_cpu;
@@ -120,6 +122,7 @@ const BENCHES: &[BenchEntry] = &[
     okeanos::postmark::ENTRY,
     okeanos::recovery::ENTRY,
     okeanos::streams::ENTRY,
+    steady_sim::ENTRY,
     txn_contention::ENTRY,
     txn_cpu::ENTRY,
     txn_put::ENTRY,

@@ -133,11 +133,15 @@ fn draw_chart(
 }
 
 fn colour(origin: Origin, nth: usize) -> RGBColor {
-    const MEASURED: [RGBColor; 4] = [
+    const MEASURED: [RGBColor; 8] = [
         RGBColor(31, 119, 180),
         RGBColor(44, 160, 44),
         RGBColor(214, 39, 40),
         RGBColor(148, 103, 189),
+        RGBColor(255, 127, 14),
+        RGBColor(23, 190, 207),
+        RGBColor(140, 86, 75),
+        RGBColor(227, 119, 194),
     ];
     match origin {
         Origin::Paper => RGBColor(160, 160, 160),

@@ -224,6 +224,18 @@ fn metrics_count_what_clients_do() {
     let timed = value(&text, "thalweg_nbd_request_duration_seconds_count", "command=\"write\"");
     assert!(requests > 0.0 && requests == timed, "{requests} requests, {timed} timed");
     assert!(text.contains("# TYPE thalweg_nbd_request_duration_seconds histogram"));
+    // Each transaction took its place in log and index.
+    assert!(value(&text, "thalweg_stage_duration_seconds_count", "stage=\"write_apply\"") >= 1.0);
+    assert!(text.contains("# TYPE thalweg_stage_duration_seconds histogram"), "{text}");
+    assert_eq!(value(&text, "thalweg_writers_waiting", "cause=\"cleaning\""), 0.0);
+    let shown = good(&mut home.on_volume(&["status"], &["--latency"]));
+    assert!(shown.contains("p99.9") && shown.contains("device_write"), "{shown}");
+    let status = home.status();
+    let stages = status["chain"]["stages"].as_array().unwrap();
+    let flush = stages.iter().find(|stage| stage["stage"] == "flush").unwrap();
+    assert!(flush["count"].as_u64() > Some(0) && flush["max_us"].as_u64() > Some(0), "{flush}");
+    let slowest = &status["chain"]["slow_flushes"][0];
+    assert_eq!(slowest["took_us"], flush["max_us"], "{status}");
     assert!(text.contains("# HELP thalweg_cache_hits_total "), "{text}");
     let second = home.path("second.sock");
     let other = Home::with_volume("64M", &[]);

@@ -442,5 +442,10 @@ fn metrics_tell_of_journal_transactions_and_files() {
     assert!(value(&text, "thalweg_transactions_total", "outcome=\"committed\"") > 0.0);
     assert!(value(&text, "thalweg_device_written_bytes_total", "purpose=\"journal\"") > 0.0);
     assert_eq!(value(&text, "thalweg_filesystem_inodes", ""), 2.0);
+    assert!(
+        value(&text, "thalweg_stage_duration_seconds_count", "stage=\"commit_journal\"") >= 1.0
+    );
+    let shown = good(thalweg(["status", "--latency"]).arg(home.volume()));
+    assert!(shown.contains("commit_journal") && shown.contains("slowest flushes"), "{shown}");
     umount(thalweg(["umount"]), &root);
 }

@@ -631,7 +631,15 @@ pub(super) async fn run_checkpoints(inner: Arc<Inner>) {
         inner.checkpoint_kick.notified().await;
         let written = {
             let mut area = inner.checkpoints.lock().await;
-            write_next(&inner, &mut area, Speed::Paced).await
+            let is_wanted = {
+                let state = inner.state.lock();
+                state.checkpoint_hurry || state.wants_checkpoint(&inner.options)
+            };
+            // Another task may have written the one that was asked for.
+            match is_wanted {
+                true => write_next(&inner, &mut area, Speed::Paced).await,
+                false => Ok(()),
+            }
         };
         if let Err(error) = written {
             tracing::warn!(volume = %inner.volume, %error, "checkpoints stop");

@@ -156,13 +156,12 @@ fn a_nearly_full_chain_writes_evenly() {
             fill(&chain, 0..blocks).await;
             let (_writers, written) = writers(&env, &chain, move |rng| rng.random_range(0..blocks));
             until_written(&env, &written, 2 * blocks).await;
-            let windows = windows(&env, &written, Duration::from_millis(250), 40).await;
-            eprintln!("{windows:?} {:?}", chain.status().counts);
+            let windows = windows(&env, &written, Duration::from_secs(1), 12).await;
             let (least, middle) = (*windows.iter().min().unwrap(), median(&windows));
             assert!(10 * least >= 7 * middle, "{least} of {middle}: {windows:?}");
             let status = chain.status();
             let counts = &status.counts;
-            assert!(counts.checkpoints < counts.segments_cleaned, "{counts:?}");
+            assert!(2 * counts.checkpoints < 3 * counts.segments_cleaned, "{counts:?}");
             let flush = status.stages.iter().find(|stage| stage.stage == "flush").unwrap();
             // What the drive has in its cache takes 40 ms.
             assert!(flush.latency.p99_us < 60_000, "{flush:?}");
@@ -202,8 +201,7 @@ fn what_stays_is_moved_seldom() {
         let chain = open(&env, &plan, &parts).await;
         fill(&chain, 0..plan.blocks).await;
         let moved = moved_per_write(&env, &chain, hot_tenth(plan.blocks), 2).await;
-        eprintln!("moved {moved}");
-        assert!(moved < 2.0, "{moved} blocks are moved for each that is written");
+        assert!(moved < 0.8, "{moved} blocks are moved for each that is written");
         assert_eq!(chain.status().counts.tail_switches, 0, "one drive is all there is");
     });
 }
@@ -263,7 +261,7 @@ fn small_writes_get_places_of_their_own_without_a_burst() {
         let (mean, most) =
             (windows.iter().sum::<u64>() / windows.len() as u64, *windows.iter().max().unwrap());
         assert!(chain.status().counts.checkpoints >= 2, "{:?}", chain.status().counts);
-        assert!(most < 4 * mean, "{most} bytes in 100 ms, {mean} in the mean: {windows:?}");
+        assert!(most < 5 * mean, "{most} bytes in 100 ms, {mean} in the mean: {windows:?}");
     });
 }
 

@@ -13,14 +13,10 @@ use super::super::State;
 
 /// Blocks that are moved under one lock.
 pub(super) const GROUP: usize = 32;
-/// Free segments besides those that users leave alone, below which nothing matters but more of them.
-const LOW: usize = 1;
-/// Free segments more than that, at which cleaning keeps level with writers: as many become writable with
-/// one checkpoint. So many more, and it begins.
-const MARGIN: usize = 2;
-/// The part of the space beyond live blocks that cleaning keeps free at most.
+/// The part of the space beyond live blocks that cleaning keeps free besides what it needs. Free segments
+/// hold no garbage: the more of them, the more live blocks are in each of the others.
 const SPARE_PART: usize = 16;
-/// Bytes that margins come to where segments are small.
+/// Bytes that are enough of it: with each checkpoint as many become writable.
 const MARGIN_BYTES: usize = 16 << 20;
 /// The weight of the newest victim in the mean.
 const NEWEST: f64 = 1.0 / 8.0;
@@ -115,13 +111,13 @@ impl State {
         let links = self.segments.links.iter().filter(|link| !link.leaving).count();
         let spare = self.segments.spare() as usize;
         let bytes = self.segments.per() as usize * crate::block::BLOCK_SIZE;
-        let wanted = MARGIN_BYTES.div_ceil(bytes).min(spare / SPARE_PART);
-        let margin = wanted.max(MARGIN);
+        let margin = MARGIN_BYTES.div_ceil(bytes).min(spare / SPARE_PART);
         // Perfect cleaning frees no more than what is spare: half of that is always within reach.
         let most = (spare / 2).max(links + 2);
-        let low = (links + LOW).min(most);
-        let level = (low + margin).min(most);
-        Marks { low, level, high: (level + margin).min(most).max(level) }
+        // Where nothing more is spare, the segment that the users' log has reserved is one to go on with.
+        let level = (links + margin).min(most);
+        let low = level.min(links).saturating_sub(1);
+        Marks { low, level, high: (level + 1 + margin).min(most).max(level) }
     }
 
     /// Whether free segments have become few, or too few for a writer.
@@ -141,7 +137,9 @@ impl State {
             return 0.0;
         }
         let marks = self.clean_marks();
-        let free = self.segments.free_count() as f64;
+        let open = self.users.room() + self.body.as_ref().map_or(0, |body| body.room());
+        let open = f64::from(open) / f64::from(self.segments.per());
+        let free = self.segments.free_count() as f64 + open - 1.0;
         (marks.high as f64 - free) / (marks.high - marks.low).max(1) as f64
     }
 

@@ -105,15 +105,7 @@ impl Subject {
     fn start(system: System, name: &'static str, parent: &Path) -> Result<Subject, BenchError> {
         let io = |source| BenchError::Io { path: parent.to_owned(), source };
         let folder = tempfile::tempdir_in(parent).map_err(io)?;
-        let device = LoopDevice::create(folder.path(), SIZE)?;
-        // The file below has all its blocks before anybody is timed.
-        let mut file = OpenOptions::new().write(true).open(device.path()).map_err(io)?;
-        let zeros = vec![0; 1 << 20];
-        for _ in 0..SIZE >> 20 {
-            file.write_all(&zeros).map_err(io)?;
-        }
-        file.sync_all().map_err(io)?;
-        drop(file);
+        let device = LoopDevice::create_written(folder.path(), SIZE)?;
         let (mut ext4, mut ours) = (None, None);
         let point = match system {
             System::Ext4(data) => {

@@ -9,7 +9,6 @@
 //! - [`traces`]: generated block traces of servers, and readers of recorded ones;
 //! - [`chain_cache`]: how well the tail cache keeps reads from the tail;
 //! - [`chain_gc`]: what writers get while the volume is cleaned;
-//! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
 //! - [`chain_reads`]: traces with reads, chained and striped;
 //! - [`chain_power`]: how long the body's second drives rest;
 //! - [`chain_restart`]: what opening reads after a crash;
@@ -23,7 +22,9 @@
 //! - [`mod@fs`]: filesystems beside each other on the same disk;
 //! - [`fs_many`]: a filesystem with millions of files;
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
-//! - [`nbd`]: volumes over NBD beside other servers on the same disk.
+//! - [`nbd`]: volumes over NBD beside other servers on the same disk;
+//! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
+//! - [`steady`]: nearly full volumes and filesystems beside their peers on the same disk.
 
 pub mod chain_cache;
 pub mod chain_gc;
@@ -43,6 +44,7 @@ pub mod plot;
 mod replay;
 pub mod report;
 mod rig;
+pub mod steady;
 pub mod steady_sim;
 pub mod traces;
 pub mod txn_contention;
@@ -69,7 +71,8 @@ pub struct Options {
     /// files when not given.
     pub dir: Option<PathBuf>,
     /// A command that calls [`imgstore::serve_store`] with its last two arguments, for benchmarks that
-    /// have stores in processes of their own.
+    /// have stores in processes of their own. Its first word is the program `thalweg`, which other
+    /// benchmarks start with other arguments.
     pub store_process: Vec<OsString>,
 }
 
@@ -122,6 +125,7 @@ const BENCHES: &[BenchEntry] = &[
     okeanos::postmark::ENTRY,
     okeanos::recovery::ENTRY,
     okeanos::streams::ENTRY,
+    steady::ENTRY,
     steady_sim::ENTRY,
     txn_contention::ENTRY,
     txn_cpu::ENTRY,

@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -69,6 +70,24 @@ impl LoopDevice {
                 Err(error)
             }
         }
+    }
+
+    /// Over a new file all of whose blocks are written, so that the file is not extended later.
+    pub(crate) fn create_written(folder: &Path, size: u64) -> Result<LoopDevice, BenchError> {
+        let device = LoopDevice::create(folder, size)?;
+        let write = || {
+            let mut file = fs::OpenOptions::new().write(true).open(&device.device)?;
+            let zeros = vec![0; 1 << 20];
+            let mut left = size as usize;
+            while left > 0 {
+                let take = left.min(zeros.len());
+                file.write_all(&zeros[..take])?;
+                left -= take;
+            }
+            file.sync_all()
+        };
+        write().map_err(|source| BenchError::Io { path: device.device.clone(), source })?;
+        Ok(device)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -139,7 +158,6 @@ impl Drop for Mounted {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
 
     use super::*;

@@ -80,17 +80,30 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> BenchError {
 }
 
 /// A server of its own process; it ends with this.
-struct Peer(Child);
+pub(crate) struct Peer(Child);
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        // SAFETY: the process is a child that was not waited for, so its number is not reused.
+        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+        for _ in 0..1000 {
+            if !matches!(self.0.try_wait(), Ok(None)) {
+                return;
+            }
+            pause(Duration::from_millis(10));
+        }
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
 impl Peer {
-    fn start(program: &str, arguments: &[&str], socket: &Path) -> Result<Peer, BenchError> {
+    /// Starts a server, and waits for its socket.
+    pub(crate) fn start(
+        program: &str,
+        arguments: &[&str],
+        socket: &Path,
+    ) -> Result<Peer, BenchError> {
         let spawned = Command::new(program).args(arguments).stdout(Stdio::null()).spawn();
         let peer = Peer(spawned.map_err(|error| failed(format!("{program}: {error}")))?);
         for _ in 0..500 {
@@ -105,7 +118,7 @@ impl Peer {
 
 /// A pause of the benchmark itself, which runs outside of every environment.
 #[allow(clippy::disallowed_methods)]
-fn pause(span: Duration) {
+pub(crate) fn pause(span: Duration) {
     std::thread::sleep(span);
 }
 
@@ -183,21 +196,28 @@ fn load(socket: &Path, row: &Row, options: &Options, round: u64) -> Result<f64, 
 
 /// Runs fio and returns its requests per second, reads and writes together.
 fn fio(socket: &Path, arguments: &[&str], size: &str) -> Result<f64, BenchError> {
-    let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
+    let mut all: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+    all.push(size.to_owned());
+    let job = fio_job(&format!("nbd+unix:///?socket={}", socket.display()), &all)?;
+    let rate = |kind: &str| job[kind]["iops"].as_f64().unwrap_or(0.0);
+    Ok(rate("read") + rate("write"))
+}
+
+/// Runs one job of fio on an export, and returns what fio reports of it.
+pub(crate) fn fio_job(uri: &str, arguments: &[String]) -> Result<serde_json::Value, BenchError> {
     let output = Command::new("fio")
-        .args(["--name=load", "--ioengine=nbd", "--output-format=json", &uri, size])
+        .args(["--name=load", "--ioengine=nbd", "--output-format=json", &format!("--uri={uri}")])
         .args(arguments)
         .output()
         .map_err(|error| failed(format!("fio: {error}; install it with `make setup`")))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let from = text.find('{').unwrap_or(0);
-    let parsed: serde_json::Value = serde_json::from_str(&text[from..]).map_err(|error| {
+    let mut parsed: serde_json::Value = serde_json::from_str(&text[from..]).map_err(|error| {
         failed(format!("fio said {error}: {}", String::from_utf8_lossy(&output.stderr)))
     })?;
-    let job = &parsed["jobs"][0];
-    let rate = |kind: &str| job[kind]["iops"].as_f64().unwrap_or(0.0);
+    let job = parsed["jobs"][0].take();
     match job["error"].as_i64() {
-        Some(0) => Ok(rate("read") + rate("write")),
+        Some(0) => Ok(job),
         _ => Err(failed(format!("fio failed: {}", String::from_utf8_lossy(&output.stderr)))),
     }
 }

@@ -1,0 +1,172 @@
+//! What the benchmark needs of the machine: programs, rights, mounts.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::{BenchError, Options};
+
+/// Something that a part cannot run without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// A program in the search path.
+    Program(&'static str),
+    Root,
+    Fuse,
+}
+
+impl Need {
+    /// What is missing and what to do about it, if it is.
+    fn missing(self) -> Option<String> {
+        match self {
+            Need::Program(name) => {
+                let path = std::env::var_os("PATH").unwrap_or_default();
+                let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+                let mut folders = std::env::split_paths(&path).chain(system);
+                let found = folders.any(|folder| folder.join(name).is_file());
+                (!found).then(|| format!("the program {name} (install it with `make setup`)"))
+            }
+            Need::Root => {
+                // SAFETY: the call only reads the process's identity and cannot fail.
+                let user = unsafe { libc::geteuid() };
+                (user != 0).then(|| "root, for loop devices and mounts".to_owned())
+            }
+            Need::Fuse => (!Path::new("/dev/fuse").exists())
+                .then(|| "/dev/fuse (load the module fuse)".into()),
+        }
+    }
+}
+
+/// The machine, and the settings of a run.
+#[derive(Debug)]
+pub(super) struct Machine {
+    /// The program `thalweg`.
+    program: PathBuf,
+    /// Where all files go.
+    pub(super) folder: TempDir,
+    pub(super) scale: f64,
+    pub(super) seed: u64,
+}
+
+impl Machine {
+    /// Checks that everything is present that the parts need.
+    pub(super) fn new(
+        options: &Options,
+        scale: f64,
+        needs: impl Iterator<Item = Need>,
+    ) -> Result<Machine, BenchError> {
+        let mut missing: Vec<String> = needs.filter_map(Need::missing).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let program = options.store_process.first().map(PathBuf::from);
+        if program.is_none() {
+            missing.push("the program thalweg (run `thalweg bench steady`)".to_owned());
+        }
+        let (Some(program), true) = (program, missing.is_empty()) else {
+            return Err(BenchError::Invalid(format!("missing: {}", missing.join("; "))));
+        };
+        let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
+        let folder = tempfile::tempdir_in(&parent)
+            .map_err(|source| BenchError::Io { path: parent, source })?;
+        Ok(Machine { program, folder, scale, seed: options.seed })
+    }
+
+    /// A size at this run's scale, a multiple of 1 MiB.
+    pub(super) fn size(&self, bytes: u64, least: u64) -> u64 {
+        ((bytes as f64 * self.scale) as u64).max(least).next_multiple_of(1 << 20)
+    }
+
+    /// Seconds at this run's scale.
+    pub(super) fn seconds(&self, seconds: f64) -> f64 {
+        (seconds * self.scale).max(1.0)
+    }
+
+    pub(super) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Runs a command of `thalweg`.
+    pub(super) fn thalweg<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<(), BenchError> {
+        execute(&self.program, arguments)
+    }
+}
+
+/// Runs a program to its end.
+pub(super) fn execute<S: AsRef<OsStr>>(program: &Path, arguments: &[S]) -> Result<(), BenchError> {
+    let name = program.display();
+    let failed = |why: String| BenchError::Failed(format!("{name}: {why}").into());
+    let output = Command::new(program).args(arguments).output();
+    let output = output.map_err(|error| failed(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+    }
+}
+
+/// A filesystem of ours that is mounted until this is dropped.
+#[derive(Debug)]
+pub(super) struct Mount {
+    program: PathBuf,
+    point: PathBuf,
+}
+
+impl Mount {
+    /// Mounts the filesystem of `volume` on `point`.
+    pub(super) fn new(
+        machine: &Machine,
+        volume: &Path,
+        point: &Path,
+        options: Option<&str>,
+    ) -> Result<Mount, BenchError> {
+        let mut arguments: Vec<OsString> = vec!["mount".into(), volume.into(), point.into()];
+        if let Some(options) = options {
+            arguments.extend(["-o".into(), options.into()]);
+        }
+        machine.thalweg(&arguments)?;
+        Ok(Mount { program: machine.program.clone(), point: point.to_owned() })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let unmount = |options: &[&str]| {
+            let mut arguments: Vec<&OsStr> = vec!["umount".as_ref()];
+            arguments.extend(options.iter().map(OsStr::new));
+            arguments.push(self.point.as_os_str());
+            execute(&self.program, &arguments)
+        };
+        if unmount(&[]).is_err() && unmount(&["--lazy"]).is_err() {
+            let arguments = ["-l".as_ref(), self.point.as_os_str()];
+            if let Err(error) = execute(Path::new("umount"), &arguments) {
+                eprintln!("{} is still mounted: {error}", self.point.display());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_missing_is_named_at_once() {
+        let needs = [Need::Program("no-such-program"), Need::Program("sh")];
+        let refused = Machine::new(&Options::default(), 1.0, needs.into_iter()).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("no-such-program") && refused.contains("thalweg"), "{refused}");
+        assert!(!refused.contains("program sh"), "{refused}");
+    }
+
+    #[test]
+    fn sizes_and_times_follow_the_scale() {
+        let store_process = vec!["thalweg".into()];
+        let options = Options { store_process, ..Options::default() };
+        let machine = Machine::new(&options, 0.5, std::iter::empty()).unwrap();
+        assert_eq!(machine.size(1 << 30, 1 << 20), 512 << 20);
+        assert_eq!(machine.size(1 << 20, 8 << 20), 8 << 20);
+        assert_eq!((machine.seconds(10.0), machine.seconds(1.0)), (5.0, 1.0));
+        assert!(execute(Path::new("no-such-program"), &["x"]).is_err());
+    }
+}

@@ -49,7 +49,8 @@ const FLUSH_ROWS: [(&str, &str); 3] =
     [("p50", "50.000000"), ("p99", "99.000000"), ("p999", "99.900000")];
 
 impl Measured {
-    /// From fio's job and the times of completions in its log.
+    /// From fio's job and the times of completions in its log; `None` when the log lacks more
+    /// than one in a hundred of them, as on a disk that is full.
     fn parse(job: &Value, log: &str, seconds: f64) -> Option<Measured> {
         let seconds_of = |value: &Value| value.as_f64().map(|nanos| nanos / 1e9);
         let write = &job["write"]["clat_ns"];
@@ -64,6 +65,9 @@ impl Measured {
             times.push(line.split(',').next()?.trim().parse::<f64>().ok()? / 1e3);
         }
         times.sort_by(f64::total_cmp);
+        if (times.len() as f64) < 0.99 * job["write"]["total_ios"].as_f64()? {
+            return None;
+        }
         Some(Measured {
             rate: job["write"]["iops"].as_f64()?,
             write_p999: seconds_of(&write["percentile"]["99.900000"])?,
@@ -178,8 +182,9 @@ impl Run<'_> {
         let path: PathBuf = logs.join("run_clat.log");
         let log = std::fs::read_to_string(&path)
             .map_err(|source| BenchError::Io { path: path.clone(), source })?;
-        Measured::parse(&job, &log, seconds)
-            .ok_or_else(|| BenchError::Failed("fio's figures are in an unknown format".into()))
+        Measured::parse(&job, &log, seconds).ok_or_else(|| {
+            BenchError::Failed("fio's log is incomplete, or in an unknown format".into())
+        })
     }
 
     fn arguments(&self, seconds: f64, logs: &Path) -> Vec<String> {
@@ -256,7 +261,11 @@ mod tests {
             })
         };
         let job = serde_json::json!({
-            "write": { "iops": 1234.5, "clat_ns": { "max": 7e6, "percentile": percentile(1_000_000) } },
+            "write": {
+                "iops": 1234.5,
+                "total_ios": 3,
+                "clat_ns": { "max": 7e6, "percentile": percentile(1_000_000) },
+            },
             "sync": { "lat_ns": { "max": 9e6, "percentile": percentile(2_000_000) } },
         });
         let log = "900, 5000, 1, 4096, 0\n100, 5000, 1, 4096, 0\n350, 6000, 1, 4096, 0\n";
@@ -271,6 +280,7 @@ mod tests {
         assert!((measured.stall - expected.stall).abs() < 1e-9);
         assert_eq!(Measured { stall: 0.55, ..measured }, expected);
         assert_eq!(Measured::parse(&job, "time\n", 1.0), None);
+        assert_eq!(Measured::parse(&job, "900, 5000, 1, 4096, 0\n", 1.0), None);
         assert_eq!(Measured::parse(&serde_json::json!({}), log, 1.0), None);
     }
 

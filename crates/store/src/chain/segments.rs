@@ -251,15 +251,18 @@ impl Segments {
         self.emptied
     }
 
+    /// Whether a link that takes writes has no drive in common with the tail's link.
+    pub(super) fn has_body(&self, tail: usize) -> bool {
+        let Some(tail) = self.links.get(tail) else { return false };
+        self.links.iter().any(|link| !link.leaving && !link.shares_drive(tail))
+    }
+
     /// For each link, whether only the tail may use its drive: it shares one with the tail's link, and
     /// another link that takes writes does not (Gecko 3.1: cleaning never disturbs the tail's drive).
     pub(super) fn kept_for_tail(&self, tail: usize) -> Vec<bool> {
-        let Some(tail) = self.links.get(tail) else { return vec![false; self.links.len()] };
-        let shared: Vec<bool> = self.links.iter().map(|link| link.shares_drive(tail)).collect();
-        let mut links = self.links.iter().zip(&shared);
-        match links.any(|(link, shared)| !shared && !link.leaving) {
-            true => shared,
-            false => vec![false; shared.len()],
+        match self.links.get(tail).filter(|_| self.has_body(tail)) {
+            Some(tail) => self.links.iter().map(|link| link.shares_drive(tail)).collect(),
+            None => vec![false; self.links.len()],
         }
     }
 

@@ -18,6 +18,8 @@ pub(super) const GROUP: usize = 32;
 const SPARE_PART: usize = 16;
 /// Bytes that are enough of it: with each checkpoint as many become writable.
 const MARGIN_BYTES: usize = 16 << 20;
+/// The share of all segments that is free when cleaning begins, where the body has drives of its own.
+const BODY_SHARE: f64 = 0.15;
 /// The weight of the newest victim in the mean.
 const NEWEST: f64 = 1.0 / 8.0;
 /// Live shares above this count as this: debts stay finite.
@@ -117,7 +119,12 @@ impl State {
         // Where nothing more is spare, the segment that the users' log has reserved is one to go on with.
         let level = (links + margin).min(most);
         let low = level.min(links).saturating_sub(1);
-        Marks { low, level, high: (level + 1 + margin).min(most).max(level) }
+        let mut high = level + 1 + margin;
+        if self.segments.has_body(self.tail_link()) {
+            // The more segments are free on the next drive, the longer the tail stays there.
+            high = high.max((f64::from(self.segments.total()) * BODY_SHARE) as usize);
+        }
+        Marks { low, level, high: high.min(most).max(level) }
     }
 
     /// Whether free segments have become few, or too few for a writer.

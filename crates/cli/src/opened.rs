@@ -53,7 +53,7 @@ pub(crate) struct Numbers {
 #[derive(Debug)]
 pub(crate) enum StoreNumbers {
     Chain(Box<Status>),
-    InPlace { status: InPlaceStatus, parts: Vec<Part> },
+    InPlace { status: Box<InPlaceStatus>, parts: Vec<Part> },
 }
 
 /// The two ways to keep blocks.
@@ -296,7 +296,7 @@ impl Opened {
         let store = match &self.store {
             Store::Chain(pool) => StoreNumbers::Chain(Box::new(pool.chain().status())),
             Store::InPlace(it) => {
-                StoreNumbers::InPlace { status: it.store.status(), parts: it.parts() }
+                StoreNumbers::InPlace { status: Box::new(it.store.status()), parts: it.parts() }
             }
         };
         let transactions = self.transactions().status();

@@ -587,7 +587,9 @@ impl BlockStore for InPlace {
         let mut since = None;
         loop {
             if *durable.borrow_and_update() >= version {
-                since.map(|since| inner.synced(since));
+                if let Some(since) = since {
+                    inner.synced(since);
+                }
                 return Ok(());
             }
             since.get_or_insert_with(|| inner.env.now());

@@ -41,7 +41,7 @@ impl Rate {
     /// Bytes that take about `span`; `None` before anything was measured.
     fn bytes_in(&self, span: Duration) -> Option<usize> {
         let mean = self.mean.load(Ordering::Relaxed);
-        (mean > 0).then(|| (mean as f64 * span.as_secs_f64()) as usize)
+        (mean > 0).then_some((mean as f64 * span.as_secs_f64()) as usize)
     }
 }
 

@@ -112,6 +112,7 @@ fn good_enough(command: &mut Command) -> bool {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods)]
 fn an_unmount_goes_on_when_the_server_dies_meanwhile() {
     let Some(mount) = Mount::new(&[]) else { return };
     let server = server_of(&mount.home);

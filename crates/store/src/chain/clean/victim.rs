@@ -72,7 +72,7 @@ fn best(state: &State, order: Order, links: impl Fn(usize) -> bool) -> Option<Vi
             Order::FewestLive => u128::from(per - segment.live),
             // In 2^-32: the quotient of two counts of blocks, times an age in segments.
             Order::CostBenefit => {
-                (u128::from(per - segment.live) * u128::from(age) << 32)
+                ((u128::from(per - segment.live) * u128::from(age)) << 32)
                     / u128::from(segment.live.max(1))
             }
         };

@@ -99,7 +99,7 @@ async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
                     inner.rounds.lock().waiting = None;
                     let begun = inner.stage(Stage::SyncQueue, asked);
                     let mut times = RoundTimes { asked, begun, ..RoundTimes::default() };
-                    run(&inner, &mut times).await.map(|()| times)
+                    run(&inner, &mut times, Scope::Users).await.map(|()| times)
                 };
                 let round = round.boxed().shared();
                 rounds.waiting = Some(round.clone());
@@ -113,7 +113,32 @@ async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
 
 /// Makes the users' log durable, also what has no version: see [`sync`].
 pub(super) async fn users(inner: &Arc<Inner>) -> Result<(), StoreError> {
-    join_round(inner).await.map(drop)
+    let round = {
+        let mut rounds = inner.rounds.lock();
+        let before = rounds.last.take();
+        let inner = inner.clone();
+        let asked = inner.env.now();
+        let round = async move {
+            if let Some(before) = before {
+                before.await.ok();
+            }
+            let mut times = RoundTimes { asked, begun: inner.env.now(), ..RoundTimes::default() };
+            run(&inner, &mut times, Scope::Checkpoint).await.map(|()| times)
+        };
+        let round = round.boxed().shared();
+        rounds.last = Some(round.clone());
+        round
+    };
+    round.await.map(drop)
+}
+
+/// What a round is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    /// Flushes of users.
+    Users,
+    /// A checkpoint. Its sectors say that data is durable, where the volume has a log of compaction.
+    Checkpoint,
 }
 
 /// Makes the log of compaction durable. No flush of a user waits for it: the order of its entries
@@ -157,8 +182,8 @@ struct Short {
     in_flight: bool,
 }
 
-async fn run(inner: &Arc<Inner>, times: &mut RoundTimes) -> Result<(), StoreError> {
-    let Some(Begun { part, version, held, short }) = begin(inner)? else { return Ok(()) };
+async fn run(inner: &Arc<Inner>, times: &mut RoundTimes, scope: Scope) -> Result<(), StoreError> {
+    let Some(Begun { part, version, held, short }) = begin(inner, scope)? else { return Ok(()) };
     Counts::add(&inner.counts.rounds, 1);
     match short {
         Some(short) => run_short(inner, &part, short, times).await?,
@@ -190,18 +215,20 @@ struct Begun {
 
 /// Fixes what a round covers, and takes it if it is short; `None` when the round before it has made
 /// everything durable that it would.
-fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
+fn begin(inner: &Inner, scope: Scope) -> Result<Option<Begun>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
     state.seal_mini(true)?;
-    if state.committed == state.version && state.users.is_committed() {
+    let is_idle = state.committed == state.version && state.users.is_committed();
+    if scope == Scope::Users && is_idle {
         return Ok(None);
     }
     let (version, held) = (state.version, state.hold_round());
     state.reserve(USERS);
+    let is_long = scope == Scope::Checkpoint && state.body.is_some();
     let users = &mut state.users;
     let part = Part { log: USERS, target: users.tail() };
-    if users.window() > SHORT_BLOCKS {
+    if is_long || users.window() > SHORT_BLOCKS {
         return Ok(Some(Begun { part, version, held, short: None }));
     }
     let mut batches = Vec::new();

@@ -435,7 +435,7 @@ fn two_chains_on_one_drive_both_go_on() {
         env.sleep(Duration::from_secs(2)).await;
         let mut medians = Vec::new();
         for ((_, written), chain) in &loads {
-            let windows = windows(&env, written, Duration::from_millis(100), 20).await;
+            let windows = windows(&env, written, Duration::from_millis(500), 8).await;
             assert!(windows.iter().all(|count| *count > 0), "{windows:?}, {:?}", chain.status());
             medians.push(median(&windows));
         }

@@ -62,6 +62,8 @@ impl RoundTimes {
 pub(super) struct Rounds {
     last: Option<Round>,
     waiting: Option<Round>,
+    /// The newest round of the log of compaction.
+    body: Option<Round>,
 }
 
 /// See [`crate::block::BlockStore::sync`].
@@ -142,8 +144,26 @@ enum Scope {
 }
 
 /// Makes the log of compaction durable. No flush of a user waits for it: the order of its entries
-/// among those of the users' log does not matter. One caller at a time: it holds the checkpoint area.
+/// among those of the users' log does not matter. A caller that gives up leaves the round to the next.
 pub(super) async fn body(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    let round = {
+        let mut rounds = inner.rounds.lock();
+        let before = rounds.body.take();
+        let inner = inner.clone();
+        let round = async move {
+            if let Some(before) = before {
+                before.await.ok();
+            }
+            commit_body(&inner).await.map(|()| RoundTimes::default())
+        };
+        let round = round.boxed().shared();
+        rounds.body = Some(round.clone());
+        round
+    };
+    round.await.map(drop)
+}
+
+async fn commit_body(inner: &Arc<Inner>) -> Result<(), StoreError> {
     let part = {
         let mut state = inner.state.lock();
         state.poison_check()?;

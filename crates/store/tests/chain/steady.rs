@@ -444,3 +444,53 @@ fn two_chains_on_one_drive_both_go_on() {
         assert!(a > 1000 / BLOCK_SIZE as u64);
     });
 }
+
+/// A checkpoint is given up at some moment, and the next one is not; then the power is cut. What the
+/// second one said is durable is there, also blocks that cleaning moved.
+#[test]
+fn a_checkpoint_that_is_given_up_forgets_no_flush() {
+    for nth in 0..48 {
+        run(10 + nth, |env| async move {
+            let plan = Plan::new(12, Cleaning::CompactInBody, 0.7);
+            let drives: Vec<Arc<SolidState>> = [plan.link_bytes(), plan.link_bytes()]
+                .into_iter()
+                .chain([plan.map_bytes()])
+                .map(|bytes| Arc::new(SolidState::new(&env, "own", SolidStateSpec::sata(bytes))))
+                .collect();
+            let link = |at: usize| Link { id: link_id(at), device: drives[at].clone() };
+            let parts = Parts {
+                links: (0..2).map(link).collect(),
+                map: drives[2].clone(),
+                map_link: None,
+                tail_cache: None,
+                body_cache: None,
+            };
+            let chain = open(&env, &plan, &parts).await;
+            let blocks = plan.blocks;
+            fill(&chain, 0..blocks).await;
+            for lba in (0..blocks).step_by(3) {
+                chain.apply(vec![Write::block(Lba(lba), content(lba, 1))]).await.unwrap();
+            }
+            chain.checkpoint().await.unwrap();
+            assert!(chain.clean(2).await.unwrap() > 0);
+            let patience = Duration::from_micros(nth * 211);
+            let given_up = env.timeout(patience, chain.checkpoint()).await.is_none();
+            let Ok(()) = chain.checkpoint().await else {
+                assert!(given_up, "only a checkpoint that was interrupted poisons the chain");
+                return;
+            };
+            drop(chain);
+            drives.iter().for_each(|drive| drive.power_cut());
+            drives.iter().for_each(|drive| drive.power_on());
+            let (chain, _) = Chain::open(&env, parts, options()).await.unwrap();
+            for lba in 0..blocks {
+                let stamp = u64::from(lba % 3 == 0);
+                let found = chain.read(Lba(lba), 1, chain.now()).await.unwrap();
+                assert!(
+                    found[0] == Some(content(lba, stamp)),
+                    "block {lba}, given up at {patience:?}"
+                );
+            }
+        });
+    }
+}

@@ -9,19 +9,22 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures::future::{Either, select};
+use tokio::sync::Notify;
+
 use super::Inner;
 
 /// The longest wait for the next one, and for all of them.
 const LONGEST: Duration = Duration::from_millis(1);
 const LONGEST_ALL: Duration = Duration::from_millis(6);
-/// Between two looks at who is there.
-const LOOK: Duration = Duration::from_micros(40);
 
-/// Those who want commits.
+/// Callers that want commits.
 #[derive(Debug, Default)]
 pub(super) struct Callers {
-    /// Who waits for a commit.
+    /// Callers that wait for a commit.
     waiting: AtomicUsize,
+    /// One more waits.
+    came: Notify,
     /// How many came along lately.
     expected: AtomicUsize,
 }
@@ -30,6 +33,7 @@ impl Callers {
     /// Counts one more, until that is dropped.
     pub(super) fn enter(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.came.notify_one();
         Waiting(&self.waiting)
     }
 
@@ -59,7 +63,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Waits for those who are likely to come.
+    /// Waits for the callers that are likely to come.
     pub(super) async fn gather(&mut self, store: &Inner) {
         let count = || store.callers.waiting.load(Ordering::Relaxed);
         let expected = store.callers.expected.load(Ordering::Relaxed);
@@ -71,16 +75,24 @@ impl Group {
         let begun = store.env.now();
         let (mut seen, mut last) = (count(), begun);
         while seen < expected {
+            let until = (last + patience).min(begun + LONGEST_ALL);
             let now = store.env.now();
-            if now.since(last) >= patience || now.since(begun) >= LONGEST_ALL {
+            if now >= until {
                 break;
             }
-            store.env.nap(LOOK).await;
-            let there = count();
-            if there > seen {
-                last = store.env.now();
+            // Each that comes puts the end off: one nap serves until it is over.
+            let mut nap = std::pin::pin!(store.env.nap(until.since(now)));
+            while seen < expected {
+                let came = std::pin::pin!(store.callers.came.notified());
+                if let Either::Right(_) = select(came, nap.as_mut()).await {
+                    break;
+                }
+                let there = count();
+                if there > seen {
+                    last = store.env.now();
+                }
+                seen = there;
             }
-            seen = there;
         }
         self.came = count();
     }

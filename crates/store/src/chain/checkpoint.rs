@@ -27,8 +27,10 @@ use crate::block::{StoreError, Version};
 use crate::checksum::crc32c;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 
-/// Bytes in one request.
-const REQUEST: usize = 1 << 20;
+/// Bytes in one request: flushes of users wait for no more.
+const REQUEST: usize = 256 << 10;
+/// Blocks of a base that are encoded at a time.
+const PIECE_BLOCKS: usize = 64 * 1024;
 /// "Never stored" in a run, a hole among versions.
 const ABSENT: u32 = u32::MAX;
 /// Bytes that a half has for headers and the segments' sequences, besides those for blocks.
@@ -150,7 +152,7 @@ async fn write_next(inner: &Arc<Inner>, area: &mut Area, speed: Speed) -> Result
     let mut attempt = Attempt { inner, dirty: Some(dirty), begun: false };
     let mut next = *area;
     if let Some(frozen) = frozen {
-        encode_base(&mut record, &frozen);
+        encode_base(&mut record, frozen).await;
         let generation = area.generation + 1;
         next = Area { generation, base_bytes: bytes_for(record.payload.len()), ..Area::default() };
     }
@@ -204,12 +206,12 @@ fn capture(
     state.settle_rest()?;
     debug_assert!(state.slots.is_empty(), "a checkpoint knows no slots");
     let dirty = std::mem::take(&mut state.dirty);
-    let mut changes = Payload::default();
+    let mut changes = Payload { run_bytes: sequences(&state), ..Payload::default() };
     changes.contents(dirty.iter().map(|lba| (lba, state.index.content(lba))));
     changes.versions_of_records(|record| state.index.record(record).unwrap_or(Version(0)));
-    let mut payload = sequences(&state);
-    changes.append_to(&mut payload);
-    let base = area.wants_base(payload.len(), room_in(&inner.layout), inner.options.max_deltas);
+    changes.end_hole();
+    let bytes = changes.len();
+    let base = area.wants_base(bytes, room_in(&inner.layout), inner.options.max_deltas);
     let frozen = base.then(|| state.index.freeze());
     let header = CheckpointHeader {
         magic: CHECKPOINT_MAGIC,
@@ -231,6 +233,7 @@ fn capture(
         reserved: [0; 4],
     };
     let (emptied, entries) = (state.segments.emptied(), state.entries_since);
+    let payload = changes.into_bytes();
     Ok((Record { header, payload, emptied, entries }, frozen, dirty))
 }
 
@@ -250,17 +253,25 @@ fn log_record(stream: &Stream) -> LogRecord {
     LogRecord { segment: open.id.into(), slot: tail.slot().into(), seq: tail.seq().into() }
 }
 
-/// Turns a captured delta into a base.
-fn encode_base(record: &mut Record, frozen: &Frozen) {
-    let mut whole = Payload::default();
-    whole.contents(frozen.contents());
+/// Turns a captured delta into a base, a piece at a time: others have their turn between two pieces.
+async fn encode_base(record: &mut Record, frozen: Frozen) {
+    let sequences = record.header.segments.get() as usize * size_of::<u64>();
+    record.payload.truncate(sequences);
+    let mut whole =
+        Payload { run_bytes: std::mem::take(&mut record.payload), ..Payload::default() };
+    let mut contents = frozen.contents().peekable();
+    while contents.peek().is_some() {
+        whole.contents(contents.by_ref().take(PIECE_BLOCKS));
+        tokio::task::yield_now().await;
+    }
+    drop(contents);
+    whole.end_hole();
     whole.versions_of_records(|record| frozen.record(record));
-    record.payload.truncate(record.header.segments.get() as usize * size_of::<u64>());
-    whole.append_to(&mut record.payload);
     record.header.runs = whole.runs.into();
     record.header.several = whole.several.into();
     record.header.holes = whole.holes.into();
     record.header.records = (whole.records.len() as u32).into();
+    record.payload = whole.into_bytes();
 }
 
 fn seal(record: &mut Record, area: &Area) {
@@ -374,6 +385,7 @@ pub(super) async fn newest_base(
 /// Runs, holes, blocks with several versions and records, as bytes.
 #[derive(Default)]
 struct Payload {
+    /// What stands in front of the runs, and the runs.
     run_bytes: Vec<u8>,
     hole_bytes: Vec<u8>,
     several_bytes: Vec<u8>,
@@ -397,7 +409,6 @@ impl Payload {
                 Content::Several(versions) => self.versions(lba, &versions),
             }
         }
-        self.end_hole();
     }
 
     /// Adds the versions of the records that were met.
@@ -460,14 +471,22 @@ impl Payload {
         }
     }
 
-    fn append_to(&self, bytes: &mut Vec<u8>) {
-        bytes.extend_from_slice(&self.run_bytes);
+    /// Bytes of it all, once no run of holes is open.
+    fn len(&self) -> usize {
+        let records = self.records.len() * (size_of::<u32>() + size_of::<u64>());
+        self.run_bytes.len() + self.hole_bytes.len() + self.several_bytes.len() + records
+    }
+
+    fn into_bytes(mut self) -> Vec<u8> {
+        self.end_hole();
+        let mut bytes = self.run_bytes;
         bytes.extend_from_slice(&self.hole_bytes);
         bytes.extend_from_slice(&self.several_bytes);
         for (record, version) in &self.records {
             bytes.extend_from_slice(&record.to_le_bytes());
             bytes.extend_from_slice(&version.0.to_le_bytes());
         }
+        bytes
     }
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::block::BLOCK_SIZE;
 
-/// What a flush may wait for work in the background, on a drive without an arm.
-const SOON: Duration = Duration::from_millis(4);
+/// What a flush may wait for each kind of work in the background, on a drive without an arm.
+const SOON: Duration = Duration::from_millis(1);
 /// The same on a drive that moves an arm, where short requests cost the most.
 const SOON_ROTATIONAL: Duration = Duration::from_millis(100);
 /// Fewer bytes are requests so short that they cost more than they let others wait.
-const LEAST: usize = 1 << 20;
+const LEAST: usize = 256 << 10;
 /// Requests that are shorter tell more of a device's delay than of its rate.
 const TELLING: u64 = 16 * BLOCK_SIZE as u64;
 /// The weight of the newest request in the mean, as a divisor.

@@ -194,7 +194,7 @@ pub(super) async fn clean_segment(
         // One at a time: each may concern many blocks.
         append_moved(inner, 1, |state, log| carry_now(state, log, &record)).await?;
     }
-    let reads = runs(&live).into_iter().map(|run| read_live(inner.clone(), run));
+    let reads = runs(&live, run_blocks(inner)).into_iter().map(|run| read_live(inner.clone(), run));
     let mut reads = stream::iter(reads).buffered(RUNS_AHEAD + 1);
     while let Some(contents) = reads.next().await {
         for group in contents.chunks(GROUP) {
@@ -229,12 +229,20 @@ async fn wait_for_turn(inner: &Inner, blocks: usize) {
     }
 }
 
-/// Live blocks in runs that one request reads.
-fn runs(live: &[Live]) -> Vec<Vec<Live>> {
+/// Blocks in one read: a flush of a user waits for the reads that are under way, too.
+fn run_blocks(inner: &Inner) -> u32 {
+    let is_rotational = inner.state.lock().segments.links.iter().any(|link| link.is_rotational);
+    let most = (RUNS_AHEAD + 1) * RUN_BLOCKS * BLOCK_SIZE;
+    let bytes = inner.clean_reads.background_bytes(is_rotational, most);
+    (bytes / (RUNS_AHEAD + 1) / BLOCK_SIZE).max(GROUP) as u32
+}
+
+/// Live blocks in runs that one request of at most `most` blocks reads.
+fn runs(live: &[Live], most: u32) -> Vec<Vec<Live>> {
     let mut runs = Vec::new();
     for mut rest in live.chunk_by(|a, b| b.block - a.block <= GAP_BLOCKS) {
         while let Some(first) = rest.first() {
-            let fits = |live: &&Live| live.block - first.block < RUN_BLOCKS as u32;
+            let fits = |live: &&Live| live.block - first.block < most;
             let (run, later) = rest.split_at(rest.iter().take_while(fits).count());
             runs.push(run.to_vec());
             rest = later;
@@ -349,7 +357,9 @@ async fn read_live(inner: Arc<Inner>, run: Vec<Live>) -> Vec<(Live, Bytes)> {
     };
     let Some((device, offset)) = place else { return Vec::new() };
     let len = (last - first + 1) as usize * BLOCK_SIZE;
+    let (under_way, since) = (inner.clean_reads.begin(len), inner.env.now());
     let bytes = device.read(offset, len, Purpose::Cleaning).await.ok();
+    under_way.end(inner.env.now().since(since));
     let mut contents = Vec::with_capacity(run.len());
     for live in &run {
         let entry = &live.entry;
@@ -395,6 +405,7 @@ async fn append_moved(
                 inner.room.notify_waiters();
                 return moved;
             } else {
+                state.stream(log).hurry();
                 inner.queue_kick[log].notify_one();
                 false
             }

@@ -62,8 +62,8 @@ impl RoundTimes {
 pub(super) struct Rounds {
     last: Option<Round>,
     waiting: Option<Round>,
-    /// The newest round of the log of compaction.
-    body: Option<Round>,
+    /// For each log, the newest work beside the rounds.
+    apart: [Option<Round>; 2],
 }
 
 /// See [`crate::block::BlockStore::sync`].
@@ -101,7 +101,7 @@ async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
                     inner.rounds.lock().waiting = None;
                     let begun = inner.stage(Stage::SyncQueue, asked);
                     let mut times = RoundTimes { asked, begun, ..RoundTimes::default() };
-                    run(&inner, &mut times, Scope::Users).await.map(|()| times)
+                    run(&inner, &mut times).await.map(|()| times)
                 };
                 let round = round.boxed().shared();
                 rounds.waiting = Some(round.clone());
@@ -113,57 +113,77 @@ async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
     round.await
 }
 
-/// Makes the users' log durable, also what has no version: see [`sync`].
+/// Makes the users' log durable for a checkpoint, also what has no version. The sectors that tell of its
+/// data say that this is durable, where the volume has a log of compaction.
 pub(super) async fn users(inner: &Arc<Inner>) -> Result<(), StoreError> {
-    let round = {
-        let mut rounds = inner.rounds.lock();
-        let before = rounds.last.take();
-        let inner = inner.clone();
-        let asked = inner.env.now();
-        let round = async move {
-            if let Some(before) = before {
-                before.await.ok();
-            }
-            let mut times = RoundTimes { asked, begun: inner.env.now(), ..RoundTimes::default() };
-            run(&inner, &mut times, Scope::Checkpoint).await.map(|()| times)
-        };
-        let round = round.boxed().shared();
-        rounds.last = Some(round.clone());
-        round
-    };
-    round.await.map(drop)
-}
-
-/// What a round is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Scope {
-    /// Flushes of users.
-    Users,
-    /// A checkpoint. Its sectors say that data is durable, where the volume has a log of compaction.
-    Checkpoint,
+    apart(inner, USERS, flush_ahead(inner.clone())).await?;
+    join_round(inner).await.map(drop)
 }
 
 /// Makes the log of compaction durable. No flush of a user waits for it: the order of its entries
-/// among those of the users' log does not matter. A caller that gives up leaves the round to the next.
+/// among those of the users' log does not matter.
 pub(super) async fn body(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    apart(inner, BODY, commit_body(inner.clone())).await
+}
+
+/// Writes what waits in the users' log below `until`.
+pub(super) async fn write_out(inner: &Arc<Inner>, until: Position) -> Result<(), StoreError> {
+    let writer = inner.clone();
+    apart(inner, USERS, async move { drain(&writer, USERS, until).await }).await
+}
+
+/// Runs work on a log beside the rounds, in a task of its own: a caller that gives up leaves it to that.
+async fn apart(
+    inner: &Arc<Inner>,
+    log: usize,
+    work: impl Future<Output = Result<(), StoreError>> + Send + 'static,
+) -> Result<(), StoreError> {
     let round = {
         let mut rounds = inner.rounds.lock();
-        let before = rounds.body.take();
-        let inner = inner.clone();
-        let round = async move {
+        let before = rounds.apart[log].take();
+        let task = inner.env.spawn(async move {
             if let Some(before) = before {
                 before.await.ok();
             }
-            commit_body(&inner).await.map(|()| RoundTimes::default())
-        };
-        let round = round.boxed().shared();
-        rounds.body = Some(round.clone());
+            work.await
+        });
+        let closed = || Err(StoreError::Poisoned("the volume was closed".into()));
+        let round = task.map(move |ended| ended.unwrap_or_else(closed));
+        let round = round.map(|result| result.map(|()| RoundTimes::default())).boxed().shared();
+        rounds.apart[log] = Some(round.clone());
         round
     };
     round.await.map(drop)
 }
 
-async fn commit_body(inner: &Arc<Inner>) -> Result<(), StoreError> {
+/// Makes the data of the users' log durable while rounds go on: the next round has little left to do, so
+/// that flushes of users do not wait for all that a checkpoint appended.
+async fn flush_ahead(inner: Arc<Inner>) -> Result<(), StoreError> {
+    let part = {
+        let mut state = inner.state.lock();
+        state.poison_check()?;
+        if state.body.is_none() {
+            return Ok(());
+        }
+        state.seal_mini(true)?;
+        Part { log: USERS, target: state.users.tail() }
+    };
+    drain(&inner, part.log, part.target).await?;
+    wait_written(&inner, &part).await?;
+    // A round may have taken note of these writes, and not have flushed them yet: all of them are
+    // flushed here, and left to the round as well.
+    let devices: Vec<DeviceRef> = {
+        let state = inner.state.lock();
+        let links = state.users.links_of_uncommitted(&state.segments);
+        links.into_iter().map(|link| state.segments.links[link].device.clone()).collect()
+    };
+    flush_links(&inner, devices).await?;
+    let users = &mut inner.state.lock().users;
+    users.durable = users.durable.max(part.target);
+    Ok(())
+}
+
+async fn commit_body(inner: Arc<Inner>) -> Result<(), StoreError> {
     let part = {
         let mut state = inner.state.lock();
         state.poison_check()?;
@@ -177,7 +197,7 @@ async fn commit_body(inner: &Arc<Inner>) -> Result<(), StoreError> {
         }
         Part { log: BODY, target: body.tail() }
     };
-    run_long(inner, &part, &mut RoundTimes::default()).await?;
+    run_long(&inner, &part, &mut RoundTimes::default()).await?;
     let mut state = inner.state.lock();
     state.poison_check()?;
     let body = state.stream(BODY);
@@ -202,8 +222,8 @@ struct Short {
     in_flight: bool,
 }
 
-async fn run(inner: &Arc<Inner>, times: &mut RoundTimes, scope: Scope) -> Result<(), StoreError> {
-    let Some(Begun { part, version, held, short }) = begin(inner, scope)? else { return Ok(()) };
+async fn run(inner: &Arc<Inner>, times: &mut RoundTimes) -> Result<(), StoreError> {
+    let Some(Begun { part, version, held, short }) = begin(inner)? else { return Ok(()) };
     Counts::add(&inner.counts.rounds, 1);
     match short {
         Some(short) => run_short(inner, &part, short, times).await?,
@@ -235,20 +255,18 @@ struct Begun {
 
 /// Fixes what a round covers, and takes it if it is short; `None` when the round before it has made
 /// everything durable that it would.
-fn begin(inner: &Inner, scope: Scope) -> Result<Option<Begun>, StoreError> {
+fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
     state.seal_mini(true)?;
-    let is_idle = state.committed == state.version && state.users.is_committed();
-    if scope == Scope::Users && is_idle {
+    if state.committed == state.version && state.users.is_committed() {
         return Ok(None);
     }
     let (version, held) = (state.version, state.hold_round());
     state.reserve(USERS);
-    let is_long = scope == Scope::Checkpoint && state.body.is_some();
     let users = &mut state.users;
     let part = Part { log: USERS, target: users.tail() };
-    if is_long || users.window() > SHORT_BLOCKS {
+    if users.window() > SHORT_BLOCKS {
         return Ok(Some(Begun { part, version, held, short: None }));
     }
     let mut batches = Vec::new();
@@ -282,7 +300,7 @@ async fn run_short(
     times.data = inner.stage(Stage::RoundData, since);
     let devices = take_unflushed(inner, part);
     let covered = devices.iter().any(|(_, covers_map)| *covers_map);
-    let data = flush_links(inner, devices);
+    let data = flush_links(inner, devices.into_iter().map(|(device, _)| device));
     match covered {
         true => data.await?,
         false => try_join(data, flush_map(inner)).await.map(drop)?,
@@ -301,7 +319,8 @@ async fn run_long(
     drain(inner, part.log, part.target).await?;
     wait_written(inner, part).await?;
     times.data = inner.stage(Stage::RoundData, since);
-    flush_links(inner, take_unflushed(inner, part)).await?;
+    let devices = take_unflushed(inner, part).into_iter();
+    flush_links(inner, devices.map(|(device, _)| device)).await?;
     times.flushed = inner.stage(Stage::RoundFlush, times.data);
     let maps = {
         let mut state = inner.state.lock();
@@ -340,8 +359,12 @@ fn take_unflushed(inner: &Inner, part: &Part) -> Vec<(DeviceRef, bool)> {
     links.map(|link| (link.device.clone(), inner.map_link == Some(link.id))).collect()
 }
 
-async fn flush_links(inner: &Inner, devices: Vec<(DeviceRef, bool)>) -> Result<(), StoreError> {
-    let flushes = devices.iter().map(|(device, _)| device.flush(Purpose::UserData));
+async fn flush_links(
+    inner: &Inner,
+    devices: impl IntoIterator<Item = DeviceRef>,
+) -> Result<(), StoreError> {
+    let devices: Vec<DeviceRef> = devices.into_iter().collect();
+    let flushes = devices.iter().map(|device| device.flush(Purpose::UserData));
     try_join_all(flushes).await.map_err(|error| inner.fail(error))?;
     Ok(())
 }

@@ -32,8 +32,7 @@ use bytes::Bytes;
 use super::format::{Kind, MapEntry, block_checksum};
 use super::index::{Location, Place};
 use super::stream::USERS;
-use super::write::drain;
-use super::{Inner, Speed, State};
+use super::{Inner, Speed, State, commit};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
 use crate::device::{AlignedBuf, Purpose};
 use format::{Builder, Fragment, MAX_COST, cost, entry_of};
@@ -287,7 +286,7 @@ async fn settle_group(inner: &Arc<Inner>, group: usize) -> Result<(), StoreError
     };
     inner.bury_all();
     if is_full {
-        drain(inner, USERS, tail).await?;
+        commit::write_out(inner, tail).await?;
     }
     Ok(())
 }

@@ -189,6 +189,8 @@ struct Inner {
     role_kick: Notify,
     /// What the links' devices take, for each log.
     rates: [Rate; 2],
+    /// How fast cleaning reads.
+    clean_reads: Rate,
     stages: stages::Stages,
     counts: Counts,
 }

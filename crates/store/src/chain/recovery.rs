@@ -287,6 +287,7 @@ pub(super) fn build(
         checkpoint_kick: Notify::new(),
         role_kick: Notify::new(),
         rates: Default::default(),
+        clean_reads: Default::default(),
         stages: Default::default(),
         counts: Counts::default(),
         options,

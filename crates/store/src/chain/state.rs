@@ -24,6 +24,8 @@ use crate::env::HashMap;
 const AGE_AT_ONCE: usize = 64;
 /// Free segments that a users' write leaves to the cleaner, on each link.
 const KEEP_PER_LINK: usize = 1;
+/// The part of a segment that is left when the next one is reserved, as a divisor.
+const RESERVE_PART: u32 = 4;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -250,9 +252,12 @@ impl State {
         self.next_seq - 1
     }
 
-    /// Chooses the segment that follows the open one ahead of time, so that the map names it.
+    /// Chooses the segment that follows the open one ahead of time, so that the map names it: not before
+    /// the open one is nearly full, as what is reserved holds no garbage that could gather meanwhile.
     pub(super) fn reserve(&mut self, log: usize) {
-        if self.stream(log).open().next != NO_SEGMENT {
+        let per = self.segments.per();
+        let stream = self.stream(log);
+        if stream.open().next != NO_SEGMENT || stream.room() > per / RESERVE_PART {
             return;
         }
         if let Some(next) = self.choose(log, false) {
@@ -276,6 +281,10 @@ impl State {
         let tail = self.tail_link();
         let links = self.segments.links.len();
         if log == BODY {
+            if self.appendable() < u64::from(self.segments.per()) + self.owed() {
+                // The users' log will need it for what it owes.
+                return None;
+            }
             let kept = self.segments.kept_for_tail(tail);
             let body = (0..links).filter(|link| !kept[*link]);
             let link = body.max_by_key(|link| {

@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 use super::format::{
     ENTRIES_PER_SECTOR, Entry, MapEntry, MapSector, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead,
 };
+use super::segments::Segments;
 use crate::block::BLOCK_SIZE;
 use crate::device::{AlignedBuf, Purpose};
 
@@ -81,6 +82,8 @@ pub(super) struct Stream {
     pub(super) committed: Position,
     /// Links with completed writes that no flush has covered.
     pub(super) unflushed: BTreeSet<usize>,
+    /// What is queued below this is to be written soon, however little it is.
+    wanted: Position,
 }
 
 impl Stream {
@@ -97,6 +100,7 @@ impl Stream {
             durable: at,
             committed: at,
             unflushed: BTreeSet::new(),
+            wanted: at,
         }
     }
 
@@ -138,6 +142,16 @@ impl Stream {
     /// Whether blocks wait for a request or are under way.
     pub(super) fn is_writing(&self) -> bool {
         !self.queue.is_empty() || !self.in_flight.is_empty()
+    }
+
+    /// Has all that is queued written soon.
+    pub(super) fn hurry(&mut self) {
+        self.wanted = self.tail();
+    }
+
+    /// Whether what is queued is enough to be written, or wanted soon.
+    pub(super) fn wants_writing(&self, enough: usize) -> bool {
+        self.queued() >= enough || self.is_queued(self.wanted)
     }
 
     /// Whether blocks below `until` wait for a request.
@@ -304,7 +318,12 @@ impl Stream {
         }
     }
 
-    /// The sequences of the segments whose maps are still in memory.
+    /// The links that hold the data of entries which are not yet durable, and of the open segment.
+    pub(super) fn links_of_uncommitted(&self, segments: &Segments) -> BTreeSet<usize> {
+        self.maps.iter().map(|map| usize::from(segments.get(map.id).link)).collect()
+    }
+
+    /// Whether the map of a segment is still in memory.
     pub(super) fn holds_map_of(&self, segment: u32) -> bool {
         self.maps.iter().any(|map| map.id == segment)
     }

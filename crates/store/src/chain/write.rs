@@ -423,7 +423,7 @@ pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
                     let held = log == USERS && state.turns.holds_writers();
                     let stream = state.stream(log);
                     let enough =
-                        exists && !held && stream.queued() >= LAZY_BLOCKS && !is_busy(stream);
+                        exists && !held && stream.wants_writing(LAZY_BLOCKS) && !is_busy(stream);
                     let until = stream.tail();
                     enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
                 };

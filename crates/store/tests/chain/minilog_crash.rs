@@ -198,16 +198,16 @@ fn nothing_comes_between_a_transaction_and_its_fragments() {
 /// it too.
 #[test]
 fn a_checkpoint_settles_what_comes_meanwhile() {
-    for slots in [200, 128] {
+    for slots in [200, 64] {
         run(4, |env| async move {
             let recorder = Recorder::with_latency(&env, Duration::from_micros(50));
-            // It stops to write after every 128 blocks.
+            // It stops to write after every 64 blocks.
             let mut rig = Rig::on(&env, recorder, patient()).await;
             rig.touch(0..slots).await;
             let chain = rig.chain.clone();
             let mut checkpoint = Box::pin(async move { chain.checkpoint().await });
             assert!(checkpoint.as_mut().now_or_never().is_none());
-            assert_eq!(rig.chain.status().minis.settled, 128);
+            assert_eq!(rig.chain.status().minis.settled, 64);
             rig.touch(500..600).await;
             checkpoint.await.unwrap();
             assert_eq!(rig.chain.status().minis.slots, 0);

@@ -206,7 +206,7 @@ fn a_checkpoint_starts_no_cleaning_that_nobody_wants() {
             fill(&chain, blocks, |block| block).await;
             // Each segment loses some of its blocks and none loses all.
             fill(&chain, blocks / 2, |block| block * 2).await;
-            fill(&chain, blocks / 5, |block| block * 4 + 1).await;
+            fill(&chain, blocks / 4, |block| block * 4 + 1).await;
             chain.checkpoint().await.unwrap();
             env.sleep(Duration::from_secs(1)).await;
             chain.status().counts.segments_cleaned

@@ -87,6 +87,15 @@ async fn open(env: &Env, plan: &Plan, parts: &Parts) -> Arc<Chain> {
     Arc::new(Chain::open(env, parts.clone(), options).await.unwrap().0)
 }
 
+/// A write of 16 bytes over what [`fill`] wrote.
+fn small_write(lba: u64, stamp: u64) -> Write {
+    let mut whole = content(lba, 0).to_vec();
+    whole[..16].copy_from_slice(&content(lba, stamp)[..16]);
+    let mut changed = ByteRanges::none();
+    changed.add(0..16);
+    Write { changed, ..Write::block(Lba(lba), whole.into()) }
+}
+
 async fn fill(chain: &Chain, blocks: std::ops::Range<u64>) {
     for lba in blocks {
         chain.apply(vec![Write::block(Lba(lba), content(lba, 0))]).await.unwrap();
@@ -209,14 +218,14 @@ fn what_stays_is_moved_seldom() {
 #[test]
 fn the_tail_leaves_a_drive_on_which_most_died() {
     run(4, |env| async move {
-        let plan = Plan::new(40, Cleaning::CompactInBody, 0.6);
+        let plan = Plan::new(40, Cleaning::CompactInBody, 0.7);
         let parts = parts(&env, &plan, false);
         let chain = open(&env, &plan, &parts).await;
         fill(&chain, 0..plan.blocks).await;
         let moved = moved_per_write(&env, &chain, hot_tenth(plan.blocks), 2).await;
         let counts = chain.status().counts;
         assert!(counts.tail_switches > 0, "{counts:?}");
-        assert!(moved < 0.6, "{moved} blocks are moved for each that is written");
+        assert!(moved < 0.4, "{moved} blocks are moved for each that is written");
     });
 }
 
@@ -235,12 +244,7 @@ fn small_writes_get_places_of_their_own_without_a_burst() {
             env.clone().spawn(async move {
                 for stamp in 1.. {
                     let lba = number + WRITERS * rng.random_range(0..blocks / WRITERS);
-                    let mut changed = ByteRanges::none();
-                    changed.add(0..16);
-                    let mut whole = content(lba, 0).to_vec();
-                    whole[..16].copy_from_slice(&content(lba, stamp)[..16]);
-                    let write = Write { changed, ..Write::block(Lba(lba), whole.into()) };
-                    chain.apply(vec![write]).await.unwrap();
+                    chain.apply(vec![small_write(lba, stamp)]).await.unwrap();
                     chain.sync(chain.now()).await.unwrap();
                     env.sleep(Duration::from_millis(8)).await;
                 }
@@ -473,9 +477,15 @@ fn a_checkpoint_that_is_given_up_forgets_no_flush() {
             }
             chain.checkpoint().await.unwrap();
             assert!(chain.clean(2).await.unwrap() > 0);
+            // They wait for a place of their own: the checkpoint gives it to them.
+            for lba in (1..blocks).step_by(3) {
+                chain.apply(vec![small_write(lba, 1)]).await.unwrap();
+            }
+            chain.sync(chain.now()).await.unwrap();
             let patience = Duration::from_micros(nth * 211);
             let given_up = env.timeout(patience, chain.checkpoint()).await.is_none();
-            let Ok(()) = chain.checkpoint().await else {
+            let again = env.timeout(Duration::from_secs(60), chain.checkpoint()).await;
+            let Ok(()) = again.expect("the next checkpoint ends") else {
                 assert!(given_up, "only a checkpoint that was interrupted poisons the chain");
                 return;
             };
@@ -484,12 +494,13 @@ fn a_checkpoint_that_is_given_up_forgets_no_flush() {
             drives.iter().for_each(|drive| drive.power_on());
             let (chain, _) = Chain::open(&env, parts, options()).await.unwrap();
             for lba in 0..blocks {
-                let stamp = u64::from(lba % 3 == 0);
+                let wanted = match lba % 3 {
+                    0 => content(lba, 1),
+                    1 => small_write(lba, 1).content.unwrap(),
+                    _ => content(lba, 0),
+                };
                 let found = chain.read(Lba(lba), 1, chain.now()).await.unwrap();
-                assert!(
-                    found[0] == Some(content(lba, stamp)),
-                    "block {lba}, given up at {patience:?}"
-                );
+                assert!(found[0] == Some(wanted), "block {lba}, given up at {patience:?}");
             }
         });
     }

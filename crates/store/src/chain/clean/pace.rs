@@ -102,10 +102,17 @@ impl Marks {
 }
 
 impl State {
-    /// Segments that are free, or will be with the next checkpoint, with what is left of the open one.
+    /// Segments that are free, or will be with the next checkpoint, with what is left of the open ones:
+    /// so it does not jump when a log takes its next segment.
     fn free_segments(&self) -> f64 {
         let whole = self.segments.free_count() + self.segments.emptied_count();
-        whole as f64 + f64::from(self.users.room()) / f64::from(self.segments.per())
+        whole as f64 + self.open_segments()
+    }
+
+    /// What is left of the open segments.
+    fn open_segments(&self) -> f64 {
+        let open = self.users.room() + self.body.as_ref().map_or(0, |body| body.room());
+        f64::from(open) / f64::from(self.segments.per())
     }
 
     /// Where cleaning changes its pace, with the present number of live blocks.
@@ -116,8 +123,9 @@ impl State {
         let margin = MARGIN_BYTES.div_ceil(bytes).min(spare / SPARE_PART);
         // Perfect cleaning frees no more than what is spare: half of that is always within reach.
         let most = (spare / 2).max(links + 2);
-        // Where nothing more is spare, the segment that the users' log has reserved is one to go on with.
-        let level = (links + margin).min(most);
+        // What is left of the open segment of compaction counts as free, and is none of the users'.
+        let open = usize::from(self.body.is_some());
+        let level = (links + open + margin).min(most);
         let low = level.min(links).saturating_sub(1);
         let mut high = level + 1 + margin;
         if self.segments.has_body(self.tail_link()) {
@@ -129,8 +137,7 @@ impl State {
 
     /// Whether free segments have become few, or too few for a writer.
     pub(in super::super) fn wants_cleaning(&self) -> bool {
-        let free = self.segments.free_count() + self.segments.emptied_count();
-        free < self.clean_marks().high || self.cleaning.waiting > 0
+        self.free_segments() < self.clean_marks().high as f64 || self.cleaning.waiting > 0
     }
 
     /// Whether so few segments are free that the fastest way to one counts.
@@ -144,9 +151,8 @@ impl State {
             return 0.0;
         }
         let marks = self.clean_marks();
-        let open = self.users.room() + self.body.as_ref().map_or(0, |body| body.room());
-        let open = f64::from(open) / f64::from(self.segments.per());
-        let free = self.segments.free_count() as f64 + open - 1.0;
+        let free = self.segments.free_count() as f64 + self.open_segments();
+        let free = if self.body.is_some() { free } else { free - 1.0 };
         (marks.high as f64 - free) / (marks.high - marks.low).max(1) as f64
     }
 

@@ -3,13 +3,14 @@
 # make test       everything that is tested by itself, in minutes
 # make test-long  the same and what takes long
 # make check      formatting, lints, documentation, unit tests
+# make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
 # make python     the package for Python
 # make bench-rivals  a binary whose benchmarks measure other engines too
 # make setup      what the others need from the system
 
 CARGO ?= cargo
 
-.PHONY: bench-rivals run run-block test test-long check setup build python
+.PHONY: bench-rivals run run-block soak test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
@@ -18,6 +19,9 @@ run: setup
 run-block: setup
 	$(CARGO) build --release -p thalweg
 	scripts/tour-block
+
+soak: setup build
+	scripts/soak
 
 test: setup
 	$(CARGO) test --workspace --all-targets --no-fail-fast

@@ -229,11 +229,14 @@ async fn wait_for_turn(inner: &Inner, blocks: usize) {
     }
 }
 
-/// Blocks in one read: a flush of a user waits for the reads that are under way, too.
+/// Blocks in one read: a flush of a user waits for the reads that are under way, too. An arm costs more
+/// than the bytes that it comes to.
 fn run_blocks(inner: &Inner) -> u32 {
-    let is_rotational = inner.state.lock().segments.links.iter().any(|link| link.is_rotational);
+    if inner.state.lock().segments.links.iter().any(|link| link.is_rotational) {
+        return RUN_BLOCKS as u32;
+    }
     let most = (RUNS_AHEAD + 1) * RUN_BLOCKS * BLOCK_SIZE;
-    let bytes = inner.clean_reads.background_bytes(is_rotational, most);
+    let bytes = inner.clean_reads.background_bytes(false, most);
     (bytes / (RUNS_AHEAD + 1) / BLOCK_SIZE).max(GROUP) as u32
 }
 

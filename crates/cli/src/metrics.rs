@@ -19,7 +19,7 @@ use thalweg_store::chain::cache::CacheStats;
 use thalweg_store::device::Tallies;
 use thalweg_store::env::{Env, HashMap, Task};
 use thalweg_store::inplace::{InPlaceStatus, Mode};
-use thalweg_store::latency::Histogram;
+use thalweg_store::latency::{Histogram, StageStatus};
 use thalweg_store::txn::TxnStatus;
 
 use crate::failure::{Failure, Outcome};
@@ -71,10 +71,16 @@ pub(crate) fn start(
         loop {
             for volume in source.volumes().await {
                 record_volume(&volume);
-                record_stages(&volume, &mut stages);
+                let of_store = match &volume.store {
+                    StoreNumbers::Chain(status) => &status.stages,
+                    StoreNumbers::InPlace { status, .. } => &status.stages,
+                };
+                let all = of_store.iter().chain(&volume.mount_stages);
+                record_stages(&volume.name, all, &mut stages);
             }
             if let Some(stats) = source.server() {
                 record_server(stats, &mut seen);
+                record_stages("", &stats.stages(), &mut stages);
             }
             env2.sleep(INTERVAL).await;
         }
@@ -304,18 +310,19 @@ fn record_chain(name: &str, status: &Status) {
     }
 }
 
-/// What was already handed to the histograms of stages, by volume and stage.
+/// What was already handed to the histograms of stages, by volume and stage; the NBD server's have no
+/// volume.
 type SeenStages = HashMap<(String, &'static str), Vec<u64>>;
 
-fn record_stages(numbers: &Numbers, seen: &mut SeenStages) {
-    let stages = match &numbers.store {
-        StoreNumbers::Chain(status) => &status.stages,
-        StoreNumbers::InPlace { status, .. } => &status.stages,
-    };
+fn record_stages<'a>(
+    volume: &str,
+    stages: impl IntoIterator<Item = &'a StageStatus>,
+    seen: &mut SeenStages,
+) {
     for stage in stages {
-        let labels = [("volume", numbers.name.clone()), ("stage", stage.stage.to_owned())];
+        let labels = [("volume", volume.to_owned()), ("stage", stage.stage.to_owned())];
         let histogram = histogram!(STAGES, &labels);
-        let seen = seen.entry((numbers.name.clone(), stage.stage)).or_default();
+        let seen = seen.entry((volume.to_owned(), stage.stage)).or_default();
         seen.resize(stage.cumulative.len(), 0);
         let mut below = 0;
         for ((bound, count), seen) in stage.cumulative.iter().zip(seen) {

@@ -11,6 +11,7 @@ use thalweg_fs::{Filesystem, Ino};
 use thalweg_fuse::mounted::{self as fuse, Mounted, mount};
 use thalweg_fuse::{mounts, state};
 use thalweg_store::env::{Env, Task};
+use thalweg_store::latency::StageStatus;
 
 use crate::failure::{Failure, Outcome};
 use crate::files::{Committed, Files, View};
@@ -129,6 +130,11 @@ impl MountedVolume {
     /// Makes the filesystem as large as its volume has room for.
     pub(crate) async fn grow(&self) -> Outcome<Grown> {
         self.files.grow().await
+    }
+
+    /// How long the kernel's requests took.
+    pub(crate) fn stages(&self) -> Vec<StageStatus> {
+        self.mounted.stages()
     }
 
     /// What the kernel is shown.

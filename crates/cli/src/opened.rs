@@ -10,6 +10,7 @@ use thalweg_store::chain::{ChainError, Cleaning, Rebuild, RebuildReport, Status}
 use thalweg_store::device::{Access, DeviceError};
 use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlaceError, InPlaceStatus, Mend};
+use thalweg_store::latency::StageStatus;
 use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, MemberState, NewVolume, OpenOptions,
     Pool, PoolError, ShrinkRequest,
@@ -47,6 +48,8 @@ pub(crate) struct Numbers {
     pub(crate) transactions: TxnStatus,
     /// Of its filesystem, while it is mounted.
     pub(crate) files: Option<Statistics>,
+    /// How long the kernel's requests to it took.
+    pub(crate) mount_stages: Vec<StageStatus>,
 }
 
 /// What numbers there are of the two ways to keep blocks.
@@ -300,7 +303,8 @@ impl Opened {
             }
         };
         let transactions = self.transactions().status();
-        Numbers { name: self.target.name.clone(), store, transactions, files: None }
+        let name = self.target.name.clone();
+        Numbers { name, store, transactions, files: None, mount_stages: Vec::new() }
     }
 
     /// What the volume lacks, each with what to do about it: devices that are missing or have missed

@@ -10,6 +10,7 @@ use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
 use thalweg_fuse::stale::recover_stale;
 use thalweg_nbd::{Export, Server, ServerConfig, ServerStats};
 use thalweg_store::env::Env;
+use thalweg_store::latency::StageStatus;
 use thalweg_store::txn::Occupation;
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::{Mutex, watch};
@@ -427,6 +428,13 @@ impl Session {
         filesystem.statistics().await.ok()
     }
 
+    /// How long the kernel's requests to a volume's filesystem took, if it is mounted.
+    async fn mount_stages(&self, volume: &Opened) -> Vec<StageStatus> {
+        let mounts = self.mounts.lock().await;
+        let of = mounts.iter().find(|it| it.shows(volume, None));
+        of.map(MountedVolume::stages).unwrap_or_default()
+    }
+
     async fn refuse_if_mounted(&self, volume: &Opened, snapshot: Option<&str>) -> Outcome<()> {
         match self.mount_of(volume, snapshot).await {
             None => Ok(()),
@@ -526,6 +534,9 @@ impl Session {
                 "most_inodes": files.inodes.1,
             });
         }
+        let mut requests = self.mount_stages(volume).await;
+        requests.extend(self.server.stats().stages());
+        status["requests"] = serde_json::to_value(requests)?;
         let own = &volume.target.name;
         let mut exports = self.server.exports();
         exports.retain(|name| name == own || name.starts_with(&format!("{own}@")));
@@ -615,7 +626,9 @@ impl metrics::Source for Session {
     async fn volumes(&self) -> Vec<Numbers> {
         let mut all = Vec::with_capacity(self.volumes.len());
         for volume in &self.volumes {
-            all.push(Numbers { files: self.statistics_of(volume).await, ..volume.numbers() });
+            let files = self.statistics_of(volume).await;
+            let mount_stages = self.mount_stages(volume).await;
+            all.push(Numbers { files, mount_stages, ..volume.numbers() });
         }
         all
     }

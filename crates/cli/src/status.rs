@@ -57,6 +57,8 @@ struct View {
     exports: Vec<String>,
     #[serde(default)]
     connections: u64,
+    #[serde(default)]
+    requests: Vec<latency::Stage>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -277,9 +279,10 @@ fn text(view: &View, before: Option<(&View, Duration)>, latency: bool) -> Result
 
 fn latencies(out: &mut String, view: &View) -> std::fmt::Result {
     if let Some(chain) = &view.chain {
-        latency::table(out, &chain.stages, &chain.slow_flushes, &chain.waits)?;
+        let stages = view.requests.iter().chain(&chain.stages);
+        latency::table(out, stages, &chain.slow_flushes, &chain.waits)?;
     }
-    view.in_place.as_ref().map_or(Ok(()), |it| it.latencies(out))
+    view.in_place.as_ref().map_or(Ok(()), |it| it.latencies(out, &view.requests))
 }
 
 fn summary(

@@ -51,6 +51,7 @@ use crate::coherence::Coherence;
 use crate::errno::errno;
 use crate::known::Known;
 use crate::mounted::MountOptions;
+use crate::stages::{Stage, Stages};
 
 /// The longest request; the kernel's own default limit is 256 pages.
 const MAX_REQUEST: u32 = 1 << 20;
@@ -81,6 +82,7 @@ pub(crate) struct Adapter {
     private: bool,
     /// Whether a thread may wait for a device while another takes requests.
     may_block: bool,
+    stages: Stages,
     /// Dropped when the mount has ended.
     _life: watch::Sender<()>,
 }
@@ -139,8 +141,14 @@ impl Adapter {
             writeback_cache: options.writeback_cache,
             private: options.private,
             may_block: options.threads > 1,
+            stages: Stages::new(env),
             _life: life,
         }
+    }
+
+    /// How long requests take.
+    pub(crate) fn stages(&self) -> &Stages {
+        &self.stages
     }
 
     /// What its tasks share.
@@ -163,7 +171,7 @@ impl Adapter {
         F: Future<Output = Result<T, FsError>> + Send + 'static,
     {
         let work = work(self.served.clone());
-        self.start(async move {
+        self.start(operation, async move {
             match work.await {
                 Ok(result) => tell(reply, result),
                 Err(error) => reply.refuse(errno(operation, &error)),
@@ -173,17 +181,28 @@ impl Adapter {
 
     /// Runs a task: here, as far as it gets without waiting, which for what is in memory is to its end
     /// and saves two switches between threads; from there on in the runtime.
-    fn start(&self, task: impl Future<Output = ()> + Send + 'static) {
+    fn start(&self, operation: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.runtime.enter();
-        let mut task = Box::pin(task);
+        let (stages, begun) = (self.stages.clone(), self.stages.now());
+        let mut task = Box::pin(async move {
+            task.await;
+            stages.end(Stage::of(operation), begun);
+        });
         let mut first = || task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         let first = move || match self.may_block {
             true => allow_blocking(first),
             false => first(),
         };
         match std::panic::catch_unwind(AssertUnwindSafe(first)) {
-            // The task is polled again right away, and says then whom to wake.
-            Ok(false) => self.env.spawn(task).detach(),
+            Ok(false) => {
+                let (stages, queued) = (self.stages.clone(), self.stages.now());
+                // The task is polled again right away, and says then whom to wake.
+                let task = async move {
+                    stages.end(Stage::Queue, queued);
+                    task.await;
+                };
+                self.env.spawn(task).detach();
+            }
             Ok(true) => {}
             Err(_) => tracing::error!("a request panicked"),
         }
@@ -720,7 +739,7 @@ impl fuser::Filesystem for Adapter {
         mut reply: ReplyDirectory,
     ) {
         let served = self.served.clone();
-        self.start(async move {
+        self.start("readdir", async move {
             let add = |ino: Ino, next, name: &[u8], kind, _| {
                 reply.add(INodeNo(ino.0), next, file_type(kind), OsStr::from_bytes(name))
             };
@@ -740,7 +759,7 @@ impl fuser::Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let served = self.served.clone();
-        self.start(async move {
+        self.start("readdirplus", async move {
             let add = |ino: Ino, next, name: &[u8], kind, attributes: Option<Attributes>| {
                 let name = OsStr::from_bytes(name);
                 let inode = INodeNo(ino.0);

@@ -1,7 +1,7 @@
 //! FUSE adapters for Thalweg: a filesystem for the kernel; a volume as one file, and as a kernel
 //! block device.
 //!
-//! - [`mounted`]: mounts of a filesystem; `files` serves them;
+//! - [`mounted`]: mounts of a filesystem; `files` serves them, `stages` times that;
 //! - [`attach`](mod@attach): a kernel block device from a volume: the file of [`disk`] under a loop
 //!   device;
 //! - [`stale`]: cleans up what a server that was killed has left behind;
@@ -24,5 +24,6 @@ pub mod loopdev;
 pub mod mounted;
 pub mod mounts;
 pub mod probe;
+mod stages;
 pub mod stale;
 pub mod state;

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use thalweg_fs::{Change, Filesystem};
 use thalweg_store::env::Env;
+use thalweg_store::latency::StageStatus;
 use tokio::sync::watch;
 
 use crate::coherence::Coherence;
 use crate::files::Adapter;
 use crate::mounts::{self, Identity};
+use crate::stages::Stages;
 
 /// How a filesystem is mounted.
 #[derive(Clone, Debug)]
@@ -93,6 +95,7 @@ pub struct Mounted {
     mountpoint: PathBuf,
     identity: Identity,
     coherence: Coherence,
+    stages: Stages,
     alive: watch::Receiver<()>,
 }
 
@@ -111,6 +114,11 @@ impl Mounted {
     /// The filesystem, for the mount table.
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// How long requests of the kernel took, from the moment at which they were taken from its queue.
+    pub fn stages(&self) -> Vec<StageStatus> {
+        self.stages.status()
     }
 
     /// Returns when the kernel has let go of the mount, whoever unmounted it.
@@ -173,7 +181,7 @@ pub fn mount(
     let (life, alive) = watch::channel(());
     let mountpoint = mountpoint.canonicalize()?;
     let adapter = Adapter::new(env, runtime, filesystem.clone(), options, life);
-    let served = adapter.served().clone();
+    let (served, stages) = (adapter.served().clone(), adapter.stages().clone());
     let session = Session::new(adapter, &mountpoint, &options.config())?;
     let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
     let coherence = Coherence::start(session.notifier())?;
@@ -188,5 +196,5 @@ pub fn mount(
         }));
     }
     let session = session.spawn()?;
-    Ok(Mounted { session, mountpoint, identity, coherence, alive })
+    Ok(Mounted { session, mountpoint, identity, coherence, stages, alive })
 }

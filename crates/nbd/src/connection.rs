@@ -25,7 +25,7 @@ use crate::input::{Arrival, Input};
 use crate::output::Output;
 use crate::patience::Patience;
 use crate::protocol::{Command, ProtocolError, Request};
-use crate::stats::ServerStats;
+use crate::stats::{ServerStats, Stage};
 
 /// No request is admitted while replies of this many bytes wait to be sent: they leave before more
 /// are made, and a client that takes none is not read further.
@@ -94,6 +94,8 @@ pub(crate) struct Connection<'a, S> {
     allocation: bool,
     input: Input,
     output: Output,
+    /// When the oldest reply that has not left was made.
+    unsent_since: Option<Time>,
     running: FuturesUnordered<Running>,
     running_bytes: usize,
     /// Waits for the client, and for the volume.
@@ -121,6 +123,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
             allocation,
             input: Input::new(),
             output: Output::new(structured),
+            unsent_since: None,
             running: FuturesUnordered::new(),
             running_bytes: 0,
             patience: Default::default(),
@@ -245,10 +248,13 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
     }
 
     fn reply(&mut self, Done { request, started, answer }: Done) {
-        let latency = self.session.env.now().since(started);
+        let now = self.session.env.now();
+        let latency = now.since(started);
         let stats = self.stats.command(request.command);
         stats.record(u64::from(request.len), answer.is_error(), latency);
+        self.stats.stage(Stage::of(request.command), latency);
         if self.failure.is_none() {
+            self.unsent_since.get_or_insert(now);
             self.output.reply(&request, answer);
         }
     }
@@ -261,7 +267,12 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
         let before = self.output.len();
         match self.output.poll_send(self.stream, cx) {
             Poll::Pending => self.output.len() < before,
-            Poll::Ready(Ok(())) => true,
+            Poll::Ready(Ok(())) => {
+                if let Some(since) = self.unsent_since.take() {
+                    self.stats.stage(Stage::Send, self.session.env.now().since(since));
+                }
+                true
+            }
             Poll::Ready(Err(error)) => {
                 self.fail(error.into());
                 true

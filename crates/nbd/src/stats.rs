@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use thalweg_store::latency::{StageHistograms, StageStatus};
+
 use crate::protocol::Command;
 
 /// Latency is counted in this many buckets: bucket `i` holds requests of at most 2^i µs that no
@@ -70,6 +72,41 @@ fn bucket(nanos: u64) -> usize {
     (micros.next_power_of_two().trailing_zeros() as usize).min(LATENCY_BUCKETS - 1)
 }
 
+/// What is timed of requests: all of them by kind, and the way of the replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Read,
+    Write,
+    Flush,
+    /// Any other request.
+    Other,
+    /// Replies that leave together wait for the client to take them.
+    Send,
+}
+
+const STAGES: [&str; 5] = ["nbd_read", "nbd_write", "nbd_flush", "nbd_other", "nbd_send"];
+
+impl Stage {
+    /// The stage that a whole request is.
+    pub(crate) fn of(command: Command) -> Stage {
+        match command {
+            Command::Read => Stage::Read,
+            Command::Write => Stage::Write,
+            Command::Flush => Stage::Flush,
+            _ => Stage::Other,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Stages(StageHistograms);
+
+impl Default for Stages {
+    fn default() -> Stages {
+        Stages(StageHistograms::new(&STAGES))
+    }
+}
+
 /// Counters of a server.
 #[derive(Debug, Default)]
 pub struct ServerStats {
@@ -84,12 +121,24 @@ pub struct ServerStats {
     /// Connections that ended because the client broke the protocol.
     pub protocol_errors: Counter,
     commands: [CommandStats; Command::COUNT],
+    stages: Stages,
 }
 
 impl ServerStats {
     /// The counters of one command.
     pub fn command(&self, command: Command) -> &CommandStats {
         &self.commands[command.index()]
+    }
+
+    /// Notes how long a stage took.
+    pub(crate) fn stage(&self, stage: Stage, span: Duration) {
+        self.stages.0.add(stage as usize, span);
+    }
+
+    /// How long requests took from their arrival to their reply, by kind, and how long replies waited
+    /// for clients to take them.
+    pub fn stages(&self) -> Vec<StageStatus> {
+        self.stages.0.status()
     }
 
     /// The counters of all commands with their names in metrics.

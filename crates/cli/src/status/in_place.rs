@@ -46,9 +46,13 @@ pub(super) struct Device {
 }
 
 impl InPlace {
-    /// How long writes and flushes took.
-    pub(super) fn latencies(&self, out: &mut String) -> std::fmt::Result {
-        latency::table(out, &self.stages, &self.slow_flushes, &[])
+    /// How long `requests`, and what came of them, took.
+    pub(super) fn latencies(
+        &self,
+        out: &mut String,
+        requests: &[latency::Stage],
+    ) -> std::fmt::Result {
+        latency::table(out, requests.iter().chain(&self.stages), &self.slow_flushes, &[])
     }
 
     /// Bytes that users changed.

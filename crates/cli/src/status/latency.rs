@@ -40,15 +40,15 @@ pub(super) fn waits(out: &mut String, waits: &[Wait]) -> std::fmt::Result {
 }
 
 /// The table of stages, the slowest flushes, and the time that writers have waited.
-pub(super) fn table(
+pub(super) fn table<'a>(
     out: &mut String,
-    stages: &[Stage],
+    stages: impl IntoIterator<Item = &'a Stage>,
     slow: &[SlowFlush],
     waits: &[Wait],
 ) -> std::fmt::Result {
     let head = ["count", "p50", "p99", "p99.9", "max"].map(|head| format!("{head:>10}"));
     writeln!(out, "  {:22}{}", "stage", head.join(""))?;
-    for it in stages.iter().filter(|stage| stage.count > 0) {
+    for it in stages.into_iter().filter(|stage| stage.count > 0) {
         let spans =
             [it.p50_us, it.p99_us, it.p999_us, it.max_us].map(|us| format!("{:>10}", Span(us)));
         writeln!(out, "  {:22}{:>10}{}", it.stage, it.count, spans.join(""))?;

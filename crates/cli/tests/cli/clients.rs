@@ -230,6 +230,9 @@ fn metrics_count_what_clients_do() {
     assert_eq!(value(&text, "thalweg_writers_waiting", "cause=\"cleaning\""), 0.0);
     let shown = good(&mut home.on_volume(&["status"], &["--latency"]));
     assert!(shown.contains("p99.9") && shown.contains("device_write"), "{shown}");
+    assert!(shown.contains("nbd_write") && shown.contains("nbd_send"), "{shown}");
+    let sent = value(&text, "thalweg_stage_duration_seconds_count", "stage=\"nbd_write\"");
+    assert_eq!(sent, requests, "{text}");
     let status = home.status();
     let stages = status["chain"]["stages"].as_array().unwrap();
     let flush = stages.iter().find(|stage| stage["stage"] == "flush").unwrap();

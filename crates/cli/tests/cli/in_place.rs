@@ -447,5 +447,7 @@ fn metrics_tell_of_journal_transactions_and_files() {
     );
     let shown = good(thalweg(["status", "--latency"]).arg(home.volume()));
     assert!(shown.contains("commit_journal") && shown.contains("slowest flushes"), "{shown}");
+    assert!(shown.contains("fuse_fsync") && shown.contains("fuse_queue"), "{shown}");
+    assert!(value(&text, "thalweg_stage_duration_seconds_count", "stage=\"fuse_fsync\"") >= 1.0);
     umount(thalweg(["umount"]), &root);
 }

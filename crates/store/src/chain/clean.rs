@@ -232,7 +232,7 @@ async fn wait_for_turn(inner: &Inner, blocks: usize) {
 /// Blocks in one read: a flush of a user waits for the reads that are under way, too. An arm costs more
 /// than the bytes that it comes to.
 fn run_blocks(inner: &Inner) -> u32 {
-    if inner.state.lock().segments.links.iter().any(|link| link.is_rotational) {
+    if inner.state.lock().segments.has_arm() {
         return RUN_BLOCKS as u32;
     }
     let most = (RUNS_AHEAD + 1) * RUN_BLOCKS * BLOCK_SIZE;

@@ -1,19 +1,21 @@
 //! Rounds of group commit: data, then the map entries that tell of it.
 //!
-//! A round covers what was appended when it began. Callers of `sync` that come while one runs share
-//! the next. A round is a future that its callers drive together, so a lone caller pays for no
-//! change of task, and a caller that gives up leaves the round to the others; the commit timer
-//! drives what everybody gave up.
+//! A round covers what was appended when it began. It begins when the round before it has written
+//! everything, and writes while that one flushes; a third waits until the first has ended. Rounds end
+//! in order. Callers of `sync` that come meanwhile share the next round. A round is a future that its
+//! callers drive together, so a lone caller pays for no change of task, and a caller that gives up
+//! leaves the round to the others; the commit timer drives what all of them gave up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join_all, try_join, try_join_all};
+use tokio::sync::oneshot;
 
 use super::format::Position;
 use super::stages::Stage;
-use super::stream::{BODY, Batch, MapWrite, USERS};
+use super::stream::{BODY, Batch, MapWrite, Sealed, USERS};
 use super::write::{drain, write_batch};
 use super::{Counts, Inner};
 use crate::block::{StoreError, Version};
@@ -23,7 +25,34 @@ use crate::env::Time;
 /// Blocks that a short round may leave for recovery to check: it reads as many.
 pub(super) const SHORT_BLOCKS: u32 = 256;
 
-type Round = Shared<BoxFuture<'static, Result<RoundTimes, StoreError>>>;
+/// What several callers wait for, and drive.
+type Together<T> = Shared<BoxFuture<'static, Result<T, StoreError>>>;
+
+/// A round: its end, and the moment from which on the next one may write.
+#[derive(Clone)]
+struct Round {
+    ended: Together<RoundTimes>,
+    written: Shared<oneshot::Receiver<()>>,
+}
+
+/// The round before one's own.
+#[derive(Clone, Default)]
+struct Before(Option<Round>);
+
+impl Before {
+    async fn written(&self) {
+        if let Some(round) = &self.0 {
+            // A round that ends without having anything to write drops its sender.
+            round.written.clone().await.ok();
+        }
+    }
+
+    async fn ended(&self) {
+        if let Some(round) = &self.0 {
+            round.ended.clone().await.ok();
+        }
+    }
+}
 
 /// When the stages of a round ended; stages that it did not have end with the one before.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,7 +92,7 @@ pub(super) struct Rounds {
     last: Option<Round>,
     waiting: Option<Round>,
     /// For each log, the newest work beside the rounds.
-    apart: [Option<Round>; 2],
+    apart: [Option<Together<()>>; 2],
 }
 
 /// See [`crate::block::BlockStore::sync`].
@@ -90,27 +119,42 @@ async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
         match &rounds.waiting {
             Some(round) => round.clone(),
             None => {
-                let before = rounds.last.take();
-                let inner = inner.clone();
-                let asked = inner.env.now();
-                let round = async move {
-                    if let Some(before) = before {
-                        before.await.ok();
-                    }
-                    // From here on, newcomers need a round of their own.
-                    inner.rounds.lock().waiting = None;
-                    let begun = inner.stage(Stage::SyncQueue, asked);
-                    let mut times = RoundTimes { asked, begun, ..RoundTimes::default() };
-                    run(&inner, &mut times).await.map(|()| times)
-                };
-                let round = round.boxed().shared();
+                let (done, written) = oneshot::channel();
+                let before = Before(rounds.last.take());
+                let ended = round(inner.clone(), before, done).boxed().shared();
+                let round = Round { ended, written: written.shared() };
                 rounds.waiting = Some(round.clone());
                 rounds.last = Some(round.clone());
                 round
             }
         }
     };
-    round.await
+    round.ended.await
+}
+
+/// A round; tells `done` when the next one may begin.
+async fn round(
+    inner: Arc<Inner>,
+    before: Before,
+    done: oneshot::Sender<()>,
+) -> Result<RoundTimes, StoreError> {
+    let asked = inner.env.now();
+    let own = async {
+        before.written().await;
+        // From here on, newcomers need a round of their own.
+        inner.rounds.lock().waiting = None;
+        let begun = inner.stage(Stage::SyncQueue, asked);
+        let mut times = RoundTimes { asked, begun, ..RoundTimes::default() };
+        let covered = run(&inner, &before, done, &mut times).await?;
+        Ok::<_, StoreError>((covered, times))
+    };
+    // The round before may have been given up by its callers: it needs this one to go on.
+    let ((), own) = futures::join!(before.ended(), own);
+    let (covered, times) = own?;
+    match covered {
+        Some(covered) => end(&inner, covered).map(|()| times),
+        None => inner.poison_check().map(|()| times),
+    }
 }
 
 /// Makes the users' log durable for a checkpoint, also what has no version. The sectors that tell of its
@@ -138,7 +182,7 @@ async fn apart(
     log: usize,
     work: impl Future<Output = Result<(), StoreError>> + Send + 'static,
 ) -> Result<(), StoreError> {
-    let round = {
+    let work = {
         let mut rounds = inner.rounds.lock();
         let before = rounds.apart[log].take();
         let task = inner.env.spawn(async move {
@@ -148,12 +192,11 @@ async fn apart(
             work.await
         });
         let closed = || Err(StoreError::Poisoned("the volume was closed".into()));
-        let round = task.map(move |ended| ended.unwrap_or_else(closed));
-        let round = round.map(|result| result.map(|()| RoundTimes::default())).boxed().shared();
-        rounds.apart[log] = Some(round.clone());
-        round
+        let work = task.map(move |ended| ended.unwrap_or_else(closed)).boxed().shared();
+        rounds.apart[log] = Some(work.clone());
+        work
     };
-    round.await.map(drop)
+    work.await
 }
 
 /// Makes the data of the users' log durable while rounds go on: the next round has little left to do, so
@@ -197,12 +240,12 @@ async fn commit_body(inner: Arc<Inner>) -> Result<(), StoreError> {
         }
         Part { log: BODY, target: body.tail() }
     };
-    run_long(&inner, &part, &mut RoundTimes::default()).await?;
+    let mut times = RoundTimes::default();
+    let sealed = write_long(&inner, &part, &Before::default(), &mut times).await?;
+    flush_maps(&inner, &mut times).await?;
     let mut state = inner.state.lock();
     state.poison_check()?;
-    let body = state.stream(BODY);
-    body.durable = body.durable.max(part.target);
-    body.commit(part.target);
+    state.stream(BODY).commit(&sealed);
     inner.check_roles(&mut state);
     drop(state);
     inner.room.notify_waiters();
@@ -218,48 +261,77 @@ struct Part {
 /// What a short round writes at once.
 struct Short {
     batches: Vec<Batch>,
-    maps: Vec<MapWrite>,
+    sealed: Sealed,
     in_flight: bool,
 }
 
-async fn run(inner: &Arc<Inner>, times: &mut RoundTimes) -> Result<(), StoreError> {
-    let Some(Begun { part, version, held, short }) = begin(inner)? else { return Ok(()) };
+/// What is durable after a round.
+struct Covered {
+    sealed: Sealed,
+    version: Version,
+    /// Whether that version is held for readers.
+    held: Option<Version>,
+}
+
+/// Makes durable what a round covers, provided that the rounds before it end well; `None` when it has
+/// nothing to do but to wait for those.
+async fn run(
+    inner: &Arc<Inner>,
+    before: &Before,
+    done: oneshot::Sender<()>,
+    times: &mut RoundTimes,
+) -> Result<Option<Covered>, StoreError> {
+    let Some(Begun { part, version, held, short }) = begin(inner)? else { return Ok(None) };
     Counts::add(&inner.counts.rounds, 1);
-    match short {
-        Some(short) => run_short(inner, &part, short, times).await?,
-        None => run_long(inner, &part, times).await?,
-    }
+    let is_short = short.is_some();
+    let sealed = match short {
+        Some(short) => write_short(inner, &part, short, times).await?,
+        None => write_long(inner, &part, before, times).await?,
+    };
+    let release = async {
+        before.ended().await;
+        done.send(()).ok();
+        Ok::<_, StoreError>(())
+    };
+    match is_short {
+        true => try_join(flush_short(inner, &part, times), release).await?,
+        false => try_join(flush_maps(inner, times), release).await?,
+    };
+    Ok(Some(Covered { sealed, version, held }))
+}
+
+/// Notes that what a round covers is durable.
+fn end(inner: &Inner, covered: Covered) -> Result<(), StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
     let users = &mut state.users;
-    users.durable = users.durable.max(part.target);
-    users.commit(part.target);
-    state.committed = state.committed.max(version);
+    users.durable = users.durable.max(covered.sealed.until);
+    users.commit(&covered.sealed);
+    state.committed = state.committed.max(covered.version);
     inner.committed.store(state.committed.0, Ordering::Release);
-    state.keep_synced(held);
+    state.keep_synced(covered.held);
     inner.check_roles(&mut state);
     drop(state);
     inner.room.notify_waiters();
     Ok(())
 }
 
-/// What a round covers.
+/// What a round begins with.
 struct Begun {
     part: Part,
-    /// What is durable after it, and whether that is held for readers.
     version: Version,
     held: Option<Version>,
     /// What it writes, if it is short.
     short: Option<Short>,
 }
 
-/// Fixes what a round covers, and takes it if it is short; `None` when the round before it has made
-/// everything durable that it would.
+/// Fixes what a round covers, and takes it if it is short; `None` when the rounds before it have taken
+/// everything that it would.
 fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
     state.seal_mini(true)?;
-    if state.committed == state.version && state.users.is_committed() {
+    if state.users.is_sealed() {
         return Ok(None);
     }
     let (version, held) = (state.version, state.hold_round());
@@ -275,22 +347,22 @@ fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
     }
     // Blocks that another task is writing come before those taken here.
     let in_flight = users.written() < batches.first().map_or(part.target, |batch| batch.start);
-    let maps = users.map_writes(part.target, inner.map_unit, part.target);
-    let short = Some(Short { batches, maps, in_flight });
+    let sealed = users.seal(part.target, inner.map_unit, part.target);
+    let short = Some(Short { batches, sealed, in_flight });
     Ok(Some(Begun { part, version, held, short }))
 }
 
-/// Data and map at once, then one flush for each device.
-async fn run_short(
+/// Data and map at once.
+async fn write_short(
     inner: &Arc<Inner>,
     part: &Part,
-    short: Short,
+    mut short: Short,
     times: &mut RoundTimes,
-) -> Result<(), StoreError> {
+) -> Result<Sealed, StoreError> {
     Counts::add(&inner.counts.short_rounds, 1);
     let since = inner.env.now();
     let data = join_all(short.batches.into_iter().map(|batch| write_batch(inner, batch)));
-    let map = write_maps(inner, short.maps);
+    let map = write_maps(inner, std::mem::take(&mut short.sealed.writes));
     let (data, map) = futures::join!(data, map);
     data.into_iter().collect::<Result<(), _>>()?;
     map?;
@@ -298,6 +370,11 @@ async fn run_short(
         wait_written(inner, part).await?;
     }
     times.data = inner.stage(Stage::RoundData, since);
+    Ok(short.sealed)
+}
+
+/// One flush for each device, with data and map entries.
+async fn flush_short(inner: &Inner, part: &Part, times: &mut RoundTimes) -> Result<(), StoreError> {
     let devices = take_unflushed(inner, part);
     let covered = devices.iter().any(|(_, covers_map)| *covers_map);
     let data = flush_links(inner, devices.into_iter().map(|(device, _)| device));
@@ -309,28 +386,36 @@ async fn run_short(
     Ok(())
 }
 
-/// Data, flush, map, flush: recovery then has nothing to check.
-async fn run_long(
+/// Data, flush, map entries, and a flush to come: recovery then has nothing to check.
+async fn write_long(
     inner: &Arc<Inner>,
     part: &Part,
+    before: &Before,
     times: &mut RoundTimes,
-) -> Result<(), StoreError> {
+) -> Result<Sealed, StoreError> {
     let since = inner.env.now();
     drain(inner, part.log, part.target).await?;
     wait_written(inner, part).await?;
+    // The entries will say that all data before them is durable: that of the round before, too.
+    before.ended().await;
     times.data = inner.stage(Stage::RoundData, since);
     let devices = take_unflushed(inner, part).into_iter();
     flush_links(inner, devices.map(|(device, _)| device)).await?;
     times.flushed = inner.stage(Stage::RoundFlush, times.data);
-    let maps = {
+    let mut sealed = {
         let mut state = inner.state.lock();
         let users = state.users.committed;
         let stream = state.stream(part.log);
         stream.durable = stream.durable.max(part.target);
-        stream.map_writes(part.target, inner.map_unit, users)
+        stream.seal(part.target, inner.map_unit, users)
     };
-    write_maps(inner, maps).await?;
+    write_maps(inner, std::mem::take(&mut sealed.writes)).await?;
     times.map = inner.stage(Stage::RoundMap, times.flushed);
+    Ok(sealed)
+}
+
+/// The flush that ends a long round.
+async fn flush_maps(inner: &Inner, times: &mut RoundTimes) -> Result<(), StoreError> {
     flush_map(inner).await?;
     times.map_flushed = inner.stage(Stage::RoundMapFlush, times.map);
     Ok(())

@@ -44,7 +44,7 @@ const GROUP: usize = 64;
 pub(super) const FEW: usize = 4 * GROUP;
 /// How urgent a checkpoint is when settling begins.
 pub(super) const EARLY: f64 = 0.5;
-/// How urgent it is when it waits for settling no longer.
+/// How urgent it is when settling waits for writers no longer.
 const OVERDUE: f64 = 1.5;
 /// The pause after which settling looks what writers did, or goes on without them.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -221,9 +221,10 @@ pub(super) async fn settle(inner: &Arc<Inner>, speed: Speed) -> Result<(), Store
         let step = {
             let state = inner.state.lock();
             state.poison_check()?;
-            match speed == Speed::Full || state.checkpoint_hurry {
+            let urgency = state.checkpoint_urgency(&inner.options);
+            match speed == Speed::Full || state.checkpoint_hurry || urgency >= OVERDUE {
                 true => Step::Settle(GROUP.min(*left.get_or_insert(state.slots.len()))),
-                false => next_group(inner, &state, paused_at),
+                false => next_group(inner, &state, urgency, paused_at),
             }
         };
         match step {
@@ -251,11 +252,10 @@ enum Step {
 }
 
 /// `paused_at` is how urgent the checkpoint was before a pause, if there was one just now.
-fn next_group(inner: &Inner, state: &State, paused_at: Option<f64>) -> Step {
+fn next_group(inner: &Inner, state: &State, urgency: f64, paused_at: Option<f64>) -> Step {
     let slots = state.slots.len();
-    let urgency = state.checkpoint_urgency(&inner.options);
     let writers_pause = paused_at == Some(urgency);
-    if slots <= FEW && (urgency >= 1.0 || writers_pause) || urgency >= OVERDUE {
+    if slots <= FEW && (urgency >= 1.0 || writers_pause) {
         return Step::Done;
     }
     // The slots that may be left fall evenly, to none when the checkpoint is urgent.

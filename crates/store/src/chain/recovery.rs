@@ -664,8 +664,10 @@ fn resume_log(state: &mut State, mut log: Log) -> Option<Stream> {
         next: NO_SEGMENT,
         entries: last.entries,
         committed: filled,
+        sealed: filled,
         // What follows the end in its sector, and the name of the next segment, go.
         renamed: filled > 0,
+        naming: None,
     };
     let tag = volume_tag(state.label.volume);
     let mut stream = Stream::new(number, tag, state.label.segment_blocks, map);

@@ -65,7 +65,7 @@ pub(super) struct LinkState {
     pub(super) leaving: bool,
     pub(super) free: BTreeSet<u32>,
     /// Whether its device moves an arm.
-    pub(super) is_rotational: bool,
+    is_rotational: bool,
     /// The drives that it lies on.
     drives: Vec<String>,
 }
@@ -296,6 +296,11 @@ impl Segments {
     /// Free segments on all links that take writes.
     pub(super) fn free_count(&self) -> usize {
         self.links.iter().filter(|link| !link.leaving).map(|link| link.free.len()).sum()
+    }
+
+    /// Whether a link's device moves an arm.
+    pub(super) fn has_arm(&self) -> bool {
+        self.links.iter().any(|link| link.is_rotational)
     }
 
     /// Segments on all links that take writes.

@@ -23,7 +23,7 @@ use crate::env::HashMap;
 /// Blocks that are looked at when a hold ends.
 const AGE_AT_ONCE: usize = 64;
 /// Free segments that a users' write leaves to the cleaner, on each link.
-const KEEP_PER_LINK: usize = 1;
+pub(super) const KEEP_PER_LINK: usize = 1;
 /// The part of a segment that is left when the next one is reserved, as a divisor.
 const RESERVE_PART: u32 = 4;
 

@@ -27,13 +27,40 @@ pub(super) struct SegmentMap {
     pub(super) entries: Vec<Entry>,
     /// Entries that are durable on the map device.
     pub(super) committed: u32,
+    /// Entries that rounds have put into sectors, durable or not.
+    pub(super) sealed: u32,
     /// The last sector must be written again: it names the next segment.
     pub(super) renamed: bool,
+    /// The number of the round whose sectors name the next segment, until they are durable.
+    pub(super) naming: Option<u64>,
 }
 
 impl SegmentMap {
+    /// The map of a segment that is about to be written.
+    pub(super) fn fresh(id: u32, seq: u64) -> SegmentMap {
+        SegmentMap {
+            id,
+            seq,
+            next: NO_SEGMENT,
+            entries: Vec::new(),
+            committed: 0,
+            sealed: 0,
+            renamed: false,
+            naming: None,
+        }
+    }
+
+    /// Whether its newest name is durable.
+    fn is_named(&self) -> bool {
+        !self.renamed && self.naming.is_none()
+    }
+
+    fn is_sealed(&self) -> bool {
+        self.sealed as usize == self.entries.len() && !self.renamed
+    }
+
     fn is_committed(&self) -> bool {
-        self.committed as usize == self.entries.len() && !self.renamed
+        self.committed as usize == self.entries.len() && self.is_named()
     }
 }
 
@@ -65,6 +92,16 @@ pub(super) struct MapWrite {
     pub(super) bytes: Bytes,
 }
 
+/// The map entries of a round, on their way to the map device.
+#[derive(Debug)]
+pub(super) struct Sealed {
+    /// Rounds are numbered in the order in which they take their entries.
+    pub(super) number: u64,
+    /// Everything below is in these sectors, or in those of earlier rounds.
+    pub(super) until: Position,
+    pub(super) writes: Vec<MapWrite>,
+}
+
 /// A log.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -84,6 +121,8 @@ pub(super) struct Stream {
     pub(super) unflushed: BTreeSet<usize>,
     /// What is queued below this is to be written soon, however little it is.
     wanted: Position,
+    /// How often map entries were put into sectors.
+    seals: u64,
 }
 
 impl Stream {
@@ -101,6 +140,7 @@ impl Stream {
             committed: at,
             unflushed: BTreeSet::new(),
             wanted: at,
+            seals: 0,
         }
     }
 
@@ -181,15 +221,9 @@ impl Stream {
     /// Goes on in the segment `id` with sequence `seq`.
     pub(super) fn roll(&mut self, id: u32, seq: u64) {
         self.set_next(id);
-        let reached = self.committed == self.tail() && !self.open().renamed;
-        self.maps.push_back(SegmentMap {
-            id,
-            seq,
-            next: NO_SEGMENT,
-            entries: Vec::with_capacity(self.per as usize),
-            committed: 0,
-            renamed: false,
-        });
+        let reached = self.committed == self.tail() && self.open().is_named();
+        let entries = Vec::with_capacity(self.per as usize);
+        self.maps.push_back(SegmentMap { entries, ..SegmentMap::fresh(id, seq) });
         if reached {
             self.committed = self.tail();
         }
@@ -261,14 +295,14 @@ impl Stream {
         self.unflushed.insert(link);
     }
 
-    /// The map sectors that make every entry below `until` durable, in units of `unit` bytes.
-    /// `users` is what the sectors of compaction say of the users' log.
-    pub(super) fn map_writes(
-        &mut self,
-        until: Position,
-        unit: usize,
-        users: Position,
-    ) -> Vec<MapWrite> {
+    /// The map sectors with every entry below `until` that no earlier round has, in units of `unit`
+    /// bytes. `users` is what the sectors of compaction say of the users' log.
+    ///
+    /// The last sector of the round before is among them. So they may be written only when its sectors
+    /// have been; its flush need not be waited for.
+    pub(super) fn seal(&mut self, until: Position, unit: usize, users: Position) -> Sealed {
+        self.seals += 1;
+        let number = self.seals;
         let marks = Marks {
             tag: self.tag,
             log: self.log as u8,
@@ -281,11 +315,21 @@ impl Stream {
                 true => until.slot() as usize,
                 false => map.entries.len(),
             };
-            if map.renamed || filled > map.committed as usize {
-                writes.push(seal(map, filled, &marks, unit));
+            if filled > map.sealed as usize || (map.renamed && filled > 0) {
+                if std::mem::take(&mut map.renamed) {
+                    map.naming = Some(number);
+                    map.sealed = map.sealed.min(filled.saturating_sub(1) as u32);
+                }
+                writes.push(sectors(map, filled, &marks, unit));
+                map.sealed = filled as u32;
             }
         }
-        writes
+        Sealed { number, until, writes }
+    }
+
+    /// Whether rounds have taken every entry and every change of name.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.maps.iter().all(SegmentMap::is_sealed)
     }
 
     /// Whether the map device has every entry, and every change of name, durably.
@@ -293,16 +337,20 @@ impl Stream {
         self.maps.iter().all(SegmentMap::is_committed)
     }
 
-    /// Notes that the entries below `target` are durable on the map device.
-    pub(super) fn commit(&mut self, target: Position) {
+    /// Notes that the sectors of a round are durable, and those of all before it.
+    pub(super) fn commit(&mut self, round: &Sealed) {
+        let target = round.until;
         self.committed = self.committed.max(target);
+        for map in &mut self.maps {
+            map.naming = map.naming.filter(|number| *number > round.number);
+        }
         // The end of a segment is the start of the next one, in whose sectors it can be named: once
         // the way there is durable, or what they say would be known of a log that does not go there.
         let full = self.maps.iter().position(|map| map.seq == target.seq());
         if let Some(at) = full
             && let Some(next) = self.maps.get(at + 1)
             && target.slot() == self.per
-            && !self.maps[at].renamed
+            && self.maps[at].is_named()
         {
             self.committed = self.committed.max(Position::new(next.seq, 0));
         }
@@ -348,15 +396,11 @@ impl Marks {
     }
 }
 
-/// The sectors of `map` with those of its first `filled` entries that are not yet durable.
-fn seal(map: &mut SegmentMap, filled: usize, marks: &Marks, unit: usize) -> MapWrite {
+/// The sectors of `map` with those of its first `filled` entries that are not yet sealed.
+fn sectors(map: &SegmentMap, filled: usize, marks: &Marks, unit: usize) -> MapWrite {
     let per = ENTRIES_PER_SECTOR as usize;
-    let mut first = map.committed as usize / per;
-    if map.renamed {
-        first = first.min(filled.div_ceil(per).saturating_sub(1));
-    }
     let in_unit = unit / SECTOR;
-    let first = first / in_unit * in_unit;
+    let first = map.sealed as usize / per / in_unit * in_unit;
     let end = filled.div_ceil(per).next_multiple_of(in_unit);
     let mut bytes = AlignedBuf::zeroed((end - first) * SECTOR);
     for (index, room) in (first..end).zip(bytes.chunks_exact_mut(SECTOR)) {
@@ -375,16 +419,8 @@ fn seal(map: &mut SegmentMap, filled: usize, marks: &Marks, unit: usize) -> MapW
         };
         room.copy_from_slice(MapSector::seal(marks.tag, head, entries).as_bytes());
     }
-    map.renamed = false;
     debug_assert!(unit.is_multiple_of(SECTOR) && PAGE.is_multiple_of(unit));
     MapWrite { segment: map.id, offset: (first * SECTOR) as u64, bytes: bytes.freeze() }
-}
-
-impl SegmentMap {
-    /// The map of a segment that is about to be written.
-    pub(super) fn fresh(id: u32, seq: u64) -> SegmentMap {
-        SegmentMap { id, seq, next: NO_SEGMENT, entries: Vec::new(), committed: 0, renamed: false }
-    }
 }
 
 #[cfg(test)]
@@ -404,10 +440,14 @@ mod tests {
         MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: Version(1), check: 0 }
     }
 
+    fn seal(stream: &mut Stream) -> Sealed {
+        stream.seal(stream.tail(), SECTOR, Position::default())
+    }
+
     /// What the first sector of the log's second segment says of the blocks before it.
     fn said_by_second(stream: &mut Stream) -> u16 {
-        let writes = stream.map_writes(stream.tail(), SECTOR, Position::default());
-        let second = writes.iter().find(|write| write.segment == 4).unwrap();
+        let sealed = seal(stream);
+        let second = sealed.writes.iter().find(|write| write.segment == 4).unwrap();
         let sector = MapSector::ref_from_bytes(&second.bytes[..SECTOR]).unwrap();
         sector.verify(TAG, 0).unwrap().uncommitted
     }
@@ -423,10 +463,9 @@ mod tests {
     #[test]
     fn a_segment_is_reached_when_its_name_is_durable() {
         let mut stream = full();
-        let end = stream.tail();
         stream.set_next(4);
-        stream.map_writes(end, SECTOR, Position::default());
-        stream.commit(end);
+        let round = seal(&mut stream);
+        stream.commit(&round);
         stream.roll(4, 11);
         stream.append(&pad(), None, Purpose::Map);
         assert_eq!(said_by_second(&mut stream), 0);
@@ -436,18 +475,50 @@ mod tests {
     fn a_segment_without_a_durable_name_is_not_reached() {
         // The name comes when all entries are durable.
         let mut stream = full();
-        let end = stream.tail();
-        stream.map_writes(end, SECTOR, Position::default());
-        stream.commit(end);
+        let round = seal(&mut stream);
+        stream.commit(&round);
         stream.roll(4, 11);
         stream.append(&pad(), None, Purpose::Map);
         assert_eq!(said_by_second(&mut stream), u16::MAX);
         // It comes while they are under way.
         let mut stream = full();
-        stream.map_writes(end, SECTOR, Position::default());
+        let round = seal(&mut stream);
         stream.roll(4, 11);
-        stream.commit(end);
+        stream.commit(&round);
         stream.append(&pad(), None, Purpose::Map);
         assert_eq!(said_by_second(&mut stream), u16::MAX);
+    }
+
+    #[test]
+    fn a_name_is_durable_when_the_round_that_wrote_it_is() {
+        let mut stream = full();
+        let first = seal(&mut stream);
+        stream.roll(4, 11);
+        let second = seal(&mut stream);
+        stream.append(&pad(), None, Purpose::Map);
+        stream.commit(&first);
+        assert_eq!(said_by_second(&mut stream), u16::MAX, "the name is under way");
+        assert!(stream.holds_map_of(3), "its entries are not let go of before");
+        stream.commit(&second);
+        stream.append(&pad(), None, Purpose::Map);
+        assert_eq!(said_by_second(&mut stream), 0);
+        assert!(!stream.holds_map_of(3));
+    }
+
+    #[test]
+    fn each_round_takes_what_the_one_before_has_not() {
+        let mut stream = Stream::new(USERS, TAG, PER, SegmentMap::fresh(3, 10));
+        let mut offsets = Vec::new();
+        for appended in [ENTRIES_PER_SECTOR + 1, 1, 0] {
+            for _ in 0..appended {
+                stream.append(&pad(), None, Purpose::Map);
+            }
+            assert_eq!(stream.is_sealed(), appended == 0);
+            let sealed = seal(&mut stream);
+            offsets.extend(sealed.writes.iter().map(|write| (write.offset, write.bytes.len())));
+        }
+        let sector = SECTOR as u64;
+        assert_eq!(offsets, [(0, 2 * SECTOR), (sector, SECTOR)]);
+        assert!(!stream.is_committed());
     }
 }

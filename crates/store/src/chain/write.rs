@@ -292,8 +292,8 @@ impl Inner {
 
     /// Bytes of cleaning and settling that may wait for a log's device, or be on their way to it.
     pub(super) fn background_bytes(&self, state: &State, log: usize) -> usize {
-        let is_rotational = state.segments.links.iter().any(|link| link.is_rotational);
-        self.rates[log].background_bytes(is_rotational, self.options.dirty_bytes / 2)
+        let has_arm = state.segments.has_arm();
+        self.rates[log].background_bytes(has_arm, self.options.dirty_bytes / 2)
     }
 
     /// Asks for a checkpoint at once.

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use super::super::State;
+use super::super::state::KEEP_PER_LINK;
 
 /// Blocks that are moved under one lock.
 pub(super) const GROUP: usize = 32;
@@ -18,6 +19,8 @@ pub(super) const GROUP: usize = 32;
 const SPARE_PART: usize = 16;
 /// Bytes that are enough of it: with each checkpoint as many become writable.
 const MARGIN_BYTES: usize = 16 << 20;
+/// Segments that users fill while a checkpoint is written.
+const WHILE_FREEING: usize = 2;
 /// The share of all segments that is free when cleaning begins, where the body has drives of its own.
 const BODY_SHARE: f64 = 0.15;
 /// The weight of the newest victim in the mean.
@@ -32,6 +35,8 @@ pub(super) const IDLE: Duration = Duration::from_millis(20);
 pub(in super::super) struct Marks {
     /// The fastest way to a free segment counts.
     low: usize,
+    /// A checkpoint is due that makes emptied segments writable: before users find no room.
+    freeing: usize,
     /// Writers wait for each group of blocks that cleaning moves.
     level: usize,
     /// Cleaning begins and ends.
@@ -88,6 +93,11 @@ impl Marks {
         ((high - free) / (high - level).max(1.0)).clamp(0.0, 2.0)
     }
 
+    /// How much a checkpoint is needed while the users' log could go on for `left` segments.
+    fn freeing_urgency(self, left: f64) -> f64 {
+        (self.high as f64 - left) / (self.high - self.freeing).max(1) as f64
+    }
+
     /// The debt that writers may run up.
     fn allowed(self, free: f64, per: u32) -> f64 {
         let (level, high) = (self.level as f64, self.high as f64);
@@ -106,13 +116,8 @@ impl State {
     /// so it does not jump when a log takes its next segment.
     fn free_segments(&self) -> f64 {
         let whole = self.segments.free_count() + self.segments.emptied_count();
-        whole as f64 + self.open_segments()
-    }
-
-    /// What is left of the open segments.
-    fn open_segments(&self) -> f64 {
         let open = self.users.room() + self.body.as_ref().map_or(0, |body| body.room());
-        f64::from(open) / f64::from(self.segments.per())
+        whole as f64 + f64::from(open) / f64::from(self.segments.per())
     }
 
     /// Where cleaning changes its pace, with the present number of live blocks.
@@ -132,7 +137,8 @@ impl State {
             // The more segments are free on the next drive, the longer the tail stays there.
             high = high.max((f64::from(self.segments.total()) * BODY_SHARE) as usize);
         }
-        Marks { low, level, high: high.min(most).max(level) }
+        let freeing = (links * KEEP_PER_LINK + WHILE_FREEING).min(level);
+        Marks { low, freeing, level, high: high.min(most).max(level) }
     }
 
     /// Whether free segments have become few, or too few for a writer.
@@ -150,10 +156,9 @@ impl State {
         if self.segments.emptied_count() == 0 {
             return 0.0;
         }
-        let marks = self.clean_marks();
-        let free = self.segments.free_count() as f64 + self.open_segments();
-        let free = if self.body.is_some() { free } else { free - 1.0 };
-        (marks.high as f64 - free) / (marks.high - marks.low).max(1) as f64
+        // Blocks without a place of their own will take one before the checkpoint.
+        let left = self.appendable().saturating_sub(self.owed());
+        self.clean_marks().freeing_urgency(left as f64 / f64::from(self.segments.per()))
     }
 
     /// Whether writers may append although cleaning is behind.
@@ -191,7 +196,7 @@ impl State {
 mod tests {
     use super::*;
 
-    const MARKS: Marks = Marks { low: 4, level: 8, high: 12 };
+    const MARKS: Marks = Marks { low: 4, freeing: 6, level: 8, high: 12 };
 
     #[test]
     fn a_block_makes_the_debt_that_frees_one() {
@@ -213,6 +218,14 @@ mod tests {
         pace.begin(1, 100);
         (0..10).for_each(|_| pace.repay(GROUP));
         assert_eq!(pace.debt, -(GROUP as f64));
+    }
+
+    #[test]
+    fn a_checkpoint_is_due_before_users_find_no_room() {
+        assert_eq!(MARKS.freeing_urgency(12.0), 0.0);
+        assert_eq!(MARKS.freeing_urgency(9.0), 0.5);
+        assert_eq!(MARKS.freeing_urgency(6.0), 1.0);
+        assert!(MARKS.freeing_urgency(4.0) > 1.0);
     }
 
     #[test]

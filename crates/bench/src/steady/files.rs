@@ -244,7 +244,7 @@ pub(super) fn measure_in_place(machine: &Machine, report: &mut Report) -> Result
         seconds: machine.seconds(IN_PLACE_SECONDS),
         seed: machine.seed + round as u64,
     };
-    for system in [System::InPlace, System::Ext4("ordered")] {
+    for system in [System::InPlace, System::Ext4("ordered"), System::Ext4("journal")] {
         let subject = Subject::start(machine, system, machine.size(2 * SIZE, LEAST))?;
         load(0).prepare(&subject.point)?;
         for name in [WRITTEN, READ_FILE] {
@@ -258,8 +258,10 @@ pub(super) fn measure_in_place(machine: &Machine, report: &mut Report) -> Result
         with_neighbours(&subject.point, bytes, || load(round).run(&subject.point))
     })?;
     for (kind, rows) in [("in_place", &alone), ("in_place_neighbours", &beside)] {
-        let over = ratio(&rows[0], &rows[1], p99);
-        report.figure(&format!("{kind}_p99_over_{}", subjects[1].name), rounded(over));
+        for (subject, peers) in subjects.iter().zip(rows).skip(1) {
+            let over = ratio(&rows[0], peers, p99);
+            report.figure(&format!("{kind}_p99_over_{}", subject.name), rounded(over));
+        }
     }
     for (kind, rows) in [("in_place", &alone), ("in_place_neighbours", &beside)] {
         for (subject, rows) in subjects.iter().zip(rows) {

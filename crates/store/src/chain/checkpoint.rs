@@ -30,7 +30,7 @@ use crate::device::{AlignedBuf, DeviceRef, Purpose};
 /// Bytes in one request: flushes of users wait for no more.
 const REQUEST: usize = 256 << 10;
 /// Blocks of a base that are encoded at a time.
-const PIECE_BLOCKS: usize = 64 * 1024;
+const PIECE_BLOCKS: usize = 4 * 1024;
 /// "Never stored" in a run, a hole among versions.
 const ABSENT: u32 = u32::MAX;
 /// Bytes that a half has for headers and the segments' sequences, besides those for blocks.

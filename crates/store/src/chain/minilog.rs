@@ -214,7 +214,7 @@ impl State {
 /// [`Speed::Paced`] this takes as long as writers need until the checkpoint is urgent, so that there is
 /// no burst; while they pause, it goes on slowly.
 pub(super) async fn settle(inner: &Arc<Inner>, speed: Speed) -> Result<(), StoreError> {
-    // At full speed, slots that come meanwhile are left to the checkpoint itself.
+    // At full speed, slots that come meanwhile are left to the checkpoint itself. It stays at that speed.
     let mut left = None;
     let mut paused_at = None;
     loop {
@@ -222,7 +222,8 @@ pub(super) async fn settle(inner: &Arc<Inner>, speed: Speed) -> Result<(), Store
             let state = inner.state.lock();
             state.poison_check()?;
             let urgency = state.checkpoint_urgency(&inner.options);
-            match speed == Speed::Full || state.checkpoint_hurry || urgency >= OVERDUE {
+            let is_hasty = state.checkpoint_hurry || urgency >= OVERDUE || left.is_some();
+            match speed == Speed::Full || is_hasty {
                 true => Step::Settle(GROUP.min(*left.get_or_insert(state.slots.len()))),
                 false => next_group(inner, &state, urgency, paused_at),
             }

@@ -506,6 +506,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_wanted_soon_is_written_however_little_it_is() {
+        let mut stream = Stream::new(USERS, TAG, PER, SegmentMap::fresh(3, 10));
+        let content = || Some(Bytes::from(vec![0; BLOCK_SIZE]));
+        stream.append(&pad(), content(), Purpose::UserData);
+        assert!(!stream.wants_writing(2));
+        stream.hurry();
+        assert!(stream.wants_writing(2));
+        let batch = stream.take_batch(stream.tail(), 8).unwrap();
+        assert_eq!(batch.contents.len(), 1);
+        stream.append(&pad(), content(), Purpose::UserData);
+        assert!(!stream.wants_writing(2), "what came later is not meant");
+    }
+
+    #[test]
     fn each_round_takes_what_the_one_before_has_not() {
         let mut stream = Stream::new(USERS, TAG, PER, SegmentMap::fresh(3, 10));
         let mut offsets = Vec::new();

@@ -2,9 +2,9 @@
 //!
 //! A flush costs the same for one and for many. Of several who write and wait, again and again, those
 //! who were in the last commit come back soon after it: a commit that begins with the first of them
-//! leaves the others to the next one. So it waits for about as many as came last time, as long as they
-//! keep coming: when nobody has come for the time that a commit takes, which is what each of them would
-//! lose by missing it, it goes. One who is alone waits for nobody.
+//! leaves the others to the next one. So it waits for about as many as came last time, but no longer than
+//! a commit takes: that is the most that each of them loses by missing it. One who is alone waits for
+//! nobody.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::Inner;
 
-/// The longest wait for the next one, and for all of them.
+/// The longest wait for the next one, and for all of them, however long commits take.
 const LONGEST: Duration = Duration::from_millis(1);
 const LONGEST_ALL: Duration = Duration::from_millis(6);
 
@@ -75,7 +75,7 @@ impl Group {
         let begun = store.env.now();
         let (mut seen, mut last) = (count(), begun);
         while seen < expected {
-            let until = (last + patience).min(begun + LONGEST_ALL);
+            let until = (last + patience).min(begun + self.span.min(LONGEST_ALL));
             let now = store.env.now();
             if now >= until {
                 break;

@@ -31,7 +31,7 @@ pub(super) struct SegmentMap {
     pub(super) sealed: u32,
     /// The last sector must be written again: it names the next segment.
     pub(super) renamed: bool,
-    /// The number of the round whose sectors name the next segment, until they are durable.
+    /// The round whose sectors name the next segment, while that name is not durable.
     pub(super) naming: Option<u64>,
 }
 

@@ -3,8 +3,8 @@
 //! A flush costs the same for one and for many. Of several who write and wait, again and again, those
 //! who were in the last commit come back soon after it: a commit that begins with the first of them
 //! leaves the others to the next one. So it waits for about as many as came last time, but no longer than
-//! a commit takes: that is the most that each of them loses by missing it. One who is alone waits for
-//! nobody.
+//! a commit takes: that is the most that each of them loses by missing it. A lone caller's commit begins
+//! at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

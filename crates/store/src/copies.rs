@@ -1,4 +1,4 @@
-//! A structure that a device holds in two copies, written in turns: the newest whole one counts.
+//! A structure that a device holds in two copies, written alternately: the newest whole one counts.
 
 use std::fmt;
 
@@ -6,35 +6,35 @@ use serde::Serialize;
 
 use crate::device::{AlignedBuf, DeviceError, DeviceRef, Purpose};
 
-/// Copies.
+/// Number of copies.
 pub const COPIES: u64 = 2;
 /// Bytes from one copy to the next.
 pub const COPY: u64 = 4096;
 /// Bytes of the structure.
 pub(crate) const LEN: usize = 512;
 
-/// What is kept in two copies.
+/// A structure that is kept in two copies.
 pub(crate) trait Copied: Sized {
-    /// What is said of a copy that is whole, and still is of no use.
+    /// Why a whole copy is unusable.
     type Error: From<DeviceError> + fmt::Display;
 
-    /// What reads and writes of it are for.
+    /// The purpose of its reads and writes.
     const PURPOSE: Purpose;
 
-    /// Higher in each one that is written.
+    /// Increases with each one that is written.
     fn generation(&self) -> u64;
 
-    /// Bytes of a sector of the device that it was made for.
+    /// Sector size in bytes of the device that it was made for.
     fn sector(&self) -> u32;
 
-    /// What the device gets.
+    /// Its stored form.
     fn encode(&self) -> [u8; LEN];
 
-    /// A copy, if it is whole.
+    /// Decodes a copy; `None` if it is not whole.
     fn decode(bytes: &[u8], device: &DeviceRef) -> Result<Option<Self>, Self::Error>;
 }
 
-/// What was found where a copy belongs.
+/// The content of a copy's place.
 enum Found<T: Copied> {
     Whole(T),
     Nothing,
@@ -60,10 +60,10 @@ fn newer<T: Copied>(newest: Option<T>, it: T) -> Option<T> {
     }
 }
 
-/// The one that counts, if there is one.
+/// The copy that counts, if there is one.
 ///
 /// # Errors
-/// What is said of a whole copy; the device's, when it had no copy to show.
+/// A whole copy's error; the device's, when no copy could be read.
 pub(crate) async fn read<T: Copied>(device: &DeviceRef) -> Result<Option<T>, T::Error> {
     let (mut newest, mut failure) = (None, None);
     for copy in 0..COPIES {
@@ -80,7 +80,7 @@ pub(crate) async fn read<T: Copied>(device: &DeviceRef) -> Result<Option<T>, T::
     }
 }
 
-/// A backup of it at an offset, if a whole one is there.
+/// A backup of it at an offset, if that is whole.
 pub(crate) async fn read_backup<T: Copied>(device: &DeviceRef, at: u64) -> Option<T> {
     match find(device, at).await {
         Found::Whole(it) => Some(it),
@@ -88,18 +88,18 @@ pub(crate) async fn read_backup<T: Copied>(device: &DeviceRef, at: u64) -> Optio
     }
 }
 
-/// Writes it, not over the one that counts now.
+/// Writes it over the copy that does not count now.
 ///
 /// # Errors
-/// The device's.
+/// Device errors.
 pub(crate) async fn write<T: Copied>(it: &T, device: &DeviceRef) -> Result<(), DeviceError> {
     write_at(it, device, it.generation() % COPIES * COPY).await
 }
 
-/// Writes it where nothing of worth is.
+/// Writes both copies, over a place whose content is of no use.
 ///
 /// # Errors
-/// The device's.
+/// Device errors.
 pub(crate) async fn write_all<T: Copied>(it: &T, device: &DeviceRef) -> Result<(), DeviceError> {
     for copy in 0..COPIES {
         write_at(it, device, copy * COPY).await?;
@@ -110,7 +110,7 @@ pub(crate) async fn write_all<T: Copied>(it: &T, device: &DeviceRef) -> Result<(
 /// Writes it at an offset.
 ///
 /// # Errors
-/// The device's.
+/// Device errors.
 pub(crate) async fn write_at<T: Copied>(
     it: &T,
     device: &DeviceRef,
@@ -121,18 +121,18 @@ pub(crate) async fn write_at<T: Copied>(
     device.write(at, vec![sector.freeze()], T::PURPOSE).await
 }
 
-/// One copy, for a person to read.
+/// One copy, in readable form.
 #[derive(Clone, Debug, Serialize)]
 pub struct CopyDump<T> {
     /// Its place, in bytes.
     pub offset: u64,
-    /// Why it is none, if it is none.
+    /// Why it is not valid, if it is not.
     pub error: Option<String>,
-    /// What it says.
+    /// Its content.
     pub superblock: Option<T>,
 }
 
-/// What is in the places of both copies, and the one that counts.
+/// The content of both places, and the copy that counts.
 pub(crate) async fn dump<T: Copied + Clone>(device: &DeviceRef) -> (Vec<CopyDump<T>>, Option<T>) {
     let (mut copies, mut newest) = (Vec::new(), None);
     for copy in 0..COPIES {

@@ -1,18 +1,18 @@
-//! A gate that costs those who pass one atomic step as long as nobody wants it closed.
+//! A gate that costs each passage one atomic step while no task closes it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// One who wants the gate closed, in [`Gate::state`].
+/// One task that wants the gate closed, in [`Gate::state`].
 const CLOSER: u64 = 1 << 32;
-/// Those who are passing, in [`Gate::state`].
+/// Tasks that are passing, in [`Gate::state`].
 const PASSING: u64 = CLOSER - 1;
 
-/// Many may pass at a time, unless somebody has closed the gate. Any number may have it closed.
+/// Many tasks may pass at a time, unless one has closed the gate. Any number may have it closed.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Low half: those who are passing. High half: those who want it closed.
+    /// Low half: tasks that are passing. High half: tasks that want it closed.
     state: AtomicU64,
     /// The low half became zero while the high half was not.
     drained: Notify,
@@ -37,7 +37,7 @@ impl Gate {
         (before < CLOSER).then_some(passage)
     }
 
-    /// Closes the gate, and waits until those who are passing have passed.
+    /// Closes the gate, and waits until all passages under way have ended.
     pub(crate) async fn close(&self) -> Closed<'_> {
         self.state.fetch_add(CLOSER, Ordering::SeqCst);
         let closed = Closed(self);
@@ -55,12 +55,12 @@ impl Gate {
         }
     }
 
-    /// Takes back one closing that was kept.
+    /// Ends one closing that was kept.
     pub(crate) fn reopen(&self) {
         self.subtract(CLOSER);
     }
 
-    /// Whether nobody passes and nobody has it closed.
+    /// Whether no task passes and no task has it closed.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.state.load(Ordering::SeqCst) == 0
@@ -75,7 +75,7 @@ impl Gate {
 }
 
 impl Closed<'_> {
-    /// Leaves the gate closed until somebody calls [`Gate::reopen`].
+    /// Leaves the gate closed until a call of [`Gate::reopen`].
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }

@@ -1,4 +1,4 @@
-//! How long the stages of a request take: histograms that any task adds to, and the slowest requests.
+//! The duration of each stage of a request: histograms that any task adds to, and the slowest requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ const BUCKETS: usize = DOUBLINGS * PARTS as usize;
 /// Requests that [`Slowest`] keeps.
 const KEPT: usize = 16;
 
-/// Counts durations by their length.
+/// A histogram of durations.
 #[derive(Debug)]
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
@@ -126,15 +126,15 @@ fn is_shown(bound: u64) -> bool {
 pub struct StageStatus {
     /// The stage's name.
     pub stage: &'static str,
-    /// How long it took.
+    /// Its duration.
     #[serde(flatten)]
     pub latency: Latency,
-    /// For each of [`Histogram::bounds`], how often it took less.
+    /// For each of [`Histogram::bounds`], how many were shorter.
     #[serde(skip)]
     pub cumulative: Vec<(u64, u64)>,
 }
 
-/// A histogram for each of some stages, which are known by their number.
+/// A histogram for each of some numbered stages.
 #[derive(Debug)]
 pub struct StageHistograms {
     names: &'static [&'static str],
@@ -142,7 +142,7 @@ pub struct StageHistograms {
 }
 
 impl StageHistograms {
-    /// Stages with these names.
+    /// Histograms for stages with these names.
     pub fn new(names: &'static [&'static str]) -> StageHistograms {
         StageHistograms { names, histograms: names.iter().map(|_| Histogram::default()).collect() }
     }
@@ -163,27 +163,27 @@ impl StageHistograms {
     }
 }
 
-/// One slow request: when it ended, how long it took, and what for.
+/// One slow request: when it ended, its duration, and its stages.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct SlowRequest {
     /// When it ended, in seconds of the environment's clock.
     pub ended_s: f64,
-    /// How long it took, in microseconds.
+    /// Its duration, in microseconds.
     pub took_us: u64,
     /// Its stages in order, in microseconds.
     pub stages: Vec<(&'static str, u64)>,
 }
 
-/// The slowest requests since the last look.
+/// The slowest requests since the last call of [`Slowest::list`].
 #[derive(Debug, Default)]
 pub struct Slowest {
     kept: Mutex<Vec<SlowRequest>>,
-    /// A request that took no longer is not kept; 0 while there is room.
+    /// Requests of at most this duration are not kept; 0 while there is room.
     least_us: AtomicU64,
 }
 
 impl Slowest {
-    /// Keeps a request if it is among the slowest. `stages` is asked only then.
+    /// Keeps a request if it is among the slowest; calls `stages` only then.
     pub fn add(
         &self,
         ended_s: f64,

@@ -1,9 +1,9 @@
-//! A mutex for sections that are over sooner than a thread falls asleep.
+//! A mutex for critical sections that are shorter than putting a thread to sleep.
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Looks at a lock that is held, some tens of nanoseconds apart, before the thread sleeps: a few
-/// microseconds together. To sleep and to be woken takes longer, of the waker's time too.
+/// Looks at a locked mutex, some tens of nanoseconds apart, before the thread sleeps: a few microseconds
+/// together. Sleeping and waking takes longer, of the waker's time too.
 const LOOKS: usize = 100;
 
 /// A mutex that is held for a microsecond or so, by many threads.
@@ -15,10 +15,10 @@ impl<T> BriefMutex<T> {
         BriefMutex(Mutex::new(value))
     }
 
-    /// Locks it, awake at first.
+    /// Locks it, spinning first.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         for _ in 0..LOOKS {
-            // Looking leaves the line with the holder; trying takes it away.
+            // Reading leaves the cache line with the holder; trying to lock takes it away.
             if !self.0.is_locked()
                 && let Some(guard) = self.0.try_lock()
             {
@@ -45,7 +45,7 @@ mod tests {
                     let mut both = shared.lock();
                     both.0 += 1;
                     if round % 5_000 == 0 {
-                        // Long enough for the others to fall asleep.
+                        // Long enough for the other threads to fall asleep.
                         (0..100_000).for_each(|_| std::hint::spin_loop());
                     }
                     both.1 += 1;

@@ -1,18 +1,18 @@
-//! What a device takes: it bounds the bytes that work in the background has under way, so that a flush
-//! does not wait for them for long.
+//! The measured rate of a device: it bounds the bytes that background work has under way, so that a flush
+//! does not wait long for them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::block::BLOCK_SIZE;
 
-/// What a flush may wait for each kind of work in the background, on a drive without an arm.
+/// Maximum delay of a flush by each kind of background work, on a drive that is not rotational.
 const SOON: Duration = Duration::from_millis(1);
-/// The same on a drive that moves an arm, where short requests cost the most.
+/// The same on a rotational disk, where short requests cost the most.
 const SOON_ROTATIONAL: Duration = Duration::from_millis(100);
-/// Fewer bytes are requests so short that they cost more than they let others wait.
+/// Minimum bytes: shorter requests would cost more than the delay that they spare others.
 const LEAST: usize = 256 << 10;
-/// Requests that are shorter tell more of a device's delay than of its rate.
+/// Minimum bytes of a request that is measured: shorter ones measure a device's latency rather than its rate.
 const TELLING: u64 = 16 * BLOCK_SIZE as u64;
 /// The weight of the newest request in the mean, as a divisor.
 const NEWEST: u64 = 8;
@@ -25,14 +25,14 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// A request of `bytes` begins.
+    /// Begins a request of `bytes`.
     pub(crate) fn begin(&self, bytes: usize) -> UnderWay<'_> {
         let bytes = bytes as u64;
         let total = self.under_way.fetch_add(bytes, Ordering::Relaxed) + bytes;
         UnderWay { rate: self, bytes, total }
     }
 
-    /// Bytes that may be under way in the background, at most `most`.
+    /// Bytes of background work that may be under way, at most `most`.
     pub(crate) fn background_bytes(&self, is_rotational: bool, most: usize) -> usize {
         let soon = if is_rotational { SOON_ROTATIONAL } else { SOON };
         self.bytes_in(soon).unwrap_or(LEAST).clamp(LEAST, most.max(LEAST))
@@ -49,7 +49,7 @@ impl Rate {
 pub(crate) struct UnderWay<'a> {
     rate: &'a Rate,
     bytes: u64,
-    /// All bytes that were under way when it began.
+    /// All bytes under way when it began.
     total: u64,
 }
 
@@ -60,7 +60,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl UnderWay<'_> {
-    /// The request is over.
+    /// Ends the request.
     pub(crate) fn end(self, took: Duration) {
         let nanos = took.as_nanos();
         if self.bytes < TELLING || nanos == 0 {

@@ -1,12 +1,12 @@
 //! The tail cache: no read should reach the drive that takes the writes (Gecko, 3.1.2).
 //!
-//! Blocks are named by their physical address in the chain, in blocks; what lies under a key does
-//! not change until the key is removed, put again, or evicted. There are two tiers, and a block is
-//! in one of them:
+//! Blocks are named by their physical address in the chain, in blocks; the content under a key does not
+//! change until the key is removed, put again, or evicted. There are two tiers, and a block is in one of
+//! them:
 //!
-//! - RAM, first in first out. Every block written to the tail enters here. An overwrite gives the
-//!   logical block a new physical address, and the chain removes the old one: if that is still in
-//!   RAM, it never costs the SSD a write;
+//! - RAM, first in first out. Every block written to the tail enters here. An overwrite gives the logical
+//!   block a new physical address, and the chain removes the old one: if that is still in RAM, it never costs
+//!   the SSD a write;
 //! - an SSD, least recently used. Blocks that leave RAM wait there until a batch is full, and one
 //!   task writes the batch, in runs of consecutive slots where the free slots allow. They are read
 //!   from RAM until the write has ended.
@@ -21,7 +21,7 @@
 //! The cache does not verify what the SSD returns. The caller has the block's checksum; on a
 //! mismatch it calls [`Cache::remove`] and reads the drive.
 //!
-//! - [`policy`]: who stays and who goes, without I/O;
+//! - [`policy`]: which blocks stay in RAM and on the SSD, without I/O;
 //! - `slots`: the SSD's part of it;
 //! - `index`: keys and lists in flat arrays;
 //! - `ghosts`: which blocks were missed lately.
@@ -76,8 +76,8 @@ struct State {
 }
 
 impl Cache {
-    /// A tail cache: `ram_blocks` blocks of RAM, first in first out, and all of `ssd`. Either tier
-    /// may be absent. Beyond `ram_blocks`, up to 4 MiB are on their way to the SSD.
+    /// A tail cache: `ram_blocks` blocks of RAM, first in first out, and all of `ssd`. Either tier may be
+    /// absent. Up to 4 MiB beyond `ram_blocks` may be queued or under way to the SSD.
     pub fn new(env: &Env, ram_blocks: usize, ssd: Option<DeviceRef>) -> Arc<Cache> {
         Cache::with_order(env, ram_blocks, ssd, RamOrder::Fifo)
     }
@@ -117,12 +117,11 @@ impl Cache {
         });
     }
 
-    /// Offers a block that was read from its drive after a miss; nothing happens when the key is
-    /// here already. A read cache takes it in at once. A tail cache, whose room is for what was just
-    /// written, takes it in when it is offered a second time not long after the first; it is then
-    /// treated as a new block, so that a block which fell out and is wanted again and again costs
-    /// two reads of the tail and one SSD write, and a scan costs the cache nothing. The bytes are
-    /// copied. The caller sees to it that the key still names this block.
+    /// Offers a block that was read from its drive after a miss; does nothing when the key is already cached.
+    /// A read cache admits it at once. A tail cache keeps its room for blocks that were just written, so it
+    /// admits a block at the second offer soon after the first, and then treats it as a new block: a block
+    /// that fell out and is read repeatedly costs two reads of the tail and one SSD write, and a scan costs
+    /// the cache nothing. Copies the bytes. The caller ensures that the key still names this block.
     pub fn fill(&self, key: u64, block: Bytes) {
         if self.contains(key).is_none() {
             let block = FrameBuf::copy_block(&block);
@@ -155,7 +154,7 @@ impl Cache {
         }
     }
 
-    /// Where the block under `key` is, if it is here.
+    /// The tier that holds the block under `key`.
     pub fn contains(&self, key: u64) -> Option<Tier> {
         self.shared.state.lock().policy.locate(key)
     }
@@ -165,15 +164,15 @@ impl Cache {
         self.shared.state.lock().policy.remove(key);
     }
 
-    /// Drops every block in `keys` that was here when this was called: the tail moved to another
-    /// link. Holds the lock for a few thousand entries at a time.
+    /// Drops every block in `keys` that is cached at the time of this call: the tail moved to another link.
+    /// Holds the lock for [`SWEEP`] entries at a time.
     pub fn remove_range(&self, keys: Range<u64>) {
         // RAM first: a block only ever moves from RAM to the SSD, so none slips by.
         self.sweep(|policy, from| policy.sweep_ram(from, SWEEP, |key| keys.contains(&key)));
         self.sweep(|policy, from| policy.sweep_ssd(from, SWEEP, |key| keys.contains(&key)));
     }
 
-    /// What the cache did so far, and what it holds.
+    /// What the cache has done so far, and its present size.
     pub fn stats(&self) -> CacheStats {
         self.shared.state.lock().policy.stats()
     }

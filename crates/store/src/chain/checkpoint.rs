@@ -27,13 +27,13 @@ use crate::block::{StoreError, Version};
 use crate::checksum::crc32c;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 
-/// Bytes in one request: flushes of users wait for no more.
+/// Bytes in one request: a user's flush waits for at most one.
 const REQUEST: usize = 256 << 10;
 /// Blocks of a base that are encoded at a time.
 const PIECE_BLOCKS: usize = 4 * 1024;
 /// "Never stored" in a run, a hole among versions.
 const ABSENT: u32 = u32::MAX;
-/// Bytes that a half has for headers and the segments' sequences, besides those for blocks.
+/// Bytes of a half for headers and the segments' sequences, besides the bytes for blocks.
 pub(super) const HALF_SLACK: u64 = 1 << 20;
 
 /// Where the next record goes.
@@ -79,7 +79,7 @@ pub(super) async fn write_base(inner: &Arc<Inner>) -> Result<(), StoreError> {
     write_next(inner, &mut area, Speed::Full).await
 }
 
-/// Locks the area; a checkpoint under way no longer takes its time.
+/// Locks the area, and tells a checkpoint under way to stop pacing itself.
 async fn lock(inner: &Inner) -> tokio::sync::MutexGuard<'_, Area> {
     inner.state.lock().checkpoint_hurry = true;
     inner.checkpoints.lock().await
@@ -96,7 +96,8 @@ impl State {
             .max(self.freeing_urgency())
     }
 
-    /// Whether a checkpoint should begin: one that has many blocks to settle takes its time.
+    /// Whether a checkpoint should begin. One that has many blocks to settle begins early, so that it can
+    /// settle them slowly.
     pub(super) fn wants_checkpoint(&self, options: &Options) -> bool {
         let urgency = self.checkpoint_urgency(options);
         urgency >= 1.0 || (urgency >= minilog::EARLY && self.slots.len() > minilog::FEW)
@@ -122,11 +123,11 @@ pub(super) async fn is_whole(inner: &Inner) -> bool {
     true
 }
 
-/// A checkpoint under way. Dropped before its end, it gives back what it took.
+/// A checkpoint under way. Dropped before its end, it restores the dirty blocks that it took.
 struct Attempt<'a> {
     inner: &'a Inner,
     dirty: Option<RoaringBitmap>,
-    /// Bytes went to the area: nobody knows what is there.
+    /// Bytes were written to the area, so its content is unknown until the record is whole.
     begun: bool,
 }
 
@@ -179,7 +180,7 @@ async fn write_next(inner: &Arc<Inner>, area: &mut Area, speed: Speed) -> Result
         state.reserve(log);
     }
     drop(state);
-    // Writers that wait for room see that there is more, or ask for cleaning themselves.
+    // Waiting writers look again: they proceed, or ask for cleaning themselves.
     inner.room.notify_waiters();
     if inner.options.auto_clean {
         inner.clean_kick.notify_one();
@@ -197,7 +198,7 @@ pub(super) fn bytes_for(payload: usize) -> u64 {
     PAGE as u64 + (payload as u64).next_multiple_of(PAGE as u64)
 }
 
-/// Notes the state of this moment: what changed, and the whole index when a base is due.
+/// Captures the present state: the changed blocks, and the whole index if the record has to be a base.
 fn capture(
     inner: &Inner,
     area: &Area,
@@ -253,7 +254,7 @@ fn log_record(stream: &Stream) -> LogRecord {
     LogRecord { segment: open.id.into(), slot: tail.slot().into(), seq: tail.seq().into() }
 }
 
-/// Turns a captured delta into a base, a piece at a time: others have their turn between two pieces.
+/// Turns a captured delta into a base, one piece at a time, and yields to other tasks between two pieces.
 async fn encode_base(record: &mut Record, frozen: Frozen) {
     let sequences = record.header.segments.get() as usize * size_of::<u64>();
     record.payload.truncate(sequences);
@@ -306,7 +307,7 @@ async fn put(inner: &Inner, record: &Record, area: &Area) -> Result<(), StoreErr
     testify(inner, area).await
 }
 
-/// Writes down, in both halves, that the record is durable. The next flush covers it.
+/// Writes to both halves that the record is durable. The next flush covers these writes.
 async fn testify(inner: &Inner, area: &Area) -> Result<(), StoreError> {
     let mut witness = Witness {
         magic: WITNESS_MAGIC,
@@ -385,7 +386,7 @@ pub(super) async fn newest_base(
 /// Runs, holes, blocks with several versions and records, as bytes.
 #[derive(Default)]
 struct Payload {
-    /// What stands in front of the runs, and the runs.
+    /// The bytes before the runs, and the runs.
     run_bytes: Vec<u8>,
     hole_bytes: Vec<u8>,
     several_bytes: Vec<u8>,
@@ -393,7 +394,7 @@ struct Payload {
     holes: u32,
     several: u32,
     records: BTreeMap<u32, Version>,
-    /// Where the last run's count stands, and the block that would extend the run.
+    /// Offset of the last run's count, and the block that would extend the run.
     open: Option<(usize, u32)>,
     /// The last run of holes: its first block, its length, its record.
     hole: Option<(u32, u32, u32)>,
@@ -411,7 +412,7 @@ impl Payload {
         }
     }
 
-    /// Adds the versions of the records that were met.
+    /// Adds the versions of the records that holes refer to.
     fn versions_of_records(&mut self, version: impl Fn(u32) -> Version) {
         self.records.iter_mut().for_each(|(record, of)| *of = version(*record));
     }
@@ -471,7 +472,7 @@ impl Payload {
         }
     }
 
-    /// Bytes of it all, once no run of holes is open.
+    /// Bytes of the payload, once no run of holes is open.
     fn len(&self) -> usize {
         let records = self.records.len() * (size_of::<u32>() + size_of::<u64>());
         self.run_bytes.len() + self.hole_bytes.len() + self.several_bytes.len() + records
@@ -501,7 +502,7 @@ pub(super) struct Loaded {
     pub(super) records: Vec<(u32, Version)>,
 }
 
-/// The header in a page: the newer one of its two copies, if either is whole.
+/// The header in a page: the newer of its two copies, if either is whole.
 pub(super) fn decode_header(page: &[u8], volume: &[u8; 16]) -> Option<CheckpointHeader> {
     let copies = [0, SECTOR].into_iter().filter_map(|at| {
         let bytes = page.get(at..at + SECTOR)?;
@@ -576,7 +577,7 @@ impl Reader<'_> {
     }
 }
 
-/// A record of the checkpoint area that may be there.
+/// A record that the checkpoint area may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) generation: u64,
@@ -587,10 +588,10 @@ pub(super) struct Wanted {
     pub(super) room: u64,
 }
 
-/// Reads a record; `None` when another one, or none, is in its place.
+/// Reads a record; `None` when its place holds another record, or none.
 ///
 /// # Errors
-/// [`ChainError::Damaged`] when its head is whole and its payload is not: that is no torn write.
+/// [`ChainError::Damaged`] when its head is whole and its payload is not: no torn write leaves that.
 pub(super) async fn read_record(
     map: &DeviceRef,
     volume: &[u8; 16],
@@ -600,7 +601,7 @@ pub(super) async fn read_record(
     if room < PAGE as u64 {
         return Ok(None);
     }
-    // The head of an older record may stand over a payload that was half overwritten.
+    // The head of an older record may stand before a payload that was half overwritten.
     let header_of = |page: &[u8]| {
         decode_header(page, volume)
             .filter(|header| header.generation.get() == generation && header.number.get() == number)
@@ -654,7 +655,7 @@ pub(super) async fn run_checkpoints(inner: Arc<Inner>) {
                 let state = inner.state.lock();
                 state.checkpoint_hurry || state.wants_checkpoint(&inner.options)
             };
-            // Another task may have written the one that was asked for.
+            // Another task may have written the requested checkpoint.
             match is_wanted {
                 true => write_next(&inner, &mut area, Speed::Paced).await,
                 false => Ok(()),

@@ -1,9 +1,9 @@
 //! Cleaning: live blocks leave a segment, so that it can be written again.
 //!
-//! *Move-to-tail* (Gecko 3.1) appends them to the users' log; *compact-in-body* (3.1.3) to a log of its
-//! own, which leaves the tail's drive alone where the body has another, and keeps what has lived long
-//! apart from what users just wrote. The record of a discard goes along as long as anything is absent
-//! because of it: one entry for one, so that nothing is gained or lost by it.
+//! *Move-to-tail* (Gecko 3.1) appends them to the users' log; *compact-in-body* (3.1.3) to a log of its own,
+//! which leaves the tail's drive alone where the body has another, and keeps old blocks apart from what users
+//! just wrote. Cleaning copies the record of a discard, one entry for one, as long as any block is absent
+//! because of it.
 //!
 //! - [`victim`]: which segment is cleaned;
 //! - [`pace`]: when, and how fast.
@@ -32,11 +32,11 @@ use victim::Order;
 
 /// Blocks in one request to the body.
 const RUN_BLOCKS: usize = 256;
-/// Runs that are read ahead of the one that is being moved, so that the body's drive does not wait.
+/// Runs read ahead of the one that is being moved, so that the body's drive does not idle.
 const RUNS_AHEAD: usize = 2;
-/// Dead blocks that are read along with live ones rather than skipped.
+/// Dead blocks between live ones that a read includes rather than skips.
 const GAP_BLOCKS: u32 = 16;
-/// Blocks of held versions that are looked at between two segments.
+/// Blocks with several versions that are examined between two segments.
 const AGE_BLOCKS: usize = 16 * 1024;
 
 /// Cleans when free segments become few.
@@ -52,7 +52,7 @@ pub(super) async fn run_cleaner(inner: Arc<Inner>) {
     }
 }
 
-/// Writers keep step with the cleaner only while it works.
+/// Ends the pace of writers: they keep step with the cleaner only while it works.
 fn end_pace(inner: &Inner) {
     let worked = inner.state.lock().cleaning.end();
     if worked {
@@ -65,7 +65,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
         let _cleaning = match inner.cleaning_lock.try_lock() {
             Ok(lock) => lock,
             Err(_) => {
-                // The change of the volume that holds it may take long.
+                // The task that holds it changes the volume, which may take long.
                 end_pace(inner);
                 inner.cleaning_lock.lock().await
             }
@@ -83,7 +83,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             state.cleaning.begin(victim.live, per);
         }
         match clean_segment(inner, victim.id, Speed::Paced).await {
-            // Until something dies, or is freed, there is nothing that cleaning could do.
+            // Cleaning can gain nothing until blocks die or segments become free.
             Err(StoreError::NoSpace) => return Ok(()),
             cleaned => cleaned?,
         }
@@ -109,7 +109,7 @@ fn next_step(inner: &Inner) -> Result<Option<Order>, StoreError> {
     Ok(wanted.then_some(if is_urgent { Order::FewestLive } else { Order::CostBenefit }))
 }
 
-/// Sees to it that segments which cleaning has emptied become writable in time.
+/// Has a checkpoint free the segments that cleaning emptied before users need them.
 async fn free_emptied(inner: &Arc<Inner>) -> Result<(), StoreError> {
     let (is_urgent, is_wanted) = {
         let state = inner.state.lock();
@@ -142,15 +142,15 @@ pub(super) async fn clean_some(inner: &Arc<Inner>, segments: usize) -> Result<us
     Ok(cleaned)
 }
 
-/// A live block of a victim: content, or the record of a discard that something is a hole by.
+/// A live block of a victim: content, or the record of a discard to which holes refer.
 #[derive(Clone, Copy)]
 struct Live {
     block: u32,
     entry: MapEntry,
 }
 
-/// Waits for room for all of a victim's blocks: cleaning that stopped half way would have used up
-/// what it needs to gain anything. Users leave that much alone; see [`State::room`].
+/// Waits for room for all live blocks of a victim: cleaning that stopped half way would use up space and gain
+/// none. Users leave that much free; see [`State::room`].
 async fn make_room(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
     loop {
         {
@@ -169,7 +169,7 @@ async fn make_room(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
 /// Moves every live block out of a segment.
 ///
 /// # Errors
-/// [`StoreError::NoSpace`] when they find no room, besides those of the devices.
+/// [`StoreError::NoSpace`] when there is no room for them, besides device errors.
 pub(super) async fn clean_segment(
     inner: &Arc<Inner>,
     victim: u32,
@@ -177,7 +177,7 @@ pub(super) async fn clean_segment(
 ) -> Result<(), StoreError> {
     make_room(inner, victim).await?;
     Counts::add(&inner.counts.segments_cleaned, 1);
-    // Users may empty the segment meanwhile: what was read of it must not meet what is written next.
+    // Users may empty the segment meanwhile; the pin keeps it from being written anew under the reads.
     let _pin = Pin::segment(inner, victim);
     let entries = entries_of(inner, victim).await;
     let live = {
@@ -229,8 +229,8 @@ async fn wait_for_turn(inner: &Inner, blocks: usize) {
     }
 }
 
-/// Blocks in one read: a flush of a user waits for the reads that are under way, too. An arm costs more
-/// than the bytes that it comes to.
+/// Blocks in one read: a user's flush waits for the reads under way. On a rotational disk a seek costs more
+/// than these bytes, so the reads stay long.
 fn run_blocks(inner: &Inner) -> u32 {
     if inner.state.lock().segments.has_arm() {
         return RUN_BLOCKS as u32;
@@ -254,7 +254,7 @@ fn runs(live: &[Live], most: u32) -> Vec<Vec<Live>> {
     runs
 }
 
-/// A segment that kept live blocks holds some that cannot be read, or the map did not tell of them.
+/// Marks a segment that kept live blocks: no copy of them can be read, or the map does not name them.
 fn settle_rest(inner: &Inner, victim: u32) {
     let mut state = inner.state.lock();
     let damaged = state.segments.get(victim).state == SegmentState::Used;
@@ -264,7 +264,7 @@ fn settle_rest(inner: &Inner, victim: u32) {
     tracing::error!(
         volume = %inner.volume,
         segment = victim,
-        "a segment holds blocks that no copy can give back; it is kept as it is"
+        "a segment holds blocks of which no copy is readable; it is not cleaned; run a scrub"
     );
 }
 
@@ -303,9 +303,9 @@ async fn mapped_entries(inner: &Inner, victim: u32) -> Option<Vec<Live>> {
     Some(entries)
 }
 
-/// The blocks of a segment that the index refers to. Their versions are the index's where it knows
-/// them. Where it does not, the content is older than every version held, or nothing is: the oldest
-/// version held, or the newest that is durable, then says no less of it.
+/// The live blocks of a segment according to the index. Their versions are the index's where it has them.
+/// Where it has none, the content is older than every held version, or nothing is held: the oldest held
+/// version, or else the newest durable one, is then correct for every reader.
 fn indexed_entries(inner: &Inner, victim: u32) -> Vec<Live> {
     let state = inner.state.lock();
     let mut entries = Vec::new();
@@ -328,8 +328,8 @@ fn indexed_entries(inner: &Inner, victim: u32) -> Vec<Live> {
     entries
 }
 
-/// Adds the records of a segment that the index refers to, each with the runs of its holes: of
-/// what is no hole any more, nobody knows whether it was part of the run.
+/// Adds the records of a segment that the index refers to, each with the runs of its present holes: whether a
+/// block that is no hole any more was part of the discarded run is unknown.
 fn indexed_records(state: &State, victim: u32, entries: &mut Vec<Live>) {
     let mut holes = Vec::new();
     state.index.for_each_hole(|lba, record| {
@@ -348,7 +348,7 @@ fn indexed_records(state: &State, victim: u32, entries: &mut Vec<Live>) {
     }
 }
 
-/// The contents of live blocks within one run; those that no copy can give back are left out.
+/// The contents of live blocks within one run, without blocks of which no copy is whole.
 async fn read_live(inner: Arc<Inner>, run: Vec<Live>) -> Vec<(Live, Bytes)> {
     let (first, last) = (run[0].block, run[run.len() - 1].block);
     let place = {
@@ -384,8 +384,8 @@ async fn read_live(inner: Arc<Inner>, run: Vec<Live>) -> Vec<(Live, Bytes)> {
     contents
 }
 
-/// Calls `append`, which appends up to `blocks` copies to the log that it is given, when that has
-/// room for them; what it returns.
+/// Calls `append`, which appends up to `blocks` copies to the log that it is given, once that log has room
+/// for them; returns its result.
 async fn append_moved(
     inner: &Arc<Inner>,
     blocks: usize,
@@ -414,14 +414,14 @@ async fn append_moved(
             }
         };
         match wants_checkpoint {
-            // It frees what was emptied: better than to go on at the tail.
+            // The checkpoint frees emptied segments: better than appending to the tail.
             true => checkpoint::write(inner).await?,
             false => room.await,
         }
     }
 }
 
-/// Writes a record again.
+/// Appends a copy of a discard's record.
 fn carry_now(state: &mut State, log: usize, live: &Live) -> Result<u64, StoreError> {
     let there = match state.carry(log, &live.entry, live.block) {
         Err(StoreError::NoSpace) if log == BODY => state.carry(USERS, &live.entry, live.block),
@@ -447,8 +447,8 @@ fn move_now(state: &mut State, log: usize, group: &[(Live, Bytes)]) -> Result<u6
 }
 
 impl State {
-    /// The log that cleaning appends to. That of compaction goes elsewhere when the tail has come to
-    /// its link; while it cannot, cleaning appends to the users' log rather than disturb it.
+    /// The log that cleaning appends to. The log of compaction leaves a link that the tail has reached; while
+    /// it cannot, cleaning appends to the users' log instead.
     fn cleaning_log(&mut self) -> usize {
         let Some(open) = self.body.as_ref().map(|body| body.open().id) else { return USERS };
         if self.fits(BODY, open) {
@@ -473,14 +473,14 @@ impl State {
             || self.choose(BODY, true).is_some()
     }
 
-    /// Takes the tail to another link, so that the one it was on can be cleaned.
+    /// Moves the tail to another link, so that its present link can be cleaned.
     pub(super) fn move_tail(&mut self) -> Result<(), StoreError> {
         let tail = self.tail_link();
         let links = self.segments.links.len();
         let mut others = (1..links).map(|step| (tail + step) % links);
         let next = others.find_map(|link| self.segments.next_on(link, 0, 0));
         let next = next.ok_or(StoreError::NoSpace)?;
-        // What is left of the open segment may be what slots count on.
+        // Slots may count on the rest of the open segment.
         if self.owed() > 0 && self.appendable() < u64::from(self.users.room()) + self.owed() {
             return Err(StoreError::NoSpace);
         }

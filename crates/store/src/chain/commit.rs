@@ -1,10 +1,10 @@
-//! Rounds of group commit: data, then the map entries that tell of it.
+//! Rounds of group commit: data, then the map entries that describe it.
 //!
-//! A round covers what was appended when it began. It begins when the round before it has written
-//! everything, and writes while that one flushes; a third waits until the first has ended. Rounds end
-//! in order. Callers of `sync` that come meanwhile share the next round. A round is a future that its
-//! callers drive together, so a lone caller pays for no change of task, and a caller that gives up
-//! leaves the round to the others; the commit timer drives what all of them gave up.
+//! A round covers everything appended when it began. It begins when the previous round has written its data
+//! and map entries, and writes while that one flushes; a third round waits until the first has ended. Rounds
+//! end in order. Callers of `sync` that arrive meanwhile share the next round. A round is a future that its
+//! callers drive together: a lone caller pays for no task switch, and a caller that gives up leaves the round
+//! to the others. The commit timer drives rounds that every caller gave up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,27 +22,27 @@ use crate::block::{StoreError, Version};
 use crate::device::{DeviceRef, Purpose};
 use crate::env::Time;
 
-/// Blocks that a short round may leave for recovery to check: it reads as many.
+/// Maximum blocks in a short round: recovery reads and checks that many.
 pub(super) const SHORT_BLOCKS: u32 = 256;
 
-/// What several callers wait for, and drive.
+/// A future that several callers wait for, and drive.
 type Together<T> = Shared<BoxFuture<'static, Result<T, StoreError>>>;
 
-/// A round: its end, and the moment from which on the next one may write.
+/// A round: its end, and the point from which the next one may write.
 #[derive(Clone)]
 struct Round {
     ended: Together<RoundTimes>,
     written: Shared<oneshot::Receiver<()>>,
 }
 
-/// The round before one's own.
+/// The previous round.
 #[derive(Clone, Default)]
 struct Before(Option<Round>);
 
 impl Before {
     async fn written(&self) {
         if let Some(round) = &self.0 {
-            // A round that ends without having anything to write drops its sender.
+            // A round that ends without writing drops its sender.
             round.written.clone().await.ok();
         }
     }
@@ -54,7 +54,7 @@ impl Before {
     }
 }
 
-/// When the stages of a round ended; stages that it did not have end with the one before.
+/// When the stages of a round ended. A stage that it skipped ends with the stage before.
 #[derive(Clone, Copy, Debug, Default)]
 struct RoundTimes {
     asked: Time,
@@ -66,7 +66,7 @@ struct RoundTimes {
 }
 
 impl RoundTimes {
-    /// The stages of a flush that was asked for at `since`, in microseconds.
+    /// The stages of a flush requested at `since`, in microseconds.
     fn stages(&self, since: Time) -> Vec<(&'static str, u64)> {
         let ends = [
             ("earlier_rounds", self.asked),
@@ -112,7 +112,7 @@ pub(super) async fn sync(inner: &Arc<Inner>, version: Version) -> Result<(), Sto
     Ok(())
 }
 
-/// Takes part in a round that begins after this call.
+/// Joins a round that begins after this call.
 async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
     let round = {
         let mut rounds = inner.rounds.lock();
@@ -132,7 +132,7 @@ async fn join_round(inner: &Arc<Inner>) -> Result<RoundTimes, StoreError> {
     round.ended.await
 }
 
-/// A round; tells `done` when the next one may begin.
+/// Runs a round; signals `done` when the next one may begin.
 async fn round(
     inner: Arc<Inner>,
     before: Before,
@@ -141,14 +141,14 @@ async fn round(
     let asked = inner.env.now();
     let own = async {
         before.written().await;
-        // From here on, newcomers need a round of their own.
+        // From here on, new callers need another round.
         inner.rounds.lock().waiting = None;
         let begun = inner.stage(Stage::SyncQueue, asked);
         let mut times = RoundTimes { asked, begun, ..RoundTimes::default() };
         let covered = run(&inner, &before, done, &mut times).await?;
         Ok::<_, StoreError>((covered, times))
     };
-    // The round before may have been given up by its callers: it needs this one to go on.
+    // Every caller of the previous round may have given up: then this round drives it.
     let ((), own) = futures::join!(before.ended(), own);
     let (covered, times) = own?;
     match covered {
@@ -157,26 +157,26 @@ async fn round(
     }
 }
 
-/// Makes the users' log durable for a checkpoint, also what has no version. The sectors that tell of its
-/// data say that this is durable, where the volume has a log of compaction.
+/// Makes the users' log durable for a checkpoint, including blocks without a version. On a volume with a log
+/// of compaction, flushes its data first, so that the round's sectors say that it is durable.
 pub(super) async fn users(inner: &Arc<Inner>) -> Result<(), StoreError> {
     apart(inner, USERS, flush_ahead(inner.clone())).await?;
     join_round(inner).await.map(drop)
 }
 
-/// Makes the log of compaction durable. No flush of a user waits for it: the order of its entries
-/// among those of the users' log does not matter.
+/// Makes the log of compaction durable. No user's flush waits for it, because its entries have no order
+/// relative to those of the users' log.
 pub(super) async fn body(inner: &Arc<Inner>) -> Result<(), StoreError> {
     apart(inner, BODY, commit_body(inner.clone())).await
 }
 
-/// Writes what waits in the users' log below `until`.
+/// Writes the queued blocks of the users' log below `until`.
 pub(super) async fn write_out(inner: &Arc<Inner>, until: Position) -> Result<(), StoreError> {
     let writer = inner.clone();
     apart(inner, USERS, async move { drain(&writer, USERS, until).await }).await
 }
 
-/// Runs work on a log beside the rounds, in a task of its own: a caller that gives up leaves it to that.
+/// Runs work on a log beside the rounds, in a task of its own that goes on when the caller gives up.
 async fn apart(
     inner: &Arc<Inner>,
     log: usize,
@@ -199,8 +199,8 @@ async fn apart(
     work.await
 }
 
-/// Makes the data of the users' log durable while rounds go on: the next round has little left to do, so
-/// that flushes of users do not wait for all that a checkpoint appended.
+/// Makes the data of the users' log durable while rounds go on. The next round then has little left to do, so
+/// users' flushes do not wait for everything that a checkpoint appended.
 async fn flush_ahead(inner: Arc<Inner>) -> Result<(), StoreError> {
     let part = {
         let mut state = inner.state.lock();
@@ -213,8 +213,8 @@ async fn flush_ahead(inner: Arc<Inner>) -> Result<(), StoreError> {
     };
     drain(&inner, part.log, part.target).await?;
     wait_written(&inner, &part).await?;
-    // A round may have taken note of these writes, and not have flushed them yet: all of them are
-    // flushed here, and left to the round as well.
+    // A round may have taken the marks of these writes without having flushed yet. So this flushes every
+    // device, and leaves the marks to the round.
     let devices: Vec<DeviceRef> = {
         let state = inner.state.lock();
         let links = state.users.links_of_uncommitted(&state.segments);
@@ -273,8 +273,8 @@ struct Covered {
     held: Option<Version>,
 }
 
-/// Makes durable what a round covers, provided that the rounds before it end well; `None` when it has
-/// nothing to do but to wait for those.
+/// Makes what a round covers durable, provided that the rounds before it succeed; `None` when it has nothing
+/// to write and only waited for them.
 async fn run(
     inner: &Arc<Inner>,
     before: &Before,
@@ -300,7 +300,7 @@ async fn run(
     Ok(Some(Covered { sealed, version, held }))
 }
 
-/// Notes that what a round covers is durable.
+/// Records that everything a round covers is durable.
 fn end(inner: &Inner, covered: Covered) -> Result<(), StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
@@ -316,17 +316,17 @@ fn end(inner: &Inner, covered: Covered) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What a round begins with.
+/// What a round covers, fixed when it begins.
 struct Begun {
     part: Part,
     version: Version,
     held: Option<Version>,
-    /// What it writes, if it is short.
+    /// The writes of a short round.
     short: Option<Short>,
 }
 
-/// Fixes what a round covers, and takes it if it is short; `None` when the rounds before it have taken
-/// everything that it would.
+/// Fixes what a round covers, and takes its blocks if it is short; `None` when earlier rounds have taken
+/// everything.
 fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
@@ -345,14 +345,14 @@ fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
     while let Some(batch) = users.take_batch(part.target, super::write::BATCH_BLOCKS) {
         batches.push(batch);
     }
-    // Blocks that another task is writing come before those taken here.
+    // Whether blocks before these are still being written by another task.
     let in_flight = users.written() < batches.first().map_or(part.target, |batch| batch.start);
     let sealed = users.seal(part.target, inner.map_unit, part.target);
     let short = Some(Short { batches, sealed, in_flight });
     Ok(Some(Begun { part, version, held, short }))
 }
 
-/// Data and map at once.
+/// Writes data and map at once.
 async fn write_short(
     inner: &Arc<Inner>,
     part: &Part,
@@ -373,7 +373,7 @@ async fn write_short(
     Ok(short.sealed)
 }
 
-/// One flush for each device, with data and map entries.
+/// One flush for each device covers both data and map entries.
 async fn flush_short(inner: &Inner, part: &Part, times: &mut RoundTimes) -> Result<(), StoreError> {
     let devices = take_unflushed(inner, part);
     let covered = devices.iter().any(|(_, covers_map)| *covers_map);
@@ -386,7 +386,7 @@ async fn flush_short(inner: &Inner, part: &Part, times: &mut RoundTimes) -> Resu
     Ok(())
 }
 
-/// Data, flush, map entries, and a flush to come: recovery then has nothing to check.
+/// Data, flush, map entries; the final flush is the caller's. Recovery then has no blocks to check.
 async fn write_long(
     inner: &Arc<Inner>,
     part: &Part,
@@ -396,7 +396,7 @@ async fn write_long(
     let since = inner.env.now();
     drain(inner, part.log, part.target).await?;
     wait_written(inner, part).await?;
-    // The entries will say that all data before them is durable: that of the round before, too.
+    // The entries will say that all data before them is durable, including the previous round's.
     before.ended().await;
     times.data = inner.stage(Stage::RoundData, since);
     let devices = take_unflushed(inner, part).into_iter();
@@ -436,7 +436,7 @@ async fn wait_written(inner: &Inner, part: &Part) -> Result<(), StoreError> {
     }
 }
 
-/// The devices with writes that no flush has covered, and whether each holds the map too.
+/// Takes the devices with writes that no flush has covered, and whether each holds the map too.
 fn take_unflushed(inner: &Inner, part: &Part) -> Vec<(DeviceRef, bool)> {
     let mut state = inner.state.lock();
     let links = std::mem::take(&mut state.stream(part.log).unflushed);
@@ -467,7 +467,7 @@ async fn write_maps(inner: &Inner, maps: Vec<MapWrite>) -> Result<(), StoreError
     Ok(())
 }
 
-/// Makes durable what nobody asks for.
+/// Makes writes durable that no caller syncs.
 pub(super) async fn run_timer(inner: Arc<Inner>) {
     loop {
         inner.env.sleep(inner.options.commit_interval).await;

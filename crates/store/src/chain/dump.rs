@@ -1,7 +1,7 @@
-//! What lies in a map area, for a person to read: labels, checkpoints, map sectors.
+//! The contents of a map area in readable form: labels, checkpoints, map sectors.
 //!
-//! It reads a file or anything like one, takes no lock and changes nothing, and reports what is
-//! damaged rather than stopping at it. The map area of a volume that is open changes meanwhile.
+//! Reads a file or any reader, takes no lock, changes nothing, and reports damage rather than stopping at it.
+//! The map area of an open volume changes meanwhile.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 
@@ -21,8 +21,8 @@ use crate::checksum::crc32c;
 pub struct Dump {
     /// The two copies of the label.
     pub labels: Vec<LabelDump>,
-    /// The records that are known to have been durable, one for each half of the checkpoint area:
-    /// generation and number.
+    /// The records that the witnesses name as durable, one for each half of the checkpoint area: generation
+    /// and number.
     pub witnesses: Vec<Option<(u64, u32)>>,
     /// The records in both halves of the checkpoint area.
     pub checkpoints: Vec<CheckpointDump>,
@@ -35,16 +35,16 @@ pub struct Dump {
 pub struct LabelDump {
     /// Its place, in bytes from the start of the map area.
     pub offset: u64,
-    /// Why it is no label of a volume, if it is none.
+    /// Why it is not a label, if it is not.
     pub error: Option<String>,
-    /// What it says.
+    /// Its fields.
     pub label: Option<LabelFields>,
 }
 
-/// What a label says.
+/// The fields of a label.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabelFields {
-    /// Higher in each label that is written.
+    /// Increases with each label that is written.
     pub sequence: u64,
     /// The volume's identity.
     pub volume: Uuid,
@@ -52,7 +52,7 @@ pub struct LabelFields {
     pub blocks: u64,
     /// Blocks in a segment.
     pub segment_blocks: u32,
-    /// Segments for which the map area has room.
+    /// Maximum number of segments in the map area.
     pub max_segments: u32,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
@@ -62,14 +62,14 @@ pub struct LabelFields {
     pub links: Vec<LinkFields>,
     /// Named snapshots.
     pub snapshots: Vec<Snapshot>,
-    /// Versions that count no more: above the first, up to the second, of blocks from the third on.
+    /// Void versions: above the first, up to the second, of blocks from the third on.
     pub voids: Vec<(u64, u64, u64)>,
     /// Where recoveries ended the logs: the sequences of their last segments, the first sequence
     /// afterwards, and the version.
     pub cuts: Vec<([u64; 2], u64, u64)>,
 }
 
-/// What a label says of a link.
+/// A link in a label.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinkFields {
     /// Its identity.
@@ -78,7 +78,7 @@ pub struct LinkFields {
     pub base: u32,
     /// Its segments.
     pub segments: u32,
-    /// Whether it is being emptied.
+    /// Whether the link is being removed.
     pub leaving: bool,
 }
 
@@ -91,17 +91,17 @@ pub struct CheckpointDump {
     pub generation: u64,
     /// 0 for a base, then 1, 2, … for deltas.
     pub number: u32,
-    /// The newest version that it holds.
+    /// The newest version in it.
     pub version: u64,
     /// Bytes of payload.
     pub payload: u64,
     /// Whether the payload matches its checksum and its header.
     pub whole: bool,
-    /// Logical blocks that it speaks of.
+    /// Logical blocks in its payload.
     pub blocks: u64,
-    /// Segments that it speaks of.
+    /// Segments in its payload.
     pub segments: u32,
-    /// Where the users' log and the log of compaction stood: segment, slot and sequence.
+    /// Positions of the users' log and the log of compaction: segment, slot and sequence.
     pub logs: Vec<Option<(u32, u32, u64)>>,
 }
 
@@ -116,7 +116,7 @@ pub struct SegmentDump {
     pub seq: u64,
     /// The log that wrote it: 0 for the users', 1 for compaction's.
     pub log: u8,
-    /// The segment in which the log goes on.
+    /// The segment in which the log continues.
     pub next: Option<u32>,
     /// Sectors that are whole, with this sequence.
     pub sectors: u32,
@@ -126,7 +126,7 @@ pub struct SegmentDump {
     pub damaged: u32,
     /// Entries in its sectors.
     pub entries: u32,
-    /// Every entry, with its slot, when asked for.
+    /// Every entry, with its slot, on request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<EntryDump>>,
 }
@@ -136,7 +136,7 @@ pub struct SegmentDump {
 pub struct EntryDump {
     /// The block's slot in its segment.
     pub slot: u32,
-    /// Data, discard, …
+    /// Its kind: data, discard, …
     pub kind: &'static str,
     /// The logical block.
     pub lba: u64,
@@ -151,7 +151,7 @@ pub struct EntryDump {
 /// Reads a map area that starts at byte `start` of `file`; with `entries`, every map entry too.
 ///
 /// # Errors
-/// When the file cannot be read. What is damaged in it is reported in the result.
+/// When the file cannot be read. Damage in it is reported in the result.
 pub fn dump<F: Read + Seek>(file: &mut F, start: u64, entries: bool) -> io::Result<Dump> {
     let mut area = Area { file, start };
     let copies = [0, LABEL_BYTES].map(|offset| (offset, area.read(offset, LABEL_BYTES as usize)));
@@ -224,7 +224,7 @@ impl<F: Read + Seek> Area<'_, F> {
         Ok(bytes)
     }
 
-    /// The records in one half: a base and its deltas, up to the first that is none of them.
+    /// The records in one half: a base and its deltas, up to the first record that is neither.
     fn checkpoints(&mut self, label: &Label, half: u64) -> io::Result<Vec<CheckpointDump>> {
         let layout = label.layout();
         let first = checkpoint::record_start(&layout, half, 0);

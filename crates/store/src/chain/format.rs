@@ -4,22 +4,22 @@
 //! map area:  label A | label B | checkpoint half 0 | checkpoint half 1 | map of segment 0 | 1 | …
 //! ```
 //!
-//! The *label* ([`LabelHeader`], then links, snapshots, voids and cuts) says what the volume is. It
-//! is written to A and B in turn; the valid one with the higher sequence counts.
+//! The *label* ([`LabelHeader`], then links, snapshots, voids and cuts) describes the volume. It is written
+//! to A and B in turn; the valid one with the higher sequence counts.
 //!
-//! The *map* holds one [`Entry`] for each physical block, in the block's place: it is the inverse
-//! map of Gecko 3.1.1 and the metadata log of Isotope 4.2.3 in one. Its unit is a sector of 512
-//! bytes ([`MapSector`]), which every device writes whole or not at all: a sector that is written
-//! again with more entries is afterwards either the old or the new one, and the old one's entries
-//! are a prefix of the new one's, so that no acknowledged entry is lost to a torn page.
+//! The *map* holds one [`Entry`] for each physical block, at the block's index: it is the inverse map of
+//! Gecko 3.1.1 and the metadata log of Isotope 4.2.3 in one. Its unit is a sector of 512 bytes
+//! ([`MapSector`]), which every device writes whole or not at all: a sector that is written again with more
+//! entries is afterwards either the old or the new one, and the old one's entries are a prefix of the new
+//! one's, so that no acknowledged entry is lost to a torn page.
 //!
-//! A sector counts only if its checksum holds and it names this volume, its own place and the
-//! sequence of the segment that its log expects there. A log's entries end at the first sector that
-//! does not count, at the first block above the sectors' `durable` position whose content does not
-//! match its checksum, and then at the last whole transaction.
+//! A sector counts only if its checksum matches and it names this volume, its own index and the sequence of
+//! the segment that its log expects there. A log's entries end at the first sector that does not count, at
+//! the first block above the sectors' `durable` position whose content does not match its checksum, and then
+//! at the last whole transaction.
 //!
-//! A mini-log block ([`Kind::Mini`]) holds fragments of several logical blocks; `minilog::format`
-//! has its layout. It lies on a link, as content does.
+//! A mini-log block ([`Kind::Mini`]) holds fragments of several logical blocks; `minilog::format` has its
+//! layout. It lies on a link, as content does.
 //!
 //! A *checkpoint* is the index at one position of the log. A half holds a page for a [`Witness`], a
 //! base and the deltas that follow it; see [`CheckpointHeader`].
@@ -43,7 +43,7 @@ pub const PAGE: usize = 4096;
 pub const ENTRIES_PER_PAGE: u32 = ENTRIES_PER_SECTOR * (PAGE / SECTOR) as u32;
 /// Bytes in each of the two copies of the label.
 pub const LABEL_BYTES: u64 = 128 * 1024;
-/// The log of a sector without entries that says: nothing of what the segment's map shows counts.
+/// The log of a sector without entries that declares the whole map of its segment void.
 pub const NO_LOG: u8 = 2;
 /// "No segment".
 pub const NO_SEGMENT: u32 = u32::MAX;
@@ -88,32 +88,32 @@ impl std::fmt::Debug for Position {
     }
 }
 
-/// What an entry says of its physical block.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The block holds the content of a logical block, written by a transaction.
     Data,
     /// The block holds a copy that cleaning made; its version is the original's.
     Moved,
-    /// The block holds nothing; a run of logical blocks, whose length stands in the place of the
-    /// checksum, was discarded.
+    /// The block holds nothing: a run of logical blocks was discarded. The checksum field holds the run's
+    /// length.
     Discard,
     /// The block holds nothing: a copy that cleaning made of a discard's entry, with its version.
     MovedDiscard,
     /// The block holds nothing: the segment was closed before it was full.
     Pad,
-    /// The block holds fragments of logical blocks (see `minilog`). The version is that of the last
-    /// one; how much older the first one is stands in the place of the logical block.
+    /// The block holds fragments of logical blocks (see `minilog`). The version is that of the last fragment;
+    /// the field for the logical block holds how much older the first one is.
     Mini,
-    /// The block holds nothing. Every fragment up to this version has served: what it was a part of
-    /// has a block of its own by an earlier entry, unless nobody needs it.
+    /// The block holds nothing. Every fragment up to this version is settled: earlier entries gave each of
+    /// their blocks a place of its own, unless no reader needs it.
     Settled,
 }
 
 /// A decoded map entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapEntry {
-    /// What the entry says.
+    /// What the block holds.
     pub kind: Kind,
     /// Whether it is the last of its transaction.
     pub last: bool,
@@ -193,7 +193,7 @@ impl Entry {
     }
 }
 
-/// A map sector: who wrote it, and up to 30 entries.
+/// A map sector: a head, and up to 30 entries.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MapSector {
@@ -204,14 +204,14 @@ pub struct MapSector {
     /// Sequence of the segment: unique, and higher for each segment that is opened.
     seq_low: U32,
     seq_high: U16,
-    /// Blocks between the last position whose entries were durable and this sector's first one;
-    /// [`u16::MAX`] for more, or unknown. A gap before that position is damage, not a crash.
+    /// Blocks between the last position whose entries were durable and this sector's first one; [`u16::MAX`]
+    /// for more, or unknown. A gap before that position is damage, not a crash.
     uncommitted: U16,
     /// In the users' log: everything below this position was durable on the data devices when the
     /// sector was written. In the log of compaction, where data is durable before any sector: the
     /// entries of the users' log below this position were durable.
     durable: U64,
-    /// The segment in which this log goes on, [`NO_SEGMENT`] while that is open.
+    /// The segment in which this log continues, [`NO_SEGMENT`] while that is open.
     next: U32,
     /// The sector's number within its segment's map.
     index: U16,
@@ -222,7 +222,7 @@ pub struct MapSector {
     entries: [Entry; ENTRIES_PER_SECTOR as usize],
 }
 
-/// What a sector says besides its entries.
+/// The head of a map sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SectorHead {
     /// Sequence of the segment.
@@ -232,7 +232,7 @@ pub struct SectorHead {
     pub durable: Position,
     /// Blocks before this sector's first one whose entries were not known to be durable.
     pub uncommitted: u16,
-    /// The segment in which the log goes on.
+    /// The segment in which the log continues.
     pub next: u32,
     /// Number of the sector in its segment's map.
     pub index: u16,
@@ -260,7 +260,7 @@ impl MapSector {
         sector
     }
 
-    /// The sector's head when it is whole, of the volume `tag` and in its own place `index`.
+    /// The sector's head when it is whole, of the volume `tag` and at its own `index`.
     pub fn verify(&self, tag: u32, index: u16) -> Option<SectorHead> {
         let whole = crc32c(&self.as_bytes()[4..]) == self.checksum.get();
         let ours = self.tag.get() == tag && self.index.get() == index;
@@ -277,8 +277,8 @@ impl MapSector {
         })
     }
 
-    /// Whether the sector looks like one of the volume `tag` in its place, be it whole or not: all
-    /// but one of its marks say so.
+    /// Whether the sector looks like one of the volume `tag` at its index, whole or damaged: all but one of
+    /// its marks match.
     pub fn is_marked(&self, tag: u32, index: u16) -> bool {
         let count = u32::from(self.count);
         let marks = [
@@ -289,14 +289,14 @@ impl MapSector {
         marks.into_iter().filter(|mark| *mark).count() >= 2
     }
 
-    /// Whether the sector is whole and names another volume: what that left on the device.
+    /// Whether the sector is whole and names another volume, which used the device before.
     pub fn is_foreign(&self, tag: u32) -> bool {
         crc32c(&self.as_bytes()[4..]) == self.checksum.get() && self.tag.get() != tag
     }
 
-    /// Whether a sector that does not verify was once one of the volume `tag`, of the segment with
-    /// sequence `seq` of a log, in its place: all but one of its marks say so. No crash makes such
-    /// a sector. One that is whole and names another volume is what that left on the device.
+    /// Whether a sector that does not verify was once one of the volume `tag` at its index, of the segment
+    /// with sequence `seq` of a log: all but one of its marks match. No crash leaves such a sector. A whole
+    /// sector that names another volume is a remnant of that volume.
     pub fn resembles(&self, tag: u32, index: u16, seq: u64, log: u8) -> bool {
         if self.is_foreign(tag) {
             return false;
@@ -317,13 +317,13 @@ impl MapSector {
     }
 }
 
-/// A short form of a volume's identity, for structures that are too small to hold it whole.
+/// A short form of a volume's identity, for structures that have no room for all of it.
 pub fn volume_tag(volume: uuid::Uuid) -> u32 {
     crc32c(volume.as_bytes())
 }
 
-/// The checksum of a block's content. It covers the logical address, so that a block which lies in
-/// another one's place does not pass.
+/// The checksum of a block's content. It covers the logical address, so that another block's content does not
+/// pass.
 pub fn block_checksum(lba: Lba, content: &[u8]) -> u32 {
     crc32c_of_both(&lba.0.to_le_bytes(), content)
 }
@@ -348,7 +348,7 @@ pub struct LabelHeader {
     pub format: U32,
     /// CRC-32C of the label from `sequence` to the end of its records.
     pub checksum: U32,
-    /// Higher in each label that is written.
+    /// Increases with each label that is written.
     pub sequence: U64,
     /// The volume.
     pub volume: [u8; 16],
@@ -356,7 +356,7 @@ pub struct LabelHeader {
     pub blocks: U64,
     /// Blocks in a segment, a multiple of [`ENTRIES_PER_PAGE`].
     pub segment_blocks: U32,
-    /// Segments for which the map area has room.
+    /// Maximum number of segments in the map area.
     pub max_segments: U32,
     /// Bytes in each half of the checkpoint area.
     pub checkpoint_half: U64,
@@ -390,7 +390,7 @@ pub struct LinkRecord {
     pub base: U32,
     /// Its segments.
     pub segments: U32,
-    /// 0: in use, 1: being emptied so that it can be taken out.
+    /// 0: in use, 1: being removed.
     pub leaving: u8,
     /// Padding.
     pub reserved: [u8; 7],
@@ -414,8 +414,8 @@ pub struct SnapshotRecord {
     pub reserved: [u8; 8],
 }
 
-/// Versions above `from` and up to `to` of blocks from `first` on that count no more: a roll-back
-/// took them back, or the volume became so small that the blocks left it.
+/// Void versions: above `from` and up to `to`, of blocks from `first` on. A roll-back took them back, or the
+/// volume became so small that the blocks left it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -425,14 +425,14 @@ pub struct VoidRecord {
     pub from: U64,
     /// The newest version when that happened.
     pub to: U64,
-    /// The next segment sequence then: when every segment is newer, the record has served.
+    /// The next segment sequence then: once every segment is newer, the record is obsolete.
     pub seq: U64,
-    /// The first logical block that it is about: 0 for a roll-back.
+    /// The first logical block concerned: 0 for a roll-back.
     pub first: U64,
 }
 
-/// Where a recovery ended the logs. What lies in segments of a log with sequences between the one
-/// in which that log ended and `first` never counted, though its sectors may be whole.
+/// The end of the logs at a recovery. Segments of a log with sequences between the one in which that log
+/// ended and `first` never counted, though their sectors may be whole.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -440,7 +440,7 @@ pub struct VoidRecord {
 pub struct CutRecord {
     /// Sequence of the segment in which the users' log ended.
     pub users: U64,
-    /// The same of the log of compaction.
+    /// Sequence of the segment in which the log of compaction ended.
     pub body: U64,
     /// The lowest sequence of a segment opened since.
     pub first: U64,
@@ -450,13 +450,13 @@ pub struct CutRecord {
 
 /// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.
 ///
-/// The payload is durable before the head is written: a head that holds, over a payload that does
-/// not, is damage and not a crash. Payload: segment sequences (u64 each), then runs of single-version
-/// blocks (lba u32, count u32, then count times physical block u32 and checksum u32, physical
-/// [`u32::MAX`] for "never stored"), then runs of holes (lba u32, count u32, the record's physical
-/// block u32), then blocks with several versions (lba u32, count u32, then count times version u64,
-/// physical u32, checksum u32, for a hole [`u32::MAX`] and the record's physical block), then the
-/// records (physical block u32, version u64). A delta replaces what it names.
+/// The payload is durable before the head is written: a whole head over a damaged payload is damage and not a
+/// crash. Payload: segment sequences (u64 each), then runs of single-version blocks (lba u32, count u32, then
+/// count times physical block u32 and checksum u32, physical [`u32::MAX`] for "never stored"), then runs of
+/// holes (lba u32, count u32, the record's physical block u32), then blocks with several versions (lba u32,
+/// count u32, then count times version u64, physical u32, checksum u32, for a hole [`u32::MAX`] and the
+/// record's physical block), then the records (physical block u32, version u64). A delta replaces the blocks
+/// that it names.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CheckpointHeader {
@@ -468,7 +468,7 @@ pub struct CheckpointHeader {
     pub checksum: U32,
     /// The volume.
     pub volume: [u8; 16],
-    /// Higher in each base; a delta has its base's.
+    /// Increases with each base; a delta has its base's.
     pub generation: U64,
     /// 0 for a base, then 1, 2, … for its deltas.
     pub number: U32,
@@ -476,11 +476,11 @@ pub struct CheckpointHeader {
     pub payload_checksum: U32,
     /// Bytes of payload.
     pub payload: U64,
-    /// The newest version that the index holds.
+    /// The newest version in the index.
     pub version: U64,
     /// The next segment sequence.
     pub next_seq: U64,
-    /// Where the logs stood.
+    /// Positions of the logs.
     pub logs: [LogRecord; 2],
     /// Segment sequences in the payload.
     pub segments: U32,
@@ -496,8 +496,8 @@ pub struct CheckpointHeader {
     pub reserved: [u8; 4],
 }
 
-/// First page of each half: a checkpoint record that was durable when this was written. Should that
-/// record be missing, it was damaged, and no older one can stand in for it.
+/// First page of each half: names a checkpoint record that was durable when this was written. If that record
+/// is missing, it was damaged, and no older one can stand in for it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Witness {
@@ -517,7 +517,7 @@ pub struct Witness {
     pub reserved: [u8; 4],
 }
 
-/// Where a log stood at a checkpoint.
+/// Position of a log at a checkpoint.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

@@ -1,5 +1,5 @@
-//! Every decoder, for bytes that anybody may have written. Each either refuses them or gives what
-//! encodes to the same again.
+//! Every decoder, for arbitrary bytes. Each either refuses them or returns a value that encodes to the same
+//! bytes.
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -18,7 +18,7 @@ pub fn label(bytes: &[u8]) {
     assert_eq!(Label::decode(&label.encode()).ok(), Some(label));
 }
 
-/// A map sector, as the volume `tag` finds it in the place `index`.
+/// A map sector, read by the volume `tag` at `index`.
 pub fn sector(bytes: &[u8], tag: u32, index: u16) {
     let Ok((sector, _)) = MapSector::read_from_prefix(bytes) else { return };
     sector.is_marked(tag, index);
@@ -33,8 +33,8 @@ pub fn sector(bytes: &[u8], tag: u32, index: u16) {
     }
 }
 
-/// A checkpoint record: its head's page, then its payload. The payload also as if it belonged to
-/// whatever head the first bytes make, since a checksum keeps most others away.
+/// A checkpoint record: its head's page, then its payload. Also decodes the payload under a head made of the
+/// first bytes, because the checksum rejects most heads.
 pub fn checkpoint(bytes: &[u8], volume: Uuid) {
     let (page, payload) = bytes.split_at(bytes.len().min(PAGE));
     decode_witness(page, volume.as_bytes());
@@ -57,7 +57,7 @@ pub fn mini(bytes: &[u8]) {
     assert_eq!(minilog::open(&minilog::entry_of(&sealed, true), &sealed.content), Some(fragments));
 }
 
-/// Bytes that each decoder accepts, to begin from: a label, a map sector and a mini-log block.
+/// Seed inputs that each decoder accepts: a label, a map sector and a mini-log block.
 pub fn seeds(label: &Label) -> Vec<Vec<u8>> {
     let content = Bytes::from(vec![7; BLOCK_SIZE]);
     let mut changed = ByteRanges::from(3..9);

@@ -4,16 +4,16 @@
 //! table for blocks that have several. An array slot takes 8 bytes, with the checksum at hand, and
 //! leaves the version out. That is possible because of one invariant:
 //!
-//! 1. **The content in an array slot is not newer than any version held.** A write while something
-//!    is held keeps the old content beside the new, in the table; the block returns to the array
-//!    when its only remaining version is not newer than any hold.
-//! 2. In the table a block's versions ascend. The first may be 0, which stands for "not newer than
-//!    any version that was held when the block came to the table".
-//! 3. A discarded block is a *hole*: it refers to the physical block of the map entry that says so,
-//!    its *record*, which counts as live as long as anything refers to it. So whoever reads the whole
-//!    map meets a record for whatever is absent although the map may still show older content.
-//! 4. The array is made of shared chunks that are copied on write, so that a checkpoint sees the
-//!    state of one moment while writes go on.
+//! 1. **The content in an array slot is not newer than any held version.** A write while a version is held
+//!    keeps the old content beside the new, in the table; the block returns to the array when its only
+//!    remaining version is not newer than any hold.
+//! 2. In the table a block's versions ascend. The first may be 0, which stands for "not newer than any
+//!    version that was held when the block came to the table".
+//! 3. A discarded block is a *hole*: it refers to the physical block of the map entry of its discard, its
+//!    *record*, which counts as live as long as any hole refers to it. So a reader of the whole map finds a
+//!    record for every absent block of which the map may still show older content.
+//! 4. The array is made of shared chunks that are copied on write, so that a checkpoint captures one state of
+//!    it while writes go on.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -29,13 +29,13 @@ pub(super) const CHUNK: usize = 8192;
 
 const ABSENT: u32 = u32::MAX;
 const SEVERAL: u32 = u32::MAX - 1;
-/// The checksum's place holds the record's physical block.
+/// The checksum field holds the record's physical block.
 const HOLE: u32 = u32::MAX - 2;
 /// Physical blocks are numbered below this.
 pub(super) const MAX_PHYSICAL: u32 = 0xf000_0000;
-/// From here on, a block's number is that of a slot of the mini-logs, below the next.
+/// Block numbers from here to [`LAST_SLOT`] are those of slots of the mini-logs.
 pub(super) const FIRST_SLOT: u32 = MAX_PHYSICAL;
-/// Slots are numbered below this.
+/// Block numbers of slots are below this.
 pub(super) const LAST_SLOT: u32 = HOLE;
 
 /// Whether a block's number is that of a slot.
@@ -71,7 +71,7 @@ impl Slot {
 
 type Chunk = [Slot; CHUNK];
 
-/// What a version of a block is.
+/// The value of one version of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// Content.
@@ -107,7 +107,7 @@ pub(super) type Versioned = (Version, Place);
 /// A block's versions, ascending.
 pub(super) type Versions = SmallVec<[Versioned; 2]>;
 
-/// Everything the index says of one block.
+/// The index entry of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Nothing was ever stored.
@@ -120,7 +120,7 @@ pub(super) enum Content {
     Several(Versions),
 }
 
-/// The chunks at one moment.
+/// An immutable copy of the index.
 #[derive(Clone, Debug)]
 pub(super) struct Frozen {
     chunks: Vec<Option<Arc<Chunk>>>,
@@ -128,7 +128,7 @@ pub(super) struct Frozen {
     records: HashMap<u32, Record>,
 }
 
-/// A discard that something refers to.
+/// A discard to which holes refer.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     /// The discard's version.
@@ -177,7 +177,7 @@ impl Index {
         self.blocks
     }
 
-    /// Changes the number of logical blocks. What lies beyond must have been discarded.
+    /// Changes the number of logical blocks. Blocks beyond the new end must have been discarded.
     pub(super) fn resize(&mut self, blocks: u64) {
         let mut lba = blocks;
         while lba < self.blocks {
@@ -246,7 +246,7 @@ impl Index {
         }
     }
 
-    /// Everything about one block.
+    /// The entry of one block.
     pub(super) fn content(&self, lba: u32) -> Content {
         let slot = self.slot(lba);
         match slot.block {
@@ -260,8 +260,8 @@ impl Index {
         }
     }
 
-    /// Puts a block into the state `content`, as a checkpoint says. Nothing is freed, and nothing
-    /// counts the references: see [`Index::recount`].
+    /// Puts a block into the state `content` of a checkpoint. Frees nothing and does not count references:
+    /// see [`Index::recount`].
     pub(super) fn load(&mut self, lba: u32, content: Content) {
         if u64::from(lba) >= self.blocks {
             return;
@@ -282,7 +282,7 @@ impl Index {
         }
     }
 
-    /// Makes a discard of `version` known whose entry is in the physical block `record`.
+    /// Adds the record of a discard of `version` whose entry is in the physical block `record`.
     pub(super) fn add_record(&mut self, record: u32, version: Version) {
         self.records.entry(record).or_insert(Record { version, refs: 0 }).version = version;
     }
@@ -305,8 +305,8 @@ impl Index {
         self.gained.clear();
     }
 
-    /// Blocks that only one of `versions` sees, which are in ascending order: for each how many would be
-    /// free without it. The newest content of a block counts for none.
+    /// For each of `versions`, in ascending order: how many blocks only it sees, which would be free without
+    /// it. The newest content of a block is never among them.
     pub(super) fn only_seen_by(&self, versions: &[Version]) -> Vec<u64> {
         let mut counts = vec![0; versions.len()];
         for contents in self.several.values() {
@@ -322,12 +322,12 @@ impl Index {
         counts
     }
 
-    /// The version of a record that something refers to.
+    /// The version of a record to which holes refer.
     pub(super) fn record(&self, block: u32) -> Option<Version> {
         self.records.get(&block).map(|record| record.version)
     }
 
-    /// The records that something refers to.
+    /// The records to which holes refer.
     pub(super) fn records(&self) -> impl Iterator<Item = u32> + '_ {
         self.records.keys().copied()
     }
@@ -341,7 +341,7 @@ impl Index {
         }
     }
 
-    /// Gives up a reference.
+    /// Drops a reference.
     fn release(&mut self, place: Place) {
         match place {
             Place::At(at) => self.freed.push(at.block),
@@ -356,8 +356,8 @@ impl Index {
         }
     }
 
-    /// Gives a block new content as of `version`, which is newer than all before, or makes it a
-    /// hole. Old content stays as long as `holds` need it; a hole stays the one that it is.
+    /// Gives a block new content as of `version`, which is newer than all before, or makes it a hole. Old
+    /// content stays as long as `holds` need it; a hole that is discarded again keeps its record.
     pub(super) fn put(&mut self, lba: u32, version: Version, new: Place, holds: &Holds) {
         let slot = self.slot(lba);
         if slot.block == SEVERAL
@@ -395,7 +395,7 @@ impl Index {
         self.aging.push_back((version, lba));
     }
 
-    /// Whether a run of blocks lies in a chunk that was never written: a quick way to skip it.
+    /// The end of the chunk of `lba`, if that chunk was never written: a quick way to skip it.
     pub(super) fn empty_until(&self, lba: u32) -> Option<u32> {
         let chunk = lba as usize / CHUNK;
         match self.chunks.get(chunk) {
@@ -404,8 +404,8 @@ impl Index {
         }
     }
 
-    /// Drops the versions of a block in the table that nobody needs, and returns it to the array
-    /// when one is left that no hold is older than.
+    /// Drops the versions of a block in the table that no hold needs, and returns it to the array when one is
+    /// left and no hold is older than that.
     fn settle(&mut self, lba: u32, holds: &Holds) {
         let Some(versions) = self.several.get_mut(&lba) else { return };
         let mut kept = Versions::new();
@@ -425,7 +425,7 @@ impl Index {
         }
         let old_enough = |version: Version| holds.oldest().is_none_or(|oldest| version <= oldest);
         match kept[..] {
-            // Whether it is newer than a hold or not, nobody sees anything there.
+            // Before a hold or after it, readers see nothing there.
             [(_, place @ Place::Hole(_))] => {
                 self.several.remove(&lba);
                 self.set_slot(lba, Slot::of(place));
@@ -439,8 +439,8 @@ impl Index {
         dropped.into_iter().for_each(|(_, place)| self.release(place));
     }
 
-    /// Looks again at the blocks whose old versions a released hold may have kept: at most `most`
-    /// of them. Returns whether there may be more.
+    /// Re-examines at most `most` of the blocks whose old versions a released hold may have kept. Returns
+    /// whether there may be more.
     pub(super) fn age(&mut self, holds: &Holds, most: usize) -> bool {
         for _ in 0..most {
             match self.aging.front() {
@@ -458,8 +458,7 @@ impl Index {
         true
     }
 
-    /// Looks again at every block of the table: what the release of a hold that is not the oldest
-    /// needs.
+    /// Re-examines every block of the table, as the release of a hold that is not the oldest requires.
     pub(super) fn settle_all(&mut self, holds: &Holds) {
         let mut blocks: Vec<u32> = self.several.keys().copied().collect();
         blocks.sort_unstable();
@@ -498,8 +497,8 @@ impl Index {
         blocks
     }
 
-    /// Forgets holes in the array whose records are taken back. What is newer than a version held
-    /// and has no older one beside it was never stored then.
+    /// Clears holes in the array whose records are taken back. A hole that is newer than a held version and
+    /// has no older version beside it means that the block was never stored before.
     fn fill_holes(&mut self, records: &BTreeSet<u32>) -> Vec<u32> {
         let mut holes = Vec::new();
         self.for_each_hole(|lba, record| {
@@ -565,11 +564,10 @@ impl Index {
         true
     }
 
-    /// Points the version of `lba` that content of `version` belongs to at `to`, for a log that is
-    /// replayed; false when the block has no such version any more. `newest` is its newest version
-    /// as far as the replay knows, and `same` says whether a place may hold what was moved: whoever
-    /// held that version when it was moved may have gone since, and a content of version 0 is then
-    /// another one.
+    /// Points the version of `lba` that content of `version` belongs to at `to`, for a log that is replayed;
+    /// false when the block has no such version any more. `newest` is its newest version as far as the replay
+    /// knows. `same` says whether a place may hold the moved content: the hold on that version may have ended
+    /// since, and a content of version 0 is then another one.
     pub(super) fn relocate_version(
         &mut self,
         lba: u32,
@@ -591,7 +589,7 @@ impl Index {
                 .filter(|(held, _)| *held == version || *held == Version(0))
                 .map(|(_, place)| *place),
         };
-        // One block is discarded often: only the record itself is moved, no older or newer one.
+        // A block may have several discards: move only this record, no older or newer one.
         let same = |from: &Place| match from {
             Place::At(at) => !to.is_hole() && same(*at),
             Place::Hole(record) => to.is_hole() && self.record(*record) == Some(version),
@@ -646,7 +644,7 @@ impl Index {
         }
     }
 
-    /// The index at this moment.
+    /// An immutable copy of the index.
     pub(super) fn freeze(&self) -> Frozen {
         let mut several: Vec<_> =
             self.several.iter().map(|(lba, versions)| (*lba, versions.clone())).collect();

@@ -1,4 +1,4 @@
-//! The label: what the volume is.
+//! The label: the description of the volume.
 
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
@@ -33,7 +33,7 @@ fn version_number<S: serde::Serializer>(version: &Version, to: S) -> Result<S::O
 /// A volume's label, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Higher in each label that is written.
+    /// Increases with each label that is written.
     pub sequence: u64,
     /// The volume's identity.
     pub volume: Uuid,
@@ -41,7 +41,7 @@ pub struct Label {
     pub blocks: u64,
     /// Blocks in a segment.
     pub segment_blocks: u32,
-    /// Segments for which the map area has room.
+    /// Maximum number of segments in the map area.
     pub max_segments: u32,
     /// Bytes in each half of the checkpoint area.
     pub checkpoint_half: u64,
@@ -53,22 +53,22 @@ pub struct Label {
     pub links: Vec<LinkRecord>,
     /// Named snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
-    /// What roll-backs took back, and what left the volume when it became smaller.
+    /// Versions that roll-backs took back, and blocks that left the volume when it became smaller.
     pub voids: Vec<Void>,
     /// Where recoveries ended the logs, oldest first.
     pub cuts: Vec<Cut>,
 }
 
-/// Versions above `from` and up to `to` of blocks from `first` on, which count no more.
+/// Void versions: above `from` and up to `to`, of blocks from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Void {
     /// The version that was restored; 0 when the volume became smaller.
     pub from: Version,
     /// The newest version when that happened.
     pub to: Version,
-    /// The next segment sequence then: no later segment holds an entry that the record is about.
+    /// The next segment sequence then: no later segment holds an entry of these versions.
     pub seq: u64,
-    /// The first logical block that it is about: 0 for a roll-back.
+    /// The first logical block concerned: 0 for a roll-back.
     pub first: u64,
 }
 
@@ -79,7 +79,7 @@ impl Void {
     }
 }
 
-/// Where a recovery ended the logs: see [`CutRecord`].
+/// The end of the logs at a recovery: see [`CutRecord`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Sequences of the segments in which the users' log and that of compaction ended.
@@ -90,13 +90,13 @@ pub struct Cut {
     pub version: Version,
 }
 
-/// Most snapshots that a label has room for.
+/// Maximum snapshots in a label.
 pub(super) const MAX_SNAPSHOTS: usize = 1000;
-/// Most links in a chain.
+/// Maximum links in a chain.
 pub(super) const MAX_LINKS: usize = 256;
-/// Most roll-backs that a label remembers.
+/// Maximum voids in a label.
 pub(super) const MAX_VOIDS: usize = 512;
-/// Most recoveries that a label remembers.
+/// Maximum cuts in a label.
 pub(super) const MAX_CUTS: usize = 256;
 
 const _: () = assert!(
@@ -108,7 +108,7 @@ const _: () = assert!(
         <= LABEL_BYTES as usize
 );
 
-/// Where things lie in the map area.
+/// Offsets in the map area.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) checkpoint: u64,
@@ -152,19 +152,19 @@ impl Label {
         Layout::new(self.segment_blocks, self.max_segments, self.checkpoint_half)
     }
 
-    /// Whether `version` of a block counts no more.
+    /// Whether `version` of a block is void.
     pub(super) fn is_void(&self, version: Version, lba: u64) -> bool {
         let covers = |void: &Void| version > void.from && version <= void.to && lba >= void.first;
         self.voids.iter().any(covers)
     }
 
-    /// Whether a recovery left the segment with sequence `seq` of a log behind as lost.
+    /// Whether a recovery declared the segment with sequence `seq` of a log lost.
     pub(super) fn is_cut(&self, log: u8, seq: u64) -> bool {
         let end = |cut: &Cut| cut.ends.get(usize::from(log)).copied().unwrap_or(0);
         self.cuts.iter().any(|cut| seq > end(cut) && seq < cut.first)
     }
 
-    /// Remembers that the logs are durable up to the segments with the sequences `ends`.
+    /// Records that the logs are durable up to the segments with the sequences `ends`.
     pub(super) fn note_ends(&mut self, ends: [u64; 2]) {
         let version = self.cuts.last().map_or(Version(0), |cut| cut.version);
         self.cuts.retain(|cut| cut.first != 0);
@@ -173,19 +173,19 @@ impl Label {
         }
     }
 
-    /// Whether voids or cuts use up their room.
+    /// Whether voids or cuts have filled their room.
     pub(super) fn is_crowded(&self) -> bool {
         self.voids.len() > MAX_VOIDS / 2 || self.cuts.len() > MAX_CUTS / 2
     }
 
-    /// Remembers where a recovery ended the logs, and forgets what the map cannot show any more.
-    /// `seqs` has for each segment the sequence that it was last opened with, and whether it may
-    /// have been opened again by what the recovery left behind.
+    /// Records where a recovery ended the logs, and drops cuts of which the map shows no entries any more.
+    /// `seqs` has for each segment the sequence that it was last opened with, and whether a log that this
+    /// recovery cut off may have opened it again.
     pub(super) fn add_cut(&mut self, cut: Cut, seqs: &[(u64, bool)]) {
         self.cuts.retain(|old| old.first != 0);
         self.cuts.push(cut);
         self.cuts.retain(|old| seqs.iter().any(|(seq, lost)| *lost && *seq < old.first));
-        // Two are one when nothing that counts was opened between them.
+        // Two cuts are one when no segment that counts was opened between them.
         let mut merged: Vec<Cut> = Vec::new();
         for cut in std::mem::take(&mut self.cuts) {
             let between = |last: &Cut| {
@@ -320,7 +320,7 @@ impl Label {
         label.check()
     }
 
-    /// Refuses numbers that no label of ours has, so that no arithmetic on them can overflow.
+    /// Refuses numbers that no valid label has, so that no arithmetic on them can overflow.
     fn check(self) -> Result<Label, ChainError> {
         let segments_fit = self.links.iter().all(|link| {
             link.base
@@ -371,8 +371,8 @@ impl Label {
         newest
     }
 
-    /// Writes the label over both copies, one after the other, with the next sequence: a crash
-    /// leaves one of them whole, and later damage to either costs nothing.
+    /// Writes the label over both copies, one after the other, with the next sequence: a crash leaves one of
+    /// them whole, and later damage to either is repaired from the other.
     pub(super) async fn write(&mut self, map: &DeviceRef) -> Result<(), ChainError> {
         self.sequence += 1;
         let bytes = self.encode().freeze();

@@ -1,5 +1,4 @@
-//! The logs as recovery reads them from the map: each from where the checkpoint left it to where it
-//! stops being whole.
+//! The logs as recovery reads them from the map: each from its position in the checkpoint to its end.
 
 use bytes::Bytes;
 use zerocopy::{FromBytes, IntoBytes};
@@ -19,17 +18,17 @@ use crate::device::{AlignedBuf, DeviceRef, Purpose};
 /// A log's entries after the checkpoint.
 pub(super) struct Log {
     pub(super) number: usize,
-    /// Segments in the log's order: where it stood first.
+    /// Segments in the log's order, from the checkpoint's position on.
     pub(super) segments: Vec<LogSegment>,
-    /// Entries from the checkpoint on, as far as they survived as a whole.
+    /// Entries from the checkpoint up to the end of the log.
     pub(super) entries: Vec<(Position, u32, MapEntry)>,
     /// Where they end.
     pub(super) end: Position,
-    /// Sectors beyond the end that look like this log's: they must not be met again.
+    /// Sectors beyond the end that look like this log's: no later recovery may read them as entries.
     pub(super) stale: Vec<(u32, u16)>,
     /// The highest sequence seen.
     pub(super) top: u64,
-    /// The highest position below which data was said to be durable. It may lie beyond the end.
+    /// The highest position below which a sector declares data durable. It may lie beyond the end.
     pub(super) durable: Position,
 }
 
@@ -49,7 +48,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// Reads a log from where the checkpoint left it.
+    /// Reads a log from its position in the checkpoint.
     pub(super) async fn read_log(
         &self,
         state: &State,
@@ -79,8 +78,7 @@ impl Replay {
             let expected = seq.or_else(|| {
                 let heads = sectors.iter().filter_map(Sector::head);
                 let mut ours = heads.filter(|head| {
-                    // A recovery that was cut short may have left a segment behind, and the next one
-                    // may have opened it again.
+                    // An interrupted recovery may have left a segment that the next one opened again.
                     let cut = state.label.is_cut(head.log, head.seq);
                     let new = head.seq >= first_new && head.seq > log.top;
                     usize::from(head.log) == number && new && !cut
@@ -101,7 +99,7 @@ impl Replay {
                 let index = first + at as u32;
                 match sector {
                     Sector::Unreadable if open => return Err(damaged_map(id, index)),
-                    // A sector is written whole or not at all: this is no crash's work.
+                    // A sector is written whole or not at all, so no crash explains this one.
                     Sector::Other(sector)
                         if sector.resembles(self.tag, index as u16, expected, number as u8) =>
                     {
@@ -116,7 +114,7 @@ impl Replay {
                     Sector::Whole(head, entries)
                         if head.seq == expected && usize::from(head.log) == number =>
                     {
-                        // What compaction writes is durable before its entries are.
+                        // Data of compaction is durable before its entries are.
                         let end = index * ENTRIES_PER_SECTOR + u32::from(head.count);
                         durable = durable.max(match number {
                             USERS => head.durable,
@@ -139,7 +137,7 @@ impl Replay {
                     _ => open = false,
                 }
             }
-            // What the checkpoint refers to was durable before it.
+            // Entries before the checkpoint's position were durable before the checkpoint.
             if segment.entries.len() < slot as usize {
                 return Err(damaged_map(id, segment.entries.len() as u32 / ENTRIES_PER_SECTOR));
             }
@@ -184,10 +182,10 @@ impl Replay {
         Ok(sectors)
     }
 
-    /// A page of the map as every copy has it from now on, `None` when no copy can be read.
+    /// Reads a page of the map, and makes every copy agree with the result; `None` when no copy can be read.
     ///
-    /// A crash may leave copies that differ in what no flush had covered, each of them valid. What
-    /// this recovery goes by must be what the next one finds, whichever copy it reads.
+    /// A crash may leave copies that differ in writes that no flush had covered, each of them valid. The next
+    /// recovery must find what this one uses, whichever copy it reads.
     async fn agree(&self, at: u64, first: u16) -> Result<Option<bytes::Bytes>, ChainError> {
         let mut copies = Vec::new();
         for copy in 0..self.map.copies() {
@@ -214,8 +212,7 @@ impl Replay {
         Ok(Some(agreed))
     }
 
-    /// Cuts a log where it stops being whole: at damage that a crash explains, at content that was
-    /// never written, inside a transaction.
+    /// Ends a log at the first block that was never written, and then at the last whole transaction.
     async fn settle(
         &self,
         state: &State,
@@ -247,8 +244,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Overwrites what lies beyond a log's end, so that a later recovery does not take it for what
-    /// will be written there.
+    /// Overwrites sectors beyond a log's end, so that a later recovery does not join them to new entries.
     pub(super) async fn seal(&self, state: &State, log: &Log) -> Result<(), ChainError> {
         for (id, index) in &log.stale {
             self.put_sector(state, *id, *index, &[0; SECTOR]).await?;
@@ -256,7 +252,7 @@ impl Replay {
         if !log.stale.is_empty() {
             self.map.flush(Purpose::Map).await?;
         }
-        // Nor may what the last sector holds beyond the end be joined to what follows it.
+        // Nor may entries beyond the end in the last sector be joined to later ones.
         if let Some((index, sector)) = log.last_sector(self.tag) {
             let id = log.segments.last().map_or(0, |segment| segment.id);
             self.put_sector(state, id, index, sector.as_bytes()).await?;
@@ -265,7 +261,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Overwrites one sector of a segment's map; others in the device's unit stay as they are.
+    /// Overwrites one sector of a segment's map; the other sectors in the device's unit keep their content.
     async fn put_sector(
         &self,
         state: &State,
@@ -286,9 +282,9 @@ impl Replay {
 
 /// A map sector as read.
 enum Sector {
-    /// It holds for this volume and its place.
+    /// It is valid for this volume and index.
     Whole(SectorHead, Vec<Entry>),
-    /// It does not: never written, or another's, or damaged.
+    /// It is not: never written, of another volume, or damaged.
     Other(Box<MapSector>),
     /// No copy could be read.
     Unreadable,
@@ -305,7 +301,7 @@ impl Sector {
         }
     }
 
-    /// Whether it may be the damaged rest of a sector that counted.
+    /// Whether it may be the damaged remnant of a sector that counted.
     fn hides(&self, tag: u32, index: usize) -> bool {
         match self {
             Sector::Whole(..) => false,
@@ -324,20 +320,20 @@ impl Sector {
 
 fn damaged_map(segment: u32, sector: u32) -> ChainError {
     ChainError::Damaged(format!(
-        "the map of segment {segment} is damaged before or at sector {sector}, and what it held \
-         was durable"
+        "the map of segment {segment} is damaged before or at sector {sector}, in entries that \
+         were durable"
     ))
 }
 
-/// A segment was opened again after the checkpoint that is being replayed: a newer one is missing.
+/// A segment was opened again after the checkpoint that is being replayed: a newer checkpoint is missing.
 fn missed_checkpoint(segment: u32) -> ChainError {
     ChainError::Damaged(format!(
-        "segment {segment} was written after a newer checkpoint than any that is whole"
+        "segment {segment} was written after a checkpoint that is missing or damaged"
     ))
 }
 
-/// Whether a block holds what its entry says. A block that cannot be read is taken to: a crash does
-/// not explain it, and readers will be told.
+/// Whether a block holds the content that its entry names. True for a block that cannot be read: no crash
+/// explains that, and its readers get the error.
 pub(super) async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
     let Some((link, offset)) = state.segments.place(block) else { return Ok(false) };
     let device = &state.segments.links[link].device;
@@ -381,7 +377,7 @@ impl Log {
         Ok(())
     }
 
-    /// Versions follow each other without a gap, or part of the log is missing.
+    /// Checks that versions follow each other without a gap: otherwise part of the log is missing.
     fn check_versions(&self, mut version: Version) -> Result<(), ChainError> {
         for (_, block, entry) in &self.entries {
             let first = match entry.kind {
@@ -401,7 +397,7 @@ impl Log {
         Ok(())
     }
 
-    /// The sector in which the log ends, with nothing beyond the end; `None` at a sector's start.
+    /// The sector in which the log ends, without entries beyond the end; `None` at a sector's start.
     fn last_sector(&self, tag: u32) -> Option<(u16, MapSector)> {
         let last = self.segments.last()?;
         let filled = last.entries.len();

@@ -1,24 +1,24 @@
 //! Mini-logs: writes of parts of blocks share physical blocks (Isotope 4.2.3, proposed there).
 //!
-//! A write that changed little of its block appends a *fragment*, the changed bytes alone, to the
-//! open mini-log block. That becomes an entry of the users' log ([`Kind::Mini`]) when it is full, when
-//! a round begins, and before anything else is appended: so the log's order is that of versions, and
-//! a transaction of whole blocks and fragments ends with the mini-log block that holds its last one.
-//! Only the sectors in use are written.
+//! A write that changed little of its block appends a *fragment*, the changed bytes alone, to the open
+//! mini-log block. That becomes an entry of the users' log ([`Kind::Mini`]) when it is full, when a round
+//! begins, and before any other append: so the log's order is that of versions, and a transaction of whole
+//! blocks and fragments ends with the mini-log block that holds its last one. Only the sectors in use are
+//! written.
 //!
-//! A block written so has a slot rather than a physical block: the index refers to that, and readers
-//! find the content, which the writer gave whole, in the slot. What it held before its first
-//! fragment, its *base*, is needed by nobody but a replay. Three rules keep that sound:
+//! A block written so has a slot rather than a physical block: the index refers to the slot, which holds the
+//! whole content that the writer supplied, for readers. Only a replay needs the content before the first
+//! fragment, the *base*. Three rules make that safe:
 //!
-//! 1. A checkpoint knows no slots: before it notes the index it *settles* them, which gives each
-//!    block a place of its own in the users' log. So a replay meets every fragment that counts.
-//! 2. Bases and mini-log blocks do not count as live, and yet stay in place: a segment is written
-//!    again only after a checkpoint that does not refer to it, and then nothing needs them.
+//! 1. No checkpoint refers to slots: before it captures the index it *settles* them, which gives each block a
+//!    place of its own in the users' log. So a replay reads every fragment that counts.
+//! 2. Bases and mini-log blocks do not count as live, and yet stay in place: a segment is written again only
+//!    after a checkpoint that does not refer to it, and then nothing needs them.
 //! 3. Users leave room for settling every slot.
 //!
-//! Whoever reads the whole map without a checkpoint meets mini-log blocks that served long ago, some
-//! of them over other content. A [`Kind::Settled`] entry ends each settling: fragments with versions
-//! up to its own have served.
+//! A scan of the whole map without a checkpoint meets mini-log blocks that were settled long ago, some of
+//! them over other content. A [`Kind::Settled`] entry ends each settling: fragments with versions up to its
+//! own are obsolete.
 
 pub mod format;
 pub(super) mod replay;
@@ -38,20 +38,20 @@ use crate::device::{AlignedBuf, Purpose};
 use format::{Builder, Fragment, MAX_COST, cost, entry_of};
 use slots::Slot;
 
-/// Slots that are settled under one lock.
+/// Slots that are settled under one hold of the lock.
 const GROUP: usize = 64;
-/// Slots that a checkpoint settles while it is noted.
+/// Maximum slots that a checkpoint settles under the lock while it captures the index.
 pub(super) const FEW: usize = 4 * GROUP;
-/// How urgent a checkpoint is when settling begins.
+/// The urgency of a checkpoint at which settling begins.
 pub(super) const EARLY: f64 = 0.5;
-/// How urgent it is when settling waits for writers no longer.
+/// The urgency at which settling stops waiting for writers.
 const OVERDUE: f64 = 1.5;
-/// The pause after which settling looks what writers did, or goes on without them.
+/// Settling sleeps this long between two looks at the writers' progress.
 const PAUSE: Duration = Duration::from_millis(10);
 
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
 
-/// The open mini-log block, and what the earlier ones hold.
+/// The open mini-log block, and the fragments of the earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Minis {
     open: Builder,
@@ -60,14 +60,14 @@ pub(super) struct Minis {
     pub(super) counts: MiniCounts,
 }
 
-/// What mini-logs did since the chain was opened.
+/// Counts of mini-logs since the chain was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MiniCounts {
-    /// Blocks of which a part was written.
+    /// Blocks that were written in part.
     pub fragments: u64,
     /// Mini-log blocks.
     pub blocks: u64,
-    /// Bytes of them that were written: whole sectors.
+    /// Bytes written to them, in whole sectors.
     pub bytes: u64,
     /// Blocks that got a place of their own.
     pub settled: u64,
@@ -75,20 +75,20 @@ pub struct MiniCounts {
     pub slots: u64,
 }
 
-/// Which writes of a transaction are fragments of at most `most` bytes, heads included.
+/// Which writes of a transaction become fragments of at most `most` bytes, heads included.
 pub(super) fn small_writes(writes: &[Write], most: usize) -> Vec<bool> {
     let small = |write: &Write| write.content.is_some() && cost(&write.changed) <= most;
     let mut chosen: Vec<bool> = writes.iter().map(small).collect();
     let mut lbas: Vec<Lba> = writes.iter().map(|write| write.lba).collect();
     lbas.sort_unstable();
-    // Later writes to the same block win, which fragments apart from whole blocks would not know.
+    // The last write to a block wins; fragments do not keep an order relative to whole blocks.
     if most == 0 || lbas.windows(2).any(|pair| pair[0] == pair[1]) {
         chosen.fill(false);
     }
     chosen
 }
 
-/// At most so many mini-log blocks hold these fragments, that which is open now included.
+/// Maximum mini-log blocks for these fragments, including the open one.
 pub(super) fn blocks_for(writes: &[Write], small: &[bool]) -> u32 {
     let chosen = writes.iter().zip(small).filter(|(_, small)| **small);
     let costs: Vec<usize> = chosen.map(|(write, _)| cost(&write.changed)).collect();
@@ -103,15 +103,15 @@ pub(super) fn blocks_for(writes: &[Write], small: &[bool]) -> u32 {
 }
 
 impl State {
-    /// Blocks of the users' log that are spoken for: one for each slot, for the open mini-log block,
-    /// and for the entry that ends a settling.
+    /// Blocks of the users' log that are reserved: one for each slot, for the open mini-log block, and for
+    /// the entry that ends a settling.
     pub(super) fn owed(&self) -> u64 {
         let open = u64::from(!self.minis.open.is_empty());
         let mark = u64::from(open > 0 || self.minis.since > 0);
         self.slots.len() as u64 + open + mark
     }
 
-    /// Appends what `write` changed to the open mini-log block. `begun` says whether a part of the
+    /// Appends the bytes that `write` changed to the open mini-log block. `begun` says whether a part of the
     /// transaction was appended before.
     pub(super) fn apply_fragment(
         &mut self,
@@ -124,7 +124,7 @@ impl State {
         if !self.minis.open.fits(version, cost(&write.changed)) {
             self.seal_mini(!begun)?;
         }
-        debug_assert!(self.tells_all(lba, write, content), "bytes of {lba} changed untold");
+        debug_assert!(self.tells_all(lba, write, content), "undeclared bytes of {lba} changed");
         self.minis.open.add(&Fragment::of(lba, version, &write.changed, content));
         self.minis.counts.fragments += 1;
         let block = self.slots.take(Slot::new(lba, version, content.clone()));
@@ -132,7 +132,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether `write` differs from what is in memory only where it says so.
+    /// Whether `write` declares every byte in which it differs from the content in memory.
     fn tells_all(&self, lba: u32, write: &Write, content: &[u8]) -> bool {
         let before = match self.index.get(lba, Version(u64::MAX)) {
             Some(at) => self.unwritten_content(at.block),
@@ -167,7 +167,7 @@ impl State {
         Ok(())
     }
 
-    /// What every link writes whole.
+    /// The largest write unit among the links' devices.
     fn sector(&self) -> usize {
         let sectors = self.segments.links.iter().map(|link| link.device.geometry().sector as usize);
         sectors.max().unwrap_or(BLOCK_SIZE).clamp(512, BLOCK_SIZE)
@@ -180,7 +180,7 @@ impl State {
         let name = Lba(u64::from(lba));
         let (content, check) = match &of.content {
             Some(content) => (content.clone(), block_checksum(name, content)),
-            // Its base could not be read: it stays damaged, whoever asks.
+            // Its base could not be read: the block stays damaged for every reader.
             None => (ZEROS.clone(), !block_checksum(name, &ZEROS)),
         };
         let entry = MapEntry { kind: Kind::Moved, last: true, lba: name, version, check };
@@ -191,8 +191,8 @@ impl State {
         self.wishes.moved(lba, slot, to);
         debug_assert!(found, "a slot is in use as long as the index refers to it");
         self.minis.counts.settled += 1;
-        // The block is among the dirty ones since its fragment came: every checkpoint leaves no slot.
-        // What a rebuild makes goes to a base, which has all blocks.
+        // The block is dirty since its fragment came, because every checkpoint leaves no slot. A rebuild
+        // writes a base, which has all blocks.
         self.reap();
         Ok(true)
     }
@@ -210,11 +210,11 @@ impl State {
     }
 }
 
-/// Gives most blocks a place of their own ahead of a checkpoint, a group at a time. At
-/// [`Speed::Paced`] this takes as long as writers need until the checkpoint is urgent, so that there is
-/// no burst; while they pause, it goes on slowly.
+/// Gives most blocks a place of their own ahead of a checkpoint, a group at a time. At [`Speed::Paced`] this
+/// takes as long as writers need until the checkpoint is urgent, so that there is no burst; while they pause,
+/// it goes on slowly.
 pub(super) async fn settle(inner: &Arc<Inner>, speed: Speed) -> Result<(), StoreError> {
-    // At full speed, slots that come meanwhile are left to the checkpoint itself. It stays at that speed.
+    // At full speed, new slots are left to the checkpoint itself. Once at full speed, it stays there.
     let mut left = None;
     let mut paused_at = None;
     loop {
@@ -242,24 +242,24 @@ pub(super) async fn settle(inner: &Arc<Inner>, speed: Speed) -> Result<(), Store
     }
 }
 
-/// What settling in step with writers does next.
+/// The next step of settling in pace with writers.
 enum Step {
-    /// So few slots are left that the checkpoint can be noted.
+    /// So few slots are left that the checkpoint can settle them itself.
     Done,
-    /// Settling is ahead of writers; how urgent the checkpoint is.
+    /// Settling is ahead of writers; holds the checkpoint's urgency.
     Pause(f64),
-    /// So many slots.
+    /// Settle this many slots.
     Settle(usize),
 }
 
-/// `paused_at` is how urgent the checkpoint was before a pause, if there was one just now.
+/// `paused_at` is the checkpoint's urgency before the last pause, if the last step was one.
 fn next_group(inner: &Inner, state: &State, urgency: f64, paused_at: Option<f64>) -> Step {
     let slots = state.slots.len();
     let writers_pause = paused_at == Some(urgency);
     if slots <= FEW && (urgency >= 1.0 || writers_pause) {
         return Step::Done;
     }
-    // The slots that may be left fall evenly, to none when the checkpoint is urgent.
+    // The allowed number of slots falls linearly, to none when the checkpoint is urgent.
     let part = ((1.0 - urgency) / (1.0 - EARLY)).clamp(0.0, 1.0);
     let may_stay = (inner.options.mini_slots as f64 * EARLY * part) as usize;
     match slots > may_stay || writers_pause {
@@ -272,7 +272,7 @@ async fn settle_group(inner: &Arc<Inner>, group: usize) -> Result<(), StoreError
     let (is_full, tail) = {
         let mut state = inner.state.lock();
         state.poison_check()?;
-        // What was appended to the open block is older than what is settled here.
+        // Fragments in the open block are older than what is settled here.
         state.seal_mini(true)?;
         for _ in 0..group {
             if !state.settle_slot()? {

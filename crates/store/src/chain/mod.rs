@@ -5,31 +5,31 @@
 //!
 //! # The way of a write
 //!
-//! 1. [`Chain::apply`](crate::block::BlockStore::apply) gives the transaction its version, a place
-//!    in the users' log (`stream`), map entries and index slots (`index`): all of it in memory and
-//!    under one lock. It is visible now.
-//!    A write that changes little of its block shares a physical block with others (`minilog`).
+//! 1. [`Chain::apply`](crate::block::BlockStore::apply) gives the transaction its version, a place in the
+//!    users' log (`stream`), map entries and index slots (`index`): all of it in memory and under one lock.
+//!    It is visible now. A write that changes little of its block shares a physical block with others
+//!    (`minilog`).
 //! 2. Queued blocks go to the tail link in large runs (`write`).
 //! 3. A *round* (`commit`) makes them durable: data, flush, map sectors, flush. A short round
 //!    writes both at once and flushes once; recovery then checks the contents of the blocks above
 //!    the last `durable` position. Concurrent callers of `sync` share a round.
-//! 4. A checkpoint (`checkpoint`) now and then bounds what recovery (`recovery`) reads.
+//! 4. A checkpoint (`checkpoint`) now and then bounds the log that recovery (`recovery`) reads.
 //! 5. The cleaner (`clean`) frees segments of the body.
 //!
 //! # Invariants
 //!
-//! 1. The index refers to a block only after its entry was appended; a reader finds the content of
-//!    a block that no device has yet in `State::pending`, and that of a block that only mini-logs have
-//!    in `State::slots`.
-//! 2. A segment is written again only after a checkpoint that does not refer to it has become
-//!    durable. So every entry that a replay from the newest checkpoint meets is still in place. No
-//!    checkpoint refers to what only mini-logs have: it gives such blocks places of their own first.
+//! 1. The index refers to a block only after its entry was appended. Until a device has the content of a
+//!    block, readers find it in `State::pending`, or, for a block that only mini-logs have, in
+//!    `State::slots`.
+//! 2. A segment is written again only after a checkpoint that does not refer to it has become durable. So
+//!    every entry that a replay from the newest checkpoint reads is still in place. A checkpoint refers to no
+//!    slots of mini-logs: it first gives such blocks places of their own.
 //! 3. Map entries of a log become durable in the log's order.
-//! 4. The map tells of whatever the index refers to, also of discards: the entry of one counts as
-//!    live as long as anything is absent because of it. So the map alone rebuilds the index
-//!    (`rebuild`).
-//! 5. Nothing is acknowledged after a failed write or flush: the store is poisoned, and serves
-//!    reads until it is reopened.
+//! 4. The map has an entry for everything that the index refers to, including discards: the entry of a
+//!    discard counts as live as long as any block is absent because of it. So the map alone rebuilds the
+//!    index (`rebuild`).
+//! 5. After a failed write or flush nothing is acknowledged: the store is poisoned, and serves reads until it
+//!    is reopened.
 
 pub mod cache;
 mod checkpoint;
@@ -92,7 +92,7 @@ use state::State;
 use status::Counts;
 pub use status::{CountStatus, LinkStatus, Status};
 
-/// What can go wrong when a chain is made, opened or changed.
+/// Errors of making, opening or changing a chain.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ChainError {
     /// The map device holds no whole label.
@@ -106,28 +106,28 @@ pub enum ChainError {
         known = format::FORMAT_VERSION
     )]
     NewerFormat(u32),
-    /// A link is not there.
-    #[error("link {number} ({id}) is missing; attach its device, or name it")]
+    /// A link's device is absent.
+    #[error("link {number} ({id}) is missing; attach its device, or give its path")]
     MissingLink {
         /// The link's place in the chain, from 0.
         number: usize,
         /// Its identity.
         id: Uuid,
     },
-    /// The request makes no sense for this chain.
+    /// The request is invalid for this chain.
     #[error("{0}")]
     Invalid(String),
-    /// What recovery needs is damaged.
+    /// Data that recovery needs is damaged.
     #[error("{0}")]
     Damaged(String),
     /// A rebuild would lose entries of the map that were durable.
     #[error(
-        "the map is damaged: {} parts of it, which told of {} blocks, are lost",
+        "the map is damaged: {} parts of it, with the entries of {} blocks, are lost",
         .0.lost.len(),
         .0.lost_blocks
     )]
     Loss(Box<RebuildReport>),
-    /// The store refused.
+    /// The block store refused.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A device failed.
@@ -141,7 +141,7 @@ pub struct Chain {
     tasks: Mutex<Vec<Task<()>>>,
 }
 
-/// How fast work in the background goes.
+/// The speed of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Speed {
     /// In step with writers.
@@ -157,29 +157,29 @@ struct Inner {
     tag: u32,
     layout: Layout,
     segment_blocks: u32,
-    /// Bytes that the map device writes whole.
+    /// Unit in which the map device writes whole.
     map_unit: usize,
     map: DeviceRef,
     map_link: Option<Uuid>,
     state: BriefMutex<State>,
-    /// The newest version that survives a crash, for those who need nothing else of the state.
+    /// The newest durable version, readable without the lock of `state`.
     committed: AtomicU64,
-    /// Logical blocks: what the index has, for those who need nothing else of the state.
+    /// Logical blocks, as in the index, readable without the lock of `state`.
     blocks: AtomicU64,
     rounds: BriefMutex<commit::Rounds>,
     checkpoints: tokio::sync::Mutex<checkpoint::Area>,
-    /// Held by whoever changes the label.
+    /// Serializes changes of the label.
     label_lock: tokio::sync::Mutex<()>,
-    /// Held by whoever moves live blocks.
+    /// Serializes moves of live blocks.
     cleaning_lock: tokio::sync::Mutex<()>,
     tail_cache: Arc<Cache>,
     body_cache: Option<Arc<Cache>>,
-    /// Room was made: the first writer in line and the cleaner may try again.
+    /// Room became free: the first writer in the queue and the cleaner look again.
     room: Notify,
     line: write::Line,
-    /// A batch reached its device, or the log may go on after reads.
+    /// A batch reached its device, or a batch of reads at the tail ended.
     written: Notify,
-    /// A group of reads went to the tail's drive, or came back.
+    /// A batch of reads at the tail's drive was sent, or ended.
     turn: Notify,
     queue_kick: [Notify; 2],
     clean_kick: Notify,
@@ -187,9 +187,9 @@ struct Inner {
     clean_turn: Notify,
     checkpoint_kick: Notify,
     role_kick: Notify,
-    /// What the links' devices take, for each log.
+    /// The measured rates of the links' devices, for each log.
     rates: [Rate; 2],
-    /// How fast cleaning reads.
+    /// The measured rate of cleaning's reads.
     clean_reads: Rate,
     stages: stages::Stages,
     counts: Counts,
@@ -202,12 +202,12 @@ impl fmt::Debug for Chain {
 }
 
 impl Chain {
-    /// Bytes that the map area of such a chain takes.
+    /// Bytes of the map area of such a chain.
     pub fn map_bytes(segment_blocks: u32, max_segments: u32) -> u64 {
         recovery::layout_for(segment_blocks, max_segments).total()
     }
 
-    /// Writes the label of a new, empty chain over whatever the devices held.
+    /// Writes the label of a new, empty chain; the former content of the devices is lost.
     ///
     /// # Errors
     /// [`ChainError::Invalid`] when sizes do not fit each other.
@@ -246,7 +246,7 @@ impl Chain {
     /// Makes everything durable, writes a checkpoint and stops the chain's tasks.
     ///
     /// # Errors
-    /// A device's; what `sync` acknowledged is safe all the same.
+    /// Device errors; everything that `sync` acknowledged is safe all the same.
     pub async fn close(&self) -> Result<(), StoreError> {
         self.inner.poison_check()?;
         let result = match self.inner.options.read_only {
@@ -261,17 +261,17 @@ impl Chain {
     /// Writes a checkpoint now.
     ///
     /// # Errors
-    /// A device's; the store is then poisoned.
+    /// Device errors; the store is then poisoned.
     pub async fn checkpoint(&self) -> Result<(), StoreError> {
         self.inner.check_writable()?;
         checkpoint::write(&self.inner).await
     }
 
-    /// Cleans up to `segments` segments of the body now, oldest first, whatever their live share
-    /// is; returns how many were cleaned. They are writable after the next checkpoint.
+    /// Cleans up to `segments` segments of the body now, oldest first, whatever their live share is; returns
+    /// how many were cleaned. They are writable after the next checkpoint.
     ///
     /// # Errors
-    /// A device's.
+    /// Device errors.
     pub async fn clean(&self, segments: usize) -> Result<usize, StoreError> {
         self.inner.check_writable()?;
         clean::clean_some(&self.inner, segments).await
@@ -282,14 +282,14 @@ impl Chain {
         status::of(&self.inner)
     }
 
-    /// The label as it is now.
+    /// The present label.
     pub fn label(&self) -> Label {
         self.inner.state.lock().label.clone()
     }
 }
 
 impl Chain {
-    /// Ends the tasks, and a round that its callers gave up: both hold the devices.
+    /// Ends the tasks, and a round that its callers gave up: both keep the devices open.
     fn stop(&self) {
         self.tasks.lock().clear();
         let rounds = std::mem::take(&mut *self.inner.rounds.lock());
@@ -385,7 +385,7 @@ impl BlockStore for Chain {
 }
 
 impl Inner {
-    /// The guard of a hold that was taken.
+    /// The guard of a hold.
     fn release_later(self: &Arc<Self>, version: Version) -> Hold {
         let inner = Arc::downgrade(self);
         Hold::new(version, move |version| {
@@ -431,7 +431,7 @@ impl Inner {
         error
     }
 
-    /// Refuses changes of a chain that is only read.
+    /// Refuses changes of a read-only chain.
     fn check_writable(&self) -> Result<(), StoreError> {
         match self.options.read_only {
             true => Err(StoreError::ReadOnly),

@@ -1,4 +1,4 @@
-//! What a chain is made of, and how it is told to behave.
+//! The parts of a chain and its options.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use uuid::Uuid;
 use super::Cleaning;
 use crate::device::DeviceRef;
 
-/// A link's device, and who it is.
+/// A link's identity and device.
 #[derive(Clone, Debug)]
 pub struct Link {
     /// The identity in the label.
     pub id: Uuid,
-    /// Where its segments lie, from byte 0 on.
+    /// The device of its segments, from byte 0 on.
     pub device: DeviceRef,
 }
 
 /// The devices of a chain.
 #[derive(Clone, Debug)]
 pub struct Parts {
-    /// The links; a new chain has them in this order, an old one knows its own.
+    /// The links: a new chain gets them in this order, the label of an existing one has the order.
     pub links: Vec<Link>,
     /// The map area.
     pub map: DeviceRef,
@@ -31,41 +31,40 @@ pub struct Parts {
     pub body_cache: Option<DeviceRef>,
 }
 
-/// What a chain does at run time.
+/// A chain's behaviour at run time.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// RAM of the tail cache in blocks.
     pub tail_cache_blocks: usize,
     /// RAM of the body cache in blocks; 0 without an SSD means no body cache.
     pub body_cache_blocks: usize,
-    /// Writes that nobody syncs become durable after this long.
+    /// Writes that no caller syncs become durable after this long.
     pub commit_interval: Duration,
-    /// Bytes that may wait for their device before writers have to; at least 2 MiB count. Cleaning
-    /// stops at half of it: what waits at the tail is written in order, so that users keep at least
-    /// half of the tail's rate.
+    /// Bytes that may wait for their device before writers have to; at least 2 MiB count. Cleaning stops at
+    /// half of it: blocks at the tail are written in order, so users keep at least half of the tail's rate.
     pub dirty_bytes: usize,
-    /// How long a read that has to go to the tail's drive may wait for others to go with it, while
-    /// the log writes without a pause; zero lets each go at once. Some 100 ms suit drives with an
-    /// arm, and none a drive without. See `turns`.
+    /// How long a read that has to go to the tail's drive may wait for further reads to join its batch, while
+    /// the log writes without a pause; zero sends each read at once. Some 100 ms suit rotational disks, and
+    /// zero other drives. See `turns`.
     pub tail_read_wait: Duration,
     /// Whether the cleaner starts by itself, before writers have to wait for it.
     pub auto_clean: bool,
-    /// Map sectors of log after which a checkpoint is written: what recovery reads at most, besides
-    /// the checkpoint and the rest of the segments that the log is in.
+    /// Map sectors of log after which a checkpoint is written: recovery reads at most that many, besides the
+    /// checkpoint and the rest of the segments that the logs are in.
     pub checkpoint_sectors: u32,
-    /// Writes that change less than so many bytes of a block, heads included, share physical blocks;
-    /// 0 gives each a block of its own. See `minilog`.
+    /// Writes that change less than this many bytes of a block, heads included, share physical blocks; 0
+    /// gives each a block of its own. See `minilog`.
     pub mini_bytes: usize,
-    /// Blocks written so that may wait in RAM for a block of their own before a checkpoint settles
-    /// them; at twice as many, writers wait.
+    /// Blocks written in part that may wait in RAM for a block of their own before a checkpoint settles them;
+    /// at twice as many, writers wait.
     pub mini_slots: usize,
-    /// Mini-log blocks after which a checkpoint is written: recovery reads as many.
+    /// Mini-log blocks after which a checkpoint is written: recovery reads that many.
     pub mini_blocks: u64,
     /// Blocks of which [`please_cache`](crate::block::BlockStore::please_cache) keeps the newest
     /// content in RAM.
     pub please_cache_blocks: usize,
-    /// Whether the chain is only read, over devices that keep writes in memory: it neither cleans nor
-    /// writes checkpoints, which would fill that, and refuses changes.
+    /// Whether the chain is only read, over devices that keep writes in memory: it refuses changes, and
+    /// neither cleans nor writes checkpoints, which would fill that memory.
     pub read_only: bool,
     /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
     pub max_deltas: u32,
@@ -91,7 +90,7 @@ impl Default for Options {
     }
 }
 
-/// How a chain is made.
+/// Parameters of a new chain.
 #[derive(Clone, Debug)]
 pub struct Create {
     /// The volume's identity.
@@ -100,7 +99,7 @@ pub struct Create {
     pub blocks: u64,
     /// Blocks in a segment, a multiple of [`super::format::ENTRIES_PER_PAGE`].
     pub segment_blocks: u32,
-    /// Segments that the map area shall have room for, links added later included.
+    /// Maximum number of segments in the map area, including those of links added later.
     pub max_segments: u32,
     /// How segments are cleaned.
     pub cleaning: Cleaning,

@@ -14,16 +14,16 @@ use crate::device::{DeviceRef, FrameBuf, Purpose};
 
 /// Blocks in one request to a device.
 const RUN_BLOCKS: usize = 256;
-/// How often a block that moved while it was read is looked up again.
+/// Attempts to look up a block that moved while it was read.
 const RETRIES: usize = 8;
 
-/// What a read found in memory, and what it has to fetch.
+/// The blocks of a read that are in memory, and those to fetch.
 struct Plan {
-    /// The blocks, as far as they are known by now.
+    /// The blocks known so far.
     blocks: Vec<Option<Bytes>>,
-    /// The others, by their number in the read.
+    /// The blocks to fetch, by their number in the read.
     fetch: Vec<(usize, Location)>,
-    /// Somebody wished for one that has to be fetched.
+    /// A block to fetch is one to keep in memory (`please_cache`).
     wished: bool,
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn read(
     Ok(blocks)
 }
 
-/// Where each block is to be had.
+/// Looks up where each block is.
 fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Plan {
     let blocks = Vec::with_capacity(count as usize);
     let mut plan = Plan { blocks, fetch: Vec::new(), wished: false };
@@ -83,7 +83,7 @@ fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Plan {
 }
 
 impl State {
-    /// The content in a place, if it has not been written yet or somebody wished for it.
+    /// The content at a location, if it is not written yet or kept for `please_cache`.
     fn in_memory(&mut self, inner: &Inner, lba: u32, location: Location) -> Option<Bytes> {
         if let Some(content) = self.unwritten_content(location.block) {
             return Some(content.clone());
@@ -94,7 +94,7 @@ impl State {
     }
 }
 
-/// Keeps what was fetched of the blocks that somebody wished for, unless they have changed.
+/// Keeps fetched blocks of `please_cache`, unless they have changed.
 fn keep_wished(inner: &Inner, lba: Lba, fetched: &[(usize, Location)], blocks: &[Option<Bytes>]) {
     for (number, location) in fetched {
         let Some(content) = &blocks[*number] else { continue };
@@ -106,7 +106,7 @@ fn keep_wished(inner: &Inner, lba: Lba, fetched: &[(usize, Location)], blocks: &
         if !current(&inner.state.lock()) {
             continue;
         }
-        // What was read came in a long run.
+        // The content is a slice of a long run, which it would keep alive.
         let content = FrameBuf::copy_block(content);
         let mut state = inner.state.lock();
         if current(&state) {
@@ -148,8 +148,8 @@ struct Piece<'a> {
     on_tail: bool,
 }
 
-/// Cuts a run where it crosses from one segment, and so perhaps one link, to the next; `None` when
-/// some of it lies on a link that has left.
+/// Cuts a run at segment boundaries, where the link may change; `None` when some of it lies on a link that
+/// has left.
 fn cut<'a>(inner: &Inner, run: &'a [(usize, Location)]) -> Option<Vec<Piece<'a>>> {
     let state = inner.state.lock();
     let per = state.segments.per();
@@ -163,7 +163,7 @@ fn cut<'a>(inner: &Inner, run: &'a [(usize, Location)]) -> Option<Vec<Piece<'a>>
         .collect()
 }
 
-/// Reads a run of blocks from its link, checks them, and looks again at those that do not match.
+/// Reads a run of blocks from its link, verifies them, and retries those that do not match.
 async fn read_run(
     inner: &Arc<Inner>,
     lba: Lba,
@@ -208,7 +208,7 @@ fn remember(inner: &Inner, block: u32, content: &Bytes, on_tail: bool) {
     }
 }
 
-/// Reads blocks one by one: they moved meanwhile, or their device returned something else.
+/// Reads blocks one by one: they moved meanwhile, or their device returned wrong bytes.
 async fn read_again(
     inner: &Arc<Inner>,
     lba: Lba,
@@ -223,7 +223,7 @@ async fn read_again(
     Ok(fetched)
 }
 
-/// Reads one block with care: every copy, and again when it moved in between.
+/// Reads one block from each copy, and again when it moved in between.
 async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<Bytes>, StoreError> {
     let mut failure = None;
     for _ in 0..RETRIES {
@@ -243,11 +243,11 @@ async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<By
     Counts::add(&inner.counts.damaged, 1);
     Err(failure.unwrap_or_else(|| StoreError::Corrupt {
         lba,
-        detail: "it moved faster than it could be read".to_owned(),
+        detail: "it moved during every attempt to read it".to_owned(),
     }))
 }
 
-/// Keeps a segment from being written anew while one of its blocks is read or mended.
+/// Keeps a segment from being written anew while one of its blocks is read or repaired.
 pub(super) struct Pin<'a> {
     inner: &'a Inner,
     segment: u32,
@@ -280,13 +280,13 @@ impl Drop for Pin<'_> {
         // The segment's link may have left the chain meanwhile.
         segment.pins = segment.pins.saturating_sub(1);
         if state.segments.can_free() {
-            // Whoever waits for room may have a checkpoint written now.
+            // A waiting writer may now request a checkpoint.
             self.inner.room.notify_waiters();
         }
     }
 }
 
-/// Reads a block from each copy until one matches, and mends the copies that do not.
+/// Reads a block from each copy until one matches, and repairs the copies that do not.
 ///
 /// # Errors
 /// [`StoreError::Corrupt`], or the device's error when no copy could be read at all.
@@ -311,20 +311,20 @@ pub(super) async fn read_copies(
     }
 }
 
-/// What reading every copy gave.
+/// The result of reading every copy.
 pub(super) enum Verified {
-    /// A copy that is right, and how many others were overwritten with it.
+    /// A right copy.
     Whole {
         /// The right bytes.
         content: Bytes,
-        /// Copies that were mended.
+        /// Other copies that were overwritten with it.
         mended: usize,
     },
     /// No copy is right.
     Damaged,
 }
 
-/// Reads from each copy until one is `right`, and overwrites the others that are not with it.
+/// Reads from each copy until one is `right`, and overwrites the wrong ones with it.
 ///
 /// # Errors
 /// The last device error when no copy could be read.

@@ -1,17 +1,16 @@
 //! Making and opening a chain: the label, the newest checkpoint, and the logs that follow it.
 //!
-//! What opening guarantees:
+//! Guarantees of opening:
 //!
-//! - After a crash, however often recovery itself is cut short, it finds one version, no older than
-//!   what was acknowledged, and the same one each time.
-//! - One rotten copy of the label, or of a checkpoint record's head, costs nothing.
-//! - Rot or unreadable sectors in what recovery needs (a checkpoint record, the map of the log after
-//!   it) are [`ChainError::Damaged`]: nothing is written over, and no acknowledged write vanishes
-//!   in silence.
+//! - After a crash, however often recovery itself is interrupted, it finds one version, no older than the
+//!   acknowledged ones, and the same one each time.
+//! - One damaged copy of the label, or of a checkpoint record's head, costs nothing.
+//! - Damage or unreadable sectors in the checkpoint records or in the map of the log after them are
+//!   [`ChainError::Damaged`]: nothing is overwritten, and no acknowledged write is lost in silence.
 //!
-//! What it does not: a map sector at the very end of the log whose write the device acknowledged
-//! and lost, or over which somebody wrote foreign bytes, looks like a crash before it. Nothing later
-//! tells of it. A volume that is damaged so is what [`Chain::rebuild`] is for.
+//! Not covered: a map sector at the very end of the log whose write the device acknowledged and lost, or that
+//! foreign bytes overwrote, looks like a crash before that write, and nothing later refers to it.
+//! [`Chain::rebuild`] is for a volume with such damage.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -41,18 +40,18 @@ use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::env::{Env, HashMap};
 use crate::lock::BriefMutex;
 
-/// What opening a chain found and read.
+/// Counts of an opening.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Recovered {
     /// Bytes of the checkpoint: a base and its deltas.
     pub checkpoint_bytes: u64,
     /// Bytes of map read after it.
     pub map_bytes: u64,
-    /// Bytes of blocks read because only their checksum tells whether they were written.
+    /// Bytes of blocks read to verify by checksum that they were written.
     pub checked_bytes: u64,
-    /// Entries of the logs that the checkpoint did not hold.
+    /// Entries of the logs after the checkpoint.
     pub replayed: u64,
-    /// Entries beyond the end of what survived as a whole.
+    /// Entries beyond the end of the logs.
     pub dropped: u64,
     /// The version that was recovered.
     pub version: u64,
@@ -62,11 +61,11 @@ pub struct Recovered {
     pub slots: u64,
 }
 
-/// The layout of a map area that has room for so much.
+/// The layout of a map area for this many segments.
 pub(super) fn layout_for(segment_blocks: u32, max_segments: u32) -> Layout {
     let blocks = u64::from(max_segments) * u64::from(segment_blocks);
-    // A block that was discarded, written and discarded again while versions were held takes 56
-    // bytes in a checkpoint: its number, and three versions of which one is a place.
+    // A block that was discarded, written and discarded again while versions were held takes 56 bytes in a
+    // checkpoint: its number, and three versions of which one is a place.
     let half = 56 * blocks + 8 * u64::from(max_segments) + HALF_SLACK;
     Layout::new(segment_blocks, max_segments, half.next_multiple_of(PAGE as u64))
 }
@@ -90,7 +89,8 @@ pub(super) fn link_record(
             link.device.name()
         )));
     }
-    let segments = u32::try_from(segments).map_err(|_| invalid("a link is too large"))?;
+    let segments =
+        u32::try_from(segments).map_err(|_| invalid("a link is larger than 2^32 segments"))?;
     Ok(LinkRecord {
         id: *link.id.as_bytes(),
         base: base.into(),
@@ -104,7 +104,9 @@ pub(super) fn link_record(
 pub(super) async fn create(env: &Env, parts: Parts, create: &Create) -> Result<(), ChainError> {
     let per = create.segment_blocks;
     if per == 0 || !per.is_multiple_of(ENTRIES_PER_PAGE) || per > Position::MAX_SLOTS {
-        return Err(invalid(format!("a segment has a multiple of {ENTRIES_PER_PAGE} blocks")));
+        return Err(invalid(format!(
+            "the blocks in a segment must be a multiple of {ENTRIES_PER_PAGE}, not {per}"
+        )));
     }
     let mut links = Vec::new();
     let mut base = 0;
@@ -151,15 +153,15 @@ pub(super) fn check_sizes(label: &Label, parts: &Parts) -> Result<(), ChainError
     }
     let physical = u64::from(label.max_segments) * u64::from(label.segment_blocks);
     if physical >= u64::from(MAX_PHYSICAL) {
-        return Err(invalid("a chain has less than 15 TiB of physical space"));
+        return Err(invalid("the physical space of a chain must be less than 15 TiB"));
     }
     let compaction = label.cleaning == Cleaning::CompactInBody && label.links.len() > 1;
     let reserve = u64::from(reserved_segments(label.links.len() as u32, compaction));
     let most = segments.saturating_sub(reserve) * u64::from(label.segment_blocks);
     if label.blocks == 0 || label.blocks > most {
         return Err(invalid(format!(
-            "the volume cannot have {} blocks: its links hold up to {most} besides what cleaning \
-             needs; make it smaller or its links larger",
+            "the volume cannot have {} blocks: its links hold up to {most} besides the reserve for \
+             cleaning; make it smaller or its links larger",
             label.blocks
         )));
     }
@@ -301,14 +303,14 @@ pub(super) async fn open(
     options: Options,
 ) -> Result<(Chain, Recovered), ChainError> {
     let parts = match options.read_only {
-        // What a cache writes to its device would stay in memory, and be no cache.
+        // A cache's writes to its device would stay in memory.
         true => Parts { tail_cache: None, body_cache: None, ..parts },
         false => parts,
     };
     let label = Label::read(&*parts.map).await?;
     let mut state = empty_state(label, &parts)?;
     check_sizes(&state.label, &parts)?;
-    // After a crash of this program alone, the devices' caches may hold what is not yet durable.
+    // After a crash of this process alone, the devices' caches may hold writes that are not yet durable.
     parts.map.flush(Purpose::Map).await?;
     for link in &parts.links {
         link.device.flush(Purpose::UserData).await?;
@@ -343,8 +345,8 @@ pub(super) async fn open(
     note_cut(&mut state, ends, first);
     state.label.write(&parts.map).await?;
     if state.owed() > 0 {
-        // Settling comes before the checkpoint. It needs room that neither the last checkpoint nor
-        // the logs behind it refer to, so that a recovery which is cut short can be done again.
+        // Settling comes before the checkpoint. It needs room to which neither the last checkpoint nor the
+        // logs behind it refer, so that an interrupted recovery can be repeated.
         state.segments.free(&idle);
     }
     found.version = state.version.0;
@@ -352,7 +354,7 @@ pub(super) async fn open(
     if inner.options.read_only {
         return Ok((Chain::start(inner), found));
     }
-    // Copies of the map that a crash left different must agree on what this recovery went by.
+    // Copies of the map that a crash left different must agree on the content that this recovery used.
     if inner.map.copies() > 1 {
         checkpoint::write_base(&inner).await?;
         scrub::renew_labels(&inner).await?;
@@ -470,12 +472,12 @@ fn apply_logs(
     found.version = state.version.0;
 }
 
-/// A sequence that no segment had before the crash. Since the checkpoint each segment was opened at
-/// most once, perhaps without the log that led there having survived: its sectors must not count
-/// when the segment is opened again. Nor were maps cleared more than twice without a checkpoint.
+/// A sequence that no segment had before the crash. Since the checkpoint each segment was opened at most
+/// once, perhaps by a part of the log that did not survive: such sectors must not count when the segment is
+/// opened again. Nor were maps cleared more than twice without a checkpoint.
 fn first_unused_seq(state: &State, top: u64) -> u64 {
     let most = u64::from(state.segments.len()) + 2;
-    // A recovery that was cut short may have gone on to further segments.
+    // An interrupted recovery may have opened further segments.
     let before = state.label.cuts.last().map_or(0, |cut| cut.first);
     let before = if before > state.next_seq { before + most } else { 0 };
     (state.next_seq + most).max(top + 1).max(before)
@@ -491,7 +493,7 @@ fn replay_entry(
     let place = Location { block, check: entry.check };
     match entry.kind {
         Kind::Pad | Kind::Mini | Kind::Settled => {}
-        // What was taken back has no version to be moved either.
+        // A void version cannot have moved either.
         _ if state.label.is_void(entry.version, entry.lba.0) => {}
         Kind::Data => {
             newest.insert(lba, entry.version);
@@ -499,7 +501,7 @@ fn replay_entry(
         }
         Kind::Discard => {
             let end = (u64::from(lba) + u64::from(entry.check)).min(state.index.blocks()) as u32;
-            // Only blocks that are stored can have a version to compare with.
+            // Only stored blocks have a version to compare with.
             for at in lba..end {
                 if state.index.get(at, Version(u64::MAX)).is_some() {
                     newest.insert(at, entry.version);
@@ -542,8 +544,8 @@ fn replay_entry(
     };
 }
 
-/// Remembers in the label where the logs ended: what lies beyond was never acknowledged, and must
-/// not be met again when somebody reads the whole map.
+/// Records in the label where the logs ended: entries beyond were never acknowledged, and a scan of the whole
+/// map must ignore them.
 pub(super) fn note_cut(state: &mut State, ends: [u64; 2], first: u64) {
     let ids = (0..state.segments.len()).filter(|id| state.segments.exists(*id));
     let seqs: Vec<(u64, bool)> = ids
@@ -557,8 +559,8 @@ pub(super) fn note_cut(state: &mut State, ends: [u64; 2], first: u64) {
     state.forget_voids();
 }
 
-/// Marks the maps of all segments without entries that count, before anybody writes, and forgets what
-/// the label remembers because of them.
+/// Declares the maps of all segments without entries that count void, before any write, and drops the label's
+/// records that concern them.
 pub(super) async fn forget_lives(inner: &Inner) -> Result<(), ChainError> {
     let free = {
         let state = inner.state.lock();
@@ -590,15 +592,15 @@ pub(super) async fn forget_lives(inner: &Inner) -> Result<(), ChainError> {
         .await
 }
 
-/// Says in the maps of segments that nothing in them counts, under a sequence that it returns.
+/// Declares the maps of segments void, under a sequence that it returns.
 pub(super) async fn clear_maps(inner: &Inner, segments: &[u32]) -> Result<u64, ChainError> {
     let seq = inner.state.lock().take_seq();
     put_cleared(&inner.map, &inner.layout, inner.tag, segments, seq).await?;
     Ok(seq)
 }
 
-/// Writes what [`clear_maps`] says: to the first sector, since one sector is written whole or not at
-/// all.
+/// Writes the void sector of [`clear_maps`]: as the first sector, because one sector is written whole or not
+/// at all.
 pub(super) async fn put_cleared(
     map: &DeviceRef,
     layout: &Layout,
@@ -625,12 +627,12 @@ pub(super) async fn put_cleared(
     Ok(())
 }
 
-/// Bytes that the map is written in.
+/// The unit in bytes in which the map is written.
 fn map_unit(map: &DeviceRef) -> usize {
     (map.geometry().sector as usize).clamp(SECTOR, PAGE)
 }
 
-/// Lets the logs go on where they ended, as far as they can.
+/// Continues the logs where they ended, as far as possible.
 pub(super) fn resume(state: &mut State, users: Option<Log>, body: Option<Log>) {
     for log in users.iter().chain(body.as_ref()) {
         for segment in &log.segments {
@@ -654,7 +656,7 @@ fn resume_log(state: &mut State, mut log: Log) -> Option<Stream> {
     let last = log.segments.pop()?;
     state.segments.open(last.id);
     if last.entries.is_empty() {
-        // The map still shows what was there before, whatever that was.
+        // The map still shows an earlier use of the segment.
         state.segments.get_mut(last.id).before = 1;
     }
     let filled = last.entries.len() as u32;
@@ -665,14 +667,14 @@ fn resume_log(state: &mut State, mut log: Log) -> Option<Stream> {
         entries: last.entries,
         committed: filled,
         sealed: filled,
-        // What follows the end in its sector, and the name of the next segment, go.
+        // Entries beyond the end in this sector, and the name of the next segment, are dropped.
         renamed: filled > 0,
         naming: None,
     };
     let tag = volume_tag(state.label.volume);
     let mut stream = Stream::new(number, tag, state.label.segment_blocks, map);
-    // A sector before the end may say that data was durable up to some position beyond it. That
-    // was so of blocks whose entries are lost: of what comes to their places it must not be believed.
+    // A sector before the end may declare data durable up to a position beyond it. That was true of the
+    // blocks whose entries are lost, and is not true of the blocks that take their places.
     let pad =
         MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: state.version, check: 0 };
     while stream.room() > 0 && stream.tail() < log.durable {

@@ -1,7 +1,7 @@
-//! Another device in the place of a link's: it gets the link's segments, under their numbers.
+//! Replaces a link's device: the new device takes the link's segments, under their numbers.
 //!
-//! The map and the index name segments, so nothing in them changes, and the map area needs no room for
-//! a second link. Until the label names the new device, the old one counts.
+//! The map and the index name segments, so nothing in them changes, and the map area needs no room for a
+//! second link. Until the label names the new device, the old one is the link.
 
 use std::sync::Arc;
 
@@ -38,13 +38,13 @@ impl Drop for Aside<'_> {
 }
 
 impl Chain {
-    /// Has the device of `new` take over the segments of the link `old`, whose live blocks are copied
-    /// to it; `progress` is called with the blocks copied and all. Users write to the other links
-    /// meanwhile, or wait when those are too small. A crash meanwhile leaves the old link in the chain.
+    /// Copies the live blocks of the link `old` to the device of `new`, which takes over its segments; calls
+    /// `progress` with the number of blocks copied and of all. Users write to the other links meanwhile, or
+    /// wait when those are too small. A crash meanwhile leaves the old link in the chain.
     ///
     /// # Errors
     /// [`ChainError::Invalid`] when the new device is smaller, or the chain has no other link;
-    /// [`ChainError::Damaged`] when the link holds blocks that no copy can give back.
+    /// [`ChainError::Damaged`] when the link holds blocks of which no copy is whole.
     pub async fn replace_link(
         &self,
         old: Uuid,
@@ -54,17 +54,17 @@ impl Chain {
         let inner = &self.inner;
         inner.check_writable()?;
         let _label = inner.label_lock.lock().await;
-        // What cleaning writes must not come to the link either.
+        // Cleaning must not write to the link either.
         let _cleaning = inner.cleaning_lock.lock().await;
         let (from, is_tight) = inner.check_replacement(old, &new)?;
         let mut frozen = Some(Freeze::new(inner));
-        // As for a link that leaves: slots count on the room that the logs leave behind.
+        // As when a link is removed: slots count on the room that the logs leave behind.
         if inner.state.lock().owed() > 0 {
             checkpoint::write(inner).await?;
         }
         let aside = Aside { inner, id: old };
         self.leave(old)?;
-        // What was appended to the link is written now, and nothing more comes.
+        // Writes the blocks appended to the link so far; no more come.
         checkpoint::write(inner).await?;
         if !is_tight {
             frozen.take();
@@ -92,15 +92,15 @@ impl Chain {
 }
 
 impl Inner {
-    /// The device of the link `old`, if `new` can take its place; and whether the other links cannot
-    /// hold everything meanwhile.
+    /// The device of the link `old`, if `new` can replace it; and whether the other links cannot hold
+    /// everything meanwhile.
     fn check_replacement(&self, old: Uuid, new: &Link) -> Result<(DeviceRef, bool), ChainError> {
         let state = self.state.lock();
         state.poison_check()?;
         let link = link_number(&state, old);
         let link = link.ok_or_else(|| invalid(format!("the chain has no link {old}")))?;
         if link_number(&state, new.id).is_some() {
-            return Err(invalid(format!("link {} is part of the chain already", new.id)));
+            return Err(invalid(format!("link {} is already part of the chain", new.id)));
         }
         if state.segments.links.iter().filter(|other| !other.leaving).count() < 2 {
             return Err(invalid(
@@ -112,7 +112,7 @@ impl Inner {
         let have = new.device.geometry().size;
         if have < need {
             return Err(invalid(format!(
-                "{} has room for {have} bytes of a link that has {need}; use a larger one",
+                "{} is too small for the link: it has {have} bytes, and the link {need}; use a larger one",
                 new.device.name()
             )));
         }
@@ -120,7 +120,7 @@ impl Inner {
     }
 }
 
-/// Copies the live blocks of a link that nobody writes to, each verified, and makes them durable.
+/// Copies the live blocks of a link without writers, each verified, and makes them durable.
 async fn copy_live(
     inner: &Arc<Inner>,
     id: Uuid,
@@ -153,7 +153,7 @@ async fn copy_live(
     Ok(())
 }
 
-/// Copies neighbouring blocks: together, or one by one where they do not hold.
+/// Copies neighbouring blocks: together, or one by one where the checksums do not match.
 async fn copy_run(
     inner: &Inner,
     run: &[Check],
@@ -175,7 +175,7 @@ async fn copy_run(
         let content = from.read(at, BLOCK_SIZE, Purpose::Repair).await.ok();
         let Some(content) = content.filter(|content| holds(check, content)) else {
             return Err(ChainError::Damaged(format!(
-                "block {} of the volume cannot be read from the old device; scrub names all of them",
+                "block {} of the volume cannot be read from the old device; scrub lists all of them",
                 check.lba
             )));
         };

@@ -22,8 +22,8 @@ impl Chain {
     /// Changes the number of logical blocks.
     ///
     /// # Errors
-    /// [`ChainError::Invalid`] when the links cannot hold so many, or when something is stored, now
-    /// or in a snapshot, beyond the new end.
+    /// [`ChainError::Invalid`] when the links cannot hold so many, or when a block is stored, now or in a
+    /// snapshot, beyond the new end.
     pub async fn resize(&self, blocks: u64) -> Result<(), ChainError> {
         let inner = &self.inner;
         let _label = inner.label_lock.lock().await;
@@ -51,7 +51,7 @@ impl Chain {
         }
         let gone = {
             let state = inner.state.lock();
-            // Should the volume grow again, what its blocks held before must not come back.
+            // If the volume grows again, the former content of its blocks must not come back.
             let (from, to) = (Version(0), state.version);
             (blocks < old).then_some(Void { from, to, seq: state.next_seq, first: blocks })
         };
@@ -78,8 +78,8 @@ impl Chain {
     /// Adds a link at the end of the chain; its segments may be written at once.
     ///
     /// # Errors
-    /// [`ChainError::Invalid`] when it is too small, there already, or the map area has no room
-    /// for it.
+    /// [`ChainError::Invalid`] when the link is too small or already part of the chain, or the map area has
+    /// no room for it.
     pub async fn add_link(&self, link: Link) -> Result<(), ChainError> {
         let inner = &self.inner;
         let _label = inner.label_lock.lock().await;
@@ -88,7 +88,7 @@ impl Chain {
             state.poison_check()?;
             new_record(&state, &link)?
         };
-        // What a link that left wrote there tells of another device.
+        // A former link may have left sectors there.
         let base = record.base.get();
         let segments: Vec<u32> = (base..base + record.segments.get()).collect();
         clear_maps(inner, &segments).await?;
@@ -103,13 +103,12 @@ impl Chain {
         Ok(())
     }
 
-    /// Moves everything off a link and takes it out of the chain. `progress` is called with the
-    /// blocks moved and those that there were. A crash meanwhile leaves the link in the chain, to
-    /// be emptied by another call.
+    /// Moves everything off a link and takes it out of the chain. Calls `progress` with the number of blocks
+    /// moved and of all. A crash meanwhile leaves the link in the chain; another call continues.
     ///
     /// # Errors
-    /// [`ChainError::Invalid`] when the other links cannot hold what is stored;
-    /// [`ChainError::Damaged`] when the link holds blocks that no copy can give back.
+    /// [`ChainError::Invalid`] when the other links cannot hold everything; [`ChainError::Damaged`] when the
+    /// link holds blocks of which no copy is whole.
     pub async fn remove_link(
         &self,
         id: uuid::Uuid,
@@ -125,7 +124,7 @@ impl Chain {
         inner.change_label(|label| set_leaving(&mut label.links, id)).await?;
         {
             let _frozen = Freeze::new(inner);
-            // The logs leave room behind that slots count on, and what fills it up must not come
+            // The logs leave behind room on which slots count, and the pads that fill it must not come
             // between a transaction and its fragments in memory.
             if inner.state.lock().owed() > 0 {
                 checkpoint::write(inner).await?;
@@ -136,7 +135,7 @@ impl Chain {
         self.take_out(id).await
     }
 
-    /// Takes both logs off a link.
+    /// Moves both logs off a link.
     pub(super) fn leave(&self, id: uuid::Uuid) -> Result<(), ChainError> {
         let mut state = self.inner.state.lock();
         let Some(link) = link_number(&state, id) else { return Ok(()) };
@@ -176,10 +175,10 @@ impl Chain {
             }
             let Some(victim) = victim else {
                 return Err(ChainError::Damaged(format!(
-                    "{live} blocks of the link cannot be read from any copy; scrub names them"
+                    "{live} blocks of the link cannot be read from any copy; scrub lists them"
                 )));
             };
-            // Entries that are not durable yet are not for cleaning, and freed room comes late.
+            // Entries that are not durable yet cannot be cleaned, and a checkpoint frees emptied segments.
             checkpoint::write(inner).await?;
             let _cleaning = inner.cleaning_lock.lock().await;
             let ready = inner.state.lock().can_clean(victim);
@@ -206,7 +205,7 @@ impl Chain {
         inner
             .change_label(|label| {
                 label.links.retain(|link| link.id != *id.as_bytes());
-                // The map will not show how the logs led over the link.
+                // The map will not show the part of the logs on this link.
                 label.note_ends(ends);
             })
             .await?;
@@ -242,7 +241,7 @@ fn on_link(inner: &Arc<Inner>, id: uuid::Uuid) -> (Option<u32>, u64) {
     (victim, live)
 }
 
-/// Nothing may be stored at or beyond `blocks`, in any version.
+/// Checks that no version of any block at or beyond `blocks` is stored.
 fn check_end(state: &State, blocks: u64) -> Result<(), ChainError> {
     let mut lba = blocks;
     while lba < state.index.blocks() {
@@ -273,7 +272,7 @@ fn check_end(state: &State, blocks: u64) -> Result<(), ChainError> {
 /// The record of a link to be added, in the first gap of segment numbers that it fits.
 fn new_record(state: &State, link: &Link) -> Result<LinkRecord, ChainError> {
     if link_number(state, link.id).is_some() {
-        return Err(invalid(format!("link {} is part of the chain already", link.id)));
+        return Err(invalid(format!("link {} is already part of the chain", link.id)));
     }
     if state.label.links.len() >= MAX_LINKS {
         return Err(invalid(format!("a chain has at most {MAX_LINKS} links")));
@@ -305,7 +304,7 @@ fn new_record(state: &State, link: &Link) -> Result<LinkRecord, ChainError> {
     Ok(record)
 }
 
-/// The other links must hold what is stored, and the volume's blocks.
+/// Checks that the other links can hold everything stored, and the volume's blocks.
 pub(super) fn check_removal(state: &State, id: uuid::Uuid) -> Result<(), ChainError> {
     let Some(link) = link_number(state, id) else {
         return Err(invalid(format!("the chain has no link {id}")));

@@ -1,5 +1,5 @@
-//! Tells the links' devices who is the tail and who is in the body, so that mirrors can let their
-//! idle sides rest (Gecko 3.1.4).
+//! Tells the links' devices whether they are at the tail or in the body, so that mirrors can let their idle
+//! sides rest (Gecko 3.1.4).
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::device::{DeviceRef, Role};
 use crate::env::HashMap;
 
 impl State {
-    /// The links that the logs write: where the oldest block lies that is not yet durable, where the
-    /// log is, and where it goes on. The last is told ahead of time, since a drive that rests takes
-    /// a while to wake.
+    /// The links that the logs write: of the oldest block that is not yet durable, of the open segment, and
+    /// of the reserved one. The last is announced ahead of time, because a resting drive takes a while to
+    /// wake.
     pub(super) fn written_links(&self) -> [u16; 6] {
         let link = |segment: u32| self.segments.get(segment).link;
         let links = |stream: &Stream| {

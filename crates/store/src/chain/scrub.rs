@@ -1,4 +1,4 @@
-//! Scrub: reads every copy of everything that counts, and mends what it can.
+//! Scrub: reads every copy of all live blocks and metadata, and repairs damaged copies.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use crate::device::{DeviceRef, Purpose};
 
 /// Blocks in one request.
 const RUN_BLOCKS: usize = 256;
-/// Damaged blocks that a report names.
+/// Maximum damaged blocks listed in a report.
 const NAMED: usize = 100;
 
-/// What a scrub found.
+/// The result of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ScrubReport {
     /// Blocks whose every copy was read.
     pub blocks: u64,
-    /// Copies that did not match and were overwritten with one that did.
+    /// Copies that did not match and were overwritten with a right one.
     pub repaired: u64,
-    /// Blocks that no copy could give back.
+    /// Blocks of which no copy is right.
     pub damaged: u64,
     /// The first hundred of them, as logical blocks.
     pub damaged_blocks: Vec<u64>,
@@ -45,8 +45,9 @@ pub(super) struct Check {
 }
 
 impl Chain {
-    /// Reads every copy of every live block, the maps, the checkpoint and the labels, and mends
-    /// what another copy or the index can tell; of a chain that is only read, it counts that. `progress` is called with blocks done and all.
+    /// Reads every copy of every live block, the maps, the checkpoint and the labels, and repairs damage from
+    /// another copy or from the index; of a read-only chain, it only counts the damage. Calls `progress` with
+    /// the number of blocks done and of all.
     ///
     /// # Errors
     /// A failure that ends the scrub; damage is in the report, not an error.
@@ -118,7 +119,7 @@ async fn check_copy(
     }
 }
 
-/// Looks at one block again, copy by copy, unless it has moved or is not written yet.
+/// Verifies one block again, copy by copy, unless it has moved or is not written yet.
 async fn mend(inner: &Arc<Inner>, check: &Check, report: &mut ScrubReport) {
     let current = |inner: &Inner| {
         let state = inner.state.lock();
@@ -142,12 +143,12 @@ async fn mend(inner: &Arc<Inner>, check: &Check, report: &mut ScrubReport) {
     }
 }
 
-/// Overwrites each copy that does not match; how many there were.
+/// Overwrites each copy that does not match; returns their number.
 async fn mend_copies(inner: &Inner, lba: Lba, at: Location) -> Result<u64, StoreError> {
     let before = inner.counts.repaired.load(std::sync::atomic::Ordering::Relaxed);
     let content = read_copies(inner, lba, at).await?;
     let mut mended = inner.counts.repaired.load(std::sync::atomic::Ordering::Relaxed) - before;
-    // `read_copies` ends at the first copy that is right: the later ones are still to be seen.
+    // `read_copies` ends at the first right copy: verify the later ones too.
     let Some((_pin, device, offset)) = super::read::Pin::new(inner, lba, at.block) else {
         return Ok(mended);
     };
@@ -162,7 +163,7 @@ async fn mend_copies(inner: &Inner, lba: Lba, at: Location) -> Result<u64, Store
     Ok(mended)
 }
 
-/// Writes the label anew where a copy of it is damaged or older; how many such copies there were.
+/// Rewrites the label where a copy of it is damaged or older; returns the number of such copies.
 pub(super) async fn renew_labels(inner: &Inner) -> Result<u64, ChainError> {
     let _label = inner.label_lock.lock().await;
     let sequence = inner.state.lock().label.sequence;
@@ -191,7 +192,7 @@ async fn scrub_checkpoint(inner: &Arc<Inner>, report: &mut ScrubReport) -> Resul
     Ok(())
 }
 
-/// Segments whose map does not hold are cleaned: the index knows their blocks.
+/// Cleans segments whose map is damaged: the index knows their blocks.
 async fn scrub_maps(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), ChainError> {
     let used = inner.state.lock().segments.ids(|segment| segment.state == SegmentState::Used);
     for id in used {

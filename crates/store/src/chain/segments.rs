@@ -12,14 +12,14 @@ use super::format::LinkRecord;
 use crate::block::BLOCK_SIZE;
 use crate::device::DeviceRef;
 
-/// Where a segment stands in its life.
+/// A segment's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SegmentState {
     /// Belongs to no link.
     Absent,
     /// May be written.
     Free,
-    /// A log writes it, or has reserved it to go on in.
+    /// A log writes it, or has reserved it as its next one.
     Open,
     /// Closed; may hold live blocks.
     Used,
@@ -36,11 +36,11 @@ pub(super) struct Segment {
     pub(super) live: u32,
     /// Sequence of its last opening; 0 for never.
     pub(super) seq: u64,
-    /// That of the opening before, whose entries the map shows until newer ones are durable.
+    /// The sequence of the opening before, whose entries the map shows until newer ones are durable.
     pub(super) before: u64,
-    /// Holds a block that no copy can give back; it is not cleaned.
+    /// Holds a block of which no copy is whole; it is not cleaned.
     pub(super) damaged: bool,
-    /// Tasks that read or mend it, and need it not to be written anew meanwhile.
+    /// Tasks that read or repair it, and need it not to be written anew meanwhile.
     pub(super) pins: u16,
 }
 
@@ -61,10 +61,10 @@ pub(super) struct LinkState {
     pub(super) device: DeviceRef,
     pub(super) base: u32,
     pub(super) count: u32,
-    /// It is being emptied, and takes no more writes.
+    /// It is being removed, and takes no more writes.
     pub(super) leaving: bool,
     pub(super) free: BTreeSet<u32>,
-    /// Whether its device moves an arm.
+    /// Whether its device is a rotational disk.
     is_rotational: bool,
     /// The drives that it lies on.
     drives: Vec<String>,
@@ -118,7 +118,7 @@ impl Segments {
         });
     }
 
-    /// Takes a link without live blocks out.
+    /// Removes a link without live blocks.
     pub(super) fn remove_link(&mut self, link: usize) {
         let gone = self.links.remove(link);
         for id in gone.base..gone.base + gone.count {
@@ -146,7 +146,7 @@ impl Segments {
         &self.table[id as usize]
     }
 
-    /// Changes where a segment stands in its life.
+    /// Changes a segment's state.
     fn set_state(&mut self, id: u32, state: SegmentState) {
         let before = std::mem::replace(&mut self.table[id as usize].state, state);
         self.emptied -= usize::from(before == SegmentState::Emptied);
@@ -198,7 +198,7 @@ impl Segments {
         }
     }
 
-    /// Keeps a segment as it is until nothing in it counts any more.
+    /// Excludes a segment from cleaning until none of its blocks is live.
     pub(super) fn set_damaged(&mut self, id: u32) {
         let segment = &mut self.table[id as usize];
         self.damaged += u32::from(!std::mem::replace(&mut segment.damaged, true));
@@ -209,7 +209,7 @@ impl Segments {
         self.damaged
     }
 
-    /// Segments that would be free if every live block lay close to the next.
+    /// Segments that would be free if all live blocks were packed.
     pub(super) fn spare(&self) -> u32 {
         let live = self.live.div_ceil(u64::from(self.per)) as u32;
         self.total().saturating_sub(live).saturating_sub(self.damaged)
@@ -233,7 +233,7 @@ impl Segments {
         segment.before = std::mem::replace(&mut segment.seq, seq);
     }
 
-    /// Gives an open segment back that was reserved and never written.
+    /// Releases an open segment that was reserved and never written.
     pub(super) fn unreserve(&mut self, id: u32) {
         self.set_state(id, SegmentState::Free);
         let link = usize::from(self.table[id as usize].link);
@@ -257,7 +257,7 @@ impl Segments {
         self.links.iter().any(|link| !link.leaving && !link.shares_drive(tail))
     }
 
-    /// For each link, whether only the tail may use its drive: it shares one with the tail's link, and
+    /// For each link, whether its drive is reserved for the tail: it shares one with the tail's link, and
     /// another link that takes writes does not (Gecko 3.1: cleaning never disturbs the tail's drive).
     pub(super) fn kept_for_tail(&self, tail: usize) -> Vec<bool> {
         match self.links.get(tail).filter(|_| self.has_body(tail)) {
@@ -277,7 +277,7 @@ impl Segments {
         chosen.map(|(id, _)| id as u32).collect()
     }
 
-    /// Makes emptied segments writable, now that a checkpoint does not need them.
+    /// Makes emptied segments writable, now that a checkpoint no longer refers to them.
     pub(super) fn free(&mut self, emptied: &[u32]) {
         for &id in emptied {
             let segment = self.table[id as usize];
@@ -298,7 +298,7 @@ impl Segments {
         self.links.iter().filter(|link| !link.leaving).map(|link| link.free.len()).sum()
     }
 
-    /// Whether a link's device moves an arm.
+    /// Whether a link's device is a rotational disk.
     pub(super) fn has_arm(&self) -> bool {
         self.links.iter().any(|link| link.is_rotational)
     }
@@ -308,8 +308,8 @@ impl Segments {
         self.links.iter().filter(|link| !link.leaving).map(|link| link.count).sum()
     }
 
-    /// The next free segment on `link`, in ascending order after `after` and then from the start,
-    /// leaving `keep` of them alone.
+    /// The next free segment on `link`, in ascending order after `after` and then from the start; `None` when
+    /// at most `keep` are free.
     pub(super) fn next_on(&self, link: usize, after: u32, keep: usize) -> Option<u32> {
         let state = self.links.get(link)?;
         if state.leaving || state.free.len() <= keep {

@@ -23,13 +23,13 @@ impl Drop for Freeze<'_> {
     }
 }
 
-/// A snapshot, and the space that it takes.
+/// A snapshot and its space.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct SnapshotUse {
     /// The snapshot.
     #[serde(flatten)]
     pub snapshot: Snapshot,
-    /// Blocks that are stored for its sake alone.
+    /// Blocks that only this snapshot needs.
     pub exclusive_blocks: u64,
 }
 
@@ -47,7 +47,7 @@ impl Inner {
         let mut label = self.state.lock().label.clone();
         change(&mut label);
         if let Err(error) = label.write(&self.map).await {
-            // Which of the two labels survives a crash is unknown: nobody may build on either.
+            // Either of the two labels may survive a crash, so no later change may build on one of them.
             self.poison(&error.to_string());
             return Err(error);
         }
@@ -62,8 +62,8 @@ impl Chain {
         self.inner.state.lock().label.snapshot(name).cloned()
     }
 
-    /// All snapshots, oldest first, each with the blocks that are stored for its sake alone: what
-    /// deleting it, and no other, makes free. It looks at every block with old content.
+    /// All snapshots, oldest first, each with its exclusive blocks: those that deleting it, and no other,
+    /// makes free. Examines every block with old content.
     pub fn snapshots(&self) -> Vec<SnapshotUse> {
         let state = self.inner.state.lock();
         let mut snapshots = state.label.snapshots.clone();
@@ -79,8 +79,8 @@ impl Chain {
     /// Keeps the newest version readable under `name`, durably.
     ///
     /// # Errors
-    /// [`ChainError::Invalid`] for a name that is taken, empty, longer than 64 bytes or holds one
-    /// of `/ @` or a control character, and when there are too many snapshots.
+    /// [`ChainError::Invalid`] for a name that is taken, empty, longer than 64 bytes or contains one of `/ @`
+    /// or a control character, and when there are too many snapshots.
     pub async fn create_snapshot(&self, name: &str) -> Result<Snapshot, ChainError> {
         let inner = &self.inner;
         let _label = inner.label_lock.lock().await;
@@ -99,7 +99,7 @@ impl Chain {
         result
     }
 
-    /// Deletes a snapshot: what only it kept may be reclaimed.
+    /// Deletes a snapshot: blocks that only it needed may be reclaimed.
     ///
     /// # Errors
     /// [`ChainError::Invalid`] when there is none of that name.
@@ -122,11 +122,11 @@ impl Chain {
         Ok(())
     }
 
-    /// Takes the volume back to a snapshot: what was written after it is gone. The snapshot stays.
+    /// Rolls the volume back to a snapshot and drops everything written after it. The snapshot stays.
     ///
     /// # Errors
-    /// [`ChainError::Invalid`] when there is none of that name, or somebody still needs a newer
-    /// version: delete newer snapshots and stop serving them first.
+    /// [`ChainError::Invalid`] when there is none of that name, or a newer version is held: delete newer
+    /// snapshots and stop serving them first.
     pub async fn rollback(&self, name: &str) -> Result<(), ChainError> {
         let inner = &self.inner;
         let _label = inner.label_lock.lock().await;
@@ -135,7 +135,7 @@ impl Chain {
         let _frozen = Freeze::new(inner);
         let newest = self.check_rollback(&snapshot)?;
         commit::sync(inner, newest).await?;
-        // From the new label on, recovery takes the versions back as well.
+        // From the new label on, recovery drops these versions as well.
         inner
             .change_label(|label| {
                 let seq = inner.state.lock().next_seq;
@@ -150,10 +150,10 @@ impl Chain {
     }
 
     fn find(&self, name: &str) -> Result<Snapshot, ChainError> {
-        self.snapshot(name).ok_or_else(|| invalid(format!("there is no snapshot called {name:?}")))
+        self.snapshot(name).ok_or_else(|| invalid(format!("there is no snapshot called {name}")))
     }
 
-    /// The newest version, if everything after `snapshot` may go.
+    /// The newest version, if all versions after `snapshot` may be dropped.
     fn check_rollback(&self, snapshot: &Snapshot) -> Result<Version, ChainError> {
         let mut state = self.inner.state.lock();
         state.poison_check()?;
@@ -164,7 +164,7 @@ impl Chain {
             return Err(invalid(format!("delete the newer snapshots first: {}", newer.join(", "))));
         }
         if state.holds.newest() > Some(snapshot.version) {
-            return Err(invalid("somebody is reading a newer version; end that first"));
+            return Err(invalid("a newer version is in use; end its readers first"));
         }
         check_voids(&mut state)?;
         Ok(state.version)
@@ -177,7 +177,7 @@ pub(super) fn check_voids(state: &mut State) -> Result<(), ChainError> {
     match state.label.voids.len() < MAX_VOIDS {
         true => Ok(()),
         false => Err(invalid(
-            "too many roll-backs that the log still remembers; close the volume and open it again",
+            "the label has no room for another roll-back; close the volume and open it again",
         )),
     }
 }
@@ -196,12 +196,12 @@ fn check_name(label: &Label, name: &str) -> Result<(), ChainError> {
     let odd = |c: char| c == '/' || c == '@' || c.is_control();
     if name.is_empty() || name.len() > 64 || name.chars().any(odd) {
         return Err(invalid(format!(
-            "{name:?} is no name for a snapshot: 1 to 64 bytes without '/', '@' or control \
+            "{name:?} is not a valid name for a snapshot: 1 to 64 bytes without '/', '@' or control \
              characters"
         )));
     }
     if label.snapshot(name).is_some() {
-        return Err(invalid(format!("there is a snapshot called {name:?} already")));
+        return Err(invalid(format!("there is already a snapshot called {name}")));
     }
     match label.snapshots.len() < MAX_SNAPSHOTS {
         true => Ok(()),

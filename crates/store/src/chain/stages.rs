@@ -7,12 +7,12 @@ use super::Inner;
 use crate::env::Time;
 use crate::latency::{SlowRequest, Slowest, StageHistograms, StageStatus};
 
-/// A stage that takes longer is worth a word in the log.
+/// A stage that takes longer is logged.
 const SLOW: Duration = Duration::from_secs(1);
-/// Time between two words about the same stage.
+/// Minimum time between two log lines about slow stages.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// A part of a request.
+/// A stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// A write waits for room in memory, in the log, or for cleaning.
@@ -21,7 +21,7 @@ pub(super) enum Stage {
     WriteApply,
     /// A flush, from the call to its end.
     Sync,
-    /// A flush waits for the round before its own.
+    /// A flush waits for the previous round.
     SyncQueue,
     /// A round writes data; a short one writes map entries too.
     RoundData,
@@ -37,7 +37,7 @@ pub(super) enum Stage {
     CleanWait,
     /// Blocks of small writes get places of their own.
     Settle,
-    /// The state of the index is noted, under the lock.
+    /// The index is captured, under the lock.
     Capture,
     /// A checkpoint, from the end of settling to its own end.
     Checkpoint,
@@ -64,7 +64,7 @@ impl Stage {
         NAMES[self as usize]
     }
 
-    /// What an administrator reads when it takes long, if that is a matter of the devices.
+    /// The log message when it takes long, if the devices are the cause.
     fn complaint(self) -> Option<&'static str> {
         match self {
             Stage::RoundFlush | Stage::RoundMapFlush => Some("a device takes long to flush"),
@@ -74,7 +74,7 @@ impl Stage {
     }
 }
 
-/// What writers wait for.
+/// The reasons for which writers wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// Devices take what was written.
@@ -105,20 +105,20 @@ impl Cause {
 pub(super) struct Stages {
     histograms: StageHistograms,
     slow_syncs: Slowest,
-    /// When the log last said that a stage is slow, in nanoseconds of the environment's clock.
+    /// When a slow stage was last logged, in nanoseconds of the environment's clock.
     said: AtomicU64,
     waiting: [AtomicUsize; Cause::ALL.len()],
     waited_nanos: [AtomicU64; Cause::ALL.len()],
 }
 
-/// What writers wait for.
+/// Waiting writers by reason.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct WaitStatus {
-    /// What ends the wait.
+    /// The reason.
     pub cause: &'static str,
     /// Writers that wait for it now.
     pub writers: usize,
-    /// Seconds that writers have waited for it, added up.
+    /// Total seconds that writers have waited for it.
     pub seconds: f64,
 }
 
@@ -180,7 +180,7 @@ impl Inner {
         Waiting { inner: self, cause, since: self.env.now() }
     }
 
-    /// Notes that a stage which began at `since` is over; the time now.
+    /// Records the end of a stage that began at `since`; returns the time now.
     pub(super) fn stage(&self, stage: Stage, since: Time) -> Time {
         let now = self.env.now();
         let span = now.since(since);
@@ -193,7 +193,7 @@ impl Inner {
         now
     }
 
-    /// Notes a flush that is over, with its stages.
+    /// Records the end of a flush, with its stages.
     pub(super) fn synced(&self, since: Time, stages: impl FnOnce() -> Vec<(&'static str, u64)>) {
         let now = self.stage(Stage::Sync, since);
         self.stages.slow_syncs.add(now.as_secs_f64(), now.since(since), stages);

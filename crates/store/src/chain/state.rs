@@ -1,4 +1,4 @@
-//! Everything that changes under the chain's one lock.
+//! All state under the chain's main lock.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use crate::block::{Lba, StoreError, Version, Write};
 use crate::device::Purpose;
 use crate::env::HashMap;
 
-/// Blocks that are looked at when a hold ends.
+/// Blocks with several versions that are examined when a hold ends.
 const AGE_AT_ONCE: usize = 64;
 /// Free segments that a users' write leaves to the cleaner, on each link.
 pub(super) const KEEP_PER_LINK: usize = 1;
-/// The part of a segment that is left when the next one is reserved, as a divisor.
+/// The next segment is reserved when one part in this many of the open one is left.
 const RESERVE_PART: u32 = 4;
 
 #[derive(Debug)]
@@ -33,9 +33,9 @@ pub(super) struct State {
     pub(super) index: Index,
     pub(super) segments: Segments,
     pub(super) holds: Holds,
-    /// The durable version that is kept for readers.
+    /// The durable version that is held for readers.
     pub(super) synced: Synced,
-    /// Holds that ended while older ones stayed, since the index was looked through for them.
+    /// Holds that ended while older ones stayed, since the last pass over the index for them.
     pub(super) ended_within: usize,
     /// The newest version.
     pub(super) version: Version,
@@ -50,28 +50,28 @@ pub(super) struct State {
     /// Blocks that were written in parts, with their contents.
     pub(super) slots: Slots,
     pub(super) minis: Minis,
-    /// Blocks that are to stay in memory.
+    /// Blocks to keep in memory.
     pub(super) wishes: Wishes,
     /// Blocks, live or dead, that no device has yet.
     pub(super) unwritten: usize,
     /// Those of them that cleaning appended, by log.
     pub(super) moving: [usize; 2],
-    /// The links that were last announced as written: see `roles`.
+    /// The links last announced as written: see `roles`.
     pub(super) told: [u16; 6],
     /// Logical blocks that changed since the last checkpoint.
     pub(super) dirty: RoaringBitmap,
     /// Map entries appended since the last checkpoint.
     pub(super) entries_since: u64,
-    /// Who may use the tail's drive.
+    /// Scheduling of reads and log writes at the tail's drive.
     pub(super) turns: Turns,
     /// How far cleaning is behind writers.
     pub(super) cleaning: super::clean::pace::Pace,
-    /// A checkpoint is waited for: it settles slots at once.
+    /// A task waits for a checkpoint: it settles slots at once.
     pub(super) checkpoint_hurry: bool,
     pub(super) poison: Option<Arc<str>>,
-    /// Those who need that no user writes for a moment.
+    /// Number of tasks that keep users from writing.
     pub(super) frozen: u32,
-    /// Blocks that died: filled under the lock, for `Inner::bury` to see to without it.
+    /// Blocks that died, collected under the lock; `Inner::bury` handles them outside it.
     pub(super) dead: Vec<Dead>,
 }
 
@@ -79,29 +79,29 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct Dead {
     pub(super) block: u32,
-    /// What it held, if no device had it yet. Freeing a block is not for those who wait for the lock.
+    /// Its content, if no device had it yet: kept so that the memory is freed outside the lock.
     _content: Option<Bytes>,
 }
 
-/// What a change takes of the chain's space.
+/// The space that a change needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
     /// Blocks that will be live because of it, at once or when they are settled.
     pub(super) live: u32,
     /// Blocks of the users' log that it takes at once.
     pub(super) blocks: u32,
-    /// How many of the blocks it gives a slot.
+    /// How many of the blocks become slots.
     pub(super) slots: u32,
 }
 
 impl Need {
-    /// That of whole blocks, or records.
+    /// The need of whole blocks, or records.
     pub(super) fn whole(blocks: u32) -> Need {
         Need { live: blocks, blocks, slots: 0 }
     }
 }
 
-/// What a transaction's blocks became, for those who carry on without the lock.
+/// Whether the log has room for a change.
 pub(super) enum Room {
     /// There is room for the blocks.
     Yes,
@@ -139,8 +139,8 @@ impl State {
         }
     }
 
-    /// Physical blocks that may be live before writes are refused: all but what cleaning needs to
-    /// work and the logs to go on.
+    /// Maximum live physical blocks before writes are refused: all but the reserve for cleaning and for the
+    /// logs.
     pub(super) fn capacity(&self) -> u64 {
         let links = self.segments.links.iter().filter(|link| !link.leaving).count() as u32;
         let reserve = reserved_segments(links, self.body.is_some());
@@ -148,17 +148,17 @@ impl State {
         u64::from(usable) * u64::from(self.segments.per())
     }
 
-    /// Whether users can append so much more.
+    /// Whether users can append this much more.
     pub(super) fn room(&self, need: Need) -> Room {
         let live = self.segments.live() + self.slots.len() as u64 + u64::from(need.live);
         if live > self.capacity() + self.overwrite_slack() {
             return Room::Full;
         }
-        // What cleaning needs for its victim is no less the users' to leave alone when it lies in
-        // the open segment: users who fill that up would stop cleaning half way, and for ever.
+        // The free segments that cleaning needs for its victim stay reserved even where the open segment has
+        // room: users who filled that would stop cleaning half way, and for ever.
         let links = self.segments.links.iter().filter(|link| !link.leaving).count();
         let kept = (links * KEEP_PER_LINK) as u64 * u64::from(self.segments.per());
-        // The mark that ends a settling comes with the first slot.
+        // The entry that ends a settling is reserved with the first slot.
         let mark = u64::from(need.slots > 0);
         let taken = u64::from(need.blocks + need.slots) + mark + self.owed();
         match self.appendable() >= taken + kept {
@@ -175,7 +175,7 @@ impl State {
         u64::from(self.users.room()) + segments * u64::from(self.segments.per())
     }
 
-    /// Blocks that cleaning could append before a checkpoint frees any, to either log.
+    /// Blocks that cleaning could append to either log before a checkpoint frees any.
     pub(super) fn cleaning_room(&self) -> u64 {
         let users = self.appendable().saturating_sub(self.owed());
         let Some(body) = &self.body else { return users };
@@ -188,8 +188,8 @@ impl State {
         users + usable(open, body.room()) + usable(next, self.segments.per())
     }
 
-    /// A full volume without old versions may still be overwritten: then the old blocks die as the
-    /// new ones come.
+    /// Extra room for overwrites on a full volume without old versions: its old blocks die as the new ones
+    /// come.
     fn overwrite_slack(&self) -> u64 {
         match self.holds.oldest() {
             None => u64::from(self.segments.per()),
@@ -222,7 +222,7 @@ impl State {
         Ok(block)
     }
 
-    /// Takes a log on to its next segment.
+    /// Continues a log in its next segment.
     pub(super) fn roll(&mut self, log: usize, cleaning: bool) -> Result<(), StoreError> {
         let open = self.stream(log).open();
         let (old, reserved) = (open.id, open.next);
@@ -246,14 +246,14 @@ impl State {
         Ok(())
     }
 
-    /// A sequence that no segment had.
+    /// A sequence that no segment has had.
     pub(super) fn take_seq(&mut self) -> u64 {
         self.next_seq += 1;
         self.next_seq - 1
     }
 
-    /// Chooses the segment that follows the open one ahead of time, so that the map names it: not before
-    /// the open one is nearly full, as what is reserved holds no garbage that could gather meanwhile.
+    /// Chooses the segment that follows the open one ahead of time, so that the map names it: only when the
+    /// open one is nearly full, because a reserved segment holds no garbage that could gather meanwhile.
     pub(super) fn reserve(&mut self, log: usize) {
         let per = self.segments.per();
         let stream = self.stream(log);
@@ -266,23 +266,23 @@ impl State {
         }
     }
 
-    /// Whether a log may go on in a segment that it reserved: compaction keeps off the tail's drive, and
-    /// both off links that leave.
+    /// Whether a log may continue in a segment that it reserved: compaction keeps off the tail's drive, and
+    /// both logs off links that leave.
     pub(super) fn fits(&self, log: usize, segment: u32) -> bool {
         let link = usize::from(self.segments.get(segment).link);
         let leaving = self.segments.links[link].leaving;
         !leaving && (log == USERS || !self.segments.kept_for_tail(self.tail_link())[link])
     }
 
-    /// A free segment for a log. Users stay on the tail's link while it has one, then go on to the
-    /// next link in the chain; compaction takes the link with the most that it need not keep off.
+    /// A free segment for a log. Users stay on the tail's link while it has one, then take the next link in
+    /// the chain; compaction takes the link with the most free segments among those not kept for the tail.
     pub(super) fn choose(&self, log: usize, cleaning: bool) -> Option<u32> {
         let keep = if cleaning { 0 } else { KEEP_PER_LINK };
         let tail = self.tail_link();
         let links = self.segments.links.len();
         if log == BODY {
             if self.appendable() < u64::from(self.segments.per()) + self.owed() {
-                // The users' log will need it for what it owes.
+                // The users' log will need it for the blocks that it owes.
                 return None;
             }
             let kept = self.segments.kept_for_tail(tail);
@@ -300,7 +300,7 @@ impl State {
         })
     }
 
-    /// Fills the open segment of a log with pads, so that it goes on in another one.
+    /// Fills the open segment of a log with pads, so that the log continues in another one.
     pub(super) fn close_segment(&mut self, log: usize) {
         let pad =
             MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: self.version, check: 0 };
@@ -310,8 +310,8 @@ impl State {
         }
     }
 
-    /// Applies one transaction; the caller has made sure that there is room. `small` says which
-    /// writes become fragments; the others have their checksums in `checks`.
+    /// Applies one transaction, for which the caller has ensured room. `small` says which writes become
+    /// fragments; the others have their checksums in `checks`.
     pub(super) fn apply(
         &mut self,
         writes: &[Write],
@@ -329,8 +329,8 @@ impl State {
         let of_whole = writes.iter().zip(checks).zip(small).filter(|(_, small)| !**small);
         let mut of_whole = of_whole.map(|(of_whole, _)| of_whole).peekable();
         while let Some((write, check)) = of_whole.next() {
-            // Discards side by side are one entry: unless a later write may be to one of their blocks,
-            // which a copy of that entry would hide.
+            // Adjacent discards share one entry, unless a later write may be to one of their blocks: a copy
+            // of that entry would hide it.
             let mut run = 1;
             let follows = |(next, _): &(&Write, &u32), run: u32| {
                 let at = write.lba.0 + u64::from(run);
@@ -389,7 +389,7 @@ impl State {
         }
     }
 
-    /// Changes the index, and accounts for what lives and dies.
+    /// Changes the index, and updates live and dead blocks.
     pub(super) fn put(&mut self, lba: u32, version: Version, place: Place) {
         if let Place::At(at) = place
             && !is_slot(at.block)
@@ -398,7 +398,7 @@ impl State {
         }
         self.index.put(lba, version, place, &self.holds);
         if self.wishes.wants(lba) {
-            // What no device has yet is what was just written.
+            // Unwritten content is the content just written.
             let content = place.location().and_then(|at| self.unwritten_content(at.block).cloned());
             match (place, content) {
                 (Place::At(at), Some(content)) => self.wishes.keep(lba, at, &content),
@@ -428,7 +428,7 @@ impl State {
         self.reap();
     }
 
-    /// Accounts for the versions that the index has let go.
+    /// Updates live and dead blocks after the index dropped versions.
     pub(super) fn reap(&mut self) {
         for record in self.index.take_gained() {
             self.segments.add_live(record);
@@ -446,7 +446,7 @@ impl State {
         }
     }
 
-    /// Moves the version of `lba` that lies in `from`, if one still does: a copy for cleaning.
+    /// For cleaning: moves the version of `lba` that lies in `from` to a copy, if one still does.
     pub(super) fn relocate(
         &mut self,
         log: usize,
@@ -479,9 +479,9 @@ impl State {
         }
     }
 
-    /// Writes the record of a discard again, if anything is still a hole because of it: for cleaning.
-    /// It says the same of its whole run, which is as true as ever: what was written to a part of it
-    /// since has a newer version.
+    /// For cleaning: appends a copy of a discard's record, if any block is still a hole because of it. The
+    /// copy names the whole run, which remains correct: blocks of the run that were written since have a
+    /// newer version.
     pub(super) fn carry(
         &mut self,
         log: usize,
@@ -510,7 +510,7 @@ impl State {
         Ok(true)
     }
 
-    /// Forgets the voids that the map shows no entry of any more.
+    /// Drops the voids of which the map shows no entry any more.
     pub(super) fn forget_voids(&mut self) {
         let shown = |id: u32| {
             let segment = self.segments.get(id);
@@ -532,10 +532,10 @@ impl State {
         version == self.version || self.holds.contains(version)
     }
 
-    /// Ends a hold of a moment. What it kept goes little by little: a part now, the rest when its
-    /// blocks are written, when the cleaner comes by, and when as many holds have ended as there are
-    /// blocks to look at, so that no release is charged with more than a few of them. Returns whether
-    /// the cleaner should come by.
+    /// Ends a short hold. The versions that it kept are dropped little by little: some now, the rest when
+    /// their blocks are written, when the cleaner comes by, and when as many holds have ended as there are
+    /// blocks to examine, so that no release costs more than a few blocks. Returns whether the cleaner should
+    /// come by.
     pub(super) fn release(&mut self, version: Version) -> bool {
         let was_oldest = self.holds.oldest() == Some(version);
         if !self.holds.release(version) {
@@ -555,7 +555,7 @@ impl State {
         more
     }
 
-    /// Takes a hold of the newest durable version, if it is kept.
+    /// Takes a hold of the newest durable version, if that is held for readers.
     pub(super) fn hold_synced(&mut self) -> Option<Version> {
         self.synced.ask();
         let kept = self.synced.version.filter(|version| *version == self.committed);
@@ -564,7 +564,7 @@ impl State {
         Some(version)
     }
 
-    /// Takes a hold of what a round that begins now makes durable, while somebody asks for it.
+    /// Takes a hold of the version that a round makes durable, while readers ask for it.
     pub(super) fn hold_round(&mut self) -> Option<Version> {
         if self.synced.follow == 0 {
             return None;
@@ -574,20 +574,20 @@ impl State {
         Some(self.version)
     }
 
-    /// Notes that what a round holds is durable: it takes the place of what was kept so far.
+    /// Replaces the durable version held for readers by the one that a round has made durable.
     pub(super) fn keep_synced(&mut self, held: Option<Version>) {
         if let Some(before) = std::mem::replace(&mut self.synced.version, held) {
             self.release(before);
         }
     }
 
-    /// Keeps no durable version until somebody asks again.
+    /// Ends the hold on the durable version until a reader asks again.
     pub(super) fn forget_synced(&mut self) {
         self.synced.follow = 0;
         self.keep_synced(None);
     }
 
-    /// Lets go of every version that no hold needs.
+    /// Drops every version that no hold needs.
     pub(super) fn settle_holds(&mut self) {
         self.ended_within = 0;
         self.index.settle_all(&self.holds);
@@ -633,8 +633,8 @@ impl State {
     }
 }
 
-/// Segments that are kept from users, so that cleaning can always work: one on each link, an open
-/// and a reserved one for each log, and some to gain from.
+/// Segments reserved from users, so that cleaning can always work: one on each link, an open and a reserved
+/// one for each log, and some to gain from.
 pub(super) fn reserved_segments(links: u32, compaction: bool) -> u32 {
     links * KEEP_PER_LINK as u32 + if compaction { 6 } else { 4 }
 }

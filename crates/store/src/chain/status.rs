@@ -52,11 +52,11 @@ counters! {
     tail_reads,
     /// Copies of blocks that were overwritten with the right bytes.
     repaired,
-    /// Blocks that no copy could give back, each time one was met.
+    /// Blocks of which no copy was right, counted at each read.
     damaged,
     /// How often cleaning made the tail go to another link early.
     tail_switches,
-    /// Blocks read from memory because somebody asked to keep them there.
+    /// Blocks read from memory because of `please_cache`.
     wish_hits,
 }
 
@@ -71,13 +71,13 @@ impl Counts {
 pub struct Status {
     /// Logical blocks.
     pub blocks: u64,
-    /// Physical blocks that some version of a logical block lies in, and those of records.
+    /// Physical blocks of live versions, and of records.
     pub live_blocks: u64,
-    /// Records of discards: physical blocks that nothing but their map entry needs.
+    /// Records of discards: physical blocks of which only the map entry is needed.
     pub discard_records: u64,
     /// Physical blocks on all links.
     pub physical_blocks: u64,
-    /// Blocks that may be live before writes are refused.
+    /// Maximum live blocks before writes are refused.
     pub capacity_blocks: u64,
     /// The newest version.
     pub version: u64,
@@ -95,9 +95,9 @@ pub struct Status {
     pub index_bytes: u64,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
-    /// Writes of parts of blocks.
+    /// Counts of mini-logs.
     pub minis: MiniCounts,
-    /// Blocks that somebody asked to keep in memory.
+    /// Blocks to keep in memory because of `please_cache`.
     pub wished_blocks: u64,
     /// Why writes are refused, if they are.
     pub poisoned: Option<String>,
@@ -111,13 +111,13 @@ pub struct Status {
     pub stages: Vec<StageStatus>,
     /// The slowest flushes, the slowest one first.
     pub slow_flushes: Vec<SlowRequest>,
-    /// What writers wait for, and waited for.
+    /// Waiting writers by reason.
     pub waits: Vec<WaitStatus>,
     /// The tail cache.
     pub tail_cache: CacheStats,
     /// The body cache.
     pub body_cache: Option<CacheStats>,
-    /// What reached the map area.
+    /// Requests to the map area.
     pub map_io: Tallies,
 }
 
@@ -130,7 +130,7 @@ pub struct LinkStatus {
     pub device: String,
     /// Whether the log's tail is on it.
     pub tail: bool,
-    /// Whether it is being emptied.
+    /// Whether the link is being removed.
     pub leaving: bool,
     /// Its segments.
     pub segments: u64,
@@ -138,7 +138,7 @@ pub struct LinkStatus {
     pub free_segments: u64,
     /// Live blocks on it.
     pub live_blocks: u64,
-    /// What reached its device.
+    /// Requests to its device.
     pub io: Tallies,
 }
 

@@ -1,5 +1,5 @@
-//! One log: the segment that it writes, the map entries that are not yet durable, and the blocks
-//! that no device has yet.
+//! One log: the segment that it writes, the map entries that are not yet durable, and the blocks that no
+//! device has yet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -27,7 +27,7 @@ pub(super) struct SegmentMap {
     pub(super) entries: Vec<Entry>,
     /// Entries that are durable on the map device.
     pub(super) committed: u32,
-    /// Entries that rounds have put into sectors, durable or not.
+    /// Entries in sectors of rounds, durable or not.
     pub(super) sealed: u32,
     /// The last sector must be written again: it names the next segment.
     pub(super) renamed: bool,
@@ -64,7 +64,7 @@ impl SegmentMap {
     }
 }
 
-/// A block that waits for its device.
+/// A block in the queue of its log.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) position: Position,
@@ -73,7 +73,7 @@ pub(super) struct Queued {
     pub(super) purpose: Purpose,
 }
 
-/// A run of blocks on its way to a device.
+/// A run of blocks for one request to a device.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) log: usize,
@@ -92,12 +92,12 @@ pub(super) struct MapWrite {
     pub(super) bytes: Bytes,
 }
 
-/// The map entries of a round, on their way to the map device.
+/// The map entries of a round, for the map device.
 #[derive(Debug)]
 pub(super) struct Sealed {
     /// Rounds are numbered in the order in which they take their entries.
     pub(super) number: u64,
-    /// Everything below is in these sectors, or in those of earlier rounds.
+    /// Every entry below is in these sectors, or in those of earlier rounds.
     pub(super) until: Position,
     pub(super) writes: Vec<MapWrite>,
 }
@@ -119,14 +119,14 @@ pub(super) struct Stream {
     pub(super) committed: Position,
     /// Links with completed writes that no flush has covered.
     pub(super) unflushed: BTreeSet<usize>,
-    /// What is queued below this is to be written soon, however little it is.
+    /// Queued blocks below this are to be written soon, however few they are.
     wanted: Position,
-    /// How often map entries were put into sectors.
+    /// Number of calls of [`Stream::seal`].
     seals: u64,
 }
 
 impl Stream {
-    /// A log that goes on at `slot` of the segment `id`, whose earlier entries are durable.
+    /// A log that continues in `map`, whose present entries are durable.
     pub(super) fn new(log: usize, tag: u32, per: u32, map: SegmentMap) -> Stream {
         let at = Position::new(map.seq, map.entries.len() as u32);
         Stream {
@@ -184,12 +184,12 @@ impl Stream {
         !self.queue.is_empty() || !self.in_flight.is_empty()
     }
 
-    /// Has all that is queued written soon.
+    /// Requests that everything queued now is written soon.
     pub(super) fn hurry(&mut self) {
         self.wanted = self.tail();
     }
 
-    /// Whether what is queued is enough to be written, or wanted soon.
+    /// Whether the queue has `enough` blocks to be written, or is to be written soon.
     pub(super) fn wants_writing(&self, enough: usize) -> bool {
         self.queued() >= enough || self.is_queued(self.wanted)
     }
@@ -199,7 +199,7 @@ impl Stream {
         self.queue.front().is_some_and(|queued| queued.position < until)
     }
 
-    /// Adds an entry, and its content if it has any; the physical block that it got.
+    /// Adds an entry, and its content if it has any; returns its physical block.
     pub(super) fn append(
         &mut self,
         entry: &MapEntry,
@@ -218,7 +218,7 @@ impl Stream {
         block
     }
 
-    /// Goes on in the segment `id` with sequence `seq`.
+    /// Continues in the segment `id` with sequence `seq`.
     pub(super) fn roll(&mut self, id: u32, seq: u64) {
         self.set_next(id);
         let reached = self.committed == self.tail() && self.open().is_named();
@@ -229,7 +229,7 @@ impl Stream {
         }
     }
 
-    /// Names the segment in which the log goes on after the open one.
+    /// Names the segment in which the log continues after the open one.
     pub(super) fn set_next(&mut self, id: u32) {
         let open = self.open_mut();
         if open.next != id {
@@ -238,7 +238,7 @@ impl Stream {
         }
     }
 
-    /// Forgets which segment was to follow the open one; returns it.
+    /// Drops the name of the segment after the open one; returns it.
     pub(super) fn forget_next(&mut self) -> Option<u32> {
         let open = self.open_mut();
         let next = std::mem::replace(&mut open.next, NO_SEGMENT);
@@ -253,7 +253,7 @@ impl Stream {
         queued.into_iter().chain(in_flight).min().unwrap_or_else(|| self.tail())
     }
 
-    /// Blocks whose content recovery would have to check if a crash came now.
+    /// Blocks whose content recovery would have to check after a crash at this point.
     pub(super) fn window(&self) -> u32 {
         let tail = self.tail();
         match tail.seq() == self.durable.seq() {
@@ -280,7 +280,7 @@ impl Stream {
                 break;
             }
             contents.extend(self.queue.pop_front().map(|queued| queued.content));
-            // The rest of a mini-log block is not written.
+            // The unused rest of a mini-log block is not written.
             if contents.last().is_some_and(|content: &Bytes| content.len() < BLOCK_SIZE) {
                 break;
             }
@@ -289,17 +289,17 @@ impl Stream {
         Some(Batch { log: self.log, start, first: block, contents, purpose })
     }
 
-    /// Notes that a batch has reached `link`.
+    /// Records that a batch has reached `link`.
     pub(super) fn finish_batch(&mut self, start: Position, link: usize) {
         self.in_flight.remove(&start);
         self.unflushed.insert(link);
     }
 
-    /// The map sectors with every entry below `until` that no earlier round has, in units of `unit`
-    /// bytes. `users` is what the sectors of compaction say of the users' log.
+    /// The map sectors with every entry below `until` that no earlier round has, in units of `unit` bytes.
+    /// `users` is the position of the users' log for the sectors of compaction.
     ///
-    /// The last sector of the round before is among them. So they may be written only when its sectors
-    /// have been; its flush need not be waited for.
+    /// Includes the last sector of the previous round again. So they may be written only after its sectors;
+    /// its flush need not have ended.
     pub(super) fn seal(&mut self, until: Position, unit: usize, users: Position) -> Sealed {
         self.seals += 1;
         let number = self.seals;
@@ -332,20 +332,20 @@ impl Stream {
         self.maps.iter().all(SegmentMap::is_sealed)
     }
 
-    /// Whether the map device has every entry, and every change of name, durably.
+    /// Whether every entry, and every change of name, is durable on the map device.
     pub(super) fn is_committed(&self) -> bool {
         self.maps.iter().all(SegmentMap::is_committed)
     }
 
-    /// Notes that the sectors of a round are durable, and those of all before it.
+    /// Records that the sectors of a round and of all rounds before it are durable.
     pub(super) fn commit(&mut self, round: &Sealed) {
         let target = round.until;
         self.committed = self.committed.max(target);
         for map in &mut self.maps {
             map.naming = map.naming.filter(|number| *number > round.number);
         }
-        // The end of a segment is the start of the next one, in whose sectors it can be named: once
-        // the way there is durable, or what they say would be known of a log that does not go there.
+        // The end of a segment is the start of the next one, whose sectors may name it as durable once the
+        // name of that segment is durable: before, they would claim that for a log that does not lead there.
         let full = self.maps.iter().position(|map| map.seq == target.seq());
         if let Some(at) = full
             && let Some(next) = self.maps.get(at + 1)
@@ -377,7 +377,7 @@ impl Stream {
     }
 }
 
-/// What every sector of a round says.
+/// The common fields of all sectors of a round.
 struct Marks {
     tag: u32,
     log: u8,
@@ -444,7 +444,7 @@ mod tests {
         stream.seal(stream.tail(), SECTOR, Position::default())
     }
 
-    /// What the first sector of the log's second segment says of the blocks before it.
+    /// The field `uncommitted` in the first sector of the log's second segment.
     fn said_by_second(stream: &mut Stream) -> u16 {
         let sealed = seal(stream);
         let second = sealed.writes.iter().find(|write| write.segment == 4).unwrap();

@@ -1,22 +1,22 @@
-//! The newest durable version, while somebody asks for it.
+//! The newest durable version, while readers ask for it.
 
 use crate::block::Version;
 
-/// Rounds for which the durable version is kept although nobody asks for it.
+/// Rounds for which the durable version is kept after the last request for it.
 const FOLLOWED_ROUNDS: u32 = 64;
 
-/// The newest durable version, kept for those who read what survives a crash. A round that is under
-/// way overwrites nothing that its readers need, and that costs, so it is done while somebody asks.
+/// The newest durable version, held for readers that need a version which survives a crash. The hold makes
+/// every round keep the content that it overwrites, so it is taken only while readers ask.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Synced {
     /// The version that is kept.
     pub(super) version: Option<Version>,
-    /// Rounds until nobody is taken to ask any more.
+    /// Rounds until the hold ends without a further request.
     pub(super) follow: u32,
 }
 
 impl Synced {
-    /// Notes that somebody asks.
+    /// Records a request.
     pub(super) fn ask(&mut self) {
         self.follow = FOLLOWED_ROUNDS;
     }

@@ -1,10 +1,9 @@
-//! Turns at the tail's drive: reads that no cache could serve go there in groups (Gecko, 3.1.2).
+//! Scheduling at the tail's drive: reads that no cache could serve go there in batches (Gecko, 3.1.2).
 //!
-//! A read at the tail takes the arm away from the log. The way there and back costs more than what
-//! is read, so one way should serve many: while the log writes without a pause, reads of the tail
-//! wait for each other and go together, in whatever order suits the drive, and the log's next
-//! requests wait until they are done. Writers then have the drive for at least as long as the reads
-//! had it. While the log pauses, a read goes at once.
+//! A read at the tail seeks away from the log. The two seeks cost more than the read, so one pair should
+//! serve many reads: while the log writes without a pause, reads of the tail wait for each other and go
+//! together, in whatever order suits the drive, and the log's next requests wait until they are done. Writers
+//! then have the drive for at least as long as the reads had it. While the log pauses, a read goes at once.
 //!
 //! A chain of one link has no body: most of its reads go to the tail, and none of them waits.
 
@@ -16,35 +15,35 @@ use super::Inner;
 use super::stream::USERS;
 use crate::env::Time;
 
-/// Reads that are enough for a group.
+/// Reads that fill a batch.
 const GROUP: usize = 64;
-/// A log that has written nothing for so long pauses.
+/// A log that has written nothing for this long pauses.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The reads that wait and those that are under way, without I/O.
+/// The waiting reads and those under way, without I/O.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Counts the groups that left.
+    /// Number of batches that were sent.
     left: u64,
     waiting: usize,
     reading: usize,
-    /// When the oldest one began to wait.
+    /// When the oldest waiting read began to wait.
     since: Option<Time>,
-    /// When the group that reads had left.
+    /// When the batch under way was sent.
     began: Option<Time>,
-    /// The drive is the writers' until then.
+    /// The drive is reserved for writers until then.
     writers_until: Option<Time>,
     /// When the log last wrote.
     written: Option<Time>,
 }
 
 impl Turns {
-    /// Notes that a request of the log is done.
+    /// Records the end of a request of the log.
     pub(super) fn wrote(&mut self, now: Time) {
         self.written = Some(now);
     }
 
-    /// Whether the log has to wait for a group.
+    /// Whether the log has to wait for a batch.
     pub(super) fn holds_writers(&self) -> bool {
         self.reading > 0
     }
@@ -53,14 +52,14 @@ impl Turns {
         self.written.is_none_or(|written| now.since(written) > PAUSE)
     }
 
-    /// A read joins those that wait; the number of its group.
+    /// Adds a waiting read; returns the number of its batch.
     fn join(&mut self, now: Time) -> u64 {
         self.waiting += 1;
         self.since.get_or_insert(now);
         self.left
     }
 
-    /// When those that wait may go; not before a group that reads has ended.
+    /// When the waiting reads may go; not before the batch under way has ended.
     fn due(&self, wait: Duration) -> Option<Time> {
         let since = self.since.filter(|_| self.reading == 0)?;
         let due = if self.waiting >= GROUP { since } else { since + wait };
@@ -74,8 +73,8 @@ impl Turns {
         self.began = Some(now);
     }
 
-    /// A read of the group `number` ended or was given up; whether the last one of a group that had
-    /// left.
+    /// Ends a read of the batch `number`, done or given up; returns whether it was the last one of a batch
+    /// under way.
     fn end(&mut self, number: u64, now: Time) -> bool {
         if number == self.left {
             self.waiting -= 1;
@@ -95,7 +94,7 @@ impl Turns {
     }
 }
 
-/// A read's leave to go to the tail, until it is dropped.
+/// A read's permission to use the tail's drive, until it is dropped.
 pub(super) struct Turn<'a> {
     inner: &'a Inner,
     group: Option<u64>,
@@ -114,7 +113,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Inner {
-    /// Waits for a turn at the tail's drive.
+    /// Waits for a batch at the tail's drive.
     pub(super) async fn turn_at_tail(&self) -> Turn<'_> {
         let wait = self.options.tail_read_wait;
         let mut turn = Turn { inner: self, group: None };

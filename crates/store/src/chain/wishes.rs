@@ -1,8 +1,8 @@
-//! Blocks that somebody asked to keep in memory (Isotope 4.2.3, `please_cache`).
+//! Blocks to keep in memory on request (Isotope 4.2.3, `please_cache`).
 //!
-//! A bounded set: of too many wishes the least recently used go. What is kept is the newest content
-//! of a wished block, from when it is next read or written; it stays while the block moves. Contents
-//! are named by the place that the index has for them, so that none outlives its version.
+//! A bounded set, least recently used first out. It keeps the newest content of a requested block, from its
+//! next read or write on; the content stays when the block moves. Contents are named by their location in the
+//! index, so that none outlives its version.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use bytes::Bytes;
 use super::index::Location;
 use crate::env::HashMap;
 
-/// The wishes, and what they keep.
+/// The requested blocks, and their contents.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
-    /// How many there may be.
+    /// Maximum number of requested blocks.
     pub(super) most: usize,
     clock: u64,
     wishes: HashMap<u32, Wish>,
@@ -29,12 +29,12 @@ struct Wish {
 }
 
 impl Wishes {
-    /// How many there are.
+    /// Number of requested blocks.
     pub(super) fn len(&self) -> usize {
         self.wishes.len()
     }
 
-    /// Wishes for a block.
+    /// Adds a requested block.
     pub(super) fn add(&mut self, lba: u32) {
         if self.most == 0 {
             return;
@@ -56,12 +56,12 @@ impl Wishes {
         self.order.insert(self.clock, lba);
     }
 
-    /// Whether a block is wished for.
+    /// Whether a block is requested.
     pub(super) fn wants(&self, lba: u32) -> bool {
         self.wishes.contains_key(&lba)
     }
 
-    /// Keeps the newest content of a block, if that is wished for.
+    /// Keeps the newest content of a block, if the block is requested.
     pub(super) fn keep(&mut self, lba: u32, at: Location, content: &Bytes) {
         if let Some(wish) = self.wishes.get_mut(&lba) {
             wish.kept = Some((at, content.clone()));
@@ -69,7 +69,7 @@ impl Wishes {
         }
     }
 
-    /// What is kept of a block that lies at `at`.
+    /// The kept content of a block that lies at `at`.
     pub(super) fn get(&mut self, lba: u32, at: Location) -> Option<Bytes> {
         let (place, content) = self.wishes.get(&lba)?.kept.as_ref()?;
         let content = (*place == at).then(|| content.clone())?;
@@ -77,7 +77,7 @@ impl Wishes {
         Some(content)
     }
 
-    /// Notes that what lay in the block `from` lies at `to` now.
+    /// Records that the content moved from the block `from` to `to`.
     pub(super) fn moved(&mut self, lba: u32, from: u32, to: Location) {
         let kept = self.wishes.get_mut(&lba).and_then(|wish| wish.kept.as_mut());
         if let Some((place, _)) = kept.filter(|(place, _)| place.block == from) {
@@ -85,14 +85,14 @@ impl Wishes {
         }
     }
 
-    /// Forgets the content of a block: it has another one.
+    /// Drops the content of a block that changed.
     pub(super) fn forget(&mut self, lba: u32) {
         if let Some(wish) = self.wishes.get_mut(&lba) {
             wish.kept = None;
         }
     }
 
-    /// Forgets the contents of all.
+    /// Drops all contents.
     pub(super) fn forget_all(&mut self) {
         self.wishes.values_mut().for_each(|wish| wish.kept = None);
     }

@@ -21,21 +21,22 @@ use crate::env::Time;
 
 /// Blocks in one request to a device.
 pub(super) const BATCH_BLOCKS: usize = 256;
-/// Blocks that must wait before they are written although nobody asks for it.
+/// Queued blocks from which on a writer sends them without a flush.
 pub(super) const LAZY_BLOCKS: usize = 128;
-/// Large requests of one log at a time: one is written while the next waits. With more, a disk that
-/// picks what its head reaches first leaves holes behind and comes back for them.
+/// Large requests of one log at a time: one is written while the next waits. With more, a disk that reorders
+/// requests by its head's position leaves gaps behind and seeks back for them.
 const REQUESTS: usize = 2;
-/// Small requests of one log at a time, which have less than [`BATCH_BLOCKS`] together: mini-log blocks
-/// that others came between. One after the other, each would cost a device's whole delay.
+/// Small requests of one log at a time, with less than [`BATCH_BLOCKS`] together: mini-log blocks that are
+/// not contiguous. One after the other, each would cost a device's whole latency.
 const SMALL_REQUESTS: usize = 32;
-/// Blocks in one transaction, of whatever volume. It may span several segments.
+/// Maximum blocks in one transaction on any volume. It may span several segments.
 const MAX_TRANSACTION: usize = 1 << 16;
-/// Blocks that one transaction may have on a small volume too.
+/// Minimum of that maximum on a small volume.
 const MIN_TRANSACTION: usize = 256;
-/// The part of a volume that one transaction may be: cleaning has to find that much room at a time.
+/// The divisor that gives a transaction's maximum part of a volume: cleaning has to make that much room at a
+/// time.
 const TRANSACTIONS: usize = 8;
-/// Blocks that one discard record covers at most, so that the lock is not held for long.
+/// Maximum blocks in one discard record, which bounds the time under the lock.
 const DISCARD_BLOCKS: u64 = 64 * 1024;
 
 /// See [`crate::block::BlockStore::apply`], and with `hold` [`crate::block::BlockStore::apply_and_hold`].
@@ -99,7 +100,7 @@ pub(super) fn check_range(inner: &Inner, lba: Lba, count: u64) -> Result<(), Sto
     }
 }
 
-/// Whether an ordinary transaction finds room, as soon as the devices have taken what waits for them.
+/// Whether an ordinary transaction finds room once the devices have written the queued blocks.
 pub(super) fn has_room(inner: &Inner) -> bool {
     let need = Need::whole(MIN_TRANSACTION as u32);
     matches!(inner.state.lock().room(need), Room::Yes)
@@ -129,7 +130,7 @@ fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Runs `change` under the lock as soon as there is what it needs; wakes who must know.
+/// Runs `change` under the lock as soon as there is room for it, and wakes the tasks that it concerns.
 async fn with_room<T>(
     inner: &Arc<Inner>,
     need: Need,
@@ -186,14 +187,14 @@ fn change_now<T>(
     result
 }
 
-/// Writers that wait for room, in the order in which they came: a newcomer does not pass them.
+/// The queue of writers that wait for room, first come, first served.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     first: tokio::sync::Mutex<()>,
     standing: AtomicUsize,
 }
 
-/// A place in the line, until it is dropped; held by the first writer.
+/// A place in the queue, until it is dropped; held by the first writer.
 pub(super) struct Place<'a> {
     line: &'a Line,
     first: Option<tokio::sync::MutexGuard<'a, ()>>,
@@ -211,7 +212,7 @@ impl Line {
         self.standing.load(Ordering::Relaxed) == 0
     }
 
-    /// Waits until the writers that came before have what they need.
+    /// Waits until earlier writers have what they need.
     async fn stand(&self) -> Place<'_> {
         self.standing.fetch_add(1, Ordering::Relaxed);
         let mut place = Place { line: self, first: None };
@@ -220,7 +221,7 @@ impl Line {
     }
 }
 
-/// Why a writer has to wait, with the tasks woken that end it; `None` when there is room.
+/// The reason why a writer has to wait; `None` when there is room. Wakes the tasks that can end the wait.
 fn wait_cause(inner: &Inner, state: &mut State, need: Need) -> Result<Option<Cause>, StoreError> {
     if state.ended_within > 0 && !matches!(state.room(need), Room::Yes) {
         state.settle_holds();
@@ -242,7 +243,7 @@ fn wait_cause(inner: &Inner, state: &mut State, need: Need) -> Result<Option<Cau
         }
         Room::Wait => {
             inner.clean_kick.notify_one();
-            // Settled slots leave dead blocks behind, and owe none.
+            // Settled slots leave dead blocks behind, and need no more room.
             if state.segments.can_free() || state.slots.len() > super::minilog::FEW {
                 inner.hurry_checkpoint(state);
             }
@@ -290,7 +291,7 @@ impl Inner {
         }
     }
 
-    /// Bytes of cleaning and settling that may wait for a log's device, or be on their way to it.
+    /// Maximum bytes of cleaning and settling queued for a log's device or under way to it.
     pub(super) fn background_bytes(&self, state: &State, log: usize) -> usize {
         let has_arm = state.segments.has_arm();
         self.rates[log].background_bytes(has_arm, self.options.dirty_bytes / 2)
@@ -302,7 +303,7 @@ impl Inner {
         self.checkpoint_kick.notify_one();
     }
 
-    /// Tells the caches of blocks that died, and frees what these held.
+    /// Removes dead blocks from the caches, and frees their contents.
     pub(super) fn bury(&self, dead: Vec<Dead>) {
         for block in dead.iter().map(|dead| dead.block).filter(|block| !is_slot(*block)) {
             self.tail_cache.remove(u64::from(block));
@@ -319,7 +320,7 @@ impl Inner {
     }
 }
 
-/// Writes a batch to its link and notes that it arrived.
+/// Writes a batch to its link and records that it arrived.
 pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), StoreError> {
     let (device, link, offset) = {
         let state = inner.state.lock();
@@ -340,7 +341,7 @@ pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), Store
     Ok(())
 }
 
-/// The blocks of a batch leave `pending`; those that still live go to the tail cache.
+/// Takes the blocks of a batch from `pending`; live ones go to the tail cache.
 fn finish(inner: &Inner, batch: &Batch, link: usize) {
     let mut kept: Vec<(u64, Bytes)> = Vec::with_capacity(batch.contents.len());
     {
@@ -354,7 +355,7 @@ fn finish(inner: &Inner, batch: &Batch, link: usize) {
         }
     }
     if batch.purpose != Purpose::UserData {
-        // What cleaning read came in long runs.
+        // Blocks that cleaning read are slices of long runs, which they would keep alive.
         kept.iter_mut().for_each(|(_, content)| *content = FrameBuf::copy_block(content));
     }
     inner.tail_cache.put_all(kept);
@@ -372,7 +373,7 @@ fn finish(inner: &Inner, batch: &Batch, link: usize) {
     state.stream(batch.log).finish_batch(batch.start, link);
 }
 
-/// Whether a log has as many requests under way as it may.
+/// Whether a log has the maximum of requests under way.
 fn is_busy(stream: &Stream) -> bool {
     let (requests, blocks) = stream.in_flight();
     requests >= SMALL_REQUESTS || (requests >= REQUESTS && blocks >= BATCH_BLOCKS)
@@ -402,14 +403,14 @@ pub(super) async fn drain(
         };
         match requests.next().await {
             Some(result) => result?,
-            // The writer has the requests that are allowed.
+            // Another task has the maximum of requests under way, or reads hold the drive.
             None if waits => written.await,
             None => return Ok(()),
         }
     }
 }
 
-/// Writes what gathers in a log's queue.
+/// Writes a log's queue as it fills.
 pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
     loop {
         inner.queue_kick[log].notified().await;

@@ -49,7 +49,7 @@ fn snapshots(seed: u64, cleaning: Cleaning) {
             trio.snapshots.remove(&name);
         }
         trio.compare().await;
-        // The cleaner looks at what a release leaves over.
+        // The cleaner drops what a released hold kept.
         env.sleep(std::time::Duration::from_millis(10)).await;
         let status = trio.pair.chain.status();
         assert_eq!(status.several_versions, 0, "versions that nobody needs stay");
@@ -213,7 +213,7 @@ fn a_link_that_is_needed_stays() {
     });
 }
 
-/// Scribbles over whole blocks of a device's data.
+/// Overwrites whole blocks of a device with garbage.
 async fn scribble(device: &DeviceRef, first: u64, blocks: u64) {
     let junk = bytes::Bytes::from(vec![0x5a; BLOCK_SIZE]);
     for block in first..first + blocks {
@@ -270,7 +270,7 @@ fn scrub_reports_blocks_that_no_copy_has_and_replaces_damaged_metadata() {
         let report = trio.pair.chain.scrub(&|_, _| {}).await.unwrap();
         assert_eq!(report.damaged_blocks, vec![7, 8]);
         assert_eq!(report.labels_replaced, 1);
-        // A map that is damaged counts once the tail has left the link.
+        // A damaged map counts once the tail has left the link.
         let map = Chain::map_bytes(SEGMENT, shape.max_segments()) / BLOCK_SIZE as u64;
         scribble(&devices[3], map - u64::from(shape.max_segments()), 1).await;
         for lba in 300..500 {

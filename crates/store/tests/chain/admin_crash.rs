@@ -1,5 +1,5 @@
-//! Power cuts at any point of snapshots, roll-backs, growing, shrinking, and links that come and
-//! go: the state is that before or after, and nothing acknowledged is lost.
+//! Power cuts at any point of snapshots, roll-backs, growing, shrinking, and adding and removing links: the
+//! state is that before or after, and nothing acknowledged is lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::support::{self, Pair, Shape, Step, link_id, options, random_step_in_p
 /// Links that may be in the chain at some time.
 const LINKS: usize = 4;
 
-/// What must hold when the operations up to some number have been acknowledged.
+/// Requirements once the operations up to some number are acknowledged.
 #[derive(Clone)]
 struct Promise {
     /// Which model: each roll-back begins another one.
@@ -74,7 +74,7 @@ impl History {
         }
     }
 
-    /// Runs one operation and notes what it promises.
+    /// Runs one operation and records what it promises.
     async fn step(&mut self, env: &Env, rng: &mut Rng) {
         let mut promise = self.promises.last().unwrap().clone();
         match rng.random_range(0..24) {
@@ -83,7 +83,7 @@ impl History {
             3 => self.rollback(&mut promise, rng).await,
             4 => self.change_links(rng).await,
             5 => {
-                // Grown by what is never written, or back to what it was.
+                // Grows by blocks that are never written, or shrinks back.
                 let blocks = if promise.blocks == 300 { 500 } else { 300 };
                 self.pair.chain.resize(blocks).await.unwrap();
                 promise.blocks = blocks;
@@ -102,7 +102,7 @@ impl History {
         }
     }
 
-    /// Notes what holds now that an operation is over.
+    /// Records the requirements after an operation.
     fn note(&mut self, promise: Promise) {
         self.promises.push(Promise { newest: self.pair.model.now(), ..promise });
         self.recorder.mark(self.promises.len() as u64 - 1);
@@ -160,14 +160,14 @@ impl History {
         }
     }
 
-    /// Takes out the link at this place among those in the chain.
+    /// Takes out the link at this position among those in the chain.
     async fn remove_link(&mut self, at: usize) {
         let gone = self.active.remove(at);
         self.pair.chain.remove_link(self.links[gone].id, &|_, _| {}).await.unwrap();
     }
 }
 
-/// Opens an image and checks that what was promised holds.
+/// Opens an image and checks the requirements.
 async fn check(env: &Env, history: &History, links: usize, image: &CrashImage) {
     let Some(acknowledged) = image.acknowledged().next() else { return };
     let before = &history.promises[acknowledged as usize];
@@ -268,8 +268,8 @@ fn administration_survives_power_cuts_compact_in_body() {
     assert!(checked > 4_000, "only {checked} images");
 }
 
-/// The link of the tail leaves the chain just after a transaction of whole blocks and parts, while
-/// hundreds of blocks wait in memory for places of their own.
+/// The link of the tail leaves the chain just after a transaction of whole blocks and parts, while hundreds
+/// of blocks wait in memory for places of their own.
 fn leaves_with_slots(seed: u64, cleaning: Cleaning) -> usize {
     let shape = shape(cleaning);
     let (history, begun) = run(seed, |env| async move {
@@ -277,7 +277,7 @@ fn leaves_with_slots(seed: u64, cleaning: Cleaning) -> usize {
         let parts = |number: u64| Step::Parts((number * 20..number * 20 + 20).collect());
         let parts = (0..12).cycle().take(120).map(parts);
         for step in [Step::Apply((0..240).collect()), Step::Sync].into_iter().chain(parts) {
-            // Discards, and transactions that write a block twice, take slots away again.
+            // Discards, and transactions that write a block twice, release slots.
             if history.pair.chain.status().minis.slots > 150 {
                 break;
             }

@@ -1,4 +1,4 @@
-//! What the device tests share: a device that fails on demand, and random requests.
+//! Shared parts of the device tests: a device that fails on demand, and random requests.
 
 #![allow(unreachable_pub)]
 
@@ -15,11 +15,11 @@ use thalweg_store::device::{
     Tallies,
 };
 
-/// A device in RAM that takes its time and fails on demand.
+/// A device in RAM with delays, which fails on demand.
 #[derive(Debug)]
 pub struct FaultyDevice {
     pub inner: MemoryDevice,
-    /// Times that a request gives way to others before and after its work.
+    /// Number of yields of a request before and after its work.
     pub yields: AtomicUsize,
     pub fail_writes: AtomicBool,
     pub fail_flushes: AtomicBool,
@@ -154,14 +154,14 @@ pub fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// Bytes that tell where they should be.
+/// Bytes that encode their offset.
 fn pattern(len: usize, seed: u8, misaligned: bool) -> Bytes {
     let skip = if misaligned { 3 } else { 0 };
     let bytes: Vec<u8> = (0..len + skip).map(|i| (i / 7) as u8 ^ seed).collect();
     Bytes::from(bytes).slice(skip..)
 }
 
-/// What a device should hold; `None` where nobody knows.
+/// The expected content of a device; `None` where unknown.
 pub struct Model {
     pub bytes: Vec<Option<u8>>,
 }

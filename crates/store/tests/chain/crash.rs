@@ -57,7 +57,7 @@ fn campaign(first: u64, images: u64, plan: Plan) {
     }
 }
 
-/// The same in which most writes change parts of blocks.
+/// The same with most writes changing parts of blocks.
 fn parts(plan: Plan) -> Plan {
     Plan { parts: 0.8, ..plan }
 }
@@ -132,7 +132,7 @@ fn parts_of_blocks_on_a_single_link() {
     campaign(13_000, 15_000, parts(plan(shape)));
 }
 
-/// Nothing is committed unless the test says so.
+/// No commits but those of the test.
 fn patient() -> Options {
     Options {
         commit_interval: Duration::from_secs(3600),
@@ -148,8 +148,8 @@ async fn apply(chain: &Chain, model: &mut BlockModel, lba: u64, stamp: u64) {
     assert_eq!(version, model.apply(&write));
 }
 
-/// Map sectors that one generation left in a segment which its recovery did not reach must not
-/// count when the next generation writes that segment.
+/// Map sectors that one generation left in a segment which its recovery did not reach must not count when the
+/// next generation writes that segment.
 #[test]
 fn sectors_that_recovery_did_not_reach_never_count() {
     run(1, |env| async move {
@@ -178,8 +178,7 @@ fn sectors_that_recovery_did_not_reach_never_count() {
     });
 }
 
-/// Whether the image ended somewhere in the first segments; writes all of them again, block by
-/// block.
+/// Returns whether the image ended somewhere in the first segments; writes all of them again, block by block.
 async fn second_generation(env: &Env, shape: Shape, image: CrashImage) -> bool {
     let (recorder, devices) = Recorder::from_image(env, Duration::ZERO, &image);
     let (chain, found) = Chain::open(env, shape.parts(&devices), patient()).await.unwrap();

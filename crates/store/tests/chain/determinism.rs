@@ -10,7 +10,7 @@ use thalweg_store::chain::Cleaning;
 
 use crate::support::{Pair, Shape, random_step_in_parts};
 
-/// A digest of everything that reached the devices, and the blocks that cleaning moved.
+/// A digest of every request to the devices, and the number of blocks that cleaning moved.
 fn trace(seed: u64, cleaning: Cleaning) -> (u64, u64) {
     run(seed, |env| async move {
         let shape = Shape::small(cleaning);

@@ -27,7 +27,7 @@ fn blocking() -> FileOptions {
     FileOptions { engine: Engine::Blocking, ..options() }
 }
 
-/// A folder on a real filesystem, where direct I/O is to be had.
+/// A folder on a real filesystem, which has direct I/O.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -267,7 +267,7 @@ async fn who_only_reads_minds_no_lock_and_changes_nothing() {
     assert!(reader.read(4096, 4096, Purpose::UserData).await.unwrap().iter().all(|it| *it == 7));
     assert!(reader.write(4096, vec![vec![8; 4096].into()], Purpose::UserData).await.is_err());
     drop(device);
-    // It keeps nobody out either.
+    // It does not exclude other openers either.
     FileDevice::open(&path, &options()).await.unwrap();
     assert!(reader.read(4096, 4096, Purpose::UserData).await.unwrap().iter().all(|it| *it == 7));
 }
@@ -286,7 +286,7 @@ async fn readers_share_a_write_protected_file_and_keep_writers_away() {
     std::fs::set_permissions(&path, mode(0o644)).unwrap();
     assert!(is_locked(&FileDevice::open(&path, &options()).await));
     assert!(one.write(0, vec![vec![8; 4096].into()], Purpose::UserData).await.is_err());
-    // On a device that several volumes share, ranges tell who may write.
+    // On a device that several volumes share, ranges are locked separately.
     one.lock_range(0, 8192).unwrap();
     two.lock_range(0, 8192).unwrap();
     let writer = FileDevice::open(&path, &shared).await.unwrap();
@@ -299,7 +299,7 @@ async fn readers_share_a_write_protected_file_and_keep_writers_away() {
     FileDevice::open(&path, &options()).await.unwrap();
 }
 
-/// Not a test of its own: what the child process of the next one runs.
+/// Not a test of its own: the body of the child process of the next one.
 #[tokio::test]
 async fn child_that_opens() {
     let Ok(path) = std::env::var("THALWEG_TEST_OPEN") else { return };
@@ -342,8 +342,8 @@ async fn locks_hold_across_processes() {
     assert_eq!(open_in_child(&path), "range locked");
 }
 
-/// A thread of this process makes a child, which holds every file that is open here until it runs
-/// its program; it comes to that when what is returned is dropped.
+/// A thread of this process forks a child, which holds every file that is open here until it executes its
+/// program; it does so when the returned guard is dropped.
 fn between_fork_and_exec() -> impl Drop {
     struct Child(Option<(PipeWriter, JoinHandle<()>)>);
 
@@ -361,7 +361,7 @@ fn between_fork_and_exec() -> impl Drop {
     let copied = goes_on.as_raw_fd();
     let thread = std::thread::Builder::new().spawn(move || {
         let mut command = Command::new("true");
-        // SAFETY: between fork and exec these are system calls on what the child owns.
+        // SAFETY: between fork and exec these are system calls on objects that the child owns.
         unsafe {
             command.pre_exec(move || {
                 libc::close(copied);
@@ -413,7 +413,7 @@ async fn what_cannot_be_opened_or_made_says_why_and_leaves_nothing() {
     assert!(FileDevice::open(&path, &odd).await.is_err());
 }
 
-/// Something the system holds for us while a test runs: given back by a command.
+/// A resource of the system for the duration of a test, released by a command.
 struct Held(Vec<String>);
 
 impl Drop for Held {

@@ -1,4 +1,4 @@
-//! A dump shows what a map area holds, and what is damaged in it.
+//! A dump shows the content of a map area, and its damage.
 
 use std::io::Cursor;
 use std::sync::Arc;

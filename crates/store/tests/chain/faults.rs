@@ -1,5 +1,5 @@
-//! Devices that fail, lie and rot under a chain: never a wrong byte, and never an acknowledged
-//! write lost without an error that says so.
+//! Devices that fail, lie and rot under a chain: never a wrong byte, and never an acknowledged write lost
+//! without an error that says so.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ struct Rig {
     devices: Vec<DeviceRef>,
     faults: Vec<Faults>,
     model: BlockModel,
-    /// What `sync` acknowledged.
+    /// The newest version that `sync` acknowledged.
     acknowledged: Version,
     rng: Rng,
     /// Whether transactions change parts of blocks.
@@ -124,7 +124,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Every block is right, or an error; how many were errors.
+    /// Every block is right, or an error; returns the number of errors.
     async fn check_reads(&self, chain: &Chain) -> usize {
         let now = chain.now();
         let mut damaged = 0;
@@ -137,7 +137,7 @@ impl Rig {
         damaged
     }
 
-    /// The crash rule holds for what was opened again.
+    /// The reopened chain obeys the crash rule.
     async fn check_state(&mut self, chain: &Chain) {
         let now = chain.now();
         let blocks = read_all(chain, now).await.unwrap();
@@ -161,7 +161,7 @@ fn parts_of(shape: &Shape, disks: &[Arc<RamDisk>], contents: Vec<Content>) -> Ve
     pairs.map(fork).collect()
 }
 
-/// How a page of the map device is damaged.
+/// The damage to a page of the map device.
 #[derive(Clone, Copy, Debug)]
 enum Harm {
     /// A bit of each of its sectors flips.
@@ -170,8 +170,8 @@ enum Harm {
     Unreadable,
 }
 
-/// Opens a volume with each page of its map area damaged in turn: everything that was acknowledged
-/// is there, or the volume does not open.
+/// Opens a volume with each page of its map area damaged in turn: everything acknowledged is there, or the
+/// volume does not open.
 fn every_map_page(seed: u64, cleaning: Cleaning, harms: &'static [Harm]) {
     run(seed, |env| async move {
         let shape = shape(cleaning);
@@ -275,7 +275,7 @@ fn a_refused_write_or_flush_poisons_and_reads_go_on() {
     }
 }
 
-/// A device dies, or fills up, after so many requests; the volume is opened again with it healed.
+/// A device dies, or fills up, after some requests; the volume is opened again with it healed.
 fn deaths(seed: u64, cleaning: Cleaning) {
     run(seed, |env| async move {
         let mut rig = Rig::new(&env, shape(cleaning)).await;
@@ -316,7 +316,7 @@ fn slow_devices_change_nothing() {
     });
 }
 
-/// Blocks on links and in the cache that are not what was written.
+/// Blocks on links and in the cache with other content than was written.
 fn lies(seed: u64, shape: Shape) -> usize {
     run(seed, |env| async move {
         let mut rig = Rig::new(&env, shape).await;
@@ -368,7 +368,7 @@ fn damage_that_uses_the_room_up_refuses_writers_and_hangs_none() {
     });
 }
 
-/// Whether the image of one copy of each damaged structure opens whole, and of both does not.
+/// Whether an image with one copy of each damaged structure opens whole, and with both does not.
 #[test]
 fn one_copy_of_label_and_checkpoint_head_is_enough() {
     run(50, |env| async move {
@@ -465,8 +465,8 @@ fn a_mirror_is_mended_by_checksum() {
     });
 }
 
-/// Cleaning keeps a segment with a block that no copy can give back, moves the rest, and the block
-/// stays an error.
+/// Cleaning keeps a segment with a block of which no copy is whole, moves the rest, and the block stays an
+/// error.
 #[test]
 fn cleaning_meets_damage() {
     run(70, |env| async move {

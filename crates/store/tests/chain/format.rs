@@ -1,5 +1,4 @@
-//! Golden bytes: what is on the map device, as it was when the format was fixed. A change here is a
-//! new format version.
+//! Golden bytes of the map device, recorded when the format was fixed. A change here is a new format version.
 
 use std::sync::Arc;
 

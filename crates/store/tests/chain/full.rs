@@ -1,5 +1,4 @@
-//! Writers that never pause, on a chain as full as it may be: cleaning keeps up, and nobody waits for
-//! ever.
+//! Writers that never pause, on a chain as full as possible: cleaning keeps up, and every writer gets on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +24,8 @@ fn ssd(env: &Env, geometry: Geometry) -> DeviceRef {
     Arc::new(SolidState::new(env, "ssd", SolidStateSpec::sata(geometry.size)))
 }
 
-/// Overwrites the writer's own blocks at random, in transactions of all sizes; what each is stamped
-/// with in the end.
+/// Overwrites the writer's own blocks at random, in transactions of all sizes; returns the last stamp of
+/// each.
 async fn write(env: Env, chain: Arc<Chain>, first: u64, blocks: u64, total: u64) -> Vec<u64> {
     let mut rng = env.rng();
     let mut written = 0;
@@ -48,7 +47,7 @@ async fn write(env: Env, chain: Arc<Chain>, first: u64, blocks: u64, total: u64)
     stamps
 }
 
-/// The same by parts of blocks alone, each of them small; what the blocks hold in the end.
+/// The same with small parts of blocks alone; returns the final content of the blocks.
 async fn write_parts(
     env: Env,
     chain: Arc<Chain>,
@@ -77,7 +76,8 @@ async fn write_parts(
     now
 }
 
-/// `slots` is how many blocks wait in RAM for a place of their own before somebody minds.
+/// `slots` is the number of blocks that may wait in RAM for a place of their own before a checkpoint settles
+/// them.
 fn change_parts(shape: Shape, seed: u64, slots: usize) {
     run(seed, |env| async move {
         let devices = shape.devices(|_, geometry| ssd(&env, geometry));
@@ -100,7 +100,7 @@ fn change_parts(shape: Shape, seed: u64, slots: usize) {
         let expected: Vec<_> =
             done.unwrap().into_iter().flat_map(|blocks| blocks.unwrap()).collect();
         chain.sync(chain.now()).await.unwrap();
-        // Also when all of them have to be settled before the first checkpoint.
+        // Recovery may settle all of them before the first checkpoint.
         drop(chain);
         let opened = Chain::open(&env, shape.parts(&devices), options).await.unwrap();
         let found = read_all(&opened.0, opened.0.now()).await.unwrap();
@@ -138,7 +138,7 @@ fn overwrite(shape: Shape, seed: u64) {
     });
 }
 
-/// As many blocks as the chain takes, less some percent of all.
+/// The maximum number of blocks of the chain, less some percent of all.
 fn full(links: usize, segments_per_link: u32, cleaning: Cleaning, slack: u32) -> Shape {
     let total = links as u32 * segments_per_link;
     let reserve =

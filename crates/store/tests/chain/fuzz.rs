@@ -1,5 +1,5 @@
-//! Decoders and whole images on bytes that anybody may have written: what the targets in `fuzz/`
-//! do without end, for a few seconds.
+//! Decoders and whole images on arbitrary bytes: for a few seconds, the same as the endless targets in
+//! `fuzz/`.
 
 use rand::{RngExt, SeedableRng};
 use thalweg_sim::ramdisk::RamDisk;
@@ -32,7 +32,7 @@ fn mutants(rng: &mut Rng, seed: &[u8]) -> Vec<u8> {
     };
     for _ in 0..rng.random_range(0..6) {
         if !bytes.is_empty() {
-            // Heads are where numbers stand.
+            // Numbers are in the heads.
             let at = rng.random_range(0..bytes.len().min(400));
             bytes[at] = [0, 1, 0x7f, 0xff, rng.random()][rng.random_range(0..5)];
         }

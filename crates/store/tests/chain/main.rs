@@ -1,4 +1,4 @@
-//! The chain and what it lies on: devices, mirrors, and pools of them.
+//! The chain and the layers below it: devices, mirrors, and pools of them.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Mini-logs: what small writes cost, and what damage to their blocks does.
+//! Mini-logs: the cost of small writes, and damage to their blocks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use thalweg_store::env::Env;
 
 use crate::support::{Shape, content, lose_checkpoints, options, part, read_all};
 
-/// Nothing happens unless the test says so.
+/// No background work but that of the test.
 fn patient() -> Options {
     Options { commit_interval: Duration::from_secs(3600), auto_clean: false, ..options() }
 }
@@ -53,7 +53,7 @@ async fn change(chain: &Chain, lba: u64, ranges: &[(usize, usize)]) -> Write {
     Write { content: Some(Bytes::from(new)), changed, ..Write::block(Lba(lba), Bytes::new()) }
 }
 
-/// As a tree does that puts 174 bytes: into a page, and its head.
+/// The write of a tree that puts 174 bytes: into a page, and its head.
 async fn put(chain: &Chain, lba: u64) -> Vec<Write> {
     let page = change(chain, lba, &[(0, 16), (600, 790)]).await;
     vec![page, change(chain, lba + 1, &[(8, 16)]).await]
@@ -90,7 +90,7 @@ fn changes_of_a_round_share_blocks() {
         }
         chain.sync(version).await.unwrap();
         let (data, all, flushes) = cost(&disk, &before);
-        // 214 bytes of each change, 28 of its heads, and what is left over at the end of a block.
+        // 214 bytes of each change, 28 of its heads, and the unused rest of each block.
         assert!((64 * 242..64 * 260).contains(&data), "{data}");
         assert!(all / 64 <= 414, "{all}");
         assert_eq!(flushes, 1);
@@ -161,7 +161,7 @@ impl Rest {
         let copy = |(number, from): (usize, &Arc<RamDisk>)| {
             let mut content: Content = from.content();
             if number == disk {
-                // Behind the heads of a mini-log block: only its checksum tells.
+                // Behind the heads of a mini-log block: only its checksum reveals it.
                 let at = page * BLOCK_SIZE as u64 + 40;
                 let byte = content.read(at, 1)[0];
                 content.write(at, &[byte ^ 4]);
@@ -171,7 +171,7 @@ impl Rest {
         self.disks.iter().enumerate().map(copy).collect()
     }
 
-    /// Every block is that of the version or an error; how many were errors.
+    /// Every block is that of the version or an error; returns the number of errors.
     async fn check(&self, chain: &Chain) -> usize {
         let now = chain.now();
         let mut damaged = 0;
@@ -186,8 +186,8 @@ impl Rest {
     }
 }
 
-/// With each block of the links rotten in turn: what was durable is there, or the volume does not
-/// open, or the block says that it is damaged, also later on.
+/// With each block of the links damaged in turn: durable content is there, or the volume does not open, or
+/// reads of the block fail, now and later.
 #[test]
 fn rot_is_damage() {
     run(4, |env| async move {
@@ -207,7 +207,7 @@ fn rot_is_damage() {
                     }
                     Err(other) => panic!("{other}"),
                 };
-                // Of the last round nothing tells whether it was written.
+                // Whether the last round was written is unknown.
                 let last = rest.rounds.len() - 1;
                 assert!(chain.now() >= rest.rounds[last - 1], "{disk} {page}");
                 cut += u64::from(chain.now() < rest.rounds[last]);
@@ -228,8 +228,8 @@ fn rot_is_damage() {
     });
 }
 
-/// Once its fragments have places of their own, nobody misses a mini-log block, though the map tells of
-/// it still.
+/// Once its fragments have places of their own, a mini-log block is not needed, though the map still has its
+/// entry.
 #[test]
 fn rot_of_what_has_served_is_no_loss() {
     run(6, |env| async move {
@@ -262,7 +262,7 @@ fn rot_of_what_has_served_is_no_loss() {
     });
 }
 
-/// What is read at once after a change, from memory, is what is read later from a device.
+/// A read just after a change, from memory, returns the same as a later one from a device.
 #[test]
 fn settled_blocks_are_read_from_their_own_places() {
     run(5, |env| async move {

@@ -1,5 +1,5 @@
-//! Mini-logs and power cuts: each rule of the log that fragments and slots depend on, met in as few
-//! steps as it takes.
+//! Mini-logs and power cuts: each rule of the log on which fragments and slots depend, reached in as few
+//! steps as possible.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use thalweg_store::env::Env;
 
 use crate::support::{LABELS, SEGMENT, Shape, content, lose_checkpoints, options, read_all};
 
-/// Nothing happens unless the test says so.
+/// No background work but that of the test.
 fn patient() -> Options {
     Options {
         commit_interval: Duration::from_secs(3600),
@@ -40,7 +40,7 @@ fn shape() -> Shape {
     Shape { links: 1, segments_per_link: 9, blocks: 900, ..Shape::small(Cleaning::MoveToTail) }
 }
 
-/// A chain on recorded devices, and what it should hold.
+/// A chain on recorded devices, and its expected content.
 struct Rig {
     env: Env,
     recorder: Recorder,
@@ -114,13 +114,13 @@ impl Rig {
         compare(&self.chain, &self.model, self.model.now(), "reopened").await;
     }
 
-    /// What crashes after the event `begun` could leave.
+    /// The images of a crash after the event `begun`.
     fn images(&self, begun: usize, policy: &Policy) -> Vec<CrashImage> {
         let points = Points::At((begun..=self.recorder.position()).collect());
         self.recorder.images(&mut self.env.rng(), &policy.clone().at(points)).collect()
     }
 
-    /// Opens the image, and finds one version, not older than `least`.
+    /// Opens the image: its state is that of one version, not older than `least`.
     async fn check(&self, image: &CrashImage, least: Version) {
         let (chain, found) =
             Chain::open(&self.env, shape().parts(&image.devices), patient()).await.unwrap();
@@ -169,7 +169,7 @@ fn a_transaction_of_several_mini_log_blocks_survives_as_a_whole() {
     });
 }
 
-/// What cleaning or a checkpoint moves ends no transaction whose fragments are still in memory.
+/// Blocks that cleaning or a checkpoint moves end no transaction whose fragments are still in memory.
 #[test]
 fn nothing_comes_between_a_transaction_and_its_fragments() {
     for cleans in [true, false] {
@@ -194,8 +194,8 @@ fn nothing_comes_between_a_transaction_and_its_fragments() {
     }
 }
 
-/// Fragments that come while a checkpoint writes what it has settled, half of it or all, are settled by
-/// it too.
+/// Fragments that arrive while a checkpoint writes the blocks that it has settled, half of them or all, are
+/// settled by it too.
 #[test]
 fn a_checkpoint_settles_what_comes_meanwhile() {
     for slots in [200, 64] {
@@ -217,8 +217,8 @@ fn a_checkpoint_settles_what_comes_meanwhile() {
     }
 }
 
-/// More blocks change in part than the free segments would take: a checkpoint comes before it is too
-/// late to settle them.
+/// More blocks change in part than the free segments would hold: a checkpoint comes while there is room to
+/// settle them.
 #[test]
 fn there_is_room_to_settle_every_slot() {
     run(5, |env| async move {
@@ -231,8 +231,8 @@ fn there_is_room_to_settle_every_slot() {
     });
 }
 
-/// Recovery, or a rebuild, settles slots and is cut short: what their contents are made of is there as
-/// before.
+/// Recovery, or a rebuild, settles slots and is interrupted: the bases and fragments of their contents are
+/// still there.
 #[test]
 fn the_bases_of_slots_are_left_alone_until_a_checkpoint() {
     for rebuilds in [false, true] {
@@ -271,9 +271,8 @@ async fn open_or_rebuild(env: &Env, devices: &[DeviceRef]) -> Chain {
     Chain::open(env, shape().parts(devices), patient()).await.unwrap().0
 }
 
-/// Recovery settles slots into three segments and is cut short, twice, each time with other parts of
-/// its map missing: what one attempt left, whether the next one met it or not, never counts as that
-/// one's.
+/// Recovery settles slots into three segments and is interrupted, twice, each time with other parts of its
+/// map missing: the remnants of one attempt, whether the next one met them or not, never count as that one's.
 #[test]
 fn attempts_to_recover_are_told_apart() {
     run(7, |env| async move {
@@ -312,11 +311,11 @@ fn attempts_to_recover_are_told_apart() {
     });
 }
 
-/// A crash while the most of the map, from some byte on, was under way.
+/// A crash while most of the map, from some byte on, was being written.
 struct Torn {
     none: CrashImage,
     all: CrashImage,
-    /// Where the sectors lie that were.
+    /// The offsets of the sectors that were being written.
     sectors: Vec<u64>,
 }
 
@@ -334,7 +333,7 @@ impl Torn {
         torn.max_by_key(|torn| torn.sectors.len()).unwrap()
     }
 
-    /// The disks with all of that written but for some of the sectors.
+    /// The disks with all of these written but some of the sectors.
     fn without(&self, missing: Range<usize>) -> Vec<Arc<RamDisk>> {
         let mut disks = self.all.disks().to_vec();
         let (old, mut map) = (self.none.disks()[1].content(), disks[1].content());
@@ -346,8 +345,8 @@ impl Torn {
     }
 }
 
-/// A version that is held for a moment is moved after the block's next one was written in part, which
-/// a snapshot keeps: a replay, to which the first is unknown, does not take one for the other.
+/// A version with a short hold is moved after a write to part of its block, of which a snapshot keeps the
+/// result: a replay, which does not know the first, does not confuse the two.
 #[test]
 fn what_moved_is_not_taken_for_a_slot_of_another_version() {
     run(8, |env| async move {

@@ -15,7 +15,7 @@ use crate::common::{FaultyDevice, for_random_requests, run_against_model};
 
 const SIZE: u64 = 1 << 20;
 
-/// Remembers what it was told, and can be held up or refuse.
+/// Records its calls, and can delay or refuse them.
 #[derive(Default)]
 struct Record {
     told: Mutex<Vec<Vec<bool>>>,
@@ -137,7 +137,7 @@ async fn an_unreadable_range_is_repaired_from_the_other_side() {
     assert_eq!(pair.states(), [SideState::InSync; 2]);
     let copy = pair.mirror.read_copy(0, 4096, 4096, Purpose::UserData).await.unwrap();
     assert_eq!(copy[0], 7);
-    // One that stays unreadable is put out, and that is recorded.
+    // A side that stays unreadable is put out, and that is recorded.
     pair.sides[0].writing_heals.store(false, Relaxed);
     *pair.sides[0].unreadable.lock() = 4096..4608;
     assert_eq!(pair.mirror.read(0, 8192, Purpose::UserData).await.unwrap()[4096], 7);

@@ -1,5 +1,5 @@
-//! Power cuts of a chain whose map is mirrored: the sides may differ in what no flush had covered,
-//! and whichever side is left later must tell the same.
+//! Power cuts of a chain whose map is mirrored: the sides may differ in writes that no flush had covered, and
+//! each side alone must later give the same result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn shape() -> Shape {
     Shape { links: LINKS, segments_per_link: 6, blocks: 300, ..Shape::small(Cleaning::MoveToTail) }
 }
 
-/// The devices' parts, the map on those of its sides that are there.
+/// The devices' parts, with the present sides of the map.
 fn parts(env: &Env, devices: &[DeviceRef], sides: [bool; 2]) -> Parts {
     let side = |number: usize| match sides[number] {
         true => Side::InSync(devices[LINKS + number].clone()),
@@ -81,7 +81,7 @@ fn explore(seed: u64) -> usize {
                     later.check(floor, later.now(), |lba: Lba| found[lba.0 as usize].clone());
                 let fits = fits.unwrap_or_else(|why| panic!("{}: {why}", describe()));
                 if round > 1 {
-                    // What each side says alone must not depend on the other.
+                    // The result of each side alone must not depend on the other.
                     break_off(chain);
                     continue;
                 }

@@ -129,7 +129,7 @@ async fn a_preallocated_file_was_written_once() {
     let seen = |done, total| steps.lock().push((done, total));
     let new = NewVolume::new("v", 32 * MIB, links);
     pool::create(&place.env, &place.path("v"), &new, &seen).await.unwrap();
-    // To a filesystem, room that was never written is a hole as far as anybody reads it.
+    // A filesystem shows space that was never written as a hole.
     let first_hole = |name| {
         let file = std::fs::File::open(place.path(name)).unwrap();
         let len = file.metadata().unwrap().len();

@@ -1,11 +1,11 @@
-//! Power cuts at any point of what is done to a volume as a whole: created, grown, shrunk, its
-//! devices replaced, lost, brought back and rebuilt, destroyed. Devices, names and manifest are
-//! recorded in one order. Of every image:
+//! Power cuts at any point of an operation on a whole volume: creating it, growing it, shrinking it,
+//! replacing, losing, returning and rebuilding devices, destroying it. Devices, names and manifest are
+//! recorded in one order. For every image:
 //!
 //! - the volume opens, unless its making had not returned or its destruction had begun;
 //! - every acknowledged write is there, also on each side of a mirror that is said to be in sync;
-//! - what was cut short can be asked for again, with the same devices, and is then done;
-//! - what the volume does not use, another one may, without force.
+//! - the interrupted operation can be repeated, with the same devices, and then succeeds;
+//! - another volume may take whatever this one does not use, without force.
 //!
 //! With `THALWEG_LONG=n` each test explores n times as many histories, from other seeds.
 

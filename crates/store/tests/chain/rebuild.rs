@@ -1,5 +1,5 @@
-//! The index rebuilt from the map alone: it is the one that the lost checkpoint held, with every
-//! snapshot; and where the map itself is damaged, what is lost is named and nothing else is.
+//! The index rebuilt from the map alone: it equals the one of the lost checkpoint, with every snapshot; and
+//! where the map itself is damaged, the loss is reported and nothing else is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,7 @@ async fn lose_and_rebuild(env: &Env, shape: &Shape, devices: &[DeviceRef]) -> Ch
     chain
 }
 
-/// Random histories with everything in them, in which the checkpoints are lost again and again.
+/// Random histories with every kind of operation, in which the checkpoints are lost repeatedly.
 fn history(seed: u64, shape: Shape, rounds: usize) {
     run(seed, |env| async move {
         let devices =
@@ -101,8 +101,8 @@ fn a_rebuilt_index_is_the_lost_one_in_other_shapes() {
     history(202, Shape { map_on_link: true, ..roomy(Cleaning::MoveToTail) }, 12);
 }
 
-/// Rebuilds every image that a crash could leave, of histories in which it happened before, also in
-/// the middle of a rebuild: the state is the one that recovery finds.
+/// Rebuilds every image of a crash, of histories with earlier rebuilds, also in the middle of a rebuild: the
+/// state is the one that recovery finds.
 fn crashes(first: u64, images: u64, shape: Shape, lazy: bool) {
     crashes_of(first, images, shape, lazy, 0.0);
 }
@@ -201,7 +201,7 @@ impl Rest {
         self.disks[self.shape.links].content()
     }
 
-    /// The sectors of the map that hold something, as offsets.
+    /// The sectors of the map that are not empty, as offsets.
     fn sectors(&self) -> Vec<u64> {
         let map = self.map();
         let end = self.disks[self.shape.links].geometry().size;
@@ -220,9 +220,9 @@ impl Rest {
         pairs.map(disk).collect()
     }
 
-    /// Rebuilds from a map that was harmed. Without a loss everything is there, or at `least` the
-    /// state of one version; with one, what differs is older, no more than what the report says,
-    /// and nothing that was written after what is lost. Whether something was lost.
+    /// Rebuilds from a damaged map. Without a loss everything is there, or at `least` the state of one
+    /// version; with one, blocks that differ are older, no more than the report says, and none was written
+    /// after the lost entries. Returns whether there was a loss.
     async fn check(&self, map: Content, exact: bool, what: &str) -> bool {
         let devices = self.with_map(map);
         let now = self.model.now();
@@ -257,7 +257,7 @@ impl Rest {
             let held = |at: u64| self.model.read(lba, Version(at));
             assert!((0..now.0).any(|at| held(at) == found), "{what}: {lba:?} never held that");
             let last = (1..=now.0).rev().find(|at| held(*at) != held(*at - 1)).unwrap();
-            // What was written last, and looks as a crash leaves it, ends the log.
+            // The last write may look as a crash leaves it: it ends the log.
             if last <= lost.version || exact {
                 differ += 1;
                 assert!(last <= newest, "{what}: {lba:?} was written at {last}, after {newest}");
@@ -265,7 +265,7 @@ impl Rest {
         }
         assert!(differ <= lost.lost_blocks, "{what}: {differ} blocks differ: {lost:?}");
         assert!(differ <= lost.undecided, "{what}: {differ} blocks differ: {lost:?}");
-        // What was rebuilt is a whole volume again: written to, and rebuilt once more.
+        // The result is a whole volume again: written to, and rebuilt once more.
         let mut pair = Pair { chain, model: BlockModel::new(self.shape.blocks) };
         let before = read_all(&pair.chain, pair.chain.now()).await.unwrap();
         while pair.model.now() < pair.chain.now() {
@@ -302,7 +302,7 @@ fn harm(map: &mut Content, at: u64, how: u64) {
     }
 }
 
-/// Harms each sector of the map in turn.
+/// Damages each sector of the map in turn.
 fn each_sector(seed: u64, cleaning: Cleaning) {
     run(seed, |env| async move {
         let rest = Rest::new(&env, tight(cleaning), 220).await;
@@ -356,8 +356,8 @@ fn many_harmed_map_sectors_lose_what_the_report_names_and_no_more() {
     }
 }
 
-/// A volume that is all holes, in one discard and in many, does not come back, however the segments
-/// with the discards are cleaned; and its room is not used up by them.
+/// A volume that is all holes, in one discard and in many, does not come back, however the segments with the
+/// discards are cleaned; and they do not use up its room.
 #[test]
 fn discarded_blocks_stay_discarded() {
     for cleaning in [Cleaning::MoveToTail, Cleaning::CompactInBody] {
@@ -396,7 +396,7 @@ fn discarded_blocks_stay_discarded() {
     }
 }
 
-/// What the volume held beyond its end before it shrank does not come back when it grows.
+/// Content beyond the end of a volume that shrank does not come back when it grows.
 #[test]
 fn what_left_a_shrunken_volume_stays_away() {
     let shape = roomy(Cleaning::MoveToTail);
@@ -420,8 +420,8 @@ fn what_left_a_shrunken_volume_stays_away() {
     });
 }
 
-/// Segments that a crash left behind whole, and recovery did not reach, say nothing: neither of what
-/// they hold nor of versions that were given to others since.
+/// Segments that a crash left whole, and recovery did not reach, count for nothing: neither their content nor
+/// versions that were given to other writes since.
 #[test]
 fn what_recovery_left_behind_does_not_come_back() {
     let shape =
@@ -474,8 +474,8 @@ fn what_recovery_left_behind_does_not_come_back() {
     });
 }
 
-/// A segment in which a log begins anew says nothing of what it showed before, also when nobody writes
-/// to it until the next rebuild.
+/// The former content of the map of a segment in which a log begins anew counts for nothing, even without a
+/// write to it before the next rebuild.
 #[test]
 fn what_was_rebuilt_can_be_rebuilt_at_once() {
     let shape = tight(Cleaning::CompactInBody);
@@ -502,8 +502,8 @@ fn what_was_rebuilt_can_be_rebuilt_at_once() {
     });
 }
 
-/// What a transaction writes over its own discard stays, though cleaning copies the entry that tells of
-/// the discard and not the block.
+/// A transaction's write over its own discard stays, though cleaning copies the entry of the discard and not
+/// the block.
 #[test]
 fn a_block_is_not_hidden_by_a_discard_of_its_transaction() {
     let shape = Shape { links: 1, segments_per_link: 16, ..roomy(Cleaning::MoveToTail) };

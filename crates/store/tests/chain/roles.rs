@@ -1,4 +1,4 @@
-//! What a chain asks of its links' devices: roles, and peace for the tail while it cleans.
+//! A chain's requests to its links' devices: roles, and no cleaning on the tail's drive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,8 +99,8 @@ fn a_read_that_was_under_way_keeps_no_side_from_its_rest() {
     });
 }
 
-/// Fills the first link with blocks that stay, and writes to the second one while the first is
-/// cleaned. The blocks that users wrote meanwhile, those that cleaning moved, and the tail.
+/// Fills the first link with blocks that stay, and writes to the second one while the first is cleaned.
+/// Returns the blocks that users wrote meanwhile, those that cleaning moved, and the tail.
 async fn clean_while_writing(env: &Env, cleaning: Cleaning) -> (u64, u64, Arc<HardDisk>) {
     let disks = [disk(env, "body"), disk(env, "tail")];
     let links = disks.iter().map(|disk| disk.clone() as DeviceRef).collect();
@@ -148,8 +148,8 @@ fn compaction_leaves_the_tail_alone() {
     });
 }
 
-/// Blocks written to the tail, and reads that its drive served, within a second in which writers
-/// and readers of the tail work as fast as they can.
+/// Blocks written to the tail, and reads that its drive served, within a second in which writers and readers
+/// of the tail work as fast as they can.
 async fn read_the_tail(env: &Env, wait: Duration) -> (u64, u64) {
     const LARGE: u32 = 256;
     let disks = [disk_of(env, "body", LARGE), disk_of(env, "tail", LARGE)];

@@ -1,5 +1,5 @@
-//! A chain that is nearly full, under writers that never pause: what they get is even, and no more is moved
-//! than has to be.
+//! A chain that is nearly full, under writers that never pause: they proceed evenly, and cleaning moves no
+//! more than necessary.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// So many segments on each link, and as many blocks as are this share of what may be live.
+    /// This many segments on each link, and this share of the possible live blocks.
     fn new(segments_per_link: u32, cleaning: Cleaning, fill: f64) -> Plan {
         let reserved = 2 + if cleaning == Cleaning::CompactInBody { 6 } else { 4 };
         let capacity = (2 * segments_per_link - reserved) * SEGMENT;
@@ -131,7 +131,7 @@ fn writers(
     ((0..WRITERS).map(write).collect(), written)
 }
 
-/// What is written within each of `count` windows.
+/// Blocks written within each of `count` windows.
 async fn windows(env: &Env, written: &AtomicU64, window: Duration, count: usize) -> Vec<u64> {
     let mut found = Vec::new();
     for _ in 0..count {
@@ -172,13 +172,14 @@ fn a_nearly_full_chain_writes_evenly() {
             let counts = &status.counts;
             assert!(2 * counts.checkpoints < 3 * counts.segments_cleaned, "{counts:?}");
             let flush = status.stages.iter().find(|stage| stage.stage == "flush").unwrap();
-            // What the drive has in its cache takes 40 ms.
+            // The content of the drive's cache takes 40 ms.
             assert!(flush.latency.p99_us < 60_000, "{flush:?}");
         });
     }
 }
 
-/// Blocks that cleaning moves for each that users write, once `rounds` times as many as there are were.
+/// Blocks that cleaning moves for each one that users write, after `rounds` times as many writes as there are
+/// blocks.
 async fn moved_per_write(
     env: &Env,
     chain: &Arc<Chain>,
@@ -398,7 +399,7 @@ fn a_device_with_slow_flushes_that_becomes_slow_while_cleaning_runs_keeps_no_wri
         let status = chain.status();
         let stage = |name| status.stages.iter().find(|stage| stage.stage == name).unwrap().latency;
         assert!(stage("round_flush").max_us >= 1_000_000, "{:?}", status.stages);
-        // Some flushes, one after the other: of the round before, of its own, and of a checkpoint.
+        // Some flushes in a row: the previous round's, its own, and a checkpoint's.
         assert!(stage("flush").max_us < 8_000_000, "{:?}", status.slow_flushes);
         assert!(stage("write_wait").max_us < 8_000_000, "{:?}", status.stages);
         let slowest = &status.slow_flushes[0];
@@ -449,8 +450,8 @@ fn two_chains_on_one_drive_both_go_on() {
     });
 }
 
-/// A checkpoint is given up at some moment, and the next one is not; then the power is cut. What the
-/// second one said is durable is there, also blocks that cleaning moved.
+/// One checkpoint is given up at some point, and the next one is not; then the power is cut. Everything that
+/// the second one declared durable is there, also blocks that cleaning moved.
 #[test]
 fn a_checkpoint_that_is_given_up_forgets_no_flush() {
     for nth in 0..48 {
@@ -477,7 +478,7 @@ fn a_checkpoint_that_is_given_up_forgets_no_flush() {
             }
             chain.checkpoint().await.unwrap();
             assert!(chain.clean(2).await.unwrap() > 0);
-            // They wait for a place of their own: the checkpoint gives it to them.
+            // They wait for a place of their own, which the checkpoint gives them.
             for lba in (1..blocks).step_by(3) {
                 chain.apply(vec![small_write(lba, 1)]).await.unwrap();
             }

@@ -1,4 +1,4 @@
-//! Blocks that somebody asked to keep in memory.
+//! Blocks to keep in memory on request.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use thalweg_store::env::Env;
 
 use crate::support::{Shape, content, options};
 
-/// A chain whose other caches keep nothing, and a count of what its links read.
+/// A chain whose other caches keep nothing, and its links, which count reads.
 async fn chain(env: &Env, most: usize) -> (Chain, Vec<Arc<RamDisk>>) {
     let shape = Shape { links: 1, segments_per_link: 14, ..Shape::small(Cleaning::MoveToTail) };
     let (devices, disks) = shape.ram_disks();
@@ -26,7 +26,7 @@ async fn chain(env: &Env, most: usize) -> (Chain, Vec<Arc<RamDisk>>) {
     (chain, disks)
 }
 
-/// Reads that reach a device while `lba` is read, which must hold what was stamped with `stamp`.
+/// Reads that reach a device while `lba` is read, whose content must have the stamp `stamp`.
 async fn reads(chain: &Chain, disks: &[Arc<RamDisk>], lba: u64, stamp: u64) -> u64 {
     let count = || disks.iter().map(|disk| disk.tallies().total().reads).sum::<u64>();
     let before = count();

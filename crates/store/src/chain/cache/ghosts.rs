@@ -1,26 +1,26 @@
-//! Keys that were missed lately, without their blocks.
+//! Keys of recent misses, without their blocks.
 //!
-//! A scan over the tail misses every block once. Admitting what it reads would push out blocks that
-//! were just written, and wear the SSD, for nothing. A block that is missed again is worth a place.
+//! A scan over the tail misses every block once. Admitting those blocks would push out blocks that were just
+//! written, and wear the SSD, for nothing. A block that is missed again is admitted.
 
 /// Blocks of the cache for each key remembered.
 const BLOCKS_PER_GHOST: usize = 4;
 
-/// A table with one place for each hash: a newcomer displaces whoever is there.
+/// A table with one place for each hash: a new key displaces the one there.
 #[derive(Debug)]
 pub(super) struct Ghosts {
-    /// The upper half of the key's hash, whose lower half is the place; 0 where nobody is.
+    /// The upper half of the key's hash, whose lower half is the place; 0 for an empty place.
     places: Vec<u32>,
 }
 
 impl Ghosts {
-    /// A memory for a cache of so many blocks: one byte for each.
+    /// A table for a cache of so many blocks: one byte for each.
     pub(super) fn new(cache_blocks: usize) -> Ghosts {
         let places = (cache_blocks / BLOCKS_PER_GHOST).max(1).next_power_of_two();
         Ghosts { places: vec![0; places] }
     }
 
-    /// Whether `key` was met before and not displaced since. If so it is forgotten, else remembered.
+    /// Whether `key` is in the table. If so it is removed, else added.
     pub(super) fn meet(&mut self, key: u64) -> bool {
         let hash = super::index::hash(key);
         let place = hash as usize & (self.places.len() - 1);

@@ -1,9 +1,8 @@
 //! Keys at fixed indices, and lists threaded through those indices.
 //!
-//! A cache of millions of blocks pays for every byte per block, so keys, links and hash chains are
-//! flat arrays of `u64` and `u32`: 24 bytes per entry. The table is sized once. A table that grows,
-//! or that sweeps up after removals, would now and then rehash everything while readers wait for
-//! the cache's lock.
+//! A cache of millions of blocks pays for every byte per block, so keys, links and hash chains are flat
+//! arrays of `u64` and `u32`: 24 bytes per entry. The table is sized once. A table that grows, or that
+//! compacts after removals, would now and then rehash everything while readers wait for the cache's lock.
 
 use std::hash::BuildHasher;
 
@@ -21,13 +20,12 @@ struct Link {
     older: u32,
 }
 
-/// Entries `0..`, handed out and taken back, each of which may be bound to a key and stand in
-/// one list at a time.
+/// Entries `0..`, taken and released, each of which may be bound to a key and be in one list at a time.
 #[derive(Debug)]
 pub(super) struct Index {
     keys: Vec<u64>,
     links: Vec<Link>,
-    /// The first bound entry of each hash bucket; [`Index::next`] leads on.
+    /// The first bound entry of each hash bucket; [`Index::next`] has the others.
     buckets: Vec<u32>,
     next: Vec<u32>,
     bound: usize,
@@ -47,7 +45,7 @@ impl Index {
         }
     }
 
-    /// How many entries were ever handed out: all indices are below this.
+    /// How many entries were ever taken: all indices are below this.
     pub(super) fn extent(&self) -> u32 {
         self.keys.len() as u32
     }
@@ -57,7 +55,7 @@ impl Index {
         self.bound
     }
 
-    /// An entry taken back earlier.
+    /// Takes a released entry.
     pub(super) fn reuse(&mut self) -> Option<u32> {
         let mut free = self.free;
         let entry = free.pop_oldest(self);
@@ -75,7 +73,7 @@ impl Index {
         entry
     }
 
-    /// Takes back an entry that is neither bound nor in a list.
+    /// Releases an entry that is neither bound nor in a list.
     pub(super) fn release(&mut self, entry: u32) {
         let mut free = self.free;
         free.push_youngest(self, entry);

@@ -1,16 +1,16 @@
-//! Who stays and who goes: the policy of both tiers, without I/O and without locks.
+//! Admission and eviction of both tiers, without I/O and without locks.
 //!
-//! A block's way: *resident* in RAM, then *waiting* for a batch to fill, then *writing*, then on
-//! the SSD. It can be read at every step, and a key is at one step at a time. A key that is removed
-//! before its batch is taken costs the SSD nothing: this is how overwrites are coalesced.
+//! The states of a block: *resident* in RAM, *waiting* for a batch to fill, *writing*, on the SSD. It can be
+//! read in every state, and a key is in one state at a time. A key that is removed before its batch is taken
+//! costs the SSD nothing: this is how overwrites are coalesced.
 
 use super::ghosts::Ghosts;
 use super::index::{Index, List, MAX_ENTRIES};
 use super::slots::{SlotRef, Slots};
 
-/// The most blocks in a batch for the SSD: 1 MiB.
+/// Maximum blocks in a batch for the SSD: 1 MiB.
 const MAX_BATCH: u32 = 256;
-/// Blocks on their way to the SSD, as a multiple of the batch, before further ones are dropped.
+/// Maximum blocks waiting or writing, as a multiple of the batch, before further ones are dropped.
 const BATCHES_UNDER_WAY: usize = 4;
 
 /// In which order blocks leave RAM.
@@ -23,7 +23,7 @@ pub enum RamOrder {
     Lru,
 }
 
-/// Where a block is.
+/// The tier of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// In RAM.
@@ -32,10 +32,10 @@ pub enum Tier {
     Ssd,
 }
 
-/// What a look-up found.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<V> {
-    /// In RAM, with what is kept for it.
+    /// In RAM, with its value.
     Ram(V),
     /// On the SSD. Read it there, then tell [`Policy::read_done`].
     Ssd(SlotRef),
@@ -43,7 +43,7 @@ pub enum Found<V> {
     Miss,
 }
 
-/// What a cache did so far, and what it holds.
+/// What a cache has done so far, and its present size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CacheStats {
     /// Reads served from RAM.
@@ -85,14 +85,14 @@ enum Stage {
 pub struct Move<V> {
     /// The block.
     pub key: u64,
-    /// Where it goes.
+    /// Its slot on the SSD.
     pub slot: u32,
-    /// What is kept for it.
+    /// Its value.
     pub value: V,
     frame: u32,
 }
 
-/// The policy of both tiers, over keys and whatever is kept for a key in RAM.
+/// The policy of both tiers, over keys and a value for each key in RAM.
 #[derive(Debug)]
 pub struct Policy<V> {
     order: RamOrder,
@@ -110,8 +110,8 @@ pub struct Policy<V> {
 }
 
 impl<V: Clone> Policy<V> {
-    /// A policy for `ram_blocks` blocks in RAM and `ssd_slots` on the SSD; either may be zero.
-    /// Beyond `ram_blocks`, up to four batches of at most 256 blocks are on their way to the SSD.
+    /// A policy for `ram_blocks` blocks in RAM and `ssd_slots` on the SSD; either may be zero. Beyond
+    /// `ram_blocks`, up to four batches of at most 256 blocks may be waiting or writing.
     pub fn new(ram_blocks: usize, ssd_slots: u32, order: RamOrder) -> Policy<V> {
         let batch = (ssd_slots / 8).clamp(1, MAX_BATCH) as usize;
         let under_way = if ssd_slots > 0 { batch * BATCHES_UNDER_WAY } else { 0 };
@@ -167,8 +167,8 @@ impl<V: Clone> Policy<V> {
         }
     }
 
-    /// A read of the SSD has ended. Whether it returned the key's block: not when it failed, which
-    /// drops the key, and not when the slot has been handed on in the meantime.
+    /// Ends a read of the SSD. Returns whether it returned the key's block: false when it failed, which drops
+    /// the key, and when the slot was reused in the meantime.
     pub fn read_done(&mut self, key: u64, at: SlotRef, succeeded: bool) -> bool {
         let current = self.ssd.is_current(key, at);
         if !succeeded {
@@ -182,7 +182,7 @@ impl<V: Clone> Policy<V> {
         hit
     }
 
-    /// Where a block is; counts as no use of it.
+    /// The tier of a block; not counted as a use.
     pub fn locate(&self, key: u64) -> Option<Tier> {
         if self.frames.find(key).is_some() {
             return Some(Tier::Ram);
@@ -190,7 +190,7 @@ impl<V: Clone> Policy<V> {
         self.ssd.contains(key).then_some(Tier::Ssd)
     }
 
-    /// Drops a block; says where it was.
+    /// Drops a block; returns its tier.
     pub fn remove(&mut self, key: u64) -> Option<Tier> {
         let Some(frame) = self.frames.find(key) else {
             return self.ssd.remove(key).then_some(Tier::Ssd);
@@ -215,16 +215,16 @@ impl<V: Clone> Policy<V> {
         self.waiting.len() >= self.batch
     }
 
-    /// The next batch for the SSD, in the order of its slots; empty when not enough blocks are
-    /// waiting. The SSD's least recently used blocks make room. Each block must be given back to
+    /// The next batch for the SSD, in the order of its slots; empty when not enough blocks are waiting. The
+    /// SSD's least recently used blocks make room. The caller must return each block through
     /// [`Policy::write_done`].
     pub fn take_batch(&mut self) -> Vec<Move<V>> {
         if !self.has_batch() {
             return Vec::new();
         }
         let mut slots: Vec<u32> = (0..self.batch).map_while(|_| self.ssd.take()).collect();
-        // The oldest block goes to the lowest slot: what was written in a run is later evicted,
-        // and so written again, in a run.
+        // The oldest block goes to the lowest slot: blocks written in a run are later evicted, and so written
+        // again, in a run.
         slots.sort_unstable();
         slots.into_iter().filter_map(|slot| self.start_move(slot)).collect()
     }
@@ -237,8 +237,8 @@ impl<V: Clone> Policy<V> {
         Some(Move { key: self.frames.key(frame), slot, value, frame })
     }
 
-    /// A block's write to the SSD has ended; if it succeeded, and the block was not removed in the
-    /// meantime, the block is on the SSD now, and else nowhere.
+    /// Ends a block's write to the SSD; if it succeeded, and the block was not removed in the meantime, the
+    /// block is on the SSD now, and else dropped.
     pub fn write_done(&mut self, block: Move<V>, succeeded: bool) {
         self.writing -= 1;
         self.stats.ssd_block_writes += u64::from(succeeded);
@@ -267,7 +267,7 @@ impl<V: Clone> Policy<V> {
         }
     }
 
-    /// What was done so far, and what is held now.
+    /// What the cache has done so far, and its present size.
     pub fn stats(&self) -> CacheStats {
         CacheStats {
             ram_blocks: self.frames.bound() as u64,
@@ -276,7 +276,7 @@ impl<V: Clone> Policy<V> {
         }
     }
 
-    /// Drops the keys that `doomed` picks among the RAM frames `from..from + count`; whether there
+    /// Drops the keys that `doomed` picks among the RAM frames `from..from + count`; returns whether there
     /// are frames beyond.
     pub(super) fn sweep_ram(
         &mut self,

@@ -2,13 +2,13 @@
 
 use super::index::{Index, List, MAX_ENTRIES};
 
-/// A place on the SSD as it was at one moment; see [`Slots::is_current`].
+/// A slot of the SSD in one of its uses; see [`Slots::is_current`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotRef {
     /// The slot: the block at byte `slot * BLOCK_SIZE` of the SSD.
     pub slot: u32,
-    /// Counts how often the slot was handed out. It may wrap: a read would have to outlast
-    /// 65,536 rewrites of its slot, and the reader's checksum would still tell.
+    /// Counts the uses of the slot. It may wrap: a read would have to outlast 65,536 rewrites of its slot,
+    /// and the reader's checksum would still fail.
     generation: u16,
 }
 
@@ -65,9 +65,8 @@ impl Slots {
         self.index.find(key) == Some(at.slot) && self.generations[at.slot as usize] == at.generation
     }
 
-    /// A slot to write to: a free one, or that of the least recently used key, which is dropped.
-    /// `None` when every slot is being written. The slot is the caller's until
-    /// [`Slots::insert`] or [`Slots::release`].
+    /// A slot to write to: a free one, or that of the least recently used key, which is dropped. `None` when
+    /// every slot is being written. The slot is the caller's until [`Slots::insert`] or [`Slots::release`].
     pub(super) fn take(&mut self) -> Option<u32> {
         let slot = if let Some(slot) = self.index.reuse() {
             slot
@@ -90,12 +89,12 @@ impl Slots {
         self.recency.push_youngest(&mut self.index, slot);
     }
 
-    /// Gives back a taken slot.
+    /// Releases a taken slot.
     pub(super) fn release(&mut self, slot: u32) {
         self.index.release(slot);
     }
 
-    /// Drops `key`; whether it was there.
+    /// Drops `key`; returns whether it was present.
     pub(super) fn remove(&mut self, key: u64) -> bool {
         let Some(slot) = self.index.find(key) else { return false };
         self.recency.remove(&mut self.index, slot);

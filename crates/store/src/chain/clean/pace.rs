@@ -1,11 +1,11 @@
 //! When cleaning works, and how fast.
 //!
-//! Cleaning later means that more has died in each segment, so it begins when few segments are free. From
-//! then on it follows the writers: each block that they append makes a *debt* of as many blocks to move as
-//! it takes to free one, by the live share of the segments that are cleaned. So free space stays level
-//! and the device is shared out evenly, in place of bursts. While free segments get fewer, the debt that
-//! writers may run up shrinks, until they wait for each group of blocks that cleaning moves: the last free
-//! segment is no cliff.
+//! Cleaning later means that more blocks have died in each segment, so it begins when few segments are free.
+//! From then on it follows the writers: each block that they append makes a *debt* of as many blocks to move
+//! as freeing one takes, by the live share of the cleaned segments. So free space stays level and the device
+//! is shared evenly, without bursts. As free segments get fewer, the debt that writers may run up shrinks,
+//! until they wait for each group of blocks that cleaning moves: there is no abrupt stop at the last free
+//! segment.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::super::state::KEEP_PER_LINK;
 
 /// Blocks that are moved under one lock.
 pub(super) const GROUP: usize = 32;
-/// The part of the space beyond live blocks that cleaning keeps free besides what it needs. Free segments
-/// hold no garbage: the more of them, the more live blocks are in each of the others.
+/// Cleaning keeps one part in this many of the space beyond live blocks free, besides its own reserve. Free
+/// segments hold no garbage: the more of them, the more live blocks are in each of the others.
 const SPARE_PART: usize = 16;
-/// Bytes that are enough of it: with each checkpoint as many become writable.
+/// Maximum bytes of that part: each checkpoint makes about as many writable.
 const MARGIN_BYTES: usize = 16 << 20;
 /// Segments that users fill while a checkpoint is written.
 const WHILE_FREEING: usize = 2;
@@ -33,11 +33,11 @@ pub(super) const IDLE: Duration = Duration::from_millis(20);
 /// Free segments at which cleaning changes its pace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Marks {
-    /// The fastest way to a free segment counts.
+    /// From here down, victims are chosen by fewest live blocks.
     low: usize,
-    /// A checkpoint is due that makes emptied segments writable: before users find no room.
+    /// From here down, a checkpoint frees emptied segments before users find no room.
     freeing: usize,
-    /// Writers wait for each group of blocks that cleaning moves.
+    /// From here down, writers wait for each group of blocks that cleaning moves.
     level: usize,
     /// Cleaning begins and ends.
     high: usize,
@@ -48,16 +48,16 @@ pub(in super::super) struct Marks {
 pub(in super::super) struct Pace {
     /// The cleaner has a segment to clean.
     works: bool,
-    /// Blocks that it should have moved.
+    /// Blocks that it is behind.
     debt: f64,
-    /// The mean live share of what it cleaned lately.
+    /// The mean live share of its last victims.
     live_share: f64,
     /// Writers that wait for free segments.
     pub(in super::super) waiting: usize,
 }
 
 impl Pace {
-    /// Notes the live share of the segment that is cleaned next.
+    /// Records the live share of the next victim.
     pub(super) fn begin(&mut self, live: u32, per: u32) {
         let share = (f64::from(live) / f64::from(per)).min(FULLEST);
         self.live_share = match self.works {
@@ -67,38 +67,38 @@ impl Pace {
         self.works = true;
     }
 
-    /// Nothing is left to clean, or nothing needs it; whether writers may have waited for it.
+    /// Ends cleaning, with nothing left to clean or no need; returns whether writers may have waited for it.
     pub(super) fn end(&mut self) -> bool {
         self.debt = 0.0;
         std::mem::take(&mut self.works)
     }
 
-    /// Writers appended `blocks`, while `free` segments were free.
+    /// Adds the debt of `blocks` that writers appended while `free` segments were free.
     fn charge(&mut self, blocks: u32, free: f64, marks: Marks) {
         let each = self.live_share / (1.0 - self.live_share);
         self.debt += f64::from(blocks) * each * marks.weight(free);
     }
 
-    /// Blocks that cleaning moves were taken from the debt.
+    /// Subtracts blocks that cleaning moves from the debt.
     fn repay(&mut self, blocks: usize) {
         self.debt = (self.debt - blocks as f64).max(-(GROUP as f64));
     }
 }
 
 impl Marks {
-    /// The debt that a block makes, over what keeps free space level: nothing where cleaning need not have
-    /// begun, and twice as much where segments are few.
+    /// The factor on a block's debt, relative to what keeps free space level: nothing where cleaning need not
+    /// have begun, and twice as much where segments are few.
     fn weight(self, free: f64) -> f64 {
         let (level, high) = (self.level as f64, self.high as f64);
         ((high - free) / (high - level).max(1.0)).clamp(0.0, 2.0)
     }
 
-    /// How much a checkpoint is needed while the users' log could go on for `left` segments.
+    /// How urgent a checkpoint is while the users' log could continue for `left` segments.
     fn freeing_urgency(self, left: f64) -> f64 {
         (self.high as f64 - left) / (self.high - self.freeing).max(1) as f64
     }
 
-    /// The debt that writers may run up.
+    /// Maximum debt before writers wait.
     fn allowed(self, free: f64, per: u32) -> f64 {
         let (level, high) = (self.level as f64, self.high as f64);
         match free >= high {
@@ -112,23 +112,23 @@ impl Marks {
 }
 
 impl State {
-    /// Segments that are free, or will be with the next checkpoint, with what is left of the open ones:
-    /// so it does not jump when a log takes its next segment.
+    /// Segments that are free, or will be after the next checkpoint, plus the rest of the open ones: so the
+    /// value does not jump when a log takes its next segment.
     fn free_segments(&self) -> f64 {
         let whole = self.segments.free_count() + self.segments.emptied_count();
         let open = self.users.room() + self.body.as_ref().map_or(0, |body| body.room());
         whole as f64 + f64::from(open) / f64::from(self.segments.per())
     }
 
-    /// Where cleaning changes its pace, with the present number of live blocks.
+    /// The marks for the present number of live blocks.
     pub(in super::super) fn clean_marks(&self) -> Marks {
         let links = self.segments.links.iter().filter(|link| !link.leaving).count();
         let spare = self.segments.spare() as usize;
         let bytes = self.segments.per() as usize * crate::block::BLOCK_SIZE;
         let margin = MARGIN_BYTES.div_ceil(bytes).min(spare / SPARE_PART);
-        // Perfect cleaning frees no more than what is spare: half of that is always within reach.
+        // Perfect cleaning would free all spare segments; half of them are always within reach.
         let most = (spare / 2).max(links + 2);
-        // What is left of the open segment of compaction counts as free, and is none of the users'.
+        // The rest of compaction's open segment counts as free, though users cannot take it.
         let open = usize::from(self.body.is_some());
         let level = (links + open + margin).min(most);
         let low = level.min(links).saturating_sub(1);
@@ -146,12 +146,12 @@ impl State {
         self.free_segments() < self.clean_marks().high as f64 || self.cleaning.waiting > 0
     }
 
-    /// Whether so few segments are free that the fastest way to one counts.
+    /// Whether so few segments are free that victims are chosen by fewest live blocks.
     pub(super) fn is_short_of_segments(&self) -> bool {
         self.free_segments() < self.clean_marks().low as f64
     }
 
-    /// How much a checkpoint is needed that makes emptied segments writable: from 1 on, at once.
+    /// How urgent a checkpoint is that makes emptied segments writable: from 1 on, at once.
     pub(in super::super) fn freeing_urgency(&self) -> f64 {
         if self.segments.emptied_count() == 0 {
             return 0.0;
@@ -171,7 +171,7 @@ impl State {
         pace.debt <= allowed
     }
 
-    /// Notes that writers appended `blocks`; whether the cleaner has something to do now.
+    /// Charges writers for `blocks` appended; returns whether the cleaner may proceed.
     pub(in super::super) fn charge_cleaning(&mut self, blocks: u32) -> bool {
         if !self.cleaning.works {
             return false;
@@ -181,7 +181,7 @@ impl State {
         self.cleaning.debt > 0.0
     }
 
-    /// Takes the turn for a group of `blocks`, if the cleaner has one.
+    /// Repays the debt of a group of `blocks`; false while the debt is too small for the cleaner to proceed.
     pub(super) fn take_turn(&mut self, blocks: usize) -> bool {
         let is_urgent = self.cleaning.waiting > 0 || self.is_short_of_segments();
         let has_turn = is_urgent || self.cleaning.debt > 0.0;

@@ -1,23 +1,23 @@
-//! Which segment is cleaned next.
+//! The choice of the next segment to clean.
 //!
-//! *Cost-benefit* (Rosenblum and Ousterhout, 1992) weighs what a segment yields, its dead blocks, and how
-//! long ago it was written, against what cleaning it costs, its live blocks. An old segment has lost what
-//! it was going to lose soon; a fresh one loses more if it is left alone for a while. Where all blocks are
-//! as likely to be overwritten, ages cancel out and the fewest live blocks decide.
+//! *Cost-benefit* (Rosenblum and Ousterhout, 1992) weighs a segment's yield, its dead blocks, and its age
+//! against the cost of cleaning it, its live blocks. The live blocks of an old segment will mostly stay live;
+//! those of a fresh one die soon if left alone. Where all blocks are equally likely to be overwritten, ages
+//! cancel out and the fewest live blocks decide.
 //!
-//! Cleaning keeps off the drive of the tail (Gecko 3.1), which has a meaning only where another link has a
-//! drive of its own. There the tail moves to another link when what died lies on its own drive.
+//! Cleaning keeps off the drive of the tail (Gecko 3.1), which is possible only where another link has a
+//! drive of its own. There the tail moves to another link when most dead blocks lie on its own drive.
 
 use std::cmp::Reverse;
 
 use super::super::segments::SegmentState;
 use super::super::{Counts, Inner, State};
 
-/// Parts of a segment of which one must be dead before the body is worth cleaning, as long as more is
-/// dead on the tail's drive.
+/// One part in this many of a segment must be dead before the body is worth cleaning, as long as more is dead
+/// on the tail's drive.
 const WORTH: u32 = 8;
 
-/// What victims are chosen by.
+/// The criterion for victims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// The best yield for the cost, weighed by age.
@@ -70,7 +70,7 @@ fn best(state: &State, order: Order, links: impl Fn(usize) -> bool) -> Option<Vi
         let age = state.next_seq.saturating_sub(segment.seq);
         let value = match order {
             Order::FewestLive => u128::from(per - segment.live),
-            // In 2^-32: the quotient of two counts of blocks, times an age in segments.
+            // In units of 2^-32: the quotient of two counts of blocks, times an age in segments.
             Order::CostBenefit => {
                 ((u128::from(per - segment.live) * u128::from(age)) << 32)
                     / u128::from(segment.live.max(1))
@@ -82,8 +82,8 @@ fn best(state: &State, order: Order, links: impl Fn(usize) -> bool) -> Option<Vi
     Some(Victim { id, live: state.segments.get(id).live })
 }
 
-/// Whether cleaning the tail's drive would free more than taking the tail elsewhere costs: what is left of
-/// the open segments is lost. Without this rule the tail could go to and fro for ever.
+/// Whether cleaning the tail's drive would free more than moving the tail costs: the rest of the open
+/// segments is lost. Without this rule the tail could go to and fro for ever.
 fn gains_elsewhere(state: &State, kept: &[bool]) -> bool {
     let per = state.segments.per();
     let worth = state.segments.ids(|segment| {

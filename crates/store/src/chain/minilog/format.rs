@@ -4,9 +4,9 @@
 //! header | fragment | fragment | …          fragment:  head | ranges | bytes of the ranges
 //! ```
 //!
-//! Only the sectors in use are written; what follows them in the block is whatever was there. The
-//! block's map entry has the checksum of the bytes in use, which covers the newest version too: so a
-//! block that another use of its segment left behind does not pass.
+//! Only the sectors in use are written; the rest of the block keeps its former bytes. The block's map entry
+//! has the checksum of the bytes in use, which covers the newest version too: so a block of an earlier use of
+//! its segment does not pass.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -63,7 +63,7 @@ pub fn cost(changed: &ByteRanges) -> usize {
     size_of::<FragmentHead>() + changed.count() * size_of::<RangeHead>() + changed.bytes()
 }
 
-/// The most bytes that a fragment may take.
+/// Maximum bytes of a fragment.
 pub const MAX_COST: usize = BLOCK_SIZE - size_of::<MiniHeader>();
 
 /// The checksum of a mini-log block whose newest fragment is of `newest`.
@@ -71,7 +71,7 @@ fn checksum(newest: Version, used: &[u8]) -> u32 {
     crc32c_of_both(&newest.0.to_le_bytes(), used)
 }
 
-/// What one transaction changed in one block.
+/// The bytes that one transaction changed in one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fragment {
     /// The logical block.
@@ -83,7 +83,7 @@ pub struct Fragment {
 }
 
 impl Fragment {
-    /// What of `content` `changed` names.
+    /// The bytes of `content` in the ranges `changed`.
     pub fn of(lba: u32, version: Version, changed: &ByteRanges, content: &Bytes) -> Fragment {
         let piece = |range: std::ops::Range<usize>| (range.start as u16, content.slice(range));
         Fragment { lba, version, pieces: changed.iter().map(piece).collect() }
@@ -113,7 +113,7 @@ pub struct Sealed {
 }
 
 impl Builder {
-    /// Whether there is nothing in it.
+    /// Whether it holds no fragment.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -171,8 +171,7 @@ impl Builder {
     }
 }
 
-/// The fragments in the block that `entry` tells of, in order; `None` when it is not that block, or
-/// not whole.
+/// The fragments in the block of `entry`, in order; `None` when the block is another one, or damaged.
 pub fn open(entry: &MapEntry, block: &Bytes) -> Option<Vec<Fragment>> {
     let (header, _) = MiniHeader::read_from_prefix(block).ok()?;
     let used = block.get(..usize::from(header.used.get()))?;
@@ -184,7 +183,7 @@ pub fn open(entry: &MapEntry, block: &Bytes) -> Option<Vec<Fragment>> {
     (fragments.last()?.version == entry.version).then_some(fragments)
 }
 
-/// The fragments in a block, whatever its checksum; `None` when they are not what its heads say.
+/// The fragments in a block, without verifying its checksum; `None` when its heads are invalid.
 pub fn decode(block: &Bytes) -> Option<Vec<Fragment>> {
     let (header, _) = MiniHeader::read_from_prefix(block).ok()?;
     let used = usize::from(header.used.get());
@@ -211,7 +210,7 @@ fn decode_fragment(used: &[u8], block: &Bytes, first: Version, at: &mut usize) -
     for _ in 0..head.ranges.get() {
         let (range, _) = RangeHead::read_from_prefix(used.get(*at..)?).ok()?;
         let (offset, len) = (usize::from(range.offset.get()), usize::from(range.len.get()));
-        // Ascending and apart, as the writer has them.
+        // Ranges ascend and do not overlap.
         if len == 0 || offset < free || offset + len > BLOCK_SIZE || data + len > used.len() {
             return None;
         }

@@ -1,7 +1,7 @@
 //! Mini-logs after a crash: fragments become slots again.
 //!
-//! A replay notes for each slot where its content lay before the first fragment, and what the
-//! fragments changed; the content is fetched once all logs are replayed, for the slots that are left.
+//! A replay notes for each slot the location of its base and the fragments over it; the bases are read once
+//! all logs are replayed, for the slots that are left.
 
 use std::collections::BTreeSet;
 
@@ -44,7 +44,7 @@ pub(in super::super) async fn read_mini(
 /// The fragments in the mini-log blocks among a log's entries.
 ///
 /// # Errors
-/// [`ChainError::Damaged`] when one does not give back what it held: that was durable.
+/// [`ChainError::Damaged`] when a block is damaged: its content was durable.
 pub(in super::super) async fn read_minis(state: &State, log: &Log) -> Result<Minis, ChainError> {
     let entries = log.entries.iter().filter(|(_, _, entry)| entry.kind == Kind::Mini);
     let reads = entries.map(|(_, block, entry)| async move {
@@ -62,7 +62,7 @@ pub(in super::super) async fn read_minis(state: &State, log: &Log) -> Result<Min
 }
 
 impl State {
-    /// Applies a fragment that a log tells of.
+    /// Applies a fragment of a log.
     pub(in super::super) fn replay_fragment(
         &mut self,
         fragment: &Fragment,
@@ -84,14 +84,14 @@ impl State {
         self.put_slot(lba, version, overlay);
     }
 
-    /// Lets `version` of a block be what `overlay` says.
+    /// Makes `overlay` the content of `version` of a block.
     fn put_slot(&mut self, lba: u32, version: Version, overlay: Box<Overlay>) {
         let block = self.slots.take(Slot::replayed(lba, version, overlay));
         self.put(lba, version, Place::At(Location { block, check: 0 }));
     }
 
-    /// Fetches the content of every slot. One whose base no copy gives back stays without: its block
-    /// is damaged, and whoever reads it is told.
+    /// Reads the base of every slot, and applies its fragments. A slot of whose base no copy is whole stays
+    /// without content: its readers get an error.
     pub(in super::super) async fn fill_slots(&mut self) {
         let overlays = self.slots.take_overlays();
         let state = &*self;
@@ -110,7 +110,7 @@ impl State {
         }
     }
 
-    /// The segments that hold the bases of slots whose content nobody has fetched.
+    /// The segments that hold the bases of slots which are not filled yet.
     pub(in super::super) fn base_segments(&self) -> BTreeSet<u32> {
         let bases = self.slots.bases();
         bases.map(|block| self.segments.of(block)).collect()
@@ -125,7 +125,10 @@ async fn read_base(state: &State, lba: u32, at: Location) -> Option<Bytes> {
     match read_verified(device, offset, BLOCK_SIZE, Purpose::UserData, right).await {
         Ok(Verified::Whole { content, .. }) => Some(content),
         _ => {
-            tracing::error!(lba = lba.0, "a part of a block was written, and the rest is damaged");
+            tracing::error!(
+                lba = lba.0,
+                "a block was written in part, and its other bytes are damaged"
+            );
             None
         }
     }

@@ -1,5 +1,5 @@
-//! Blocks written by fragments: they have no physical block yet, but a *slot*, a number above every
-//! physical one under which the index refers to them, and which holds their content.
+//! Blocks written by fragments: they have no physical block yet, but a *slot*, a number above every physical
+//! block under which the index refers to them, and which holds their content.
 
 use bytes::Bytes;
 use slab::Slab;
@@ -15,7 +15,7 @@ pub(in super::super) struct Slot {
     pub(in super::super) version: Version,
     /// The whole block; `None` while its log is replayed, and when its base could not be read.
     pub(in super::super) content: Option<Bytes>,
-    /// While a log is replayed: what its content will be made of.
+    /// While a log is replayed: its base and fragments.
     pub(in super::super) overlay: Option<Box<Overlay>>,
 }
 
@@ -25,7 +25,7 @@ impl Slot {
         Slot { lba, version, content: Some(content), overlay: None }
     }
 
-    /// A version that is yet to be put together.
+    /// A version whose content is not known yet.
     pub(in super::super) fn replayed(lba: u32, version: Version, overlay: Box<Overlay>) -> Slot {
         Slot { lba, version, content: None, overlay: Some(overlay) }
     }
@@ -35,8 +35,8 @@ impl Slot {
 #[derive(Debug, Default)]
 pub(in super::super) struct Slots {
     slots: Slab<Slot>,
-    /// Where the next one to be settled is looked for: round and round, so that nobody who writes all
-    /// the time is settled again and again while others wait.
+    /// Where the search for the next slot to settle begins. It goes round, so that blocks which are written
+    /// all the time do not keep the others from being settled.
     cursor: usize,
 }
 
@@ -67,12 +67,12 @@ impl Slots {
         self.slots.get(place(number))
     }
 
-    /// Frees a slot; what it held.
+    /// Frees a slot; returns its content.
     pub(in super::super) fn free(&mut self, number: u32) -> Option<Bytes> {
         self.slots.try_remove(place(number))?.content
     }
 
-    /// The one to be settled next.
+    /// The next slot to settle.
     pub(in super::super) fn next(&mut self) -> Option<(u32, &Slot)> {
         if self.slots.is_empty() {
             return None;
@@ -84,7 +84,7 @@ impl Slots {
         Some((FIRST_SLOT + found as u32, self.slots.get(found)?))
     }
 
-    /// Where the bases lie of slots whose content nobody has fetched yet.
+    /// The locations of the bases of slots that are not filled yet.
     pub(in super::super) fn bases(&self) -> impl Iterator<Item = u32> + '_ {
         let overlays = self.slots.iter().filter_map(|(_, slot)| slot.overlay.as_ref());
         overlays.filter_map(|overlay| Some(overlay.base?.block))
@@ -97,7 +97,7 @@ impl Slots {
         }
     }
 
-    /// What each slot's content is made of, as far as nobody has fetched that yet.
+    /// Takes the base and fragments of each slot that is not filled yet.
     pub(in super::super) fn take_overlays(&mut self) -> Vec<(u32, u32, Box<Overlay>)> {
         let slots = self.slots.iter_mut();
         let taken = |(place, slot): (usize, &mut Slot)| {
@@ -107,10 +107,10 @@ impl Slots {
     }
 }
 
-/// Fragments over a block that need not be read before all of them are there.
+/// Fragments over a base that is read later.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Overlay {
-    /// Where the content without them lies; `None` for zeros.
+    /// Location of the base; `None` for zeros.
     pub(in super::super) base: Option<Location>,
     bytes: Vec<u8>,
     changed: ByteRanges,

@@ -1,4 +1,4 @@
-//! What each logical block holds, decided from map entries that come in any order.
+//! The content of each logical block, decided from map entries in any order.
 
 use super::super::format::{Kind, MapEntry, Position};
 use super::super::index::{CHUNK, Content, Location, Place, Versions};
@@ -6,8 +6,8 @@ use super::super::minilog::format::Fragment;
 use crate::block::Version;
 use crate::env::HashMap;
 
-/// An entry that may decide what a block holds. Bit 0 of `stamp`: cleaning copied it; bit 1: it is a
-/// discard's; the rest is its version.
+/// An entry that may decide a block's content. Bit 0 of `stamp`: a copy by cleaning; bit 1: a discard; the
+/// rest is its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Candidate {
     stamp: u64,
@@ -51,21 +51,21 @@ pub(super) struct Decided {
     pub(super) places: Vec<Place>,
 }
 
-/// Keeps for each block the entries that some reader may need: of the newest version that is not
-/// newer than what that reader sees. 16 bytes for each block, as long as one entry does.
+/// Keeps for each block the entries that any reader may need: those of the newest version that is not newer
+/// than the reader's. Takes 16 bytes for each block with a single entry.
 pub(super) struct Gather {
     blocks: u64,
-    /// What readers see, ascending; the last one sees everything.
+    /// The readers' versions, ascending; the last one is the newest version.
     views: Vec<Version>,
     chunks: Vec<Option<Box<[Candidate; CHUNK]>>>,
     more: HashMap<u32, Vec<Candidate>>,
     discards: Vec<Discard>,
-    /// Those that have not served, in the order of their versions.
+    /// Fragments that are not settled, in the order of their versions.
     fragments: HashMap<u32, Vec<Fragment>>,
 }
 
 impl Gather {
-    /// Nothing yet, for readers of `views` and of the newest version.
+    /// Empty, for readers of `views` and of the newest version.
     pub(super) fn new(blocks: u64, views: impl Iterator<Item = Version>) -> Gather {
         let mut views: Vec<Version> = views.chain([Version(u64::MAX)]).collect();
         views.sort_unstable();
@@ -96,7 +96,7 @@ impl Gather {
         std::mem::take(&mut self.fragments)
     }
 
-    /// What readers see, ascending; the last one sees everything.
+    /// The readers' versions, ascending; the last one is the newest version.
     pub(super) fn views(&self) -> &[Version] {
         &self.views
     }
@@ -143,7 +143,7 @@ impl Gather {
         }
     }
 
-    /// Drops what no reader needs.
+    /// Drops entries that no reader needs.
     fn prune(&self, all: &mut Vec<Candidate>) {
         if all.len() < 2 {
             return;
@@ -158,8 +158,8 @@ impl Gather {
         all.retain(|candidate| needed.binary_search(&candidate.version()).is_ok());
     }
 
-    /// Lets the discards count, now that all entries are there: for the blocks that have content.
-    /// Where there is none, there is nothing to hide.
+    /// Applies the discards after all entries were added, to blocks that have content: elsewhere there is
+    /// nothing to hide.
     pub(super) fn apply_discards(&mut self) {
         for discard in std::mem::take(&mut self.discards) {
             let end = (u64::from(discard.first) + u64::from(discard.count)).min(self.blocks) as u32;
@@ -195,23 +195,23 @@ impl Gather {
     }
 }
 
-/// Among entries of one version, what cleaning copied counted last. Without a copy a later entry of
-/// the transaction wins over an earlier one. Of those that say the same, the newest place comes
-/// first: the index knew that one.
+/// Among entries of one version, copies by cleaning counted last. Without a copy a later entry of the
+/// transaction wins over an earlier one. Among entries of the same content, the newest place comes first: the
+/// index had that one.
 fn decide(same: &[Candidate], position: impl Fn(u32) -> Position) -> Decided {
     let rank = |one: &Candidate| (one.stamp & COPY, position(one.block));
     let mut same = same.to_vec();
     same.sort_by_key(|one| std::cmp::Reverse(rank(one)));
     let winner = same[0];
     same.retain(|one| one.is_hole() == winner.is_hole() && one.check == winner.check);
-    // A discard is said once; each copy of it replaced the one before.
+    // A discard has one entry; each copy replaced the one before.
     same.truncate(if winner.is_hole() { 1 } else { usize::MAX });
     let places = same.iter().map(Candidate::place).collect();
     Decided { version: winner.version(), places }
 }
 
-/// What the index says of a block with these versions, each at its place, when `oldest` is the
-/// oldest version held.
+/// The index entry of a block with these versions, each at its place, when `oldest` is the oldest held
+/// version.
 pub(super) fn content(versions: &[(Version, Place)], oldest: Option<Version>) -> Content {
     let old_enough = |version: Version| oldest.is_none_or(|oldest| version <= oldest);
     match *versions {

@@ -1,21 +1,19 @@
-//! Rebuilding the index from the map alone: the way on when a checkpoint, or the map of the log
-//! behind it, is damaged.
+//! Rebuilds the index from the map alone, when a checkpoint, or the map of the log behind it, is damaged.
 //!
-//! Every entry in the map of every segment counts that counted before: of each segment's newest use,
-//! unless a recovery left that behind ([`Cut`](super::Cut)); not beyond the end of its log, which is
-//! found as recovery finds it; not in a version that was taken back ([`Void`](super::Void)). Of what
-//! counts, each logical block gets the newest version that each reader may see. That this is what it
-//! held follows from three rules which everybody else keeps: an entry that counts stays in the map
-//! while the index refers to its block, a discard counts as long as anything is absent because of
-//! it, and a segment is written again only when nothing in it counts.
+//! Every entry in the map of every segment counts that counted before: of each segment's newest use, unless a
+//! recovery declared that void ([`Cut`](super::Cut)); up to the end of its log, which is found as recovery
+//! finds it; not of a void version ([`Void`](super::Void)). Of these entries, each logical block gets the
+//! newest version that each reader may see. That this equals the lost index follows from three rules which
+//! all other modules keep: a live entry stays in the map while the index refers to its block, a discard
+//! counts as long as any block is absent because of it, and a segment is written again only when nothing in
+//! it counts.
 //!
-//! **Damage in the map itself.** A sector of entries that were durable and are not there is a loss,
-//! and the report names it. Nothing is rebuilt then unless the caller accepts the loss. Who does
-//! gets everything else: what follows the gap stays, rather than a prefix of the log, since most of
-//! a volume's entries are old and a gap may be anywhere. So a transaction of which the gap held a
-//! part survives in part, and a block whose newest entry was there holds what it held before: an
-//! older content of its own, or nothing. Blocks written after the gap are not concerned; the report
-//! says how many are.
+//! **Damage in the map itself.** A missing sector of durable entries is a loss, and the report names it.
+//! Nothing is rebuilt then unless the caller accepts the loss. Then everything else is rebuilt: entries
+//! behind the gap stay, rather than a prefix of the log, because most of a volume's entries are old and a gap
+//! may be anywhere. So a transaction of which the gap held a part survives in part, and a block whose newest
+//! entry was there has its previous content: an older one of its own, or nothing. Blocks written after the
+//! gap are not concerned; the report has the number of the others.
 
 mod gather;
 mod survey;
@@ -50,12 +48,12 @@ use crate::env::Env;
 use gather::{Gather, content};
 use survey::{Gap, Life, Maps, Reach, Sector, Shown, follow, shown};
 
-/// How a chain is rebuilt.
+/// Options of a rebuild.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rebuild {
-    /// Go on although entries are lost that were durable.
+    /// Go on although durable entries are lost.
     pub accept_loss: bool,
-    /// Find out what would be rebuilt, and write nothing.
+    /// Report the outcome, and write nothing.
     pub dry_run: bool,
 }
 
@@ -66,54 +64,53 @@ pub struct LostEntries {
     pub segment: u32,
     /// The first block in it.
     pub first: u32,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// No logical block with a newer version is concerned; `None` when nothing tells how new they
-    /// were, since nothing was found behind them.
+    /// No logical block with a newer version is concerned; `None` when unknown, because no later entry was
+    /// found.
     pub newest: Option<u64>,
 }
 
-/// What a rebuild found.
+/// The result of a rebuild.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct RebuildReport {
     /// Segments whose map was read.
     pub segments: u64,
     /// Entries that count.
     pub entries: u64,
-    /// Logical blocks that hold something.
+    /// Logical blocks that hold content.
     pub blocks: u64,
-    /// Bytes of blocks read because only their checksum tells whether they were written.
+    /// Bytes of blocks read to verify by checksum that they were written.
     pub checked_bytes: u64,
-    /// Entries beyond the end of what survived as a whole.
+    /// Entries beyond the end of the logs.
     pub dropped: u64,
     /// The newest version.
     pub version: u64,
     /// Parts of the map whose entries are lost.
     pub lost: Vec<LostEntries>,
-    /// Physical blocks in these parts: at most as many logical blocks are concerned.
+    /// Physical blocks in these parts: the maximum number of logical blocks concerned.
     pub lost_blocks: u64,
-    /// Logical blocks of which no version was found that is newer than what is lost: which of them
-    /// are concerned, nothing tells.
+    /// Logical blocks without a version newer than the lost entries: which of them are concerned is unknown.
     pub undecided: u64,
-    /// The first hundred logical blocks with several copies of which none is what it should be.
+    /// The first hundred logical blocks with several copies of which none is right.
     pub damaged: Vec<u64>,
     /// Whether the index was written.
     pub written: bool,
 }
 
-/// Blocks that a report names.
+/// Maximum blocks listed in a report.
 const NAMED: usize = 100;
-/// How far the generation of the new checkpoint is above all that can be seen: those that cannot be
-/// seen must be older, too.
+/// Distance of the new checkpoint's generation above all readable ones: the unreadable ones must be older,
+/// too.
 const GENERATIONS: u64 = 1 << 32;
 
 impl Chain {
-    /// Rebuilds the index from the map of every segment, without any checkpoint, and writes it as a
-    /// new one: [`Chain::open`] then works. `progress` is called with the segments read and all.
+    /// Rebuilds the index from the map of every segment, without any checkpoint, and writes it as a new one:
+    /// [`Chain::open`] then works. Calls `progress` with the number of segments read and of all.
     ///
     /// # Errors
-    /// [`ChainError::Loss`] when entries are lost that were durable, unless the caller accepts that;
-    /// nothing was written then. [`ChainError::NoLabel`] and others as [`Chain::open`].
+    /// [`ChainError::Loss`] when durable entries are lost, unless the caller accepts that; nothing was
+    /// written then. [`ChainError::NoLabel`] and others as [`Chain::open`].
     pub async fn rebuild(
         env: &Env,
         parts: Parts,
@@ -152,28 +149,28 @@ impl Chain {
     }
 }
 
-/// What the whole map shows.
+/// The content of the whole map.
 struct Scan {
     lives: Vec<Life>,
-    /// Segments that show ruins alone.
+    /// Segments with damaged sectors alone.
     ruins: BTreeSet<u32>,
     gaps: Vec<Gap>,
-    /// Parts of the map that a crash left torn in segments in which their log cannot go on.
+    /// Parts of the map that a crash left torn in segments in which their log cannot continue.
     torn: Vec<Gap>,
     /// The logs' ends: of users and of compaction.
     reach: [Option<Reach>; 2],
     /// Segments whose last use counts no more.
     unused: BTreeSet<u32>,
     report: RebuildReport,
-    /// The newest version that anything tells of.
+    /// The newest version found anywhere.
     version: Version,
     /// The highest sequence seen.
     top: u64,
-    /// Places in the users' log with the versions written there: the first one of each segment and
-    /// behind each gap.
+    /// Positions in the users' log with the versions written there: the first one of each segment and behind
+    /// each gap.
     marks: Vec<(Position, Version)>,
-    /// Segments that hold mini-log blocks which have not served, or what their fragments are parts
-    /// of: they stay as they are until there is a checkpoint.
+    /// Segments with mini-log blocks that are not settled, or with the bases of their fragments: they stay
+    /// unchanged until there is a checkpoint.
     kept: BTreeSet<u32>,
 }
 
@@ -239,7 +236,7 @@ impl Scan {
             .collect()
     }
 
-    /// Finds where the logs end, and gives back where they can go on: users and compaction.
+    /// Finds the ends of the logs, and returns the logs that can continue: users and compaction.
     async fn end_logs(
         &mut self,
         maps: &Maps<'_>,
@@ -256,7 +253,7 @@ impl Scan {
                 let headless = |life: &Life| life.id == id && life.seq < seq && life.headless;
                 self.ruins.contains(&id) || self.lives.iter().any(headless)
             };
-            // What compaction says of the users' log.
+            // The users' position in the sectors of compaction.
             let told = self.of_log(BODY).into_iter().map(|life| life.durable);
             let known = told.filter(|_| number == USERS).max().unwrap_or_default();
             let log = number as u8;
@@ -271,7 +268,7 @@ impl Scan {
                 .collect();
             logs[number] = self.settle(maps, state, number, &mut reach, &gaps).await?;
             if number == BODY && top != reach.end {
-                // Whatever it says of a block is true: of all that lies behind a gap as well.
+                // Its sectors are true of every block behind a gap as well.
                 logs[number] = None;
                 reach.end = Position(u64::MAX);
                 reach.reserved = NO_SEGMENT;
@@ -300,7 +297,7 @@ impl Scan {
         Ok(logs)
     }
 
-    /// A log will not go on where it ended: the rest of its last segment is nothing.
+    /// Gives up a log that cannot continue where it ended: the rest of its last segment is void.
     fn give_up(&mut self, number: usize, reach: &Reach, torn: Vec<Gap>, per: u32) {
         match number {
             BODY => self.torn.extend(torn),
@@ -313,7 +310,7 @@ impl Scan {
         }
     }
 
-    /// Segments of which nothing is whole may have held anything.
+    /// Counts segments with damaged sectors alone as lost: they may have held anything.
     fn lose_ruins(&mut self, state: &State) {
         let known: BTreeSet<u32> = self.gaps.iter().map(|gap| gap.segment).collect();
         let end = state.label.segment_blocks;
@@ -324,8 +321,8 @@ impl Scan {
         self.gaps.retain(|gap| gap.seq == 0 || !unused.contains(&gap.segment));
     }
 
-    /// Cuts a log at content that was never written and inside a transaction, as recovery does, and
-    /// returns it so that it can go on: unless its last segment has gaps.
+    /// Ends a log, as recovery does, at the first block that was never written and then at the last whole
+    /// transaction. Returns it so that it can continue, unless its last segment has gaps.
     async fn settle(
         &mut self,
         maps: &Maps<'_>,
@@ -372,7 +369,7 @@ impl Scan {
             // Not before the committed position, which may lie behind the last entry below it.
             let end = entries[..whole].last().map(|(at, _, _)| Position(at.0 + 1));
             reach.end = end.unwrap_or_default().max(reach.committed);
-            // It then has not been written so far that it would have reserved another segment.
+            // Too little of it was then written to have reserved another segment.
             if entries.get(whole).is_some_and(|(at, _, _)| at.seq() > reach.end.seq()) {
                 reach.reserved = NO_SEGMENT;
             }
@@ -381,7 +378,7 @@ impl Scan {
         Ok(self.log_to_resume(number, reach, gaps, last))
     }
 
-    /// The log as recovery would have it, if its last segment is whole up to the end.
+    /// The log as recovery would read it, if its last segment is whole up to the end.
     fn log_to_resume(
         &self,
         number: usize,
@@ -443,7 +440,7 @@ impl Scan {
                     continue;
                 };
                 self.report.entries += 1;
-                // A pad of compaction names the users' version, which may not have survived.
+                // A pad of compaction has the users' version, which may not have survived.
                 if entry.kind != Kind::Pad || usize::from(life.log) == USERS {
                     self.version = self.version.max(entry.version);
                 }
@@ -476,8 +473,7 @@ impl Scan {
         gather
     }
 
-    /// Reads the mini-log blocks that have not served. One that does not give back what it held is
-    /// a loss.
+    /// Reads the mini-log blocks that are not settled. A damaged one is a loss.
     async fn gather_fragments(
         &mut self,
         state: &State,
@@ -521,7 +517,7 @@ impl Scan {
             for one in &decided {
                 let place = match one.places[..] {
                     [place] => place,
-                    // All are right, unless the map is not what it should be.
+                    // All are right, unless the map is damaged.
                     [place, ..] if self.gaps.is_empty() => place,
                     _ => self.first_right(state, lba, &one.places).await?,
                 };
@@ -561,8 +557,8 @@ impl Scan {
         Ok(())
     }
 
-    /// The newest version that an entry in a gap may have: users write versions in order, and
-    /// compaction copies what they wrote before it goes on in another segment.
+    /// Maximum version of an entry in a gap: users write versions in order, and compaction copies what they
+    /// wrote before it continues in another segment.
     fn newest_in(&self, gap: &Gap) -> Option<Version> {
         let life = self.lives.iter().find(|life| gap.seq != 0 && life.seq == gap.seq);
         let behind = life.and_then(|life| match usize::from(life.log) {
@@ -577,7 +573,7 @@ impl Scan {
         later.map(|(_, version)| *version).min()
     }
 
-    /// The first place whose content is right.
+    /// The first place with the right content.
     async fn first_right(
         &mut self,
         state: &State,
@@ -612,8 +608,8 @@ impl Scan {
     }
 }
 
-/// The versions of a block that each reader sees, given those of its whole contents and the
-/// fragments of all versions: those newer than a whole content lie over it.
+/// The versions of a block for each reader, from those of its whole contents and the fragments of all
+/// versions: fragments lie over whole contents that are older.
 fn lay_over(
     state: &mut State,
     views: &[Version],
@@ -670,9 +666,8 @@ async fn is_right(state: &State, lba: u32, at: Location) -> bool {
     matches!(read, Ok(Verified::Whole { .. }))
 }
 
-/// Writes what was rebuilt: the logs' ends, the label, a checkpoint, and then the map where it is
-/// damaged or tells of what counts no more. Cut short before the checkpoint is whole, it can be done
-/// again; afterwards the volume opens.
+/// Writes the result: the logs' ends, the label, a checkpoint, and then the map where it is damaged or has
+/// void entries. Interrupted before the checkpoint is whole, it can be repeated; afterwards the volume opens.
 async fn finish(
     env: &Env,
     parts: Parts,
@@ -687,7 +682,7 @@ async fn finish(
     }
     let area = newest_area(&parts, &state.label).await;
     let end = |log: usize| scan.reach[log].as_ref().map_or(0, |reach| reach.end.seq());
-    // Where compaction ended does not matter when all of it counts.
+    // The end of compaction does not matter when all of it counts.
     let ends = [end(USERS), end(BODY).min(state.next_seq)];
     let first = state.next_seq;
     let [users, body] = logs;
@@ -695,7 +690,7 @@ async fn finish(
     resume(&mut state, users, body);
     if !resumed {
         let id = empty_segment(&state, &scan.kept)?;
-        // Its map may show a part of the log that ends here, which counts no more.
+        // Its map may show a part of the ended log, which counts no more.
         let seq = state.take_seq();
         put_cleared(&parts.map, &state.label.layout(), tag, &[id], seq).await?;
         state.users = open_stream(&mut state, USERS, id);
@@ -704,7 +699,7 @@ async fn finish(
     state.label.write(&parts.map).await?;
     state.minis.since = scan.kept.len() as u64;
     if state.owed() > 0 {
-        // Settling comes before the checkpoint, and leaves alone what this was rebuilt from.
+        // Settling comes before the checkpoint, and leaves the sources of this rebuild alone.
         let mut empty = state.segments.emptied();
         empty.retain(|id| !scan.kept.contains(id));
         state.segments.free(&empty);
@@ -716,7 +711,7 @@ async fn finish(
     forget_lives(&inner).await
 }
 
-/// Where the next checkpoint goes: above every one that can be seen, whole or not.
+/// Where the next checkpoint goes: above every readable one, whole or not.
 async fn newest_area(parts: &Parts, label: &Label) -> Area {
     let (layout, volume) = (label.layout(), *label.volume.as_bytes());
     let base = checkpoint::newest_base(&parts.map, &layout, &volume).await;
@@ -725,7 +720,7 @@ async fn newest_area(parts: &Parts, label: &Label) -> Area {
     Area { generation: seen + GENERATIONS, ..Area::default() }
 }
 
-/// A segment without anything that counts, for a log that has to begin anew.
+/// A segment without live entries, for a log that has to begin anew.
 fn empty_segment(state: &State, kept: &BTreeSet<u32>) -> Result<u32, ChainError> {
     let empty = state.segments.ids(|segment| segment.state == SegmentState::Emptied);
     let usable = |id: &u32| {
@@ -737,7 +732,7 @@ fn empty_segment(state: &State, kept: &BTreeSet<u32>) -> Result<u32, ChainError>
     })
 }
 
-/// Writes lost parts of the map off as pads, so that the map of a segment in use is whole again.
+/// Overwrites lost parts of the map with pads, so that the map of a segment in use is whole again.
 async fn mend_maps(inner: &Inner, gaps: impl Iterator<Item = &Gap>) -> Result<(), ChainError> {
     let mut mended = false;
     for gap in gaps.filter(|gap| gap.seq != 0) {
@@ -757,7 +752,7 @@ async fn mend_maps(inner: &Inner, gaps: impl Iterator<Item = &Gap>) -> Result<()
     Ok(())
 }
 
-/// Fills one gap, whatever is there.
+/// Overwrites one gap.
 async fn mend_map(inner: &Inner, gap: &Gap) -> Result<(), ChainError> {
     let maps = Maps { map: &inner.map, layout: inner.layout, tag: inner.tag };
     let sectors = maps.read(gap.segment).await;

@@ -1,4 +1,4 @@
-//! What the map shows of each segment, and how far each log goes.
+//! The uses of each segment according to its map, and the extent of each log.
 
 use zerocopy::FromBytes;
 
@@ -15,20 +15,20 @@ pub(super) struct Maps<'a> {
     pub(super) tag: u32,
 }
 
-/// A map sector as the best of its copies has it.
+/// The best copy of a map sector.
 pub(super) enum Sector {
-    /// It holds for this volume and its place.
+    /// It is valid for this volume and index.
     Whole(SectorHead, Vec<Entry>),
-    /// It does not, and looks as if it once did.
+    /// It is not, and looks as if it once was.
     Damaged(Box<MapSector>),
     /// No copy could be read.
     Unreadable,
-    /// It does not, and nothing says that it ever did.
+    /// It is not, and shows no sign that it ever was.
     Other,
 }
 
 impl Maps<'_> {
-    /// The sectors of a segment's map. Nothing is written: a copy that differs stays as it is.
+    /// The sectors of a segment's map. Writes nothing: a copy that differs stays as it is.
     pub(super) async fn read(&self, segment: u32) -> Vec<Sector> {
         let (at, len) = (self.layout.map_of(segment), self.layout.segment_map());
         let mut best: Vec<Sector> = Vec::new();
@@ -70,7 +70,7 @@ impl Maps<'_> {
 }
 
 impl Sector {
-    /// Of several copies the one with the most counts: a crash may leave them different.
+    /// The rank among copies, highest wins: a crash may leave them different.
     fn rank(&self) -> (u64, u8) {
         match self {
             Sector::Whole(head, _) => (head.seq, head.count),
@@ -86,8 +86,8 @@ impl Sector {
     }
 }
 
-/// The newest use of a segment. What is left of earlier ones counts no more: a segment is opened
-/// again only after a checkpoint to which none of its blocks mattered.
+/// The newest use of a segment. Remnants of earlier uses count no more: a segment is opened again only after
+/// a checkpoint to which none of its blocks mattered.
 #[derive(Clone, Debug)]
 pub(super) struct Life {
     pub(super) id: u32,
@@ -99,9 +99,9 @@ pub(super) struct Life {
     pub(super) gaps: Vec<(u32, u32)>,
     /// Sectors that look like damaged ones of this use.
     pub(super) damaged: Vec<u16>,
-    /// Whether the first sector is damaged: perhaps that of a newer use.
+    /// Whether the first sector is damaged: it may be that of a newer use.
     pub(super) headless: bool,
-    /// The segment in which the log goes on.
+    /// The segment in which the log continues.
     pub(super) next: u32,
     /// Entries of its log below it are known to have been durable.
     pub(super) committed: Position,
@@ -109,7 +109,7 @@ pub(super) struct Life {
     pub(super) durable: Position,
 }
 
-/// What a segment's map shows.
+/// The content of a segment's map.
 pub(super) enum Shown {
     /// No sector of this volume.
     Nothing,
@@ -119,7 +119,7 @@ pub(super) enum Shown {
     Life(Life),
 }
 
-/// Reads what the sectors of a segment show.
+/// Interprets the sectors of a segment.
 pub(super) fn shown(id: u32, sectors: &[Sector], tag: u32) -> Shown {
     let heads = sectors.iter().filter_map(|sector| match sector {
         Sector::Whole(head, _) => Some(head),
@@ -185,7 +185,7 @@ impl Life {
         gaps.map(|(first, end)| Gap { segment: self.id, seq: self.seq, first, end })
     }
 
-    /// Notes a part of the map as lost.
+    /// Records a part of the map as lost.
     fn lose(&self, (first, end): (u32, u32), lost: &mut Vec<Gap>) {
         if first < end {
             lost.push(Gap { segment: self.id, seq: self.seq, first, end });
@@ -193,33 +193,32 @@ impl Life {
     }
 }
 
-/// Entries of a segment that were durable, or may have been, and are not there.
+/// Missing entries of a segment that were durable, or may have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gap {
     pub(super) segment: u32,
-    /// 0 when nothing tells when the segment was written.
+    /// 0 when the segment's sequence is unknown.
     pub(super) seq: u64,
     pub(super) first: u32,
     pub(super) end: u32,
 }
 
-/// How far a log goes.
+/// The extent of a log.
 #[derive(Clone, Debug)]
 pub(super) struct Reach {
     /// Entries below it were durable.
     pub(super) committed: Position,
     /// Data below it was durable.
     pub(super) durable: Position,
-    /// Its entries end here, as far as the map tells; their contents are yet to be looked at.
+    /// Its entries end here according to the map; their contents are not verified yet.
     pub(super) end: Position,
-    /// The segment reserved to go on in: free, whatever its map shows of an earlier use.
+    /// The reserved next segment: free, though its map may show an earlier use.
     pub(super) reserved: u32,
 }
 
-/// Follows a log through its lives, which ascend by sequence, to its end: its entries below `known`
-/// were durable. It goes over gaps that are damage,
-/// up to the first that a crash explains. `ruined` says whether a segment may have been opened after
-/// a sequence and shows no whole sector of that.
+/// Follows a log through its lives, which ascend by sequence, to its end: its entries below `known` were
+/// durable. Skips gaps that are damage, and ends at the first that a crash explains. `ruined` says whether a
+/// segment may have been opened after a sequence and has no whole sector of that use.
 pub(super) fn follow(
     log: u8,
     lives: &[&Life],
@@ -234,7 +233,7 @@ pub(super) fn follow(
     let committed = own.max(known).max(Position::new(cut, 0));
     let durable = lives.iter().map(|life| life.durable).max().unwrap_or_default();
     let mut reach = Reach { committed, durable, end: committed, reserved: NO_SEGMENT };
-    // Nothing of what was durable is missing but by damage.
+    // Below that position, only damage explains a gap.
     for life in lives.iter().filter(|life| life.seq < committed.seq()) {
         life.gaps.iter().for_each(|gap| life.lose(*gap, lost));
         life.lose((life.top, per), lost);
@@ -243,15 +242,15 @@ pub(super) fn follow(
     while let Some(life) = rest.next() {
         let mut end = life.top;
         for gap in &life.gaps {
-            // A sector of which a part was durable is there whole, as it was then or later: that it
-            // is not is damage, as far as it goes.
+            // A sector of which a part was durable is there whole, as it was then or later: its absence is
+            // damage, over its whole length.
             if life.at(gap.0) >= committed && !life.looks_damaged(gap.0) {
                 end = gap.0;
                 break;
             }
             life.lose(*gap, lost);
         }
-        // Behind a full sector there may have been another one.
+        // Another sector may have followed a full one.
         let mut after = end;
         while end == life.top
             && after < per

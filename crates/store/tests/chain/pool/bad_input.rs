@@ -53,7 +53,7 @@ async fn another_volumes_device_is_refused_without_force() {
     let Err(PoolError::OtherVolume { name, .. }) = &error else { panic!("{error:?}") };
     assert_eq!(name, "v");
     drop(place.open("v").await.unwrap());
-    // One that is open is refused with force, too.
+    // An open volume is refused even with force.
     let pool = place.open("v").await.unwrap();
     let mut new = NewVolume::new("w", 4 * MIB, place.plain(&["a"]));
     new.force = true;
@@ -177,7 +177,7 @@ async fn a_damaged_manifest_is_told() {
     std::fs::write(place.path("v/volume.toml"), "format = 1\nname = 3").unwrap();
     let error = place.open("v").await;
     assert!(matches!(error, Err(PoolError::Manifest { .. })), "{error:?}");
-    // Of a newer one, only its number is known.
+    // Of a newer manifest, only its number is known.
     std::fs::write(place.path("v/volume.toml"), "format = 2\ndevices = 3").unwrap();
     let error = place.open("v").await;
     assert!(matches!(error, Err(PoolError::NewerFormat { format: 2, .. })), "{error:?}");
@@ -193,7 +193,7 @@ async fn a_volume_is_destroyed_once_and_its_devices_are_free() {
     made(&place).await;
 }
 
-/// A volume whose making or destruction was cut short must be destroyed whatever its devices hold.
+/// A volume whose making or destruction was interrupted can be destroyed whatever its devices hold.
 #[tokio::test]
 async fn an_unfinished_volume_is_destroyed_whatever_its_devices_hold() {
     let place = Place::new();
@@ -262,7 +262,7 @@ async fn bad_new_links_are_refused_and_the_volume_goes_on() {
     drop(place.open("w").await.unwrap());
 }
 
-/// Whoever had the volume open before may have changed what it is made of while it was waited for.
+/// The process that had the volume open before may have changed its devices in the meantime.
 #[tokio::test]
 async fn a_manifest_that_changes_while_its_devices_are_in_use_is_read_again() {
     let place = Place::new();

@@ -49,7 +49,7 @@ async fn a_volume_grows_by_a_link_and_shrinks_by_another() {
     verify(&pool, 2).await;
     assert_eq!(pool.status().members.len(), 3);
     assert_eq!(pool.chain().label().links.len(), 2);
-    // Its device is nobody's.
+    // Its device is free.
     place.create("w", &NewVolume::new("w", 4 * MIB, place.plain(&["a"]))).await.unwrap();
 }
 
@@ -207,7 +207,7 @@ async fn a_replacement_that_was_cut_short_goes_on() {
     fill(&pool, 4).await;
     let listed = || std::fs::read_to_string(place.path("v/volume.toml")).unwrap();
     {
-        // It is given up as soon as something is moved.
+        // Given up as soon as a block is moved.
         let moving = tokio::sync::Notify::new();
         let progress = |_, _| moving.notify_one();
         let (old, new) = (place.path("b"), place.device("c"));

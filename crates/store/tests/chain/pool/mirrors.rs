@@ -96,7 +96,7 @@ async fn sides_that_were_used_apart_are_not_mixed() {
     std::fs::rename(place.path("hidden-a"), place.path("a")).unwrap();
     let error = place.open("v").await.unwrap_err();
     assert!(matches!(error, PoolError::Diverged { .. }), "{error}");
-    // As the message says.
+    // As the message advises.
     hide(&place, "a");
     let pool = place.open("v").await.unwrap();
     bring_back(&place, "a");
@@ -131,7 +131,7 @@ async fn a_side_is_replaced_while_the_volume_is_used() {
         // The last side is kept.
         let error = pool.replace(&place.path("c"), &place.device("d"), false, &quiet).await;
         assert!(matches!(error, Err(PoolError::Mirror(_))), "{error:?}");
-        // What was replaced belongs to nobody.
+        // The replaced device is free.
         let new = NewVolume::new("w", 8 * MIB, place.plain(&["a"]));
         place.create("w", &new).await.unwrap();
     }
@@ -167,8 +167,8 @@ fn slots(path: &Path) -> Vec<format::Member> {
     (0..format::SLOTS).filter_map(|number| slot(number).ok()).collect()
 }
 
-/// On a device that volumes share, a side that comes back and is put in its own place again takes
-/// over what it had there.
+/// On a device that volumes share, a side that returns and is put in its own place again takes over its
+/// former slot.
 #[tokio::test]
 async fn a_shared_side_replaced_by_itself_leaves_no_slot_behind() {
     let place = Place::new();

@@ -30,7 +30,7 @@ async fn two_volumes_are_served_side_by_side() {
     drop(two);
     let two = place.open("two").await.unwrap();
     verify(&two, 2).await;
-    // The room of the other is free again.
+    // The other volume's space is free again.
     let mut new = NewVolume::new("three", 8 * MIB, place.plain(&["c"]));
     new.map = vec![place.device("map")];
     place.create("three", &new).await.unwrap();

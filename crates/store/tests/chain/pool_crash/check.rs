@@ -23,11 +23,11 @@ use crate::support::{SEGMENT, read_all};
 /// Operations after the volume is made, before it is destroyed.
 const OPS: usize = 10;
 
-/// What was found.
+/// Counts of the checks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) images: u64,
-    /// Images of what was done to an image: recovery, and an operation asked for again.
+    /// Images of an image: of its recovery, and of a repeated operation.
     pub(crate) second: u64,
     pub(crate) not_made: u64,
     pub(crate) destroyed: u64,
@@ -50,7 +50,7 @@ impl Tally {
         self.repeated += other.repeated;
     }
 
-    /// Fails when the histories left out what they are for.
+    /// Fails when the histories did not cover what they are for.
     pub(crate) fn assert_varied(&self, layout: &Layout) {
         let counts = [self.second, self.not_made, self.destroyed, self.freed, self.reused];
         assert!(counts.iter().all(|count| *count > 10) && self.repeated > 10, "{self:?}");
@@ -103,7 +103,7 @@ struct Checker {
     tally: Tally,
 }
 
-/// Where a check stands: for messages, and for what must hold.
+/// An image's position in the history, for messages, and its requirements.
 struct Case<'a> {
     place: String,
     /// The first operation that was not acknowledged, if there is one.
@@ -150,7 +150,7 @@ impl Checker {
             self.tally.freed += u64::from(listed != members(pool));
             self.each_side_alone(pool, image, &case).await;
         }
-        // Every so often in between, or each image would take too long.
+        // Only some of the images, for the sake of time.
         match self.tally.images % 4 {
             0 => self.again(&media, &mut pool, &case, rng).await,
             1 => self.reuse(&media, pool, &case).await,
@@ -161,7 +161,7 @@ impl Checker {
         }
     }
 
-    /// What was cut short is asked for again; then the volume is used as ever.
+    /// The interrupted operation is repeated; then the volume is used as usual.
     async fn again(
         &mut self,
         media: &Arc<SimMedia>,
@@ -263,7 +263,7 @@ impl Checker {
         }
     }
 
-    /// Power cuts while the image is opened, and while what was cut short is done again.
+    /// Power cuts while the image is opened, and while the interrupted operation is repeated.
     async fn crash_again(&mut self, image: &CrashImage, case: &Case<'_>, rng: &mut Rng) {
         let Some(op) = case.cut.filter(|op| !matches!(op, Op::Create | Op::Destroy)) else {
             return;

@@ -1,5 +1,5 @@
-//! Devices that die at any point of a change: the volume is there when they are back, and the change
-//! can be asked for again.
+//! Devices that die at any point of a change: the volume is there when they are back, and the change can be
+//! repeated.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ async fn compare(pool: &Pool, model: &BlockModel, place: &str) {
     checked.unwrap_or_else(|error| panic!("{place}: {error}"));
 }
 
-/// The device called `victim` dies after `count` requests of `op`; whether `op` was done all the
+/// The device called `victim` dies after `count` requests of `op`; returns whether `op` succeeded all the
 /// same.
 async fn dies(env: &Env, layout: &Layout, op: &Op, victim: &str, count: usize) -> bool {
     let place = format!("{op:?}, {victim} dies after {count} requests");
@@ -63,7 +63,7 @@ async fn dies(env: &Env, layout: &Layout, op: &Op, victim: &str, count: usize) -
     done
 }
 
-/// Ever later, until the change is over before the device dies.
+/// At increasing counts, until the change is over before the device dies.
 fn whenever(layout: &Layout, op: &Op, victims: &[&str]) {
     let mut all = 0;
     for victim in victims {
@@ -77,7 +77,7 @@ fn whenever(layout: &Layout, op: &Op, victims: &[&str]) {
                 true => count += 40,
                 false => failed += 1,
             }
-            // The beginning of a change is where labels and manifest are written.
+            // Labels and manifest are written at the beginning of a change.
             count += 1 + count / 30;
         }
         println!("{op:?}, {victim}: {failed} times");

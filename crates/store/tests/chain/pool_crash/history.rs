@@ -1,4 +1,4 @@
-//! A volume's history on recorded files, and what it promises at each point.
+//! A volume's history on recorded files, and its requirements at each point.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -39,12 +39,12 @@ pub(crate) fn path(name: &str) -> PathBuf {
     Path::new("/v").join(name)
 }
 
-/// Where a device is kept while it is away.
+/// The path of a device while it is absent.
 fn away(device: &Path) -> PathBuf {
     Path::new("/away").join(device.file_name().unwrap())
 }
 
-/// What a volume's links are.
+/// The kinds of a volume's links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parts {
     /// Devices by themselves.
@@ -91,7 +91,7 @@ impl Layout {
     }
 }
 
-/// One thing that is done to a volume as a whole.
+/// One operation on the volume as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Create,
@@ -102,14 +102,14 @@ pub(crate) enum Op {
     Shrink(PathBuf),
     Replace(PathBuf, PathBuf),
     Rebuild,
-    /// Closed, one device taken away, and opened again.
+    /// Closed, one device removed, and opened again.
     Lose(PathBuf),
-    /// Closed, the device brought back, and opened again.
+    /// Closed, the device returned, and opened again.
     Return(PathBuf),
     Destroy,
 }
 
-/// What must hold when the operations up to some number have been acknowledged.
+/// Requirements once the operations up to some number are acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promise {
     pub(crate) durable: Version,
@@ -133,7 +133,7 @@ pub(crate) async fn open(env: &Env, media: &Arc<SimMedia>) -> Result<Pool, PoolE
     Pool::open_on(env, media.clone(), &folder(), &options).await
 }
 
-/// Does one operation, or what of it is not done yet: each may have been cut short, once or often.
+/// Does one operation, or the rest of it: an earlier attempt may have been interrupted, more than once.
 pub(crate) async fn perform(
     env: &Env,
     media: &Arc<SimMedia>,
@@ -169,7 +169,7 @@ pub(crate) async fn perform(
             let device = DeviceSpec::with_size(new, layout.link_bytes(""));
             pool.replace(old, &device, false, &quiet).await?;
         }
-        // It is in its place already, and perhaps not filled yet.
+        // It is in its place already, and may not be filled yet.
         (Op::Replace(..) | Op::Rebuild, Some(pool)) => pool.rebuild(None, &quiet).await?,
         (Op::Lose(device), _) | (Op::Return(device), _) => {
             if let Some(pool) = pool.take() {
@@ -268,7 +268,7 @@ impl Writer {
         self.history.recorder.mark(self.history.ops.len() as u64 - 1);
     }
 
-    /// Something that can be done now.
+    /// Chooses an operation that is possible now.
     fn choose(&mut self) -> Op {
         let pool = self.pool.as_ref().unwrap();
         let status = pool.status();

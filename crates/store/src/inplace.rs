@@ -1,21 +1,21 @@
 //! Blocks that are updated in place, behind a redo journal (Okeanos, chapters 3 and 4).
 //!
-//! A change is applied in memory, and is durable when the journal has it. Blocks go home later, many
-//! changes at a time: when they are old, when the journal or memory is short of room. What of a change
-//! goes into the journal is the store's [`Mode`].
+//! A change is applied in memory, and is durable when the journal has it. Blocks are written in
+//! place later, many changes at a time: when they are old, or when the journal or memory runs
+//! short. The store's [`Mode`] decides which part of a change goes into the journal.
 //!
 //! ```text
-//! apply -> running transaction -> commit: journal -> due -> home, map -> flush -> journal lets go
-//!                                 direct changes --------^ (before the commit)
+//! apply -> running transaction -> commit: journal -> dirty -> writeback: blocks, map -> flush -> release
+//!                                 direct writes ---------------^ (before the commit)
 //! ```
 //!
-//! **The crash rule** holds for all blocks in the modes *data* and *wasteless*, and for metadata in all
-//! of them. Of data, *ordered* and *selective* promise that metadata never comes before it: what a
-//! durable transaction points to is home, but data of a transaction that was not durable may be home
-//! too. *writeback* promises nothing of data but what was synced. Where a crash takes a version back
-//! that changed nothing in the journal, its number is used again.
+//! **The crash rule** holds for all blocks in the modes *data* and *wasteless*, and for metadata in
+//! all modes. Of data, *ordered* and *selective* promise that metadata never comes before it: data
+//! that a durable transaction points to is in place, but data of a transaction that was not durable
+//! may be in place too. *writeback* promises only data that was synced. A version that changed
+//! nothing in the journal may be lost in a crash; its number is used again then.
 //!
-//! **Old versions** are kept in memory while somebody holds them.
+//! **Old versions** are kept in memory while they are held.
 
 mod commit;
 mod create;
@@ -70,32 +70,32 @@ use crate::journal::{Journal, JournalError};
 use crate::latency::{SlowRequest, StageStatus};
 use crate::rate::Rate;
 
-/// Stored blocks that one version may discard. A discard of more is several.
+/// Maximum of stored blocks that one version discards; a larger discard becomes several versions.
 const MAX_DISCARD: usize = 64 << 10;
-/// Blocks with old content that are looked through when a version is let go.
+/// Once this many blocks keep old content, releasing a version purges them.
 const PURGE: usize = 256;
 
-/// What can go wrong in making or opening an in-place store.
+/// Errors of creating or opening an in-place store.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum InPlaceError {
-    /// Give up: there is none here.
+    /// Give up: the device holds no in-place store.
     #[error("{device} holds no in-place volume")]
     NoStore {
         /// The device's name.
         device: String,
     },
-    /// Repair it with [`InPlace::open_damaged`], if the device holds nothing else by now: both superblocks
-    /// are damaged, and a backup is whole.
+    /// Both superblocks are damaged, and a backup is whole. Repair the store with
+    /// [`InPlace::open_damaged`], unless the device has been reused for something else.
     #[error(
-        "both superblocks of {device} are damaged, or were overwritten; a backup of them is whole, \
-         which fsck -y restores"
+        "both superblocks of {device} are damaged or overwritten, and a backup is valid; fsck -y \
+         restores it"
     )]
     NoSuperblock {
         /// The device's name.
         device: String,
     },
     /// Give up: a newer program made it.
-    #[error("{device} has format {format}, which this program is too old for")]
+    #[error("{device} has format {format}: this program is too old to open it")]
     Newer {
         /// The device's name.
         device: String,
@@ -103,7 +103,7 @@ pub enum InPlaceError {
         format: u32,
     },
     /// Give up: the journal is on a device of its own, and that was not named.
-    #[error("the journal of this volume is on another device ({id}): name it")]
+    #[error("the journal of this volume is on another device ({id}): name it with journal_dev=")]
     JournalElsewhere {
         /// The journal's identity.
         id: Uuid,
@@ -111,24 +111,25 @@ pub enum InPlaceError {
     /// Give up: the volume has its journal inside.
     #[error("this volume has its journal inside; no other device is needed")]
     JournalInside,
-    /// Give up: it cannot be as asked.
+    /// Give up: such a volume cannot be created.
     #[error("invalid volume: {0}")]
     Invalid(String),
-    /// Stop: what is there makes no sense.
+    /// Stop: a structure on the device is invalid.
     #[error("damaged: {0}")]
     Damaged(String),
-    /// Try again, or give the block up with [`InPlace::open_damaged`]: the journal changes it.
-    #[error("block {} cannot be read, which the journal changes: {source}", lba.0)]
+    /// Try again, or give the block up with [`InPlace::open_damaged`]: the journal holds changes of
+    /// it.
+    #[error("block {} is changed by the journal and cannot be read; fsck -y gives it up: {source}", lba.0)]
     Unreadable {
         /// The block.
         lba: Lba,
-        /// What the device said.
+        /// The device's error.
         source: DeviceError,
     },
-    /// What the journal says.
+    /// The journal's error.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// What the store says.
+    /// The store's error.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A device failed.
@@ -145,7 +146,8 @@ pub struct Parts {
     pub journal: Option<DeviceRef>,
 }
 
-/// A block store that updates in place. Dropped without [`InPlace::close`], it is as after a crash.
+/// A block store that updates in place. Dropping it without [`InPlace::close`] leaves it as a crash
+/// would.
 pub struct InPlace {
     inner: Arc<Inner>,
     _tasks: [Task<()>; 2],
@@ -154,42 +156,44 @@ pub struct InPlace {
 struct Inner {
     env: Env,
     data: DeviceRef,
-    /// Who may read and write there.
+    /// Schedules reads and writes of the data device where it is rotational.
     turns: Turns,
-    /// What the data's device takes.
+    /// Measured throughput of the data device.
     rate: Rate,
     journal: Journal<Lba>,
-    /// The one that counts, but for what changes without a growth: generation, version, note.
+    /// The current superblock. Generation, version and journal note change without a growth, and
+    /// may be older here.
     superblock: RwLock<Superblock>,
-    /// A growth may have changed the superblocks on the device, and `superblock` does not say so.
+    /// Set while a growth may have changed the superblocks on the device and `superblock` does not
+    /// say so.
     growing: AtomicBool,
     state: Mutex<State>,
     /// The newest version that survives a crash.
     durable: watch::Sender<Version>,
-    /// The newest version that somebody wants durable.
+    /// The newest version that a caller wants durable.
     wanted: Mutex<Version>,
-    /// Who wants commits.
+    /// Callers that wait for commits.
     callers: Callers,
-    /// Told when somebody wants a commit.
+    /// Notified when a caller wants a commit.
     commit_wanted: Notify,
     /// The task that commits.
     commits: Push,
-    /// Told when journal or memory get short of room.
+    /// Notified when journal or memory runs short.
     pressed: Notify,
-    /// Told when a block was read or came home, and when there is room.
+    /// Notified when a read or a write of the data device ended, and when there is room.
     changed: Notify,
-    /// The first journal transaction that may be under way.
+    /// The first journal transaction that may be in flight.
     committing_from: Mutex<Option<u64>>,
     writing_back: tokio::sync::Mutex<()>,
     stages: Stages,
 }
 
-/// A store's state in numbers.
+/// Status figures of a store.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct InPlaceStatus {
-    /// Its blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// What goes into the journal.
+    /// Journaling mode.
     pub mode: Mode,
     /// The newest version.
     pub version: u64,
@@ -197,19 +201,19 @@ pub struct InPlaceStatus {
     pub durable: u64,
     /// Blocks in memory.
     pub cached: u64,
-    /// Blocks that are not home.
+    /// Blocks that are not in place.
     pub dirty: u64,
     /// Bytes of the journal.
     pub journal_size: u64,
-    /// Bytes of it that are free.
+    /// Free bytes of the journal.
     pub journal_room: u64,
-    /// Why writes are refused, if they are.
+    /// Why the store refuses writes, if it does.
     pub poisoned: Option<String>,
-    /// What happened so far.
+    /// Counters since the store was opened.
     pub counts: Counts,
     /// How long the stages of writes, flushes and writeback took.
     pub stages: Vec<StageStatus>,
-    /// The slowest flushes, the slowest one first, with the stages of the commit that ended each.
+    /// The slowest flushes, slowest first, each with the stages of the commit that ended it.
     pub slow_flushes: Vec<SlowRequest>,
 }
 
@@ -223,8 +227,8 @@ impl InPlace {
     /// Opens a store, recovering it if it was not closed.
     ///
     /// # Errors
-    /// [`InPlaceError`] says what is missing or wrong; nothing was changed then, unless a device failed
-    /// in the middle of recovery, which may be repeated.
+    /// [`InPlaceError`] says what is missing or wrong. Nothing was changed then, unless a device
+    /// failed in the middle of recovery, which may be repeated.
     pub async fn open(
         env: &Env,
         parts: Parts,
@@ -234,8 +238,9 @@ impl InPlace {
         Ok((InPlace::start(env, inner), recovered))
     }
 
-    /// As [`InPlace::open`]; of a journal with a rotten middle what comes before that is replayed, and
-    /// what comes after is given up. So are blocks that the journal changes and that cannot be read.
+    /// As [`InPlace::open`], for a damaged store: of a journal with a rotten middle it replays the
+    /// transactions before that and gives up the rest. It gives up blocks that the journal changes
+    /// in part and that cannot be read.
     ///
     /// # Errors
     /// As [`InPlace::open`].
@@ -260,18 +265,17 @@ impl InPlace {
         self.inner.superblock.read().volume
     }
 
-    /// What it says of itself.
+    /// The current superblock.
     pub fn superblock(&self) -> Superblock {
         self.inner.superblock()
     }
 
-    /// How it runs.
+    /// The current options.
     pub fn options(&self) -> Options {
         self.inner.state.lock().options
     }
 
-    /// Has it run in another way from now on. Blocks whose update sequence began in another mode end it
-    /// in that.
+    /// Changes the options. A block's update sequence ends in the mode in which it began.
     pub fn set_options(&self, options: Options) {
         let next = self.inner.journal.next_sequence();
         self.inner.state.lock().set_options(options, next);
@@ -279,7 +283,7 @@ impl InPlace {
         self.inner.commit_wanted.notify_one();
     }
 
-    /// The state in numbers.
+    /// Status figures.
     pub fn status(&self) -> InPlaceStatus {
         let state = self.inner.state.lock();
         InPlaceStatus {
@@ -305,7 +309,7 @@ impl InPlace {
         std::iter::once(self.inner.data.clone()).chain(journal).collect()
     }
 
-    /// Brings everything home that is committed.
+    /// Writes back every committed block.
     ///
     /// # Errors
     /// The devices'.
@@ -313,7 +317,7 @@ impl InPlace {
         self.inner.write_back(Which::All).await
     }
 
-    /// Makes everything durable, brings it home, and stops: writes are refused from then on.
+    /// Makes everything durable, writes it back, and stops: the store refuses writes from then on.
     ///
     /// # Errors
     /// The devices'; what was synced is safe all the same.
@@ -321,7 +325,7 @@ impl InPlace {
         self.sync(self.now()).await?;
         self.inner.write_back(Which::All).await?;
         self.inner.poison("it was closed");
-        // Not beside a growth, which writes superblocks too.
+        // Excludes a growth, which writes superblocks too.
         let _one = self.inner.writing_back.lock().await;
         self.inner.check_growth()?;
         recovery::settle(&self.inner).await.map_err(|error| match error {
@@ -340,7 +344,7 @@ impl Inner {
             state.poison = Some(why.into());
         }
         drop(state);
-        // Those who wait look again.
+        // Waiting callers see the poison.
         self.durable.send_modify(|_| {});
         self.changed.notify_waiters();
     }
@@ -358,7 +362,7 @@ impl Inner {
         self.superblock.read().place(block)
     }
 
-    /// First byte of a page of the map, until the volume grows.
+    /// First byte of a page of the map; a growth may change it.
     fn map_place(&self, page: u64) -> u64 {
         self.superblock.read().map_place(page)
     }
@@ -374,7 +378,7 @@ impl Inner {
         }
     }
 
-    /// Waits until there is room for more changes.
+    /// Waits until memory and journal have room for more changes.
     async fn admit(&self) -> Result<(), StoreError> {
         let mut since = None;
         loop {
@@ -388,7 +392,7 @@ impl Inner {
                 let most = (state.options.cache / BLOCK_SIZE / 2).max(8);
                 let running = state.running.bytes as u64;
                 if state.dirty > most / 2 {
-                    // What is not committed cannot go home.
+                    // Only committed blocks can be written back.
                     if state.running.changes.len() > most / 4 {
                         self.commit_wanted.notify_one();
                     }
@@ -452,14 +456,15 @@ impl Inner {
         }
     }
 
-    /// Discards blocks from `at` on as the next version, as many as one may, and moves `at` behind them.
+    /// Discards blocks from `at` on as the next version, up to the maximum, and moves `at` behind
+    /// them.
     async fn discard(self: &Arc<Inner>, at: &mut u64, end: u64) -> Result<Version, StoreError> {
-        /// Pages of the map that are looked through at a time.
+        /// Pages of the map that one call looks through.
         const PAGES: u64 = 256;
         let most = MAX_DISCARD.min(self.journal.size() as usize / 4 / running::MOST_OF_A_TAG);
         self.admit().await?;
         let end = end.min(Map::blocks_of(Map::page_of(*at) + PAGES - 1).end);
-        // What was read of the map stays in memory.
+        // Pages of the map stay in memory once they are read.
         self.map_all((*at..end).step_by(map::PER_PAGE as usize).chain([end.saturating_sub(1)]))
             .await?;
         let mut state = self.state.lock();
@@ -480,7 +485,7 @@ impl Inner {
         state.apply(writes, History::Kept, self.env.now())
     }
 
-    /// Keeps a version that is held already, or the newest.
+    /// Holds a version that is held already, or the newest.
     fn hold(self: &Arc<Inner>, state: &mut State, version: Version) -> Hold {
         state.holds.take(version);
         let inner = Arc::downgrade(self);
@@ -496,7 +501,7 @@ impl Inner {
     }
 }
 
-/// Of several writes of one block the last one, with the bytes that any of them changed.
+/// Merges several writes of one block into the last, with the bytes that any of them changed.
 fn only_last(writes: Vec<Write>) -> Vec<Write> {
     let mut at: crate::env::HashMap<u64, usize> = crate::env::HashMap::default();
     let mut last: Vec<Write> = Vec::with_capacity(writes.len());
@@ -517,7 +522,7 @@ fn only_last(writes: Vec<Write>) -> Vec<Write> {
     last
 }
 
-/// A journal's error as the store's users see it.
+/// A journal's error as a store error.
 fn journal_error(error: JournalError) -> StoreError {
     match error {
         JournalError::Device(error) => error.into(),
@@ -625,7 +630,7 @@ impl BlockStore for InPlace {
             let stored = match state.find(lba, at) {
                 Ok(Found::Content(content)) => content.is_some(),
                 Ok(Found::Home(entry)) => entry != Entry::Empty,
-                // Not known without a look at the device.
+                // Only the device knows; the block counts as allocated.
                 Ok(Found::Unmapped | Found::Homing) | Err(_) => true,
             };
             match runs.last_mut() {
@@ -637,7 +642,7 @@ impl BlockStore for InPlace {
     }
 }
 
-/// Commits when somebody wants it, and when the running transaction is old.
+/// Commits when a caller asks for it, and when the running transaction is old.
 async fn run_commits(env: Env, inner: Weak<Inner>) {
     let mut group = Group::default();
     loop {
@@ -674,7 +679,7 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
     }
 }
 
-/// Brings blocks home that are old, and when room is short.
+/// Writes back blocks that are old, and more when memory or journal runs short.
 async fn run_homes(env: Env, inner: Weak<Inner>) {
     let mut next = env.now();
     loop {
@@ -692,7 +697,7 @@ async fn run_homes(env: Env, inner: Weak<Inner>) {
             next = env.now();
         }
         if let Err(error) = store.write_back_pass(pressed).await {
-            tracing::error!(%error, "blocks could not be written home");
+            tracing::error!(%error, "writeback failed");
         }
     }
 }

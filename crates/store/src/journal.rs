@@ -1,28 +1,29 @@
 //! A redo journal of byte ranges (Okeanos, chapter 4).
 //!
-//! A *transaction* says what bytes of which blocks have become, all or nothing. What it changed only
-//! in part it carries as bytes, one after the other in multiwrite blocks, so that many small changes
-//! share a sector; what it changed as a whole it carries as regular blocks. What a tag addresses is
-//! the user's type ([`Address`]).
+//! A *transaction* says which bytes of which blocks have become what, all or nothing. Partial
+//! changes of blocks are stored as bytes without gaps in multiwrite blocks, so that many small
+//! changes share a sector; blocks that changed as a whole are stored as regular blocks. The user
+//! chooses what a tag addresses ([`Address`]).
 //!
 //! ```text
-//! commit record   who and which, how much follows, a checksum over all of it
-//! tags            one for each update: where, how many bytes
+//! commit record   identity, number, lengths, and a checksum over all of it
+//! tags            one for each update: address and length
 //! multiwrite      the bytes of the updates, without gaps; zeros up to the sector's end
 //! regular         whole blocks
 //! ```
 //!
-//! The parts are sent together and made durable by one flush: the commit record stands first because
-//! its checksum, not its place, says whether all the rest is there. So a lone small change is one
-//! sector and one flush.
+//! The parts are sent together and made durable by one flush. The commit record can stand first
+//! because its checksum, not its place, proves that the rest is present. So a lone small change
+//! takes one sector and one flush.
 //!
-//! **What must hold.** Transactions follow one another in a ring, each begins in a sector of its own,
-//! and no transaction is sent before the one before it is durable. So the first that is not whole
-//! ends the journal, unless another follows it: then the middle is rotten, and that is said.
+//! **Invariants.** Transactions follow one another in a ring, each begins in a sector of its own,
+//! and no transaction is sent before the one before it is durable. So the first incomplete
+//! transaction ends the journal. If another follows it, the middle is rotten, and opening reports
+//! that.
 //!
-//! **Recovery** has three phases (4.1.3): *scan* finds the last transaction; *revoke* finds for each
-//! block which updates still matter; *replay*, by the user, brings the blocks home. It changes nothing
-//! in the journal, so that it may be interrupted and repeated.
+//! **Recovery** has three phases (4.1.3): *scan* finds the last transaction; *revoke* finds for
+//! each block which updates still count; *replay*, by the user, writes the blocks in place.
+//! Recovery does not change the journal, so that it may be interrupted and repeated.
 
 mod address;
 pub mod dump;
@@ -53,36 +54,36 @@ use crate::device::{DeviceError, DeviceRef, Operation, Purpose};
 /// Least size of a journal in bytes.
 pub const MIN_SIZE: u64 = 256 << 10;
 
-/// What can go wrong in a journal.
+/// Errors of a journal.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum JournalError {
-    /// Give up: there is no journal here.
+    /// Give up: the device holds no journal.
     #[error("{device} holds no journal")]
     NoJournal {
         /// The device's name.
         device: String,
     },
-    /// Repair it with [`Journal::open_lost`]: the journal is here, and its superblocks are not.
+    /// Both superblocks of the journal are damaged. Rebuild it with [`Journal::open_lost`].
     #[error(
-        "both superblocks of the journal on {device} are damaged; fsck -y finds its transactions \
-         without them"
+        "both superblocks of the journal on {device} are damaged; fsck -y rebuilds them from its \
+         transactions"
     )]
     NoSuperblock {
         /// The device's name.
         device: String,
     },
-    /// Give up: the journal is somebody else's.
+    /// Give up: the journal belongs to another volume.
     #[error("the journal on {device} belongs to volume {found}, not to {expected}")]
     Foreign {
         /// The device's name.
         device: String,
-        /// Whose it is.
+        /// The volume that it belongs to.
         found: Uuid,
-        /// Whose it should be.
+        /// The volume that was expected.
         expected: Uuid,
     },
     /// Give up: a newer program wrote it.
-    #[error("the journal on {device} has format {format}, which this program is too old for")]
+    #[error("the journal on {device} has format {format}: this program is too old to open it")]
     Newer {
         /// The device's name.
         device: String,
@@ -91,36 +92,36 @@ pub enum JournalError {
     },
     /// Stop: transactions that were durable cannot be read, though later ones can.
     #[error(
-        "the journal on {device} is damaged in its middle: transaction {sequence} is not whole, \
-         but {later} is there; fsck replays what comes before and says what is lost"
+        "the journal on {device} is damaged in its middle: transaction {sequence} is \
+         incomplete, but {later} is present; fsck -y replays those before it and gives up the rest"
     )]
     Rotten {
         /// The device's name.
         device: String,
-        /// The first transaction that is not whole.
+        /// The first incomplete transaction.
         sequence: u64,
-        /// One that was found behind it.
+        /// A later one that is present.
         later: u64,
     },
-    /// Free something: released transactions make room.
+    /// Release transactions, and try again.
     #[error("the journal has no room for {needed} bytes")]
     Full {
-        /// Bytes that the transaction takes.
+        /// Bytes of the transaction.
         needed: u64,
     },
-    /// Give up: it would not even fit into an empty journal.
-    #[error("a transaction of {needed} bytes is too large for a journal of {size}")]
+    /// Give up: the transaction does not fit even into an empty journal.
+    #[error("a transaction of {needed} bytes is too large for a journal of {size} bytes")]
     TooLarge {
-        /// Bytes that the transaction takes.
+        /// Bytes of the transaction.
         needed: u64,
         /// Bytes of the journal.
         size: u64,
     },
-    /// Give up: the device is too small or its sectors are of another size.
+    /// Give up: the device is too small, or its sectors have another size.
     #[error("invalid journal: {0}")]
     Invalid(String),
     /// Stop: a write or flush failed earlier.
-    #[error("the journal takes no more transactions since an earlier failure: {0}")]
+    #[error("the journal refuses transactions after an earlier failure: {0}")]
     Poisoned(Arc<str>),
     /// The device failed.
     #[error(transparent)]
@@ -143,7 +144,7 @@ impl JournalError {
 /// A transaction that was appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
-    /// Its number; the next one has the next.
+    /// Its number; numbers are consecutive.
     pub sequence: u64,
     /// Bytes that it takes in the journal.
     pub bytes: u64,
@@ -155,9 +156,9 @@ pub struct Journal<A> {
     geography: Geography,
     /// Whether flushes are sent.
     barrier: bool,
-    /// Serialises appends, and holds what the device's superblock says.
+    /// Serialises appends, and holds the device's current superblock.
     writing: tokio::sync::Mutex<Superblock>,
-    /// What the superblock says, for those who cannot wait for it.
+    /// `tail_sequence` of the superblock, readable without waiting for an append.
     first_replayed: AtomicU64,
     ring: Mutex<Ring>,
     poison: Mutex<Option<Arc<str>>>,
@@ -171,8 +172,8 @@ impl<A> fmt::Debug for Journal<A> {
 }
 
 impl<A: Address> Journal<A> {
-    /// Makes an empty journal that fills `device`, for the volume `owner`. What was there is gone.
-    /// The note is for [`Journal::open_lost`].
+    /// Makes an empty journal that fills `device`, for the volume `owner`. All content of the
+    /// device is lost. The note is for [`Journal::open_lost`].
     ///
     /// # Errors
     /// [`JournalError::Invalid`] for a device that is too small; the device's.
@@ -185,8 +186,8 @@ impl<A: Address> Journal<A> {
         Ok(Note { epoch, first, size: geography.size })
     }
 
-    /// Opens the journal of the volume `owner`, and finds what has to be replayed. Appends are
-    /// possible after [`Journal::reset`].
+    /// Opens the journal of the volume `owner`, and finds what to replay. Appends are possible
+    /// after [`Journal::reset`].
     ///
     /// # Errors
     /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; the device's.
@@ -205,9 +206,9 @@ impl<A: Address> Journal<A> {
         Journal::start(env, device, superblock, barrier).await
     }
 
-    /// Opens a journal of which both superblocks are lost: as [`Journal::open`], with the transactions
-    /// that its ring shows, and how many are missing before those. Missing ones were durable, and perhaps
-    /// released. [`Journal::reset`] writes the superblocks.
+    /// Opens a journal whose superblocks are both lost: as [`Journal::open`], with the transactions
+    /// found in its ring, and how many are missing before those. Missing transactions were durable,
+    /// and may have been released. [`Journal::reset`] writes new superblocks.
     ///
     /// # Errors
     /// [`JournalError::NoJournal`] when nothing shows that the journal is on this device; the device's.
@@ -219,7 +220,7 @@ impl<A: Address> Journal<A> {
     ) -> Result<(Journal<A>, Replay<A>, u64), JournalError> {
         let rebuild::Rebuilt { superblock, missing } = rebuild::find::<A>(&device, lost).await?;
         let (journal, replay) = Journal::start(env, device, superblock, barrier).await?;
-        // No epoch is used twice, also not one that has left no transaction.
+        // No epoch is used twice, not even one without transactions.
         let mut superblock = journal.writing.lock().await;
         superblock.epoch = superblock.epoch.max(lost.last_epoch).max(lost.note.epoch);
         drop(superblock);
@@ -247,36 +248,37 @@ impl<A: Address> Journal<A> {
         Ok((journal, replay))
     }
 
-    /// What its user should note, durably, before the next [`Journal::reset`], for
+    /// What the user should note durably before the next [`Journal::reset`], for
     /// [`Journal::open_lost`].
     pub async fn note_after_reset(&self) -> Note {
         let epoch = self.writing.lock().await.epoch + 1;
         Note { epoch, first: self.next_sequence(), size: self.geography.size }
     }
 
-    /// Forgets every transaction: what they say is home, durably.
+    /// Forgets every transaction: the user has made their changes durable in place.
     ///
     /// # Errors
     /// The device's.
     pub async fn reset(&self) -> Result<(), JournalError> {
         let mut superblock = self.writing.lock().await;
         let tail = self.ring.lock().clear();
-        // Whatever lies beyond the end carries the old epoch, and is never met again.
+        // Transactions beyond the end carry the old epoch, and are ignored from now on.
         let next = superblock.next(tail, true);
         self.persist(&mut superblock, next).await?;
-        // The other copy too: of an older epoch, it would hide what comes should this one rot.
+        // The other copy too: should this one rot, a copy of the older epoch would hide later
+        // transactions.
         let next = superblock.next(tail, false);
         self.persist(&mut superblock, next).await?;
         *self.poison.lock() = None;
         Ok(())
     }
 
-    /// Bytes that further transactions may take before any is released.
+    /// Bytes that further transactions may take before one is released.
     pub fn room(&self) -> u64 {
         self.geography.size - self.ring.lock().used()
     }
 
-    /// Bytes that were released since the journal was made.
+    /// Bytes that were released since the journal was created.
     pub fn released(&self) -> u64 {
         self.ring.lock().tail().offset
     }
@@ -291,16 +293,17 @@ impl<A: Address> Journal<A> {
         self.ring.lock().next_sequence()
     }
 
-    /// The device that it is on.
+    /// The journal's device.
     pub fn device(&self) -> &DeviceRef {
         &self.device
     }
 
-    /// Appends a transaction; it is durable when this returns. One after the other.
+    /// Appends a transaction, which is durable when this returns. Concurrent appends run one after
+    /// the other.
     ///
     /// # Errors
-    /// [`JournalError::Full`], [`JournalError::TooLarge`]: nothing was written. After a device's the
-    /// journal is poisoned, and nobody knows whether the transaction is in it.
+    /// [`JournalError::Full`], [`JournalError::TooLarge`]: nothing was written. A device's error
+    /// poisons the journal, which may then hold the transaction or not.
     pub async fn append(&self, record: &Record<A>) -> Result<Appended, JournalError> {
         let mut superblock = self.writing.lock().await;
         if let Some(why) = self.poison.lock().clone() {
@@ -317,7 +320,7 @@ impl<A: Address> Journal<A> {
         }
         let offset = self.ring.lock().head();
         if offset + needed > superblock.tail_offset + self.geography.size {
-            // The room was released: it may be written over once no recovery begins there.
+            // The room is released; it may be overwritten once the superblock's tail is behind it.
             let tail = self.ring.lock().tail();
             let next = superblock.next(tail, false);
             self.persist(&mut superblock, next).await?;
@@ -329,13 +332,14 @@ impl<A: Address> Journal<A> {
         Ok(Appended { sequence, bytes: needed })
     }
 
-    /// Takes transactions before `sequence` out: what they say is home, durably. Recovery may begin with
-    /// them all the same, until their room is needed or [`Journal::forget`] is called.
+    /// Releases transactions before `sequence`: the user has made their changes durable in place.
+    /// Recovery may replay them all the same, until their room is needed or [`Journal::forget`] is
+    /// called.
     pub fn release(&self, sequence: u64) {
         self.ring.lock().release(sequence);
     }
 
-    /// Has recovery begin with no transaction that is released.
+    /// Writes the tail to the superblock, so that recovery replays no released transaction.
     ///
     /// # Errors
     /// The device's.
@@ -349,12 +353,12 @@ impl<A: Address> Journal<A> {
         Ok(self.persist(&mut superblock, next).await?)
     }
 
-    /// The first transaction that recovery may begin with.
+    /// The first transaction that recovery may replay.
     pub fn first_replayed(&self) -> u64 {
         self.first_replayed.load(Ordering::Acquire)
     }
 
-    /// Writes where the ring says, durably if there are barriers.
+    /// Writes at an offset of the ring, durably if barriers are on.
     async fn send(&self, offset: u64, parts: Vec<bytes::Bytes>) -> Result<(), DeviceError> {
         let mut pieces = self.geography.split(offset, parts);
         if self.barrier
@@ -387,7 +391,7 @@ impl<A: Address> Journal<A> {
     }
 }
 
-/// An append under way: given up half way, or failed, nobody knows what the device has of it.
+/// An append in flight. If it fails or is dropped, the device may hold any part of it.
 struct Poisoning<'a, A> {
     journal: &'a Journal<A>,
     armed: bool,

@@ -1,4 +1,4 @@
-//! Commits of the running transaction: one after the other, for all who wait.
+//! Commits of the running transaction, one after the other, shared by all callers that wait.
 
 use super::Inner;
 use super::options::Mode;
@@ -9,7 +9,7 @@ use crate::block::{StoreError, Version};
 use crate::journal::{Appended, JournalError};
 
 impl Inner {
-    /// Commits what was applied so far. `synced`: the newest version that somebody waits for.
+    /// Commits the running transaction. `synced`: the newest version that a caller waits for.
     ///
     /// # Errors
     /// The devices'; the store is poisoned then.
@@ -26,7 +26,7 @@ impl Inner {
         let committed = self.commit_closed(closed, mode, synced).await;
         *self.committing_from.lock() = None;
         match committed {
-            // A commit that left data behind is none that anybody may rely on.
+            // The commit left data behind, so that its version is not durable.
             Ok(false) => Ok(()),
             Ok(true) => {
                 self.durable.send_replace(version);
@@ -39,20 +39,21 @@ impl Inner {
         }
     }
 
-    /// Whether all of it, data too, survives a crash now.
+    /// Commits a closed transaction; returns whether all of it, data too, survives a crash now.
     async fn commit_closed(
         &self,
         closed: Closed,
         mode: Mode,
         synced: Version,
     ) -> Result<bool, StoreError> {
-        // Data goes home before the metadata about it commits; in writeback mode only for those who
-        // wait for it.
+        // Data is written before the metadata about it commits; in writeback mode only if a caller
+        // waits for it.
         let home = mode != Mode::Writeback || synced > *self.durable.borrow();
         let since = self.env.now();
         if home {
             self.write_direct(&closed).await?;
-            // In writeback mode the order does not matter, and one flush is enough if it does for both.
+            // In writeback mode the order does not matter: one flush serves both where data and
+            // journal share a device.
             let later = mode == Mode::Writeback && self.journal_flushes_data();
             let unflushed = self.state.lock().unflushed_direct;
             if unflushed && (!later || closed.changes.is_empty()) {
@@ -77,7 +78,7 @@ impl Inner {
         Ok(home)
     }
 
-    /// Writes direct changes home, also those of earlier transactions that are not there.
+    /// Writes direct changes in place, also those that earlier transactions left dirty.
     async fn write_direct(&self, closed: &Closed) -> Result<(), StoreError> {
         let direct = closed.changes.iter().filter(|(_, change)| change.is_direct());
         let mut left: Vec<u64> = direct.map(|(lba, _)| *lba).collect();
@@ -105,7 +106,7 @@ impl Inner {
         }
     }
 
-    /// Appends the transaction, making room first where there is none.
+    /// Appends the transaction, making room first if there is none.
     async fn append(&self, closed: &Closed) -> Result<Appended, StoreError> {
         let record = closed.record();
         loop {
@@ -124,7 +125,7 @@ impl Inner {
         }
     }
 
-    /// Whether a flush of the journal is one of the data too.
+    /// Whether a flush of the journal also flushes the data: they share a device.
     fn journal_flushes_data(&self) -> bool {
         self.superblock.read().journal_at.1 > 0
     }

@@ -1,4 +1,4 @@
-//! Making an in-place store.
+//! Creation of an in-place store.
 
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -11,12 +11,12 @@ use crate::device::{AlignedBuf, DeviceRef, Geometry, Partition, Purpose};
 use crate::env::Env;
 use crate::journal::{self, Journal, Note};
 
-/// Bytes that are written at a time.
+/// Bytes of one write.
 pub(super) const RUN: u64 = 1 << 20;
-/// The largest journal inside of a volume unless somebody says otherwise: ext3's 128 MiB.
+/// The largest journal inside of a volume by default: 128 MiB as in ext3.
 const JOURNAL: u64 = 128 << 20;
 
-/// A store to be made.
+/// A store to be created.
 #[derive(Clone, Debug, Default)]
 pub struct NewInPlace {
     /// Its name, at most 64 bytes: for messages.
@@ -29,7 +29,7 @@ pub struct NewInPlace {
 }
 
 impl InPlace {
-    /// Makes an empty store. What was on the devices is gone.
+    /// Makes an empty store. All content of the devices is lost.
     ///
     /// # Errors
     /// [`InPlaceError::Invalid`] when it does not fit; the devices'.
@@ -58,7 +58,7 @@ impl InPlace {
             sector: geometry.sector,
             journal_note: Note::default(),
         };
-        // First of all the old superblocks go: a store that is half made is none.
+        // The old superblocks go first: a half-made store must not open.
         zero(&parts.data, 0, START).await?;
         for at in backups(&parts.data).into_iter().filter(|at| *at >= START) {
             zero(&parts.data, at, COPY).await?;
@@ -95,24 +95,24 @@ fn journal_size(geometry: Geometry, new: &NewInPlace) -> Result<u64, InPlaceErro
     match size >= journal::MIN_SIZE {
         true => Ok(size),
         false => Err(InPlaceError::Invalid(format!(
-            "a journal of {size} bytes; it has at least {}",
+            "a journal of {size} bytes is too small: the minimum is {}",
             journal::MIN_SIZE
         ))),
     }
 }
 
-/// As many blocks as fit beside journal and map, or as were asked for.
+/// Number of blocks: the requested size, or the maximum beside journal and map.
 fn blocks(geometry: Geometry, journal_size: u64, new: &NewInPlace) -> Result<u64, InPlaceError> {
     let backup = COPY;
     let room = geometry.size.saturating_sub(START + journal_size + backup);
     let block = BLOCK_SIZE as u64;
-    // A map for a few blocks more than fit.
+    // The map has room for a few blocks more than fit.
     let fit = room.saturating_sub(Superblock::map_size(room / block)) / block;
     let wanted = new.size.map_or(fit, |size| size.div_ceil(block));
     match (1..=fit).contains(&wanted) {
         true => Ok(wanted),
         false => Err(InPlaceError::Invalid(format!(
-            "{wanted} blocks of {block} bytes; there is room for {fit} on {} bytes",
+            "{wanted} blocks of {block} bytes do not fit: there is room for {fit} on {} bytes",
             geometry.size
         ))),
     }
@@ -128,7 +128,7 @@ async fn zero(device: &DeviceRef, offset: u64, len: u64) -> Result<(), InPlaceEr
     Ok(())
 }
 
-/// Writes the map of a store in which no block holds anything, up to the last sector before the blocks.
+/// Writes the map of an empty store, up to the last sector before the blocks.
 async fn write_empty_map(device: &DeviceRef, superblock: &Superblock) -> Result<(), InPlaceError> {
     let len = superblock.data_offset - superblock.map_offset;
     for at in (0..len).step_by(RUN as usize) {
@@ -139,7 +139,7 @@ async fn write_empty_map(device: &DeviceRef, superblock: &Superblock) -> Result<
     Ok(())
 }
 
-/// `len` bytes of empty sectors of the map, from the one with number `first` on.
+/// `len` bytes of empty map sectors, from number `first` on.
 pub(super) fn empty_sectors(first: u64, len: usize, volume: &Uuid) -> AlignedBuf {
     let mut bytes = AlignedBuf::zeroed(len);
     for (number, into) in (first..).zip(bytes.chunks_exact_mut(MAP_SECTOR as usize)) {

@@ -1,7 +1,7 @@
-//! What lies on the device of an in-place store, for a person to read: superblocks, journal, map.
+//! Dump of an in-place store's device for a person to read: superblocks, journal, map.
 //!
-//! It takes no lock and changes nothing, and reports what is damaged rather than stopping at it. What
-//! it shows of a store that is open may be in motion.
+//! It takes no lock, changes nothing, and reports damage instead of stopping at it. A dump of an
+//! open store may be inconsistent.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ pub use crate::copies::CopyDump;
 use crate::device::{DeviceRef, Partition, Purpose};
 use crate::journal::dump::{self as journal, JournalDump};
 
-/// Bytes of the map that are read at a time, whole sectors of it.
+/// Bytes of the map that are read at a time, in whole sectors.
 const RUN: u64 = 1 << 20;
 
-/// Everything that an in-place store's device holds, but for the blocks.
+/// Everything on an in-place store's device except the blocks.
 #[derive(Clone, Debug, Serialize)]
 pub struct InPlaceDump {
     /// The two copies of the superblock.
@@ -31,18 +31,18 @@ pub struct InPlaceDump {
     pub map: Option<MapDump>,
 }
 
-/// The map, in short.
+/// Summary of the map.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct MapDump {
     /// Blocks with a checksum.
     pub summed: u64,
-    /// Blocks that hold something nobody has a checksum of.
+    /// Blocks that hold something and have no checksum.
     pub unsummed: u64,
-    /// Blocks that hold nothing.
+    /// Empty blocks.
     pub empty: u64,
-    /// Sectors of the map that make no sense; their blocks are not counted.
+    /// Damaged sectors of the map; their blocks are not counted.
     pub damaged: Vec<u64>,
-    /// Every block that holds something, when asked for, with its checksum if there is one.
+    /// Every block that is not empty, on request, with its checksum if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<(u64, Option<u32>)>>,
 }
@@ -50,7 +50,7 @@ pub struct MapDump {
 /// Reads a device; with `entries`, every entry of the map too.
 ///
 /// # Errors
-/// The device's. What is damaged on it is reported in the result.
+/// The device's. Damage is reported in the result.
 pub async fn dump(device: &DeviceRef, entries: bool) -> Result<InPlaceDump, InPlaceError> {
     let (superblocks, newest) = copies::dump::<Superblock>(device).await;
     let Some(superblock) = newest else {
@@ -78,7 +78,7 @@ async fn map(
     let first_pages = superblock.first_pages();
     let mut page = 0;
     while page < pages {
-        // A run lies in one part of the map.
+        // A run stays within one part of the map.
         let end = if page < first_pages { pages.min(first_pages) } else { pages };
         let count = (RUN / BLOCK_SIZE as u64).min(end - page);
         let (place, len) = (superblock.map_place(page), count as usize * BLOCK_SIZE);
@@ -99,7 +99,7 @@ async fn map(
 }
 
 impl MapDump {
-    /// Goes on with the sector about the blocks from `first` on, of `blocks` in all.
+    /// Adds the sector about the blocks from `first` on, of `blocks` in all.
     fn take(&mut self, first: u64, blocks: u64, sector: &MapSector) {
         for (lba, entry) in (first..blocks).zip(&sector.entries) {
             let sum = match Entry::decode(entry.get()) {

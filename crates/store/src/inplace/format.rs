@@ -1,4 +1,4 @@
-//! What the device of an in-place store holds, byte for byte.
+//! The layout of an in-place store's device, byte for byte.
 //!
 //! ```text
 //! 0        superblock          (512 bytes)
@@ -11,30 +11,32 @@
 //!          superblock, a backup, in the device's last 4 KiB, where no block is
 //! ```
 //!
-//! Of the first two superblocks the whole one with the higher generation counts. The backups are written
-//! with each of them, and read by a repair alone: what else is on the device by then may have overwritten
-//! the others on purpose. Older programs write no backups.
+//! Of the first two superblocks the valid one with the higher generation counts. The backups are
+//! written with each of them, and only a repair reads them: another user of the device may have
+//! overwritten the superblocks on purpose. Older programs write no backups.
 //!
-//! The *map* is an array of sectors ([`MapSector`]), each with the entries of 127 blocks. An entry is
-//! 0 for a block that holds nothing and reads as zeros, whatever the device has there; 1 for one that
-//! holds something nobody has a checksum of; else the CRC-32C of the content (0 and 1 with the highest
-//! bit set).
+//! The *map* is an array of sectors ([`MapSector`]), each with the entries of 127 blocks. An entry
+//! is 0 for an empty block, which reads as zeros whatever the device has there; 1 for a block with
+//! content that has no checksum; else the CRC-32C of the content (0 and 1 with the highest bit
+//! set).
 //!
 //! Creation writes every sector of the map with its checksum, so a sector of zeros is damaged: the
-//! device has lost it. In volumes of format 1 creation wrote zeros, and a sector of zeros says that all
-//! its blocks hold nothing. A volume keeps the format that it was made with, unless it grows beyond its
-//! map.
+//! device has lost it. In volumes of format 1 creation wrote zeros, and a sector of zeros means
+//! that all its blocks are empty. A volume keeps the format that it was made with, unless it grows
+//! beyond its map.
 //!
-//! A volume grows at its end: no block moves. The map between journal and blocks has room for whole pages
-//! of 4 KiB (1016 blocks each). When a volume has more blocks than that, the pages about the others are the
-//! *second part* of the map, somewhere behind the last block. Sectors keep their numbers: the first sector
-//! of the second part follows the last one of the first part. A volume with a second part has format 3,
-//! which programs that do not know of it refuse; its superblock says in a field of its own whether sectors
-//! of zeros count as empty. Each growth copies the second part behind its old place and makes the copy
-//! durable before a superblock refers to it, so that a crash leaves the old volume or the grown one.
+//! A volume grows at its end: no block moves. The map between journal and blocks has room for whole
+//! pages of 4 KiB (1016 blocks each). When a volume has more blocks than that, the pages about the
+//! others are the *second part* of the map, behind the last block. Sectors keep their numbers: the
+//! first sector of the second part follows the last one of the first part. A volume with a second
+//! part has format 3, which older programs refuse; its superblock says in a field of its own
+//! whether sectors of zeros count as empty. Each growth copies the second part behind its old place
+//! and makes the copy durable before a superblock refers to it, so that a crash leaves the old
+//! volume or the grown one.
 //!
-//! Map and blocks are written when what they say is in the journal for good, and the journal keeps it
-//! until they are durable: they may be torn anywhere between sectors. Little endian.
+//! Map and blocks are written after the journal holds their changes durably, and the journal keeps
+//! these until map and blocks are durable: a crash may tear them at any sector boundary. Little
+//! endian.
 
 use serde::Serialize;
 use uuid::Uuid;
@@ -53,37 +55,37 @@ use crate::journal::Note;
 pub const FORMAT_VERSION: u32 = 2;
 /// The version of a volume that has a second part of the map; readers refuse a higher one.
 pub const SECOND_PART: u32 = 3;
-/// The last version in which a sector of zeros in the map says that its blocks hold nothing.
+/// The last version in which a map sector of zeros means that its blocks are empty.
 pub const ZEROS_ARE_EMPTY: u32 = 1;
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"THALWEGI";
-/// Where what follows the superblocks begins.
+/// First byte behind the superblocks.
 pub const START: u64 = 64 << 10;
 /// Bytes of a name.
 pub const NAME: usize = 64;
-/// Blocks that a sector of the map is about.
+/// Blocks per sector of the map.
 pub const ENTRIES: u64 = 127;
 /// Bytes of a sector of the map.
 pub const MAP_SECTOR: u64 = 512;
 
-/// The journal's note on a run of blocks: they hold nothing.
+/// The journal's note on a run of blocks: they are empty.
 pub const NOTE_CLEARED: u8 = 1;
-/// The journal's note on a run of blocks: they were written at home.
+/// The journal's note on a run of blocks: they were written in place directly.
 pub const NOTE_DIRECT: u8 = 2;
 
-/// What the map says of a block.
+/// The map's entry about a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
-    /// It reads as zeros.
+    /// Empty: the block reads as zeros.
     Empty,
-    /// It holds something.
+    /// The block has content, without a checksum.
     Unsummed,
-    /// It holds something with this checksum.
+    /// The block has content with this checksum.
     Summed(u32),
 }
 
 impl Entry {
-    /// Of a block with that content.
+    /// The entry of a block with this content.
     pub fn of(content: &[u8]) -> Entry {
         Entry::decode(match crc32c(content) {
             low @ (0 | 1) => low | 1 << 31,
@@ -91,7 +93,7 @@ impl Entry {
         })
     }
 
-    /// Of the same block when that is given up: what the entry was about does not fit any more.
+    /// The entry of the same block once it is given up: no content that it may have matches.
     pub fn spoilt(self) -> Entry {
         match self {
             Entry::Empty | Entry::Unsummed => Entry::Summed(2),
@@ -108,7 +110,7 @@ impl Entry {
         }
     }
 
-    /// The entry.
+    /// Decodes the stored form.
     pub const fn decode(stored: u32) -> Entry {
         match stored {
             0 => Entry::Empty,
@@ -117,7 +119,7 @@ impl Entry {
         }
     }
 
-    /// Whether `content` may be what the entry is about.
+    /// Whether `content` matches the entry.
     pub fn fits(self, content: &[u8]) -> bool {
         match self {
             Entry::Empty | Entry::Unsummed => true,
@@ -137,7 +139,7 @@ pub struct MapSector {
 }
 
 impl MapSector {
-    /// The checksum of the sector with a number.
+    /// The checksum of this sector under a number.
     pub fn sum(&self, number: u64, volume: &Uuid) -> u32 {
         let mut bytes = [0; ENTRIES as usize * 4 + 24];
         let (entries, rest) = bytes.split_at_mut(ENTRIES as usize * 4);
@@ -147,14 +149,14 @@ impl MapSector {
         crc32c(&bytes)
     }
 
-    /// The sector with a number in which no block holds anything.
+    /// A sector whose blocks are all empty.
     pub fn empty(number: u64, volume: &Uuid) -> MapSector {
         let mut sector = MapSector::new_zeroed();
         sector.checksum = sector.sum(number, volume).into();
         sector
     }
 
-    /// Whether the sector with a number is what was written there in a volume with a map of that format
+    /// Whether the sector is valid under a number, in a map of this format
     /// ([`Superblock::map_format`]).
     pub fn is_whole(&self, number: u64, volume: &Uuid, format: u32) -> bool {
         let is_unwritten = || self.as_bytes().iter().all(|byte| *byte == 0);
@@ -195,7 +197,7 @@ const _: () = {
     assert!(size_of::<StoredSuperblock>() == 512);
 };
 
-/// What an in-place store says of itself.
+/// The superblock of an in-place store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
     /// The version of the format: the one that the store was made with, or [`SECOND_PART`].
@@ -206,9 +208,9 @@ pub struct Superblock {
     pub volume: Uuid,
     /// Its journal's.
     pub journal: Uuid,
-    /// Its name, for messages.
+    /// Its name, used in messages.
     pub name: String,
-    /// Its blocks.
+    /// Number of blocks.
     pub blocks: u64,
     /// Where the journal begins, and its bytes: 0 when it is on another device.
     pub journal_at: (u64, u64),
@@ -226,13 +228,12 @@ pub struct Superblock {
     pub created: u64,
     /// The sector in bytes that it was made with.
     pub sector: u32,
-    /// What helps to find the journal's transactions without the journal's own superblocks. Older
-    /// programs leave it out.
+    /// Helps to rebuild the journal if its own superblocks are lost. Older programs leave it out.
     pub journal_note: Note,
 }
 
 impl Superblock {
-    /// Bytes of the map.
+    /// Bytes of the map of so many blocks.
     pub fn map_size(blocks: u64) -> u64 {
         (blocks.div_ceil(ENTRIES) * MAP_SECTOR).next_multiple_of(BLOCK_SIZE as u64)
     }
@@ -242,12 +243,13 @@ impl Superblock {
         self.data_offset + block * BLOCK_SIZE as u64
     }
 
-    /// Pages that the first part of the map has room for.
+    /// Pages in the first part of the map.
     pub(super) fn first_pages(&self) -> u64 {
         (self.data_offset - self.map_offset) / BLOCK_SIZE as u64
     }
 
-    /// Bytes that the second part of the map takes for so many blocks; 0 when the first has room for all.
+    /// Bytes of the second part of the map of so many blocks; 0 when the first part has room for
+    /// all.
     pub(super) fn second_size(&self, blocks: u64) -> u64 {
         Superblock::map_size(blocks).saturating_sub(self.data_offset - self.map_offset)
     }
@@ -260,7 +262,7 @@ impl Superblock {
         }
     }
 
-    /// The first byte behind all that the volume has on its device, but for the last backup.
+    /// The first byte behind the volume, without the last backup.
     pub(super) fn end(&self) -> u64 {
         let blocks = self.place(self.blocks);
         match self.second_part {
@@ -269,8 +271,8 @@ impl Superblock {
         }
     }
 
-    /// Whether the map has room for all blocks, and lies where nothing else does. Blocks and first part are
-    /// in order, and on the device.
+    /// Whether the map has room for all blocks and overlaps nothing. The caller has checked that
+    /// blocks and first part are in order and on the device.
     fn has_map(&self, size: u64) -> bool {
         let second = self.second_size(self.blocks);
         match self.second_part {
@@ -292,7 +294,9 @@ impl Superblock {
         };
         if self.sector < geometry.sector {
             let (have, made) = (geometry.sector, self.sector);
-            return invalid(format!("made for sectors of {made} bytes, the device has {have}"));
+            return invalid(format!(
+                "it was made for sectors of {made} bytes, but the device has {have}"
+            ));
         }
         let end = self.blocks.checked_mul(BLOCK_SIZE as u64);
         let end = end.and_then(|bytes| self.data_offset.checked_add(bytes));
@@ -308,17 +312,18 @@ impl Superblock {
             _ if !in_order || !aligned => invalid("its parts overlap".to_owned()),
             Some(end) if end <= geometry.size => match self.has_map(geometry.size) {
                 true if (ZEROS_ARE_EMPTY..=FORMAT_VERSION).contains(&self.map_format) => Ok(()),
-                true => invalid(format!("its map has format {}", self.map_format)),
+                true => invalid(format!("its map has unknown format {}", self.map_format)),
                 false => invalid("its map does not fit its blocks".to_owned()),
             },
             _ => invalid(format!("{} blocks do not fit into {}", self.blocks, geometry.size)),
         }
     }
 
-    /// The one that counts.
+    /// Reads the current superblock.
     ///
     /// # Errors
-    /// [`InPlaceError::NoStore`], [`InPlaceError::NoSuperblock`]; what a whole one says; the device's.
+    /// [`InPlaceError::NoStore`], [`InPlaceError::NoSuperblock`]; errors of a valid superblock's
+    /// content; the device's.
     pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, InPlaceError> {
         if device.geometry().size <= START {
             return Err(InPlaceError::NoStore { device: device.name() });
@@ -333,7 +338,7 @@ impl Superblock {
         })
     }
 
-    /// The newest backup.
+    /// Reads the newest backup.
     pub(super) async fn read_backup(device: &DeviceRef) -> Option<Superblock> {
         let mut newest: Option<Superblock> = None;
         for at in backups(device) {

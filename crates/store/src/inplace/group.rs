@@ -1,10 +1,10 @@
-//! Who shares a commit.
+//! Group commit.
 //!
-//! A flush costs the same for one and for many. Of several who write and wait, again and again, those
-//! who were in the last commit come back soon after it: a commit that begins with the first of them
-//! leaves the others to the next one. So it waits for about as many as came last time, but no longer than
-//! a commit takes: that is the most that each of them loses by missing it. A lone caller's commit begins
-//! at once.
+//! A flush costs the same for one caller and for many. Callers that write and sync in a loop come
+//! back soon after a commit: a commit that begins with the first of them leaves the others to the
+//! next one. So a commit waits for about as many callers as shared the last one, but no longer than
+//! a commit takes: that is the most that a caller loses by missing it. A lone caller's commit
+//! begins at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::Inner;
 
-/// The longest wait for the next one, and for all of them, however long commits take.
+/// The longest wait for the next caller, and for all callers, however long commits take.
 const LONGEST: Duration = Duration::from_millis(1);
 const LONGEST_ALL: Duration = Duration::from_millis(6);
 
@@ -23,21 +23,21 @@ const LONGEST_ALL: Duration = Duration::from_millis(6);
 pub(super) struct Callers {
     /// Callers that wait for a commit.
     waiting: AtomicUsize,
-    /// One more waits.
+    /// Notified when a caller comes.
     came: Notify,
-    /// How many came along lately.
+    /// Callers that shared recent commits.
     expected: AtomicUsize,
 }
 
 impl Callers {
-    /// Counts one more, until that is dropped.
+    /// Counts a caller until the guard is dropped.
     pub(super) fn enter(&self) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.came.notify_one();
         Waiting(&self.waiting)
     }
 
-    /// Whether a commit is likely to be one caller's, who may as well do it.
+    /// Whether the next commit is likely to serve one caller, which may run the commit itself.
     pub(super) fn is_lone(&self) -> bool {
         self.expected.load(Ordering::Relaxed) <= 1
     }
@@ -53,12 +53,12 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// What is known of the commits so far.
+/// The commit task's view of recent commits.
 #[derive(Debug, Default)]
 pub(super) struct Group {
-    /// How many came along this time.
+    /// Callers of the commit under way.
     came: usize,
-    /// How long commits take.
+    /// Moving average of a commit's duration.
     span: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Group {
         let count = || store.callers.waiting.load(Ordering::Relaxed);
         let expected = store.callers.expected.load(Ordering::Relaxed);
         if expected > 1 {
-            // Those who are about to run anyway come first.
+            // Callers that are ready to run come first.
             tokio::task::yield_now().await;
         }
         let patience = self.span.min(LONGEST);
@@ -80,7 +80,7 @@ impl Group {
             if now >= until {
                 break;
             }
-            // Each that comes puts the end off: one nap serves until it is over.
+            // Each arrival extends the deadline; one nap serves until it is over.
             let mut nap = std::pin::pin!(store.env.nap(until.since(now)));
             while seen < expected {
                 let came = std::pin::pin!(store.callers.came.notified());
@@ -97,9 +97,9 @@ impl Group {
         self.came = count();
     }
 
-    /// A commit has ended after so long.
+    /// Learns from a commit that took `span`.
     pub(super) fn ended(&mut self, callers: &Callers, span: Duration) {
-        // A crowd that has gone is forgotten after some commits, and a new one is known at once.
+        // The expectation falls slowly after callers have gone, and rises at once.
         let expected = callers.expected.load(Ordering::Relaxed);
         let expected = self.came.max(expected - expected.div_ceil(8));
         callers.expected.store(expected, Ordering::Relaxed);

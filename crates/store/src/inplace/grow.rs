@@ -1,8 +1,8 @@
-//! Growth of a volume that is open: more blocks at its end.
+//! Online growth: more blocks at the end of an open volume.
 //!
-//! The map's pages about blocks that its first part has no room for are copied behind everything that the
-//! volume has so far, and only then does a superblock refer to them. Until that is durable, nothing is
-//! written over the old place of anything.
+//! The map's pages about blocks that its first part has no room for are copied behind everything
+//! that the volume has so far, and only then does a superblock refer to them. Until that is
+//! durable, no old structure is overwritten.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,18 +23,18 @@ use crate::device::{AlignedBuf, DeviceError, Purpose};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// A volume after its growth.
+/// The layout of a volume after its growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     blocks: u64,
     /// Where the second part of the map is; 0 when there is none.
     second_part: u64,
-    /// The first byte behind all of it, but for the last backup of the superblock.
+    /// The first byte behind the volume, without the last backup of the superblock.
     end: u64,
 }
 
 impl Layout {
-    /// The layout of a volume that grows to so many blocks; `None` when no device has room for it.
+    /// The layout of a volume that grows to `blocks` blocks; `None` when no device has room for it.
     fn of(now: &Superblock, blocks: u64) -> Option<Layout> {
         let blocks_end = now.data_offset.checked_add(blocks.checked_mul(BLOCK)?)?;
         let size = now.second_size(blocks);
@@ -50,15 +50,15 @@ impl Layout {
         Some(Layout { blocks, second_part, end })
     }
 
-    /// Bytes of the smallest device that has room for it.
+    /// Bytes of the smallest device for this layout.
     fn device(&self) -> u64 {
         self.end.saturating_add(COPY)
     }
 
-    /// The largest layout for a device of so many bytes, if the volume can grow at all there.
+    /// The largest layout for a device of `size` bytes; `None` when the volume cannot grow there.
     fn largest(now: &Superblock, size: u64) -> Option<Layout> {
         let layout = |blocks| Layout::of(now, blocks).filter(|it| it.device() <= size);
-        // More blocks never need less room.
+        // Bisects: the room that a layout needs never falls as blocks are added.
         let (mut fits, mut too_many) = (now.blocks, size / BLOCK + 1);
         while fits + 1 < too_many {
             let middle = fits + (too_many - fits) / 2;
@@ -80,20 +80,22 @@ fn lost_sector(number: u64, volume: &Uuid) -> MapSector {
 }
 
 impl InPlace {
-    /// Grows the volume to `size` bytes, rounded up to blocks, or to as many blocks as its device has room
-    /// for by now, and returns its blocks. A file becomes larger when that is needed. Nothing happens when
-    /// it has that size already. New blocks read as zeros; reads and writes go on meanwhile.
+    /// Grows the volume to `size` bytes, rounded up to blocks, or to the maximum that its device
+    /// has room for, and returns its number of blocks. A file is extended if needed. A volume of
+    /// that size already stays as it is. New blocks read as zeros; reads and writes continue
+    /// meanwhile.
     ///
-    /// The growth goes on when this future is dropped.
+    /// The growth continues when this future is dropped.
     ///
     /// # Errors
-    /// [`InPlaceError::Invalid`] when the volume would shrink, or the device has no room; a store that is
-    /// open for reading, closed or poisoned refuses; the device's. An error while superblocks are written
-    /// poisons the store: opening finds the old volume or the grown one.
+    /// [`InPlaceError::Invalid`] when the volume would shrink, or the device has no room; a store
+    /// that is open for reading, closed or poisoned refuses; the device's. An error while
+    /// superblocks are written poisons the store: the next opening finds the old volume or the
+    /// grown one.
     pub async fn grow(&self, size: Option<u64>) -> Result<u64, InPlaceError> {
         let inner = self.inner.clone();
         let (reply, answer) = oneshot::channel();
-        // Dropped between its writes it would leave memory and device apart.
+        // A growth that is dropped between its writes would leave memory and device inconsistent.
         let task = self.inner.env.spawn(async move {
             let _ = reply.send(inner.grow(size).await);
         });
@@ -107,13 +109,13 @@ impl Inner {
     /// Fails when an earlier growth was cut off: the next opening may find the map in its old or its new place.
     pub(super) fn check_growth(&self) -> Result<(), StoreError> {
         match self.growing.load(Ordering::Acquire) {
-            true => Err(StoreError::Poisoned("a growth of it failed; open it again".into())),
+            true => Err(StoreError::Poisoned("a growth failed; open the store again".into())),
             false => Ok(()),
         }
     }
 
     async fn grow(self: &Arc<Inner>, size: Option<u64>) -> Result<u64, InPlaceError> {
-        // No sector of the map is written meanwhile, and the journal releases nothing.
+        // Excludes writes of the map and releases of the journal.
         let _one = self.writing_back.lock().await;
         if let Some(why) = self.state.lock().poison.clone() {
             return Err(StoreError::Poisoned(why).into());
@@ -136,7 +138,8 @@ impl Inner {
         Ok(layout.blocks)
     }
 
-    /// The layout to grow to; `None` when the volume has that size. The device has room for it.
+    /// The layout to grow to, for which the device has room; `None` when the volume has that size
+    /// already.
     async fn layout(
         &self,
         now: &Superblock,
@@ -195,7 +198,8 @@ impl Inner {
         }
     }
 
-    /// Writes the second part of the map to its place: what it was elsewhere, and empty sectors behind it.
+    /// Writes the second part of the map to its new place: the old content, and empty sectors
+    /// behind it.
     async fn write_second_part(
         &self,
         now: &Superblock,
@@ -225,8 +229,8 @@ impl Inner {
         self.data.write(place, vec![bytes], Purpose::Map).await
     }
 
-    /// Reads sectors of the map, whole or damaged. Those that the device does not give are replaced by
-    /// sectors that count as damaged. `first`: the number of the first.
+    /// Reads sectors of the map, whole or damaged. Sectors that the device fails to read are
+    /// replaced by sectors that count as damaged. `first`: the number of the first.
     async fn read_as_it_is(&self, place: u64, len: u64, first: u64) -> Result<Bytes, InPlaceError> {
         let volume = self.superblock.read().volume;
         let read = async |at: u64, len: u64| {
@@ -256,8 +260,8 @@ impl Inner {
         Ok(all.freeze())
     }
 
-    /// Has both superblocks and their backups say how large the volume is. The one that counts before is
-    /// overwritten when another is durable.
+    /// Writes the new size into both superblocks and their backups. The current superblock is
+    /// overwritten only when another is durable.
     async fn switch(&self, layout: &Layout) -> Result<Superblock, InPlaceError> {
         let newest = Superblock::read(&self.data).await?;
         let mut next = Superblock {
@@ -266,7 +270,8 @@ impl Inner {
             format: if layout.second_part > 0 { SECOND_PART } else { newest.format },
             ..newest
         };
-        // Both: the old one refers to a place of the map that is overwritten from now on.
+        // Both copies: the old superblock refers to a place of the map that may be overwritten from
+        // now on.
         for _ in 0..copies::COPIES {
             next.generation += 1;
             copies::write(&next, &self.data).await?;

@@ -1,4 +1,4 @@
-//! The way home: blocks and the map's sectors about them.
+//! Writeback: blocks in place, and the map's sectors about them.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -19,27 +19,27 @@ use super::waiting::Which;
 use crate::block::{BLOCK_SIZE, Class, StoreError};
 use crate::device::{DeviceError, Purpose};
 
-/// Blocks of one write at most.
+/// Maximum of blocks in one write.
 const RUN: usize = 256;
-/// Writes in flight.
+/// Maximum of writes in flight.
 const WRITES: usize = 32;
-/// From this part of the journal on what it says goes home. The later, the more blocks lie beside each
-/// other on one way along the disk; but that takes its time, and writers need room meanwhile.
+/// Writeback makes room once this part of the journal is in use. Later means more neighbouring
+/// blocks in one sweep over the disk; but a sweep takes time, and writers need room meanwhile.
 const FULL: f64 = 0.65;
-/// Blocks of one batch at most.
+/// Maximum of blocks in a batch.
 const BATCH: usize = 16_384;
 
-/// Blocks that were taken for the way home; those that did not get there stay due.
+/// A writeback batch. Blocks that were not written stay dirty.
 struct Batch<'a> {
     inner: &'a Inner,
     blocks: Vec<Homing>,
-    /// Those that are written together.
+    /// Blocks that are written together.
     runs: Vec<Range<usize>>,
-    /// Blocks that are home.
+    /// Whether each block is in place.
     home: Vec<bool>,
 }
 
-/// Blocks that are written together.
+/// Splits a batch into runs of blocks that one request writes.
 fn runs(blocks: &[Homing]) -> Vec<Range<usize>> {
     let follows = |a: &Homing, b: &Homing| {
         a.lba + 1 == b.lba && a.class == b.class && a.content.is_some() && b.content.is_some()
@@ -55,7 +55,7 @@ fn runs(blocks: &[Homing]) -> Vec<Range<usize>> {
     runs
 }
 
-/// What it takes to write some blocks that lie together.
+/// Cost of writing one run, in units of [`pace::work`]; only writeback from the journal counts.
 fn work(run: &[Homing]) -> usize {
     let written = run.iter().filter(|homing| homing.content.is_some() && !homing.direct).count();
     if written > 0 { pace::work(written) } else { 0 }
@@ -77,14 +77,14 @@ impl Batch<'_> {
         Batch { inner, blocks, runs, home }
     }
 
-    /// What it takes to write everything.
+    /// Cost of writing everything.
     fn work(&self) -> usize {
         self.runs.iter().map(|run| work(&self.blocks[run.clone()])).sum()
     }
 
-    /// Brings everything home.
+    /// Writes everything.
     async fn bring_home(mut self) -> Result<(), StoreError> {
-        // Nearly every commit has none, and is waited for.
+        // Nearly every commit has no direct change, and its caller waits.
         if self.blocks.is_empty() {
             return Ok(());
         }
@@ -117,7 +117,8 @@ impl Batch<'_> {
                 Some(run) => {
                     let run = run?;
                     under_way -= run.len();
-                    // Who waits for memory or for one of these need not wait for all.
+                    // Callers that wait for memory or for one of these blocks need not wait for the
+                    // whole batch.
                     inner.end_homing(&blocks[run.clone()], true);
                     home[run].fill(true);
                 }
@@ -128,7 +129,7 @@ impl Batch<'_> {
 }
 
 impl Inner {
-    /// Blocks that were written together are home, or did not get there.
+    /// Ends the writeback of blocks that were written together.
     fn end_homing(&self, run: &[Homing], are_home: bool) {
         let mut state = self.state.lock();
         run.iter().for_each(|homing| state.end_homing(homing, are_home));
@@ -139,7 +140,7 @@ impl Inner {
         self.changed.notify_waiters();
     }
 
-    /// Writes neighbouring blocks home, or takes note of one that holds nothing.
+    /// Writes neighbouring blocks, or discards a block that became empty.
     async fn write_run(&self, run: &[Homing]) -> Result<(), StoreError> {
         let filled = run.iter().filter(|homing| homing.fills).count() as u64;
         let written = self.write_blocks(run).await;
@@ -150,7 +151,7 @@ impl Inner {
             self.state.lock().counts.filled += filled;
             return Ok(());
         }
-        // What only closes a gap keeps nobody from getting home.
+        // A failure in a gap must not keep the dirty blocks from being written.
         for part in run.split(|homing| homing.fills) {
             self.write_blocks(part).await?;
         }
@@ -163,7 +164,7 @@ impl Inner {
         let content: Option<Vec<Bytes>> = run.iter().map(|homing| homing.content.clone()).collect();
         let Some(content) = content else {
             if self.state.lock().options.discard {
-                // A hint: a device that does not know it is none the worse.
+                // A hint: a device that does not support it loses nothing.
                 self.data.discard(place, BLOCK_SIZE as u64).await.ok();
             }
             return Ok(());
@@ -180,15 +181,16 @@ impl Inner {
         Ok(())
     }
 
-    /// Brings blocks home that were taken for it.
+    /// Writes a batch in place.
     ///
     /// # Errors
-    /// The device's: those that are not home stay due.
+    /// The device's; blocks that were not written stay dirty.
     pub(super) async fn bring_home(&self, blocks: Vec<Homing>) -> Result<(), StoreError> {
         Batch::new(self, blocks).bring_home().await
     }
 
-    /// Reads what is at home of a block that is about to be overwritten there, for those who see it.
+    /// Reads the in-place content of a block that is about to be overwritten, for the versions that
+    /// see it.
     async fn keep_home(&self, lba: u64) -> Result<(), StoreError> {
         let entry = self.state.lock().pages.get(&lba).map(|page| page.home);
         let Some(entry) = entry else { return Ok(()) };
@@ -199,19 +201,19 @@ impl Inner {
                 }
                 Ok(())
             }
-            // Who wants to see it will not; that is no reason to keep others from writing.
+            // Readers of that version get the error; writers go on.
             Err(StoreError::Corrupt { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// How many bytes may be written between two writes to make them one.
+    /// Maximum of bytes between two writes that are merged into one.
     fn gap(&self) -> u64 {
         let suits = if self.is_rotational() { Options::ROTATIONAL_GAP } else { 0 };
         self.state.lock().options.gap.unwrap_or(suits).into()
     }
 
-    /// Whether the data's device is taken for one that moves an arm.
+    /// Whether the data device is, or is taken for, a rotational disk.
     fn is_rotational(&self) -> bool {
         let said = self.state.lock().options.rotational;
         said.unwrap_or_else(|| self.data.is_rotational())
@@ -223,7 +225,8 @@ impl Inner {
         self.rate.background_bytes(self.is_rotational(), most) / BLOCK_SIZE
     }
 
-    /// Waits until a request at home may begin, where it matters what else is under way there.
+    /// Waits until the scheduler of a rotational disk admits a request; other devices need no
+    /// scheduling.
     pub(super) async fn turn(&self, kind: Kind) -> Turn {
         match self.is_rotational() {
             true => self.turns.take(kind).await,
@@ -231,7 +234,7 @@ impl Inner {
         }
     }
 
-    /// Writes dirty sectors of the map, whose journal transactions then have something at home.
+    /// Writes dirty sectors of the map. The journal transactions they hold wait for a flush then.
     async fn write_map(&self) -> Result<(), StoreError> {
         match self.write_sectors().await {
             Ok(done) => {
@@ -239,15 +242,15 @@ impl Inner {
                 Ok(())
             }
             Err(error) => {
-                // What the sectors say is known nowhere else as soon as the journal lets it go.
-                self.poison("a sector of the map was not written");
+                // Once the journal releases its transactions, these sectors are the only record.
+                self.poison("writing a sector of the map failed");
                 Err(error.into())
             }
         }
     }
 
-    /// Writes dirty sectors of the map; the journal transactions that they keep. The caller holds
-    /// `writing_back`, or is alone: a growth moves a part of the map meanwhile.
+    /// Writes dirty sectors of the map and returns the journal transactions that they hold. The
+    /// caller holds `writing_back`, or is alone: a growth moves a part of the map.
     pub(super) async fn write_sectors(&self) -> Result<Vec<u64>, DeviceError> {
         let gap = self.gap();
         let superblock = self.superblock();
@@ -268,8 +271,8 @@ impl Inner {
         Ok(kept)
     }
 
-    /// Brings blocks home until there are none left of those, and has the journal let go of what is
-    /// home. One at a time.
+    /// Writes back all blocks that `which` selects, and releases journal transactions whose changes
+    /// are in place. Concurrent calls run one after the other.
     ///
     /// # Errors
     /// The devices'.
@@ -278,10 +281,11 @@ impl Inner {
         self.sweep(which).await
     }
 
-    /// Brings home what the journal says, until it has `room` bytes free.
+    /// Writes back until the journal has `room` bytes free.
     ///
     /// # Errors
-    /// The devices'; [`StoreError::Poisoned`] when everything is home and that is not enough.
+    /// The devices'; [`StoreError::Poisoned`] when everything is in place and the room is still too
+    /// small.
     pub(super) async fn make_room(&self, room: u64) -> Result<(), StoreError> {
         let _one = self.writing_back.lock().await;
         while self.journal.room() < room {
@@ -296,13 +300,14 @@ impl Inner {
         }
     }
 
-    /// Whether room in the journal should be made.
+    /// Whether writeback should make room in the journal.
     pub(super) fn is_short(&self) -> bool {
         let size = self.journal.size();
         (size - self.journal.room()) as f64 > size as f64 * FULL
     }
 
-    /// Brings home what the journal says so far. Whether that made room. By who may sweep.
+    /// Writes back everything that the journal holds so far; returns whether that made room. The
+    /// caller holds `writing_back`.
     async fn make_some_room(&self) -> Result<bool, StoreError> {
         let (next, before) = (self.journal.next_sequence(), self.journal.released());
         let used = self.journal.size() - self.journal.room();
@@ -313,7 +318,7 @@ impl Inner {
         swept.map(|()| made > 0)
     }
 
-    /// [`Inner::write_back`], by who may.
+    /// [`Inner::write_back`]; the caller holds `writing_back`.
     async fn sweep(&self, which: Which) -> Result<(), StoreError> {
         self.check_growth()?;
         let gap = self.gap();
@@ -335,7 +340,7 @@ impl Inner {
             self.release().await?;
             self.stage(Stage::WriteBackFlush, since);
             match more == 0 || begun == 0 {
-                // Whoever needs room in the journal needs all of it.
+                // Room in the journal needs every one of these blocks in place.
                 true if busy > 0 && !matches!(which, Which::Old(_)) => changed.await,
                 true => return Ok(()),
                 false => {}
@@ -343,9 +348,9 @@ impl Inner {
         }
     }
 
-    /// Has the journal let go of transactions whose changes are home.
+    /// Releases journal transactions whose changes are in place.
     async fn release(&self) -> Result<(), StoreError> {
-        // In this order: whatever is appended from now on is not let go.
+        // Before `done` is taken: a transaction that is appended from now on is not released.
         let next = self.journal.next_sequence();
         let done = std::mem::take(&mut self.state.lock().unflushed);
         if done.is_empty() {
@@ -369,11 +374,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes what is home durable.
+    /// Makes in-place content durable.
     pub(super) async fn flush_data(&self) -> Result<(), StoreError> {
         let barrier = {
             let mut state = self.state.lock();
-            // Before the flush: what comes home meanwhile needs another one.
+            // Before the flush: what is written during it needs another one.
             state.unflushed_direct = false;
             state.options.barrier
         };
@@ -381,13 +386,13 @@ impl Inner {
             return Ok(());
         }
         if let Err(error) = self.data.flush(Purpose::UserData).await {
-            self.poison("the data device did not flush");
+            self.poison("a flush of the data device failed");
             return Err(error.into());
         }
         Ok(())
     }
 
-    /// Looks for blocks that are old enough, every now and then, until the store is dropped.
+    /// One pass of background writeback: blocks that are old, or more when room is `pressed` for.
     pub(super) async fn write_back_pass(&self, pressed: bool) -> Result<(), StoreError> {
         let (expire, most) = {
             let state = self.state.lock();
@@ -398,7 +403,8 @@ impl Inner {
                 let _one = self.writing_back.lock().await;
                 self.make_some_room().await?;
             }
-            // In one go along the disk, but what was changed last may be changed again.
+            // Everything old at once, along the disk; blocks that were changed last may change
+            // again.
             let old = self.state.lock().since_when_too_many(most);
             if let Some(old) = old {
                 self.write_back(Which::Old(old)).await?;
@@ -412,7 +418,7 @@ impl Inner {
     }
 }
 
-/// The least time between two looks, whatever the options say.
+/// Least interval between two passes, whatever the options say.
 pub(super) const LEAST: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
-//! Which journal transactions still say something that is not home.
+//! Which journal transactions still hold changes that are not in place.
 
 use std::collections::BTreeMap;
 
-/// How many blocks and pages of the map wait for the sake of which transaction: the oldest one that
-/// says something of them.
+/// Counts, for each journal transaction, the blocks and map pages whose oldest change that is not
+/// in place it holds. The journal must keep such transactions.
 #[derive(Debug, Default)]
 pub(super) struct Live(BTreeMap<u64, usize>);
 
 impl Live {
-    /// Has something wait for the sake of `sequence`, if it does not for an older one's.
+    /// Notes that `sequence` holds a change, unless an older transaction is noted in `first`
+    /// already.
     pub(super) fn keep(&mut self, first: &mut Option<u64>, sequence: u64) {
         if first.is_some_and(|first| first <= sequence) {
             return;
@@ -19,7 +20,7 @@ impl Live {
         *self.0.entry(sequence).or_default() += 1;
     }
 
-    /// One less waits for the sake of `sequence`.
+    /// Takes one block or map page off the count of `sequence`.
     pub(super) fn let_go(&mut self, sequence: u64) {
         if let Some(count) = self.0.get_mut(&sequence) {
             *count -= 1;
@@ -29,7 +30,7 @@ impl Live {
         }
     }
 
-    /// The oldest transaction that somebody waits for.
+    /// The oldest transaction that the journal must keep.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.0.keys().next().copied()
     }

@@ -1,4 +1,4 @@
-//! What is known of each block at home, as far as it is in memory.
+//! The map: an entry about the in-place content of each block, cached page by page.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use crate::env::HashMap;
 pub(super) const SECTORS: u64 = BLOCK_SIZE as u64 / MAP_SECTOR;
 /// Entries in a page.
 pub(super) const PER_PAGE: u64 = SECTORS * ENTRIES;
-/// Bytes of one write at most.
+/// Maximum of bytes in one write.
 const MOST: u64 = 1 << 20;
 
-/// The pages of the map that were read.
+/// The map's pages in memory.
 #[derive(Debug)]
 pub(super) struct Map {
     volume: Uuid,
@@ -32,21 +32,21 @@ struct MapPage {
     entries: Box<[u32]>,
     /// Sectors that differ from what is on the device, one bit each.
     dirty: u8,
-    /// Sectors that made no sense when they were read.
+    /// Sectors that were damaged when they were read, one bit each.
     damaged: u8,
-    /// The oldest journal transaction whose changes are not on the device.
+    /// The oldest journal transaction that changed an entry and is not on the device.
     first_live: Option<u64>,
 }
 
-/// Sectors on their way to the device.
+/// A run of sectors to be written.
 #[derive(Debug)]
 pub(super) struct MapWrite {
-    /// The number of the first.
+    /// The number of the first sector.
     pub(super) first: u64,
     pub(super) bytes: AlignedBuf,
 }
 
-/// The page and the place in it of a block's entry.
+/// The page of a block's entry, and the entry's index in it.
 fn place(lba: u64) -> (u64, usize) {
     (lba / PER_PAGE, (lba % PER_PAGE) as usize)
 }
@@ -57,17 +57,17 @@ impl Map {
         Map { volume, format, pages: HashMap::default() }
     }
 
-    /// The page that a block's entry is in.
+    /// The page of a block's entry.
     pub(super) fn page_of(lba: u64) -> u64 {
         place(lba).0
     }
 
-    /// The blocks that a page is about.
+    /// The blocks of a page.
     pub(super) fn blocks_of(page: u64) -> std::ops::Range<u64> {
         page * PER_PAGE..(page + 1) * PER_PAGE
     }
 
-    /// The entry of a block; `None` when its page was not read.
+    /// The entry of a block; `None` when its page is not in memory.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`] when the sector that holds it is damaged.
@@ -81,8 +81,8 @@ impl Map {
         Ok(Some(Entry::decode(page.entries[at])))
     }
 
-    /// Changes an entry of a page that was read, for the sake of a journal transaction, which `live`
-    /// then counts.
+    /// Changes an entry in a page that is in memory. `sequence`: the journal transaction that must
+    /// be kept in `live` until the entry is on the device.
     pub(super) fn set(&mut self, lba: u64, entry: Entry, sequence: Option<u64>, live: &mut Live) {
         let (page, at) = place(lba);
         let Some(page) = self.pages.get_mut(&page) else { return };
@@ -96,12 +96,12 @@ impl Map {
         }
     }
 
-    /// Whether a page was read.
+    /// Whether a page is in memory.
     pub(super) fn has(&self, page: u64) -> bool {
         self.pages.contains_key(&page)
     }
 
-    /// Takes a page as it was read; not over one that is there.
+    /// Inserts a page that was read, unless it is in memory already.
     pub(super) fn insert(&mut self, page: u64, bytes: &[u8]) {
         if self.pages.contains_key(&page) {
             return;
@@ -122,7 +122,7 @@ impl Map {
         self.pages.insert(page, MapPage { entries, dirty: 0, damaged, first_live: None });
     }
 
-    /// The blocks that damaged sectors of a page are about, one range for each sector.
+    /// The blocks of the damaged sectors of a page, one range for each sector.
     pub(super) fn damaged(&self, page: u64) -> Vec<Range<u64>> {
         let damaged = self.pages.get(&page).map_or(0, |page| page.damaged);
         let first = |nth: u64| page * PER_PAGE + nth * ENTRIES;
@@ -130,8 +130,8 @@ impl Map {
         damaged.map(|nth| first(nth)..first(nth + 1)).collect()
     }
 
-    /// Replaces a damaged sector of a page that was read. `entries`: of its blocks, from the first on;
-    /// blocks without one are empty.
+    /// Replaces a damaged sector in a page that is in memory. `entries`: from the sector's first
+    /// block on; the other blocks are empty.
     pub(super) fn replace(&mut self, first: u64, entries: &[Entry]) {
         let (page, at) = place(first);
         let Some(page) = self.pages.get_mut(&page) else { return };
@@ -143,9 +143,10 @@ impl Map {
         sector.iter_mut().zip(entries).for_each(|(to, from)| *to = from.encode());
     }
 
-    /// Every dirty sector, in writes of whole device sectors, which are one write where what lies between
-    /// them was read and takes at most `gap` bytes; and the oldest journal transactions of their pages.
-    /// No write goes over the end of the first `first_part` pages: the others are elsewhere.
+    /// Takes all dirty sectors, as writes of whole device sectors, and the oldest journal
+    /// transactions of their pages. Writes are merged over at most `gap` bytes of pages that are in
+    /// memory. No write crosses the end of the first `first_part` pages: the second part is
+    /// elsewhere.
     pub(super) fn take_dirty(
         &mut self,
         sector: u32,
@@ -179,14 +180,14 @@ impl Map {
         (runs.into_iter().map(write).collect(), done)
     }
 
-    /// Whether a run of sectors and one after it may be written at one go.
+    /// Whether two runs of sectors may be merged into one write.
     fn joins(&self, run: &Range<u64>, next: &Range<u64>, gap: u64) -> bool {
         (next.start - run.end) * MAP_SECTOR <= gap
             && (next.end - run.start) * MAP_SECTOR <= MOST
             && (run.end / SECTORS..next.start / SECTORS).all(|page| self.has(page))
     }
 
-    /// Sectors of pages that were read, as the device has them.
+    /// Encodes sectors of pages that are in memory.
     fn encode(&self, sectors: Range<u64>) -> AlignedBuf {
         let mut bytes = AlignedBuf::zeroed(((sectors.end - sectors.start) * MAP_SECTOR) as usize);
         for (number, into) in sectors.zip(bytes.chunks_mut(MAP_SECTOR as usize)) {
@@ -197,7 +198,7 @@ impl Map {
             let entries = &page.entries[from..from + ENTRIES as usize];
             sector.entries.iter_mut().zip(entries).for_each(|(to, from)| to.set(*from));
             let sum = sector.sum(number, &self.volume);
-            // What made no sense gets no checksum that says it does.
+            // A damaged sector must stay damaged: it gets an invalid checksum.
             let is_damaged = page.damaged & 1 << nth != 0;
             sector.checksum = if is_damaged { !sum } else { sum }.into();
             into.copy_from_slice(sector.as_bytes());

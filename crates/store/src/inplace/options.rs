@@ -1,25 +1,26 @@
-//! How an in-place store runs.
+//! Journaling modes and options of an in-place store.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What goes into the journal (Okeanos 3.2; ext3's words where it has them).
+/// Which part of a change goes into the journal (Okeanos 3.2; names as in ext3 where it has them).
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Metadata. Data goes home when it will: after a crash a new block may hold what it held before.
+    /// Metadata. Data is written in place at any time: after a crash a new block may show its
+    /// former content.
     Writeback,
-    /// Metadata, once the data that was written before it is home.
+    /// Metadata, after the data that was written before it is in place.
     Ordered,
-    /// Metadata, and every data block that changed, as a whole.
+    /// Metadata, and each data block that changed, as a whole.
     Data,
-    /// Metadata and data, in both the bytes that changed (3.2.1).
+    /// The changed bytes of metadata and data (3.2.1).
     #[default]
     Wasteless,
-    /// As wasteless for writes below the threshold, as ordered for others (3.2.2).
+    /// Like wasteless for writes below the threshold, like ordered for larger ones (3.2.2).
     Selective,
 }
 
@@ -56,7 +57,7 @@ impl FromStr for Mode {
 
     fn from_str(name: &str) -> Result<Mode, String> {
         let named = Mode::ALL.into_iter().find(|mode| mode.name() == name);
-        // ext3 calls journaling of data by this name too.
+        // ext3 also has this name for journaling of data.
         let named = named.or((name == "journal").then_some(Mode::Data));
         named.ok_or_else(|| {
             let names = Mode::ALL.map(Mode::name).join(", ");
@@ -65,40 +66,40 @@ impl FromStr for Mode {
     }
 }
 
-/// How an in-place store runs; all of it may change while it does.
+/// Options of an in-place store; all may change while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What goes into the journal.
+    /// The journaling mode.
     pub mode: Mode,
-    /// In [`Mode::Selective`], writes of so many bytes and more go home directly. Up to a block, what
-    /// counts is how much of the block a write changes; beyond, how much the whole write does.
+    /// In [`Mode::Selective`], writes of so many bytes or more are written in place directly. Up to
+    /// the size of a block this counts the bytes that change in each block; beyond, the bytes of
+    /// the whole write.
     pub threshold: u32,
-    /// A transaction is committed when it is so old.
+    /// Age at which the running transaction is committed.
     pub commit: Duration,
-    /// Whether devices are told to flush. Without, what was acknowledged survives a crash of the
-    /// program and not a power cut.
+    /// Whether flushes are sent to devices. Without them acknowledged writes survive a crash of the
+    /// program, but not a power cut.
     pub barrier: bool,
-    /// How often dirty blocks are looked for that have to go home.
+    /// Interval of the background writeback.
     pub writeback: Duration,
-    /// Age at which a dirty block goes home.
+    /// Age at which a dirty block is written back.
     pub expire: Duration,
-    /// Blocks that go home take those between them along, though these are there, where that is not more
-    /// than so many bytes and in memory: one long write for several short ones. `None`: as suits the
-    /// device, which is [`Options::ROTATIONAL_GAP`] for one that moves an arm, and otherwise nothing.
+    /// Writeback closes gaps of up to so many bytes between dirty blocks, by writing unchanged
+    /// cached blocks again: one long write instead of several short ones. `None`:
+    /// [`Options::ROTATIONAL_GAP`] on a rotational disk, else zero.
     pub gap: Option<u32>,
-    /// Whether the data's device moves an arm: there reads and writes home take turns. `None`: as it says
-    /// itself, which for a virtual one need not be true.
+    /// Whether the data device is a rotational disk, on which reads and writeback are scheduled in
+    /// batches. `None`: as the device reports, which may be wrong for a virtual one.
     pub rotational: Option<bool>,
-    /// Bytes of blocks in memory. Blocks that wait to go home stay in memory, and writes wait when
-    /// they are more than half of it.
+    /// Bytes of blocks in memory. Dirty blocks stay in memory; writes wait while these take more
+    /// than half of it.
     pub cache: usize,
-    /// Whether devices are told of blocks that are not needed any more.
+    /// Whether discarded blocks are discarded on the device.
     pub discard: bool,
 }
 
 impl Options {
-    /// What an arm passes over in about the time in which it gets to another place nearby: half a
-    /// millisecond.
+    /// What a rotational disk passes over in about the time of a short seek: half a millisecond.
     pub const ROTATIONAL_GAP: u32 = 64 << 10;
 }
 

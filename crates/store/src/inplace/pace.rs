@@ -1,10 +1,10 @@
-//! How fast writers go while room is made in the journal.
+//! Backpressure: how fast writers proceed while writeback makes room in the journal.
 //!
-//! On a drive that moves an arm room comes some seconds' worth of it at a time: when all that the journal
-//! said is home. Writers who took what there is meanwhile would all stop until then. So while room is being
-//! made, what is left of it is shared out over the time until there is more: each waits a little for his
-//! turn, instead of all for the rest of a sweep; and in pieces, so that a few who write much do not keep
-//! many waiting who write little.
+//! On a rotational disk a sweep of writeback takes seconds and releases the journal at its end.
+//! Writers that used up the remaining room would all stop until then. So while a sweep is under
+//! way, the remaining room is shared out over the time until there is more: each writer waits a
+//! little, instead of all for the rest of the sweep. Room is granted in pieces, so that a few large
+//! writers do not delay many small ones.
 
 use std::time::Duration;
 
@@ -14,42 +14,42 @@ use super::state::State;
 use crate::block::BLOCK_SIZE;
 use crate::env::Time;
 
-/// The part of the journal that nobody waits his turn for: a forecast may be a little wrong.
+/// The part of the journal that is not shared out: the forecast may be a little wrong.
 const RESERVE: f64 = 0.02;
-/// Bytes that one takes room for at a time.
+/// Bytes of room that are granted at a time.
 const PIECE: usize = BLOCK_SIZE;
-/// The longest that one piece keeps those waiting who come after it.
+/// The longest that one piece delays the pieces behind it.
 const LONGEST: Duration = Duration::from_secs(1);
-/// What is less adds up first: timers are not finer.
+/// Shorter waits add up first: timers have no finer resolution.
 const LEAST: Duration = Duration::from_millis(1);
-/// How long before his last piece is due one may go on. Who takes but one seldom waits then, and who takes
-/// many waits for those before.
+/// Grace period: a writer may proceed this long before its last piece is due. A writer of one piece
+/// seldom waits then; a writer of many waits for all but the last.
 const EARLY: Duration = Duration::from_millis(10);
-/// How often one who waits looks whether there is room by now.
+/// Interval at which a waiting writer checks for room.
 const LOOK: Duration = Duration::from_millis(20);
-/// Seconds of making room after which what was measured before counts half.
+/// Half-life of the measured speed, in seconds of making room.
 const HALF: f64 = 20.0;
 
-/// When the next piece may be taken.
+/// Shares out the journal's room among writers.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     next: Time,
-    /// Bytes that were taken and that nobody was held back for yet.
+    /// Bytes that were written and not yet charged to a writer.
     owed: usize,
-    /// Bytes that were released lately, and the seconds that it took.
+    /// Bytes released lately, and the seconds that took; both decay.
     bytes: f64,
     seconds: f64,
-    /// What is under way.
+    /// The sweep under way.
     sweep: Option<Sweep>,
 }
 
-/// Blocks that go home to make room.
+/// A sweep of writeback that makes room in the journal.
 #[derive(Debug)]
 struct Sweep {
     begun: Time,
-    /// The room that will be made.
+    /// Bytes of room that it will make.
     bytes: u64,
-    /// What all of it takes, and what is home of it.
+    /// Cost of all of it, and of the part that is in place, in units of [`work`].
     work: usize,
     home: usize,
 }
@@ -60,20 +60,20 @@ impl Sweep {
     }
 }
 
-/// What it takes to write so many neighbouring blocks, in times of what one block more takes: an arm has to
-/// go there, and to wait for the platter.
+/// Cost of writing so many neighbouring blocks, in units of one further block; positioning a
+/// rotational disk takes as long as some tens of blocks.
 pub(super) fn work(blocks: usize) -> usize {
     const POSITIONING: usize = 32;
     POSITIONING + blocks
 }
 
 impl Pace {
-    /// Room for so many bytes is being made.
+    /// A sweep begins that will release `bytes`.
     pub(super) fn begin(&mut self, bytes: u64, now: Time) {
         self.sweep = Some(Sweep { begun: now, bytes, work: 0, home: 0 });
     }
 
-    /// So many blocks go home next, which take so much [`work`], and so many more after them.
+    /// The next batch has `blocks` blocks and costs `work`; `more` blocks follow in later batches.
     pub(super) fn plan(&mut self, work: usize, blocks: usize, more: usize) {
         if let Some(sweep) = &mut self.sweep {
             let each = work as f64 / blocks.max(1) as f64;
@@ -81,14 +81,14 @@ impl Pace {
         }
     }
 
-    /// Some more of it is done.
+    /// A part of the batch is in place.
     pub(super) fn home(&mut self, work: usize) {
         if let Some(sweep) = &mut self.sweep {
             sweep.home += work;
         }
     }
 
-    /// What was begun has ended, and made room for so many bytes.
+    /// The sweep has ended and released `bytes`.
     pub(super) fn made(&mut self, bytes: u64, now: Time) {
         let Some(sweep) = self.sweep.take() else { return };
         let seconds = now.since(sweep.begun).as_secs_f64();
@@ -98,9 +98,10 @@ impl Pace {
         self.next = now;
     }
 
-    /// Seconds until there is more room, as far as something is known of it. `used`: bytes that will be
-    /// released. What goes home now may lie wider apart than what did lately; and a drive's cache takes the
-    /// first of it at once.
+    /// Estimated seconds until there is more room; `None` before anything was measured. `used`:
+    /// bytes that a sweep from now would release. The higher of two estimates counts: blocks of
+    /// this sweep may lie wider apart than recent ones, and a disk's cache takes the first of them
+    /// at once.
     fn seconds_left(&self, used: u64, now: Time) -> Option<f64> {
         let lately = (self.bytes > 0.0).then(|| self.seconds / self.bytes);
         let Some(sweep) = &self.sweep else { return Some(lately? * used as f64) };
@@ -110,13 +111,13 @@ impl Pace {
         lately.into_iter().chain(under_way).max_by(f64::total_cmp)
     }
 
-    /// Somebody took so many bytes, and is held back when he has done his writes.
+    /// Notes bytes written, which are charged when their writer calls [`Inner::hold_back`].
     pub(super) fn owe(&mut self, bytes: usize) {
         self.owed += bytes;
     }
 
-    /// For how many bytes one is held back who wrote so many: what others took meanwhile is theirs to pay,
-    /// and what was taken while there was room is nobody's.
+    /// Bytes to charge a writer of `bytes` for: at most what is owed, so that each pays for its
+    /// own. Bytes that were written while there was room are charged to no writer.
     fn share(&mut self, bytes: usize, is_behind: bool) -> usize {
         if !is_behind {
             self.owed = 0;
@@ -126,8 +127,8 @@ impl Pace {
         share
     }
 
-    /// Somebody takes a piece of a journal of which so many bytes are used and so many can be taken. When
-    /// his turn is.
+    /// Grants a piece of a journal of which `used` bytes are in use and `left` can be granted;
+    /// returns when it is due.
     fn take(&mut self, piece: usize, used: u64, left: u64, now: Time) -> Time {
         let Some(seconds) = self.seconds_left(used, now) else { return now };
         let due = self.next.max(now);
@@ -138,8 +139,8 @@ impl Pace {
 }
 
 impl Inner {
-    /// Holds somebody back who wrote so many blocks, for the room that they take in a journal in which room
-    /// is being made. A piece at a time: who wrote little passes who wrote much.
+    /// Applies backpressure: delays a caller that just wrote `blocks` blocks, for the room that
+    /// these take in the journal. Works piece by piece, so that small writers overtake large ones.
     pub(super) async fn hold_back(&self, blocks: usize) {
         let mut owed = {
             let mut state = self.state.lock();
@@ -165,7 +166,7 @@ impl Inner {
         since.map(|since| self.stage(Stage::Backpressure, since));
     }
 
-    /// Waits until a turn, or `early`, unless there is room before.
+    /// Waits until `early` before `due`, or until there is room.
     async fn wait_for_turn(&self, due: Time, early: Duration) {
         loop {
             let wait = due.since(self.env.now()).saturating_sub(early);
@@ -176,12 +177,12 @@ impl Inner {
         }
     }
 
-    /// Whether waiting leaves more room. A store that failed makes none.
+    /// Whether waiting leaves more room. A poisoned store makes none.
     fn is_behind(&self, state: &State) -> bool {
         state.poison.is_none() && (state.pace.sweep.is_some() || self.is_short())
     }
 
-    /// Bytes of the journal that can be taken when all is committed.
+    /// Bytes of the journal that can be granted once the running transactions are in it.
     fn left(&self, state: &State) -> u64 {
         let coming = (state.running.bytes + state.closing) as u64;
         let reserve = (self.journal.size() as f64 * RESERVE) as u64;
@@ -196,14 +197,14 @@ mod tests {
     const NOW: Time = Time::from_nanos(50_000_000_000);
     const MIB: u64 = 1 << 20;
 
-    /// Room for `bytes` was made within some seconds before [`NOW`].
+    /// Releases `bytes` in the last `seconds` before [`NOW`].
     fn make(pace: &mut Pace, bytes: u64, seconds: u64) {
         let begun = Time::from_nanos(NOW.as_nanos() - seconds * 1_000_000_000);
         pace.begin(bytes, begun);
         pace.made(bytes, NOW);
     }
 
-    /// A sweep has begun that will take as many seconds as it makes MiB of room.
+    /// Begins a sweep that will take one second per MiB.
     fn begun(mib: u64) -> Pace {
         let mut pace = Pace::default();
         make(&mut pace, MIB, 1);
@@ -221,7 +222,7 @@ mod tests {
         let (mut pace, mut left, mut now) = (begun(8), MIB, NOW);
         let mut pieces = 0;
         while left > 0 && now.since(NOW) < Duration::from_secs(8) {
-            // Blocks go home as fast as was thought.
+            // Blocks are written as fast as estimated.
             let home = (now.since(NOW).as_secs_f64() / 8.0 * 1000.0) as usize;
             pace.home(home - pace.sweep.as_ref().unwrap().home);
             let due = pace.take(PIECE, 0, left, now);
@@ -241,7 +242,7 @@ mod tests {
         };
         near(span(MIB), 8.0 / 256.0);
         near(span(MIB / 4), 8.0 / 64.0);
-        // What is more than all keeps others waiting no longer than that.
+        // A request beyond all room delays others no longer than that.
         assert_eq!(span(0), LONGEST.as_secs_f64());
     }
 
@@ -295,12 +296,12 @@ mod tests {
         // At this rate the whole takes four seconds.
         let later = NOW + Duration::from_secs(1);
         near(pace.seconds_left(0, later).unwrap(), 3.0);
-        // It went faster lately, which does not count; or slower, which does.
+        // A higher recent speed does not count; a lower one does.
         (pace.bytes, pace.seconds) = (MIB as f64, 1.0);
         near(pace.seconds_left(0, later).unwrap(), 3.0);
         pace.seconds = 40.0;
         near(pace.seconds_left(0, later).unwrap(), 30.0);
-        // More than were meant to go home do not take less than no time.
+        // More blocks than planned: the time left is never negative.
         pace.home(10_000);
         near(pace.seconds_left(0, later).unwrap(), 0.0);
     }

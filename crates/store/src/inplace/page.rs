@@ -1,4 +1,4 @@
-//! A block in memory: what it holds in which version, and what of that is where.
+//! A block in memory: its content at each version, and where that content is.
 
 use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
@@ -8,10 +8,10 @@ use super::route::Sequence;
 use crate::block::{Class, Holds, Version};
 use crate::env::Time;
 
-/// A block's content; `None` when it holds nothing and reads as zeros.
+/// A block's content; `None` for a hole, which reads as zeros.
 pub(super) type Content = Option<Bytes>;
 
-/// Whether a change keeps the content before for those who hold older versions.
+/// Whether a change keeps the previous content for holders of older versions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum History {
     Kept,
@@ -20,54 +20,54 @@ pub(super) enum History {
 
 /// A block in memory.
 ///
-/// What a reader sees is the newest of `chain` that is not too new for him, and what is at home when
-/// all of them are.
+/// A reader sees the newest content of `chain` that is not newer than its version, and the in-place
+/// content when all are newer.
 #[derive(Debug)]
 pub(super) struct Page {
-    /// Contents, each with its first version, oldest first; there is at least one once the block was
-    /// changed or read.
+    /// Contents, each with its first version, oldest first; not empty once the block was changed or
+    /// read.
     chain: SmallVec<[(Version, Content); 1]>,
-    /// What is at home.
+    /// The map's entry about the in-place content.
     pub(super) home: Entry,
-    /// How its update sequence began, until everything of it is home.
+    /// How its update sequence began, until all of the sequence is in place.
     pub(super) sequence: Option<Sequence>,
     /// The running transaction changes it.
     pub(super) running: bool,
-    /// The transaction that is being committed does.
+    /// The transaction under commit changes it.
     pub(super) committing: bool,
-    /// What was committed and is not home.
+    /// Committed content that is not in place.
     pub(super) due: Option<Due>,
-    /// The oldest journal transaction that says something of it that is not home.
+    /// The oldest journal transaction that holds a change of it that is not in place.
     pub(super) first_live: Option<u64>,
-    /// The first journal transaction that says something of it since it is on its way home.
+    /// The first journal transaction that changed it since its writeback began.
     pub(super) next_live: Option<u64>,
-    /// It is on its way home.
+    /// It is under writeback.
     pub(super) homing: bool,
-    /// It was used since eviction looked last.
+    /// It was used since eviction last looked.
     pub(super) referenced: bool,
-    /// Eviction will look at it.
+    /// It is in eviction's queue.
     pub(super) queued: bool,
     /// No holder of an older version reads it.
     unversioned: bool,
 }
 
-/// Content that may go home.
+/// Content to be written back.
 #[derive(Clone, Debug)]
 pub(super) struct Due {
     pub(super) content: Content,
     pub(super) class: Class,
-    /// The journal transaction that has it, or that stands for its metadata.
+    /// The journal transaction that holds it, or that holds its metadata.
     pub(super) sequence: Option<u64>,
     /// The version of the commit.
     pub(super) version: Version,
-    /// It did not go through the journal.
+    /// It bypassed the journal.
     pub(super) direct: bool,
-    /// When it began to wait.
+    /// When the block became dirty.
     pub(super) since: Time,
 }
 
 impl Page {
-    /// A block of which nothing is known but what is at home.
+    /// A page without content: only the in-place entry is known.
     pub(super) fn new(home: Entry) -> Page {
         Page {
             chain: SmallVec::new(),
@@ -85,7 +85,7 @@ impl Page {
         }
     }
 
-    /// A block as it was read from home.
+    /// A page with content that was read from the device.
     pub(super) fn read(home: Entry, content: Content) -> Page {
         Page { chain: smallvec![(Version(0), content)], ..Page::new(home) }
     }
@@ -95,12 +95,12 @@ impl Page {
         self.chain.last().map(|(_, content)| content)
     }
 
-    /// The content at a version; `None` when that is at home.
+    /// The content at a version; `None` when that is the in-place content.
     pub(super) fn at(&self, version: Version) -> Option<&Content> {
         self.chain.iter().rev().find(|(from, _)| *from <= version).map(|(_, content)| content)
     }
 
-    /// Gives it new content from a version on. Whether it keeps old content now.
+    /// Changes the content from a version on. Returns whether the page keeps old content now.
     pub(super) fn change(&mut self, version: Version, content: Content, holds: &Holds) -> bool {
         self.unversioned = false;
         match self.chain.last_mut() {
@@ -110,8 +110,9 @@ impl Page {
         self.purge(holds)
     }
 
-    /// Gives it new content for all versions, as long as no holder sees anything else that it held: it was
-    /// empty, or all that it held was written so. Whether it keeps old content now.
+    /// Changes the content for all versions, if no holder can see that it held anything else: it
+    /// was empty, or all its content was written in this way. Returns whether the page keeps old
+    /// content now.
     pub(super) fn replace(&mut self, version: Version, content: Content, holds: &Holds) -> bool {
         let is_empty =
             self.home == Entry::Empty && self.chain.iter().all(|(_, content)| content.is_none());
@@ -123,7 +124,7 @@ impl Page {
         false
     }
 
-    /// Forgets content that no holder sees. Whether old content is left.
+    /// Drops content that no holder sees. Returns whether old content is left.
     pub(super) fn purge(&mut self, holds: &Holds) -> bool {
         let mut at = 0;
         while at + 1 < self.chain.len() {
@@ -135,25 +136,25 @@ impl Page {
         self.chain.len() > 1
     }
 
-    /// Whether a holder sees what is at home and nowhere else.
+    /// Whether a holder sees the in-place content, which is not in memory.
     pub(super) fn sees_home(&self, holds: &Holds) -> bool {
         let first = self.chain.first().map_or(Version(0), |(from, _)| *from);
         holds.need(Version(0), first)
     }
 
-    /// Keeps what was at home for those who still see it.
+    /// Keeps the in-place content for the versions that still see it.
     pub(super) fn keep_home(&mut self, content: Content) {
         if self.chain.first().is_some_and(|(from, _)| *from > Version(0)) {
             self.chain.insert(0, (Version(0), content));
         }
     }
 
-    /// Whether something of it is not home yet, or on its way.
+    /// Whether something of it is not in place, or is under writeback.
     pub(super) fn is_dirty(&self) -> bool {
         self.running || self.committing || self.due.is_some() || self.homing
     }
 
-    /// Whether it may be forgotten.
+    /// Whether it may be evicted.
     pub(super) fn is_idle(&self) -> bool {
         !self.is_dirty() && self.chain.len() <= 1
     }

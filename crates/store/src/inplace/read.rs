@@ -1,4 +1,4 @@
-//! Reads: from memory, or from home.
+//! Reads, from memory or from the device.
 
 use std::ops::Range;
 
@@ -12,10 +12,10 @@ use super::turns::Kind;
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use crate::device::Purpose;
 
-/// Blocks that are read in one request at most.
+/// Maximum of blocks in one read.
 const RUN: usize = 256;
 
-/// Blocks that are being read at home: nobody writes there until this is dropped.
+/// Blocks that are being read from the device. They are not written until this is dropped.
 struct Reading<'a> {
     inner: &'a Inner,
     blocks: Vec<(u64, Entry)>,
@@ -48,18 +48,18 @@ impl State {
     }
 }
 
-/// What the first look at some blocks came to.
+/// Result of looking some blocks up in memory.
 enum Look<'a> {
-    /// All is in memory, or will be read from home.
+    /// All blocks are in memory, or will be read from the device.
     Begun(Vec<Option<Bytes>>, Reading<'a>),
-    /// The map has to be read first.
+    /// Pages of the map have to be read first.
     Unmapped,
-    /// Some are on their way home.
+    /// Some blocks are under writeback.
     Wait,
 }
 
 impl Inner {
-    /// Blocks as they were at a version.
+    /// Reads blocks as they were at a version.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Gone`], and the device's.
@@ -103,7 +103,7 @@ impl Inner {
         Ok(Look::Begun(blocks, Reading { inner: self, blocks: missing }))
     }
 
-    /// Reads what is at home, run by run, and keeps it in memory.
+    /// Reads blocks from the device, run by run, and caches them.
     async fn fill(
         &self,
         first: u64,
@@ -131,10 +131,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads neighbouring blocks at home; what is wrong on one copy is read from another, and mended.
+    /// Reads neighbouring blocks from the device. A block that does not match its checksum is read
+    /// from another copy and repaired.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`] when no copy fits the map's entry.
+    /// [`StoreError::Corrupt`] when no copy matches the map's entry.
     pub(super) async fn read_home(
         &self,
         first: u64,
@@ -154,7 +155,7 @@ impl Inner {
             let bytes =
                 read.as_ref().map(|read| read.slice(nth * BLOCK_SIZE..(nth + 1) * BLOCK_SIZE));
             let content = match bytes.filter(|bytes| entry.fits(bytes)) {
-                // A slice of a long run would keep all of that in memory.
+                // A slice of a long run would keep the whole run in memory.
                 Some(bytes) if entries.len() > 1 => crate::device::FrameBuf::copy_block(&bytes),
                 Some(bytes) => bytes,
                 None => self.read_copies(first + nth as u64, *entry).await?,
@@ -164,7 +165,7 @@ impl Inner {
         Ok(blocks)
     }
 
-    /// Looks for a copy of a block that fits, and mends the others.
+    /// Finds a copy of a block that matches, and repairs the others with it.
     async fn read_copies(&self, lba: u64, entry: Entry) -> Result<Bytes, StoreError> {
         let place = self.place(lba);
         let copies = self.data.copies();
@@ -183,20 +184,23 @@ impl Inner {
             return Err(failure.map_or_else(
                 || StoreError::Corrupt {
                     lba: Lba(lba),
-                    detail: format!("at {place} of {}, in {copies} copies", self.data.name()),
+                    detail: format!(
+                        "no copy matches its checksum, at byte {place} of {}, in {copies} copies",
+                        self.data.name()
+                    ),
                 },
                 StoreError::from,
             ));
         };
         for copy in wrong {
             if let Err(error) = self.data.repair_copy(copy, place, right.clone()).await {
-                tracing::warn!(lba, copy, %error, "a copy could not be mended");
+                tracing::warn!(lba, copy, %error, "a copy could not be repaired");
             }
         }
         Ok(right)
     }
 
-    /// Has the map's entries of blocks in memory.
+    /// Loads the pages of the map about some blocks.
     ///
     /// # Errors
     /// The device's.
@@ -209,14 +213,14 @@ impl Inner {
         pages.dedup();
         for page in pages {
             let bytes = self.read_map_page(page).await?;
-            // Who reads it twice finds it there: nothing is dirty that was not read.
+            // Concurrent loads are harmless: a map page that is not loaded cannot be dirty.
             self.state.lock().map.insert(page, &bytes);
         }
         Ok(())
     }
 
-    /// Reads a page of the map. What a growth has moved meanwhile is read again in its new place: blocks
-    /// may have been written over the old one.
+    /// Reads a page of the map. If a growth has moved it meanwhile, reads its new place: blocks may
+    /// have been written over the old one.
     async fn read_map_page(&self, page: u64) -> Result<Bytes, StoreError> {
         loop {
             let place = self.map_place(page);

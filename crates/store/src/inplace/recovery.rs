@@ -1,7 +1,7 @@
-//! Opening a store: what the journal says goes home (4.1.3).
+//! Opening a store, and replay of its journal (4.1.3).
 //!
-//! Nothing in the journal changes before all of it is home and durable, and what is brought home is
-//! the same each time: recovery may be interrupted anywhere and repeated.
+//! The journal does not change before all its transactions are in place and durable, and replay has
+//! the same result each time: recovery may be interrupted anywhere and repeated.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,27 +31,28 @@ const BATCH: usize = 1024;
 /// Requests in flight.
 const REQUESTS: usize = 32;
 
-/// What opening found and did.
+/// Report of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Recovered {
     /// The version that the store has now.
     pub version: u64,
     /// Transactions found in the journal.
     pub transactions: u64,
-    /// Their bytes.
+    /// Bytes of these.
     pub journal_bytes: u64,
-    /// Blocks that were brought home.
+    /// Blocks that replay wrote in place.
     pub blocks: u64,
     /// Of those, blocks that had to be read first.
     pub read: u64,
-    /// Updates that later ones made void.
+    /// Updates that later ones revoked.
     pub revoked: u64,
-    /// Blocks under an update that did not fit their checksum: torn on their way home, or rotten.
+    /// Blocks under a partial update that did not match their checksum: torn in writeback, or
+    /// rotten.
     pub unverified: u64,
-    /// Blocks under an update that the device did not give, and that were given up: who reads one is
-    /// told so until it is written.
+    /// Blocks under a partial update that the device could not read, and that were given up: reads
+    /// of them fail until they are written.
     pub unreadable: u64,
-    /// The last transaction was not whole: it was never durable.
+    /// The last transaction was torn: it was never durable.
     pub torn: bool,
     /// Transactions behind a rotten one, which were given up.
     pub given_up: u64,
@@ -59,14 +60,14 @@ pub struct Recovered {
     pub superblock_restored: bool,
     /// Both superblocks of the journal were lost; its transactions were found without them.
     pub journal_rebuilt: bool,
-    /// Transactions that a journal without superblocks lacks before the first one that was found. Unless
-    /// more than the superblocks is damaged, what they changed was in place.
+    /// Transactions missing in a rebuilt journal before the first one found. Unless more than the
+    /// superblocks is damaged, their changes were in place.
     pub journal_missing: u64,
-    /// Microseconds that the phases took.
+    /// Duration of the scan, in microseconds.
     pub scan_us: u64,
-    /// See `scan_us`.
+    /// Duration of the revoke phase, in microseconds.
     pub revoke_us: u64,
-    /// See `scan_us`.
+    /// Duration of the replay, in microseconds.
     pub replay_us: u64,
 }
 
@@ -133,18 +134,21 @@ pub(super) async fn open(
     Ok((Arc::new(inner), recovered))
 }
 
-/// Has both superblocks say what their backup says.
+/// Restores both superblocks from the newest backup.
 async fn restore(device: &DeviceRef) -> Result<Superblock, InPlaceError> {
     let backup = Superblock::read_backup(device).await;
     let backup = backup.ok_or_else(|| InPlaceError::NoStore { device: device.name() })?;
-    tracing::error!(device = device.name(), "the superblocks are restored from a backup");
+    tracing::error!(
+        device = device.name(),
+        "both superblocks are damaged: restoring them from a backup"
+    );
     copies::write_all(&backup, device).await?;
     device.flush(Purpose::Label).await?;
     Ok(backup)
 }
 
-/// Opens the journal of a store; with `give_up` also one whose superblocks are lost. Of such a one also how
-/// many transactions are missing.
+/// Opens the journal of a store. With `give_up` it rebuilds one whose superblocks are lost, and
+/// also returns how many transactions are missing.
 async fn open_journal(
     env: &Env,
     device: DeviceRef,
@@ -166,12 +170,12 @@ async fn open_journal(
             error => error.into(),
         });
     }
-    tracing::error!(%error, "the journal is searched for its transactions");
+    tracing::error!(%error, "the journal is damaged: searching it for transactions");
     let lost = Lost {
         id: superblock.journal,
         owner: superblock.volume,
         note: superblock.journal_note,
-        // Each opening and each end of the store has a generation of its own, and at most one epoch.
+        // Each opening and each orderly end raises the generation, and the epoch at most once.
         last_epoch: superblock.generation,
         stamp: superblock.version,
         is_here: is_inside,
@@ -185,8 +189,8 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Has the superblock say which version is home, and the journal forget how it came to be. All of it is
-/// durable at home.
+/// Notes the version in the superblock and empties the journal. The caller made everything durable
+/// in place.
 pub(super) async fn settle(inner: &Inner) -> Result<(), InPlaceError> {
     let newest = Superblock::read(&inner.data).await?;
     let version = inner.state.lock().now.0;
@@ -202,7 +206,7 @@ pub(super) async fn settle(inner: &Inner) -> Result<(), InPlaceError> {
 }
 
 impl Inner {
-    /// Brings home what the journal says, durably.
+    /// Replays the journal, durably.
     async fn replay(
         &self,
         replay: &Replay<Lba>,
@@ -218,7 +222,7 @@ impl Inner {
                 NOTE_CLEARED => Entry::Empty,
                 NOTE_DIRECT => Entry::Unsummed,
                 note => {
-                    let why = format!("the journal has a note {note} that nobody knows");
+                    let why = format!("the journal has an unknown note {note} on a run of blocks");
                     return Err(InPlaceError::Damaged(why));
                 }
             };
@@ -233,12 +237,13 @@ impl Inner {
             self.replay_batch(batch, give_up, recovered).await?;
         }
         self.write_sectors().await?;
-        // Also without barriers: the journal forgets what it said.
+        // Also without barriers: the journal is emptied afterwards.
         self.data.flush(Purpose::UserData).await?;
         Ok(())
     }
 
-    /// Replays some blocks: reads what they are made of, neighbours together, and writes them.
+    /// Replays some blocks: reads the bases of neighbours together, applies the patches, and
+    /// writes.
     async fn replay_batch(
         &self,
         batch: &[(Lba, &Plan)],
@@ -279,7 +284,7 @@ impl Inner {
                     map.set(lba, Entry::of(content), None, live);
                 }
             }
-            // Nothing is written there: whoever recovers after a crash finds them as they are now.
+            // These are not written: if this recovery crashes, the next one finds them as they are.
             for lba in unreadable {
                 let entry = map.entry(lba).ok().flatten().unwrap_or(Entry::Unsummed);
                 map.set(lba, entry.spoilt(), None, live);
@@ -295,7 +300,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What neighbouring blocks with the same kind of base become.
+    /// Builds neighbouring blocks whose plans have the same kind of base.
     async fn replayed(&self, run: &[(Lba, &Plan)], give_up: bool) -> Result<Run, InPlaceError> {
         let first = run.first().map_or(0, |(at, _)| at.0);
         let mut made = Run::default();
@@ -332,8 +337,7 @@ impl Inner {
         Ok(made)
     }
 
-    /// What neighbouring blocks hold that changes are to be made to; of those that are given up,
-    /// nothing.
+    /// Reads neighbouring blocks that updates change in part; `None` for a block that is given up.
     ///
     /// # Errors
     /// [`InPlaceError::Unreadable`].
@@ -356,7 +360,7 @@ impl Inner {
             blocks.push(match read(lba, 1).await {
                 Ok(block) => Some(block),
                 Err(error) if give_up => {
-                    tracing::error!(lba, %error, "a block was given up that the journal changes");
+                    tracing::error!(lba, %error, "gave up an unreadable block that the journal changes");
                     None
                 }
                 Err(source) => return Err(InPlaceError::Unreadable { lba: Lba(lba), source }),
@@ -365,27 +369,27 @@ impl Inner {
         Ok(blocks)
     }
 
-    /// Whether it is what the map says that the block holds.
+    /// Whether a block matches the map's entry.
     fn fits(&self, lba: u64, block: &[u8]) -> bool {
         match self.state.lock().map.entry(lba) {
-            // The map may not have heard of it yet, and the device holds anything.
+            // The map's entry may be older than the block.
             Ok(None | Some(Entry::Empty)) | Err(_) => false,
             Ok(Some(entry)) => entry.fits(block),
         }
     }
 }
 
-/// Neighbouring blocks as they are after the journal.
+/// Neighbouring blocks after replay.
 #[derive(Default)]
 struct Run {
     blocks: Vec<(u64, Bytes)>,
     read: u64,
     unverified: u64,
-    /// Those that were given up.
+    /// Blocks that were given up.
     unreadable: Vec<u64>,
 }
 
-/// The journal speaks of blocks that the volume does not have.
+/// The journal names blocks beyond the end of the volume.
 fn foreign(error: StoreError) -> InPlaceError {
     InPlaceError::Damaged(format!("the journal does not fit the volume: {error}"))
 }

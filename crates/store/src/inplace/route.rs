@@ -1,21 +1,22 @@
-//! Which way a change takes: through the journal or directly home (3.2).
+//! The route of a change: through the journal, or directly in place (3.2).
 //!
-//! A decision is made for each block that a transaction changes, and stays for the block's *update
-//! sequence*: from its first change until its content is home (3.2.4). A sequence that began in the
-//! journal goes on there, or replay would put old bytes over newer ones; one that began directly goes
-//! on directly, or replay would apply a part of it.
+//! The route is chosen for each block that a transaction changes, and holds for the block's *update
+//! sequence*: from its first change until its content is in place (3.2.4). A sequence that began in
+//! the journal stays there, or replay would put old bytes over newer ones; one that began directly
+//! stays direct, or replay would apply a part of it.
 
 use super::options::Mode;
 use crate::block::{BLOCK_SIZE, Class};
 
-/// Which way a block's changes go.
+/// The route of a block's changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Route {
     /// The bytes that changed go into the journal.
     Bytes,
     /// The whole block goes into the journal.
     Whole,
-    /// The block goes home before its transaction commits, or some time.
+    /// The block is written in place: before its transaction commits, or at some time in writeback
+    /// mode.
     Direct,
 }
 
@@ -38,12 +39,12 @@ pub(super) struct Request {
     pub(super) written: usize,
     /// How the block's update sequence began, if one is under way.
     pub(super) sequence: Option<Sequence>,
-    /// The block's content at home may be overwritten: it has no checksum that would have to change
-    /// with it, and no version that might come back needs it.
+    /// The in-place content may be overwritten: no checksum of it would have to change along with
+    /// it, and recovery needs no version of it.
     pub(super) may_overwrite: bool,
 }
 
-/// The way of a change.
+/// Chooses the route of a change.
 pub(super) fn route(mode: Mode, threshold: u32, request: &Request) -> Route {
     let is_data = request.class == Class::Data;
     let wants = match mode {

@@ -1,4 +1,4 @@
-//! What a transaction of the journal has to say, while it is being made.
+//! The running transaction, and what it will put into the journal.
 
 use bytes::Bytes;
 
@@ -9,12 +9,12 @@ use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Version, Write};
 use crate::env::{HashMap, Time};
 use crate::journal::{Record, Update, Void};
 
-/// What a tag costs, more or less: gaps between ranges that are smaller are journaled too.
+/// Typical size of a tag in bytes: shorter gaps between ranges are journaled too.
 const TAG: usize = 4;
-/// What a tag costs at most, and so a block of which nothing else is journaled.
+/// Maximum size of a tag in bytes, and so of a block of which nothing else is journaled.
 pub(super) const MOST_OF_A_TAG: usize = 16;
 
-/// Bytes that a write takes in the journal at most, whichever way it goes.
+/// Maximum of bytes that a write takes in the journal, whatever its route.
 pub(super) fn most_room(write: &Write) -> usize {
     let bytes = write.changed.bytes() + MOST_OF_A_TAG * write.changed.count();
     MOST_OF_A_TAG
@@ -26,17 +26,17 @@ pub(super) fn most_room(write: &Write) -> usize {
         }
 }
 
-/// All that one transaction does to a block.
+/// All changes that one transaction makes to a block.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
-    /// What it holds now.
+    /// Its content now.
     pub(super) content: Content,
     pub(super) class: Class,
-    /// Which way it goes; unless it was cleared.
+    /// Its route; irrelevant when the block was discarded.
     pub(super) route: Route,
     /// The bytes that changed.
     pub(super) ranges: ByteRanges,
-    /// It held nothing before the transaction, or was cleared in it.
+    /// The block was empty before the transaction, or was discarded in it.
     pub(super) fresh: bool,
 }
 
@@ -44,28 +44,28 @@ pub(super) struct Change {
 #[derive(Debug, Default)]
 pub(super) struct Running {
     pub(super) changes: HashMap<u64, Change>,
-    /// Bytes that its changes take in the journal at most: the sum of [`Change::room`].
+    /// Maximum of bytes that its changes take in the journal: the sum of [`Change::room`].
     pub(super) bytes: usize,
     /// When it began; `None` while it is empty.
     pub(super) begun: Option<Time>,
 }
 
-/// A transaction on its way into the journal.
+/// A closed transaction, to be appended to the journal.
 #[derive(Debug)]
 pub(super) struct Closed {
-    /// The last version that it covers.
+    /// The last version in it.
     pub(super) version: Version,
-    /// What it does, in the order of blocks.
+    /// Its changes, ordered by block.
     pub(super) changes: Vec<(u64, Change)>,
 }
 
 impl Change {
-    /// Whether it goes home without the journal.
+    /// Whether it bypasses the journal.
     pub(super) fn is_direct(&self) -> bool {
         self.content.is_some() && self.route == Route::Direct
     }
 
-    /// Bytes that it takes in the journal at most, padding aside.
+    /// Maximum of bytes that it takes in the journal, without padding.
     pub(super) fn room(&self) -> usize {
         MOST_OF_A_TAG
             + match self.route {
@@ -78,8 +78,8 @@ impl Change {
             }
     }
 
-    /// What it says in the journal. Of a direct change that is that older transactions say nothing of the
-    /// block any more: recovery may begin with some that were released.
+    /// Its updates in the journal. A direct change revokes older updates of its block: recovery may
+    /// begin with transactions that were released.
     fn updates(&self, lba: u64, to: &mut Vec<Update<Lba>>) {
         let at = Lba(lba);
         let Some(content) = &self.content else {
@@ -109,7 +109,7 @@ impl Change {
     }
 }
 
-/// Adds a run, or lengthens the last one.
+/// Adds a run, or extends the last one.
 fn add_void(to: &mut Vec<Update<Lba>>, void: Void<Lba>) {
     if let Some(Update::Void(last)) = to.last_mut()
         && last.note == void.note
@@ -122,7 +122,7 @@ fn add_void(to: &mut Vec<Update<Lba>>, void: Void<Lba>) {
 }
 
 impl Closed {
-    /// The transaction as the journal has it.
+    /// The journal's record of the transaction.
     pub(super) fn record(&self) -> Record<Lba> {
         let mut updates = Vec::with_capacity(self.changes.len());
         for (lba, change) in &self.changes {
@@ -132,7 +132,8 @@ impl Closed {
     }
 }
 
-/// Which of the bytes that may differ do: ranges with short gaps between them are one.
+/// The ranges of `within` in which old and new content differ; ranges with short gaps between them
+/// are merged.
 pub(super) fn difference(within: &ByteRanges, old: Option<&Bytes>, new: &Bytes) -> ByteRanges {
     const WORD: usize = 8;
     let mut ranges = ByteRanges::none();

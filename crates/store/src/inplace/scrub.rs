@@ -1,4 +1,4 @@
-//! Reading everything, to find what is wrong before somebody needs it.
+//! Scrub: reads and verifies everything that is in place.
 
 use std::ops::Range;
 
@@ -10,43 +10,43 @@ use super::{InPlace, Inner};
 use crate::block::{BLOCK_SIZE, StoreError};
 use crate::device::Purpose;
 
-/// Blocks that are read at a time.
+/// Blocks of one read.
 const RUN: u64 = 256;
 
-/// What a scrub found.
+/// Report of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ScrubReport {
-    /// Blocks that hold something.
+    /// Blocks that are not holes.
     pub blocks: u64,
-    /// Of those, blocks that nobody has a checksum of: they could be read.
+    /// Of those, blocks without a checksum: the scrub only read them.
     pub unsummed: u64,
-    /// Blocks of which no copy is right.
+    /// Blocks of which no copy matches.
     pub lost: Vec<u64>,
     /// Sectors of the map that are damaged or lost.
     pub map_sectors: u64,
-    /// With [`Mend::Yes`], blocks of those sectors that are not zeros on the device. They read as what
-    /// is there from now on, with no checksum: it may be older than the block's last write, and where the
-    /// block was empty it may be what the device held before the volume was made.
+    /// With [`Mend::Yes`], blocks of those sectors that are not zeros on the device. They read as
+    /// the device has them from now on, without a checksum: the content may be older than the
+    /// block's last write, and that of an empty block may be from before the volume was made.
     pub unverified: u64,
 }
 
-/// What a scrub does about damaged sectors of the map.
+/// What a scrub does with damaged sectors of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mend {
-    /// It replaces them: blocks that are zeros on the device are empty, and the others hold what is
-    /// there ([`ScrubReport::unverified`]). A filesystem has to be checked afterwards, with its free
-    /// blocks: it takes them for empty.
+    /// Replaces them: blocks that are zeros on the device become empty, and the others keep the
+    /// content that the device has ([`ScrubReport::unverified`]). A filesystem has to be checked
+    /// afterwards, including its free blocks: it takes them for empty.
     Yes,
-    /// It counts them. The blocks that they are about can be neither read nor written.
+    /// Counts them. Their blocks can be neither read nor written.
     No,
 }
 
 impl InPlace {
-    /// Reads everything that the store holds at home, and mends what another copy has right.
-    /// `progress` is told of blocks done and in all.
+    /// Reads every block from the device, and repairs copies that do not match. `progress` gets the
+    /// number of blocks done and of all blocks.
     ///
     /// # Errors
-    /// The devices', unless they are about single blocks.
+    /// The devices'; failures of single blocks are in the report.
     pub async fn scrub(
         &self,
         mend: Mend,
@@ -54,15 +54,15 @@ impl InPlace {
     ) -> Result<ScrubReport, StoreError> {
         let inner = &self.inner;
         let mut report = ScrubReport::default();
-        // What waits in memory would hide what is at home.
+        // Dirty blocks would hide their in-place content.
         inner.write_back(Which::All).await?;
         let mut at = 0;
-        // It may grow meanwhile.
+        // The volume may grow meanwhile.
         while at < inner.blocks() {
             let blocks = inner.blocks();
             let page = Map::page_of(at);
             inner.map_all(std::iter::once(at)).await?;
-            // A page may take several turns, and counts in the first.
+            // A page may take several rounds; the first one counts its sectors.
             if at == Map::blocks_of(page).start {
                 let damaged = inner.state.lock().map.damaged(page);
                 report.map_sectors += damaged.len() as u64;
@@ -83,8 +83,8 @@ impl InPlace {
 }
 
 impl Inner {
-    /// Replaces damaged sectors of the map, each given by the blocks that it is about. No other request
-    /// changes these blocks meanwhile: they can be neither read nor written.
+    /// Replaces damaged sectors of the map, each given by its blocks. No other request changes
+    /// these blocks meanwhile: they can be neither read nor written.
     async fn replace_sectors(&self, damaged: Vec<Range<u64>>, report: &mut ScrubReport) {
         for Range { start, end } in damaged {
             let end = end.min(self.blocks()).max(start);
@@ -94,12 +94,12 @@ impl Inner {
             }
             let unverified = entries.iter().filter(|entry| **entry != Entry::Empty).count() as u64;
             report.unverified += unverified;
-            tracing::error!(first = start, end, unverified, "a sector of the map was given up");
+            tracing::error!(first = start, end, unverified, "gave up a damaged sector of the map");
             self.state.lock().map.replace(start, &entries);
         }
     }
 
-    /// What can be said of a block whose entry is lost. One that cannot be read holds something.
+    /// The entry of a block whose old entry is lost. A block that cannot be read counts as present.
     async fn found_at_home(&self, lba: u64) -> Entry {
         let place = self.place(lba);
         match self.data.read(place, BLOCK_SIZE, Purpose::Repair).await {
@@ -131,7 +131,7 @@ impl Inner {
 }
 
 impl State {
-    /// The blocks of a range that hold something at home and are not about to be written there.
+    /// The blocks of a range that are in place, are not holes, and are not about to be written.
     fn at_home(&self, range: Range<u64>) -> Vec<(u64, Entry)> {
         let entry = |lba| match self.pages.get(&lba) {
             Some(page) if page.is_dirty() => None,

@@ -6,7 +6,7 @@ use super::Inner;
 use crate::env::Time;
 use crate::latency::{SlowRequest, Slowest, StageHistograms, StageStatus};
 
-/// A commit or a writeback that takes longer is worth a word in the log.
+/// A device operation that takes longer is logged.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// A part of a request.
@@ -18,7 +18,7 @@ pub(super) enum Stage {
     Backpressure,
     /// A flush, from the call to its end.
     Sync,
-    /// A commit waits for those who are likely to share it.
+    /// A commit waits for callers that are likely to share it.
     Gather,
     /// A commit writes data in place, and flushes it where the mode asks for that.
     Direct,
@@ -47,12 +47,12 @@ const NAMES: [&str; 9] = [
 /// The stages of one commit, in microseconds.
 type CommitTimes = Vec<(&'static str, u64)>;
 
-/// The live numbers behind the status.
+/// Histograms behind the status.
 #[derive(Debug)]
 pub(super) struct Stages {
     histograms: StageHistograms,
     slow_syncs: Slowest,
-    /// What the last commit took.
+    /// Stages of the last commit.
     commit: parking_lot::Mutex<CommitTimes>,
 }
 
@@ -77,7 +77,7 @@ impl Stages {
 }
 
 impl Inner {
-    /// Notes that a stage which began at `since` is over; the time now.
+    /// Ends a stage that began at `since`; returns the time now.
     pub(super) fn stage(&self, stage: Stage, since: Time) -> Time {
         let now = self.env.now();
         let span = now.since(since);
@@ -89,7 +89,7 @@ impl Inner {
         now
     }
 
-    /// The same of a stage of a commit.
+    /// [`Inner::stage`] for a stage of a commit.
     pub(super) fn commit_stage(&self, stage: Stage, since: Time) -> Time {
         let now = self.stage(stage, since);
         let mut commit = self.stages.commit.lock();
@@ -100,7 +100,7 @@ impl Inner {
         now
     }
 
-    /// Notes a flush that is over.
+    /// Ends a flush that began at `since`.
     pub(super) fn synced(&self, since: Time) {
         let now = self.stage(Stage::Sync, since);
         let stages = || self.stages.commit.lock().clone();

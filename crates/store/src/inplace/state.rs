@@ -1,13 +1,13 @@
-//! Everything that is in memory, under one lock.
+//! The state in memory, under one lock.
 //!
-//! **What must hold.**
+//! **Invariants.**
 //!
-//! - Nothing goes home that is not committed, except what goes directly.
-//! - A block that is on its way home is read by nobody, and one that is being read at home does not
-//!   go there.
-//! - The journal keeps a transaction until all that it says is home and durable: blocks, and the map's
-//!   entries about them ([`Live`]).
-//! - A block about which nothing is in memory is, at every version that is held, what is at home.
+//! - A block is written in place only after its commit, except by a direct write.
+//! - A block under writeback is not read from the device, and a block that is being read is not
+//!   written.
+//! - The journal keeps a transaction until all its changes are in place and durable: blocks, and
+//!   the map's entries about them ([`Live`]).
+//! - A block without a page has, at every version that is held, its in-place content.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,99 +34,100 @@ pub(super) struct State {
     pub(super) pages: HashMap<u64, Page>,
     pub(super) map: Map,
     pub(super) live: Live,
-    /// Transactions of which something is home and not yet durable there, each as often as it counts
+    /// Transactions of which something is in place and not yet durable, each as often as it counts
     /// in `live`.
     pub(super) unflushed: Vec<u64>,
-    /// Something went home directly, whoever wrote it, that no flush was begun for since.
+    /// An in-place write bypassed the journal, and no flush has started since.
     pub(super) unflushed_direct: bool,
     pub(super) running: Running,
-    /// Bytes at most that the transaction takes which is being committed.
+    /// Maximum of bytes that the transaction under commit takes in the journal.
     pub(super) closing: usize,
-    /// How fast writers go.
+    /// Backpressure on writers.
     pub(super) pace: Pace,
     pub(super) holds: Holds,
-    /// Blocks that are being read at home, and how often.
+    /// Blocks that are being read from the device, each with the number of its readers.
     pub(super) reading: HashMap<u64, u32>,
-    /// Data blocks and the last journal transaction that has bytes of them, as far as recovery may meet
-    /// it: nothing goes home directly under bytes that might be replayed over it.
+    /// Data blocks, each with the last journal transaction that holds bytes of it, as far as
+    /// recovery may replay it: a direct write must not go under bytes that recovery would replay
+    /// over it.
     pub(super) logged: HashMap<u64, u64>,
-    /// Nothing goes home directly before recovery begins with this transaction: before, it was not noted
-    /// which data blocks have bytes in the journal.
+    /// No direct write before recovery begins with this transaction: transactions before it did not
+    /// note their data blocks in `logged`.
     pub(super) noted_from: u64,
-    /// The first transaction that recovery may begin with.
+    /// The first transaction that recovery may replay.
     pub(super) first_replayed: u64,
-    /// Blocks that may go home.
+    /// Blocks to be written back.
     waiting: Waiting,
-    /// Blocks that are not home.
+    /// Blocks that are not in place.
     pub(super) dirty: usize,
-    /// Blocks that keep old content, each perhaps more than once.
+    /// Blocks that keep old content; a block may be listed more than once.
     aged: Vec<u64>,
-    /// Blocks that may be forgotten, in the order in which eviction looks at them.
+    /// Clean blocks in the order in which eviction looks at them.
     idle: VecDeque<u64>,
     pub(super) counts: Counts,
-    /// Why writes are refused.
+    /// Why the store refuses writes.
     pub(super) poison: Option<Arc<str>>,
 }
 
-/// What happened so far.
+/// Counters since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
-    /// Bytes that writes of data changed, a block that became empty counting as nothing.
+    /// Bytes that writes of data changed; a discarded block counts as zero bytes.
     pub data_bytes: u64,
-    /// The same of blocks of structure.
+    /// The same for metadata.
     pub metadata_bytes: u64,
-    /// Transactions of the journal.
+    /// Journal transactions.
     pub commits: u64,
-    /// Bytes that they take there.
+    /// Bytes of these in the journal.
     pub journal_bytes: u64,
-    /// Blocks that were written home after they were in the journal.
+    /// Blocks that were written back from the journal.
     pub checkpointed: u64,
-    /// Blocks that were written home directly.
+    /// Blocks that were written in place directly.
     pub direct: u64,
-    /// Blocks that were written once more where they were, to close gaps between others.
+    /// Unchanged blocks that were written again to close gaps between others.
     pub filled: u64,
-    /// Times that transactions were released from the journal.
+    /// Number of releases of journal transactions.
     pub releases: u64,
-    /// Reads of blocks at home.
+    /// Blocks that were read from the device.
     pub reads: u64,
 }
 
-/// A block on its way home.
+/// A block under writeback.
 #[derive(Clone, Debug)]
 pub(super) struct Homing {
     pub(super) lba: u64,
     pub(super) content: Content,
     pub(super) class: Class,
-    /// What the map says of it then.
+    /// Its entry in the map once it is in place.
     pub(super) entry: Entry,
-    /// The journal transaction that has it.
+    /// The journal transaction that holds it.
     pub(super) sequence: Option<u64>,
     pub(super) version: Version,
     pub(super) direct: bool,
-    /// Somebody sees what is at home now.
+    /// A held version sees the in-place content, which must be read before it is overwritten.
     pub(super) keep: bool,
-    /// It is there already, and only closes a gap.
+    /// It is unchanged, and only closes a gap.
     pub(super) fills: bool,
 }
 
-/// Blocks that were taken for the way home.
+/// A writeback batch.
 #[derive(Debug)]
 pub(super) struct Begun {
     pub(super) homing: Vec<Homing>,
-    /// How many more would have been, were they not being read or written there.
+    /// Further blocks that qualify, but are being read or written.
     pub(super) busy: usize,
-    /// How many more have to go home after these.
+    /// Further blocks that qualify, beyond the maximum.
     pub(super) more: usize,
 }
 
-/// What a reader finds in memory of a block.
+/// Where a reader finds a block.
 pub(super) enum Found {
     Content(Content),
-    /// It is at home, and this is what is known of it.
+    /// In place, with this entry in the map.
     Home(Entry),
-    /// What is known of it has to be read first.
+    /// In place, and the map's page about it has to be read first.
     Unmapped,
-    /// It is on its way home, and what was there before is wanted.
+    /// Under writeback, while the reader wants the content before that.
     Homing,
 }
 
@@ -157,15 +158,15 @@ impl State {
         }
     }
 
-    /// Whether it is known what is at home of a block.
+    /// Whether a block's in-place entry is in memory.
     pub(super) fn is_mapped(&self, lba: u64) -> bool {
         self.pages.contains_key(&lba) || self.map.has(Map::page_of(lba))
     }
 
-    /// Applies the writes of one transaction, each about another block, whose blocks are all mapped.
+    /// Applies the writes of one transaction, at most one for each block; all blocks are mapped.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`]: then nothing was changed.
+    /// [`StoreError::Corrupt`]; nothing was changed.
     pub(super) fn apply(
         &mut self,
         writes: Vec<Write>,
@@ -188,7 +189,7 @@ impl State {
         Ok(version)
     }
 
-    /// Changes one block for the running transaction. `written`: bytes of the whole write.
+    /// Changes one block in the running transaction. `written`: bytes of the whole write.
     fn change(
         &mut self,
         write: Write,
@@ -269,7 +270,7 @@ impl State {
         self.dirty += usize::from(is_idle);
     }
 
-    /// Has a block that was looked at for nothing be found by eviction.
+    /// Drops the page of a block whose write changed nothing, if the page holds nothing.
     fn settle_idle(&mut self, lba: u64) {
         match self.pages.get(&lba) {
             Some(page) if page.newest().is_none() && page.is_idle() => {
@@ -279,7 +280,7 @@ impl State {
         }
     }
 
-    /// Ends the running transaction.
+    /// Closes the running transaction.
     pub(super) fn close(&mut self) -> Closed {
         let running = std::mem::take(&mut self.running);
         self.closing = running.bytes;
@@ -293,8 +294,8 @@ impl State {
         Closed { version: self.now, changes }
     }
 
-    /// Takes the direct changes of a transaction for the way home, those of them that are not being
-    /// read there; the others' numbers.
+    /// Takes the direct changes of a transaction for writing, except blocks that are being read or
+    /// written; returns these too.
     pub(super) fn begin_direct(
         &mut self,
         closed: &Closed,
@@ -322,7 +323,7 @@ impl State {
         (homing, busy)
     }
 
-    /// Takes a block for the way home, unless it is being read or written there.
+    /// Takes a block for writing, unless it is being read or written.
     fn begin_homing(&mut self, lba: u64, due: &Due) -> Option<Homing> {
         if self.reading.contains_key(&lba) {
             return None;
@@ -354,8 +355,8 @@ impl State {
         })
     }
 
-    /// Takes committed blocks for the way home, of `most` at most those that are not being read or written
-    /// there.
+    /// Takes committed blocks for a writeback batch, at most `most`; skips blocks that are being
+    /// read or written.
     pub(super) fn begin_due(&mut self, which: Which, most: usize) -> Begun {
         let (due, more) = self.waiting.pick(which, &self.pages, most);
         let wanted = due.len();
@@ -368,10 +369,10 @@ impl State {
         Begun { homing, busy, more }
     }
 
-    /// Takes blocks along that lie between those on the way home, where they are at most `most` in a row
-    /// and it is known from memory what each holds: those that wait for the way home, whatever for, and
-    /// those that hold at home what is in memory. A crash changes nothing in these; and as they are on
-    /// their way, nobody writes anything else there meanwhile.
+    /// Extends a writeback batch over gaps of at most `most` cached blocks, so that writes merge:
+    /// blocks that are dirty anyway, and blocks whose in-place content is in memory. A crash
+    /// changes nothing in the latter; and as they are under writeback, they are not written
+    /// otherwise meanwhile.
     pub(super) fn close_gaps(&mut self, homing: Vec<Homing>, most: u64) -> Vec<Homing> {
         if most == 0 {
             return homing;
@@ -394,7 +395,7 @@ impl State {
         closed
     }
 
-    /// Whether a block can be written between others of a class.
+    /// Whether a block of a gap can be written along with its neighbours of a class.
     fn may_join(&self, lba: u64, class: Class) -> bool {
         let Some(page) = self.pages.get(&lba) else { return false };
         match &page.due {
@@ -413,7 +414,7 @@ impl State {
         }
     }
 
-    /// What is at home of a block, if it is in memory and nothing is about to change it.
+    /// A block's in-place content, if it is in memory and nothing is about to change it.
     fn fills(&self, lba: u64) -> Option<&Bytes> {
         let page = self.pages.get(&lba)?;
         let is_still = !page.is_dirty() && !self.reading.contains_key(&lba);
@@ -430,14 +431,14 @@ impl State {
         Some(Homing { lba, content, class, entry, sequence, version, direct, keep, fills: true })
     }
 
-    /// When there are more than `most` blocks that are not home: since when those have waited that have
-    /// to go there so that a quarter of that many are left.
+    /// When more than `most` blocks are not in place: the age limit (time of the first change) that
+    /// leaves a quarter of `most` once all older blocks are written back.
     pub(super) fn since_when_too_many(&self, most: usize) -> Option<Time> {
         let count = (self.dirty > most).then(|| self.dirty - most / 4)?;
         self.waiting.since(count, &self.pages)
     }
 
-    /// A block is home, or did not get there.
+    /// Ends the writeback of a block, which is in place or was not written.
     pub(super) fn end_homing(&mut self, homing: &Homing, is_home: bool) {
         let State { pages, map, live, waiting, .. } = self;
         let Some(page) = pages.get_mut(&homing.lba) else { return };
@@ -459,7 +460,8 @@ impl State {
             }
             if homing.sequence.is_some() && (!homing.direct || is_last) {
                 self.unflushed.extend(page.first_live.take());
-                // What came into the journal after this still waits.
+                // Transactions that came into the journal since this writeback began still hold
+                // newer changes.
                 if let Some(next) = page.next_live.take() {
                     live.keep(&mut page.first_live, next);
                 }
@@ -468,8 +470,8 @@ impl State {
         self.settle(homing.lba);
     }
 
-    /// A transaction is in the journal, or had nothing to say there. `home` says whether direct changes
-    /// went home before.
+    /// A transaction is in the journal, or had nothing to journal. `home`: its direct changes were
+    /// written in place before.
     pub(super) fn settle_commit(
         &mut self,
         closed: Closed,
@@ -490,7 +492,7 @@ impl State {
             if direct {
                 map.set(lba, Entry::Unsummed, sequence, live);
                 if let Some(first) = page.first_live.take() {
-                    // Older transactions say nothing of it any more, once this one is kept.
+                    // This transaction revokes older ones, once it is kept.
                     live.let_go(first);
                 }
                 page.next_live = None;
@@ -518,7 +520,7 @@ impl State {
         }
     }
 
-    /// A block may have become clean.
+    /// Updates the counts and queues after a change that may have made a block clean.
     fn settle(&mut self, lba: u64) {
         let Some(page) = self.pages.get_mut(&lba) else { return };
         if page.due.is_none() && !page.running && !page.committing {
@@ -534,23 +536,23 @@ impl State {
         }
     }
 
-    /// Recovery begins with a later transaction now.
+    /// Recovery begins with `first_replayed` from now on.
     pub(super) fn forget_logged(&mut self, first_replayed: u64) {
         self.first_replayed = first_replayed;
         self.logged.retain(|_, sequence| *sequence >= first_replayed);
     }
 
-    /// Runs in another way from now on; `next`: the next journal transaction.
+    /// Changes the options; `next`: the next journal transaction.
     pub(super) fn set_options(&mut self, options: Options, next: u64) {
         let notes = |mode: Mode| !mode.journals_all_data();
         if notes(options.mode) && !notes(self.options.mode) {
-            // A commit that is under way may come before it or after.
+            // A commit in flight may take this number or come after it.
             self.noted_from = next + 1;
         }
         self.options = options;
     }
 
-    /// Has eviction look at a block.
+    /// Queues a block for eviction.
     fn queue(&mut self, lba: u64) {
         if let Some(page) = self.pages.get_mut(&lba)
             && !std::mem::replace(&mut page.queued, true)
@@ -559,7 +561,7 @@ impl State {
         }
     }
 
-    /// What is in memory of a block at a version.
+    /// Looks a block up at a version.
     pub(super) fn find(&mut self, lba: u64, at: Version) -> Result<Found, StoreError> {
         if let Some(page) = self.pages.get_mut(&lba) {
             page.referenced = true;
@@ -574,7 +576,7 @@ impl State {
         Ok(self.map.entry(lba)?.map_or(Found::Unmapped, Found::Home))
     }
 
-    /// Takes a block as it was read from home, for the next reader.
+    /// Caches a block that was read from the device.
     pub(super) fn keep_read(&mut self, lba: u64, home: Entry, content: Bytes) {
         match self.pages.get_mut(&lba) {
             Some(page) => {
@@ -588,7 +590,7 @@ impl State {
         }
     }
 
-    /// Nobody holds a version any more.
+    /// Drops old content that no held version sees.
     pub(super) fn purge(&mut self) {
         let mut aged = std::mem::take(&mut self.aged);
         aged.sort_unstable();
@@ -604,12 +606,12 @@ impl State {
         self.aged = aged;
     }
 
-    /// How many blocks keep old content, about.
+    /// Blocks that keep old content, approximately.
     pub(super) fn aged(&self) -> usize {
         self.aged.len()
     }
 
-    /// Forgets blocks that were not used lately while there are too many.
+    /// Drops clean blocks that were not used lately, while there are too many (CLOCK).
     pub(super) fn evict(&mut self) {
         let most = (self.options.cache / BLOCK_SIZE).max(16);
         let mut looks = self.idle.len();
@@ -618,7 +620,7 @@ impl State {
             let Some(lba) = self.idle.pop_front() else { return };
             let Some(page) = self.pages.get_mut(&lba) else { continue };
             page.queued = false;
-            // One that is dirty again comes back when it is clean.
+            // A dirty block is queued again when it becomes clean.
             if !page.is_idle() {
                 continue;
             }
@@ -631,7 +633,7 @@ impl State {
 }
 
 impl Change {
-    /// A later change in the same transaction.
+    /// Merges a later change in the same transaction.
     fn go_on(&mut self, new: Change) {
         let was_cleared = self.content.is_none();
         (self.content, self.class) = (new.content, new.class);
@@ -650,7 +652,8 @@ impl Change {
     }
 }
 
-/// For each write the bytes of the whole write that it is a part of: those of neighbouring data blocks.
+/// For each write the bytes of the whole request that it is a part of: the run of neighbouring data
+/// blocks.
 fn written(writes: &[Write]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..writes.len()).collect();
     order.sort_unstable_by_key(|at| writes[*at].lba);

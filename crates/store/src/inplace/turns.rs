@@ -1,8 +1,8 @@
-//! Reads and writes in turns, for a drive that moves an arm.
+//! Batches of reads and of writes, for a rotational disk.
 //!
-//! Writes home go along the disk, reads all over it: an arm that serves one of each in alternation goes
-//! a long way for both. So the reads that wait are served together, of which the drive begins with the
-//! nearest, and then a stretch of writes, as schedulers of kernels do it.
+//! Writeback goes along the disk, reads all over it: alternating single requests costs a long seek
+//! for each. So waiting reads are served as a batch, of which the disk takes the nearest first, and
+//! then a batch of writes, as the kernel's I/O schedulers do it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Reads of one turn.
+/// Reads of one batch.
 const READS: usize = 32;
-/// Writes of one turn for each read of the last one. The more, the sooner all of them are home and reads
-/// have the arm for themselves; and the longer a read waits until then.
+/// Writes of one batch for each read of the batch before. More writes finish writeback sooner and
+/// leave the disk to reads, but make a read wait longer until then.
 const WRITES_PER_READ: usize = 8;
 
-/// What a request does.
+/// The direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
     Write,
 }
 
-/// Requests of one kind.
+/// Requests of one direction.
 #[derive(Debug, Default)]
 struct Line {
     waiting: VecDeque<oneshot::Sender<Turn>>,
@@ -34,17 +34,17 @@ struct Line {
 struct Lines {
     reads: Line,
     writes: Line,
-    /// Whose turn it is, how many more may begin in it, and how many have.
+    /// The direction of the batch, how many more may begin in it, and how many have begun.
     turn: Kind,
     left: usize,
     begun: usize,
 }
 
-/// Who may begin on a drive.
+/// The scheduler of a device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turns(Arc<Mutex<Lines>>);
 
-/// A request that may run, until this is dropped. By default out of turn.
+/// An admitted request, until this is dropped. The default is a request outside of the schedule.
 #[derive(Debug, Default)]
 pub(super) struct Turn(Option<(Turns, Kind)>);
 
@@ -61,20 +61,20 @@ impl Default for Lines {
 }
 
 impl Turns {
-    /// Waits until such a request may begin.
+    /// Waits until a request may begin.
     pub(super) async fn take(&self, kind: Kind) -> Turn {
         let (sender, turn) = oneshot::channel();
         self.0.lock().line(kind).waiting.push_back(sender);
         self.go_on();
-        // The sender is kept until it is used.
+        // The line keeps the sender until it sends.
         turn.await.unwrap_or(Turn(None))
     }
 
-    /// Lets go whoever may.
+    /// Admits all requests that may begin.
     fn go_on(&self) {
         loop {
             let Some((kind, sender)) = self.0.lock().next() else { return };
-            // Who has gone away gives the turn back; not under the lock.
+            // A dropped receiver drops the turn at once, which takes the lock.
             let _ = sender.send(Turn(Some((self.clone(), kind))));
         }
     }
@@ -97,10 +97,10 @@ impl Lines {
         }
     }
 
-    /// Takes out the next request that may begin.
+    /// Takes the next request that may begin out of its line.
     fn next(&mut self) -> Option<(Kind, oneshot::Sender<Turn>)> {
         for line in [&mut self.reads, &mut self.writes] {
-            // Else they would give their turns back one within the other.
+            // Dropped requests would release their turns recursively.
             while line.waiting.front().is_some_and(oneshot::Sender::is_closed) {
                 line.waiting.pop_front();
             }
@@ -111,11 +111,11 @@ impl Lines {
         Some((kind, line.waiting.pop_front()?))
     }
 
-    /// Of which kind the next request is, if one may begin.
+    /// The direction of the next request, if one may begin.
     fn whose(&mut self) -> Option<Kind> {
         let (reads, writes) = (&self.reads, &self.writes);
         if reads.waiting.is_empty() && reads.running == 0 {
-            // When some come, they are next.
+            // Reads that come now go first.
             (self.turn, self.left, self.begun) = (Kind::Read, READS, 0);
             return (!writes.waiting.is_empty()).then_some(Kind::Write);
         }
@@ -152,14 +152,14 @@ mod tests {
     fn ask(turns: &Turns, kind: Kind) -> Asked {
         let turns = turns.clone();
         let mut asked = async move { turns.take(kind).await }.boxed();
-        // It stands in line from now on.
+        // Polled once, it stands in line.
         match (&mut asked).now_or_never() {
             Some(turn) => futures::future::ready(turn).boxed(),
             None => asked,
         }
     }
 
-    /// Those who may run, taken out of those who asked.
+    /// Takes the admitted requests out.
     fn granted(asked: &mut Vec<Asked>) -> Vec<Turn> {
         let mut turns = Vec::new();
         asked.retain_mut(|asked| match asked.now_or_never() {
@@ -209,7 +209,7 @@ mod tests {
         drop(in_turn);
         let in_turn = granted(&mut writes);
         assert_eq!((in_turn.len(), granted(&mut reads).len()), (READS * WRITES_PER_READ, 0));
-        // The turn ends when all of it has.
+        // The batch ends when its last request has.
         let mut in_turn = in_turn.into_iter();
         let last = in_turn.next();
         drop(in_turn);
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(running.len(), 100);
         let mut writes = many(&turns, Kind::Write, 10);
         assert_eq!(granted(&mut writes).len(), 0);
-        // Of ten that wait half go away before their turn comes, and one when it has come.
+        // Of ten that wait five are dropped before they are admitted, and one after.
         writes.truncate(5);
         drop(running);
         drop(writes.pop());

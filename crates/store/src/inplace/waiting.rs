@@ -1,4 +1,4 @@
-//! Blocks that are committed and not home, and which of them go there when.
+//! Dirty blocks: committed and not in place, and which of them to write back.
 
 use std::collections::BTreeSet;
 
@@ -6,22 +6,22 @@ use super::page::{Due, Page};
 use crate::block::Version;
 use crate::env::{HashMap, Time};
 
-/// Which blocks have to go home.
+/// Which dirty blocks to write back.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Which {
-    /// Those that have waited since then or longer, and those that hold nothing any more.
+    /// Blocks that have been dirty since then or longer, and discarded blocks.
     Old(Time),
-    /// Those about which a transaction before this one says something.
+    /// Blocks that a transaction before this one changed.
     Before(u64),
-    /// Those up to a version that did not go through the journal.
+    /// Blocks up to a version that bypass the journal.
     Direct(Version),
-    /// All.
+    /// All dirty blocks.
     All,
 }
 
 impl Which {
     fn takes(self, page: &Page) -> bool {
-        // What is on its way is somebody's business already; but who needs it there has to wait.
+        // Skips pages under writeback unless the caller needs them finished.
         let may_leave = matches!(self, Which::Old(_));
         !(may_leave && page.homing)
             && page.due.as_ref().is_some_and(|due| match self {
@@ -37,12 +37,12 @@ impl Which {
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     all: BTreeSet<u64>,
-    /// Those of them that do not go through the journal: every commit asks for them.
+    /// Those that bypass the journal: every commit looks for them.
     direct: BTreeSet<u64>,
 }
 
 impl Waiting {
-    /// Has a block wait for something else, or for nothing. Nobody else changes what it waits for.
+    /// Sets or clears what a block has to write back. The only place that changes `page.due`.
     pub(super) fn set(&mut self, lba: u64, page: &mut Page, due: Option<Due>) {
         let member = |set: &mut BTreeSet<u64>, is_in: bool| match is_in {
             true => set.insert(lba),
@@ -53,8 +53,7 @@ impl Waiting {
         page.due = due;
     }
 
-    /// Blocks that have to go home, at most `most`, in the order of their numbers; and how many more there
-    /// are.
+    /// Selects at most `most` blocks to write back, ordered by number; and how many more qualify.
     pub(super) fn pick(
         &self,
         which: Which,
@@ -71,7 +70,8 @@ impl Waiting {
         (picked, due.count())
     }
 
-    /// Since when the youngest of the `count` blocks has waited that have waited longest.
+    /// The time since which the youngest of the `count` blocks that have been dirty longest is
+    /// dirty.
     pub(super) fn since(&self, count: usize, pages: &HashMap<u64, Page>) -> Option<Time> {
         let due = self.all.iter().filter_map(|lba| pages.get(lba)?.due.as_ref());
         let mut since: Vec<Time> = due.map(|due| due.since).collect();

@@ -1,4 +1,4 @@
-//! What a tag addresses.
+//! The address in a tag.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use integer_encoding::VarInt;
 
 use crate::block::Lba;
 
-/// The address of a block, in the user's terms: small next to the one before it.
+/// The address of a block, of the user's type; encodes as a short distance from the previous one.
 pub trait Address: Copy + Ord + fmt::Debug + Send + Sync + 'static {
-    /// Appends the address. `before` is that of the tag before, in the same transaction.
+    /// Appends the address. `before`: the address of the previous tag in the same transaction.
     fn encode(self, before: Option<Self>, to: &mut Vec<u8>);
 
-    /// Takes an address off the front; `None` for bytes that are none.
+    /// Takes an address off the front; `None` for invalid bytes.
     fn decode(from: &mut &[u8], before: Option<Self>) -> Option<Self>;
 
     /// The address `count` blocks further; `None` when there is none.
@@ -35,14 +35,14 @@ impl Address for Lba {
     }
 }
 
-/// Appends a number in as many bytes as it needs.
+/// Appends a number in LEB128.
 pub(super) fn put_var<N: VarInt>(number: N, to: &mut Vec<u8>) {
     let mut bytes = [0; 10];
     let len = number.encode_var(&mut bytes);
     to.extend_from_slice(&bytes[..len]);
 }
 
-/// Takes a number off the front.
+/// Takes a number in LEB128 off the front.
 pub(super) fn take_var<N: VarInt>(from: &mut &[u8]) -> Option<N> {
     let (number, len) = N::decode_var(from)?;
     *from = from.get(len..)?;

@@ -1,4 +1,4 @@
-//! What lies in a journal, for a person to read.
+//! Dump of a journal for a person to read.
 
 use serde::Serialize;
 
@@ -11,14 +11,14 @@ use crate::copies;
 pub use crate::copies::CopyDump;
 use crate::device::DeviceRef;
 
-/// Everything that a journal holds and recovery would look at.
+/// Everything that recovery would look at.
 #[derive(Clone, Debug, Serialize)]
 pub struct JournalDump<A> {
     /// The two copies of the superblock.
     pub superblocks: Vec<CopyDump<Superblock>>,
     /// Transactions, from the tail on.
     pub transactions: Vec<TransactionDump<A>>,
-    /// What follows them.
+    /// How the transactions end.
     pub end: EndDump,
 }
 
@@ -31,13 +31,13 @@ pub struct TransactionDump<A> {
     pub offset: u64,
     /// Bytes that it takes.
     pub bytes: u64,
-    /// What the user made of it: for a volume, its last version.
+    /// The user's stamp: for a volume, its last version.
     pub stamp: u64,
     /// Bytes in its multiwrite blocks.
     pub multiwrite: u32,
     /// Its regular blocks.
     pub regular: u32,
-    /// What it says, one after the other.
+    /// Its tags, in order.
     pub tags: Vec<TagDump<A>>,
 }
 
@@ -53,7 +53,7 @@ pub enum TagDump<A> {
         offset: usize,
         /// Their number.
         len: usize,
-        /// The block held zeros before.
+        /// The block was empty before.
         fresh: bool,
     },
     /// A whole block.
@@ -61,7 +61,7 @@ pub enum TagDump<A> {
         /// The block.
         block: A,
     },
-    /// Earlier updates of a run of blocks are void.
+    /// Earlier updates of a run of blocks are revoked.
     Void {
         /// The first block.
         block: A,
@@ -72,17 +72,17 @@ pub enum TagDump<A> {
     },
 }
 
-/// What follows the last transaction.
+/// How the transactions end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndDump {
-    /// There is no superblock that says where to begin.
+    /// No superblock says where to begin.
     Unknown,
-    /// Nothing of this epoch.
+    /// Nothing of this epoch follows.
     Clean,
-    /// A transaction that is not whole: it was never durable.
+    /// An incomplete transaction, which was never durable.
     Torn,
-    /// A transaction that is not whole, and behind it this later one: it was durable once.
+    /// An incomplete transaction, which was durable once: this later one follows it.
     Rotten {
         /// The later one.
         later: u64,
@@ -92,7 +92,7 @@ pub enum EndDump {
 /// Reads the journal that fills `device`.
 ///
 /// # Errors
-/// The device's. What is damaged is reported in the result.
+/// The device's. Damage is reported in the result.
 pub async fn dump<A: Address>(device: &DeviceRef) -> Result<JournalDump<A>, JournalError> {
     let (superblocks, newest) = copies::dump::<Superblock>(device).await;
     let mut found = JournalDump { superblocks, transactions: Vec::new(), end: EndDump::Unknown };
@@ -102,7 +102,7 @@ pub async fn dump<A: Address>(device: &DeviceRef) -> Result<JournalDump<A>, Jour
     Ok(found)
 }
 
-/// Appends the transactions from the tail on to `found`; how they end.
+/// Appends the transactions from the tail on to `found`; returns how they end.
 async fn transactions<A: Address>(
     device: &DeviceRef,
     superblock: &Superblock,

@@ -1,12 +1,12 @@
-//! What a journal's device holds, byte for byte.
+//! The layout of a journal's device, byte for byte.
 //!
 //! ```text
 //! 0        superblock          (512 bytes)
 //! 4 KiB    superblock, a copy
-//! 8 KiB    ring: transactions, each from a sector's beginning on; the ring's end goes on at 8 KiB
+//! 8 KiB    ring: transactions, each from a sector's beginning on; the ring wraps to 8 KiB
 //! ```
 //!
-//! Of two superblocks the whole one with the higher generation counts. A transaction begins with a
+//! Of two superblocks the valid one with the higher generation counts. A transaction begins with a
 //! [`CommitRecord`]. A *tag* is
 //!
 //! ```text
@@ -47,27 +47,27 @@ pub const KIND: u8 = 0b11;
 pub const KIND_BYTES: u8 = 0;
 /// A whole block.
 pub const KIND_WHOLE: u8 = 1;
-/// Earlier updates of a run of blocks are void.
+/// Earlier updates of a run of blocks are revoked.
 pub const KIND_VOID: u8 = 2;
 /// The tag is about the same block as the one before.
 pub const SAME: u8 = 1 << 2;
-/// The block held zeros before.
+/// The block was empty before.
 pub const FRESH: u8 = 1 << 3;
 
-/// Begins a transaction.
+/// The first bytes of a transaction.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommitRecord {
     /// [`COMMIT_MAGIC`].
     pub magic: [u8; 4],
-    /// CRC-32C of what follows this field up to the regular blocks; then, for each regular block, of
-    /// the checksum so far and the block.
+    /// CRC-32C of the bytes from behind this field to the regular blocks; then, for each regular
+    /// block, of the checksum so far and the block.
     pub checksum: U32,
     /// The transaction's number.
     pub sequence: U64,
-    /// What the user made of it: for a block store, its last version.
+    /// The user's stamp: for a block store, its last version.
     pub stamp: U64,
-    /// Of the journal and its epoch: see [`Superblock::tag`].
+    /// Identifies the journal and its epoch: see [`Superblock::tag`].
     pub tag: U32,
     /// Bytes of tags.
     pub tags: U32,
@@ -104,7 +104,7 @@ const _: () = {
     assert!(size_of::<StoredSuperblock>() == 512);
 };
 
-/// Where the ring lies.
+/// The location of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Geography {
     /// Bytes of the ring.
@@ -124,17 +124,18 @@ impl Geography {
         Ok(Geography { size: (size - RING) / u64::from(sector) * u64::from(sector), sector })
     }
 
-    /// Where an offset lies on the device.
+    /// The device's byte of an offset.
     pub(super) fn place(&self, offset: u64) -> u64 {
         RING + offset % self.size
     }
 
-    /// Bytes from an offset to the ring's end.
+    /// Bytes from an offset to the end of the ring.
     pub(super) fn until_end(&self, offset: u64) -> u64 {
         self.size - offset % self.size
     }
 
-    /// A run of bytes as writes: what reaches over the ring's end goes on at its beginning.
+    /// Splits a run of bytes into writes: a run that crosses the ring's end continues at its
+    /// beginning.
     pub(super) fn split(&self, offset: u64, parts: Vec<Bytes>) -> Vec<(u64, Vec<Bytes>)> {
         let mut left = self.until_end(offset);
         let mut pieces = vec![(self.place(offset), Vec::with_capacity(parts.len()))];
@@ -158,7 +159,7 @@ impl Geography {
     }
 }
 
-/// What a journal says of itself.
+/// The superblock of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
     /// Higher in each one that is written.
@@ -167,16 +168,16 @@ pub struct Superblock {
     pub id: Uuid,
     /// The volume that it belongs to.
     pub owner: Uuid,
-    /// Where its ring lies.
+    /// The location of its ring.
     #[serde(flatten)]
     pub geography: Geography,
     /// Higher after each recovery: no transaction of an earlier epoch counts.
     pub epoch: u64,
     /// Where recovery begins: the offset of a transaction, or of the next one.
     pub tail_offset: u64,
-    /// Its number.
+    /// The number of that transaction.
     pub tail_sequence: u64,
-    /// The stamp of the one before it.
+    /// The stamp of the transaction before it.
     pub stamp: u64,
 }
 
@@ -194,7 +195,7 @@ impl Superblock {
         }
     }
 
-    /// The next one: recovery begins elsewhere.
+    /// The next superblock, with another tail, and another epoch if `epoch`.
     pub(super) fn next(&self, tail: Tail, epoch: bool) -> Superblock {
         Superblock {
             generation: self.generation + 1,
@@ -206,7 +207,7 @@ impl Superblock {
         }
     }
 
-    /// What transactions of this journal and epoch carry.
+    /// The tag in transactions of this journal and epoch.
     pub fn tag(&self) -> u32 {
         let mut bytes = [0; 24];
         bytes[..16].copy_from_slice(self.id.as_bytes());
@@ -214,7 +215,7 @@ impl Superblock {
         crc32c(&bytes)
     }
 
-    /// The one that counts.
+    /// Reads the current superblock.
     pub(super) async fn read(device: &DeviceRef) -> Result<Superblock, JournalError> {
         let found = match device.geometry().size >= MIN_SIZE {
             true => copies::read(device).await?,

@@ -1,14 +1,15 @@
-//! Finding what a journal holds when both of its superblocks are lost.
+//! Rebuilding a journal whose superblocks are both lost.
 //!
-//! Every commit record names its journal, its epoch and its number, and a checksum says whether the
-//! transaction is whole: so the ring tells where the newest transactions lie. What it cannot tell is which
-//! of them were released. Replaying a released transaction again is harmless as long as every later one
-//! is replayed too: so recovery begins with the oldest of the newest epoch from which on none is missing.
-//! A newer epoch without transactions would not show in the ring: the journal's user notes the epoch
-//! ([`Note`]), so that nothing of an older one is replayed.
+//! Every commit record names its journal, its epoch and its number, and a checksum proves that the
+//! transaction is whole: so the ring shows the newest transactions. It does not show which of them
+//! were released. Replaying a released transaction again is harmless as long as every later one is
+//! replayed too: so recovery begins with the oldest transaction of the newest epoch from which on
+//! none is missing. A newer epoch without transactions would not show in the ring: the journal's
+//! user notes the epoch ([`Note`]), so that no transaction of an older one is replayed.
 //!
-//! One exception concerns data that its user wrote past the journal and never acknowledged: bytes of a
-//! released transaction may come over it while the transaction that makes them void is not durable.
+//! One exception concerns data that the user wrote in place directly and never acknowledged: bytes
+//! of a released transaction may overwrite it while the transaction that revokes them is not
+//! durable.
 
 use uuid::Uuid;
 use zerocopy::FromBytes;
@@ -25,10 +26,10 @@ const RUN: u64 = 1 << 20;
 /// Epochs before the newest that are recognised.
 const EPOCHS: u64 = 1 << 16;
 
-/// What a journal's user keeps of it elsewhere, for the case that both superblocks are lost.
+/// What the user of a journal keeps of it elsewhere, in case both superblocks are lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Note {
-    /// The epoch; 0 when it was not noted.
+    /// The epoch; 0 when unknown.
     pub epoch: u64,
     /// The number of the epoch's first transaction.
     pub first: u64,
@@ -36,33 +37,34 @@ pub struct Note {
     pub size: u64,
 }
 
-/// A journal whose superblocks are lost.
+/// A journal whose superblocks are lost, as its user knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
     /// Its identity.
     pub id: Uuid,
     /// The volume that it belongs to.
     pub owner: Uuid,
-    /// What was noted of it last.
+    /// The last note of it.
     pub note: Note,
-    /// No epoch is higher.
+    /// No epoch of it is higher.
     pub last_epoch: u64,
     /// The stamp of the last transaction before the noted epoch.
     pub stamp: u64,
-    /// The journal is on this device for certain. Otherwise the device has to show a transaction of it.
+    /// The journal is certainly on this device. Otherwise the device has to show a transaction of
+    /// it.
     pub is_here: bool,
 }
 
-/// What was found of a journal without superblocks.
+/// A rebuilt journal.
 #[derive(Clone, Debug)]
 pub(super) struct Rebuilt {
     /// A superblock from which recovery may begin.
     pub(super) superblock: Superblock,
-    /// Transactions that are missing before the first one: perhaps none of them was needed any more.
+    /// Transactions missing before the first one; they may have been released.
     pub(super) missing: u64,
 }
 
-/// A commit record in the ring.
+/// A commit record found in the ring.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     epoch: u64,
@@ -70,11 +72,11 @@ struct Place {
     offset: u64,
 }
 
-/// The part of a chain of transactions that begins with one.
+/// The beginning of a chain of transactions.
 #[derive(Clone, Copy, Debug)]
 struct Begin {
     place: Place,
-    /// Bytes of all of them.
+    /// Bytes of the chain.
     bytes: u64,
 }
 
@@ -119,14 +121,14 @@ fn geography(device: &DeviceRef, lost: &Lost) -> Result<Geography, JournalError>
             Ok(Geography { size, ..whole })
         }
         size => Err(JournalError::Invalid(format!(
-            "{} has room for {} bytes of a journal that had {size}",
+            "{} has room for a journal of {} bytes, but it had {size} bytes",
             device.name(),
             whole.size
         ))),
     }
 }
 
-/// Every commit record of the journal, in any epoch up to the superblock's and the next.
+/// Finds every commit record of the journal, in epochs up to one beyond the superblock's.
 async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place>, JournalError> {
     let last = superblock.epoch.saturating_add(1);
     let tag = |epoch| (Superblock { epoch, ..superblock.clone() }.tag(), epoch);
@@ -150,7 +152,7 @@ async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place
     Ok(places)
 }
 
-/// The newest transaction that is whole, of an epoch that is not older than what was noted.
+/// The newest whole transaction, of the noted epoch or a later one.
 async fn newest<A: Address>(
     device: &DeviceRef,
     superblock: &Superblock,
@@ -168,7 +170,7 @@ async fn newest<A: Address>(
     Ok(None)
 }
 
-/// The oldest transaction from which on all are whole, one behind the other, up to `last`.
+/// The oldest transaction of an unbroken chain of whole transactions that ends in `last`.
 async fn begin_of<A: Address>(
     device: &DeviceRef,
     superblock: &Superblock,
@@ -186,7 +188,7 @@ async fn begin_of<A: Address>(
         for place in before.get(&begin.place.sequence).into_iter().flatten() {
             let Some(len) = whole::<A>(device, superblock, *place).await? else { continue };
             let ends_there = (place.offset + len) % size == begin.place.offset;
-            // What reaches into the newest was overwritten, whatever its checksum says.
+            // A transaction that overlaps the newest was overwritten, whatever its checksum says.
             if ends_there && begin.bytes + len <= size {
                 begin = Begin { place: *place, bytes: begin.bytes + len };
                 continue 'older;

@@ -1,4 +1,4 @@
-//! A transaction: as its user makes it, and as the device has it.
+//! A transaction in memory, and its encoding.
 
 use bytes::Bytes;
 use zerocopy::IntoBytes;
@@ -12,7 +12,7 @@ use crate::block::BLOCK_SIZE;
 use crate::checksum::crc32c_of_both;
 use crate::device::AlignedBuf;
 
-/// One thing that a transaction says.
+/// One update of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update<A> {
     /// Some bytes of a block.
@@ -21,35 +21,35 @@ pub enum Update<A> {
         at: A,
         /// The first byte in it.
         offset: usize,
-        /// What is there now: at least one byte.
+        /// The new bytes: at least one.
         bytes: Bytes,
-        /// The block held zeros before: recovery need not read it.
+        /// The block was empty before: recovery need not read it.
         fresh: bool,
     },
     /// A whole block.
     Whole {
         /// The block.
         at: A,
-        /// All its bytes.
+        /// Its whole content.
         content: Bytes,
     },
-    /// Updates of earlier transactions do not count any more.
+    /// Earlier transactions' updates of a run of blocks are revoked.
     Void(Void<A>),
 }
 
-/// A run of blocks about which earlier transactions are void.
+/// A run of blocks whose earlier updates are revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Void<A> {
     /// The first block.
     pub at: A,
-    /// How many.
+    /// Number of blocks.
     pub count: u64,
-    /// What the user says of them.
+    /// The user's note on them.
     pub note: u8,
 }
 
 impl<A: Copy> Update<A> {
-    /// The block, or the first of them.
+    /// The block, or the first block of the run.
     pub fn at(&self) -> A {
         match self {
             Update::Bytes { at, .. } | Update::Whole { at, .. } | Update::Void(Void { at, .. }) => {
@@ -59,16 +59,16 @@ impl<A: Copy> Update<A> {
     }
 }
 
-/// A transaction to be appended. Within it a block's updates count in their order.
+/// A transaction to be appended. Later updates of a block override earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record<A> {
-    /// What its user wants to know of the last one after a crash.
+    /// The user's stamp: recovery reports that of the last transaction.
     pub stamp: u64,
-    /// What it says.
+    /// Its updates, in order.
     pub updates: Vec<Update<A>>,
 }
 
-/// A transaction as it is sent.
+/// An encoded transaction.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) parts: Vec<Bytes>,
@@ -76,7 +76,7 @@ pub(super) struct Sent {
 }
 
 impl<A: Address> Record<A> {
-    /// The transaction in a journal's terms.
+    /// Encodes the transaction.
     pub(super) fn encode(&self, journal: &Superblock, sequence: u64) -> Sent {
         let tags = self.encode_tags();
         let bytes = self.updates.iter().map(|update| match update {
@@ -116,7 +116,7 @@ impl<A: Address> Record<A> {
         Sent { parts, len }
     }
 
-    /// Bytes that its tags and what they are about take.
+    /// Bytes of tags and payload, without commit record and padding.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> usize {
         let of = |update: &Update<A>| match update {
@@ -129,7 +129,7 @@ impl<A: Address> Record<A> {
 
     fn encode_tags(&self) -> Vec<u8> {
         let mut tags = Vec::with_capacity(self.updates.len() * 8);
-        // The block before, and where the last bytes in it ended.
+        // The previous tag's block, and where its bytes ended.
         let mut before: Option<(A, usize)> = None;
         for update in &self.updates {
             let at = update.at();
@@ -178,24 +178,24 @@ impl<A> Update<A> {
     }
 }
 
-/// The checksum of a transaction whose commit record is at the front of `head`.
+/// The checksum of a transaction; `head` begins with its commit record.
 fn checksum(head: &[u8], regular: &[Bytes]) -> u32 {
     let mut sum = Checksum::new(head);
     regular.iter().for_each(|block| sum.add(block));
     sum.0
 }
 
-/// A transaction's checksum, part by part.
+/// The checksum of a transaction, computed part by part.
 pub(super) struct Checksum(u32);
 
 impl Checksum {
-    /// Of the part up to the regular blocks.
+    /// Begins with the part up to the regular blocks.
     pub(super) fn new(head: &[u8]) -> Checksum {
         const AFTER: usize = 8;
         Checksum(crc32c_of_both(&[], head.get(AFTER..).unwrap_or(&[])))
     }
 
-    /// Goes on with a regular block.
+    /// Adds a regular block.
     pub(super) fn add(&mut self, block: &[u8]) {
         self.0 = crc32c_of_both(&self.0.to_le_bytes(), block);
     }
@@ -205,10 +205,10 @@ impl Checksum {
     }
 }
 
-/// A tag as it was read.
+/// A decoded tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tag<A> {
-    /// So many bytes from the multiwrite blocks.
+    /// The next `len` bytes of the multiwrite blocks.
     Bytes {
         at: A,
         offset: usize,
@@ -222,7 +222,7 @@ pub(super) enum Tag<A> {
     Void(Void<A>),
 }
 
-/// Reads the tags of a transaction; `None` when they make no sense.
+/// Decodes the tags of a transaction; `None` when they are invalid.
 pub(super) fn decode_tags<A: Address>(mut from: &[u8]) -> Option<Vec<Tag<A>>> {
     let mut tags = Vec::new();
     let mut before: Option<(A, usize)> = None;

@@ -1,4 +1,4 @@
-//! What a journal says after a crash.
+//! Recovery: scan and revoke.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceRef, Purpose};
 use crate::env::Env;
 
-/// Bytes that are read at a time.
+/// Bytes of one read.
 const AHEAD: u64 = 256 << 10;
-/// Bytes behind a damaged transaction that are searched for a later one.
+/// Bytes behind an incomplete transaction that are searched for a later one.
 const SEARCHED: u64 = 1 << 20;
 
-/// What a block is made of before patches.
+/// The content of a block before patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// What is at home.
+    /// The in-place content.
     Home,
     /// Zeros.
     Zeros,
@@ -31,41 +31,41 @@ pub enum Base {
     Regular(u64),
 }
 
-/// Bytes that go over a block's base.
+/// Bytes to be written over a block's base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// The first byte.
+    /// Offset of the first byte.
     pub offset: usize,
-    /// What is there.
+    /// The bytes.
     pub bytes: Bytes,
 }
 
-/// What a block becomes.
+/// How to build a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What it begins with.
+    /// The content that it begins with.
     pub base: Base,
-    /// What goes over that, one after the other.
+    /// Applied over that in order.
     pub patches: SmallVec<[Patch; 2]>,
 }
 
 /// How the journal ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Behind the last transaction is nothing of this epoch.
+    /// Nothing of this epoch follows the last transaction.
     Clean,
-    /// The next transaction began, and is not whole: it was never durable.
+    /// The next transaction is incomplete: it was never durable.
     Torn,
-    /// A transaction is not whole, and a later one is there: it was durable once.
+    /// A transaction is incomplete, and a later one is present: it was durable once.
     Rotten {
-        /// The first transaction that is not whole.
+        /// The first incomplete transaction.
         sequence: u64,
-        /// One behind it.
+        /// A later one.
         later: u64,
     },
 }
 
-/// How long the phases took, without replay, which is the user's.
+/// Durations of scan and revoke; replay is the user's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Phases {
     /// Finding the last transaction.
@@ -74,38 +74,38 @@ pub struct Phases {
     pub revoke: Duration,
 }
 
-/// What has to be replayed.
+/// What to replay.
 #[derive(Clone, Debug)]
 pub struct Replay<A> {
     /// Transactions found.
     pub transactions: u64,
     /// Their bytes in the journal.
     pub bytes: u64,
-    /// The stamp of the last one, or of the last one that was released; 0 when there was none.
+    /// The stamp of the last transaction, released or not; 0 when there was none.
     pub stamp: u64,
-    /// Runs that were declared void, in their order. Where a block is also in `blocks`, that is newer.
+    /// Revoked runs, in order. A plan in `blocks` is newer than a run that contains its block.
     pub voids: Vec<Void<A>>,
-    /// What blocks become.
+    /// How to build each block.
     pub blocks: BTreeMap<A, Plan>,
-    /// Updates that do not matter any more.
+    /// Number of updates that were revoked.
     pub revoked: u64,
     /// How the journal ends.
     pub end: End,
-    /// How long it took.
+    /// Durations of the phases.
     pub phases: Phases,
     pub(super) end_offset: u64,
     pub(super) next_sequence: u64,
 }
 
-/// A transaction that is whole.
+/// A whole transaction.
 pub(super) struct Found<A> {
     pub(super) tags: Vec<Tag<A>>,
     multiwrite: Bytes,
-    /// Where its regular blocks begin.
+    /// Offset of its regular blocks.
     regular: u64,
 }
 
-/// Finds everything from the tail on.
+/// Scans the ring from the tail on, and revokes.
 pub(super) async fn recover<A: Address>(
     env: &Env,
     device: &DeviceRef,
@@ -156,12 +156,12 @@ pub(super) async fn recover<A: Address>(
 }
 
 impl<A: Address> Replay<A> {
-    /// Whether there is nothing to do.
+    /// Whether there is nothing to replay.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.voids.is_empty()
     }
 
-    /// Goes on with the next transaction.
+    /// Adds the next transaction.
     fn take(&mut self, transaction: Found<A>) {
         let (mut at_byte, mut regular) = (0, transaction.regular);
         for tag in transaction.tags {
@@ -191,7 +191,7 @@ impl<A: Address> Replay<A> {
         }
     }
 
-    /// Takes out what was said of a run of blocks so far.
+    /// Drops the plans of a run of blocks.
     fn revoke(&mut self, at: A, count: u64) {
         let Some(end) = at.plus(count) else { return };
         let gone: SmallVec<[A; 4]> = self.blocks.range(at..end).map(|(at, _)| *at).collect();
@@ -205,7 +205,7 @@ impl<A: Address> Replay<A> {
 }
 
 impl<A: Address> Journal<A> {
-    /// A regular block that a [`Plan`] begins with.
+    /// Reads a regular block that is the base of a [`Plan`].
     ///
     /// # Errors
     /// The device's.
@@ -216,23 +216,23 @@ impl<A: Address> Journal<A> {
     }
 }
 
-/// What is at a place where the next transaction would begin.
+/// Result of looking for a transaction at an offset.
 pub(super) enum Scanned<A> {
     Whole(Found<A>, CommitRecord, u64),
-    /// It is not: its length, if it looks as if it had begun.
+    /// No whole transaction; its length, if one seems to have begun.
     Damaged(Option<u64>),
 }
 
-/// Reads the ring, some way ahead.
+/// Reads the ring with read-ahead.
 pub(super) struct Reader<'a> {
     pub(super) device: &'a DeviceRef,
     pub(super) superblock: &'a Superblock,
-    /// Bytes from an offset on.
+    /// An offset, and the bytes from it on.
     pub(super) buffer: Option<(u64, Bytes)>,
 }
 
 impl Reader<'_> {
-    /// Reads across the ring's end where needed.
+    /// Reads bytes of the ring, across its end if needed.
     async fn direct(&mut self, offset: u64, len: u64) -> Result<Bytes, JournalError> {
         let geography = &self.superblock.geography;
         let here = len.min(geography.until_end(offset));
@@ -245,7 +245,7 @@ impl Reader<'_> {
         Ok([first, rest].concat().into())
     }
 
-    /// `len` bytes from `offset` on, whole sectors, of a ring in which `room` bytes may be read.
+    /// Reads `len` bytes from `offset` on, whole sectors; `room` bytes may be read ahead.
     async fn read(&mut self, offset: u64, len: u64, room: u64) -> Result<Bytes, JournalError> {
         if let Some((start, bytes)) = &self.buffer
             && offset >= *start
@@ -260,7 +260,8 @@ impl Reader<'_> {
         Ok(bytes.slice(..len as usize))
     }
 
-    /// The commit record at a place, if it is one of this epoch and fits.
+    /// The commit record at an offset, if it is one of this epoch and its transaction fits; with
+    /// the lengths of head and transaction.
     async fn commit(
         &mut self,
         offset: u64,
@@ -282,7 +283,7 @@ impl Reader<'_> {
         Ok((len <= room).then_some((commit, head, len)))
     }
 
-    /// The transaction that should be at a place.
+    /// Reads the transaction with a number at an offset.
     pub(super) async fn transaction<A: Address>(
         &mut self,
         offset: u64,
@@ -293,7 +294,7 @@ impl Reader<'_> {
             return Ok(Scanned::Damaged(None));
         };
         if commit.sequence.get() != sequence {
-            // Left from a former round of the ring.
+            // Left from an earlier round of the ring.
             return Ok(Scanned::Damaged(None));
         }
         let bytes = self.read(offset, len, room).await?;
@@ -302,7 +303,7 @@ impl Reader<'_> {
         blocks.chunks(BLOCK_SIZE).for_each(|block| sum.add(block));
         let tags = COMMIT..COMMIT + commit.tags.get() as usize;
         let multiwrite = tags.end..tags.end + commit.multiwrite.get() as usize;
-        // A checksum that fits and tags that make no sense are no crash, and never whole.
+        // A valid checksum over invalid tags: no crash leaves that, and it is never whole.
         let decoded = decode_tags::<A>(&front[tags]).filter(|tags| {
             let bytes = tags.iter().map(|tag| match tag {
                 Tag::Bytes { len, .. } => *len,
@@ -313,7 +314,7 @@ impl Reader<'_> {
         });
         match decoded {
             Some(tags) if sum.value() == commit.checksum.get() => {
-                // The buffer is large, and what is kept of it small.
+                // A slice would keep the large read buffer in memory.
                 let multiwrite = Bytes::copy_from_slice(&front[multiwrite]);
                 let found = Found { tags, multiwrite, regular: offset + head };
                 Ok(Scanned::Whole(found, commit, len))
@@ -322,7 +323,8 @@ impl Reader<'_> {
         }
     }
 
-    /// A transaction behind a damaged one of `len` bytes, or of any length.
+    /// Searches for a transaction behind an incomplete one of `len` bytes; the length may be
+    /// unknown.
     pub(super) async fn later(
         &mut self,
         offset: u64,

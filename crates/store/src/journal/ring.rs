@@ -1,19 +1,19 @@
-//! Which part of the ring is in use.
+//! The part of the ring in use.
 //!
-//! Offsets count bytes from the journal's beginning on and never come back; where they lie on the
-//! device is their remainder.
+//! Offsets count bytes since the journal was created and never repeat; the offset modulo the ring's
+//! size is the place on the device.
 
 use std::collections::VecDeque;
 
-/// The transactions that are not released, from tail to head.
+/// Transactions that are not released, from tail to head.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Their offsets and stamps, the oldest first.
+    /// Their offsets and stamps, oldest first.
     live: VecDeque<(u64, u64)>,
     head: u64,
     /// The number of the next transaction.
     next: u64,
-    /// The stamp of the last one that was released.
+    /// The stamp of the last released transaction.
     released: u64,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Tail {
 }
 
 impl Ring {
-    /// No transactions; the next one is `next`, at `head`.
+    /// An empty ring whose next transaction is `next`, at offset `head`.
     pub(super) fn new(head: u64, next: u64, released: u64) -> Ring {
         Ring { live: VecDeque::new(), head, next, released }
     }
@@ -68,7 +68,7 @@ impl Ring {
         self.next += 1;
     }
 
-    /// Takes out those before `sequence`.
+    /// Releases transactions before `sequence`.
     pub(super) fn release(&mut self, sequence: u64) {
         while self.oldest().is_some_and(|oldest| oldest < sequence) {
             if let Some((_, stamp)) = self.live.pop_front() {
@@ -77,7 +77,7 @@ impl Ring {
         }
     }
 
-    /// Takes out all; the next one is where recovery would begin.
+    /// Releases all transactions.
     pub(super) fn clear(&mut self) -> Tail {
         self.release(self.next);
         self.tail()

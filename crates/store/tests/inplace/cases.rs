@@ -1,5 +1,5 @@
-//! The in-place store, case by case: what each mode writes where, what a crash leaves, and what is said
-//! of devices that are damaged, foreign or failing.
+//! The in-place store, case by case: what each mode writes where, what a crash leaves, and errors
+//! about devices that are damaged, foreign or failing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use thalweg_store::journal::JournalError;
 
 use crate::support::Shape;
 
-/// A store that does nothing by itself.
+/// A store without background work.
 fn quiet(mode: Mode) -> Shape {
     let shape = Shape::new(mode);
     let never = Duration::from_secs(100_000);
@@ -115,14 +115,14 @@ fn a_crash_leaves_what_figure_4_3_says() {
     for mode in [Mode::Data, Mode::Wasteless] {
         assert_eq!(figure_4_3(mode), [(old, old), (old, old), (new, new)], "{mode}");
     }
-    // All data is home before the commit, and no metadata.
+    // All data is written before the commit, and no metadata.
     assert_eq!(figure_4_3(Mode::Ordered), [(old, old), (new, old), (new, new)]);
     // Only the block that changed as a whole is.
     assert_eq!(figure_4_3(Mode::Selective), [(old, old), ([1, 1, 2], old), (new, new)]);
 }
 
-/// What one transaction of the figure costs: bytes in the journal, blocks home before the commit, and
-/// flushes.
+/// Cost of one transaction of the figure: bytes in the journal, blocks in place before the commit,
+/// and flushes.
 fn cost(mode: Mode, external: bool) -> (u64, u64, u64) {
     run(1, |env| async move {
         let shape = Shape { external, ..quiet(mode) };
@@ -157,7 +157,7 @@ fn each_mode_writes_what_it_should() {
     assert_eq!(cost(Mode::Writeback, true), (512, 3, 2));
 }
 
-/// What a timer commits in writeback mode is not the data.
+/// In writeback mode a timer commits metadata without its data.
 #[test]
 fn writeback_commits_metadata_without_its_data() {
     run(2, |env| async move {
@@ -211,14 +211,14 @@ fn sequence(changes: &[usize], checkpoint_after: usize) -> (u64, u64) {
 fn an_update_sequence_stays_as_it_began() {
     // Small first: the whole block is journaled too.
     assert_eq!(sequence(&[100, BLOCK_SIZE], 0), (512 + 512 + 4096, 0));
-    // Large first, and home at once: what comes is a new sequence.
+    // Large first and written at once: the next write begins a new sequence.
     assert_eq!(sequence(&[BLOCK_SIZE, 100], 0), (512 + 512, 1));
-    // Home in between: a large one goes directly then.
+    // Written back in between: the large write goes directly then.
     assert_eq!(sequence(&[100, BLOCK_SIZE], 1), (512 + 512, 1));
 }
 
-/// A block's small change is in the journal when a large one goes home directly: replay must not put
-/// the old bytes over the new ones.
+/// The journal holds a small change of a block when a large one is written directly: replay must
+/// not put the old bytes over the new ones.
 #[test]
 fn nothing_old_is_replayed_over_what_went_home_directly() {
     run(4, |env| async move {
@@ -238,8 +238,8 @@ fn nothing_old_is_replayed_over_what_went_home_directly() {
     });
 }
 
-/// The same while the journal has to keep the small change for the sake of another block: a crash in the
-/// middle of the large one leaves old or new sectors, and none of both.
+/// The same while the journal has to keep the small change because of another block: a crash in the
+/// middle of the large write leaves each sector old or new, never the small change.
 #[test]
 fn nothing_is_written_directly_under_bytes_that_may_be_replayed() {
     run(14, |env| async move {
@@ -353,8 +353,8 @@ fn a_damaged_sector_of_the_map_is_said_and_given_up() {
     });
 }
 
-/// What bringing two blocks home costs where others between them are there: writes of blocks, and how
-/// many blocks they have.
+/// Cost of writing back two blocks whose neighbours in between are in place: writes, and blocks in
+/// them.
 async fn home_of_two(store: &InPlace, device: &DeviceRef, lbas: [u64; 2]) -> (u64, u64) {
     for lba in lbas {
         store.apply(vec![part(lba, 1, 0..10, 2, Class::Data)]).await.unwrap();
@@ -366,7 +366,7 @@ async fn home_of_two(store: &InPlace, device: &DeviceRef, lbas: [u64; 2]) -> (u6
     (spent.writes, spent.write_bytes / BLOCK_SIZE as u64)
 }
 
-/// Twenty blocks that are at home and in memory.
+/// Twenty blocks that are in place and in memory.
 async fn twenty(env: &Env, shape: &Shape, devices: &[DeviceRef]) -> InPlace {
     shape.create(env, devices).await;
     let (store, _) = shape.open(env, devices).await;
@@ -396,7 +396,7 @@ fn short_gaps_between_blocks_on_their_way_home_are_closed() {
         store.sync(store.now()).await.unwrap();
         store.checkpoint().await.unwrap();
         assert_eq!(home_of_two(&store, &devices[0], [44, 47]).await, (2, 2), "nothing is there");
-        // It must not go home before it is committed.
+        // It must not be written before it is committed.
         store.apply(vec![part(52, 1, 0..10, 3, Class::Data)]).await.unwrap();
         let before = devices[0].tallies();
         store.checkpoint().await.unwrap();
@@ -426,7 +426,7 @@ fn short_gaps_between_blocks_on_their_way_home_are_closed() {
     });
 }
 
-/// What lies between blocks that have to go home, and would have to go there later, goes along.
+/// Dirty blocks in a gap between blocks to be written back are written along.
 #[test]
 fn what_waits_between_blocks_on_their_way_home_goes_along() {
     run(22, |env| async move {
@@ -449,7 +449,7 @@ fn what_waits_between_blocks_on_their_way_home_goes_along() {
         for lba in [43, 45, 55] {
             change(lba, 3).await;
         }
-        // Of this, what is committed goes along.
+        // Committed blocks in the gap are written along.
         store.apply(vec![part(43, 1, 0..10, 4, Class::Data)]).await.unwrap();
         env.sleep(span / 2 + span / 5).await;
         let spent = devices[0].tallies().since(&before.0).of(Purpose::UserData);
@@ -466,8 +466,8 @@ fn what_waits_between_blocks_on_their_way_home_goes_along() {
     });
 }
 
-/// A block that closes a gap is written there by nobody else meanwhile: a drive may take two writes in
-/// any order.
+/// A block that closes a gap is not written otherwise meanwhile: a device may reorder two
+/// concurrent writes.
 #[test]
 fn a_block_that_closes_a_gap_is_on_its_way() {
     run(21, |env| async move {
@@ -498,7 +498,7 @@ fn a_block_that_closes_a_gap_is_on_its_way() {
     });
 }
 
-/// Without an arm, and unless it is asked for, nothing is written that need not be.
+/// Without a rotational disk, and unless asked for, no unchanged block is written.
 #[test]
 fn gaps_are_closed_for_drives_that_move_an_arm() {
     run(18, |env| async move {
@@ -511,7 +511,7 @@ fn gaps_are_closed_for_drives_that_move_an_arm() {
         });
         let store = twenty(&env, &shape, &devices).await;
         assert_eq!(home_of_two(&store, &devices[0], [42, 48]).await, (1, 7));
-        // Nor where the device says that it has an arm, and has none.
+        // Nor on a device that wrongly reports that it is rotational, once that is overridden.
         store.set_options(Options { rotational: Some(false), ..store.options() });
         assert_eq!(home_of_two(&store, &devices[0], [43, 49]).await, (2, 2));
     });
@@ -529,7 +529,7 @@ fn a_gap_that_cannot_be_written_keeps_nobody_from_home() {
     });
 }
 
-/// Sectors of the map far from each other are written at one go too, where those between were read.
+/// Distant sectors of the map are merged into one write where the pages between them are in memory.
 #[test]
 fn short_gaps_in_the_map_are_closed() {
     let writes = |gap| {
@@ -557,7 +557,7 @@ fn short_gaps_in_the_map_are_closed() {
     assert_eq!((writes(0), writes(4096), writes(64 << 10)), (2, 2, 1));
 }
 
-/// Its neighbours are written in one go with it, or are in the same sector of the device.
+/// Its neighbours are written in the same request, or are in the same sector of the device.
 #[test]
 fn a_damaged_sector_of_the_map_stays_damaged_when_it_is_written() {
     for sector in [512, 4096] {
@@ -566,7 +566,7 @@ fn a_damaged_sector_of_the_map_stays_damaged_when_it_is_written() {
             let devices = shape.memory();
             shape.create(&env, &devices).await;
             let (store, _) = shape.open(&env, &devices).await;
-            // Of the first, the second and the third of the map's sectors.
+            // Sectors 1, 2 and 3 of the map.
             let [first, damaged, third] = [5, 130, 260];
             for lba in [first, damaged, third] {
                 store.apply(vec![whole(lba, 1, Class::Data)]).await.unwrap();
@@ -664,7 +664,7 @@ fn a_journal_that_fails_poisons_the_store() {
             assert!(store.sync(store.now()).await.is_err());
             let error = store.apply(updates()).await.unwrap_err();
             assert!(matches!(error, StoreError::Poisoned(_)), "{error}");
-            // Reads go on.
+            // Reads still work.
             assert_eq!(bytes_of(&store, DATA[0]).await.0, 2);
             drop(store);
             let (store, _) = shape.open(&env, &devices).await;
@@ -694,7 +694,7 @@ fn a_data_device_that_fails_for_a_while_loses_nothing() {
     });
 }
 
-/// Memory that is full of what nobody has committed is emptied at once, not by a timer.
+/// Memory full of uncommitted blocks is committed and written back at once, not by a timer.
 #[test]
 fn full_memory_is_committed() {
     for mode in Mode::ALL {
@@ -713,8 +713,8 @@ fn full_memory_is_committed() {
     }
 }
 
-/// Of a block that changes again and again, a transaction journals what it holds in the end: nobody has
-/// to wait for a commit that makes room for the rest.
+/// A block that changes repeatedly in a transaction takes journal room once: writers need not wait
+/// for a commit that makes room.
 #[test]
 fn a_block_that_changes_often_makes_nobody_wait() {
     for mode in [Mode::Data, Mode::Wasteless] {

@@ -1,5 +1,5 @@
-//! Every image that a crash could leave of an in-place store keeps what its mode promises: also when
-//! the crash comes in recovery, in a checkpoint, or after a change of mode.
+//! Every image that a crash could leave of an in-place store keeps the promises of its mode, also
+//! when the crash comes in recovery, in a checkpoint, or after a change of mode.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ struct Plan {
     points: usize,
     generations: usize,
     branches: usize,
-    /// What a request takes at most.
+    /// Maximum duration of a request.
     latency: Duration,
     /// Modes that the store changes among while it runs.
     modes: &'static [Mode],
@@ -39,8 +39,8 @@ struct Plan {
 
 impl Plan {
     fn new(mode: &'static Mode, seed: u64) -> Plan {
-        // Blocks change again on their way home where that takes long, and wait for nothing but room in
-        // the journal where they never get old, or for room in memory.
+        // With slow requests blocks change again while under writeback; where blocks never expire,
+        // writers wait only for room in the journal, or for room in memory.
         let is_slow = seed % 4 > 1;
         let mut shape = Shape::varied(*mode, seed);
         if is_slow {
@@ -74,7 +74,7 @@ struct Tally {
     released: u64,
 }
 
-/// What writers did and what was acknowledged of it.
+/// History of the writers, and the versions that were acknowledged.
 struct Session {
     store: Arc<InPlace>,
     recorder: Recorder,
@@ -90,7 +90,7 @@ impl Session {
                 0..7 => {
                     let mut now = self.now.lock().await;
                     let writes = transaction(&mut rng, &self.shape, &mut now);
-                    // Attempted before it is visible.
+                    // Noted before it is visible.
                     let next = self.store.now().next();
                     self.applied.lock().insert(next.0, writes.clone());
                     assert_eq!(self.store.apply(writes).await.unwrap(), next);
@@ -111,7 +111,7 @@ impl Session {
     }
 }
 
-/// Sectors of `found` must be those of `contents` that it may be made of.
+/// Checks that each sector of `found` is that of one of `contents`.
 fn is_made_of(found: &Option<Bytes>, contents: &[Option<Bytes>], sector: usize) -> bool {
     let zeros = vec![0; BLOCK_SIZE];
     let bytes = |content: &Option<Bytes>| content.as_ref().map_or(zeros.clone(), |c| c.to_vec());
@@ -122,7 +122,7 @@ fn is_made_of(found: &Option<Bytes>, contents: &[Option<Bytes>], sector: usize) 
     })
 }
 
-/// Checks what a store recovered to; the version of it.
+/// Checks the content of a recovered store; returns its version.
 fn check(
     plan: &Plan,
     model: &BlockModel,
@@ -139,7 +139,7 @@ fn check(
     let allowed = model
         .check(acknowledged, model.now(), read)
         .unwrap_or_else(|error| panic!("{error}\n{}", image.describe()));
-    // What changed nothing is in no journal.
+    // A version that changed nothing is not in the journal.
     let state = recovered.max(acknowledged);
     assert!(allowed.contains(state), "{recovered} is not in {allowed}: {}", image.describe());
     let is_writeback = plan.modes.contains(&Mode::Writeback);
@@ -147,7 +147,7 @@ fn check(
     for lba in (plan.shape.metadata..plan.shape.blocks).map(Lba) {
         let contents: Vec<Option<Bytes>> =
             (since.0..=model.now().0).map(|at| model.read(lba, Version(at))).collect();
-        // In writeback mode a new block may hold anything until it is synced.
+        // In writeback mode a new block may hold any content until it is synced.
         if is_writeback && contents[0].is_none() && contents.iter().any(Option::is_some) {
             continue;
         }
@@ -176,7 +176,8 @@ fn fork(image: &CrashImage) -> Vec<DeviceRef> {
     image.disks().iter().map(fork).collect()
 }
 
-/// Opens an image for reading alone, which must show what recovery does and leave it as it is.
+/// Opens an image read-only: it must show the same content as recovery, and leave the image
+/// unchanged.
 async fn look(
     env: &Env,
     plan: &Plan,
@@ -195,7 +196,7 @@ async fn look(
     }
 }
 
-/// Crashes in the middle of the recovery of an image, and recovers from that.
+/// Crashes in the middle of the recovery of an image, and recovers again.
 async fn crash_recovery(
     env: &Env,
     plan: &Plan,
@@ -221,8 +222,8 @@ async fn crash_recovery(
     }
 }
 
-/// Recovers an image once more, with both superblocks of the journal lost: nothing that was acknowledged
-/// may be lost with them, and nothing old come back.
+/// Recovers an image whose journal lost both superblocks: acknowledged versions must survive, and
+/// old content must not come back.
 async fn lose_superblocks(
     env: &Env,
     plan: &Plan,
@@ -243,7 +244,8 @@ async fn lose_superblocks(
     let refused = InPlace::open(env, parts.clone(), options).await.map(drop).unwrap_err();
     assert!(matches!(&refused, InPlaceError::Journal(error) if error.is_lost()), "{refused}");
     let (store, found) = match InPlace::open_damaged(env, parts, options).await {
-        // Another device without one transaction may be any device.
+        // A separate journal device without a single transaction cannot be told from any other
+        // device.
         Err(InPlaceError::Journal(JournalError::NoJournal { .. })) if plan.shape.external => return,
         opened => opened.unwrap(),
     };
@@ -256,7 +258,8 @@ async fn lose_superblocks(
     }
     let metadata = plan.shape.metadata as usize;
     assert!(blocks[..metadata] == expected.0[..metadata], "{found:?}: {}", image.describe());
-    // Bytes of released transactions may come over data that was not acknowledged, and over no other.
+    // Bytes of released transactions may overwrite data that was not acknowledged, but nothing
+    // else.
     for lba in (plan.shape.metadata..plan.shape.blocks).map(Lba) {
         let mut contents = (acknowledged.0..=model.now().0).map(|at| model.read(lba, Version(at)));
         let synced = contents.next().flatten();
@@ -338,7 +341,7 @@ async fn explore(
             crash_recovery(env, plan, &image, (&blocks, version), &mut rng, tally).await;
         }
         if depth + 1 < plan.generations && branches.len() < plan.branches && rng.random_bool(0.05) {
-            // What comes next is compared with what was found: data may be of no version.
+            // Later content is compared with what was found: data may be of no version.
             let mut model = model.clone();
             model.rewind(version);
             let found: Vec<Write> = (0..)

@@ -1,5 +1,5 @@
-//! In-place stores over devices that lie: that read old sectors, lose writes, put them elsewhere, or let
-//! bits rot.
+//! In-place stores over devices that return wrong data: they read old sectors, lose writes,
+//! misplace them, or flip bits.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use thalweg_store::inplace::{InPlace, InPlaceError, Mode};
 
 use crate::support::{Shape, transaction};
 
-/// A store whose devices do as they are told, and what it should hold.
+/// A store over devices with injected faults, and its expected content.
 struct Rig {
     env: Env,
     shape: Shape,
@@ -53,12 +53,12 @@ impl Rig {
         store.sync(store.now()).await.unwrap();
     }
 
-    /// Whether a checksum of the block is kept.
+    /// Whether the block has a checksum.
     fn is_summed(&self, lba: u64) -> bool {
         self.shape.class(lba) == Class::Metadata || self.shape.options.mode.journals_all_data()
     }
 
-    /// Blocks that read as what they are not, and blocks that do not read.
+    /// Blocks that read wrong content, and blocks that fail to read.
     async fn read(&self, store: &InPlace) -> (u64, u64) {
         let (mut wrong, mut refused) = (0, 0);
         for lba in (0..self.shape.blocks).filter(|lba| self.is_summed(*lba)) {
@@ -76,7 +76,7 @@ impl Rig {
         (wrong, refused)
     }
 
-    /// Has the data device lie about some blocks.
+    /// Injects read faults into some blocks of the data device.
     async fn lie(&mut self, store: &InPlace) {
         const RUN: u64 = 30;
         let last = self.shape.blocks - RUN;
@@ -96,7 +96,7 @@ impl Rig {
     }
 }
 
-/// Blocks that did not read, over some lies, and those of them that recovery gave up.
+/// Numbers of blocks that failed to read over some faults, and of those that recovery gave up.
 fn lies(seed: u64, mode: Mode) -> (u64, u64) {
     run(seed, |env| async move {
         let shape = Shape::varied(mode, seed);
@@ -111,7 +111,7 @@ fn lies(seed: u64, mode: Mode) -> (u64, u64) {
             assert_eq!(wrong, 0, "seed {seed}");
             refused += some;
         }
-        // What is left of the lies stays.
+        // Faults that were not repaired stay.
         drop(store);
         let parts = shape.parts(&rig.devices);
         let (store, recovered) = match InPlace::open(&env, parts.clone(), shape.options).await {
@@ -121,10 +121,10 @@ fn lies(seed: u64, mode: Mode) -> (u64, u64) {
             opened => opened.unwrap(),
         };
         assert_eq!(recovered.version, rig.model.now().0);
-        // What was given up does not come back with the device.
+        // Blocks that were given up stay lost when the device works again.
         rig.faults[0].heal();
         let (wrong, refused_later) = rig.read(&store).await;
-        // Bytes of the journal went over what did not fit, which recovery says.
+        // The journal's bytes went over a base that did not match; recovery reports that.
         assert!(wrong <= recovered.unverified, "{wrong} blocks: {recovered:?}");
         if mode.journals_all_data() {
             assert!(refused_later >= recovered.unreadable, "{recovered:?}");
@@ -144,7 +144,7 @@ fn no_lie_of_the_data_device_reaches_a_reader() {
     assert!(given_up > 0, "recovery has given nothing up");
 }
 
-/// A journal that loses one write, and goes on: who opens the store is told, or finds everything.
+/// A journal that loses one write and continues: opening reports that, or finds everything.
 #[test]
 fn a_write_that_the_journal_loses_is_told() {
     let mut told = 0;
@@ -172,14 +172,14 @@ fn a_write_that_the_journal_loses_is_told() {
     assert!(told > 0, "the journal needed none of what it lost");
 }
 
-/// Recovery gives blocks up, and is cut off after so many requests: nobody reads, then or later, what
-/// was made of one. Whether it came to its end, and how many it gave up.
+/// Recovery gives blocks up, and is cut off after some requests: content made from a lost block
+/// must never be read. Returns whether recovery finished, and how many blocks it gave up.
 fn give_up(seed: u64, requests: usize) -> (bool, u64) {
     run(seed, |env| async move {
         let shape = Shape::varied(Mode::Wasteless, seed);
         let mut rig = Rig::new(&env, shape).await;
         let (store, _) = shape.open(&env, &rig.devices).await;
-        // Blocks are at home, and the journal has changes of parts of them.
+        // Blocks are in place, and the journal holds partial changes of them.
         rig.write(&store, 60).await;
         store.checkpoint().await.unwrap();
         rig.write(&store, 12).await;
@@ -189,7 +189,7 @@ fn give_up(seed: u64, requests: usize) -> (bool, u64) {
         rig.faults[0].break_sectors(home);
         rig.faults[0].die_after(requests);
         let opened = InPlace::open_damaged(&env, parts, shape.options).await;
-        // What was unreadable can be read again, as it was or as recovery left it.
+        // The lost blocks can be read again, as they were or as recovery left them.
         rig.faults[0].heal();
         let (store, recovered, is_done) = match opened {
             Ok((store, recovered)) => (store, recovered, true),

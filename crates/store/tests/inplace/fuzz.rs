@@ -1,5 +1,5 @@
-//! Journals and in-place stores that were scribbled on: an error, or what they held some time; what the
-//! targets in `fuzz/` do without end, for a few seconds.
+//! Damaged journals and in-place stores: opening fails, or shows content that they held at some
+//! time. Runs the targets of `fuzz/` for a few seconds.
 
 use rand::{RngExt, SeedableRng};
 use thalweg_store::env::Rng;
@@ -12,13 +12,13 @@ fn long() -> u64 {
     std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
 }
 
-/// Strokes; one byte more than them in a quarter of the cases.
+/// Number of damaging writes; in a quarter of the cases the data has one byte more than they need.
 fn strokes(rng: &mut Rng) -> Vec<u8> {
     let len = 8 * rng.random_range(1..6) + usize::from(rng.random_bool(0.25));
     (0..len).map(|_| rng.random()).collect()
 }
 
-/// Scribbles again and again; how often what was left could be used, and how often not.
+/// Damages again and again; counts results that could be used and those that were refused.
 fn scribbles(seed: u64, scribble: impl Fn(&[u8]) -> bool) -> (u64, u64) {
     let mut rng = Rng::seed_from_u64(seed);
     let (mut used, mut refused) = (0, 0);

@@ -1,5 +1,5 @@
-//! An in-place volume that grows while it is open: what it holds before and after, crashes meanwhile,
-//! readers and writers beside it, damage, files and loop devices.
+//! Online growth of an in-place volume: content before and after, crashes during it, concurrent
+//! readers and writers, damage, files and loop devices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,10 +33,10 @@ use thalweg_store::inplace::{self, InPlace, InPlaceError, Mend, Mode, NewInPlace
 use crate::support::{Shape, transaction};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Blocks that a page of the map is about.
+/// Blocks of one page of the map.
 const PAGE: u64 = 8 * ENTRIES;
 
-/// A store that does nothing by itself. Its map has one page.
+/// A store without background work. Its map has one page.
 fn quiet() -> Shape {
     let shape = Shape::new(Mode::Wasteless);
     let never = Duration::from_secs(100_000);
@@ -64,7 +64,7 @@ fn whole(lba: u64, byte: u8) -> Write {
     Write::block(Lba(lba), Bytes::from(vec![byte; BLOCK_SIZE]))
 }
 
-/// The byte that a block is full of; `None` when it cannot be read.
+/// The byte that fills a block; `None` when it cannot be read.
 async fn byte_of(store: &InPlace, lba: u64) -> Option<u8> {
     match store.read(Lba(lba), 1, store.now()).await {
         Ok(block) => Some(block[0].as_ref().map_or(0, |block| {
@@ -80,7 +80,7 @@ async fn overwrite(device: &DeviceRef, at: u64, bytes: Vec<u8>) {
     device.write(at, vec![bytes.into()], Purpose::Repair).await.unwrap();
 }
 
-/// Changes both superblocks, and has them say that they are whole.
+/// Changes both superblocks, with valid checksums.
 async fn edit_superblocks(device: &DeviceRef, edit: impl Fn(&mut [u8])) {
     for at in (0..COPIES).map(|copy| copy * COPY) {
         let mut sector = device.read(at, COPY as usize, Purpose::Label).await.unwrap().to_vec();
@@ -92,7 +92,7 @@ async fn edit_superblocks(device: &DeviceRef, edit: impl Fn(&mut [u8])) {
     }
 }
 
-/// Makes an empty store one of format 1.
+/// Gives an empty store format 1.
 async fn age(device: &DeviceRef) {
     edit_superblocks(device, |sector| sector[8..12].copy_from_slice(&[1, 0, 0, 0])).await;
     let found = superblock(device).await;
@@ -106,7 +106,7 @@ async fn superblock(device: &DeviceRef) -> Superblock {
     copies.max_by_key(|copy| copy.generation).unwrap()
 }
 
-/// Every block is what `bytes` says, and the others are zeros.
+/// Checks that every block is as `bytes` says, and that the others are zeros.
 async fn compare(store: &InPlace, bytes: &BTreeMap<u64, u8>) {
     let blocks = store.read(Lba(0), store.blocks(), store.now()).await.unwrap();
     for (lba, block) in (0..).zip(blocks) {
@@ -144,13 +144,14 @@ fn a_volume_grows_and_grows_again() {
             if format == ZEROS_ARE_EMPTY {
                 age(&devices[0]).await;
             }
-            // What an earlier use of the device left is not in new blocks.
+            // New blocks do not show what an earlier use of the device left.
             let junk = superblock(&devices[0]).await.place(1000);
             overwrite(&devices[0], junk, vec![0x55; 11_000 * BLOCK_SIZE]).await;
             let mut bytes = BTreeMap::new();
             let (mut store, _) = shape.open(&env, &devices).await;
             fill(&store, &mut bytes, 1).await;
-            // Within the page that the map has; then a second part, which moves, stays, and moves again.
+            // Within the page that the map has; then a second part, which moves, stays, and moves
+            // again.
             let steps = [1010, PAGE, 3000, 3001, 3003, 3004, 3010, 8000];
             for (nth, blocks) in (2..).zip(steps) {
                 let before = store.superblock();
@@ -181,7 +182,7 @@ fn a_volume_grows_and_grows_again() {
                 let stored: Vec<u64> = found.content.unwrap().iter().map(|it| it.0).collect();
                 assert_eq!(stored, bytes.keys().copied().collect::<Vec<_>>());
             }
-            // All that the device has, and no block more.
+            // All that the device has room for, and not one block more.
             let most = store.grow(None).await.unwrap();
             assert!(most > 11_900);
             assert_eq!(store.grow(None).await.unwrap(), most);
@@ -209,7 +210,7 @@ fn what_cannot_grow_says_so() {
         assert!(said(Some(999 * BLOCK)).await.ends_with(&present));
         assert!(said(Some(0)).await.ends_with(&present));
         said(Some(u64::MAX)).await;
-        // A device that has a fixed size: what would do, and what there is room for.
+        // A device of fixed size: the error says which size would do, and what there is room for.
         let place = store.superblock().place(6000);
         let refused = said(Some(6000 * BLOCK)).await;
         assert!(refused.contains(&(place + 6 * BLOCK).to_string()), "{refused}");
@@ -231,7 +232,7 @@ fn what_cannot_grow_says_so() {
     });
 }
 
-/// The second part of the map moves behind its old place; a device that has room for a block more but
+/// The second part of the map moves behind its old place; a device with room for one more block but
 /// not for that is refused.
 #[test]
 fn a_device_without_room_for_moving_the_map_says_how_much_it_takes() {
@@ -267,7 +268,7 @@ fn lba_of(index: u64) -> u64 {
 
 const INDEXES: u64 = 44;
 
-/// Indexes whose blocks a volume has.
+/// The test's blocks that a volume of this size has.
 fn indexes(blocks: u64) -> u64 {
     (0..INDEXES).take_while(|index| lba_of(*index) < blocks).count() as u64
 }
@@ -323,7 +324,7 @@ async fn read_indexes(store: &InPlace) -> Vec<Option<Bytes>> {
     blocks
 }
 
-/// Images seen, those with the old size, with one in between, and with the last one.
+/// Images seen: with the old size, with one in between, and with the last one.
 fn crash(seed: u64, mode: Mode) -> (u64, [u64; 3]) {
     run(seed, |env| async move {
         let sector = if seed.is_multiple_of(2) { 512 } else { 4096 };
@@ -381,7 +382,7 @@ fn crash(seed: u64, mode: Mode) -> (u64, [u64; 3]) {
             let nth = if blocks == 1010 { 0 } else { 1 + usize::from(blocks == last) };
             seen.1[nth] += 1;
             seen.0 += 1;
-            // It grows from there.
+            // Growth continues from there.
             if seen.0 % 4 == 0 {
                 assert_eq!(store.grow(Some(4020 * BLOCK)).await.unwrap(), 4020, "{place}");
                 assert!(read_indexes(&store).await == held, "{place}");
@@ -458,7 +459,7 @@ fn readers_and_writers_go_on_while_it_grows() {
     }
 }
 
-/// A device on which the next read of the map at a place waits, before it takes what is there.
+/// A device on which the next read of the map at a place waits before it reads.
 #[derive(Debug)]
 struct Gate {
     inner: DeviceRef,
@@ -507,7 +508,7 @@ impl Device for Gate {
     }
 }
 
-/// A reader of the map that is overtaken by a growth, and by a block over the map's old place.
+/// A growth overtakes a reader of the map, and a block is written over the map's old place.
 #[test]
 fn a_reader_of_the_map_finds_what_has_moved_meanwhile() {
     run(5, |env| async move {
@@ -562,8 +563,8 @@ async fn grown(env: &Env, shape: &Shape, format: u32) -> Vec<DeviceRef> {
     devices
 }
 
-/// A sector of the second part that was lost, flipped or cannot be read is damaged, also where the second
-/// part has moved to, until a repair gives it up.
+/// A sector of the second part that was lost, flipped or cannot be read is damaged, also after the
+/// second part has moved, until a repair gives it up.
 #[test]
 fn damage_in_the_second_part_stays_damage_when_it_moves() {
     for (format, damage) in [(2, 0), (2, 1), (1, 1), (2, 2), (1, 2)] {
@@ -618,7 +619,7 @@ fn damage_in_the_second_part_stays_damage_when_it_moves() {
     }
 }
 
-/// Either superblock, and either backup, leads to the grown volume alone.
+/// Either superblock or backup alone leads to the grown volume.
 #[test]
 fn every_copy_of_the_superblock_is_that_of_the_grown_volume() {
     run(7, |env| async move {
@@ -629,7 +630,7 @@ fn every_copy_of_the_superblock_is_that_of_the_grown_volume() {
         store.apply(vec![whole(5999, 9), whole(3000, 9)]).await.unwrap();
         store.sync(store.now()).await.unwrap();
         store.checkpoint().await.unwrap();
-        // Without an orderly end.
+        // Without an orderly close.
         drop(store);
         let size = devices[0].geometry().size;
         let last = size / COPY * COPY - COPY;
@@ -710,7 +711,7 @@ fn superblocks_with_an_impossible_second_part_are_refused() {
             .await;
             refused().await;
         }
-        // Numbers of blocks that need more or less of a second part.
+        // Numbers of blocks that need a longer or shorter second part.
         let blocks = (0..504).find(|at| bytes[*at..at + 8] == 3000_u64.to_le_bytes()).unwrap();
         for value in [0, 1, PAGE, 3001, 1 << 50, 1 << 52, u64::MAX / 4096, u64::MAX] {
             edit_superblocks(&devices[0], |sector| {
@@ -727,17 +728,18 @@ fn superblocks_with_an_impossible_second_part_are_refused() {
         .await;
         let (store, _) = shape.open(&env, &devices).await;
         assert_clean(&store).await;
-        // What a program that knows of no second part says.
+        // The error of a program that does not know the second part.
         edit_superblocks(&devices[0], |sector| sector[8..12].copy_from_slice(&[4, 0, 0, 0])).await;
         let newer = InPlace::open(&env, shape.parts(&devices), shape.options).await.map(drop);
         assert!(matches!(newer, Err(InPlaceError::Newer { format: 4, .. })), "{newer:?}");
     });
 }
 
-/// A device that fails in the middle of a growth: the store stops, and is one or the other volume later.
+/// A device fails in the middle of a growth: the store stops, and opens as the old or the grown
+/// volume later.
 #[test]
 fn a_growth_that_fails_leaves_one_of_both_volumes() {
-    // In one of them the journal forgets at once what is in place.
+    // In one of them the journal is emptied right after writeback.
     for mode in [Mode::Wasteless, Mode::Ordered] {
         let (mut sizes, mut writes) = (Vec::new(), 0);
         loop {
@@ -754,7 +756,7 @@ fn a_growth_that_fails_leaves_one_of_both_volumes() {
                 faults.die_after(writes);
                 let outcome = store.grow(Some(6000 * BLOCK)).await;
                 faults.heal();
-                // Nothing goes to a place of the map that may have moved.
+                // The map may have moved: it is not written.
                 store.checkpoint().await.ok();
                 store.close().await.ok();
                 drop(store);
@@ -784,7 +786,7 @@ fn journal_inside() -> NewInPlace {
 async fn open_file(env: &Env, path: &Path) -> (Arc<FileDevice>, InPlace) {
     let device = loop {
         match FileDevice::open(path, &FileOptions::default()).await {
-            // The tasks of a store that was dropped hold its device a little longer.
+            // The tasks of a dropped store release its device a little later.
             Err(DeviceError::Locked { .. }) => env.sleep(Duration::from_millis(1)).await,
             opened => break Arc::new(opened.unwrap()),
         }
@@ -808,7 +810,7 @@ async fn a_file_becomes_larger_with_its_volume() {
         let (device, store) = open_file(&env, &path).await;
         let first = store.blocks();
         store.apply(vec![whole(first - 1, 1)]).await.unwrap();
-        // The volume asks for a larger file, and then finds one.
+        // The volume asks for a larger file, and then finds that it is larger already.
         assert_eq!(store.grow(Some(8 << 20)).await.unwrap(), 2048);
         let size = std::fs::metadata(&path).unwrap().len();
         assert_eq!((device.geometry().size, size > 8 << 20), (size, true));
@@ -823,7 +825,7 @@ async fn a_file_becomes_larger_with_its_volume() {
         store.apply(vec![whole(most - 1, 3)]).await.unwrap();
         let refused = store.grow(Some(8 << 20)).await;
         assert!(matches!(refused, Err(InPlaceError::Invalid(_))), "{refused:?}");
-        // A file that was cut off keeps the size that it is known to have had.
+        // A truncated file keeps its known size.
         assert_eq!(device.grow_to(Some(1 << 20)).await.unwrap(), 24 << 20);
         store.close().await.unwrap();
         drop((device, store));
@@ -871,7 +873,7 @@ async fn a_volume_takes_what_its_block_device_has_grown_by() {
     let first = store.blocks();
     store.apply(vec![whole(first - 1, 1)]).await.unwrap();
     assert_eq!(store.grow(None).await.unwrap(), first);
-    // No file below it becomes larger by itself.
+    // A loop device does not extend its file.
     let refused = store.grow(Some(8 << 20)).await;
     assert!(matches!(refused, Err(InPlaceError::Invalid(_))), "{refused:?}");
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The redo journal: what comes back after an opening, after a crash, and from a damaged device.
+//! The redo journal: its content after an opening, after a crash, and from a damaged device.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn random_history(seed: u64, sector: u32) {
         let mut rng = env.rng();
         let mut journal = created(&env, &device).await;
         let (mut now, mut stamp) = (Blocks::new(), 0);
-        // States after each transaction that is not released, from the one before them on.
+        // States after each transaction that is not released, beginning with the one before them.
         let mut states = vec![(0, now.clone())];
         for step in 0..600 {
             let before = now.clone();
@@ -48,14 +48,14 @@ fn random_history(seed: u64, sector: u32) {
                 assert_eq!(replay.end, End::Clean);
                 assert!(replay.transactions as usize >= states.len() - 1);
                 assert_eq!(replay.stamp, stamp);
-                // Home may be as old as what was released, or as new as any state after it.
+                // The in-place state may be the released one, or any state after it.
                 for (_, state) in &states {
                     let mut home = state.clone();
                     replayed(&journal, &replay, &mut home).await;
                     assert!(home == now, "seed {seed}, step {step}");
                 }
                 if rng.random_bool(0.5) {
-                    // An opening that came to nothing changes nothing.
+                    // A failed opening changes nothing.
                     (journal, _) = open(&env, &device).await;
                 }
                 journal.reset().await.unwrap();
@@ -95,8 +95,8 @@ fn a_small_change_is_one_sector_and_one_flush() {
     });
 }
 
-/// The commit order is a prefix: whatever a crash leaves, a state that was appended comes back, no
-/// older than what was acknowledged.
+/// The commit order is a prefix: after any crash a state that was appended comes back, no older
+/// than the acknowledged one.
 #[test]
 fn a_crash_leaves_a_prefix() {
     let mut torn = 0;
@@ -146,7 +146,7 @@ fn a_crash_leaves_a_prefix() {
     assert!(torn > 10, "no crash came in the middle of a transaction");
 }
 
-/// Appends some transactions; their places.
+/// Appends some transactions; returns their places.
 async fn filled(env: &Env, device: &DeviceRef, count: u64) -> Vec<u64> {
     let journal = created(env, device).await;
     let mut places = vec![8192];
@@ -198,7 +198,7 @@ fn whose_a_journal_is_stands_in_it() {
         created(&env, &device).await;
         let other = Uuid::from_u128(8);
         assert!(matches!(opened(other).await, Err(JournalError::Foreign { found: OWNER, .. })));
-        // One copy of the superblock is enough.
+        // One copy of the superblock suffices.
         for copy in [0, 4096] {
             scribble(&device, copy + 20, 4).await;
             assert!(opened(OWNER).await.is_ok());
@@ -213,7 +213,7 @@ fn whose_a_journal_is_stands_in_it() {
     });
 }
 
-/// Either copy of the superblock leads to what was appended, or says that it cannot.
+/// Either copy of the superblock leads to all that was appended, or reports that it cannot.
 #[test]
 fn a_rotten_superblock_hides_nothing() {
     for (copy, round) in [0, 4096].into_iter().flat_map(|copy| [(copy, 1), (copy, 2), (copy, 40)]) {
@@ -259,7 +259,7 @@ fn what_is_too_large_or_not_reset_is_refused() {
     });
 }
 
-/// A transaction that was torn, and one written over it later, are never taken for one another.
+/// A torn transaction and a later one written over it are never confused.
 #[test]
 fn what_lies_beyond_the_end_is_never_met_again() {
     run(6, |env| async move {

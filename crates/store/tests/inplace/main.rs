@@ -1,4 +1,4 @@
-//! The store that is updated in place, and the journal before it.
+//! The in-place store and its journal.
 
 #![allow(clippy::unwrap_used)]
 

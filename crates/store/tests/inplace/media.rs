@@ -1,5 +1,5 @@
-//! Metadata of an in-place store that its devices have lost: each loss is reported, and what another place
-//! on the devices tells is repaired.
+//! Lost metadata of an in-place store: each loss is reported, and repaired if another place on the
+//! devices has the information.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 
 use crate::support::Shape;
 
-/// A store that does nothing by itself, with a map of four sectors.
+/// A store without background work, with a map of four sectors.
 fn quiet() -> Shape {
     let shape = Shape::new(Mode::Wasteless);
     let never = Duration::from_secs(100_000);
@@ -35,7 +35,7 @@ fn whole(lba: u64, byte: u8) -> Write {
     Write::block(Lba(lba), Bytes::from(vec![byte; BLOCK_SIZE]))
 }
 
-/// The byte that a block is full of; `None` when it cannot be read.
+/// The byte that fills a block; `None` when it cannot be read.
 async fn byte_of(store: &InPlace, lba: u64) -> Option<u8> {
     match store.read(Lba(lba), 1, store.now()).await {
         Ok(block) => Some(block[0].as_ref().map_or(0, |block| block[0])),
@@ -48,7 +48,7 @@ async fn overwrite(device: &DeviceRef, at: u64, bytes: Vec<u8>) {
     device.write(at, vec![bytes.into()], Purpose::Repair).await.unwrap();
 }
 
-/// A closed store of that format with a 7 in each of some blocks.
+/// A closed store of a format, with some blocks full of 7.
 async fn filled(env: &Env, shape: &Shape, lbas: &[u64], format: u32) -> Vec<DeviceRef> {
     let devices = shape.memory();
     shape.create(env, &devices).await;
@@ -62,7 +62,7 @@ async fn filled(env: &Env, shape: &Shape, lbas: &[u64], format: u32) -> Vec<Devi
     devices
 }
 
-/// Makes an empty store one of format 1.
+/// Gives an empty store format 1.
 async fn age(device: &DeviceRef, shape: &Shape) {
     for at in (0..COPIES).map(|copy| copy * COPY) {
         let mut sector = device.read(at, 4096, Purpose::Label).await.unwrap().to_vec();
@@ -89,7 +89,7 @@ async fn damaged_sectors(device: &DeviceRef) -> Vec<u64> {
     inplace::dump::dump(device, false).await.unwrap().map.unwrap().damaged
 }
 
-/// A sector of the map that was written once and reads as zeros is damage, wherever it is.
+/// A sector of the map that was written and reads as zeros is damage, wherever it is.
 #[test]
 fn a_sector_of_the_map_that_reads_as_zeros_is_damaged() {
     for (number, sector) in [(0, 512), (1, 512), (3, 512), (7, 512), (0, 4096)] {
@@ -98,7 +98,7 @@ fn a_sector_of_the_map_that_reads_as_zeros_is_damaged() {
             let lbas = [0, 100, 126, 127, 300, 390];
             let devices = filled(&env, &shape, &lbas, FORMAT_VERSION).await;
             let map = superblock(&devices[0]).await.map_offset;
-            // A device loses whole sectors of its own.
+            // The device loses whole sectors of its own size.
             let unit = u64::from(sector);
             let lost = number * MAP_SECTOR / unit * unit;
             overwrite(&devices[0], map + lost, vec![0; unit as usize]).await;
@@ -113,7 +113,7 @@ fn a_sector_of_the_map_that_reads_as_zeros_is_damaged() {
             }
             let report = store.scrub(Mend::No, &|_, _| {}).await.unwrap();
             assert_eq!((report.map_sectors, report.unverified), (expected.len() as u64, 0));
-            // A write could not be told from what the sector said.
+            // A write could not be told from the sector's old content.
             let refused = store.apply(vec![whole(number * ENTRIES % shape.blocks, 8)]).await;
             assert_eq!(refused.is_err(), is_lost(number * ENTRIES % shape.blocks));
         });
@@ -146,7 +146,7 @@ fn a_lost_sector_of_the_map_is_replaced() {
     });
 }
 
-/// A store of format 1 has sectors of zeros where its blocks hold nothing, and stays as it is.
+/// A store of format 1 has sectors of zeros where its blocks are empty, and stays as it is.
 #[test]
 fn a_store_of_format_1_keeps_its_zeros() {
     run(3, |env| async move {
@@ -213,7 +213,7 @@ fn a_flipped_bit_in_the_catalogue_is_repaired() {
     }
 }
 
-/// Where a store has its journal, and what both superblocks of that become.
+/// Where a store has its journal, and the content that replaces both superblocks of it.
 async fn lose_journal(shape: &Shape, devices: &[DeviceRef]) {
     let (device, at) = match shape.external {
         true => (&devices[1], 0),
@@ -222,7 +222,7 @@ async fn lose_journal(shape: &Shape, devices: &[DeviceRef]) {
     overwrite(device, at, vec![0; (COPIES * COPY) as usize]).await;
 }
 
-/// After an orderly end nothing is replayed that the journal still shows.
+/// After an orderly close the transactions that the ring still shows are not replayed.
 #[test]
 fn a_closed_store_needs_nothing_of_a_journal_without_superblocks() {
     for external in [false, true] {
@@ -241,7 +241,7 @@ fn a_closed_store_needs_nothing_of_a_journal_without_superblocks() {
             assert_eq!((byte_of(&store, 3).await, byte_of(&store, 200).await), (Some(7), Some(7)));
             store.apply(vec![whole(3, 8)]).await.unwrap();
             store.sync(store.now()).await.unwrap();
-            // Lost once more, before anything is in place.
+            // Lost again, before anything is in place.
             drop(store);
             lose_journal(&shape, &devices).await;
             let opened = InPlace::open_damaged(&env, shape.parts(&devices), shape.options).await;
@@ -255,7 +255,7 @@ fn a_closed_store_needs_nothing_of_a_journal_without_superblocks() {
     }
 }
 
-/// A store that an older program had open last: its superblock has no note of the journal.
+/// An older program had the store open last: its superblock has no note of the journal.
 #[test]
 fn a_journal_that_was_not_noted_is_found_by_its_records() {
     run(6, |env| async move {
@@ -270,7 +270,7 @@ fn a_journal_that_was_not_noted_is_found_by_its_records() {
         for at in (0..COPIES).map(|copy| copy * COPY) {
             let mut sector = devices[0].read(at, 4096, Purpose::Label).await.unwrap().to_vec();
             sector[12..16].fill(0);
-            // Everything behind the sector's size.
+            // The bytes behind the field `sector`.
             sector[180..512].fill(0);
             let sum = crc32c(&sector[..512]);
             sector[12..16].copy_from_slice(&sum.to_le_bytes());
@@ -291,7 +291,7 @@ fn a_journal_that_was_not_noted_is_found_by_its_records() {
     });
 }
 
-/// The backups of the superblock lead to the same store, one by one; a repair alone reads them.
+/// Each backup of the superblock leads to the same store; only a repair reads them.
 #[test]
 fn lost_superblocks_are_restored_from_a_backup() {
     for external in [false, true] {
@@ -314,7 +314,7 @@ fn lost_superblocks_are_restored_from_a_backup() {
                 assert_eq!(store.superblock(), before);
                 store.close().await.unwrap();
             }
-            // A new store leaves nothing of the old one to be restored.
+            // A new store leaves no backup of the old one.
             shape.create(&env, &devices).await;
             let (store, _) = shape.open(&env, &devices).await;
             assert_eq!(byte_of(&store, 3).await, Some(0));
@@ -322,7 +322,7 @@ fn lost_superblocks_are_restored_from_a_backup() {
     }
 }
 
-/// Nothing is made a journal that does not show that it was one of this volume.
+/// A device that does not show that it was this volume's journal is not turned into one.
 #[test]
 fn a_device_that_may_be_any_is_not_taken_for_a_journal() {
     run(7, |env| async move {

@@ -118,8 +118,8 @@ fn history(seed: u64, modes: &'static [Mode]) {
                     true => history.store.close().await.unwrap(),
                     false => {
                         history.store.sync(history.store.now()).await.unwrap();
-                        // A block that is home before the map says so does not fit its checksum: nothing
-                        // may be on its way when the store is dropped.
+                        // A block that is in place before its map entry does not match its
+                        // checksum: no writeback may be under way when the store is dropped.
                         let options = history.store.options();
                         let never = Duration::from_secs(1000);
                         history.store.set_options(Options { expire: never, ..options });

@@ -1,5 +1,5 @@
-//! How long the longest wait is while a drive with an arm is busy: writers are held back a little each, and
-//! readers are not kept waiting for what goes home.
+//! The longest waits while a rotational disk is busy: each writer is throttled a little, and reads
+//! do not wait for the whole of a writeback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use thalweg_store::inplace::{InPlace, Mode, Options, Parts};
 
 use crate::support::Shape;
 
-/// Writers write the first half of the blocks, readers read the other half.
+/// Writers use the first half of the blocks, readers the other half.
 const BLOCKS: u64 = 1 << 17;
 
-/// What a load came to.
+/// Results of a load.
 #[derive(Debug, Default)]
 struct Waits {
     writes: Vec<Duration>,
@@ -33,7 +33,7 @@ impl Waits {
     }
 }
 
-/// A write of a block that is full of one byte.
+/// A write of a block filled with one byte.
 fn whole(lba: u64, byte: u8, class: Class) -> Write {
     Write { class, ..Write::block(Lba(lba), vec![byte; BLOCK_SIZE].into()) }
 }
@@ -78,7 +78,7 @@ async fn on_wrapped_drives(
     Arc::new(store)
 }
 
-/// Writers of random blocks and readers of others, each again and again until `end`.
+/// Writers of random blocks and readers of others, each in a loop until `end`.
 async fn load(env: &Env, store: &Arc<InPlace>, counts: [usize; 2], end: Time) -> Waits {
     load_with(env, store, counts, Duration::from_millis(1), end).await
 }
@@ -139,13 +139,14 @@ fn many_readers_and_what_goes_home_share_the_arm() {
     run(2, |env| async move {
         let store = on_drives(&env, Mode::Wasteless).await;
         let waits = load(&env, &store, [8, 32], env.now() + Duration::from_secs(120)).await;
-        // Of each in alternation they are 11,000 and 12,000.
+        // Single requests in alternation reach 11,000 and 12,000.
         let done = (waits.writes.len(), waits.reads.len());
         assert!(done.0 > 75_000 && done.1 > 15_000, "{done:?}");
     });
 }
 
-/// Writes the same 512 blocks again and again, 64 at a time and synced, until `end`. How often.
+/// Writes the same 512 blocks in a loop, 64 at a time and synced, until `end`; returns the number
+/// of rounds.
 fn log(env: &Env, store: &Arc<InPlace>, end: Time) -> Task<u64> {
     let (inner, store) = (env.clone(), store.clone());
     env.spawn(async move {
@@ -162,7 +163,8 @@ fn log(env: &Env, store: &Arc<InPlace>, end: Time) -> Task<u64> {
     })
 }
 
-/// One who writes much, though always the same, takes the journal from those who write little.
+/// A large writer that always writes the same blocks must not take the journal's room from small
+/// ones.
 #[test]
 fn who_writes_little_passes_who_writes_much() {
     run(5, |env| async move {
@@ -171,12 +173,12 @@ fn who_writes_little_passes_who_writes_much() {
         let log = log(&env, &store, end);
         let waits = load(&env, &store, [8, 0], end).await;
         let (little, much) = (waits.writes.len(), log.await.unwrap());
-        // Held back by how full the journal is, the small ones are 39,000.
+        // With backpressure by how full the journal is, the small ones reach 39,000.
         assert!(little > 46_000 && much > 800, "{little}, {much}");
     });
 }
 
-/// What the log writes goes home at one go, and what is left of a sweep then takes no time.
+/// Sequential blocks are written back in few requests, and the rest of such a sweep is short.
 #[test]
 fn who_writes_little_hardly_waits_while_much_is_written() {
     run(8, |env| async move {
@@ -187,12 +189,12 @@ fn who_writes_little_hardly_waits_while_much_is_written() {
         let waits = load_with(&env, &store, [8, 0], pause, end).await;
         let mean = waits.writes.iter().sum::<Duration>() / waits.writes.len() as u32;
         let much = log.await.unwrap();
-        // Where a forecast counts blocks, 7 ms.
+        // With a forecast that counts blocks: 7 ms.
         assert!(mean < Duration::from_micros(700) && much > 8_000, "{mean:?}, {much}");
     });
 }
 
-/// Nobody waits for room that a store that failed will not make.
+/// A failed store makes no room: writers do not wait for it.
 #[test]
 fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
     const MANY: usize = 2000;
@@ -233,7 +235,7 @@ fn where_no_arm_moves_nobody_takes_turns() {
             Options { mode: Mode::Wasteless, rotational: Some(false), ..Options::default() };
         let store = on_drives_with(&env, options).await;
         let waits = load(&env, &store, [8, 32], env.now() + Duration::from_secs(120)).await;
-        // There is one, so it goes back and forth.
+        // There is one reader, so the disk head moves back and forth.
         let done = (waits.writes.len(), waits.reads.len());
         assert!(done.0 < 25_000, "{done:?}");
     });
@@ -246,13 +248,13 @@ fn one_reader_waits_for_no_stretch_of_writes() {
         let waits = load(&env, &store, [8, 1], env.now() + Duration::from_secs(60)).await;
         let longest = Waits::longest(&waits.reads);
         assert!(longest < Duration::from_millis(100), "{longest:?}");
-        // In alternation there are more reads than writes.
+        // Alternation has more reads than writes.
         let done = (waits.writes.len(), waits.reads.len());
         assert!(done.0 > 40_000 && done.1 > 1_500, "{done:?}");
     });
 }
 
-/// A block that changes again on its way home keeps of the journal what says so, and nothing older.
+/// A block that changes while under writeback keeps that change in the journal, and nothing older.
 #[test]
 fn what_changes_on_its_way_home_keeps_that_change_and_nothing_older() {
     const FIRST: u64 = 199 * 300;
@@ -273,7 +275,7 @@ fn what_changes_on_its_way_home_keeps_that_change_and_nothing_older() {
             let status = store.status();
             status.journal_size - status.journal_room
         };
-        // What comes first is home last.
+        // The first blocks of the journal are written back last.
         for nth in (0..200).rev() {
             write(nth * 300, 1, 2).await;
         }
@@ -300,7 +302,7 @@ fn what_changes_on_its_way_home_keeps_that_change_and_nothing_older() {
     });
 }
 
-/// Blocks count as home when they are there, not when all are that go with them.
+/// Blocks leave the dirty ones when they are in place, not at the end of their batch.
 #[test]
 fn what_is_home_counts_at_once() {
     run(4, |env| async move {

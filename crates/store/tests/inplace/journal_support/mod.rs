@@ -1,4 +1,4 @@
-//! What the tests of the journal share: random transactions, and naive replay.
+//! Shared by the journal's tests: random transactions, and naive replay.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
@@ -37,7 +37,7 @@ pub fn bytes(rng: &mut Rng, len: usize) -> Bytes {
     (0..len).map(|_| rng.random::<u8>()).collect()
 }
 
-/// A transaction, and what it does to `home`.
+/// A random transaction; applies it to `home`.
 pub fn transaction(rng: &mut Rng, stamp: u64, home: &mut Blocks) -> Record<Lba> {
     let mut updates = Vec::new();
     for _ in 0..rng.random_range(1..12) {
@@ -70,7 +70,7 @@ pub fn transaction(rng: &mut Rng, stamp: u64, home: &mut Blocks) -> Record<Lba> 
     Record { stamp, updates }
 }
 
-/// Brings home what the journal says.
+/// Replays the journal onto `home`.
 pub async fn replayed(journal: &Journal<Lba>, replay: &Replay<Lba>, home: &mut Blocks) {
     for void in &replay.voids {
         (void.at.0..void.at.0 + void.count).for_each(|at| drop(home.remove(&at)));

@@ -1,4 +1,4 @@
-//! Journals that somebody scribbled on.
+//! Damaged journals.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use super::{Blocks, OWNER, created, replayed, transaction};
 
 const GEOMETRY: Geometry = Geometry { size: 300 << 10, sector: 512 };
 
-/// A journal at rest, and what its transactions come to.
+/// A journal at rest, and the states after its transactions.
 #[derive(Clone)]
 pub struct Image {
     disks: Disks,
-    /// After each transaction that is not released, from the one before them on.
+    /// After each transaction that is not released, beginning with the state before them.
     states: Vec<Blocks>,
 }
 
 impl Image {
-    /// The image of a history that goes around the ring.
+    /// The image of a history that wraps around the ring.
     pub fn new(seed: u64) -> Image {
         run(seed, |env| async move {
             let disk = Arc::new(RamDisk::new("journal", GEOMETRY));
@@ -52,12 +52,13 @@ impl Image {
         })
     }
 
-    /// Scribbles as `data` says and replays what is left: an error, or the state after some of the
-    /// transactions. Whether it was replayed. Bytes of an odd number have the superblocks say that they
-    /// are whole, whatever they hold: then nothing is promised but an end.
+    /// Damages the journal as `data` says and replays it: either that fails, or the result is the
+    /// state after some of the transactions. Returns whether it was replayed. An odd number of
+    /// bytes gives the superblocks valid checksums whatever they hold: then only termination is
+    /// promised.
     pub fn scribble(&self, data: &[u8]) -> bool {
         let is_sealed = data.len() % 2 == 1;
-        // Every fourth stroke meets the superblocks.
+        // Every fourth write goes to the superblocks.
         let pages = |kind: u8| if kind & 3 == 0 { 2 } else { usize::MAX };
         let mut contents = self.disks.scribbled(data, |kind| (0, pages(kind)));
         if is_sealed {
@@ -81,7 +82,7 @@ impl Image {
     }
 }
 
-/// Opens a journal of arbitrary bytes, of which the superblocks say that they are whole.
+/// Opens a journal of arbitrary bytes whose superblocks have valid checksums.
 pub fn arbitrary(data: &[u8]) {
     let mut content = Content::new();
     content.write(0, &data[..data.len().min(GEOMETRY.size as usize)]);

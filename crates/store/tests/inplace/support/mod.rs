@@ -1,4 +1,4 @@
-//! What the tests of the in-place store share: its devices, and random transactions.
+//! Shared by the in-place store's tests: devices, and random transactions.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
@@ -47,7 +47,7 @@ impl Shape {
         }
     }
 
-    /// One of several that differ in everything but the mode.
+    /// One of several shapes that differ in everything but the mode.
     pub fn varied(mode: Mode, seed: u64) -> Shape {
         let shape = Shape::new(mode);
         let sector = if seed.is_multiple_of(2) { 512 } else { 4096 };
@@ -92,7 +92,7 @@ impl Shape {
     }
 }
 
-/// A random transaction over `now`, which then has it.
+/// A random transaction on `now`; applies it.
 pub fn transaction(rng: &mut Rng, shape: &Shape, now: &mut [Option<Bytes>]) -> Vec<Write> {
     let count = match rng.random_range(0..10) {
         0 => rng.random_range(8..24),

@@ -1,4 +1,4 @@
-//! In-place stores that somebody scribbled on.
+//! Damaged in-place stores.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Image {
         run(seed, |env| async move {
             let shape = Shape::varied(mode, seed);
             let disks = parking_lot::Mutex::new(Vec::new());
-            // Room for what every other store grows by, beyond the first part of its map.
+            // Every other store grows beyond the first part of its map.
             let room = Shape { blocks: 1300, ..shape };
             let devices = room.devices(|name, geometry| {
                 let disk = Arc::new(RamDisk::new(name, geometry));
@@ -61,14 +61,15 @@ impl Image {
         })
     }
 
-    /// Scribbles as `data` says, opens what is left, reads and scrubs it: an error, or of every block
-    /// that has a checksum what it held some time. Whether it opened. Bytes of an odd number have the
-    /// superblocks say that they are whole, whatever they hold: then nothing is promised but an end.
+    /// Damages the store as `data` says, opens, reads and scrubs it: either that fails, or every
+    /// block that has a checksum holds content that it had at some time. Returns whether it opened.
+    /// An odd number of bytes gives the superblocks valid checksums whatever they hold: then only
+    /// termination is promised.
     pub fn scribble(&self, data: &[u8]) -> bool {
         let is_sealed = data.len() % 2 == 1;
         let place = |kind: u8| {
-            // Every fourth stroke meets the first pages of a device: superblocks, and the map or the
-            // journal that come soon after.
+            // Every fourth write goes to the first pages of a device: superblocks, and the map or
+            // journal behind them.
             let pages = if kind & 3 == 0 { 4 } else { usize::MAX };
             (usize::from(kind & 0x10 == 0), pages)
         };
@@ -80,7 +81,7 @@ impl Image {
         run(1, |env| async move { image.open(&env, contents, is_sealed).await })
     }
 
-    /// Opens what is left when the map forgot every block and one of them became something else.
+    /// Opens the rest after the map was cleared and one block changed.
     pub fn blank(&self, lba: u64) {
         let mut contents = self.disks.contents();
         for number in 0..Superblock::map_size(self.shape.blocks) / MAP_SECTOR {
@@ -116,7 +117,7 @@ impl Image {
                 wrong += u64::from(!is_sealed && !self.may_hold(lba, &found[0], &maps));
             }
         }
-        // Bytes of the journal went over what did not fit: nobody knows what came of it.
+        // The journal's bytes went over a base that did not match: the content is unknown.
         assert!(wrong <= recovered.unverified, "{wrong} blocks never held that: {recovered:?}");
         store.scrub(Mend::Yes, &|_, _| {}).await.ok();
         let write = Write::block(Lba(0), Bytes::from(vec![7; BLOCK_SIZE]));
@@ -127,13 +128,13 @@ impl Image {
         true
     }
 
-    /// Whether a block held that some time, as far as anybody promises it.
+    /// Whether a block held that at some time, as far as its mode promises that.
     fn may_hold(&self, lba: Lba, found: &Option<Bytes>, maps: &Content) -> bool {
         let strict = self.shape.options.mode.journals_all_data();
         if self.shape.class(lba.0) == Class::Data && !strict {
             return true;
         }
-        // A sector of the map that says that its blocks are empty is believed.
+        // A map sector that says that its blocks are empty is trusted.
         let number = lba.0 / ENTRIES;
         let sector =
             maps.read(self.superblock.map_offset + number * MAP_SECTOR, MAP_SECTOR as usize);

@@ -1,7 +1,7 @@
 //! The contract of a block store: atomicity and durability of versioned blocks.
 //!
-//! Isolation is not its business. A transaction layer decides who commits; what commits is applied
-//! here, and what is applied becomes visible at once, in version order.
+//! Isolation is kept apart: a transaction layer decides which transactions commit. A committed transaction is
+//! applied here and becomes visible at once, in version order.
 //!
 //! **The crash rule.** After a crash a store recovers to the state of one version, no older than
 //! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
@@ -29,7 +29,7 @@ pub const BLOCK_SIZE: usize = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize)]
 pub struct Lba(pub u64);
 
-/// A commit timestamp. Versions are contiguous and never reused; version 0 is the empty store.
+/// A commit timestamp. Versions are contiguous; version 0 is the empty store.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Version(pub u64);
 
@@ -46,13 +46,13 @@ impl fmt::Display for Version {
     }
 }
 
-/// What kind of block a write changes. Stores with weaker data modes treat the two differently.
+/// The kind of a block that is written. Stores with weaker data modes treat the two kinds differently.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub enum Class {
     /// A user's bytes.
     #[default]
     Data,
-    /// Structure that other blocks hang on.
+    /// Structure that other blocks depend on.
     Metadata,
 }
 
@@ -64,8 +64,8 @@ pub struct Write {
     /// Its whole new content, [`BLOCK_SIZE`] bytes; `None` discards the block, which then reads
     /// as zeros.
     pub content: Option<Bytes>,
-    /// The bytes that may differ from the content before; a store may leave the others unwritten,
-    /// and count on `content` to hold what is there.
+    /// The bytes that may differ from the content before. A store may leave the other bytes unwritten, so
+    /// `content` must repeat what is stored there.
     pub changed: ByteRanges,
     /// Data or metadata.
     pub class: Class,
@@ -104,8 +104,8 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError>;
 
-    /// Applies one transaction's writes as the next version, atomically; later writes to the same
-    /// block win. It is visible when this returns, and durable after a [`BlockStore::sync`].
+    /// Applies one transaction's writes as the next version, atomically; later writes to the same block win.
+    /// The version is visible when this returns, and durable after a [`BlockStore::sync`].
     async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError>;
 
     /// [`BlockStore::apply`], with the new version held; `None` when it is gone already.
@@ -117,15 +117,14 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         Ok((version, self.hold(version)))
     }
 
-    /// [`BlockStore::apply`] to blocks that no holder of an older version has a use for where they were
-    /// empty then: such a holder may find the new content instead, so that the store need not remember
-    /// since when it is there.
+    /// [`BlockStore::apply`] to blocks that hold nothing which a reader of an older version needs. Such a
+    /// reader may find the new content instead, so the store need not remember when the blocks were written.
     async fn apply_unversioned(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
         self.apply(writes).await
     }
 
-    /// Whether a write may find no room because older versions are held. A store that only waits for its
-    /// devices says no.
+    /// Whether a write may fail for lack of room because older versions are held. False for a store in which
+    /// a write only ever waits for devices.
     fn holds_take_room(&self) -> bool {
         true
     }
@@ -135,30 +134,30 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         usize::MAX
     }
 
-    /// Waits as long as somebody who has written so many blocks should before he writes more. A store
-    /// that is behind with its work holds writers back here, each for what he wrote himself; in
-    /// [`BlockStore::apply`] others may stand behind him whose turn comes later.
+    /// Applies backpressure: delays a caller that just wrote `blocks` blocks while the store is behind with
+    /// its background work. Each caller waits for its own writes alone; a wait inside [`BlockStore::apply`]
+    /// would delay the callers queued behind it too.
     async fn hold_back(&self, _blocks: usize) {}
 
     /// Discards `count` blocks from `lba` on as the next version: they read as zeros, and their
     /// space may be reclaimed.
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError>;
 
-    /// Returns when everything up to `version` survives a crash. Concurrent callers share a flush.
+    /// Makes everything up to `version` survive a crash. Concurrent callers share a flush.
     async fn sync(&self, version: Version) -> Result<(), StoreError>;
 
     /// Keeps `version` readable until the guard is dropped. `None` when it is gone already.
     fn hold(&self, version: Version) -> Option<Hold>;
 
-    /// Keeps the newest version that survives a crash readable: everything that was acknowledged by
-    /// [`BlockStore::sync`] is in it. `None` when the store has not kept it so far, and perhaps will
-    /// from now on.
+    /// Keeps the newest version that survives a crash readable. It contains everything that
+    /// [`BlockStore::sync`] acknowledged. `None` when the store has not kept that version; the call asks it
+    /// to from now on.
     fn hold_synced(&self) -> Option<Hold> {
         None
     }
 
-    /// Asks for a block to be kept in memory. A hint, and bounded: of too many, those that are read
-    /// most recently stay.
+    /// Asks for a block to be kept in memory. A hint, and bounded: beyond the bound the most recently read
+    /// blocks stay.
     fn please_cache(&self, _lba: Lba) {}
 
     /// Which of `count` blocks from `lba` on hold data at `at`, as runs of (length, stored).
@@ -200,24 +199,24 @@ impl fmt::Debug for Hold {
 /// What can go wrong in a block store; each kind is named after what the caller must do.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// Give up: the request makes no sense for this store.
+    /// Give up: the request is invalid; the text says why.
     #[error("invalid request: {0}")]
     Invalid(String),
-    /// Give up: the store is open for reading alone, or shows a snapshot.
+    /// Give up: the store is open read-only, or shows a snapshot.
     #[error("the volume is open read-only")]
     ReadOnly,
     /// Give up, or free something: there is no room for the write.
     #[error("no space left on the volume; trim or delete data, delete snapshots, or extend it")]
     NoSpace,
-    /// Give up, or do it in parts: the transaction takes more than the store's journal holds.
+    /// Give up, or split the work: the transaction takes more than the store's journal holds.
     #[error(
         "the transaction changes {needed} bytes of metadata and small writes, and the volume's journal \
          takes {most} at once; do the work in several, or make the volume with a larger journal"
     )]
     TooLarge {
-        /// Bytes that the transaction takes at most.
+        /// Upper bound of the bytes that the transaction takes.
         needed: u64,
-        /// Bytes that one transaction may take.
+        /// The maximum for one transaction, in bytes.
         most: u64,
     },
     /// Give up on this block: no copy of it matches its checksum.
@@ -225,7 +224,7 @@ pub enum StoreError {
     Corrupt {
         /// The logical block.
         lba: Lba,
-        /// Where it lies and what was tried.
+        /// Where it lies, and which copies were tried.
         detail: String,
     },
     /// Stop: a flush or a write failed earlier. The store serves reads until it is reopened.

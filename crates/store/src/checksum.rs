@@ -1,4 +1,4 @@
-//! The checksum of everything that is stored: CRC-32C, for which processors have instructions.
+//! The checksum of all stored structures: CRC-32C, for which processors have instructions.
 
 use crc_fast::{CrcAlgorithm, Digest};
 

@@ -1,12 +1,12 @@
-//! Isolation: who may commit (Isotope, chapter 4).
+//! Isolation: which transactions commit (Isotope, chapter 4).
 //!
-//! A transaction reads a snapshot, keeps its writes to itself, and commits if nothing that was
-//! committed since its snapshot stands against it. That is decided from the stream of recent
-//! transactions alone, in units of 16 bytes, and never by a look at an index or a device; what
-//! commits goes to a [`BlockStore`](crate::block::BlockStore), whichever that is.
+//! A transaction reads a snapshot, keeps its writes to itself, and commits if no commit since its snapshot
+//! conflicts with it. The decision looks at the stream of recent transactions alone, in units of 16 bytes,
+//! and never at an index or a device. The writes of a committed transaction go to a
+//! [`BlockStore`](crate::block::BlockStore) of any kind.
 //!
-//! Stores built on transactions see the two traits here, [`Transact`] and [`Transaction`]: they work
-//! the same in one process with the volume and behind a socket.
+//! Stores built on transactions use the two traits here, [`Transact`] and [`Transaction`]: they work the same
+//! in the volume's process and over a socket.
 
 mod access;
 mod aside;
@@ -48,7 +48,7 @@ pub use options::Options;
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Isolation {
-    /// Reads see one moment; of two that write the same bytes one commits. Permits write skew.
+    /// Reads see one snapshot; of two transactions that write the same bytes one commits. Permits write skew.
     Snapshot,
     /// As if transactions ran one after the other, in an order that agrees with real time.
     #[default]
@@ -61,10 +61,10 @@ pub enum Isolation {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Durability {
-    /// When it survives a crash, and whatever it has seen does.
+    /// When it survives a crash, together with everything that the transaction has seen.
     #[default]
     Synced,
-    /// When others see it. A crash may take back the latest of such commits, and what came after.
+    /// When other transactions see it. A crash may lose the latest of such commits, and those that followed.
     Visible,
 }
 
@@ -73,8 +73,7 @@ pub enum Durability {
 pub struct Begin {
     /// Its isolation.
     pub isolation: Isolation,
-    /// It will not write: it sees the newest state that survives a crash, and always commits, at
-    /// once.
+    /// It will not write: it sees the newest state that survives a crash, and always commits, at once.
     pub read_only: bool,
 }
 
@@ -83,16 +82,16 @@ impl Begin {
     pub const SNAPSHOT: Begin = Begin { isolation: Isolation::Snapshot, read_only: false };
     /// With strict serializability.
     pub const STRICT: Begin = Begin { isolation: Isolation::StrictSerializable, read_only: false };
-    /// For reading.
+    /// Read-only.
     pub const READ_ONLY: Begin = Begin { isolation: Isolation::Snapshot, read_only: true };
 
-    /// Whether the decision does not depend on what was read.
+    /// Whether the commit decision ignores what was read.
     fn is_untracked(self) -> bool {
         self.read_only || self.isolation == Isolation::Snapshot
     }
 }
 
-/// Names a released transaction until somebody takes it over; worthless to guess.
+/// Names a released transaction until it is taken over; cannot be guessed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Handle(pub u128);
 
@@ -108,26 +107,26 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// The number of logical blocks.
     fn blocks(&self) -> u64;
 
-    /// Begins a transaction on a snapshot of everything that was acknowledged before.
+    /// Begins a transaction on a snapshot that contains everything acknowledged before.
     ///
     /// # Errors
-    /// [`TxnError::TooMany`]: this process has as many running as it may.
+    /// [`TxnError::TooMany`]: this process runs as many as it may.
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError>;
 
-    /// Goes on with a transaction that its former owner has released, perhaps in another process.
+    /// Continues a transaction that its former owner released, perhaps in another process.
     ///
     /// # Errors
-    /// [`TxnError::UnknownHandle`]: nothing was released under it, or it was taken already.
+    /// [`TxnError::UnknownHandle`]: no transaction was released under it, or it was taken over already.
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError>;
 
-    /// What those wait for who try again after a conflict, as [`run`] does.
+    /// The queue in which retries after a conflict wait, as [`run`] does.
     fn contention(&self) -> &Contention;
 
-    /// Discards `count` blocks from `lba` on, which nobody else uses: they read as zeros, and their
-    /// space may be reclaimed. In a crash some of them may be and others not.
+    /// Discards `count` blocks from `lba` on, which no other transaction uses: they read as zeros, and their
+    /// space may be reclaimed. A crash may leave only some of them discarded.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] outside of the volume, and the store's.
+    /// [`TxnError::Invalid`] outside of the volume, and those of the store.
     async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
         let end = lba.0.saturating_add(count);
         let mut at = lba.0;
@@ -154,18 +153,18 @@ const DISCARDED_AT_ONCE: u64 = 128;
 
 /// A running transaction. When the last reference is dropped, it is aborted.
 ///
-/// Reads and writes concern whole blocks, and count as accesses of the whole block until
-/// [`Transaction::mark_accessed`] says which bytes the last one was about.
+/// Reads and writes are of whole blocks, and count as accesses of the whole block until
+/// [`Transaction::mark_accessed`] narrows the last one.
 #[async_trait]
 pub trait Transaction: Send + Sync + fmt::Debug {
     /// The number of logical blocks.
     fn blocks(&self) -> u64;
 
-    /// `count` blocks from `lba` on as the snapshot and this transaction's own writes have them,
-    /// each of [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes; zeros where nothing is stored.
+    /// Reads `count` blocks from `lba` on, of the snapshot and this transaction's own writes:
+    /// [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes for each block, zeros where nothing is stored.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] outside of the volume, and the store's.
+    /// [`TxnError::Invalid`] outside of the volume, and those of the store.
     async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError>;
 
     /// One block; see [`Transaction::read_run`].
@@ -174,18 +173,18 @@ pub trait Transaction: Send + Sync + fmt::Debug {
         run.pop().ok_or_else(|| TxnError::Invalid("a read without a block".to_owned()))
     }
 
-    /// Gives a block new content, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes, for this
-    /// transaction alone until it commits.
+    /// Writes a block, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes. Only this transaction sees it until
+    /// the commit.
     ///
     /// # Errors
-    /// [`TxnError::TooLarge`] when the transaction has as many writes as it may; across a socket
-    /// perhaps only at the commit.
+    /// [`TxnError::TooLarge`] when the transaction has as many writes as it may; over a socket perhaps only
+    /// at the commit.
     fn write(&self, lba: Lba, content: Bytes) -> Result<(), TxnError> {
         self.write_as(lba, content, Class::Data)
     }
 
-    /// [`Transaction::write`], of data or metadata: what that makes of it is the store's business. Of
-    /// several writes of a block the last one says which.
+    /// [`Transaction::write`], of data or metadata; the store decides what that means. Of several writes of a
+    /// block the last one's class counts.
     ///
     /// # Errors
     /// As [`Transaction::write`].
@@ -197,20 +196,20 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// As [`Transaction::write`].
     fn discard(&self, lba: Lba) -> Result<(), TxnError>;
 
-    /// Says that the last read or write of `lba` was about `range` only. Several marks add up.
+    /// Narrows the last read or write of `lba` to the bytes of `range`. Several marks add up.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] for a block not yet accessed, and bytes outside of it.
+    /// [`TxnError::Invalid`] for a block that was not accessed, and bytes outside of it.
     fn mark_accessed(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError>;
 
-    /// Has the commit fail when another one has changed `range` of `lba` since the snapshot, under
-    /// either isolation: for what a write is only right under. A transaction for reading ignores it.
+    /// Makes the commit fail if another commit changed `range` of `lba` since the snapshot, under either
+    /// isolation: for a condition that a write relies on. Ignored in a read-only transaction.
     ///
     /// # Errors
     /// [`TxnError::Invalid`] for bytes outside of the block.
     fn depend(&self, lba: Lba, range: Range<usize>) -> Result<(), TxnError>;
 
-    /// Reads and writes beside the transaction; `None` where the volume is reached through a socket.
+    /// Reads and writes past the transaction's buffer; `None` where the volume is reached over a socket.
     fn aside(&self) -> Option<&dyn Aside> {
         None
     }
@@ -218,39 +217,40 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// Asks for a block to be kept in memory: a hint.
     fn please_cache(&self, lba: Lba);
 
-    /// Ends the transaction: either all of it counts from now on, or nothing does.
+    /// Ends the transaction: all of its writes become visible, or none.
     ///
     /// # Errors
-    /// [`TxnError::Conflict`] when another commit stands against it; nothing was written then. With
-    /// [`TxnError::Store`] it is unknown whether it counts. [`TxnError::Ended`] after a commit, an abort
-    /// or a release.
+    /// [`TxnError::Conflict`] when another commit conflicts with it; nothing was written then. After
+    /// [`TxnError::Store`] it is unknown whether it is committed. [`TxnError::Ended`] after a commit, an
+    /// abort or a release.
     async fn commit(&self, durability: Durability) -> Result<(), TxnError>;
 
-    /// Ends the transaction without a trace.
+    /// Ends the transaction without writing anything.
     async fn abort(&self);
 
-    /// Lets go of the transaction, for somebody to take it over.
+    /// Releases the transaction, so that another owner can take it over.
     ///
     /// # Errors
     /// When it has been aborted meanwhile.
     async fn release(&self) -> Result<Handle, TxnError>;
 }
 
-/// Blocks that a running transaction has to itself: no other transaction reads or writes them, since
-/// nothing that is committed refers to them.
+/// Access to blocks that only one running transaction uses: no other transaction reads or writes them, since
+/// no committed data refers to them.
 ///
-/// They need no isolation, so writes to them happen at once and take no memory until the commit. What
-/// an abort or a crash leaves in them is the caller's business. Every call fails once the transaction has
-/// ended, as the transaction's own calls do.
+/// They need no isolation, so writes to them happen at once and take no memory until the commit. The caller
+/// cleans up after an abort or a crash. Every call fails once the transaction has ended, as the transaction's
+/// own calls do.
 #[async_trait]
 pub trait Aside: Send + Sync {
-    /// Writes blocks now. They are durable before everything that commits later.
+    /// Writes blocks now. They are durable before any later commit is.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] outside of the volume, and the store's; some of them may be written then.
+    /// [`TxnError::Invalid`] outside of the volume, and those of the store; some blocks may have been written
+    /// then.
     async fn write(&self, writes: Vec<Write>) -> Result<(), TxnError>;
 
-    /// Blocks as they are now, each of [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes.
+    /// Reads blocks as they are now, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes each.
     ///
     /// # Errors
     /// As [`Transaction::read_run`].
@@ -265,12 +265,12 @@ pub trait Aside: Send + Sync {
     /// Lets the transaction write as many blocks as [`Options::max_large`] says.
     fn make_large(&self);
 
-    /// Names of transactions that have blocks to themselves, shared by all users of the volume. The
-    /// caller enters and removes them.
+    /// The names of transactions that use blocks of their own, shared by all users of the volume. The caller
+    /// adds and removes them.
     fn owners(&self) -> Arc<parking_lot::Mutex<HashSet<u128>>>;
 }
 
-/// Errors of work inside of a transaction that may tell the loop around it to try again.
+/// Errors of the work within a transaction; they tell the retry loop whether to try again.
 pub trait Retry: From<TxnError> {
     /// Whether a new attempt, on a new snapshot, may succeed.
     fn is_retryable(&self) -> bool;
@@ -282,10 +282,10 @@ impl Retry for TxnError {
     }
 }
 
-/// Begin, work, commit, retry: runs `work` in transactions until one commits or fails for good.
+/// Begin, work, commit, retry: runs `work` in transactions until one commits or fails permanently.
 ///
 /// # Errors
-/// What `work` or the commit fails with, if another attempt would not help.
+/// Those of `work` or the commit that another attempt would not avoid.
 pub async fn run<T, E, Work>(
     volume: &dyn Transact,
     begin: Begin,

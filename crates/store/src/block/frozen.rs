@@ -1,4 +1,4 @@
-//! A block store as it was at one version, for reading alone.
+//! A read-only view of a block store at one version.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use bytes::Bytes;
 
 use super::{BlockStore, Hold, Lba, StoreError, Version, Write};
 
-/// One version of a block store: its newest, or that of a snapshot. Changes are refused with
+/// A block store at one version: its newest, or that of a snapshot. Changes fail with
 /// [`StoreError::ReadOnly`].
 ///
-/// It is a block store itself, so transactions that only read run over it as over a live one.
+/// It is a block store itself, so read-only transactions run over it as over a live one.
 #[derive(Clone, Debug)]
 pub struct Frozen {
     store: Arc<dyn BlockStore>,
@@ -24,7 +24,7 @@ impl Frozen {
         Frozen { store, hold: Arc::new(hold), blocks }
     }
 
-    /// All of the store as it is now.
+    /// The whole store at its newest version.
     ///
     /// # Errors
     /// [`StoreError::Gone`] when the newest version changes meanwhile.
@@ -45,7 +45,7 @@ impl Frozen {
         }
     }
 
-    /// The version stays as long as this one's own hold does, which the guard keeps.
+    /// A guard that shares this view's hold.
     fn another_hold(&self) -> Hold {
         let kept = self.hold.clone();
         Hold::new(self.hold.version(), move |_| drop(kept))
@@ -87,7 +87,7 @@ impl BlockStore for Frozen {
         Err(StoreError::ReadOnly)
     }
 
-    /// Nothing changes here, so nothing is left to be made durable.
+    /// A view changes nothing, so there is nothing to flush.
     async fn sync(&self, _version: Version) -> Result<(), StoreError> {
         Ok(())
     }

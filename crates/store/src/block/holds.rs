@@ -1,4 +1,4 @@
-//! Which versions somebody still needs.
+//! Reference counts of the versions that readers hold.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ impl Holds {
         self.0.keys().next().copied()
     }
 
-    /// Whether a holder sees content of version `from` that `until` replaced.
+    /// Whether a held version sees content that was written as `from` and replaced as `until`.
     pub(crate) fn need(&self, from: Version, until: Version) -> bool {
         self.0.range(from..until).next().is_some()
     }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::BLOCK_SIZE;
 
-/// Byte ranges within one block: ascending, apart from each other, none empty.
+/// Byte ranges within one block: ascending, neither touching nor empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByteRanges(SmallVec<[Range<u16>; 4]>);
 
@@ -21,7 +21,7 @@ impl ByteRanges {
         ByteRanges::from(0..BLOCK_SIZE)
     }
 
-    /// Adds the bytes of `range`; what of it lies outside of a block is left out.
+    /// Adds the bytes of `range`, clipped to the block.
     pub fn add(&mut self, range: Range<usize>) {
         let end = range.end.min(BLOCK_SIZE);
         if range.start >= end {
@@ -63,7 +63,7 @@ impl ByteRanges {
         self.0.is_empty()
     }
 
-    /// Whether every byte of the block is there.
+    /// Whether every byte of the block is included.
     pub fn is_whole(&self) -> bool {
         self.bytes() == BLOCK_SIZE
     }

@@ -22,11 +22,11 @@ pub(super) struct Segment {
     start: u32,
     /// The volume's block behind that.
     first: u64,
-    /// The first page of its bitmap, and what follows the last one.
+    /// The first page of its bitmap, and the page after the last one.
     bitmaps: (u32, u32),
-    /// The first block that its bitmap is about.
+    /// The first block that its bitmap covers.
     pub(super) data: u32,
-    /// What follows the last one.
+    /// The block after the last one.
     pub(super) end: u32,
     /// Units of bits in the segments before.
     units_before: u32,
@@ -61,8 +61,8 @@ impl Segment {
 
 /// A store's partition and its parts, as numbers of blocks in it.
 ///
-/// Each run of the partition has a bitmap of its own, so that nothing that is stored lies in two of them: a
-/// run begins with its bitmap, which is never a part of a value.
+/// Each run of the partition has a bitmap of its own, so that no stored item spans two runs: a run begins
+/// with its bitmap, which is never a part of a value.
 #[derive(Debug)]
 pub(super) struct Area {
     pub(super) name: String,
@@ -73,22 +73,22 @@ pub(super) struct Area {
     pub(super) blocks: u64,
     directories: u32,
     first: Segment,
-    /// The runs that the partition got later.
+    /// The runs added by growth.
     further: RwLock<Arc<[Segment]>>,
-    /// Where free blocks are looked for first.
+    /// The units of the bitmap that are searched first for free blocks.
     pub(super) window: Window,
 }
 
 /// Where the bitmap begins.
 const BITMAP: u32 = 1;
 
-/// Blocks of a further run that its bitmap takes.
+/// The number of bitmap pages of a further run.
 fn further_bitmaps(blocks: u64) -> u32 {
     blocks.div_ceil(u64::from(BITS_PER_PAGE) + 1) as u32
 }
 
 impl Area {
-    /// The parts of a partition for a store.
+    /// The layout of a store in a partition.
     ///
     /// # Errors
     /// [`TreeError::Invalid`] when it is too small or too large for one.
@@ -121,7 +121,7 @@ impl Area {
         Ok(area)
     }
 
-    /// Takes in the runs that the partition has got.
+    /// Adds the partition's new runs to the layout.
     ///
     /// # Errors
     /// [`TreeError::Invalid`] when one is too small, or they are too large.
@@ -136,7 +136,7 @@ impl Area {
         Ok(())
     }
 
-    /// The segment for a run behind the last one.
+    /// The segment of a run that follows the last one.
     fn next(&self, last: &Segment, run: &Run) -> Result<Segment, TreeError> {
         let start = u64::from(last.end);
         if run.blocks < MIN_BLOCKS || start + run.blocks > MAX_BLOCKS - 1 {
@@ -156,7 +156,7 @@ impl Area {
         std::iter::once(self.first).chain((0..count).map(move |nth| further[nth]))
     }
 
-    /// The run that a block lies in; of a block behind the end the last one.
+    /// The run that a block lies in; the last run for a block behind the end.
     pub(super) fn segment(&self, block: u32) -> Segment {
         match block < self.first.end {
             true => self.first,
@@ -164,7 +164,7 @@ impl Area {
         }
     }
 
-    /// The last run for which this is so.
+    /// The last run for which `holds` is true.
     fn segment_where(&self, holds: impl Fn(&Segment) -> bool) -> Segment {
         let further = self.further.read();
         further.iter().rfind(|segment| holds(segment)).copied().unwrap_or(self.first)
@@ -176,7 +176,7 @@ impl Area {
         Lba(segment.first + u64::from(block - segment.start))
     }
 
-    /// The pages that must be zeros when the store is made.
+    /// The pages that must be zeros when the store is created.
     pub(super) fn prepared(&self) -> Range<u32> {
         0..self.first.data
     }
@@ -202,14 +202,14 @@ impl Area {
         self.first.bitmaps.1
     }
 
-    /// Whether the bitmap is about all of `count` blocks from `block` on, and they lie together.
+    /// Whether the bitmap covers all of `count` blocks from `block` on, and they lie in one run.
     pub(super) fn has(&self, block: u32, count: u32) -> bool {
         let segment = self.segment(block);
         let end = u64::from(block) + u64::from(count);
         block >= segment.data && end <= u64::from(segment.end)
     }
 
-    /// The blocks that the bitmap is about.
+    /// The number of blocks that the bitmap covers.
     pub(super) fn capacity(&self) -> u64 {
         self.segments().map(|segment| u64::from(segment.end - segment.data)).sum()
     }

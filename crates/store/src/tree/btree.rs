@@ -1,14 +1,13 @@
-//! The B-tree (IsoBT): ordered keys in nodes that know nothing of their neighbours.
+//! The B-tree (IsoBT): ordered keys in nodes without links to their neighbours.
 //!
-//! Inner nodes map separators to children; the first child takes whatever is less than the second
-//! separator. The root stays in its block: when it is full its records move to a new child. Nothing
-//! links leaves to each other: a scan that has read one descends again for the next.
+//! Inner nodes map separators to children; the first child covers all keys below the second separator. The
+//! root stays in its block: when it is full its records move to a new child. Leaves are not linked: a scan
+//! that has read one descends again for the next.
 //!
-//! What a search depends on is little, since whoever changes its outcome writes into the leaf where
-//! it ended: who gives a key another value, moves its record or removes it, writes into that record;
-//! who adds a key writes into the count of the leaf that it belongs to; and who splits, merges or
-//! frees that leaf does both. So a search that found its key depends on the record, one that did not
-//! on the leaf's membership, and neither on the nodes above.
+//! A search depends on few bytes, since every change of its outcome writes into the leaf where it ended:
+//! giving a key another value, moving its record or removing it writes into that record; adding a key writes
+//! into the count of its leaf; splitting, merging or freeing the leaf does both. So a search that found its
+//! key depends on the record, one that did not on the leaf's membership, and neither on the nodes above.
 
 use std::ops::Bound;
 
@@ -20,22 +19,22 @@ use super::page::{Entry, Page, damaged, fits};
 use super::value::Stored;
 use super::work::Work;
 
-/// Units that a split moves, if it can. What it moves is written anew: a third of a page still goes
-/// where small writes go, and half a page would be written as a whole one.
+/// Units that a split moves, if it can. The moved records are written anew: a third of a page is still
+/// written as a small write, and half a page would be written as a whole one.
 const MOVED_UNITS: usize = 80;
-/// A node with fewer units of records tries to become one with a neighbour.
+/// A node with fewer units of records is merged with a neighbour if possible.
 const LOW_UNITS: usize = 64;
-/// Two nodes become one with at most so many units of records.
+/// Two nodes are merged if they have at most so many units of records.
 const MERGED_UNITS: usize = 190;
 
-/// An inner node on the way, and which child the way took.
+/// An inner node on the search path, and the child taken.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     block: u32,
     index: usize,
 }
 
-/// Where a descent goes.
+/// The target of a descent.
 #[derive(Clone, Copy, Debug)]
 enum Target<'k> {
     First,
@@ -45,14 +44,14 @@ enum Target<'k> {
     Before(&'k [u8]),
 }
 
-/// Where a descent ended.
+/// The end of a descent, and the path to it.
 #[derive(Debug)]
 struct Way {
     steps: Vec<Step>,
     leaf: u32,
-    /// No key in the leaf is less, unless it is the first one.
+    /// All keys in the leaf are at or above it, unless it is the first leaf.
     low: Option<Bytes>,
-    /// Every key in the leaf is less, unless it is the last one.
+    /// All keys in the leaf are below it, unless it is the last leaf.
     high: Option<Bytes>,
 }
 
@@ -68,7 +67,7 @@ fn child_entry(key: Bytes, block: u32) -> Entry {
     Entry { flags: LIVE, key, value: Bytes::copy_from_slice(&block.to_le_bytes()) }
 }
 
-/// The child on the way to `target`.
+/// The index of the child on the path to `target`.
 fn choose(page: &Page, target: Target<'_>) -> Result<usize, TreeError> {
     let count = page.count();
     if count == 0 {
@@ -130,8 +129,7 @@ pub(super) async fn find(work: &mut Work<'_>, key: &[u8]) -> Result<Option<Store
     }
 }
 
-/// The record with the greatest key that is not above `key`, or none. The outcome depends on that
-/// record alone.
+/// The record with the greatest key at or below `key`, or none. The outcome depends on that record alone.
 pub(super) async fn floor(
     work: &mut Work<'_>,
     key: &[u8],
@@ -184,7 +182,7 @@ pub(super) async fn put(work: &mut Work<'_>, key: &[u8], value: Bytes) -> Result
     }
 }
 
-/// Adds a record to the leaf at the end of `way`; nodes without room for one more are split.
+/// Adds a record to the leaf at the end of `way`; full nodes are split.
 async fn insert(work: &mut Work<'_>, mut way: Way, mut entry: Entry) -> Result<(), TreeError> {
     let mut block = way.leaf;
     loop {
@@ -205,7 +203,7 @@ async fn insert(work: &mut Work<'_>, mut way: Way, mut entry: Entry) -> Result<(
     }
 }
 
-/// Moves the root's records to a new child; the child.
+/// Moves the root's records to a new child. Returns the child.
 async fn push_down(work: &mut Work<'_>, root: u32) -> Result<u32, TreeError> {
     let page = work.page(root)?;
     let (level, entries) = (page.level(), page.entries()?);
@@ -221,8 +219,8 @@ async fn push_down(work: &mut Work<'_>, root: u32) -> Result<u32, TreeError> {
     Ok(child)
 }
 
-/// Splits a node that has no room for `entry` at `index`, and adds that; the record for the parent
-/// that leads to the new node.
+/// Splits a node that has no room for `entry` at `index`, and adds it. Returns the parent's record for the
+/// new node.
 async fn split(
     work: &mut Work<'_>,
     block: u32,
@@ -253,8 +251,8 @@ async fn split(
     Ok(child_entry(separator, right))
 }
 
-/// How many of these records stay. When the last one is new they all do: keys that come in order
-/// fill their nodes.
+/// How many of these records stay. When the new one is the last, all others stay: keys that are added in
+/// order fill their nodes.
 fn split_point(entries: &[Entry], new: usize) -> Option<usize> {
     let count = entries.len();
     let all: usize = entries.iter().map(Entry::units).sum();
@@ -270,13 +268,13 @@ fn split_point(entries: &[Entry], new: usize) -> Option<usize> {
     points.min().map(|(_, at)| at)
 }
 
-/// The shortest key that is above `left` and not above `right`.
+/// The shortest key above `left` and at or below `right`.
 fn shortest_separator(left: &[u8], right: &Bytes) -> Bytes {
     let common = left.iter().zip(right).take_while(|(a, b)| a == b).count();
     right.slice(..(common + 1).min(right.len()))
 }
 
-/// Takes a key out; whether it was there.
+/// Removes a key. Returns whether it was present.
 pub(super) async fn delete(work: &mut Work<'_>, key: &[u8]) -> Result<bool, TreeError> {
     let way = descend(work, Target::Key(key)).await?;
     let leaf = way.leaf;
@@ -294,8 +292,7 @@ pub(super) async fn delete(work: &mut Work<'_>, key: &[u8]) -> Result<bool, Tree
     Ok(true)
 }
 
-/// Takes a leaf into the tree to which nothing leads. No key of the tree is between its first key
-/// and its last.
+/// Adds a leaf that no node refers to. No key of the tree may lie between its first key and its last.
 pub(super) async fn graft(work: &mut Work<'_>, leaf: u32) -> Result<(), TreeError> {
     let page = work.load(leaf, PageKind::Node).await?;
     let (first, last) = (page.entry(0)?.key, page.entry(page.count().saturating_sub(1))?.key);
@@ -327,8 +324,8 @@ pub(super) async fn graft(work: &mut Work<'_>, leaf: u32) -> Result<(), TreeErro
     insert(work, Way { steps, leaf: parent.block, low: None, high: None }, new).await
 }
 
-/// Frees the leaf at the end of `way` when it is empty, or makes it one with a neighbour when it has
-/// little, and goes on above it.
+/// Frees the leaf at the end of `way` when it is empty, or merges it with a neighbour when it has little, and
+/// continues above it.
 async fn shrink(work: &mut Work<'_>, mut way: Way) -> Result<(), TreeError> {
     let mut block = way.leaf;
     while let Some(step) = way.steps.pop() {
@@ -344,7 +341,7 @@ async fn shrink(work: &mut Work<'_>, mut way: Way) -> Result<(), TreeError> {
     lower(work, block).await
 }
 
-/// Makes the child at `step` one with a neighbour, if one page has room for both.
+/// Merges the child at `step` with a neighbour, if one page has room for both.
 async fn merge(work: &mut Work<'_>, step: Step) -> Result<bool, TreeError> {
     let parent = work.page(step.block)?;
     let (count, level) = (parent.count(), parent.level());
@@ -362,7 +359,7 @@ async fn merge(work: &mut Work<'_>, step: Step) -> Result<bool, TreeError> {
             }
             let mut more = page.entries()?;
             if let Some(first) = more.first_mut().filter(|_| block == b && level > 1) {
-                // It is a first child no longer, so its key begins to mean something.
+                // It is no longer a first child, so its key must now be the separator.
                 first.key = separator.clone();
             }
             entries.push(more);
@@ -386,7 +383,7 @@ async fn merge(work: &mut Work<'_>, step: Step) -> Result<bool, TreeError> {
     Ok(false)
 }
 
-/// Lowers the root while it has but one child.
+/// Lowers the root while it has only one child.
 async fn lower(work: &mut Work<'_>, root: u32) -> Result<(), TreeError> {
     loop {
         let page = work.page(root)?;
@@ -412,8 +409,8 @@ async fn lower(work: &mut Work<'_>, root: u32) -> Result<(), TreeError> {
     }
 }
 
-/// A part of a scan: what one leaf has of a range, in the scan's order, and the range that is left,
-/// if any.
+/// A part of a scan: the records of one leaf within a range, in the scan's order, and the remaining range, if
+/// any.
 pub(super) struct Part {
     pub(super) entries: Vec<(Bytes, Stored)>,
     pub(super) rest: Option<Bound<Bytes>>,
@@ -477,7 +474,7 @@ fn is_beyond(key: &Bytes, end: &Bound<Bytes>) -> bool {
     }
 }
 
-/// What a leaf has of a range. It depends on those records, and on there being no others.
+/// The records of a leaf within a range. Depends on them, and on the leaf having no others.
 fn part(
     work: &mut Work<'_>,
     leaf: u32,

@@ -1,8 +1,8 @@
 //! Named partitions of a volume.
 //!
-//! The catalogue takes the volume's first blocks. Everything that changes it is one transaction that
-//! has read all of it, under strict serializability: no two partitions can overlap or share a name.
-//! What takes more than one transaction, emptying blocks, is done while the partition is unfinished.
+//! The catalogue takes the volume's first blocks. Every change of it is one strictly serializable transaction
+//! that has read all of it: no two partitions can overlap or share a name. Work that takes more than one
+//! transaction, emptying blocks, is done while the partition is unfinished.
 
 mod blocks;
 pub mod growth;
@@ -28,33 +28,33 @@ use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::env::Env;
 use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
 
-/// Blocks behind the catalogue that have to be empty too before a volume is taken for unused: some
-/// filesystems leave their first blocks alone.
+/// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems
+/// leave their first blocks alone.
 const EMPTY_BLOCKS: u64 = 64;
 /// Blocks that one transaction empties.
 const BATCH: u64 = 128;
 
-/// A part of a volume with a name.
+/// A named part of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Partition {
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// Its kind.
     pub kind: Kind,
     /// The first block of its first run.
     pub first: u64,
     /// The blocks of its first run.
     pub blocks: u64,
-    /// The runs that it got later.
+    /// The runs added by growth.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub further: Vec<Run>,
-    /// Its identity, a new one for each partition that is made.
+    /// Its identity, new for each partition that is created.
     pub uuid: Uuid,
     /// Whether it may be used.
     pub state: State,
 }
 
-/// Blocks of a volume in a row.
+/// A run of adjacent blocks of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Run {
     /// The first block.
@@ -66,7 +66,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// What follows its last block.
+    /// The block after its last one.
     pub fn end(&self) -> u64 {
         self.first.saturating_add(self.blocks)
     }
@@ -76,7 +76,7 @@ impl Run {
     }
 }
 
-/// A run of a partition as an entry of the catalogue: a partition of that run alone, and its number.
+/// One run of a partition as an entry of the catalogue: a partition of that run alone, and the run's number.
 #[derive(Clone, Debug)]
 struct Listed {
     partition: Partition,
@@ -95,7 +95,7 @@ impl Partition {
         self.further.iter().filter(|run| run.state == State::Ready)
     }
 
-    /// The blocks of a volume that it has, run after run.
+    /// The ranges of volume blocks that it covers, run after run.
     pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         let first = self.first..self.first.saturating_add(self.blocks);
         std::iter::once(first).chain(self.further_runs().map(Run::range))
@@ -121,29 +121,29 @@ impl Partition {
     }
 }
 
-/// A partition to be made.
+/// A partition to be created.
 #[derive(Clone, Debug)]
 pub struct NewPartition {
     /// Its name: 1 to 47 bytes, none of them a control character or a slash.
     pub name: String,
-    /// What it is for.
+    /// Its kind.
     pub kind: Kind,
-    /// Its first block; `None` leaves that to the catalogue.
+    /// Its first block; `None` lets the catalogue choose.
     pub first: Option<u64>,
-    /// Its blocks; `None` for as many as there are in the largest gap.
+    /// Its size in blocks; `None` for all of the largest gap.
     pub blocks: Option<u64>,
 }
 
-/// Every partition of a volume, and how much of the catalogue is there.
+/// Every partition of a volume, and the state of the catalogue's blocks.
 #[derive(Debug, Default)]
 struct Catalogue {
     partitions: Vec<Partition>,
-    /// Blocks of it that are damaged, and whose copies were read instead.
+    /// Damaged blocks whose copies were read instead.
     damaged: Vec<u64>,
 }
 
 impl Catalogue {
-    /// Reads all of it. A volume that nobody has written gives none.
+    /// Reads all of it. `None` for a volume that was never written.
     async fn read(txn: &dyn Transaction) -> Result<Option<Catalogue>, TreeError> {
         let Some(Stored { partitions, damaged }) = blocks::read(txn).await? else {
             return Ok(None);
@@ -157,7 +157,7 @@ impl Catalogue {
         Catalogue::read(txn).await?.ok_or(TreeError::NoCatalogue)
     }
 
-    /// The catalogue, if there is one.
+    /// The catalogue, or `None` when the volume has none.
     async fn find_any(txn: &dyn Transaction) -> Result<Option<Catalogue>, TreeError> {
         match Catalogue::read(txn).await {
             Err(TreeError::NoCatalogue | TreeError::Foreign(_)) => Ok(None),
@@ -165,7 +165,7 @@ impl Catalogue {
         }
     }
 
-    /// The catalogue of a volume that has one or may get one.
+    /// The catalogue of a volume; an empty one when the volume is unused.
     async fn read_or_begin(txn: &dyn Transaction) -> Result<Catalogue, TreeError> {
         if let Some(catalogue) = Catalogue::read(txn).await? {
             return Ok(catalogue);
@@ -201,7 +201,7 @@ impl Catalogue {
         sorted
     }
 
-    /// All runs and whose they are, in the order of their blocks.
+    /// All runs with their partitions, in the order of their blocks.
     fn runs(&self) -> Vec<(&Partition, Run)> {
         let of = |partition| Partition::all_runs(partition).map(move |run| (partition, run));
         let mut runs: Vec<_> = self.partitions.iter().flat_map(of).collect();
@@ -209,7 +209,7 @@ impl Catalogue {
         runs
     }
 
-    /// Writes all of it, and over what is damaged.
+    /// Writes all of it, over damaged blocks too.
     async fn write(&self, txn: &dyn Transaction) -> Result<(), TreeError> {
         let blocks = blocks::encode(&self.partitions).ok_or_else(|| {
             TreeError::Invalid(format!(
@@ -234,7 +234,7 @@ impl Catalogue {
         found.ok_or_else(|| TreeError::Missing(name.to_owned()))
     }
 
-    /// Runs of blocks that belong to nobody.
+    /// Runs of blocks that belong to no partition.
     fn gaps(&self, blocks: u64) -> Vec<Range<u64>> {
         let mut at = CATALOGUE_BLOCKS;
         let mut gaps = Vec::new();
@@ -247,7 +247,7 @@ impl Catalogue {
         gaps
     }
 
-    /// Where a new partition would lie.
+    /// The blocks of a new partition.
     fn place(&self, new: &NewPartition, volume: u64) -> Result<Range<u64>, TreeError> {
         let gaps = self.gaps(volume);
         let len = |gap: &Range<u64>| gap.end - gap.start;
@@ -335,8 +335,7 @@ pub async fn list(volume: &dyn Transact) -> Result<Vec<Partition>, TreeError> {
     .await
 }
 
-/// The blocks of the catalogue that are damaged, and that it can do without: their copies are whole. A
-/// volume without a catalogue has none.
+/// The damaged blocks of the catalogue whose copies are whole. Empty for a volume without a catalogue.
 ///
 /// # Errors
 /// [`TreeError::Damaged`], [`TreeError::Newer`], the volume's: the catalogue cannot be read.
@@ -347,7 +346,7 @@ pub async fn damaged_blocks(volume: &dyn Transact) -> Result<Vec<u64>, TreeError
     .await
 }
 
-/// Writes blocks of the catalogue that are damaged, and copies that are missing; which were damaged.
+/// Rewrites damaged blocks of the catalogue, and adds missing copies. Returns the blocks that were damaged.
 /// Volumes of older programs have no copies.
 ///
 /// # Errors
@@ -376,10 +375,10 @@ pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeEr
     }
 }
 
-/// Has writes past the volume's transactions fail while it has a catalogue:
+/// Makes writes outside of the volume's transactions fail while it has a catalogue:
 /// [`TransactionManager::fenced`]. A catalogue that cannot be read counts as one.
 pub async fn fence(volume: &TransactionManager) {
-    // Not in a transaction, whose snapshot would keep old blocks until the next one begins.
+    // Not in a transaction: its snapshot would keep old blocks until the next one begins.
     let first = volume.read(Lba(0), 1, volume.now()).await;
     let begins = |block: &Bytes| block.starts_with(&CATALOGUE_MAGIC);
     let is_up = first.map_or(true, |blocks| blocks.iter().flatten().any(begins));
@@ -414,7 +413,7 @@ fn what_lies(partitions: &[Partition], block: u64) -> String {
     }
 }
 
-/// The filesystem that a partition is a part of.
+/// The filesystem that a partition belongs to.
 fn filesystem_of<'a>(partition: &'a Partition, all: &[Partition]) -> Option<&'a str> {
     let (own, other): (&[&str], _) = match partition.kind {
         Kind::Btree => (&[META_SUFFIX], (DATA_SUFFIX, Kind::Raw)),
@@ -428,7 +427,7 @@ fn filesystem_of<'a>(partition: &'a Partition, all: &[Partition]) -> Option<&'a 
     all.iter().any(is_other).then_some(stem)
 }
 
-/// Refuses a partition that a filesystem keeps its files in.
+/// Refuses a partition that belongs to a filesystem.
 ///
 /// # Errors
 /// [`TreeError::OfFilesystem`], and those of [`list`].
@@ -440,7 +439,7 @@ pub async fn refuse_filesystem(volume: &dyn Transact, name: &str) -> Result<(), 
     }
 }
 
-/// The block of the catalogue that lists a partition, which has to be the same as before.
+/// The catalogue block that lists a partition, which has to be the same as before.
 pub(super) async fn listing(
     txn: &dyn Transaction,
     partition: &Partition,
@@ -456,11 +455,11 @@ pub(super) async fn listing(
     Err(TreeError::Missing(partition.name.clone()))
 }
 
-/// Makes a partition, and a catalogue on a volume that is empty. What its blocks held is gone.
+/// Creates a partition, and a catalogue on an empty volume. The former contents of its blocks are lost.
 ///
 /// # Errors
 /// [`TreeError::Exists`], [`TreeError::Overlap`], [`TreeError::NoGap`], [`TreeError::Foreign`],
-/// [`TreeError::Invalid`] for a name or a size that cannot be.
+/// [`TreeError::Invalid`] for an invalid name or size.
 pub async fn create(
     env: &Env,
     volume: &dyn Transact,
@@ -513,7 +512,7 @@ async fn enter(
     Ok(partition)
 }
 
-/// The first block of a store.
+/// The content of a store's first block.
 pub(super) fn header_of(area: &Area) -> Bytes {
     let header = StoreHeader {
         uuid: *area.uuid.as_bytes(),
@@ -527,7 +526,7 @@ pub(super) fn header_of(area: &Area) -> Bytes {
     Bytes::copy_from_slice(first.bytes())
 }
 
-/// Writes what an empty store has.
+/// Writes the pages of an empty store.
 async fn begin_store(env: &Env, txn: &dyn Transaction, area: &Area) -> Result<(), TreeError> {
     txn.write_as(area.lba(0), header_of(area), Class::Metadata)?;
     if area.kind == Kind::Btree {
@@ -538,7 +537,7 @@ async fn begin_store(env: &Env, txn: &dyn Transaction, area: &Area) -> Result<()
     Ok(())
 }
 
-/// Changes the state of a partition, or takes it out.
+/// Changes the state of a partition, or removes it.
 async fn set_state(
     txn: &dyn Transaction,
     partition: &Partition,
@@ -554,7 +553,7 @@ async fn set_state(
     catalogue.write(txn).await
 }
 
-/// Takes a partition away; its blocks are discarded. Stores that are open in it fail from then on.
+/// Drops a partition; its blocks are discarded. Stores that are open in it fail from then on.
 ///
 /// # Errors
 /// [`TreeError::Missing`], and those of [`list`].
@@ -575,8 +574,8 @@ pub async fn remove(env: &Env, volume: &dyn Transact, name: &str) -> Result<(), 
     .await
 }
 
-/// Discards everything in a partition. The bitmap of a store tells where there is anything; where it
-/// is damaged, and in other partitions, one has to look.
+/// Discards all blocks of a partition that hold anything. A store's bitmap tells which these are; where it is
+/// damaged, and in other partitions, every block is read.
 async fn empty_partition(
     env: &Env,
     volume: &dyn Transact,
@@ -606,7 +605,7 @@ async fn empty_partition(
     empty(volume, metadata).await
 }
 
-/// Discards whatever is in the runs of a partition.
+/// Discards all blocks that hold anything in the runs of a partition.
 async fn empty_runs(volume: &dyn Transact, partition: &Partition) -> Result<(), TreeError> {
     for run in partition.all_runs() {
         empty(volume, run.range()).await?;
@@ -625,7 +624,7 @@ async fn discard(volume: &dyn Transact, area: &Area, blocks: &[u32]) -> Result<(
     Ok(())
 }
 
-/// Discards whatever these blocks hold.
+/// Discards those blocks of a range that hold anything.
 async fn empty(volume: &dyn Transact, range: Range<u64>) -> Result<(), TreeError> {
     let mut at = range.start;
     while at < range.end {

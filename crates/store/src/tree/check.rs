@@ -1,5 +1,5 @@
-//! The check of a whole store: everything that can be reached is sound, in order, and reached once,
-//! and the bitmap has exactly that in use.
+//! The check of a whole store: every reachable page and value is sound, in order, and reached once, and the
+//! bitmap has exactly those blocks in use.
 
 use bytes::Bytes;
 use roaring::RoaringBitmap;
@@ -12,7 +12,7 @@ use super::page::{Page, damaged};
 use super::value::Stored;
 use super::work::Work;
 
-/// What a check has seen.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Report {
     /// Keys.
@@ -25,11 +25,11 @@ pub struct Report {
     pub value_blocks: u64,
     /// Height of the root above the leaves, or pages of the longest bucket.
     pub depth: u64,
-    /// Blocks that nodes or buckets and large values may take altogether.
+    /// Blocks that nodes or buckets and large values may take in total.
     pub blocks: u64,
 }
 
-/// What was reached so far.
+/// The blocks reached so far.
 #[derive(Debug, Default)]
 struct Reached {
     blocks: RoaringBitmap,
@@ -80,11 +80,11 @@ pub(super) async fn check(work: &mut Work<'_>) -> Result<Report, TreeError> {
     Ok(reached.report)
 }
 
-/// A node that is to be checked, and what its parent says of it.
+/// A node to be checked, and what its parent says about it.
 #[derive(Clone, Debug)]
 pub(super) struct Visit {
     pub(super) block: u32,
-    /// `None` for the root, which alone knows how high it is.
+    /// `None` for the root, which alone states the tree's height.
     pub(super) level: Option<u8>,
     pub(super) low: Option<Bytes>,
     pub(super) high: Option<Bytes>,
@@ -96,7 +96,7 @@ impl Visit {
         Visit { block: work.area.root(), level: None, low: None, high: None }
     }
 
-    /// The node, if all that it shows without its children is sound.
+    /// The node, if it is sound apart from its children.
     pub(super) async fn read(&self, work: &mut Work<'_>) -> Result<Page, TreeError> {
         let page = work.load(self.block, PageKind::Node).await?.clone();
         work.unload(self.block);
@@ -113,7 +113,7 @@ impl Visit {
         }
     }
 
-    /// The children of the node, which was read; none of a leaf.
+    /// The children of the node, which was read; empty for a leaf.
     pub(super) fn children(&self, page: &Page) -> Result<Vec<Visit>, TreeError> {
         let Some(below) = page.level().checked_sub(1) else { return Ok(Vec::new()) };
         let key = |index: usize| Ok::<_, TreeError>(page.entry(index)?.key);
@@ -230,10 +230,10 @@ async fn check_bitmap(work: &mut Work<'_>, reached: &RoaringBitmap) -> Result<()
         work.unload(bitmap);
     }
     if let Some(block) = (reached - &used).min() {
-        return Err(damaged(block, "it is in use, and the bitmap has it free"));
+        return Err(damaged(block, "it is in use, but free in the bitmap"));
     }
     match (&used - reached).min() {
-        Some(block) => Err(damaged(block, "the bitmap has it in use, and nothing leads there")),
+        Some(block) => Err(damaged(block, "it is in use in the bitmap, but no page refers to it")),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What partitions and stores keep in their blocks, byte for byte.
+//! The layout of partitions and stores in their blocks, byte for byte.
 //!
 //! ```text
 //! volume:     catalogue (16 blocks) | partition | partition | …
@@ -9,26 +9,27 @@
 //! A *catalogue block* ([`CatalogueHeader`], [`CatalogueEntry`]) lists partitions. They fill the blocks
 //! from the first on. A block of zeros lists none.
 //!
-//! The copy of a catalogue block lies where [`copy_place`] says, in a block that lists no partitions
-//! itself: the first block's in the last one. A catalogue of more than half its blocks has room for the
-//! copies of the first ones alone. Programs that know of no copies take such a block for an empty list,
-//! and write zeros there when they change the catalogue; [`repair`](super::catalogue::repair) adds them.
+//! The copy of a catalogue block lies at [`copy_place`], in a block that lists no partitions itself: the
+//! first block's copy in the last block. A catalogue that fills more than half its blocks has room for the
+//! copies of the first ones alone. Programs that do not know of copies take such a block for an empty list,
+//! and write zeros there when they change the catalogue; [`repair`](super::catalogue::repair) adds the copies
+//! again.
 //!
 //! A partition that has grown consists of several *runs* of blocks. Each has an entry in the catalogue, with
 //! the partition's name and identity and the run's number; the first run is number 0. Such a catalogue has
 //! version 2, which older programs refuse. A further run that is not ready is reserved for the partition,
 //! which does not use it yet. In a store each of these runs begins with its own pages of the bitmap.
 //!
-//! Inside of a partition blocks are numbered from its first one on, run after run. Every block but those of large
-//! values is a *page*: it begins with a [`PageHeader`] that says what it is, whose, and where it
-//! belongs. A page of bitmap or directory that nobody has written yet is all zeros.
+//! Inside of a partition blocks are numbered from its first one on, run after run. Every block except those
+//! of large values is a *page*: it begins with a [`PageHeader`] with its kind, its store and its place. A
+//! page of bitmap or directory that was never written is all zeros.
 //!
-//! Everything is laid out in *units* of 16 bytes, the grain in which transactions conflict. The
-//! header is two of them: the first is what a page is for good, the second what changes with its
-//! membership. A node or bucket goes on with its slots, 2 bytes each: the places of its records in
-//! units, in the order of their keys. A record ([`RecordHead`], room for the value, key) fills
-//! whole units, so that no two records share one. A record that leaves its place has its flags
-//! cleared there, whether or not anything else takes the place.
+//! Everything is laid out in *units* of 16 bytes, the grain in which transactions conflict. The header is two
+//! units: the first never changes while the page is in use, the second changes with the page's membership. A
+//! node or bucket goes on with its slots, 2 bytes each: the places of its records in units, in the order of
+//! their keys. A record ([`RecordHead`], room for the value, key) fills whole units, so that no two records
+//! share one. A record that leaves its place has its flags cleared there, whether or not the place is used
+//! again.
 //!
 //! Little endian.
 
@@ -70,8 +71,8 @@ pub const BITMAP_UNITS: u32 = (UNITS - 2) as u32;
 pub const BITS_PER_PAGE: u32 = BITMAP_UNITS * BITS_PER_UNIT;
 /// Entries in a directory page.
 pub const DIRECTORY_ENTRIES: u32 = ((BLOCK_SIZE - BODY) / 4) as u32;
-/// A hash table has two directory entries for each block: no bucket has to serve much more than
-/// one page of small records.
+/// A hash table has two directory entries for each block, so that no bucket has to serve much more than one
+/// page of small records.
 pub const BLOCKS_PER_DIRECTORY: u32 = DIRECTORY_ENTRIES / 2;
 
 /// First bytes of a page.
@@ -95,7 +96,7 @@ pub const MIN_BLOCKS: u64 = 8;
 /// Blocks of the largest store: they are numbered with 32 bits.
 pub const MAX_BLOCKS: u64 = 1 << 32;
 
-/// What a partition is for.
+/// The kind of a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -103,7 +104,7 @@ pub enum Kind {
     Btree,
     /// A store without order.
     Hash,
-    /// Whatever its user makes of the blocks.
+    /// Blocks whose layout is up to their user.
     Raw,
 }
 
@@ -138,7 +139,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How far the making of a partition, or its end, has come.
+/// Whether a partition is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -162,12 +163,12 @@ pub struct CatalogueHeader {
     pub index: U32,
     /// Partitions that it lists, the first entries.
     pub count: U32,
-    /// 0, or in a copy the number of the block whose entries these are, plus 1: `count` is 0 then.
+    /// 0, or in a copy the number of the copied block plus 1: `count` is 0 then.
     pub copy_of: U32,
     /// In a copy, the partitions that the other block lists.
     pub copied: U32,
-    /// Blocks of the catalogue that list partitions, the first ones; 0 from programs that know of no
-    /// copies.
+    /// The number of catalogue blocks that list partitions, the first ones; 0 from programs that do not know
+    /// of copies.
     pub lists: U32,
     /// Zeros.
     pub spare: [u8; 28],
@@ -221,7 +222,7 @@ impl CatalogueBlock {
     }
 }
 
-/// What a page is.
+/// The kind of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageKind {
     /// The first block of a store.
@@ -232,7 +233,7 @@ pub enum PageKind {
     Node,
     /// The places of buckets.
     Directory,
-    /// Records with like hashes.
+    /// Records with similar hashes.
     Bucket,
 }
 
@@ -277,7 +278,7 @@ pub struct PageHeader {
     pub count: U16,
 }
 
-/// Bytes of a page that never change while it is what it is.
+/// Bytes of a page that stay the same while it keeps its kind and place.
 pub const IDENTITY: std::ops::Range<usize> = 0..UNIT;
 /// Bytes of a page that change whenever a record joins or leaves it.
 pub const MEMBERSHIP: std::ops::Range<usize> = UNIT..BODY;
@@ -297,7 +298,7 @@ impl PageHeader {
     }
 }
 
-/// What follows the header of a store's first page.
+/// The rest of a store's first page, after the header.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct StoreHeader {
@@ -314,7 +315,7 @@ pub struct StoreHeader {
 /// Bytes of a store's first page, behind its header, that its user may fill: zeros until then.
 pub const LABEL: std::ops::Range<usize> = 256..512;
 
-/// The record is there.
+/// The record is in use.
 pub const LIVE: u8 = 1;
 /// The record's value is a [`LargeHead`] and its extents.
 pub const LARGE: u8 = 2;
@@ -351,7 +352,7 @@ pub struct LargeHead {
     pub len: U32,
 }
 
-/// Blocks in a row.
+/// A run of adjacent blocks.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -363,7 +364,7 @@ pub struct Extent {
     pub blocks: U16,
 }
 
-/// What the pages of a partition are tagged with.
+/// The tag that marks the pages of a partition.
 pub fn tag(uuid: &uuid::Uuid) -> u32 {
     crc32c(uuid.as_bytes())
 }

@@ -1,18 +1,17 @@
-//! The hash table (IsoHT): a directory in its place from the beginning, and buckets that are split.
+//! The hash table (IsoHT): a directory with a fixed place, and buckets that are split.
 //!
-//! A key's hash names an entry of one directory page. A bucket serves a run of entries of one page,
-//! and stands in the directory at the first of them; the others are zeros, so that a split writes a
-//! single entry. It is split between any two entries, wherever that leaves the halves that are
-//! wanted; a bucket whose records all belong to one entry goes on in further pages instead. The
-//! directory has two entries for each block of the partition, and a page of it that was never needed
-//! is never written: a table grows bucket by bucket until the partition is full, and what a look-up
-//! reads is one directory page and one bucket at any size.
+//! A key's hash names an entry of one directory page. A bucket serves a run of entries of one page, and
+//! stands in the directory at the first of them; the other entries are zeros, so that a split writes a single
+//! entry. A bucket is split between any two entries, wherever the halves come out as wanted; a bucket whose
+//! records all belong to one entry is continued in further pages instead. The directory has two entries for
+//! each block of the partition, and a page of it that was never needed is never written: a table grows bucket
+//! by bucket until the partition is full, and a look-up reads one directory page and one bucket at any size.
 //!
-//! A bucket that becomes empty is taken over by the one before it. The bucket of a directory page's
-//! first entry, once made, stays.
+//! The bucket before an empty one takes over its entries. The bucket of a directory page's first entry, once
+//! created, stays.
 //!
-//! What a search depends on: its record, if it found one; else the membership of every page of the
-//! bucket where it ended. Whoever adds a key writes there, and whoever splits or frees the bucket.
+//! A search depends on its record, if it found one; otherwise on the membership of every page of the bucket
+//! where it ended. Adding a key, and splitting or freeing the bucket, write there.
 
 use std::hash::Hasher;
 
@@ -26,20 +25,20 @@ use super::page::{Entry, Page};
 use super::value::Stored;
 use super::work::Work;
 
-/// Units that a split moves, if it can; see the B-tree's.
+/// Units that a split moves, if it can; see the B-tree's `MOVED_UNITS`.
 const MOVED_UNITS: usize = 80;
-/// Pages of a bucket beyond which something is wrong.
+/// The maximum of pages in a bucket; more are damage.
 const MAX_CHAIN: usize = 1 << 16;
 
-/// Where a key belongs: a page of the directory, and an entry in it.
+/// The place of a key: a page of the directory, and an entry in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
     pub(super) directory: u32,
     pub(super) entry: u32,
 }
 
-/// Where a key belongs. The partition's identity is the hash's key: nobody can choose keys that
-/// collide without knowing it, and it is the same for good.
+/// The place of a key. The partition's identity, which never changes, is the hash's key: without knowing it
+/// keys that collide cannot be chosen.
 pub(super) fn spot(area: &Area, key: &[u8]) -> Spot {
     let mut hasher = SipHasher13::new_with_key(area.uuid.as_bytes());
     hasher.write(key);
@@ -62,7 +61,7 @@ async fn bucket(work: &mut Work<'_>, spot: Spot) -> Result<Option<u32>, TreeErro
     let page = work.load(spot.directory, PageKind::Directory).await?;
     let mut stands = (0..=spot.entry).rev().map(|entry| page.u32_at(entry_at(entry)));
     let Some(block) = stands.find(|block| *block != 0) else {
-        // The first bucket stands at the first entry.
+        // The first bucket is recorded at the first entry.
         work.depend(spot.directory, BODY..BODY + UNIT)?;
         return Ok(None);
     };
@@ -75,7 +74,7 @@ async fn bucket(work: &mut Work<'_>, spot: Spot) -> Result<Option<u32>, TreeErro
     Ok(Some(block))
 }
 
-/// The pages of a bucket, all of them loaded.
+/// The pages of a bucket. Loads all of them.
 async fn chain(work: &mut Work<'_>, first: u32) -> Result<Vec<u32>, TreeError> {
     let (mut pages, mut at) = (Vec::new(), Some(first));
     while let Some(block) = at {
@@ -92,7 +91,7 @@ async fn chain(work: &mut Work<'_>, first: u32) -> Result<Vec<u32>, TreeError> {
     Ok(pages)
 }
 
-/// Where the record of a key is.
+/// The place of a key's record.
 #[derive(Clone, Debug)]
 struct Found {
     block: u32,
@@ -148,14 +147,14 @@ pub(super) async fn put(work: &mut Work<'_>, key: &[u8], value: Bytes) -> Result
     insert(work, spot, Entry { flags, key: found.entry.key, value }).await
 }
 
-/// Makes the bucket that serves all of a directory page.
+/// Creates the bucket that serves all of a directory page.
 async fn add_first(work: &mut Work<'_>, directory: u32) -> Result<(), TreeError> {
     work.begin(directory, PageKind::Directory)?;
     add(work, directory, 0..DIRECTORY_ENTRIES).await?;
     Ok(())
 }
 
-/// Makes a bucket for a run of entries.
+/// Creates a bucket for a run of entries.
 async fn add(
     work: &mut Work<'_>,
     directory: u32,
@@ -168,7 +167,7 @@ async fn add(
     Ok(block)
 }
 
-/// Adds a record to its bucket; one without room is split, or goes on in another page.
+/// Adds a record to its bucket; a full bucket is split, or extended by a page.
 async fn insert(work: &mut Work<'_>, spot: Spot, entry: Entry) -> Result<(), TreeError> {
     loop {
         let first = bucket(work, spot).await?;
@@ -210,8 +209,8 @@ async fn extend(work: &mut Work<'_>, pages: &[u32]) -> Result<u32, TreeError> {
     Ok(block)
 }
 
-/// Splits a bucket for the sake of a record at `spot`; false when all its records, and that one,
-/// belong to one entry.
+/// Splits a bucket to make room for a record at `spot`; false when all its records, and that one, belong to
+/// one entry.
 async fn split(work: &mut Work<'_>, spot: Spot, pages: &[u32]) -> Result<bool, TreeError> {
     let mut records = Vec::new();
     for block in pages {
@@ -254,7 +253,7 @@ fn split_point(records: &[(u32, Entry)], new: u32) -> Option<u32> {
     points.min_by_key(|at| moved(*at).abs_diff(MOVED_UNITS))
 }
 
-/// Frees the pages of a bucket that are empty, but for the first.
+/// Frees the empty pages of a bucket except for the first.
 async fn prune(work: &mut Work<'_>, pages: &[u32]) -> Result<(), TreeError> {
     let mut last = pages[0];
     for block in &pages[1..] {
@@ -270,7 +269,7 @@ async fn prune(work: &mut Work<'_>, pages: &[u32]) -> Result<(), TreeError> {
     Ok(())
 }
 
-/// Takes a key out; whether it was there.
+/// Removes a key. Returns whether it was present.
 pub(super) async fn delete(work: &mut Work<'_>, key: &[u8]) -> Result<bool, TreeError> {
     let spot = spot(work.area, key);
     let Some(first) = bucket(work, spot).await? else { return Ok(false) };
@@ -289,7 +288,7 @@ pub(super) async fn delete(work: &mut Work<'_>, key: &[u8]) -> Result<bool, Tree
     Ok(true)
 }
 
-/// Has the bucket before an empty one serve its entries, if there is one.
+/// Makes the bucket before an empty one serve its entries, if there is one.
 async fn retire(work: &mut Work<'_>, directory: u32, block: u32) -> Result<(), TreeError> {
     let served = work.page(block)?.entries_served();
     let Some(before) = served.start.checked_sub(1) else { return Ok(()) };
@@ -305,14 +304,13 @@ async fn retire(work: &mut Work<'_>, directory: u32, block: u32) -> Result<(), T
     work.free(block, 1).await
 }
 
-/// What one bucket has, and where an iteration goes on.
+/// The records of one bucket, and the position where the iteration continues.
 pub(super) struct Part {
     pub(super) entries: Vec<(Bytes, Stored)>,
     pub(super) rest: Option<u64>,
 }
 
-/// The first bucket with anything at or after position `from`, a number among all entries of the
-/// directory.
+/// The first bucket that has records at or after position `from`, which counts all entries of the directory.
 pub(super) async fn iterate(work: &mut Work<'_>, from: u64) -> Result<Part, TreeError> {
     let all = work.area.directory_entries();
     let per_page = u64::from(DIRECTORY_ENTRIES);
@@ -334,7 +332,7 @@ pub(super) async fn iterate(work: &mut Work<'_>, from: u64) -> Result<Part, Tree
     Ok(Part { entries: Vec::new(), rest: None })
 }
 
-/// The records of a bucket that belong to `spot` or to entries after it.
+/// The records of a bucket that belong to `spot` or to later entries.
 async fn contents(
     work: &mut Work<'_>,
     spot: Spot,

@@ -1,8 +1,8 @@
-//! A page of records in the order of their keys, and the bytes of it that a change touches.
+//! A page of records in the order of their keys. It tracks which bytes a change touches.
 //!
-//! Every change is as narrow as the layout permits: an overwrite touches its record alone, a record
-//! that joins touches itself, its slot and those behind, and the count. Nothing here believes what
-//! it reads: a page that makes no sense is an error.
+//! Every change is as narrow as the layout permits: an overwrite touches its record alone, a new record
+//! touches itself, its slot and those behind, and the count. Nothing read from the page is trusted: an
+//! inconsistent page is an error.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use super::format::{
 };
 use crate::block::{BLOCK_SIZE, ByteRanges};
 
-/// A page that was read, and perhaps changed.
+/// A page that was read, and possibly changed.
 #[derive(Clone, Debug)]
 pub(super) struct Page {
     /// Its place in the partition.
@@ -33,9 +33,9 @@ enum Content {
 /// One record of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record<'p> {
-    /// Where it begins.
+    /// Where it begins in the page, in bytes.
     pub(super) at: usize,
-    /// Bytes from there on.
+    /// Its length in bytes.
     pub(super) len: usize,
     pub(super) flags: u8,
     pub(super) key: &'p [u8],
@@ -58,7 +58,7 @@ impl Record<'_> {
     }
 }
 
-/// A record on its way from one page to another.
+/// A record that moves from one page to another.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) flags: u8,
@@ -67,13 +67,13 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The units that it fills as a record.
+    /// The units that it takes as a record.
     pub(super) fn units(&self) -> usize {
         record_units(self.key.len(), self.value.len())
     }
 }
 
-/// Units that header and slots of `count` records fill.
+/// Units of the header and the slots of `count` records.
 fn head_units(count: usize) -> usize {
     (BODY + 2 * count).div_ceil(UNIT)
 }
@@ -83,12 +83,12 @@ pub(super) fn fits(count: usize, units: usize) -> bool {
     head_units(count) + units <= UNITS
 }
 
-/// Which units of a page are in use.
+/// The units of a page in use.
 #[derive(Clone, Copy, Debug)]
 struct Used([bool; UNITS]);
 
 impl Used {
-    /// Takes units; false when one of them was taken.
+    /// Marks units as used; false when one of them was used already.
     fn take(&mut self, units: Range<usize>) -> bool {
         let free = self.0[units.clone()].iter().all(|used| !used);
         self.0[units].fill(true);
@@ -114,7 +114,7 @@ impl Page {
         Page { block, content: Content::Read(content), changed: ByteRanges::none() }
     }
 
-    /// A new page in place of what was read there. Over zeros only its own bytes count as changed.
+    /// A new page over the block's former content `there`. Over zeros only its own bytes count as changed.
     pub(super) fn fresh(block: u32, there: &[u8], header: &PageHeader) -> Page {
         let zeros = there.iter().all(|byte| *byte == 0);
         let changed = if zeros { ByteRanges::none() } else { ByteRanges::whole() };
@@ -139,7 +139,7 @@ impl Page {
         }
     }
 
-    /// What was changed, and the content; `None` when nothing was.
+    /// The changed bytes, and the content; `None` when nothing was changed.
     pub(super) fn into_changed(self) -> Option<(ByteRanges, Bytes)> {
         match self.content {
             Content::Own(bytes) if !self.changed.is_empty() => {
@@ -162,7 +162,7 @@ impl Page {
         content[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Says that all of it changes.
+    /// Marks the whole page as changed.
     pub(super) fn touch_all(&mut self) {
         let whole = self.bytes().to_vec();
         self.put(0, &whole);
@@ -190,12 +190,12 @@ impl Page {
         self.put(5, &[level]);
     }
 
-    /// The block in which a bucket goes on.
+    /// The block in which a bucket continues.
     pub(super) fn next(&self) -> Option<u32> {
         Some(self.u32_at(16)).filter(|next| *next != 0)
     }
 
-    /// Says in which block a bucket goes on.
+    /// Sets the block in which a bucket continues.
     pub(super) fn set_next(&mut self, next: Option<u32>) {
         self.put(16, &next.unwrap_or(0).to_le_bytes());
     }
@@ -205,7 +205,7 @@ impl Page {
         u32::from(self.u16_at(20))..u32::from(self.u16_at(22))
     }
 
-    /// Says which directory entries a bucket serves.
+    /// Sets the directory entries that a bucket serves.
     pub(super) fn set_entries_served(&mut self, entries: Range<u32>) {
         self.put(20, &(entries.start as u16).to_le_bytes());
         self.put(22, &(entries.end as u16).to_le_bytes());
@@ -223,7 +223,7 @@ impl Page {
 
     /// The number of records.
     pub(super) fn count(&self) -> usize {
-        // What is more than a page can have fails where the first slot beyond is looked at.
+        // A count beyond the maximum fails when the first slot beyond it is read.
         usize::from(self.u16_at(BODY - 2))
     }
 
@@ -268,12 +268,12 @@ impl Page {
         (0..self.count()).map(|index| self.record(index))
     }
 
-    /// Every record, to go to another page.
+    /// Copies of all records, to move to another page.
     pub(super) fn entries(&self) -> Result<Vec<Entry>, TreeError> {
         (0..self.count()).map(|index| self.entry(index)).collect()
     }
 
-    /// Record `index`, to go to another page.
+    /// A copy of record `index`, to move to another page.
     pub(super) fn entry(&self, index: usize) -> Result<Entry, TreeError> {
         let record = self.record(index)?;
         let value = record.at + RECORD_HEAD;
@@ -285,8 +285,8 @@ impl Page {
         })
     }
 
-    /// The record with this key, or the index at which it would join. The first child of an inner
-    /// node is below all separators, whatever its own key says.
+    /// The record with this key, or the index at which it would be inserted. The first child of an inner node
+    /// is below all separators, whatever its own key.
     pub(super) fn search(&self, key: &[u8]) -> Result<Result<usize, usize>, TreeError> {
         let (mut low, mut high) = (self.unordered(), self.count());
         while low < high {
@@ -300,12 +300,12 @@ impl Page {
         Ok(Err(low))
     }
 
-    /// Records at the front whose keys mean nothing.
+    /// The number of first records whose keys are not compared.
     fn unordered(&self) -> usize {
         usize::from(self.level() > 0).min(self.count())
     }
 
-    /// Units that its records would fill with no more room than their values need.
+    /// Units that its records would take with no more room than their values need.
     pub(super) fn needed_units(&self) -> Result<usize, TreeError> {
         let mut sum = 0;
         for record in self.records() {
@@ -314,7 +314,7 @@ impl Page {
         Ok(sum)
     }
 
-    /// Which units are in use if there are `count` slots; `None` when those run into a record.
+    /// The units in use with `count` slots; `None` when the slots run into a record.
     fn used(&self, count: usize) -> Result<Option<Used>, TreeError> {
         let mut used = Used([false; UNITS]);
         for record in self.records() {
@@ -350,7 +350,7 @@ impl Page {
         Ok(true)
     }
 
-    /// Writes a record, all the bytes of its units.
+    /// Writes a record, all bytes of its units.
     fn put_record(&mut self, place: usize, entry: &Entry) {
         let len = entry.units() * UNIT;
         let room = len - RECORD_HEAD - entry.key.len();
@@ -369,12 +369,12 @@ impl Page {
         self.put(place * UNIT, &record);
     }
 
-    /// Clears the flags of a record that leaves: whoever depends on it learns of that.
+    /// Clears the flags of a removed record, so that transactions which depend on it conflict.
     fn kill(&mut self, at: usize) {
         self.put(at, &[0]);
     }
 
-    /// Takes record `index` out.
+    /// Removes record `index`.
     pub(super) fn remove(&mut self, index: usize) -> Result<(), TreeError> {
         let at = self.record(index)?.at;
         self.kill(at);
@@ -386,7 +386,7 @@ impl Page {
         Ok(())
     }
 
-    /// Takes every record out that `keep` does not want.
+    /// Removes the records for which `keep` is false.
     pub(super) fn retain(
         &mut self,
         keep: impl Fn(usize, &Record<'_>) -> bool,
@@ -408,8 +408,8 @@ impl Page {
         Ok(())
     }
 
-    /// Gives record `index` another value: in place where that has room, elsewhere in the page where
-    /// not. False, and nothing changed, when there is no room at all.
+    /// Gives record `index` another value: in place if there is room, elsewhere in the page otherwise. False,
+    /// with the page unchanged, when the page has no room.
     pub(super) fn replace(
         &mut self,
         index: usize,
@@ -439,8 +439,8 @@ impl Page {
         self.insert(index, &entry)
     }
 
-    /// Gives the record at `at` another value in its place. Its first bytes are written in any case,
-    /// for whoever else changes it; of the others those units where something is new.
+    /// Overwrites the value of the record at `at` in place. Its first bytes are always written, so that two
+    /// changes of it conflict; of the rest only units with new content.
     fn overwrite(&mut self, at: usize, flags: u8, value: &Bytes) {
         let mut head = vec![flags, 0];
         head.extend_from_slice(&self.bytes()[at + 2..at + 4]);
@@ -458,13 +458,13 @@ impl Page {
         }
     }
 
-    /// Moves all records together; all of the page changes.
+    /// Moves all records together; the whole page changes.
     fn compact(&mut self) -> Result<(), TreeError> {
         let entries = self.entries()?;
         self.fill(&entries)
     }
 
-    /// Holds `entries` and nothing else; all of the page changes.
+    /// Replaces all records by `entries`; the whole page changes.
     pub(super) fn fill(&mut self, entries: &[Entry]) -> Result<(), TreeError> {
         self.put(BODY, &[0; BLOCK_SIZE - BODY]);
         self.touch_all();
@@ -482,7 +482,7 @@ impl Page {
         Ok(())
     }
 
-    /// Checks everything that the page alone shows: its records are sound, apart, and in order.
+    /// Checks all that the page alone can show: its records are sound, apart, and in order.
     pub(super) fn check(&self) -> Result<(), TreeError> {
         let mut before: Option<&[u8]> = None;
         for record in self.records().skip(self.unordered()) {

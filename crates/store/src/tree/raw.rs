@@ -1,9 +1,8 @@
-//! Raw access: blocks for programs that bring their own layout, in a raw partition or on a volume that has
-//! no partitions.
+//! Raw access: blocks for programs with their own layout, in a raw partition or on a volume without
+//! partitions.
 //!
 //! A transaction with raw writes depends on the catalogue: it conflicts with one that drops the partition, or
-//! that makes the first partition of a volume. So a raw write never lands in what another program keeps
-//! there.
+//! that creates the first partition of a volume. So a raw write never overwrites another program's data.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,7 +29,7 @@ pub struct Raw {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What was found the last time, so that most transactions read one block of the catalogue.
+/// The catalogue as last seen, so that most transactions read one block of it.
 #[derive(Debug, Default)]
 struct Seen {
     /// The catalogue block that lists the partition, and its content.
@@ -77,7 +76,7 @@ impl Raw {
     ///
     /// # Errors
     /// [`TreeError::Missing`] when the partition was dropped, [`TreeError::Partitioned`] when the volume has
-    /// partitions by now.
+    /// partitions now.
     pub async fn within(&self, txn: Arc<dyn Transaction>) -> Result<RawBlocks, TreeError> {
         match &self.partition {
             Some(partition) => self.verify_partition(&*txn, partition).await?,
@@ -113,7 +112,7 @@ impl Raw {
     async fn verify_whole(&self, txn: &dyn Transaction) -> Result<(), TreeError> {
         let head = txn.read(Lba(0)).await?;
         depend(txn, Lba(0))?;
-        // Once: from then on only a commit that changes block 0 makes partitions.
+        // Checked in full once: afterwards only a commit that changes block 0 creates partitions.
         let is_known = self.seen.lock().unpartitioned;
         let unpartitioned = match head.starts_with(&CATALOGUE_MAGIC) {
             true => false,
@@ -128,14 +127,14 @@ impl Raw {
 
     async fn is_unpartitioned(&self, txn: &dyn Transaction) -> Result<bool, TreeError> {
         let is_there = catalogue::is_there_in(txn).await?;
-        // Block 0 tells of a change: the transaction does not depend on the others.
+        // Block 0 changes with any of them: the transaction need not depend on the others.
         for lba in 1..CATALOGUE_BLOCKS.min(txn.blocks()) {
             txn.mark_accessed(Lba(lba), 0..0)?;
         }
         Ok(!is_there)
     }
 
-    /// `count` blocks from `block` on, as all commits so far have left them.
+    /// Reads `count` blocks from `block` on, as of the latest commit.
     ///
     /// # Errors
     /// As [`Raw::within`] and [`RawBlocks::read`].
@@ -144,11 +143,11 @@ impl Raw {
         self.within(txn).await?.read(block, count).await
     }
 
-    /// Makes changes as a transaction of their own, which survives a crash when this returns. `change` is
+    /// Runs `change` in a transaction of its own, which survives a crash when this returns. `change` is
     /// called again after a conflict.
     ///
     /// # Errors
-    /// As [`Raw::within`], and what `change` fails with.
+    /// As [`Raw::within`], and those of `change`.
     pub async fn change(
         &self,
         change: impl Fn(&RawBlocks) -> Result<(), TreeError> + Sync,
@@ -159,7 +158,7 @@ impl Raw {
     }
 }
 
-/// Has the transaction conflict with one that changes what a block of the catalogue says.
+/// Makes the transaction conflict with one that changes a block of the catalogue.
 fn depend(txn: &dyn Transaction, lba: Lba) -> Result<(), TreeError> {
     txn.mark_accessed(lba, CHANGES)?;
     Ok(txn.depend(lba, CHANGES)?)
@@ -169,13 +168,13 @@ fn depend(txn: &dyn Transaction, lba: Lba) -> Result<(), TreeError> {
 #[derive(Clone, Debug)]
 pub struct RawBlocks {
     txn: Arc<dyn Transaction>,
-    /// Where they lie.
+    /// The volume blocks that they take.
     runs: Vec<Range<u64>>,
     name: String,
 }
 
 impl RawBlocks {
-    /// Where blocks lie.
+    /// The volume blocks of a range of blocks.
     fn places(&self, block: u64, count: u64) -> Result<Vec<Range<u64>>, TreeError> {
         let blocks: u64 = self.runs.iter().map(|run| run.end - run.start).sum();
         if block.checked_add(count).is_none_or(|end| end > blocks) {
@@ -202,7 +201,7 @@ impl RawBlocks {
         Ok(Lba(places.first().map_or(0, |place| place.start)))
     }
 
-    /// `count` blocks from `block` on; zeros where nothing is stored.
+    /// Reads `count` blocks from `block` on; zeros where nothing is stored.
     ///
     /// # Errors
     /// As [`Transaction::read_run`]; [`TreeError::Invalid`] for blocks outside, as all calls here.
@@ -214,7 +213,7 @@ impl RawBlocks {
         Ok(blocks)
     }
 
-    /// Gives a block new content, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes.
+    /// Writes a block, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes.
     ///
     /// # Errors
     /// As [`Transaction::write`].
@@ -230,7 +229,7 @@ impl RawBlocks {
         Ok(self.txn.discard(self.lba(block)?)?)
     }
 
-    /// Says which bytes of a block its last read or write was about.
+    /// Narrows the last read or write of a block to these bytes.
     ///
     /// # Errors
     /// As [`Transaction::mark_accessed`].

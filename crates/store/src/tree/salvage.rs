@@ -1,23 +1,22 @@
-//! The salvage of a damaged B-tree: what can still be read of it becomes a whole one.
+//! The salvage of a damaged B-tree: builds a whole tree from what can still be read.
 //!
-//! First all of it is looked at, and nothing is changed. Whatever is sound from the root on stays
-//! where it is. A node that is not sound is cut out of its parent, and what it led to has to be
-//! found without it: among the blocks that the bitmap has in use, and that nothing sound leads to.
-//! An inner node that is found so is of no use, as leaves say themselves where they belong.
+//! First all of it is read, and nothing is changed. Every node that is sound, from the root on, stays in
+//! place. A node that is not sound is cut out of its parent, and its subtree is searched for without it:
+//! among the blocks that the bitmap has in use and that no sound node refers to. An inner node found this way
+//! is of no use, as leaves themselves say where they belong.
 //!
-//! **No leaf comes back that was freed.** The transaction that frees a page clears its bit, so what
-//! the bitmap has in use was in the tree when that was damaged. Besides, a leaf is refused when a
-//! key that something else holds lies between its own: of leaves that were in one tree, no two
-//! overlap. Where a page of the bitmap is damaged too, nothing tells a leaf that was freed from one
-//! that was not. A block that is freed reads as zeros, but that hangs on a map that may have been
-//! given up. So if something is missing then, and such leaves may be it, nothing is changed: to
-//! take them may not be right, nor to let them go.
+//! **No freed leaf comes back.** The transaction that frees a page clears its bit, so the blocks that the
+//! bitmap has in use were in the tree when it was damaged. Besides, a leaf is refused when a key elsewhere in
+//! the tree lies between its own keys: of leaves that were in one tree, no two overlap. Where a page of the
+//! bitmap is damaged too, a freed leaf cannot be told from one in use. A freed block reads as zeros, but that
+//! depends on a map that may have been given up. So if keys are missing then, and such leaves may hold them,
+//! nothing is changed: taking them may be wrong, and so may dropping them.
 //!
-//! Then come the changes, in an order in which the store may be left after any of them, and each
-//! leaves everything that it has not yet come to where the next salvage finds it: what is lost is
-//! cut out, the bitmap is made to have in use what stays and what was found, and nothing else;
-//! last, what was found joins the tree. The leaf with the lowest keys is the last one, so that a
-//! user who begins with these does not begin before all are there.
+//! Then come the changes, in an order in which the store may be left after any of them, and each leaves what
+//! it has not yet dealt with where the next salvage finds it. Lost nodes are cut out; the bitmap is set to
+//! exactly the blocks that stay and those that were found; last, the found leaves join the tree. The leaf
+//! with the lowest keys comes last, so that a user who reads from the lowest key on does not start before all
+//! are in.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -41,27 +40,27 @@ use crate::txn::{Begin, Durability, Transact, run};
 /// Leaves that join the tree in one transaction.
 const LEAVES_AT_ONCE: usize = 16;
 
-/// Keys that lie together.
+/// A range of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyRange {
-    /// The first of them.
+    /// The first key.
     pub low: Bytes,
-    /// The first one behind them; `None` when they go on to the end.
+    /// The first key behind the range; `None` when it has no upper end.
     pub high: Option<Bytes>,
 }
 
-/// What a salvage has lost, and what it has found.
+/// What a salvage lost and found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Salvage {
-    /// Pages that could not be read or made no sense, and blocks of values that nothing leads to.
+    /// Pages that could not be read or are inconsistent, and blocks of values that no record refers to.
     pub blocks: u64,
-    /// Leaves that nothing led to, and that are in the tree again.
+    /// Leaves without a reference that are in the tree again.
     pub found: u64,
-    /// Leaves that nothing led to, with keys among those of others: they are lost.
+    /// Leaves without a reference whose keys overlap with others: they are lost.
     pub refused: u64,
-    /// Where records are lost, or may be, in the order of keys.
+    /// Where records are, or may be, lost, in the order of keys.
     pub missing: Vec<KeyRange>,
-    /// Keys that are lost since their values could not be read.
+    /// Keys that are lost because their values could not be read.
     pub values: Vec<Bytes>,
 }
 
@@ -72,7 +71,7 @@ impl Salvage {
     }
 }
 
-/// What it says of what can be read: nothing, when that is damaged.
+/// The result of a read; `None` when the data is damaged.
 fn sound<T>(read: Result<T, TreeError>) -> Result<Option<T>, TreeError> {
     match read {
         Ok(read) => Ok(Some(read)),
@@ -86,14 +85,14 @@ fn behind(key: &Bytes) -> Bytes {
     [key, &[0][..]].concat().into()
 }
 
-/// How sure it is that a node is in the tree.
+/// How certain it is that a node is in the tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Rank {
-    /// Nothing leads to it, and the bitmap does not say whether it is in use.
+    /// No node refers to it, and the bitmap does not say whether it is in use.
     Unlisted,
-    /// Nothing leads to it, and the bitmap has it in use.
+    /// No node refers to it, and the bitmap has it in use.
     Listed,
-    /// The root leads to it.
+    /// Reachable from the root.
     Reached,
 }
 
@@ -102,19 +101,19 @@ enum Rank {
 struct Node {
     block: u32,
     level: u8,
-    /// The node that leads to it, by its place among the nodes, and which child of that it is. What
-    /// nothing leads to is the root, or was found.
+    /// The node that refers to it, by its index among the nodes, and the index of the child. `None` for the
+    /// root and for nodes that were found.
     parent: Option<(usize, usize)>,
     rank: Rank,
     /// Records.
     count: usize,
-    /// Of these, the ones that do not stay.
+    /// Indexes of records that are removed.
     gone: BTreeSet<usize>,
-    /// Of a leaf, the first key and the last one.
+    /// For a leaf, the first key and the last one.
     keys: Option<(Bytes, Bytes)>,
-    /// Of a leaf, the records with large values.
+    /// For a leaf, the records with large values.
     large: Vec<(usize, Entry)>,
-    /// The blocks of these.
+    /// The blocks of these values.
     values: RoaringBitmap,
 }
 
@@ -141,7 +140,7 @@ impl Node {
         })
     }
 
-    /// Whether there is a reason for it to stay.
+    /// Whether the node stays in the tree.
     fn stays(&self) -> bool {
         self.gone.len() < self.count
     }
@@ -162,20 +161,20 @@ impl Node {
     }
 }
 
-/// What was seen of a tree.
+/// The state of a tree.
 #[derive(Debug, Default)]
 struct Look {
-    /// No node comes before the one that leads to it.
+    /// Every node comes after its parent.
     nodes: Vec<Node>,
-    /// Nodes that something leads to, and that are not there.
+    /// References to nodes that are missing.
     holes: Vec<Visit>,
     /// The blocks of nodes and of values that are sound.
     taken: RoaringBitmap,
-    /// Blocks that hold something that is lost.
+    /// Blocks with lost data.
     lost: RoaringBitmap,
-    /// What the bitmap has in use, as far as that is sound.
+    /// The blocks that sound bitmap pages have in use.
     listed: RoaringBitmap,
-    /// Pages of the bitmap that are not.
+    /// Damaged pages of the bitmap.
     unlisted: RoaringBitmap,
     headless: bool,
     refused: Vec<KeyRange>,
@@ -183,7 +182,7 @@ struct Look {
 }
 
 impl Look {
-    /// Looks at a whole tree.
+    /// Reads a whole tree.
     async fn new(work: &mut Work<'_>, headless: bool) -> Result<Look, TreeError> {
         let mut look = Look { headless, ..Look::default() };
         look.walk(work).await?;
@@ -195,13 +194,13 @@ impl Look {
         Ok(look)
     }
 
-    /// Goes through everything that the root leads to.
+    /// Visits every node reachable from the root.
     async fn walk(&mut self, work: &mut Work<'_>) -> Result<(), TreeError> {
         let mut visits = vec![(Visit::root(work), None)];
         while let Some((visit, parent)) = visits.pop() {
             let block = visit.block;
             let is_there = block == work.area.root() || work.area.has(block, 1);
-            // A node has but one parent: the first one whose separators fit to it.
+            // A node has only one parent: the first one whose separators match.
             let is_free = is_there && !self.taken.contains(block);
             let page = if is_free { sound(visit.read(work).await)? } else { None };
             let children = page.as_ref().map(|page| visit.children(page));
@@ -229,8 +228,8 @@ impl Look {
         }
     }
 
-    /// Gives the blocks of large values to the leaves from the node `from` on that have them; a
-    /// record whose value is not there goes.
+    /// Assigns the blocks of large values to the leaves that refer to them, from node `from` on; a record
+    /// whose value is lost is removed.
     async fn claim_values(&mut self, work: &Work<'_>, from: usize) -> Result<(), TreeError> {
         for nth in from..self.nodes.len() {
             let block = self.nodes[nth].block;
@@ -255,7 +254,7 @@ impl Look {
         Ok(())
     }
 
-    /// The blocks of a value, if they are its own and can be read.
+    /// The blocks of a value, if no other value has them and they can be read.
     async fn readable(
         &self,
         work: &Work<'_>,
@@ -272,7 +271,7 @@ impl Look {
         Ok(sound(work.fetch(stored).await)?.map(|_| blocks))
     }
 
-    /// Finds leaves that nothing leads to.
+    /// Finds leaves that no node refers to.
     async fn find(&mut self, work: &mut Work<'_>) -> Result<(), TreeError> {
         let from = self.nodes.len();
         for bitmap in work.area.bitmaps() {
@@ -298,7 +297,7 @@ impl Look {
         }
         self.claim_values(work, from).await?;
         for node in self.nodes.split_off(from) {
-            // What a value holds is its user's, whatever it looks like.
+            // The content of a value may look like a page: it is not one.
             match self.taken.insert(node.block) {
                 true => self.nodes.push(node),
                 false => self.taken -= &node.values,
@@ -308,7 +307,7 @@ impl Look {
         Ok(())
     }
 
-    /// Takes a look at a block in use that nothing leads to.
+    /// Examines a block in use that no node refers to.
     async fn take_found(
         &mut self,
         work: &mut Work<'_>,
@@ -320,14 +319,14 @@ impl Look {
             Some(page) if page.level() == 0 => {
                 self.nodes.push(Node::new(&page, None, rank)?);
             }
-            // What it leads to is found without it.
+            // An inner node: its children are found without it.
             Some(_) => {}
             None => drop(self.lost.insert(block)),
         }
         Ok(())
     }
 
-    /// Refuses leaves that were found and have keys among those of others.
+    /// Refuses found leaves whose keys overlap with others.
     fn refuse_overlaps(&mut self) {
         let stays = |nth: &usize| self.nodes[*nth].keys.is_some() && self.nodes[*nth].stays();
         let mut leaves: Vec<usize> = (0..self.nodes.len()).filter(stays).collect();
@@ -352,17 +351,16 @@ impl Look {
         }
     }
 
-    /// Refuses leaves of which nothing says that they are in use. When nothing is missing they are
-    /// stale.
+    /// Refuses leaves that the bitmap does not show in use. When no keys are missing they are stale.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`] when they may be what is missing.
+    /// [`TreeError::Damaged`] when they may hold the missing keys.
     fn refuse_unlisted(&mut self, area: &Area) -> Result<(), TreeError> {
         let is_missing = !self.holes.is_empty();
         for node in self.nodes.iter_mut().filter(|node| node.rank == Rank::Unlisted) {
             if is_missing && node.stays() {
                 let detail = format!(
-                    "nothing leads to leaf {}, and the bitmap that would tell whether it is stale \
+                    "no node refers to leaf {}, and the bitmap that would tell whether it is stale \
                      is damaged too",
                     node.block
                 );
@@ -376,7 +374,7 @@ impl Look {
         Ok(())
     }
 
-    /// Has nodes go of which nothing stays, and what is theirs.
+    /// Removes nodes without anything that stays, and their blocks.
     fn prune(&mut self, root: u32) {
         for nth in (0..self.nodes.len()).rev() {
             let node = &self.nodes[nth];
@@ -391,7 +389,7 @@ impl Look {
         }
     }
 
-    /// The leaves that were found, in the order of their keys.
+    /// The found leaves, in the order of their keys.
     fn found(&self) -> Vec<&Node> {
         let found = self.nodes.iter().filter(|node| node.was_found() && node.stays());
         let mut found: Vec<&Node> = found.collect();
@@ -399,21 +397,20 @@ impl Look {
         found
     }
 
-    /// Whether the root begins anew: there is none, or nothing is left below it.
+    /// Whether a new root is needed: there is none, or nothing is left below it.
     fn is_rootless(&self, root: u32) -> bool {
         let node = self.nodes.first().filter(|node| node.block == root);
         node.is_none_or(|node| node.level > 0 && !node.stays())
     }
 
-    /// What is lost.
+    /// The report on what is lost.
     fn report(&self) -> Salvage {
         let found = self.found();
         let named: RoaringBitmap = self.holes.iter().map(|hole| hole.block).collect();
         let is_more_lost = !self.lost.is_subset(&named);
         let mut missing = self.refused.clone();
         for hole in &self.holes {
-            // Nothing is lost with an inner node alone: what it led to was found, or is lost
-            // itself.
+            // An inner node takes no records with it: its children were found, or are lost themselves.
             let is_lost = hole.level == Some(0) && self.lost.contains(hole.block);
             if is_lost || is_more_lost {
                 missing.extend(gaps(hole, &found));
@@ -436,7 +433,7 @@ async fn is_empty(work: &Work<'_>, block: u32) -> Result<bool, TreeError> {
     Ok(content.is_some_and(|content| content.iter().all(|byte| *byte == 0)))
 }
 
-/// The parts of a hole that no leaf has that was found.
+/// The parts of a hole that no found leaf covers.
 fn gaps(hole: &Visit, found: &[&Node]) -> Vec<KeyRange> {
     let (mut gaps, mut at) = (Vec::new(), hole.low.clone().unwrap_or_default());
     let inside = found.iter().filter(|node| node.is_between(hole));
@@ -452,7 +449,7 @@ fn gaps(hole: &Visit, found: &[&Node]) -> Vec<KeyRange> {
     gaps
 }
 
-/// The same ranges in order, those that touch as one.
+/// The same ranges in order, with adjacent ones joined.
 fn joined(mut ranges: Vec<KeyRange>) -> Vec<KeyRange> {
     ranges.sort();
     let mut joined: Vec<KeyRange> = Vec::new();
@@ -472,13 +469,13 @@ fn joined(mut ranges: Vec<KeyRange>) -> Vec<KeyRange> {
     joined
 }
 
-/// Makes a damaged tree whole.
+/// Rebuilds a damaged tree.
 pub(super) async fn salvage(
     env: &Env,
     volume: &dyn Transact,
     area: &Area,
 ) -> Result<Salvage, TreeError> {
-    // What others see now: what was changed last may not be durable yet.
+    // The newest state, which may not be durable yet.
     let look = run(volume, Begin::SNAPSHOT, Durability::Synced, async |txn| {
         let headless = sound(Work::new(&*txn, area, env).verify_store().await)?.is_none();
         Look::new(&mut Work::without_header(&*txn, area, env), headless).await
@@ -516,7 +513,7 @@ pub(super) async fn salvage(
     Ok(look.report())
 }
 
-/// What changes a tree that was looked at.
+/// Makes the changes to an examined tree.
 struct Repair<'a> {
     env: &'a Env,
     volume: &'a dyn Transact,
@@ -524,7 +521,7 @@ struct Repair<'a> {
 }
 
 impl Repair<'_> {
-    /// Runs one change: whoever looks at the tree again sees what survives a crash.
+    /// Runs one change durably: a later look at the tree sees what survives a crash.
     async fn change(
         &self,
         work: impl for<'t> AsyncFn(&'t mut Work<'_>) -> Result<(), TreeError>,
@@ -537,7 +534,7 @@ impl Repair<'_> {
         .await
     }
 
-    /// Writes a page, whatever was there: it need not be readable.
+    /// Writes a page over any content: the block need not be readable.
     async fn overwrite(&self, block: u32, content: Bytes) -> Result<(), TreeError> {
         let lba = self.area.lba(block);
         run(self.volume, Begin::STRICT, Durability::Synced, async |txn| {
@@ -546,7 +543,7 @@ impl Repair<'_> {
         .await
     }
 
-    /// Takes out of a node what does not stay.
+    /// Removes the records of a node that do not stay.
     async fn cut(&self, node: &Node) -> Result<(), TreeError> {
         self.change(async |work| {
             let page = work.load(node.block, PageKind::Node).await?;
@@ -555,7 +552,7 @@ impl Repair<'_> {
         .await
     }
 
-    /// Has a page of the bitmap say what is in use. What is not is discarded before: free blocks
+    /// Rewrites a page of the bitmap from the examined state. Unused blocks are discarded before: free blocks
     /// read as zeros.
     async fn list(&self, bitmap: u32, look: &Look) -> Result<(), TreeError> {
         let mut covered = RoaringBitmap::new();
@@ -573,7 +570,7 @@ impl Repair<'_> {
         self.overwrite(bitmap, space::page_of(self.area, bitmap, used.iter())).await
     }
 
-    /// Takes leaves into the tree.
+    /// Adds leaves to the tree.
     async fn graft(&self, leaves: &[u32]) -> Result<(), TreeError> {
         self.change(async |work| {
             for leaf in leaves {

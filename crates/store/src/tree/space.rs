@@ -1,13 +1,11 @@
 //! Which blocks are free: a bit for each.
 //!
-//! A transaction begins to look at a random place (4.3.3), and depends on the units of the bitmap
-//! from which it takes or to which it gives back, on no others: that a block elsewhere was free too
-//! is nothing that its outcome rests on. Nowhere is a counter, or a list with a head, that every
-//! transaction would have to write.
+//! A transaction starts its search at a random place (4.3.3), and depends only on the units of the bitmap in
+//! which it allocates or frees: its outcome does not rest on blocks elsewhere being free. There is no counter
+//! and no list head that every transaction would have to write.
 //!
-//! The place is random within a [`Window`] at the partition's beginning: large enough that
-//! transactions seldom meet, and not larger than what the store needs, so that its blocks lie
-//! together.
+//! The place is random within a [`Window`] at the partition's beginning: large enough that transactions
+//! seldom meet, and not larger than the store needs, so that its blocks lie together.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,23 +21,23 @@ use super::page::{Page, damaged};
 use super::work::Work;
 use crate::block::BLOCK_SIZE;
 
-/// Random units that are tried before others are looked at.
+/// Random units that are tried before the search goes through all.
 const PROBES: u32 = 8;
 
-/// How many units, from the first one on, are looked at for free blocks before any others. Known to
-/// one process only: nothing rests on it.
+/// The number of units, from the first one on, that are searched for free blocks before any others. A hint,
+/// known to one process only.
 #[derive(Debug)]
 pub(super) struct Window(AtomicU32);
 
 impl Window {
-    /// Blocks of 128 MiB. Two transactions that take a block each meet in one of 256 cases.
+    /// Blocks of 128 MiB. Two transactions that allocate a block each meet in one of 256 cases.
     const LEAST: u32 = 256;
 
     fn units(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// There is hardly a free block among so many units: others have to be looked at too.
+    /// Widens the window: its first `units` units are nearly full.
     fn widen(&self, units: u32) {
         self.0.fetch_max(units.saturating_add(units / 2), Ordering::Relaxed);
     }
@@ -60,13 +58,13 @@ struct Place {
 }
 
 impl Place {
-    /// The unit with a number among all of them.
+    /// The unit with this number among all units.
     fn of(area: &Area, number: u32) -> Place {
         let (bitmap, unit) = area.unit(number);
         Place { bitmap, unit }
     }
 
-    /// The unit that holds the bit of a block, and the bit.
+    /// The unit that has the bit of a block, and the bit.
     fn of_block(area: &Area, block: u32) -> (Place, u32) {
         let segment = area.segment(block);
         let index = block - segment.data;
@@ -75,7 +73,7 @@ impl Place {
         (Place { bitmap, unit: bit / BITS_PER_UNIT }, bit % BITS_PER_UNIT)
     }
 
-    /// The block of its first bit, and the end of the run of blocks that it is in.
+    /// The block of its first bit, and the end of the run in which that lies.
     fn first_block(self, area: &Area) -> (u64, u64) {
         let segment = area.segment(self.bitmap);
         let first = u64::from(segment.data)
@@ -90,14 +88,14 @@ impl Place {
     }
 }
 
-/// The bits of one unit, as they are in a page.
+/// The bits of one unit in a page.
 fn bits(page: &Page, place: Place) -> u128 {
     let mut unit = [0; UNIT];
     unit.copy_from_slice(&page.bytes()[place.bytes()]);
     u128::from_le_bytes(unit)
 }
 
-/// The blocks that a page of the bitmap is about.
+/// The blocks that a page of the bitmap covers.
 pub(super) fn covered(area: &Area, bitmap: u32) -> Range<u32> {
     let at = |bitmap| Place { bitmap, unit: 0 }.first_block(area);
     let (start, end) = at(bitmap);
@@ -105,7 +103,7 @@ pub(super) fn covered(area: &Area, bitmap: u32) -> Range<u32> {
     start.min(end) as u32..next.min(end) as u32
 }
 
-/// A page of the bitmap that has these blocks in use, and no others.
+/// A page of the bitmap with exactly these blocks in use.
 pub(super) fn page_of(area: &Area, bitmap: u32, used: impl Iterator<Item = u32>) -> Bytes {
     let header = PageHeader::new(PageKind::Bitmap, 0, area.tag, bitmap);
     let mut page = vec![0; BLOCK_SIZE];
@@ -142,10 +140,10 @@ fn find(used: u128, len: u32) -> Option<(u32, u32)> {
 }
 
 impl Work<'_> {
-    /// Takes `count` blocks, in as few runs as a short search finds.
+    /// Allocates `count` blocks, in as few runs as a short search finds.
     ///
     /// # Errors
-    /// [`TreeError::Full`]: there are not as many.
+    /// [`TreeError::Full`]: too few are free.
     pub(super) async fn allocate(&mut self, count: u32) -> Result<Vec<(u32, u32)>, TreeError> {
         let units = self.area.units();
         if units == 0 {
@@ -173,13 +171,13 @@ impl Work<'_> {
         self.gather(count, (start..units).chain(0..start)).await
     }
 
-    /// Takes one block.
+    /// Allocates one block.
     pub(super) async fn allocate_one(&mut self) -> Result<u32, TreeError> {
         let runs = self.allocate(1).await?;
         runs.first().map(|(block, _)| *block).ok_or_else(|| self.full())
     }
 
-    /// Takes whatever runs there are.
+    /// Allocates from any free runs.
     async fn gather(
         &mut self,
         count: u32,
@@ -204,7 +202,7 @@ impl Work<'_> {
         TreeError::Full(self.area.name.clone())
     }
 
-    /// Takes `most` blocks in a row from one unit, or the longest run that has at least `least`.
+    /// Allocates `most` adjacent blocks of one unit, or its longest run of at least `least`.
     async fn take_run(
         &mut self,
         place: Place,
@@ -219,8 +217,8 @@ impl Work<'_> {
         Ok(Some(((place.first_block(self.area).0 + u64::from(bit)) as u32, len)))
     }
 
-    /// The bits of a unit, those set too that must not be taken: beyond the last block, and those
-    /// of blocks which this very call has freed.
+    /// The bits of a unit, with those also set that must not be allocated: beyond the last block, and blocks
+    /// that this very call has freed.
     async fn used(&mut self, place: Place) -> Result<u128, TreeError> {
         let mut used = bits(self.load(place.bitmap, PageKind::Bitmap).await?, place);
         let (first, end) = place.first_block(self.area);
@@ -234,7 +232,7 @@ impl Work<'_> {
         Ok(used)
     }
 
-    /// Turns bits of a unit over, and touches only the bytes that differ.
+    /// Flips bits of a unit, and touches only the bytes that differ.
     fn flip(&mut self, place: Place, mask: u128) -> Result<(), TreeError> {
         self.begin(place.bitmap, PageKind::Bitmap)?;
         let page = self.page(place.bitmap)?;
@@ -245,13 +243,13 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Gives `count` blocks from `first` on back.
+    /// Frees `count` blocks from `first` on.
     pub(super) async fn free(&mut self, first: u32, count: u32) -> Result<(), TreeError> {
         for block in first..first + count {
             let (place, bit) = Place::of_block(self.area, block);
             let used = bits(self.load(place.bitmap, PageKind::Bitmap).await?, place);
             if used & (1 << bit) == 0 {
-                return Err(damaged(block, "it is in use, and the bitmap has it free"));
+                return Err(damaged(block, "it is in use, but free in the bitmap"));
             }
             self.flip(place, 1 << bit)?;
             self.forget(block)?;
@@ -279,11 +277,11 @@ impl Work<'_> {
         Ok(blocks)
     }
 
-    /// Says that a pointer leads to a block which may be in use.
+    /// Checks that a pointer refers to a block that may be in use.
     pub(super) fn check_pointer(&self, from: u32, block: u32) -> Result<(), TreeError> {
         match self.area.has(block, 1) {
             true => Ok(()),
-            false => Err(damaged(from, &format!("it leads to block {block}"))),
+            false => Err(damaged(from, &format!("it refers to block {block}"))),
         }
     }
 }

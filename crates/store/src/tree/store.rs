@@ -1,9 +1,9 @@
 //! A key-value store in a partition, as its users see it.
 //!
-//! Every call comes in two forms. One works inside of a transaction that the caller has begun, so
-//! that one transaction may span several stores and blocks of its own; the caller then commits, and
-//! tries again when that fails. The other does all of it: begin, work, commit, retry. There is no
-//! lock, no log and no memory of what was read: the next transaction reads again.
+//! Every call comes in two forms. One works within a transaction that the caller has begun, so that one
+//! transaction may span several stores and raw blocks; the caller then commits, and retries when that fails.
+//! The other does all of it: begin, work, commit, retry. A store has no lock, no log and no cache: each
+//! transaction reads again.
 
 use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
@@ -36,7 +36,7 @@ pub struct Store {
     durability: Durability,
 }
 
-/// Changes that are made together, in order.
+/// Changes that are made together, in this order.
 #[derive(Clone, Debug, Default)]
 pub struct Batch(Vec<Change>);
 
@@ -59,7 +59,7 @@ impl Batch {
         self
     }
 
-    /// Adds a change: a key goes away, if it is there.
+    /// Adds a change: a key is removed, if it is present.
     pub fn delete(&mut self, key: impl Into<Bytes>) -> &mut Batch {
         self.0.push(Change { key: key.into(), value: None });
         self
@@ -91,8 +91,8 @@ fn check_value(value: &[u8]) -> Result<(), TreeError> {
 }
 
 impl Store {
-    /// The store in the partition of that name. Its own transactions are strictly serializable and
-    /// durable when a call returns.
+    /// The store in the partition of that name. Its own transactions are strictly serializable, and durable
+    /// when a call returns.
     ///
     /// # Errors
     /// [`TreeError::WrongKind`] for a raw partition, and those of [`catalogue::open`].
@@ -107,7 +107,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The store in the partition of that name, whatever is in there.
+    /// The store in the partition of that name, of any kind.
     async fn find(env: &Env, volume: Arc<dyn Transact>, name: &str) -> Result<Store, TreeError> {
         let partition = catalogue::open(&*volume, name).await?;
         if partition.kind == Kind::Raw {
@@ -127,15 +127,13 @@ impl Store {
         })
     }
 
-    /// Makes a damaged B-tree whole from what can still be read of it; what is lost. Nobody else
-    /// may use it. The work is in several transactions: one that was interrupted is done by the
-    /// next call.
+    /// Rebuilds a damaged B-tree from what can still be read. Returns what is lost. Nothing else may use the
+    /// tree meanwhile. The work takes several transactions: the next call continues an interrupted one.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`] when nothing of it can be read, or nothing tells what of it is stale:
-    /// then nothing was changed. [`TreeError::Full`] when its inner nodes find no room: what was
-    /// not taken in is kept, for another call. [`TreeError::WrongKind`], and those of
-    /// [`Store::open`].
+    /// [`TreeError::Damaged`] when no part of it can be read, or stale leaves cannot be told from current
+    /// ones: then nothing was changed. [`TreeError::Full`] when its inner nodes find no room: leaves that
+    /// were not added are kept for another call. [`TreeError::WrongKind`], and those of [`Store::open`].
     pub async fn salvage(
         env: &Env,
         volume: Arc<dyn Transact>,
@@ -186,7 +184,7 @@ impl Store {
         self
     }
 
-    /// The same store; its own transactions are acknowledged when they are as durable as that.
+    /// The same store; its own transactions are acknowledged with this durability.
     pub fn with_durability(mut self, durability: Durability) -> Store {
         self.durability = durability;
         self
@@ -202,16 +200,16 @@ impl Store {
         &self.area.name
     }
 
-    /// Has the store, which is open, use what its partition has got
+    /// Makes the open store use the runs by which its partition has grown
     /// ([`growth`](super::catalogue::growth)). Other processes that have it open have to open it again.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] when it is too much for a store.
+    /// [`TreeError::Invalid`] when the store would be too large.
     pub fn grow_into(&self, partition: &Partition) -> Result<(), TreeError> {
         self.area.grow_into(partition)
     }
 
-    /// The volume in which it lies.
+    /// Its volume.
     pub fn volume(&self) -> &Arc<dyn Transact> {
         &self.volume
     }
@@ -224,7 +222,7 @@ impl Store {
         Begin { isolation: self.isolation, read_only: false }
     }
 
-    /// A reader has to see what its own puts have acknowledged.
+    /// A reader must see what this store's own puts have acknowledged.
     fn begin_reading(&self) -> Begin {
         match self.durability {
             Durability::Synced => Begin::READ_ONLY,
@@ -232,8 +230,8 @@ impl Store {
         }
     }
 
-    /// The store's label: some bytes for its user beside the records, zeros until they are set.
-    /// A salvage that has to write the store's first page anew clears them.
+    /// The store's label: bytes for its user beside the records, zeros until they are set. A salvage that has
+    /// to rewrite the store's first page clears them.
     ///
     /// # Errors
     /// Those of the transaction, and [`TreeError::Damaged`].
@@ -244,7 +242,7 @@ impl Store {
     /// Sets the first bytes of the store's label; those behind them stay.
     ///
     /// # Errors
-    /// Those of the transaction, [`TreeError::Damaged`], and [`TreeError::ValueTooLarge`] for more than
+    /// Those of the transaction, [`TreeError::Damaged`], and [`TreeError::ValueTooLarge`] for more bytes than
     /// [`LABEL`](super::format::LABEL) has.
     pub async fn set_label_in(&self, txn: &dyn Transaction, label: &[u8]) -> Result<(), TreeError> {
         if label.len() > LABEL.len() {
@@ -255,7 +253,7 @@ impl Store {
         work.finish()
     }
 
-    /// The value of a key, inside of a transaction.
+    /// The value of a key, within a transaction.
     ///
     /// # Errors
     /// Those of the transaction, and [`TreeError::Damaged`].
@@ -276,9 +274,8 @@ impl Store {
         }
     }
 
-    /// The greatest key that is not above `key`, and its value, inside of a transaction. What it finds
-    /// depends on that key alone: that none was added in between, whoever asks has to know from
-    /// elsewhere.
+    /// The greatest key at or below `key`, and its value, within a transaction. The transaction depends on
+    /// that key alone: a key added in between is not noticed, so the caller has to exclude it by other means.
     ///
     /// # Errors
     /// [`TreeError::WrongKind`] unless it is a B-tree, and those of [`Store::get_in`].
@@ -318,8 +315,8 @@ impl Store {
         .await
     }
 
-    /// Gives a key a value, inside of a transaction. When it fails, it has changed nothing, unless
-    /// the failure is the transaction's.
+    /// Gives a key a value, within a transaction. A failure changes nothing, unless the transaction itself
+    /// fails.
     ///
     /// # Errors
     /// [`TreeError::KeyTooLarge`], [`TreeError::ValueTooLarge`], [`TreeError::Full`],
@@ -361,7 +358,7 @@ impl Store {
         .await
     }
 
-    /// Takes a key out, inside of a transaction; whether it was there.
+    /// Removes a key, within a transaction. Returns whether it was present.
     ///
     /// # Errors
     /// As [`Store::put_in`].
@@ -380,7 +377,7 @@ impl Store {
         }
     }
 
-    /// Takes a key out; whether it was there.
+    /// Removes a key. Returns whether it was present.
     ///
     /// # Errors
     /// As [`Store::put_in`].
@@ -391,10 +388,10 @@ impl Store {
         .await
     }
 
-    /// Makes the changes of a batch, inside of a transaction.
+    /// Makes the changes of a batch, within a transaction.
     ///
     /// # Errors
-    /// As [`Store::put_in`]. A batch may change as many blocks as the transaction may write.
+    /// As [`Store::put_in`]. A batch is limited by the blocks that a transaction may write.
     pub async fn write_in(&self, txn: &dyn Transaction, batch: &Batch) -> Result<(), TreeError> {
         let mut work = self.work(txn);
         for change in &batch.0 {
@@ -417,7 +414,7 @@ impl Store {
         .await
     }
 
-    /// Everything, inside of a transaction; in the order of keys if the store has one.
+    /// All keys and values, within a transaction; in the order of keys if the store has one.
     pub fn iter_in(&self, txn: Arc<dyn Transaction>) -> Iter {
         let cursor = match self.area.kind {
             Kind::Hash => Cursor::Table(0),
@@ -428,7 +425,7 @@ impl Store {
         Iter { store: self.clone(), txn, cursor, buffer: VecDeque::new() }
     }
 
-    /// Everything, as it is now; in the order of keys if the store has one.
+    /// All keys and values of the current state; in the order of keys if the store has one.
     ///
     /// # Errors
     /// Those of the transaction.
@@ -436,7 +433,7 @@ impl Store {
         Ok(self.iter_in(self.volume.begin(self.begin_reading()).await?))
     }
 
-    /// The keys in a range, in their order, inside of a transaction.
+    /// The keys in a range, in order, within a transaction.
     ///
     /// # Errors
     /// [`TreeError::WrongKind`] unless it is a B-tree; [`TreeError::KeyTooLarge`].
@@ -460,7 +457,7 @@ impl Store {
         Ok(Iter { store: self.clone(), txn, cursor, buffer: VecDeque::new() })
     }
 
-    /// The keys in a range, in their order, as they are now.
+    /// The keys in a range of the current state, in order.
     ///
     /// # Errors
     /// As [`Store::range_in`], and those of the transaction.
@@ -471,7 +468,7 @@ impl Store {
         self.range_in(self.volume.begin(self.begin_reading()).await?, range)
     }
 
-    /// The store as it is now, for as long as the snapshot lives, or until it is too old to be kept.
+    /// A snapshot of the store, kept as long as it lives or until it is too old to be kept.
     ///
     /// # Errors
     /// Those of the transaction.
@@ -480,10 +477,10 @@ impl Store {
         Ok(StoreSnapshot { store: self.clone(), txn })
     }
 
-    /// Checks everything that the store holds, as of one moment.
+    /// Checks the whole store, on one snapshot.
     ///
     /// # Errors
-    /// [`TreeError::Damaged`] with the first thing that is wrong.
+    /// [`TreeError::Damaged`] with the first damage found.
     pub async fn check(&self) -> Result<Report, TreeError> {
         run(&*self.volume, self.begin_reading(), self.durability, async |txn| {
             check::check(&mut self.work(&*txn)).await
@@ -492,7 +489,7 @@ impl Store {
     }
 }
 
-/// Whether no key can be in a range.
+/// Whether a range can contain no key.
 fn is_empty(from: &Bound<Bytes>, to: &Bound<Bytes>) -> bool {
     match (from, to) {
         (Bound::Included(from), Bound::Included(to)) => from > to,
@@ -504,7 +501,7 @@ fn is_empty(from: &Bound<Bytes>, to: &Bound<Bytes>) -> bool {
     }
 }
 
-/// A store as it was at one moment.
+/// A snapshot of a store.
 #[derive(Clone, Debug)]
 pub struct StoreSnapshot {
     store: Store,
@@ -521,7 +518,7 @@ impl StoreSnapshot {
         self.store.get_in(&*self.txn, key).await
     }
 
-    /// Everything.
+    /// All keys and values.
     pub fn iter(&self) -> Iter {
         self.store.iter_in(self.txn.clone())
     }
@@ -535,8 +532,8 @@ impl StoreSnapshot {
     }
 }
 
-/// Keys and values one after the other. In a transaction that writes meanwhile, it shows those
-/// writes or does not; what nobody touches it shows once.
+/// Iterates over keys and values. In a transaction that writes at the same time, it may or may not show those
+/// writes; each other key it shows once.
 #[derive(Debug)]
 pub struct Iter {
     store: Store,
@@ -545,7 +542,7 @@ pub struct Iter {
     buffer: VecDeque<(Bytes, Stored)>,
 }
 
-/// What is still to be read.
+/// The remaining part.
 #[derive(Debug)]
 enum Cursor {
     Keys { from: Bound<Bytes>, to: Bound<Bytes>, backward: bool },
@@ -554,7 +551,7 @@ enum Cursor {
 }
 
 impl Iter {
-    /// The same keys, the last one first.
+    /// The same keys in reverse order.
     ///
     /// # Errors
     /// [`TreeError::Invalid`] for a hash table, which has no order, and after the first key.
@@ -565,7 +562,9 @@ impl Iter {
                 *backward = true;
                 Ok(self)
             }
-            _ => Err(TreeError::Invalid("this cannot be read backward".to_owned())),
+            _ => Err(TreeError::Invalid(
+                "only a b-tree, and only before its first key, can be read backward".to_owned(),
+            )),
         }
     }
 
@@ -588,7 +587,7 @@ impl Iter {
         }
     }
 
-    /// All that is left.
+    /// All that remain.
     ///
     /// # Errors
     /// As [`Iter::next`].

@@ -1,4 +1,4 @@
-//! Values: in their record, or, when that would be too large, in runs of whole blocks.
+//! Values: within their record, or, when too large for that, in runs of whole blocks.
 
 use bytes::Bytes;
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,19 +9,19 @@ use super::page::damaged;
 use super::work::Work;
 use crate::block::BLOCK_SIZE;
 
-/// A value as its record has it.
+/// A value as stored in its record.
 #[derive(Clone, Debug)]
 pub(super) enum Stored {
-    /// Itself.
+    /// The value itself.
     Inline(Bytes),
-    /// Where it lies.
+    /// The place of a large value.
     Large(Large),
 }
 
-/// Where a large value lies.
+/// The place of a large value.
 #[derive(Clone, Debug)]
 pub(super) struct Large {
-    /// Its bytes.
+    /// Its length in bytes.
     pub(super) len: usize,
     /// Its blocks: the first of a run, and how many.
     pub(super) runs: Vec<(u32, u32)>,
@@ -37,7 +37,7 @@ impl Large {
         bytes.into()
     }
 
-    /// Where the value of a record in `block` lies, if that makes sense.
+    /// Decodes the place of a large value from a record in `block`.
     fn decode(work: &Work<'_>, block: u32, bytes: &[u8]) -> Result<Large, TreeError> {
         let wrong = || damaged(block, "a large value is not where its record says");
         let (head, rest) = LargeHead::read_from_prefix(bytes).map_err(|_| wrong())?;
@@ -55,7 +55,7 @@ impl Large {
 }
 
 impl Work<'_> {
-    /// The value of a record in `block`.
+    /// Decodes the value of a record in `block`.
     pub(super) fn stored(&self, block: u32, flags: u8, value: Bytes) -> Result<Stored, TreeError> {
         match flags & LARGE {
             0 => Ok(Stored::Inline(value)),
@@ -78,8 +78,8 @@ impl Work<'_> {
         Ok(value.into())
     }
 
-    /// Finds a place for a value, in place of an old one, whose blocks it takes over as far as they
-    /// go: flags and value for its record.
+    /// Stores a value, reusing the blocks of an old one as far as they go. Returns flags and value for its
+    /// record.
     pub(super) async fn store(
         &mut self,
         key: &[u8],
@@ -114,7 +114,7 @@ impl Work<'_> {
         Ok((LIVE | LARGE, Large { len: value.len(), runs }.encode()))
     }
 
-    /// Gives the blocks of a value back.
+    /// Frees the blocks of a value.
     pub(super) async fn release(&mut self, stored: Stored) -> Result<(), TreeError> {
         if let Stored::Large(large) = stored {
             for (first, blocks) in large.runs {

@@ -1,8 +1,8 @@
 //! The pages that one call on a store reads and changes, within a transaction.
 //!
-//! Changes are gathered here and written at the end of the call, each page once: a call that fails
-//! has written nothing. Everything that is written was read before, and counts as read in whole
-//! units; so of two transactions that write into the same unit one fails, under either isolation.
+//! Changes are gathered here and written at the end of the call, each page once: a call that fails has
+//! written nothing. Every written page was read before, and counts as read in whole units; so of two
+//! transactions that write into the same unit one fails, under either isolation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,21 +21,21 @@ use crate::block::{BLOCK_SIZE, Class};
 use crate::env::{Env, Rng};
 use crate::txn::Transaction;
 
-/// One call in so many asks for the pages on its way to be kept in memory. Whoever runs the volume
-/// forgets that in the end, so it has to be said again, and each time would be too often.
+/// One call in so many asks the volume to keep the pages on its path in memory. The volume forgets such
+/// requests after a time, so they are repeated; repeating each time would be too often.
 const WISH: u32 = 32;
 
-/// One call on a store.
+/// One call on a store: the pages it has loaded and changed.
 pub(super) struct Work<'a> {
     pub(super) txn: &'a dyn Transaction,
     pub(super) area: &'a Area,
     pub(super) rng: Rng,
     pages: BTreeMap<u32, Page>,
-    /// Blocks of large values to be written.
+    /// Blocks of large values to write.
     values: BTreeMap<u32, Bytes>,
     freed: BTreeSet<u32>,
     wishes: bool,
-    /// Pages of zeros count although the store's header is gone.
+    /// Pages of zeros are accepted although the store's header is gone.
     headless: bool,
 }
 
@@ -55,12 +55,13 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A look at a store that is being dropped.
+    /// For a store that is being dropped: its header may be gone.
     pub(super) fn without_header(txn: &'a dyn Transaction, area: &'a Area, env: &Env) -> Work<'a> {
         Work { headless: true, ..Work::new(txn, area, env) }
     }
 
-    /// A page of the store. A reader depends on what it is, and says itself on what else.
+    /// Loads a page of the store. The transaction depends on its identity; the caller marks other
+    /// dependencies.
     ///
     /// # Errors
     /// [`TreeError::Damaged`] when the block does not hold that kind of page.
@@ -73,7 +74,7 @@ impl<'a> Work<'a> {
             let page = self.read(block).await?;
             let lazy = matches!(kind, PageKind::Bitmap | PageKind::Directory);
             if lazy && page.bytes().iter().all(|byte| *byte == 0) {
-                // Zeros say nothing of whose they are.
+                // Zeros do not say which store the page belongs to.
                 self.verify_store().await?;
             } else {
                 self.verify(&page, kind)?;
@@ -143,14 +144,14 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The bytes of the first page that are the user's.
+    /// The store's label.
     pub(super) async fn label(&mut self) -> Result<Bytes, TreeError> {
         self.verify_store().await?;
         self.depend(0, LABEL)?;
         Ok(Bytes::copy_from_slice(&self.page(0)?.bytes()[LABEL]))
     }
 
-    /// Changes the first of them.
+    /// Changes the first bytes of the label.
     pub(super) async fn set_label(&mut self, label: &[u8]) -> Result<(), TreeError> {
         self.verify_store().await?;
         self.page(0)?.put(LABEL.start, label);
@@ -167,7 +168,7 @@ impl<'a> Work<'a> {
         self.pages.remove(&block);
     }
 
-    /// Says that the outcome depends on these bytes of a page that was loaded.
+    /// Marks bytes of a loaded page as read.
     pub(super) fn depend(&self, block: u32, range: Range<usize>) -> Result<(), TreeError> {
         Ok(self.txn.mark_accessed(self.area.lba(block), range)?)
     }

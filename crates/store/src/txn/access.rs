@@ -1,4 +1,4 @@
-//! What a transaction has read and written so far.
+//! The read-set and the write-set of a running transaction.
 
 use std::ops::Range;
 
@@ -10,33 +10,33 @@ use super::{Isolation, TxnError};
 use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba};
 use crate::env::HashMap;
 
-/// The kind of the last access of a block: what a mark is about.
+/// The kind of the last access of a block, which the next mark refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Last {
     Read,
     Write,
 }
 
-/// A transaction's dealings with one block.
+/// A transaction's accesses of one block.
 #[derive(Clone, Debug)]
 struct Access {
     last: Last,
     /// Bytes of marked reads.
     read: Fragments,
-    /// The last read has no mark so far: it was of the whole block.
+    /// The last read is not marked yet: it counts as one of the whole block.
     read_whole: bool,
     write: Option<Written>,
 }
 
-/// A write that waits for the commit.
+/// A write that is buffered until the commit.
 #[derive(Clone, Debug)]
 struct Written {
-    /// The whole block as the transaction sees it; `None` when it was discarded.
+    /// The whole block as the transaction sees it; `None` when discarded.
     content: Option<Bytes>,
     class: Class,
     /// Bytes of marked writes.
     marked: ByteRanges,
-    /// The last write has no mark so far: it was of the whole block.
+    /// The last write is not marked yet: it counts as one of the whole block.
     whole: bool,
 }
 
@@ -64,13 +64,13 @@ fn check_range(range: &Range<usize>) -> Result<(), TxnError> {
 pub(super) struct Accesses {
     blocks: HashMap<u64, Access>,
     writes: usize,
-    /// Bytes that no other commit may change, whatever the isolation. Few.
+    /// Bytes that no other commit may change, under either isolation. Few.
     required: Vec<(Lba, Fragments)>,
 }
 
-/// What a transaction's own writes say of a block.
+/// A block's content in the transaction's own writes.
 pub(super) enum Own {
-    /// Nothing: the snapshot says it.
+    /// Not written: the snapshot has it.
     Nothing,
     /// It was written.
     Content(Bytes),
@@ -89,7 +89,7 @@ impl Accesses {
         self.blocks.len()
     }
 
-    /// What was written to a block.
+    /// The content that this transaction wrote to a block.
     pub(super) fn own(&self, lba: Lba) -> Own {
         match self.blocks.get(&lba.0).and_then(|access| access.write.as_ref()) {
             None => Own::Nothing,
@@ -98,14 +98,14 @@ impl Accesses {
         }
     }
 
-    /// Whether every byte of a block is the transaction's own.
+    /// Whether the transaction wrote every byte of a block.
     fn owns(&self, lba: Lba) -> bool {
         let write = self.blocks.get(&lba.0).and_then(|access| access.write.as_ref());
         write.is_some_and(|write| write.changed().is_whole())
     }
 
-    /// Notes a read of the whole block, until a mark says otherwise. With `untracked` nobody asks later
-    /// what was read.
+    /// Records a read of the whole block, until a mark narrows it. With `untracked` the read is not recorded,
+    /// since the decision does not need it.
     pub(super) fn read(&mut self, lba: Lba, untracked: bool) {
         let owned = self.owns(lba);
         if untracked || owned {
@@ -127,7 +127,7 @@ impl Accesses {
         access.read_whole = true;
     }
 
-    /// Notes a write of the whole block, until a mark says otherwise; `None` discards it.
+    /// Records a write of the whole block, until a mark narrows it; `None` discards the block.
     ///
     /// # Errors
     /// [`TxnError::TooLarge`] beyond `most` blocks.
@@ -165,10 +165,10 @@ impl Accesses {
         Ok(())
     }
 
-    /// Says which bytes the last access of a block was about. With `untracked` reads are not noted.
+    /// Narrows the last access of a block to `range`. With `untracked` reads are not recorded.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] for a block that was not accessed and a range that is not in a block.
+    /// [`TxnError::Invalid`] for a block that was not accessed and a range outside of a block.
     pub(super) fn mark(
         &mut self,
         lba: Lba,
@@ -200,10 +200,10 @@ impl Accesses {
         Ok(())
     }
 
-    /// Says that the commit depends on bytes of a block.
+    /// Makes the commit depend on bytes of a block.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] for a range that is not in a block.
+    /// [`TxnError::Invalid`] for a range outside of a block.
     pub(super) fn depend(&mut self, lba: Lba, range: Range<usize>) -> Result<(), TxnError> {
         check_range(&range)?;
         match self.required.iter_mut().find(|(known, _)| *known == lba) {
@@ -217,7 +217,7 @@ impl Accesses {
         Ok(())
     }
 
-    /// What has to be decided and applied.
+    /// The intention record to decide on and to apply.
     pub(super) fn into_intent(self, isolation: Isolation, since: u64) -> Intent {
         let mut guarded = self.required;
         guarded.reserve(self.blocks.len());

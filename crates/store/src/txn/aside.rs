@@ -1,4 +1,4 @@
-//! Blocks that a running transaction has to itself.
+//! Writes to blocks that only one running transaction uses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::env::HashSet;
 /// Blocks that are written or discarded as one version of the store.
 const AT_ONCE: usize = 64;
 
-/// While it lives, nobody changes the store as a whole.
+/// Keeps the store from being changed as a whole while it lives.
 struct Floor<'a> {
     inner: &'a Inner,
     snapshot: Option<Snapshot>,
@@ -32,8 +32,8 @@ impl<'a> Floor<'a> {
 
 impl Drop for Floor<'_> {
     fn drop(&mut self) {
-        // A transaction that begins now needs a newer snapshot than the shared one: also when the write
-        // was given up half way.
+        // The shared snapshot is older than this write, so the next transaction needs a newer one; also when
+        // the write was dropped halfway.
         self.inner.passed.store(true, Ordering::SeqCst);
         if let Some(snapshot) = self.snapshot.take() {
             self.inner.let_go(snapshot);

@@ -1,11 +1,11 @@
-//! Commits: decided by whoever comes, applied in the order of their timestamps.
+//! Commits: decided by any task, applied in the order of their timestamps.
 //!
 //! 1. A transaction gets the next timestamp and enters the stream (4.2.1).
-//! 2. It is decided from its window, by its own task, while others decide theirs.
-//! 3. The one who has the turn applies what is decided, in order, and merges what others changed in
-//!    the same blocks (4.2.2). Everybody else waits for the outcome of his own.
+//! 2. Its own task decides it from its window, while other tasks decide theirs.
+//! 3. The task that has the turn applies the decided transactions in order, and merges what concurrent
+//!    commits changed in the same blocks (4.2.2). The other tasks wait for the outcome of their own.
 //!
-//! The turn is not bound to a task: a commit that is given up half way hands it on.
+//! The turn is not bound to a task: dropping a commit halfway passes it on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,17 +21,17 @@ use super::window::Window;
 use super::{Preempted, TxnError};
 use crate::block::{Hold, Lba, StoreError, Version};
 
-/// What a write past transactions may pass.
+/// What a write outside of transactions may bypass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Past {
-    /// Whatever the volume holds.
+    /// The fence too, whatever the volume holds.
     Anything,
-    /// The fence, while it is down.
+    /// Nothing while the fence is up.
     Fence,
 }
 
-/// Has a transaction begin on the newest snapshot. `enter` makes the transaction known: under the lock
-/// of the order, so that whoever lets nobody begin from then on finds all who have a snapshot.
+/// Begins a transaction on the newest snapshot. `enter` registers the transaction under the lock of the
+/// order, so that a barrier raised afterwards finds every transaction that has a snapshot.
 pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
     let closed = inner.gate.close().await;
     loop {
@@ -49,7 +49,8 @@ pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -
                 let entered = enter(snapshot);
                 let remembered = order.remembered();
                 drop(order);
-                // Who keeps the stream from being forgotten gives way when it is too long.
+                // The transaction with the oldest snapshot keeps the stream from shrinking: abort it when
+                // that is too long.
                 if remembered > inner.options.max_window {
                     inner.preempt_oldest(Preempted::Stuck);
                 }
@@ -60,8 +61,8 @@ pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -
     }
 }
 
-/// The same on the newest snapshot that survives a crash, for a transaction that only reads; on the
-/// newest of all when the store has not kept one.
+/// [`begin`] on the newest snapshot that survives a crash, for a read-only transaction; on the newest of all
+/// when the store has not kept one.
 pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
     {
         let order = inner.order.lock();
@@ -72,27 +73,28 @@ pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) 
     begin(inner, enter).await
 }
 
-/// Runs a write that is no transaction's past the stream, if no transaction runs; `None` otherwise.
+/// Runs a write that belongs to no transaction outside of the stream, if no transaction runs; `None`
+/// otherwise.
 pub(super) async fn pass<T>(
     inner: &Inner,
     way: Past,
     write: impl AsyncFnOnce() -> Result<T, StoreError>,
 ) -> Option<Result<T, StoreError>> {
     let _passage = inner.gate.pass()?;
-    // What raises the fence is a transaction, and none ends during a passage.
+    // Only a transaction raises the fence, and none ends during a passage.
     if way == Past::Fence && inner.is_fenced() {
         return Some(Err(fence::refused()));
     }
-    // The next transaction needs a newer snapshot than the one that is shared, and begins only when the
-    // passage has ended: also one that is given up half way. So nothing needs the shared one any more, and
-    // the store need not keep old blocks for it, perhaps for as long as no transaction begins.
+    // The next transaction needs a newer snapshot than the shared one, and begins only when the passage has
+    // ended, also one that was dropped halfway. So nothing needs the shared snapshot any more. Releasing it
+    // now matters because the store would keep old blocks for it, possibly until the next transaction begins.
     if !inner.passed.swap(true, Ordering::SeqCst) {
         inner.order.lock().refresh();
     }
     Some(write().await)
 }
 
-/// Discards a run of blocks, past the stream if no transaction runs.
+/// Discards a run of blocks, outside of the stream if no transaction runs.
 pub(super) async fn discard(
     inner: &Inner,
     way: Past,
@@ -100,7 +102,9 @@ pub(super) async fn discard(
     count: u64,
 ) -> Result<Version, StoreError> {
     let end = lba.0.checked_add(count).filter(|end| *end < u64::MAX);
-    let end = end.ok_or_else(|| StoreError::Invalid("a run without an end".to_owned()))?;
+    let end = end.ok_or_else(|| {
+        StoreError::Invalid("a run of blocks ends beyond the largest address".to_owned())
+    })?;
     match pass(inner, way, async || inner.store.discard(lba, count).await).await {
         Some(written) => written,
         None => note(inner, way, Intent::of_swath(lba.0..end)).await,
@@ -117,7 +121,7 @@ fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> 
     Snapshot { hold, ..snapshot }
 }
 
-/// Decides on a transaction, and applies it if it commits; the version that it has become.
+/// Decides on a transaction, and applies it if it commits. Returns its version.
 pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, TxnError> {
     let intent = Arc::new(intent);
     let (slot, window) = enter(inner, &intent)?;
@@ -130,10 +134,10 @@ pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, Txn
     let verdict = window.decide(&intent, &|start, end| inner.order.lock().window(start, end));
     if verdict == Verdict::Abort {
         Counts::add(&inner.counts.conflicts, 1);
-        // Others who were decided after it may wait for its slot to be passed.
+        // Transactions decided after this one may wait for its slot to be passed.
         apply_decided(inner).await;
-        // Another attempt would begin with a snapshot that some of those it conflicts with are not in,
-        // and meet them again.
+        // A retry that begins now would get a snapshot without some of the commits that it conflicts with,
+        // and meet them again. So wait for them.
         let before = inner.order.lock().committing(slot);
         if let Some(before) = before {
             outcome(inner, &before).await.ok();
@@ -163,7 +167,7 @@ fn enter(inner: &Inner, intent: &Arc<Intent>) -> Result<(u64, Window), TxnError>
     Err(refused)
 }
 
-/// Enters a change into the stream that nothing stands against; the version that it has become.
+/// Enters a change that nothing can conflict with into the stream. Returns its version.
 pub(super) async fn note(inner: &Inner, way: Past, intent: Intent) -> Result<Version, StoreError> {
     let intent = Arc::new(intent);
     intent.set_verdict(Verdict::Commit);
@@ -174,7 +178,8 @@ pub(super) async fn note(inner: &Inner, way: Past, intent: Intent) -> Result<Ver
     outcome(inner, &intent).await
 }
 
-/// Enters a write past transactions into the stream; false while it is being decided whether it may.
+/// Enters a write outside of transactions into the stream. False while a commit that may raise the fence is
+/// being decided.
 fn push_past(inner: &Inner, way: Past, intent: &Arc<Intent>) -> Result<bool, StoreError> {
     let mut order = inner.order.lock();
     let permitted = match way {
@@ -189,7 +194,7 @@ fn push_past(inner: &Inner, way: Past, intent: &Arc<Intent>) -> Result<bool, Sto
     Ok(true)
 }
 
-/// Waits for the outcome of a commit, or brings it about.
+/// Waits for the outcome of a commit, or applies it.
 async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
     loop {
         if let Some(outcome) = intent.outcome() {
@@ -204,8 +209,8 @@ async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> 
     }
 }
 
-/// Waits until every commit has its outcome and, while nobody may begin, nobody runs: also those who
-/// have left the registry and not yet entered the stream.
+/// Waits until every commit has its outcome and, while a barrier is up, no transaction runs: also none that
+/// has left the registry but not yet entered the stream.
 pub(super) async fn drain(inner: &Inner) {
     loop {
         let mut settled = std::pin::pin!(inner.settled.notified());
@@ -224,7 +229,7 @@ pub(super) async fn drain(inner: &Inner) {
     }
 }
 
-/// The right to apply. Dropped before its end, it goes to whoever of those who wait comes first.
+/// The right to apply. When dropped before its end, the next waiting task takes it.
 struct Turn<'a> {
     inner: &'a Inner,
     ended: bool,
@@ -245,7 +250,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Applies everything that is decided, in order, unless somebody else does.
+/// Applies everything that is decided, in order, unless another task is doing so.
 pub(super) async fn apply_decided(inner: &Inner) {
     if !inner.order.lock().take_turn() {
         return;
@@ -286,7 +291,7 @@ async fn apply(
     }
     loop {
         let mut handing = std::pin::pin!(hand_over(inner, intent));
-        // Most go through at once, and need no timer.
+        // Most writes complete at once and need no timer.
         let applied = match futures::poll!(handing.as_mut()) {
             Poll::Ready(outcome) => Some(outcome),
             Poll::Pending => inner.env.timeout(inner.options.patience, handing).await,
@@ -298,7 +303,7 @@ async fn apply(
         if applied.is_none() && !inner.store.holds_take_room() {
             continue;
         }
-        // Old versions that somebody holds may be what takes the space.
+        // The space may be taken by old versions that a transaction holds.
         if !inner.preempt_oldest(Preempted::Stuck) && applied.is_some() {
             return Err(StoreError::NoSpace);
         }
@@ -316,7 +321,7 @@ async fn hand_over(inner: &Inner, intent: &Intent) -> Result<(Version, Option<Ho
     }
 }
 
-/// What the blocks hold now that a write outside of any transaction changes in part.
+/// The current content of the blocks that a write outside of transactions changes in part.
 async fn latest(inner: &Inner, intent: &Intent) -> Result<Vec<Option<Bytes>>, StoreError> {
     let mut latest = Vec::new();
     for write in intent.writes.iter().filter(|write| write.is_partial()) {

@@ -1,8 +1,8 @@
-//! What attempts that met a conflict wait for before they try again.
+//! The queue of retries after a conflict.
 //!
-//! A conflict costs the work of an attempt, and an attempt that waits for a processor meets more of
-//! them: with many threads on a few keys nearly all work is soon done in vain. So those who try again do
-//! it one after the other, while those who try for the first time go on as they come.
+//! A conflict costs the work of an attempt, and an attempt that waits for a processor meets more conflicts:
+//! with many threads on a few keys nearly all work would soon be wasted. So retries run one after the other,
+//! while first attempts run freely.
 
 use std::fmt;
 use std::pin::pin;
@@ -15,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{Durability, Transaction, TxnError};
 use crate::env::Env;
 
-/// How long anybody waits for a turn: its holder may itself wait for the one who wants it.
+/// The longest wait for a turn: its holder may itself wait for the waiter.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Turns for those who try again.
+/// Admits retries one at a time.
 pub struct Contention {
     env: Env,
     turns: Arc<Semaphore>,
@@ -30,20 +30,20 @@ impl fmt::Debug for Contention {
     }
 }
 
-/// The turn of one who tries again; nothing at a first attempt, and when it did not come in time.
-/// Dropped, it goes to the next.
+/// The turn of a retry; empty at a first attempt, and when the wait timed out. Dropping it admits the next
+/// retry.
 #[derive(Debug, Default)]
 pub struct Turn {
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Contention {
-    /// Nobody is in anybody's way yet.
+    /// A queue without waiters.
     pub fn new(env: &Env) -> Contention {
         Contention { env: env.clone(), turns: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Waits for a turn to try again, in the order in which they ask.
+    /// Waits for a turn to retry, first come, first served.
     pub async fn turn(&self) -> Turn {
         let turn = self.env.timeout(PATIENCE, self.turns.clone().acquire_owned()).await;
         Turn { permit: turn.and_then(Result::ok) }
@@ -51,12 +51,12 @@ impl Contention {
 }
 
 impl Turn {
-    /// Whether it keeps others waiting.
+    /// Whether other retries wait for this one.
     pub fn is_held(&self) -> bool {
         self.permit.is_some()
     }
 
-    /// Commits, and gives the turn on as soon as that is decided: it does not wait for devices.
+    /// Commits, and passes the turn on as soon as the commit is decided, without waiting for devices.
     ///
     /// # Errors
     /// Those of [`Transaction::commit`].

@@ -3,58 +3,58 @@
 use crate::block::StoreError;
 use crate::device::{DeviceError, Operation};
 
-/// Why a transaction was aborted although nobody asked for it (Isotope 4.2.3).
+/// Why a transaction was aborted without its owner asking for it (Isotope 4.2.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Preempted {
-    /// It did nothing for too long.
+    /// It was idle for too long.
     Idle,
-    /// It ran for too long, and what it holds on to was needed.
+    /// It ran for too long, and the space that its snapshot holds was needed.
     Stuck,
-    /// Memory was short, and it had the most.
+    /// Memory was short, and it used the most.
     Memory,
     /// Its process died.
     OwnerDied,
-    /// The volume was rolled back, or got a new size.
+    /// The volume was rolled back or resized.
     Replaced,
 }
 
 /// What can go wrong in a transaction.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TxnError {
-    /// Retry: another transaction committed what stands against this one.
-    #[error("another transaction changed what this one is about; try it again")]
+    /// Retry: another commit conflicts with this transaction.
+    #[error("another transaction changed data that this one depends on; try it again")]
     Conflict,
     /// Retry: the transaction was aborted from outside.
     #[error("the transaction was aborted: {}", match .0 {
-        Preempted::Idle => "it did nothing for too long",
-        Preempted::Stuck => "it ran for too long, and the space that it held on to was needed",
-        Preempted::Memory => "memory was short, and it had the most",
+        Preempted::Idle => "it was idle for too long",
+        Preempted::Stuck => "it ran for too long, and the space that its snapshot holds was needed",
+        Preempted::Memory => "memory was short, and it used the most",
         Preempted::OwnerDied => "its process died",
-        Preempted::Replaced => "the volume was changed as a whole",
+        Preempted::Replaced => "the volume was rolled back or resized",
     })]
     Preempted(Preempted),
-    /// Give up: a nested transaction was aborted, and so is everything around it.
+    /// Give up: a nested transaction was aborted, and with it the enclosing ones.
     #[error("a transaction nested in this one was aborted")]
     Doomed,
     /// Give up: the transaction has ended already, or none has begun.
     #[error("no transaction is running here")]
     Ended,
-    /// Give up: the request makes no sense.
+    /// Give up: the request is invalid; the text says why.
     #[error("invalid request: {0}")]
     Invalid(String),
-    /// Give up, or do it in parts: the transaction has as many writes as one may have.
+    /// Give up, or split the work: the transaction has the maximum number of writes.
     #[error("a transaction may write {0} blocks; do the work in several")]
     TooLarge(usize),
-    /// Give up, or wait: the process has as many transactions as it may.
+    /// Give up, or wait: the process runs the maximum number of transactions.
     #[error("a process may run {0} transactions at a time; end some first")]
     TooMany(usize),
-    /// Give up: nothing was released under this handle, or it was taken over already.
+    /// Give up: no transaction was released under this handle, or it was taken over already.
     #[error("no released transaction has this handle")]
     UnknownHandle,
-    /// Stop: the server cannot be reached any more. An unanswered commit may count or not.
+    /// Stop: the server cannot be reached. A commit without an answer may or may not have happened.
     #[error("the connection to the volume's server is lost: {0}")]
     Disconnected(String),
-    /// As the store says.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -65,8 +65,8 @@ impl TxnError {
         matches!(self, TxnError::Conflict | TxnError::Preempted(_))
     }
 
-    /// Whether a block could not be read: no copy of it matches its checksum, or the device does
-    /// not give it. Whoever writes all of it mends it.
+    /// Whether a block could not be read: no copy matches its checksum, or the device fails to read it.
+    /// Writing the whole block repairs it.
     pub fn is_damage(&self) -> bool {
         match self {
             TxnError::Store(StoreError::Corrupt { .. }) => true,

@@ -1,5 +1,5 @@
-//! The manager as a block store: for those who write without transactions, and must not do so behind
-//! the back of those who have them.
+//! The manager as a block store, for writers without transactions: their writes take part in the order of
+//! commits.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -68,15 +68,15 @@ impl BlockStore for TransactionManager {
 }
 
 impl TransactionManager {
-    /// Applies writes that are no transaction's.
+    /// Applies writes that belong to no transaction.
     pub(super) async fn apply_past(
         &self,
         way: Past,
         writes: Vec<Write>,
     ) -> Result<Version, StoreError> {
         let inner = &self.inner;
-        // What changes blocks in part was made of what they held a while ago: that has to be looked at
-        // again when its turn comes.
+        // A write that changes part of a block carries a copy of the rest, which may be outdated: it is
+        // merged with the block's content when its turn comes.
         if writes.iter().all(|write| write.changed.is_whole()) {
             let passed =
                 commit::pass(inner, way, async || inner.store.apply(writes.clone()).await).await;
@@ -89,7 +89,7 @@ impl TransactionManager {
         let mut blocks: Vec<IntentWrite> = Vec::with_capacity(writes.len());
         for write in writes {
             let fragments = Fragments::from(&write.changed);
-            // Of two writes of one block the later counts.
+            // Of two writes of one block the later one wins.
             blocks.retain(|before| before.lba != write.lba);
             blocks.push(IntentWrite::new(
                 write.lba,

@@ -1,15 +1,15 @@
-//! The fence: what keeps writes that are no transaction's from a volume with a structure of its own.
+//! The fence: protects a volume with a structure of its own from writes outside of transactions.
 //!
-//! A block device or an NBD client writes past all transactions, and would overwrite what those keep in
-//! the volume. So a structure, such as a catalogue of partitions, announces the bytes with which block 0
-//! begins while the structure exists. The fence is up from the commit that writes those bytes until one
-//! removes them. [`TransactionManager::fenced`] is the store for such writers: it refuses their
-//! writes while the fence is up.
+//! A block device or an NBD client writes outside of transactions, and would overwrite the data that
+//! transactions keep in the volume. So a structure, such as a catalogue of partitions, announces the bytes
+//! with which block 0 begins while the structure exists. The fence is up from the commit that writes those
+//! bytes until one removes them. [`TransactionManager::fenced`] is the store for such writers: it refuses
+//! their writes while the fence is up.
 //!
 //! A writer that has the volume open excludes the structure in turn: while it holds an [`Occupation`], a
 //! commit that would raise the fence fails.
 //!
-//! Both sides look under the lock of the commit order, so that neither misses the other: a write either
+//! Both sides check under the lock of the commit order, so that neither misses the other: a write either
 //! precedes the commit, which then conflicts with it if it read that block, or waits for its outcome.
 
 use std::sync::Arc;
@@ -31,20 +31,20 @@ const HEAD: Lba = Lba(0);
 /// The fence, under the lock of the commit order.
 #[derive(Debug, Default)]
 pub(super) struct Fence {
-    /// With what block 0 begins while the fence is up; none: there is no fence.
+    /// The first bytes of block 0 while the fence is up; empty when there is no fence.
     prefix: &'static [u8],
     /// Commits of transactions that write block 0 and have no outcome yet.
     pending: u32,
     /// Why the fence may not be raised now.
     occupants: HashMap<u64, String>,
     next_occupant: u64,
-    /// Whether it is up. Read without the lock by writes that pass while no transaction runs: what raises
-    /// it is a transaction.
+    /// Whether it is up. Writes that bypass the stream while no transaction runs read it without the lock:
+    /// only a transaction raises it.
     pub(super) is_up: Arc<AtomicBool>,
 }
 
 impl Fence {
-    /// What a transaction makes of the fence: `None` if it leaves block 0 alone.
+    /// Whether a transaction raises the fence (true) or lowers it (false); `None` if it leaves block 0 alone.
     fn raised_by(&self, intent: &Intent) -> Option<bool> {
         if self.prefix.is_empty() || intent.is_singleton() {
             return None;
@@ -52,7 +52,7 @@ impl Fence {
         intent.content_of(HEAD).map(|content| content.is_some_and(|it| it.starts_with(self.prefix)))
     }
 
-    /// Notes a transaction that is about to be decided.
+    /// Records a transaction that is about to be decided.
     ///
     /// # Errors
     /// [`TxnError::Invalid`]: it would raise the fence, which an occupant excludes.
@@ -67,7 +67,7 @@ impl Fence {
         }
     }
 
-    /// Notes the outcome of a transaction that entered.
+    /// Records the outcome of a transaction that entered.
     pub(super) fn leave(&mut self, intent: &Intent, committed: bool) {
         if let Some(raises) = self.raised_by(intent) {
             self.pending = self.pending.saturating_sub(1);
@@ -81,7 +81,7 @@ impl Fence {
         self.is_up.load(Ordering::SeqCst)
     }
 
-    /// Whether writes past transactions may enter the stream: `None` while that is being decided.
+    /// Whether writes outside of transactions may enter the stream: `None` while that is being decided.
     pub(super) fn permits(&self) -> Option<bool> {
         (self.pending == 0).then(|| !self.is_up())
     }
@@ -101,7 +101,7 @@ impl Drop for Occupation {
 }
 
 impl TransactionManager {
-    /// Announces that a volume whose block 0 begins with `prefix` has a structure that writes past
+    /// Announces that a volume whose block 0 begins with `prefix` has a structure that writes outside of
     /// transactions would destroy; `is_up`: it has one now.
     pub fn fence(&self, prefix: &'static [u8], is_up: bool) {
         let mut order = self.inner.order.lock();
@@ -114,14 +114,13 @@ impl TransactionManager {
         self.inner.is_fenced()
     }
 
-    /// The store for writers without transactions that must not overwrite what transactions keep in the
-    /// volume: its writes fail while the fence is up.
+    /// The store for writers without transactions: its writes fail while the fence is up.
     pub fn fenced(&self) -> Fenced {
         Fenced { manager: self.clone() }
     }
 
-    /// Excludes commits that would raise the fence, for as long as what this returns is kept; they fail
-    /// with `why`. A commit that is being decided may still raise it.
+    /// Excludes commits that would raise the fence, until the returned guard is dropped; they fail with
+    /// `why`. A commit that is being decided may still raise it.
     pub fn occupy(&self, why: String) -> Occupation {
         let mut order = self.inner.order.lock();
         order.fence.next_occupant += 1;
@@ -146,7 +145,7 @@ impl Inner {
     /// Waits until no commit that may raise or lower the fence is being decided.
     pub(super) async fn decided(&self) {
         loop {
-            // Its own task may have given it up.
+            // The task of the commit that raises the fence may have been dropped.
             commit::apply_decided(self).await;
             let mut settled = std::pin::pin!(self.settled.notified());
             settled.as_mut().enable();
@@ -158,7 +157,7 @@ impl Inner {
     }
 }
 
-/// Why a write past transactions fails while the fence is up.
+/// Why a write outside of transactions fails while the fence is up.
 pub(super) fn refused() -> StoreError {
     StoreError::Invalid(
         "the volume holds partitions, which this write could destroy; use them as partitions, or \

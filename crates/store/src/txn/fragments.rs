@@ -19,8 +19,7 @@ impl Fragments {
     /// Every fragment.
     pub(super) const ALL: Fragments = Fragments([u64::MAX; WORDS]);
 
-    /// Adds every fragment of which a byte of `range` is a part; what of it lies outside of a block
-    /// is left out.
+    /// Adds every fragment that contains a byte of `range`, clipped to the block.
     pub(super) fn add(&mut self, range: Range<usize>) {
         let end = range.end.min(BLOCK_SIZE);
         if range.start >= end {
@@ -34,7 +33,7 @@ impl Fragments {
         }
     }
 
-    /// Whether some fragment is in both.
+    /// Whether the two sets have a fragment in common.
     pub(super) fn overlaps(&self, other: &Fragments) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }

@@ -1,4 +1,4 @@
-//! Intention records: transactions on their way from `commit` to the store.
+//! Intention records: transactions between `commit` and the store.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -11,18 +11,18 @@ use super::fragments::Fragments;
 use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, StoreError, Version, Write};
 use crate::device::AlignedBuf;
 
-/// A transaction with so many times fewer blocks than another is compared block by block.
+/// A transaction with this many times fewer blocks than another is compared block by block.
 const SPARSE: usize = 16;
 
 /// Whether a transaction commits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum Verdict {
-    /// Nobody has looked yet.
+    /// Not decided yet.
     Open = 0,
-    /// Nothing stands against it.
+    /// No earlier commit conflicts with it.
     Commit = 1,
-    /// A commit in its window changed what it is about.
+    /// A commit in its window conflicts with it.
     Abort = 2,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct IntentWrite {
     changed: ByteRanges,
     class: Class,
     content: Option<Bytes>,
-    /// What was applied: `content`, or that with what others changed elsewhere in the block.
+    /// The applied content: `content`, merged with what concurrent commits changed elsewhere in the block.
     merged: OnceLock<Option<Bytes>>,
 }
 
@@ -49,7 +49,7 @@ impl IntentWrite {
         IntentWrite { lba, fragments, changed, class, content, merged: OnceLock::new() }
     }
 
-    /// The block with its own changes over what `latest` left there.
+    /// The block with this write's changes on top of the content `latest`.
     pub(super) fn merge(&self, latest: Option<&Bytes>) -> Option<Bytes> {
         let content = self.content.as_ref()?;
         let mut merged = match latest {
@@ -60,12 +60,12 @@ impl IntentWrite {
         Some(merged.freeze())
     }
 
-    /// Whether the write leaves bytes of the block as they are.
+    /// Whether the write leaves some bytes of the block unchanged.
     pub(super) fn is_partial(&self) -> bool {
         self.content.is_some() && !self.changed.is_whole()
     }
 
-    /// What was applied.
+    /// The applied content.
     fn applied(&self) -> Option<&Bytes> {
         self.merged.get().unwrap_or(&self.content).as_ref()
     }
@@ -80,22 +80,22 @@ impl IntentWrite {
     }
 }
 
-/// A transaction that wants to commit.
+/// A transaction that is to commit.
 #[derive(Debug)]
 pub(super) struct Intent {
-    /// What must not have been changed by a commit in the window, ascending: the read-set under strict
-    /// serializability, the write-set under snapshot isolation (4.2.1).
+    /// What no commit in the window may have changed, ascending: the read-set under strict serializability,
+    /// the write-set under snapshot isolation (4.2.1).
     guarded: Vec<(Lba, Fragments)>,
     /// Ascending.
     pub(super) writes: Vec<IntentWrite>,
-    /// A run of blocks that is discarded as a whole, or changed by others.
+    /// A run of blocks that is discarded as a whole, or changed as one.
     swath: Option<Range<u64>>,
-    /// The first transaction of its window: those before are in its snapshot.
+    /// The timestamp at which its window begins: earlier commits are in its snapshot.
     pub(super) since: u64,
     verdict: AtomicU8,
-    /// What became of it in the store.
+    /// Its outcome in the store.
     outcome: OnceLock<Result<Version, StoreError>>,
-    /// Told when there is an outcome, and when its owner may have to apply it itself.
+    /// Notified when there is an outcome, and when its owner may have to apply it itself.
     pub(super) changed: Notify,
 }
 
@@ -116,17 +116,17 @@ impl Intent {
         }
     }
 
-    /// Writes that nothing stands against, not part of any transaction: they begin where they end.
+    /// Writes outside of transactions, which nothing conflicts with: their window is empty.
     pub(super) fn singleton(writes: Vec<IntentWrite>) -> Intent {
         Intent::new(Vec::new(), writes, u64::MAX)
     }
 
-    /// Whether it is a write that is no transaction's.
+    /// Whether it is a write outside of transactions.
     pub(super) fn is_singleton(&self) -> bool {
         self.since == u64::MAX
     }
 
-    /// What the transaction wants `lba` to hold: `Some(None)` if it discards it, `None` if it leaves it.
+    /// The content that the transaction gives `lba`: `Some(None)` if it discards it, `None` if it leaves it.
     pub(super) fn content_of(&self, lba: Lba) -> Option<Option<&Bytes>> {
         let at = self.writes.binary_search_by_key(&lba, |write| write.lba).ok()?;
         self.writes.get(at).map(|write| write.content.as_ref())
@@ -150,12 +150,12 @@ impl Intent {
         }
     }
 
-    /// The same for every block that a decision on it has to look for.
+    /// A bit for each block that its decision depends on.
     pub(super) fn sought_signature(&self) -> u64 {
         signature(self.guarded.iter().map(|(lba, _)| *lba)) | self.written_signature()
     }
 
-    /// Whether `other`, if it commits, stands against this one.
+    /// Whether `other`, if it commits, conflicts with this one.
     pub(super) fn conflicts_with(&self, other: &Intent) -> bool {
         if let Some(swath) = &other.swath {
             return self.guarded.iter().any(|(lba, _)| swath.contains(&lba.0));
@@ -186,7 +186,7 @@ impl Intent {
         partial.any(|write| self.left_in(write.lba).is_some())
     }
 
-    /// What `lba` holds after it, if it changes that block: nothing when it was discarded.
+    /// The content of `lba` after it, if it changes that block: `Some(None)` when discarded.
     fn left_in(&self, lba: Lba) -> Option<Option<&Bytes>> {
         if self.swath.as_ref().is_some_and(|swath| swath.contains(&lba.0)) {
             return Some(None);
@@ -203,7 +203,7 @@ impl Intent {
         }
     }
 
-    /// Everybody who decides comes to the same verdict.
+    /// Every task that decides reaches the same verdict.
     pub(super) fn set_verdict(&self, verdict: Verdict) {
         self.verdict.store(verdict as u8, Ordering::Release);
     }
@@ -218,14 +218,14 @@ impl Intent {
         self.changed.notify_one();
     }
 
-    /// Whether others see it.
+    /// Whether other transactions see it.
     fn is_applied(&self) -> bool {
         matches!(self.outcome.get(), Some(Ok(_)))
     }
 
-    /// Takes over what the newest of `earlier`, ascending and all settled, left in the blocks that this
-    /// one writes in part (4.2.2): or the later of two who change one block takes back what the
-    /// earlier one did.
+    /// Merges what the newest of `earlier` (ascending, all settled) left in the blocks that this one writes
+    /// in part (4.2.2). Otherwise the later of two transactions that change one block would undo the earlier
+    /// one's changes.
     pub(super) fn merge(&self, earlier: &[&Intent]) {
         for write in self.writes.iter().filter(|write| write.is_partial()) {
             let applied = earlier.iter().rev().filter(|other| other.is_applied());
@@ -235,8 +235,8 @@ impl Intent {
         }
     }
 
-    /// Takes over what the store has now in the blocks that this one writes in part, which are those
-    /// of `latest`, in order.
+    /// Merges the store's current content of the blocks that this one writes in part: `latest` has those
+    /// blocks, in order.
     pub(super) fn merge_onto(&self, latest: &[Option<Bytes>]) {
         let partial = self.writes.iter().filter(|write| write.is_partial());
         for (write, latest) in partial.zip(latest) {
@@ -244,7 +244,7 @@ impl Intent {
         }
     }
 
-    /// What the store is to apply.
+    /// The write list for the store.
     pub(super) fn to_writes(&self) -> Vec<Write> {
         self.writes.iter().map(IntentWrite::to_write).collect()
     }

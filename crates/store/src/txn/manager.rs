@@ -22,19 +22,19 @@ use crate::env::{Env, HashSet, Task};
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
 
-/// Blocks that were read take as much memory as one that was written: what is noted of each.
+/// Reads are charged too: recording this many takes as much memory as one written block.
 const READS_PER_WRITE: usize = 64;
-/// Ticks that make up the time after which a transaction counts as idle.
+/// Ticks until a transaction counts as idle.
 const IDLE_TICKS: u64 = 4;
 
-/// What blocks that hold nothing read as.
+/// The content of blocks that hold nothing.
 pub(super) static ZEROS: LazyLock<Bytes> =
     LazyLock::new(|| AlignedBuf::zeroed(BLOCK_SIZE).freeze());
 
-/// Runs transactions over a block store, whichever it is. Clones are the same manager.
+/// Runs transactions over a block store of any kind. Clones are the same manager.
 ///
-/// All changes of the store have to come through one manager: as transactions, or through its face as
-/// a [`BlockStore`], whose writes are transactions of their own.
+/// All changes of the store have to come through one manager: as transactions, or through its implementation
+/// of [`BlockStore`], whose writes are transactions of their own.
 #[derive(Clone)]
 pub struct TransactionManager {
     pub(super) inner: Arc<Inner>,
@@ -49,25 +49,25 @@ pub(super) struct Inner {
     pub(super) order: BriefMutex<Order>,
     /// Locked alone, or after `order`.
     pub(super) registry: BriefMutex<Registry>,
-    /// Writes that are no transaction's pass it while no transaction runs.
+    /// Writes outside of transactions pass it while no transaction runs.
     pub(super) gate: Arc<Gate>,
     /// Whether the fence is up, as in `order`.
     pub(super) fenced: Arc<AtomicBool>,
-    /// Such a write has passed since the last snapshot was taken.
+    /// A write has passed the gate since the last snapshot was taken.
     pub(super) passed: AtomicBool,
-    /// A commit was applied: those who wait for a snapshot may look again.
+    /// Notified when a commit was applied: transactions that wait for a snapshot look again.
     pub(super) settled: Notify,
     pub(super) counts: Counts,
     contention: Contention,
-    /// Bytes that running transactions are charged with.
+    /// Bytes charged to running transactions.
     charged: AtomicU64,
     /// See [`Aside::owners`](super::Aside::owners).
     pub(super) owners: Arc<parking_lot::Mutex<HashSet<u128>>>,
-    /// How often the reaper came by: a clock that costs nothing to read.
+    /// Ticks of the reaper: a clock that costs nothing to read.
     ticks: AtomicU64,
 }
 
-/// What happened so far.
+/// Counts of events.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) commits: AtomicU64,
@@ -88,25 +88,25 @@ impl Counts {
 /// A manager's counters since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct TxnStatus {
-    /// Transactions that run now.
+    /// Transactions running now.
     pub running: u64,
-    /// Commits that are remembered for the sake of those who run.
+    /// Commits remembered for the running transactions.
     pub window: u64,
-    /// Bytes of writes that wait for their commit.
+    /// Bytes of writes that are buffered until their commit.
     pub buffered_bytes: u64,
     /// Transactions with writes that committed.
     pub commits: u64,
     /// Transactions without writes that committed.
     pub read_only: u64,
-    /// Transactions that found a commit against them.
+    /// Transactions that failed with a conflict.
     pub conflicts: u64,
-    /// Transactions that were aborted by their owners.
+    /// Transactions aborted by their owners.
     pub aborts: u64,
-    /// Transactions that were aborted from outside.
+    /// Transactions aborted from outside.
     pub preempted: u64,
     /// Writes outside of transactions.
     pub singletons: u64,
-    /// Commits that took over what others changed in their blocks.
+    /// Commits that were merged with concurrent changes in the same blocks.
     pub merged: u64,
 }
 
@@ -123,7 +123,7 @@ impl fmt::Debug for TransactionManager {
 }
 
 impl TransactionManager {
-    /// A manager for `store`, which nobody else may change.
+    /// A manager for `store`, which only this manager may change.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, options: Options) -> TransactionManager {
         let max_large = options.max_large.min(store.max_transaction());
         let options = Options { max_large, ..options };
@@ -150,14 +150,14 @@ impl TransactionManager {
         TransactionManager { inner, client, _reaper: Arc::new(reaper) }
     }
 
-    /// A process that runs transactions: limits count for each, and when it is gone, so are its
-    /// transactions.
+    /// A process that runs transactions: limits count for each process, and its transactions are aborted when
+    /// it is gone.
     pub fn client(&self) -> Client {
         Client::new(&self.inner)
     }
 
-    /// Runs `change`, which changes the store as a whole, while no transaction runs: those that do are
-    /// aborted, those that are about to commit do so before, and new ones begin after it.
+    /// Runs `change`, which changes the store as a whole, while no transaction runs: running transactions are
+    /// aborted, commits under way finish first, and new transactions begin afterwards.
     pub async fn exclusively<T>(&self, change: impl AsyncFnOnce() -> T) -> T {
         let _barrier = Barrier::new(&self.inner);
         let all = self.inner.registry.lock().all();
@@ -176,7 +176,8 @@ impl TransactionManager {
     pub fn status(&self) -> TxnStatus {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &self.inner.counts;
-        // One lock after the other: who begins takes that of the registry under that of the order.
+        // One lock after the other: a beginning transaction takes the registry's lock under that of the
+        // order.
         let running = self.inner.registry.lock().len() as u64;
         let window = self.inner.order.lock().remembered() as u64;
         TxnStatus {
@@ -194,8 +195,8 @@ impl TransactionManager {
     }
 }
 
-/// A process, or a connection of one, that runs transactions. When the last clone is dropped, those
-/// that it did not release are aborted.
+/// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
+/// transactions are aborted except for those that it released.
 #[derive(Clone, Debug)]
 pub struct Client {
     shared: Arc<Process>,
@@ -228,7 +229,7 @@ impl Client {
     }
 }
 
-/// Nobody begins a transaction until it is dropped.
+/// While it lives, no transaction begins.
 struct Barrier<'a>(&'a Inner);
 
 impl<'a> Barrier<'a> {
@@ -245,7 +246,7 @@ impl Drop for Barrier<'_> {
     }
 }
 
-/// Room for a transaction; given back unless it comes.
+/// A reserved place for a transaction; released on drop unless the transaction begins.
 struct Admission<'a> {
     inner: &'a Inner,
     owner: OwnerId,
@@ -323,12 +324,12 @@ impl Transact for TransactionManager {
 }
 
 impl Inner {
-    /// The time as far as the reaper knows it.
+    /// The time in ticks of the reaper.
     fn tick(&self) -> u64 {
         self.ticks.load(Ordering::Relaxed)
     }
 
-    /// Ends a transaction's phase; what it was on, if it ran.
+    /// Ends a transaction's phase. Returns the former phase.
     pub(super) fn end(&self, running: &Running, phase: Phase) -> Phase {
         let before = {
             let mut work = running.work.lock();
@@ -341,10 +342,10 @@ impl Inner {
         before
     }
 
-    /// Ends what a transaction's snapshot keeps.
+    /// Releases a transaction's snapshot.
     pub(super) fn let_go(&self, snapshot: Snapshot) {
         let Snapshot { until, hold } = snapshot;
-        // Who finds that nobody runs any more finds nothing held either.
+        // Released before the order learns of it: once no transaction runs, nothing is held either.
         drop(hold);
         let Some(until) = until else { return };
         let quiet = {
@@ -357,7 +358,7 @@ impl Inner {
         }
     }
 
-    /// Aborts a transaction from outside. Its owner learns of it with the next call.
+    /// Aborts a transaction from outside. Its owner learns of it at the next call.
     pub(super) fn preempt(&self, running: &Running, why: Preempted) {
         if let Phase::Active(snapshot) = self.end(running, Phase::Preempted(why)) {
             running.work.lock().accesses = Default::default();
@@ -370,7 +371,7 @@ impl Inner {
         }
     }
 
-    /// Aborts the transaction with the oldest snapshot; false when there is none.
+    /// Aborts the transaction with the oldest snapshot; false when none runs.
     pub(super) fn preempt_oldest(&self, why: Preempted) -> bool {
         let all = self.registry.lock().all();
         let snapshot = |running: &Arc<Running>| match &running.work.lock().phase {
@@ -387,8 +388,8 @@ impl Inner {
         }
     }
 
-    /// Charges a transaction with memory for so many more blocks. Whether that is too much altogether.
-    /// Its work is locked, and is under way: what it is charged with when it ends is all.
+    /// Charges a transaction with memory for `blocks` more blocks. Returns whether the limit of all
+    /// transactions is exceeded. Its work is locked and active, so that ending it discharges all of it.
     fn charge(&self, running: &Running, _work: &mut Work, blocks: usize) -> bool {
         if blocks == 0 {
             return false;
@@ -399,12 +400,12 @@ impl Inner {
         before + bytes > self.options.memory as u64
     }
 
-    /// Takes back what a transaction is charged with that has ended.
+    /// Removes the charge of a transaction that has ended.
     fn discharge(&self, running: &Running) {
         self.charged.fetch_sub(running.charged.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Aborts the transaction that is charged with the most.
+    /// Aborts the transaction with the highest charge.
     fn preempt_the_greediest(&self) {
         let all = self.registry.lock().all();
         let greedy = all.iter().max_by_key(|running| running.charged.load(Ordering::Relaxed));
@@ -414,7 +415,7 @@ impl Inner {
     }
 }
 
-/// Aborts those who do nothing.
+/// Aborts idle transactions.
 async fn run_reaper(env: Env, inner: Weak<Inner>) {
     loop {
         let Some(idle) = inner.upgrade().map(|inner| inner.options.idle) else { return };
@@ -422,7 +423,7 @@ async fn run_reaper(env: Env, inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         let now = inner.ticks.fetch_add(1, Ordering::Relaxed) + 1;
         let all = inner.registry.lock().all();
-        // What was used between two ticks has the number of the first.
+        // Use between two ticks is recorded with the number of the first.
         for running in all.iter().filter(|running| now - running.last_used() > IDLE_TICKS) {
             if matches!(running.work.lock().phase, Phase::Active(_)) {
                 inner.preempt(running, Preempted::Idle);
@@ -435,7 +436,7 @@ async fn run_reaper(env: Env, inner: Weak<Inner>) {
 pub(super) struct LocalTransaction {
     pub(super) inner: Arc<Inner>,
     pub(super) running: Arc<Running>,
-    /// Somebody else may have it now.
+    /// After a release another owner may have it.
     released: AtomicBool,
 }
 
@@ -463,7 +464,7 @@ impl LocalTransaction {
         self.inner.registry.lock().remove(self.running.id);
     }
 
-    /// The transaction's work, while it is this one's.
+    /// The transaction's work, unless it was released.
     ///
     /// # Errors
     /// [`TxnError::Ended`] after a release.
@@ -474,7 +475,7 @@ impl LocalTransaction {
         }
     }
 
-    /// Ends the transaction for a commit: its room is free, and nobody aborts it any more.
+    /// Ends the transaction for a commit: it no longer counts as running, and cannot be aborted any more.
     fn end(&self) -> Result<(Snapshot, Accesses), TxnError> {
         let mut work = self.usable()?;
         work.snapshot()?;
@@ -489,7 +490,7 @@ impl LocalTransaction {
         }
     }
 
-    /// Notes that it is in use.
+    /// Records that the transaction is in use.
     ///
     /// # Errors
     /// Why it does not run any more.
@@ -537,7 +538,7 @@ impl LocalTransaction {
         Ok(())
     }
 
-    /// Notes reads, and takes the transaction's own content out of the way.
+    /// Records reads, and separates the blocks that the transaction itself wrote.
     fn plan(&self, lba: Lba, count: u64) -> Result<Plan, TxnError> {
         let mut work = self.usable()?;
         let at = work.snapshot()?.hold.version();
@@ -555,11 +556,11 @@ impl LocalTransaction {
     }
 }
 
-/// What a read needs of the store.
+/// What a read needs from the store.
 struct Plan {
     at: crate::block::Version,
     own: Vec<Own>,
-    /// That it notes the reads takes too much memory.
+    /// The read set exceeds the memory limit.
     is_too_much: bool,
 }
 
@@ -580,7 +581,7 @@ impl Transaction for LocalTransaction {
             true => vec![None; plan.own.len()],
             false => self.inner.store.read(lba, count, plan.at).await?,
         };
-        // While it was not aborted, its snapshot was kept, and so all of this is of one moment.
+        // While the transaction was not aborted its snapshot was held, so all blocks belong to one snapshot.
         self.usable()?.snapshot()?;
         let blocks = plan.own.into_iter().zip(stored).map(|(own, stored)| match own {
             Own::Content(content) => content,
@@ -636,7 +637,7 @@ impl Transaction for LocalTransaction {
                 version
             }
             false => {
-                // Its reads are done: the store need not keep the snapshot any longer.
+                // No more reads: the store need not keep the snapshot any longer.
                 drop(snapshot);
                 commit::commit(&self.inner, intent).await?
             }

@@ -1,21 +1,21 @@
 //! Nested transactions, and the thread that a transaction belongs to (Isotope 4.1).
 //!
-//! A pair of begin and end inside of another changes nothing, so that a store which begins and ends
-//! transactions can be used in a larger one. This is the state of one thread on one volume, and says
-//! what a call means there; whoever drives it talks to the volume.
+//! A nested pair of begin and end changes nothing, so that a store which begins and ends transactions can be
+//! used in a larger one. This is the state of one thread on one volume, and says what a call means there; the
+//! caller talks to the volume.
 //!
 //! - An inner begin gives no new snapshot; an inner end succeeds and changes nothing.
-//! - An inner abort dooms all that is around it: until every enclosing pair has ended, each further
-//!   activity fails with [`TxnError::Doomed`], ends return false, and aborts succeed.
-//! - After an abort from outside activities fail with [`TxnError::Preempted`], except that ends return
-//!   false and aborts succeed.
+//! - An inner abort dooms the enclosing transaction: until every enclosing pair has ended, each further call
+//!   fails with [`TxnError::Doomed`], ends return false, and aborts succeed.
+//! - After an abort from outside calls fail with [`TxnError::Preempted`], except that ends return false and
+//!   aborts succeed.
 
 use super::{Preempted, TxnError};
 
-/// What a thread is in the middle of.
+/// The nesting state of one thread.
 #[derive(Debug)]
 pub struct Nest<T> {
-    /// Pairs that are open.
+    /// The number of open pairs.
     depth: usize,
     state: State<T>,
 }
@@ -25,36 +25,36 @@ enum State<T> {
     /// No transaction: reads and writes are transactions of their own.
     Outside,
     Running(T),
-    /// An inner one was aborted.
+    /// A nested transaction was aborted.
     Doomed,
     /// It was aborted from outside.
     Preempted(Preempted),
 }
 
-/// What a begin comes to.
+/// What the caller has to do at a begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Began {
-    /// A transaction has to begin: see [`Nest::enter`].
+    /// Begin a transaction: see [`Nest::enter`].
     Outermost,
-    /// Nothing has to be done.
+    /// Nothing.
     Inner,
 }
 
-/// What an end comes to.
+/// What the caller has to do at an end.
 #[derive(PartialEq, Eq, Debug)]
 pub enum End<T> {
-    /// The outermost pair is closed: commit this.
+    /// The outermost pair is closed: commit this transaction.
     Commit(T),
-    /// An inner pair is closed, and all is well.
+    /// An inner pair is closed; nothing to do.
     Inner,
-    /// Whatever is around it will not commit, or has not: false.
+    /// The enclosing transaction will not commit, or has not: return false.
     Failed(TxnFate),
 }
 
 /// Why an end returns false.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TxnFate {
-    /// An inner transaction was aborted.
+    /// A nested transaction was aborted.
     Doomed,
     /// It was aborted from outside.
     Preempted(Preempted),
@@ -76,15 +76,15 @@ impl<T> Default for Nest<T> {
 }
 
 impl<T> Nest<T> {
-    /// Pairs that are open.
+    /// The number of open pairs.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// A begin.
+    /// Opens a pair.
     ///
     /// # Errors
-    /// What the transaction around it has come to; then no pair was opened.
+    /// Those of the enclosing transaction; then no pair was opened.
     pub fn begin(&mut self) -> Result<Began, TxnError> {
         match self.running()? {
             None => Ok(Began::Outermost),
@@ -98,7 +98,7 @@ impl<T> Nest<T> {
     /// Binds a transaction that has begun, or was taken over.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] in the middle of another.
+    /// [`TxnError::Invalid`] inside of another.
     pub fn enter(&mut self, transaction: T) -> Result<(), TxnError> {
         self.check_outside()?;
         *self = Nest { depth: 1, state: State::Running(transaction) };
@@ -108,7 +108,7 @@ impl<T> Nest<T> {
     /// Whether a transaction may be taken over here.
     ///
     /// # Errors
-    /// [`TxnError::Invalid`] in the middle of another.
+    /// [`TxnError::Invalid`] inside of another.
     pub fn check_outside(&self) -> Result<(), TxnError> {
         match self.depth {
             0 => Ok(()),
@@ -116,7 +116,7 @@ impl<T> Nest<T> {
         }
     }
 
-    /// An end.
+    /// Closes a pair.
     ///
     /// # Errors
     /// [`TxnError::Ended`] when no pair is open.
@@ -143,7 +143,7 @@ impl<T> Nest<T> {
         }
     }
 
-    /// An abort: the transaction that has to be aborted now, if there is one still.
+    /// Aborts. Returns the transaction to abort now, if one still runs.
     ///
     /// # Errors
     /// [`TxnError::Ended`] when no pair is open.
@@ -162,12 +162,12 @@ impl<T> Nest<T> {
         Ok(running)
     }
 
-    /// A release: the transaction is to be let go of, and the thread is in the middle of nothing.
-    /// Pairs cannot be released in part.
+    /// Releases the transaction: returns it for the release; the thread is outside of transactions then. A
+    /// pair inside of another cannot be released.
     ///
     /// # Errors
-    /// [`TxnError::Ended`] outside of a transaction, [`TxnError::Invalid`] inside of an inner pair, and
-    /// what the transaction has come to.
+    /// [`TxnError::Ended`] outside of a transaction, [`TxnError::Invalid`] inside of an inner pair, and the
+    /// error of a transaction that does not run any more.
     pub fn release(&mut self) -> Result<T, TxnError> {
         if self.running()?.is_none() {
             return Err(TxnError::Ended);
@@ -182,10 +182,10 @@ impl<T> Nest<T> {
         }
     }
 
-    /// The transaction that a read or a write is part of; `None` when it is one of its own.
+    /// The transaction that a read or a write belongs to; `None` outside of one.
     ///
     /// # Errors
-    /// What the transaction has come to.
+    /// The error of a transaction that does not run any more.
     pub fn running(&self) -> Result<Option<&T>, TxnError> {
         match &self.state {
             State::Outside => Ok(None),
@@ -195,7 +195,7 @@ impl<T> Nest<T> {
         }
     }
 
-    /// Notes that the transaction turned out to be aborted from outside.
+    /// Records that the transaction was aborted from outside.
     pub fn preempt(&mut self, why: Preempted) {
         if matches!(self.state, State::Running(_)) {
             self.state = State::Preempted(why);
@@ -215,7 +215,7 @@ impl<T> Nest<T> {
 mod tests {
     use super::*;
 
-    /// In the middle of `depth` pairs.
+    /// A thread inside of `depth` pairs.
     fn nested(depth: usize) -> Nest<u8> {
         let mut nest = Nest::default();
         assert_eq!(nest.begin().unwrap(), Began::Outermost);

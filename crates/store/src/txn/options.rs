@@ -1,18 +1,18 @@
-//! What transactions may use up (Isotope 4.2.3, "Rogue transactions").
+//! Resource limits of transactions (Isotope 4.2.3, "Rogue transactions").
 
 use std::time::Duration;
 
-/// A bug that a test wants to see found.
+/// A deliberate bug that a test has to find.
 #[cfg(feature = "seeded-bugs")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
-    /// Nothing stands against anybody.
+    /// No conflict is found.
     SkippedWindow,
     /// The window begins one commit too late.
     LateWatermark,
     /// A transaction gets the snapshot before the newest.
     StaleSnapshot,
-    /// What others changed in a block is overwritten.
+    /// What concurrent commits changed in a block is overwritten.
     MissingMerge,
 }
 
@@ -21,23 +21,23 @@ pub enum Bug {
 pub struct Options {
     /// Blocks that a transaction may write.
     pub max_writes: usize,
-    /// Blocks that a transaction may write that was made large ([`Aside::make_large`](super::Aside));
-    /// fewer where the store takes fewer at once.
+    /// Blocks that a transaction may write after [`Aside::make_large`](super::Aside); fewer where the store
+    /// takes fewer at once.
     pub max_large: usize,
     /// Transactions that a process may run at a time.
     pub max_running: usize,
-    /// Bytes of writes that may wait for their commit, altogether. Beyond, the transaction with the
-    /// most is aborted.
+    /// Bytes of writes that may be buffered, over all transactions. Beyond, the transaction with the most is
+    /// aborted.
     pub memory: usize,
-    /// Commits that are remembered for the sake of the transactions that run. Beyond, the one with the
-    /// oldest snapshot is aborted.
+    /// Commits remembered for the running transactions. Beyond, the transaction with the oldest snapshot is
+    /// aborted.
     pub max_window: usize,
-    /// A transaction that does nothing for so long is aborted.
+    /// A transaction that is idle for so long is aborted.
     pub idle: Duration,
-    /// A commit that found no room for so long has the oldest snapshot aborted that may hold on to
-    /// space, and then the next oldest.
+    /// When a commit has found no room for so long, the transaction with the oldest snapshot is aborted,
+    /// since that may hold space, and then the next oldest.
     pub patience: Duration,
-    /// What is wrong on purpose.
+    /// The deliberate bug, if any.
     #[cfg(feature = "seeded-bugs")]
     pub bug: Option<Bug>,
 }
@@ -60,7 +60,7 @@ impl Default for Options {
 
 #[cfg(feature = "seeded-bugs")]
 impl Options {
-    /// Whether `bug` is to be there.
+    /// Whether `bug` is switched on.
     pub(super) fn has(&self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }

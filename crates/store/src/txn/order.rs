@@ -1,4 +1,4 @@
-//! The order of commits: timestamps, what was applied, and the snapshots that new transactions get.
+//! The order of commits: timestamps, which of them are applied, and the snapshots for new transactions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ pub(super) struct Snapshot {
 #[derive(Debug)]
 pub(super) struct Order {
     stream: Stream,
-    /// Everything before has its outcome.
+    /// Everything before this timestamp has its outcome.
     applied: u64,
-    /// Somebody is applying.
+    /// A task is applying.
     applying: bool,
-    /// Those who change the store as a whole: nobody begins while there are any.
+    /// Callers that change the store as a whole: no transaction begins while there are any.
     bars: u32,
-    /// The newest snapshot, for those who begin.
+    /// The newest snapshot, shared by transactions that begin.
     newest: Option<Arc<Hold>>,
     /// The snapshot before the newest.
     #[cfg(feature = "seeded-bugs")]
     pub(super) stale: Option<Arc<Hold>>,
-    /// Closed once for each of the floors: nobody writes past transactions that run.
+    /// Closed once for each of the floors: no write passes it while a transaction runs.
     gate: Arc<Gate>,
-    /// The first timestamps of the windows that somebody may still ask for.
+    /// The first timestamps of the windows that a transaction may still need.
     floors: BTreeMap<u64, u32>,
     pub(super) fence: Fence,
 }
 
-/// What the one who applies has to do next.
+/// The next step of the task that applies.
 pub(super) enum Step {
     /// Apply this one, whose window is beside it.
     Apply(Arc<Intent>, Window),
@@ -64,7 +64,8 @@ impl Order {
         }
     }
 
-    /// Lets nobody begin until as many calls of [`Order::unbar`]; gives up the newest snapshot.
+    /// Keeps transactions from beginning until as many calls of [`Order::unbar`]; releases the newest
+    /// snapshot.
     pub(super) fn bar(&mut self) {
         self.bars += 1;
         self.newest = None;
@@ -84,8 +85,8 @@ impl Order {
         self.newest = None;
     }
 
-    /// A snapshot for a new transaction, whose window is kept from now on, with the gate closed for it
-    /// by the caller; `None` while nobody may begin, or a commit is being applied and there is none to
+    /// A snapshot for a new transaction, whose window is kept from now on; the caller has closed the gate for
+    /// it. `None` while a barrier is up, or while a commit is being applied and there is no snapshot to
     /// share.
     pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Option<Snapshot> {
         if self.is_barred() {
@@ -104,14 +105,14 @@ impl Order {
         Some(Snapshot { until: Some(self.applied), hold })
     }
 
-    /// The newest snapshot that survives a crash; `None` while nobody may begin, or when the store has
-    /// not kept one.
+    /// The newest snapshot that survives a crash; `None` while a barrier is up, or when the store has not
+    /// kept one.
     pub(super) fn begin_synced(&self, store: &dyn BlockStore) -> Option<Snapshot> {
         let hold = (!self.is_barred()).then(|| store.hold_synced())??;
         Some(Snapshot { until: None, hold: Arc::new(hold) })
     }
 
-    /// Nobody asks for a window from `floor` on any more.
+    /// The window from `floor` on is no longer needed.
     pub(super) fn end(&mut self, floor: u64) {
         if let Some(count) = self.floors.get_mut(&floor) {
             *count -= 1;
@@ -124,13 +125,13 @@ impl Order {
         self.stream.forget(oldest.min(self.applied));
     }
 
-    /// Whether nobody may begin, and nobody is left who asks for a window.
+    /// Whether a barrier is up and no transaction needs a window.
     pub(super) fn is_quiet(&self) -> bool {
         self.is_barred() && self.floors.is_empty()
     }
 
-    /// Gives a transaction its commit timestamp; that and its window. The window is kept until there is
-    /// an outcome, and ends then without [`Order::end`].
+    /// Gives a transaction its commit timestamp. Returns that and its window, which is kept until there is an
+    /// outcome and released then without [`Order::end`].
     pub(super) fn push(&mut self, intent: Arc<Intent>) -> (u64, Window) {
         self.stream.push(intent)
     }
@@ -146,12 +147,12 @@ impl Order {
         self.stream.window(start, end)
     }
 
-    /// Commits that are remembered.
+    /// The number of commits remembered.
     pub(super) fn remembered(&self) -> usize {
         self.stream.len()
     }
 
-    /// Becomes the one who applies, if nobody is.
+    /// Takes the turn to apply, if it is free.
     pub(super) fn take_turn(&mut self) -> bool {
         !std::mem::replace(&mut self.applying, true)
     }
@@ -175,7 +176,7 @@ impl Order {
                     self.let_go();
                     return Step::Apply(intent, window);
                 }
-                // Whoever decides it goes on from here.
+                // The task that decides it continues from here.
                 Verdict::Open => break,
             }
         }
@@ -183,19 +184,19 @@ impl Order {
         Step::Rest
     }
 
-    /// Drops the newest snapshot when nobody has it: the store keeps no old version for it then.
+    /// Releases the newest snapshot when no transaction uses it: the store keeps no old version for it then.
     fn let_go(&mut self) {
         if self.newest.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1) {
             self.newest = None;
         }
     }
 
-    /// Notes that the transaction which was to be applied has its outcome.
+    /// Records the outcome of the transaction that was applied.
     pub(super) fn finish(&mut self, intent: &Intent, committed: bool, newest: Option<Arc<Hold>>) {
         self.applied += 1;
         // Before the gate opens again, which ends the transaction.
         self.fence.leave(intent, committed);
-        // Nothing is held on to while the store is changed as a whole.
+        // No snapshot is kept while the store is changed as a whole.
         self.newest = newest.filter(|_| !self.is_barred());
         self.end(intent.since);
     }

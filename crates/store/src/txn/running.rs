@@ -1,4 +1,4 @@
-//! Running transactions, and whose they are.
+//! Running transactions and their owners.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::order::Snapshot;
 use super::{Begin, Handle, Preempted, TxnError};
 use crate::env::HashMap;
 
-/// Whether a transaction still runs.
+/// The phase of a transaction.
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// It runs on a snapshot.
+    /// It runs, on this snapshot.
     Active(Snapshot),
     /// It was aborted from outside.
     Preempted(Preempted),
@@ -22,7 +22,7 @@ pub(super) enum Phase {
     Ended,
 }
 
-/// What a transaction has done so far.
+/// A transaction's phase and accesses.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) phase: Phase,
@@ -33,7 +33,7 @@ impl Work {
     /// The snapshot.
     ///
     /// # Errors
-    /// Why there is none any more.
+    /// Why it does not run any more.
     pub(super) fn snapshot(&self) -> Result<&Snapshot, TxnError> {
         match &self.phase {
             Phase::Active(snapshot) => Ok(snapshot),
@@ -49,21 +49,21 @@ pub(super) struct Running {
     pub(super) id: u64,
     pub(super) begin: Begin,
     pub(super) work: Mutex<Work>,
-    /// When its owner last did something, in ticks of the reaper.
+    /// The time of the last call, in ticks of the reaper.
     used: AtomicU64,
-    /// Bytes of memory that it is charged with.
+    /// Bytes of memory charged to it.
     pub(super) charged: AtomicU64,
-    /// It may write as many blocks as the largest.
+    /// It may write as many blocks as a large transaction.
     pub(super) is_large: AtomicBool,
 }
 
 impl Running {
-    /// Notes that its owner did something.
+    /// Records a call of its owner.
     pub(super) fn touch(&self, now: u64) {
         self.used.store(now, Ordering::Relaxed);
     }
 
-    /// When its owner last did something.
+    /// The time of its owner's last call.
     pub(super) fn last_used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -89,7 +89,7 @@ impl Registry {
         OwnerId(self.next)
     }
 
-    /// Makes room for one more transaction of an owner.
+    /// Reserves a place for one more transaction of an owner.
     ///
     /// # Errors
     /// [`TxnError::TooMany`].
@@ -102,7 +102,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Gives back the room of one that did not come.
+    /// Releases the place of a transaction that did not begin.
     pub(super) fn expel(&mut self, owner: OwnerId) {
         if let Some(count) = self.counts.get_mut(&owner) {
             *count -= 1;
@@ -141,7 +141,7 @@ impl Registry {
         }
     }
 
-    /// Lets go of a transaction.
+    /// Records a transaction as released.
     pub(super) fn release(&mut self, id: u64, handle: Handle) {
         self.released.insert(handle, id);
     }
@@ -176,7 +176,7 @@ impl Registry {
         self.released.len() < before
     }
 
-    /// The transactions of an owner, but for those that it released.
+    /// The transactions of an owner, except for those that it released.
     pub(super) fn of(&self, owner: OwnerId) -> Vec<Arc<Running>> {
         let released = |id: &u64| self.released.values().any(|there| there == id);
         let owned = self.running.iter().filter(|(id, (_, its))| *its == owner && !released(id));

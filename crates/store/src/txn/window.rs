@@ -1,5 +1,5 @@
-//! The stream of recent transactions, in the order of their commit timestamps, and the decision from
-//! it alone (4.2.1).
+//! The stream of recent transactions, in the order of their commit timestamps, and the decision from it alone
+//! (4.2.1).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use super::intent::{Intent, Verdict};
 /// Slots in a chunk.
 const CHUNK: u64 = 64;
 
-/// A run of slots. The signatures lie together, so that a look at a long window reads little memory.
+/// A run of slots. The signatures lie together, so that scanning a long window reads little memory.
 #[derive(Debug)]
 pub(super) struct Chunk {
     first: u64,
@@ -43,7 +43,7 @@ impl Stream {
         self.next
     }
 
-    /// Gives `intent` its commit timestamp; returns that and the window before it.
+    /// Gives `intent` its commit timestamp. Returns that and the window before it.
     pub(super) fn push(&mut self, intent: Arc<Intent>) -> (u64, Window) {
         let at = self.next;
         if self.chunks.back().is_none_or(|chunk| chunk.first + CHUNK == at) {
@@ -59,7 +59,7 @@ impl Stream {
         (at, window)
     }
 
-    /// The transactions from `start` to `end`; those that were forgotten are left out.
+    /// The transactions from `start` to `end` that are still remembered.
     pub(super) fn window(&self, start: u64, end: u64) -> Window {
         let overlaps = |chunk: &&Arc<Chunk>| chunk.first + CHUNK > start && chunk.first < end;
         let first = self.chunks.front().map_or(start, |chunk| chunk.first);
@@ -75,14 +75,14 @@ impl Stream {
         chunk.slots[(at - chunk.first) as usize].get().map(|(_, intent)| intent.clone())
     }
 
-    /// Forgets the transactions before `until`, as far as they fill chunks.
+    /// Forgets the transactions before `until`, in whole chunks.
     pub(super) fn forget(&mut self, until: u64) {
         while self.chunks.front().is_some_and(|chunk| chunk.first + CHUNK <= until) {
             self.chunks.pop_front();
         }
     }
 
-    /// The number of slots that are remembered.
+    /// The number of remembered slots.
     pub(super) fn len(&self) -> usize {
         self.chunks.front().map_or(0, |chunk| (self.next - chunk.first) as usize)
     }
@@ -114,12 +114,12 @@ impl Window {
         Window { chunks: self.chunks.clone(), start: intent.since, end: at }
     }
 
-    /// Decides on `intent`, whose window this is (4.2.1): it aborts if a transaction that commits
-    /// changed something it is guarded against.
+    /// Decides on `intent`, whose window this is (4.2.1): it aborts if a transaction that commits changed
+    /// something it is guarded against.
     ///
-    /// What a transaction in the window becomes is decided on the way if it is still open. That needs
-    /// no waiting: the decision is a function of the stream before it, so whoever comes first makes
-    /// it, and others come to the same. `reach` finds the window of an older transaction.
+    /// Transactions in the window that are still open are decided along the way. That needs no waiting: the
+    /// decision is a function of the stream before it, so every task reaches the same one, and the first
+    /// makes it. `reach` finds the window of an older transaction.
     pub(super) fn decide(&self, intent: &Intent, reach: &impl Fn(u64, u64) -> Window) -> Verdict {
         match intent.verdict() {
             Verdict::Open => {}

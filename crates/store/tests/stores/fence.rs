@@ -1,4 +1,4 @@
-//! Writers without transactions, as block devices are, beside partitions.
+//! Writes outside of transactions, as of block devices, on volumes with partitions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,16 +53,16 @@ async fn the_first_partition_ends_writes_past_transactions() {
         let Err(StoreError::Invalid(why)) = &refused else { panic!("{refused:?}") };
         assert!(why.contains("partitions"), "{why}");
     }
-    // What was written before is still made durable.
+    // Writes from before are still made durable.
     volume.flush().await.unwrap();
     assert_eq!(volume.read(1000 * len, BLOCK_SIZE).await.unwrap().concat(), block(1));
-    // While a transaction runs, writes take another way.
+    // While a transaction runs, writes go through the stream.
     let running = manager.begin(Begin::STRICT).await.unwrap();
     assert!(volume.write(0, block(2), false).await.is_err());
     assert!(volume.trim(0, len, false).await.is_err());
     drop(running);
     Store::open(&env, Arc::new(manager.clone()), "names").await.unwrap();
-    // Found when the volume is opened anew, and ended by a transaction that removes the catalogue.
+    // Found when the volume is opened anew, and lowered by a transaction that removes the catalogue.
     manager.fence(b"", false);
     assert!(!volume.is_read_only());
     catalogue::fence(&manager).await;
@@ -84,7 +84,7 @@ async fn a_writer_excludes_the_first_partition_and_no_further_ones() {
         assert!(why == "attached" || why == "connected");
         assert!(!manager.settled_fence().await);
     }
-    // What leaves block 0 as it is, or gives it other content, is not concerned.
+    // A transaction that leaves block 0 alone, or gives it other content, does not raise the fence.
     let txn = manager.begin(Begin::STRICT).await.unwrap();
     txn.write(Lba(0), block(1)).unwrap();
     txn.commit(Durability::Synced).await.unwrap();
@@ -101,8 +101,8 @@ async fn a_writer_excludes_the_first_partition_and_no_further_ones() {
     catalogue::create(&env, &manager, &more).await.unwrap();
 }
 
-/// Writers hammer on the blocks of the catalogue and of the store while the partition is made: either they
-/// come first, and there is no partition, or they are refused.
+/// Concurrent writes to the blocks of the catalogue and of the store while the partition is created: either
+/// they come first, and there is no partition, or they are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn no_write_slips_in_while_the_first_partition_is_made() {
     let env = Env::real();
@@ -113,7 +113,7 @@ async fn no_write_slips_in_while_the_first_partition_is_made() {
         let writers: Vec<_> = (0..2u64)
             .map(|writer| {
                 let (fenced, stop) = (manager.fenced(), stop.clone());
-                // Behind the blocks that have to be empty at first, then over all of it.
+                // First behind the blocks that have to be empty, then over all of it.
                 env.spawn(async move {
                     let mut at = 100 + round + writer;
                     let mut refused = false;
@@ -143,7 +143,7 @@ async fn no_write_slips_in_while_the_first_partition_is_made() {
             Err(error) => panic!("{error}"),
         }
     }
-    // Else the test says nothing.
+    // Otherwise the test shows nothing.
     assert!(made > 0, "no partition was made in any round");
 }
 

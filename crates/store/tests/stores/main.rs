@@ -1,4 +1,4 @@
-//! What is made of blocks: volumes, transactions, and stores of keys and values.
+//! Tests of the layers on blocks: volumes, transactions, and stores of keys and values.
 
 #![allow(clippy::unwrap_used)]
 

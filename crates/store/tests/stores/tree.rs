@@ -1,4 +1,4 @@
-//! Partitions, what is refused, how many bytes a change costs, and the format.
+//! Partitions: what is refused, how many bytes a change costs, and the format.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ fn partitions_are_made_listed_and_dropped() {
         assert!(read(&volume, 200).await.iter().all(|byte| *byte == 0), "dropped blocks are empty");
         let missing = catalogue::open(&*volume, "b").await;
         assert!(matches!(missing, Err(TreeError::Missing(name)) if name == "b"));
-        // The gap in the middle, and then all that is left.
+        // The gap in the middle, then all that is left.
         let middle = catalogue::create(&env, &*volume, &partition("d", Kind::Hash, 150)).await;
         assert_eq!(middle.unwrap().first, 116);
         let rest = NewPartition { blocks: None, ..partition("e", Kind::Btree, 0) };
@@ -192,7 +192,7 @@ fn a_catalogue_without_a_whole_copy_is_refused() {
     });
 }
 
-/// Partitions of one block and of as many as there is room for.
+/// Creates partitions of one block, as many as there is room for.
 async fn with_partitions(volume: &Arc<dyn Transact>, env: &Env, count: usize) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|nth| format!("part{nth}")).collect();
     for name in &names {
@@ -225,7 +225,7 @@ fn a_damaged_block_of_the_catalogue_is_replaced_by_its_copy() {
                 assert_eq!(catalogue::damaged_blocks(&*volume).await.unwrap(), [block]);
                 assert_eq!(catalogue::repair(&*volume).await.unwrap(), [block]);
                 assert_eq!(read(&volume, block).await, good);
-                // So does the next change.
+                // The next change repairs it too.
                 write(&volume, block, bad).await;
                 let name = expected.last().unwrap();
                 catalogue::remove(&env, &*volume, name).await.unwrap();
@@ -256,7 +256,7 @@ fn a_full_catalogue_has_the_copies_that_it_has_room_for() {
     });
 }
 
-/// What else is at the volume's beginning counts more than a copy of what was there.
+/// Other content at the volume's beginning overrides a copy of the former catalogue.
 #[test]
 fn a_copy_does_not_bring_back_what_was_overwritten_or_discarded() {
     run(1, |env| async move {
@@ -271,7 +271,7 @@ fn a_copy_does_not_bring_back_what_was_overwritten_or_discarded() {
     });
 }
 
-/// A catalogue as it was written before there were copies.
+/// A catalogue without copies, as older programs wrote it.
 #[test]
 fn a_catalogue_without_copies_gets_them() {
     run(1, |env| async move {
@@ -304,7 +304,7 @@ fn a_newer_catalogue_is_refused() {
     });
 }
 
-/// Somebody has a store open whose partition is dropped, and another one is made there.
+/// A store is open while its partition is dropped and another one is created there.
 #[test]
 fn a_store_that_was_dropped_fails() {
     for kind in KINDS {
@@ -344,7 +344,7 @@ fn what_is_too_large_is_refused() {
             assert!(matches!(store.delete(&long).await, Err(TreeError::KeyTooLarge(_))));
             let error = store.put(b"k", vec![1; MAX_VALUE + 1]).await.unwrap_err();
             assert!(matches!(error, TreeError::ValueTooLarge(_)), "{error}");
-            // More blocks than a transaction may write: none of it counts.
+            // More blocks than a transaction may write: none of them counts.
             let mut batch = Batch::new();
             for number in 0..3u8 {
                 batch.put(vec![number], vec![number; MAX_VALUE]);
@@ -356,7 +356,7 @@ fn what_is_too_large_is_refused() {
     }
 }
 
-/// A batch for which there is no room leaves a transaction as it was.
+/// A batch without enough room leaves a transaction as it was.
 #[test]
 fn a_batch_without_room_changes_nothing() {
     for kind in KINDS {
@@ -384,7 +384,7 @@ fn a_batch_without_room_changes_nothing() {
     }
 }
 
-/// What a store's transactions cost.
+/// The cost of a store's transactions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     bytes: usize,
@@ -392,7 +392,7 @@ struct Cost {
     blocks: usize,
 }
 
-/// Holds the newest of each block, and counts what changes. For one client.
+/// Holds the newest content of each block, and counts changes. For one client.
 #[derive(Debug, Default)]
 struct Counting {
     blocks: Mutex<HashMap<u64, Bytes>>,
@@ -531,8 +531,8 @@ fn a_new_key_costs_its_record_its_slots_and_the_count() {
     }
 }
 
-/// Two stores with the same uuid and history are the same, byte for byte, and as they were when the
-/// format was fixed. A change here is a new format version.
+/// Two stores with the same uuid and history are the same, byte for byte, and as they were when the format
+/// was fixed. A change here is a new format version.
 #[test]
 fn golden_bytes() {
     run(1, |env| async move {
@@ -562,7 +562,7 @@ fn golden_bytes() {
     });
 }
 
-/// The durability that was asked for, and isolation, reach the transactions.
+/// The requested durability and isolation reach the transactions.
 #[test]
 fn visible_puts_are_seen_at_once() {
     for kind in KINDS {
@@ -582,7 +582,7 @@ fn visible_puts_are_seen_at_once() {
     }
 }
 
-/// What asks for nothing but a volume runs on a real one too: no simulated time is needed.
+/// Code that needs nothing but a volume runs on a real one too: no simulated time is needed.
 #[tokio::test]
 async fn it_runs_in_real_time() {
     let env = Env::real();
@@ -602,7 +602,7 @@ fn the_greatest_key_that_is_not_above() {
         let key = |number: u32| [&number.to_be_bytes()[..], &[b'k'; 60]].concat();
         for round in 0..3000 {
             let number = rng.random_range(0..4000u32);
-            // In the end whole leaves are empty.
+            // Finally whole leaves are empty.
             match round > 1500 && (number < 3000 || rng.random_bool(0.5)) {
                 true => drop(tree.delete(&key(number)).await.unwrap()),
                 false => tree.put(&key(number), vec![1; 20]).await.unwrap(),
@@ -669,8 +669,8 @@ fn a_run_is_discarded_through_transactions_or_past_them() {
     });
 }
 
-/// What a store uses lies together at its beginning, however large its partition is; and when that is
-/// full, elsewhere.
+/// A store's blocks lie together at its partition's beginning, however large that is; and elsewhere when the
+/// beginning is full.
 #[test]
 fn pages_lie_together() {
     for kind in KINDS {
@@ -692,7 +692,7 @@ fn pages_lie_together() {
             }
             let (count, last) = used();
             assert!(count > 500 && last < 33_000, "{kind}: {count} blocks up to {last}");
-            // More than fits there.
+            // More than the beginning has room for.
             for number in 2000..4500 {
                 store.put(&key(number), vec![2; 60 << 10]).await.unwrap();
             }

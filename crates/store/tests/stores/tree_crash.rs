@@ -1,5 +1,5 @@
-//! Power cuts and scribbles: after a crash stores are sound and hold a prefix of what was done, with
-//! all that was acknowledged; a page that makes no sense is an error.
+//! Power cuts and scribbles: after a crash stores are sound and hold a prefix of the changes, with all that
+//! were acknowledged; an inconsistent page is an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ async fn open(env: &Env, shape: Shape, devices: &[DeviceRef]) -> Arc<dyn Transac
 /// Both stores as they were after each step, the first before any.
 type States = Vec<[Map; 2]>;
 
-/// Changes both stores in one transaction, and notes what they hold then; how durable that is.
+/// Changes both stores in one transaction, and records their contents. Returns the transaction's durability.
 async fn step(volume: &dyn Transact, pairs: &mut [Pair; 2], rng: &mut Rng) -> Durability {
     let made: Vec<(Batch, Map)> =
         pairs.iter().map(|pair| pair.batch(rng, rng_count(pair, 5), 0.4)).collect();
@@ -50,7 +50,7 @@ async fn step(volume: &dyn Transact, pairs: &mut [Pair; 2], rng: &mut Rng) -> Du
     synced
 }
 
-/// A count that varies with what a store holds, at least 1.
+/// A number that depends on a store's content, at least 1.
 fn rng_count(pair: &Pair, most: usize) -> usize {
     1 + (pair.map.len() * 7 + pair.map.values().map(Vec::len).sum::<usize>()) % most
 }
@@ -91,7 +91,7 @@ fn crashes(seed: u64, shape: Shape, steps: usize, points: usize) -> (u64, u64) {
     })
 }
 
-/// Which state an image recovers to.
+/// The state to which an image recovers.
 async fn check_image(env: &Env, shape: Shape, image: &CrashImage, states: &States) -> usize {
     let volume = open(env, shape, &image.devices).await;
     let mut found = [Map::new(), Map::new()];
@@ -123,7 +123,7 @@ fn a_crash_leaves_a_prefix_in_all_stores() {
     assert!(checked > 300 && behind > 150, "{checked} images, {behind} before the end");
 }
 
-/// A crash while a partition is made or dropped leaves it there, or not, or to be dropped.
+/// A crash while a partition is created or dropped leaves it complete, absent, or to be dropped.
 #[test]
 fn a_crash_while_partitions_come_and_go() {
     run(3, |env| async move {
@@ -190,14 +190,14 @@ fn scribble(page: &mut [u8], others: &[Bytes], rng: &mut Rng) {
         }
         4 => page.copy_from_slice(&others[rng.random_range(0..others.len())]),
         _ => {
-            // Slots that lead elsewhere: header and records are as they were.
+            // Changes slots alone: header and records stay as they were.
             let at = 32 + 2 * rng.random_range(0..20);
             page[at] = rng.random();
         }
     }
 }
 
-/// Does everything that there is to do with a store, and more than once; whether all of it worked.
+/// Calls every operation of a store, some more than once. Returns whether all succeeded.
 async fn exercise(store: &Store, rng: &mut Rng) -> bool {
     let mut worked = true;
     for _ in 0..12 {

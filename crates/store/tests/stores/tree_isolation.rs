@@ -1,5 +1,5 @@
-//! Concurrent transactions on stores of keys and values: what a store says that it depends on is
-//! enough, and no more than it should be.
+//! Concurrent transactions on stores of keys and values: the bytes that a store depends on suffice, and are
+//! no more than needed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::support::kv::{KINDS, Map, Slow, Taste, contents, create, transact, vo
 
 const VISIBLE: Durability = Durability::Visible;
 
-/// What a transaction does.
+/// One operation of a transaction.
 #[derive(Clone, Debug)]
 enum Op {
     Get(Vec<u8>),
@@ -24,7 +24,7 @@ enum Op {
     All,
 }
 
-/// What it saw of that.
+/// The result of an operation.
 #[derive(Clone, Debug, PartialEq)]
 enum Seen {
     Value(Option<Vec<u8>>),
@@ -66,7 +66,7 @@ async fn perform(store: &Store, txn: &Arc<dyn Transaction>, op: &Op) -> Result<S
     })
 }
 
-/// The same on a map.
+/// The same operation on a map.
 fn replay(map: &mut Map, op: &Op) -> Seen {
     match op {
         Op::Get(key) => Seen::Value(map.get(key).cloned()),
@@ -83,15 +83,15 @@ fn replay(map: &mut Map, op: &Op) -> Seen {
     }
 }
 
-/// Commits, aborts, and commits of those that had others in their window.
+/// Commits, aborts, and commits of transactions with others in their window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     commits: u64,
     conflicts: u64,
 }
 
-/// One transaction begins, others commit, it goes on and commits: if it may, it was as if it had come
-/// after them all, or, under snapshot isolation, nobody else has written what it wrote.
+/// One transaction begins, others commit, it continues and commits: if that succeeds, it behaved as if it
+/// came after all the others, or, under snapshot isolation, no other transaction wrote what it wrote.
 async fn overlap(
     store: &Store,
     map: &mut Map,
@@ -146,8 +146,8 @@ async fn overlap(
     }
 }
 
-/// The transaction has seen what it would have seen after all the others. One that has written
-/// nothing may have come before them as well.
+/// Asserts that the transaction saw the state after all the others. One that wrote nothing may have come
+/// before them as well.
 fn after_all(map: &mut Map, ops: &[Op], seen: &[Seen]) {
     let changed = ops.iter().zip(seen).any(|(op, seen)| match op {
         Op::Put(..) => true,
@@ -162,7 +162,7 @@ fn after_all(map: &mut Map, ops: &[Op], seen: &[Seen]) {
     }
 }
 
-/// Nobody has written a key that the transaction wrote.
+/// Asserts that no other transaction wrote a key that this one wrote.
 fn beside_others(map: &mut Map, snapshot: &Map, own: &Map) {
     let keys: BTreeSet<_> = snapshot.keys().chain(own.keys()).cloned().collect();
     for key in keys {
@@ -230,7 +230,7 @@ fn snapshot_isolation_keeps_stores_sound() {
     campaign(Isolation::Snapshot);
 }
 
-/// Two open transactions on a store with the keys 0 to 19 in one page, both of which do one thing.
+/// Two open transactions on a store with the keys 0 to 19 in one page, with one operation each.
 fn race(kind: Kind, isolation: Isolation, first: Op, second: Op) -> bool {
     run(7, |env| async move {
         let volume = volume(&env, 400);
@@ -244,7 +244,7 @@ fn race(kind: Kind, isolation: Isolation, first: Op, second: Op) -> bool {
         let two = volume.begin(begin).await.unwrap();
         perform(&store, &one, &first).await.unwrap();
         perform(&store, &two, &second).await.unwrap();
-        // Both write something that is nobody else's, so that who only reads has to be decided too.
+        // Both write a block of their own, so that a transaction which only reads is decided too.
         for (txn, lba) in [(&one, 390), (&two, 391)] {
             txn.write(thalweg_store::block::Lba(lba), vec![1; 4096].into()).unwrap();
         }
@@ -341,7 +341,7 @@ fn no_update_is_lost() {
     }
 }
 
-/// On several threads, for what a single one never does.
+/// On several threads, for interleavings that a single one never has.
 #[test]
 fn no_update_is_lost_between_threads() {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -371,8 +371,7 @@ fn no_update_is_lost_between_threads() {
     });
 }
 
-/// Money goes to and fro between two stores of different kinds and a raw block; nobody ever sees a sum
-/// that is not right.
+/// Transfers between two stores of different kinds and a raw block; no transaction ever sees a wrong sum.
 #[test]
 fn transactions_across_stores_keep_their_sum() {
     for seed in 0..4 {
@@ -425,7 +424,7 @@ async fn balance(store: &Store, txn: &dyn Transaction, account: u64) -> Result<u
     Ok(u64::from_le_bytes(value[..].try_into().unwrap()))
 }
 
-/// Moves money if there is enough, and counts that in a block of its own.
+/// Transfers money if there is enough, and counts transfers in a block of its own.
 async fn transfer(
     volume: &Arc<dyn Transact>,
     stores: &[Store; 2],

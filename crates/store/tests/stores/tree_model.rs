@@ -1,4 +1,4 @@
-//! Stores of keys and values beside sorted maps, through random histories.
+//! Random histories of key-value stores, compared with sorted maps.
 
 use std::ops::Bound;
 
@@ -16,7 +16,7 @@ const SMALL: Taste = Taste { keys: 3000, long_keys: 8, small: 40, large: 40 };
 const LONG_KEYS: Taste = Taste { keys: 900, long_keys: MAX_KEY - 12, small: 900, large: 900 };
 const RECORDS: Taste = Taste { keys: 500, long_keys: 16, small: 300, large: 2100 };
 
-/// Runs a history of `steps` on a partition of `blocks`; puts and deletes outweigh each other in turn.
+/// Runs a history of `steps` on a partition of `blocks`; phases of puts and of deletes alternate.
 fn history(seed: u64, kind: Kind, taste: Taste, blocks: u64, steps: usize) -> u64 {
     run(seed, |env| async move {
         let volume = volume(&env, blocks + 100);
@@ -101,7 +101,7 @@ fn a_full_partition_refuses_and_holds_what_it_held() {
     }
 }
 
-/// Everything may be deleted, and what that leaves is not more than a new store has.
+/// Everything can be deleted, and the remains are no more than a new store has.
 #[test]
 fn deleting_everything_frees_everything() {
     for kind in KINDS {
@@ -127,7 +127,7 @@ fn deleting_everything_frees_everything() {
     }
 }
 
-/// A window of keys that moves on: what is left behind does not pile up.
+/// A window of keys that moves on: deleted ranges do not take up space.
 #[test]
 fn a_moving_window_stays_small() {
     for kind in KINDS {
@@ -136,7 +136,7 @@ fn a_moving_window_stays_small() {
             let store = create(&env, &volume, "kv", kind, 300).await;
             for number in 0..6000u64 {
                 store.put(&number.to_be_bytes(), vec![7; 174]).await.unwrap();
-                // One key in fifty stays a while longer.
+                // One key in fifty stays longer.
                 let old = number.saturating_sub(if number % 50 == 0 { 900 } else { 400 });
                 store.delete(&old.to_be_bytes()).await.unwrap();
                 let late = number.saturating_sub(500);
@@ -162,7 +162,7 @@ fn the_longest_keys_and_largest_values() {
                 pair.map.insert(key, value);
             }
             pair.compare().await;
-            // Shorter, and as large again: its blocks are taken over and given back.
+            // Shorter, and as large again: its blocks are reused and freed.
             for len in [10, 5000, MAX_VALUE, 0, MAX_VALUE / 2, 2000, MAX_VALUE] {
                 let key = vec![3; MAX_KEY];
                 pair.store.put(&key, vec![len as u8; len]).await.unwrap();
@@ -207,7 +207,7 @@ fn snapshots_and_iterators_stay_as_they_were() {
     }
 }
 
-/// An iterator in a transaction that writes: keys that nobody touches come once.
+/// An iterator in a transaction that writes: unchanged keys come once.
 #[test]
 fn an_iterator_in_a_transaction_that_writes() {
     for kind in KINDS {

@@ -1,5 +1,4 @@
-//! Damaged B-trees: a salvage makes them whole, keeps everything that can be read, and names the
-//! rest.
+//! Damaged B-trees: a salvage rebuilds them, keeps everything that can be read, and names the rest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,11 +20,11 @@ use crate::support::kv::{Map, contents, create, partition, transact};
 
 const BLOCKS: u64 = 600;
 
-/// What blocks hold.
+/// Contents of blocks.
 type Blocks = BTreeMap<u64, Bytes>;
 
-/// Around a store that cannot read some blocks until they are written, and that stops to take
-/// changes after so many.
+/// Wraps a store: some blocks cannot be read until they are written, and changes fail after a given number of
+/// them.
 #[derive(Debug)]
 struct Failing {
     unreadable: Mutex<Vec<u64>>,
@@ -67,7 +66,7 @@ enum Harm {
 
 const NOISE: Harm = Harm::Content(Bytes::from_static(&[0x5a; BLOCK_SIZE]));
 
-/// A volume with a tree of four levels, as it was before any harm.
+/// A volume with a tree of four levels, before any damage.
 struct Image {
     blocks: Blocks,
     map: Map,
@@ -84,7 +83,7 @@ enum Role {
     Leaf,
 }
 
-/// A key, so long that separators are too.
+/// A long key, so that separators are long too.
 fn key(number: u64) -> Vec<u8> {
     format!("{:.>600}", format!("{number:06}")).into_bytes()
 }
@@ -147,7 +146,7 @@ impl Image {
         keys.filter(has).cloned().collect()
     }
 
-    /// The volume with some blocks harmed, which takes so many changes.
+    /// The volume with some damaged blocks; it takes so many changes.
     async fn harmed(&self, harm: &[(u64, Harm)], changes: usize) -> Arc<Broken> {
         let memory = VersionedMemory::trusting(BLOCKS + 16);
         let mut blocks = self.blocks.clone();
@@ -164,7 +163,7 @@ impl Image {
         Arc::new(Passing::new(Arc::new(memory), around))
     }
 
-    /// Salvages the harmed volume; what that says, and what the tree holds then.
+    /// Salvages the damaged volume. Returns the report, and the contents of the tree.
     async fn salvage(&self, env: &Env, harm: &[(u64, Harm)]) -> (Salvage, Map) {
         let broken = self.harmed(harm, usize::MAX).await;
         let volume = transact(env, broken.clone());
@@ -184,7 +183,7 @@ impl Image {
         (said, map)
     }
 
-    /// What is there is as it was, and what is not was named.
+    /// Present keys have their former values, and missing ones are named in the report.
     fn assert_named(&self, said: &Salvage, map: &Map) {
         for (key, value) in &self.map {
             match map.get(key) {
@@ -206,7 +205,7 @@ async fn contents_or_damage(store: &Store) -> Result<(), TreeError> {
     store.iter().await?.collect().await.map(drop)
 }
 
-/// What a tree holds that has to be sound, and to take changes.
+/// The contents of a tree, which has to be sound, and to take changes.
 async fn whole(env: &Env, volume: &Arc<dyn Transact>) -> Map {
     let store = Store::open(env, volume.clone(), "tree").await.unwrap();
     store.check().await.unwrap();
@@ -283,7 +282,7 @@ fn several_pages_at_once() {
             assert_eq!(image.map.len() - map.len(), image.keys(*leaf).len());
             assert_eq!(said.blocks, 3 + large_blocks(&image, *leaf), "{said:?}");
         }
-        // All but one leaf.
+        // All leaves except one.
         let harm: Vec<(u64, Harm)> = leaves[1..].iter().map(|lba| (*lba, NOISE)).collect();
         let (_, map) = image.salvage(&env, &harm).await;
         assert_eq!(map.into_keys().collect::<Vec<_>>(), image.keys(leaves[0]));
@@ -336,7 +335,7 @@ fn moved(image: &Image, from: u64, to: u64) -> Bytes {
     content.into()
 }
 
-/// Whether the bitmap has a block of the tree in use, turned over.
+/// The bitmap page of a block of the tree with the block's bit flipped.
 fn flipped(image: &Image, lba: u64) -> (u64, Harm) {
     let bitmap = image.all(Role::Bitmap)[0];
     let bit = (lba - image.all(Role::Root)[0] - 1) as usize;
@@ -354,20 +353,20 @@ fn leaves_that_are_stale_stay_away() {
         assert!(!image.blocks.contains_key(&free));
         for leaf in leaves.iter().step_by(7) {
             let stale = (free, Harm::Content(moved(&image, *leaf, free)));
-            // The bitmap has it free: then it is nothing, even where its keys are missed.
+            // Free in the bitmap: it does not count as a leaf, even where its keys are missing.
             let harm = [(root, NOISE), stale.clone()];
             let (said, map) = image.salvage(&env, &harm).await;
             assert!(said.is_whole() && map == image.map, "{said:?}");
             let (_, map) = image.salvage(&env, &[(*leaf, NOISE), stale.clone()]).await;
             assert_eq!(image.map.len() - map.len(), image.keys(*leaf).len());
-            // In use, but something sound has these keys.
+            // In use, but a sound leaf has these keys.
             let (said, map) = image.salvage(&env, &[flipped(&image, free), stale.clone()]).await;
             assert_eq!((said.refused, map.len()), (1, image.map.len()));
-            // The bitmap says nothing, but nothing is missing.
+            // The bitmap is damaged, but no keys are missing.
             let harm = [(image.all(Role::Bitmap)[0], NOISE), stale.clone()];
             let (said, map) = image.salvage(&env, &harm).await;
             assert!(said.is_whole() && map == image.map, "{said:?}");
-            // Nothing tells which of the two it is.
+            // Here the two cases cannot be told apart.
             let harm = [flipped(&image, free), stale, (root, NOISE)];
             let (said, map) = image.salvage(&env, &harm).await;
             assert_eq!(said.refused, 2);
@@ -401,7 +400,7 @@ fn separators_that_are_wrong() {
         let image = Image::new(&env).await;
         for role in [Role::Root, Role::Inner] {
             for lba in image.all(role) {
-                // One byte of each: some make no difference, others lead astray.
+                // One byte of each: some make no difference, others mislead.
                 for at in (BODY..BLOCK_SIZE).step_by(97) {
                     let mut content = image.blocks[&lba].to_vec();
                     content[at] ^= 0x11;
@@ -478,7 +477,7 @@ fn a_tree_without_room_for_its_nodes_is_left_for_another_time() {
         match store.check().await {
             Ok(_) => assert_eq!(contents(&store).await, map),
             // Nothing is lost: the leaves are still there.
-            Err(error) => assert!(error.to_string().contains("nothing leads there"), "{error}"),
+            Err(error) => assert!(error.to_string().contains("no page refers to it"), "{error}"),
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Transactions: what they see, who may commit, what they may use up.
+//! Transactions: what they see, which of them commit, and their limits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ use thalweg_store::txn::{
 use crate::support::{self, Shape};
 
 const BLOCKS: u64 = 64;
-/// Changes of the whole while other threads have transactions.
+/// Changes of the whole store while other threads run transactions.
 const CHANGES: u64 = 100_000;
 const SYNCED: Durability = Durability::Synced;
 
@@ -66,7 +66,7 @@ impl Rig {
     }
 }
 
-/// Changes one byte of a block, and says so.
+/// Changes one byte of a block, and marks it.
 async fn change(txn: &dyn Transaction, lba: u64, at: usize, byte: u8) {
     let mut content = txn.read(Lba(lba)).await.unwrap().to_vec();
     txn.mark_accessed(Lba(lba), at..at + 1).unwrap();
@@ -90,7 +90,7 @@ fn writes_past_transactions_keep_no_snapshot_of_the_last_one() {
             drop(txn);
             rig.manager.apply(vec![Write::block(Lba(1), block(8))]).await.unwrap();
             assert_eq!(rig.store.held(), 0, "{begin:?}");
-            // One that begins later sees it.
+            // A transaction that begins later sees it.
             rig.manager.sync(rig.manager.now()).await.unwrap();
             let txn = rig.begin(begin).await;
             assert_eq!(txn.read(Lba(1)).await.unwrap(), block(8));
@@ -222,7 +222,7 @@ fn an_access_without_a_mark_is_of_the_whole_block() {
         change(&*b, 1, 4000, 1).await;
         b.commit(SYNCED).await.unwrap();
         assert!(matches!(a.commit(SYNCED).await, Err(TxnError::Conflict)));
-        // A mark after a read of an own block does not narrow the write.
+        // A mark after a read of a block that the transaction wrote does not narrow the write.
         let a = rig.begin(Begin::STRICT).await;
         a.write(Lba(5), block(5)).unwrap();
         a.read(Lba(5)).await.unwrap();
@@ -277,7 +277,7 @@ fn writes_outside_of_transactions_count_like_commits() {
         txn.write(Lba(2), block(1)).unwrap();
         rig.manager.discard(Lba(0), 10).await.unwrap();
         assert!(matches!(txn.commit(SYNCED).await, Err(TxnError::Conflict)));
-        // One that changes a part of a block lets the rest be as it is then.
+        // A write that changes part of a block keeps the current content of the rest.
         let txn = rig.begin(Begin::STRICT).await;
         change(&*txn, 3, 100, 7).await;
         txn.commit(SYNCED).await.unwrap();
@@ -308,7 +308,7 @@ fn a_released_one_is_taken_over_once() {
     });
 }
 
-/// A UUID has bits that are always the same; random numbers have none.
+/// A UUID has constant bits; random numbers have none.
 #[test]
 fn a_handle_is_random_in_each_of_its_bits() {
     run(11, |env| async move {
@@ -365,7 +365,7 @@ fn limits_are_clear_errors() {
         let _second = rig.begin(Begin::STRICT).await;
         let third = rig.manager.begin(Begin::STRICT).await;
         assert!(matches!(third, Err(TxnError::TooMany(2))));
-        // Another process has its own.
+        // Another process has a limit of its own.
         rig.manager.client().begin(Begin::STRICT).await.unwrap();
         txn.commit(SYNCED).await.unwrap();
         rig.begin(Begin::STRICT).await;
@@ -440,7 +440,7 @@ fn a_commit_that_is_given_up_hands_the_turn_on() {
                 txn.write(Lba(lba), block(round)).unwrap();
                 commits.push(async move { txn.commit(SYNCED).await }.boxed());
             }
-            // Polled once, and dropped: it may count or not.
+            // Polled once, and dropped: it may or may not commit.
             let mut given_up = commits.remove(usize::from(round) % 4);
             let _ = (&mut given_up).now_or_never();
             drop(given_up);
@@ -481,7 +481,7 @@ fn the_loop_tries_again_until_it_commits() {
     });
 }
 
-/// Adds one to a block in one transaction, in which time goes by.
+/// Increments a block in one transaction that takes a while.
 async fn count(rig: &Rig, env: &Env, lba: u64) {
     let add = async |txn: Arc<dyn Transaction>| {
         let count = txn.read(Lba(lba)).await?[0];
@@ -498,19 +498,19 @@ fn those_who_try_again_do_it_one_after_the_other() {
         let rig = rig(&env);
         join_all((0..32).map(|_| count(&rig, &env, 7))).await;
         assert_eq!(rig.get(7).await, 32);
-        // The first attempts are made at once, and one of them commits; nobody fails twice.
+        // The first attempts run at once, and one of them commits; none fails twice.
         assert_eq!(rig.manager.status().conflicts, 31);
     });
 }
 
-/// The holder of a turn may be the one who waits for it, or wait for that.
+/// The holder of a turn may itself wait for it, or for its next holder.
 #[test]
 fn nobody_waits_for_a_turn_for_ever() {
     run(21, |env| async move {
         let rig = rig(&env);
         let outer = async |txn: Arc<dyn Transaction>| {
             let before = txn.read(Lba(0)).await?[0];
-            // All of these meet each other.
+            // All of these conflict with each other.
             join_all((0..4).map(|_| count(&rig, &env, 1))).await;
             if before == 0 {
                 rig.put(0, 1).await;
@@ -563,7 +563,7 @@ fn writes_pass_while_no_transaction_runs_and_are_seen_by_the_next() {
     });
 }
 
-/// Two changes of the whole at a time do not let each other's transactions in.
+/// Two concurrent changes of the whole store do not admit transactions for each other.
 #[test]
 fn changes_of_the_whole_overlap() {
     run(25, |env| async move {
@@ -581,7 +581,7 @@ fn changes_of_the_whole_overlap() {
     });
 }
 
-/// Around a store whose changes are there long before whoever made them is told.
+/// Wraps a store whose changes are visible long before their calls return.
 #[derive(Debug)]
 struct Lingering;
 
@@ -618,7 +618,7 @@ fn a_turn_goes_on_once_a_commit_is_decided_or_given_up() {
     });
 }
 
-/// Takes a second for each change.
+/// A store that takes a second for each change.
 #[derive(Debug)]
 struct Sluggish(Env);
 
@@ -630,7 +630,7 @@ impl Around for Sluggish {
     }
 }
 
-/// Holds the first back for ever.
+/// A store that delays the first writer forever.
 #[derive(Debug, Default)]
 struct Behind(AtomicBool);
 
@@ -643,7 +643,7 @@ impl Around for Behind {
     }
 }
 
-/// Takes no change, and holds back for ever.
+/// A store that refuses changes, and delays every writer forever.
 #[derive(Debug)]
 struct Refusing;
 
@@ -686,7 +686,7 @@ fn who_is_held_back_keeps_nobody_waiting() {
         let mut held_back = Box::pin(first.commit(SYNCED));
         assert!(held_back.as_mut().now_or_never().is_none());
         let before = store.now();
-        // What he did is done, and others go on.
+        // The write itself is done, and other transactions go on.
         let second = manager.begin(Begin::STRICT).await.unwrap();
         assert_eq!(second.read(Lba(3)).await.unwrap()[0], 1);
         change(&*second, 3, 0, 2).await;
@@ -695,7 +695,8 @@ fn who_is_held_back_keeps_nobody_waiting() {
     });
 }
 
-/// Who meets a change that is decided and not yet there tries again when it is, not all the time.
+/// A transaction that conflicts with a decided but unapplied commit retries when that is applied, not all the
+/// time.
 #[test]
 fn a_conflict_is_told_when_another_attempt_may_succeed() {
     run(26, |env| async move {
@@ -714,7 +715,7 @@ fn a_conflict_is_told_when_another_attempt_may_succeed() {
             added.unwrap();
         };
         let start = env.now();
-        // The old snapshot is there to be shared.
+        // The old snapshot is kept and could be shared.
         let reader = manager.begin(Begin::SNAPSHOT).await.unwrap();
         join_all((0..4).map(|_| add())).await;
         reader.abort().await;
@@ -722,19 +723,19 @@ fn a_conflict_is_told_when_another_attempt_may_succeed() {
         assert_eq!(txn.read(Lba(3)).await.unwrap()[0], 4);
         let spent = env.now().since(start);
         assert!(spent < Duration::from_secs(5), "{spent:?}");
-        // Each of them meets each of those before it once.
+        // Each of them meets each earlier one once.
         assert!(attempts.load(Ordering::Relaxed) <= 4 + 3 + 2 + 1, "{attempts:?}");
     });
 }
 
-/// What a write did that passed and was given up half way is seen by the next transaction.
+/// A write that bypassed the stream and was dropped halfway is seen by the next transaction.
 #[test]
 fn a_passage_that_is_given_up_is_seen() {
     run(24, |env| async move {
         let store = lingering();
         let manager = TransactionManager::new(&env, store, Options::default());
         let seen = async || {
-            // The snapshot of a transaction that ended is there to be shared.
+            // The snapshot of a transaction that ended is kept and could be shared.
             let txn = manager.begin(Begin::STRICT).await.unwrap();
             txn.read(Lba(1)).await.unwrap()[0]
         };
@@ -772,8 +773,8 @@ fn a_change_of_the_whole_comes_between_transactions() {
     });
 }
 
-/// Neither those who only read nor writes outside of transactions make the store keep anything that is
-/// newer than what a change of the whole goes back to.
+/// Neither read-only transactions nor writes outside of transactions make the store keep anything newer than
+/// the state to which a change of the whole store goes back.
 #[test]
 fn nothing_is_held_during_a_change_of_the_whole() {
     run(23, |env| async move {
@@ -784,7 +785,7 @@ fn nothing_is_held_during_a_change_of_the_whole() {
         rig.manager
             .exclusively(async || {
                 assert_eq!(rig.store.held(), 0);
-                // Made of what the block held a while ago, it goes through the order of commits.
+                // It changes part of a block, so it goes through the order of commits.
                 let changed = ByteRanges::from(0..1);
                 let write = Write { changed, ..Write::block(Lba(1), block(2)) };
                 rig.manager.apply(vec![write]).await.unwrap();
@@ -802,8 +803,7 @@ fn is_over(done: &AtomicBool) -> bool {
     done.load(Ordering::Relaxed)
 }
 
-/// A transaction on another thread is aborted, or commits before: also one that is about to begin or to
-/// end at that moment.
+/// A transaction on another thread is aborted, or commits before: also one that is just beginning or ending.
 #[test]
 fn a_change_of_the_whole_comes_between_transactions_of_threads() {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -818,7 +818,7 @@ fn a_change_of_the_whole_comes_between_transactions_of_threads() {
                     let mut committed = 0;
                     while !is_over(&done) {
                         let txn = rig.begin(Begin::STRICT).await;
-                        // The last of them ends when it is aborted, and never by itself.
+                        // The last one ends when it is aborted, and never by itself.
                         while lba == 2 && txn.read(Lba(lba)).await.is_ok() && !is_over(&done) {
                             tokio::task::yield_now().await;
                         }
@@ -842,7 +842,7 @@ fn a_change_of_the_whole_comes_between_transactions_of_threads() {
             let changed =
                 env.timeout(Duration::from_secs(20), rig.manager.exclusively(change)).await;
             assert!(changed.is_some(), "it waits for ever in round {round}");
-            // The others come to another point each time.
+            // The other threads get to a different point each time.
             (0..round % 500).for_each(|_| std::hint::spin_loop());
             tokio::task::yield_now().await;
         }

@@ -1,8 +1,8 @@
-//! Histories of concurrent transactions, judged by a checker that knows nothing of the implementation:
-//! it infers who must have come before whom from what was read, and looks for circles.
+//! Histories of concurrent transactions, judged by a checker that is independent of the implementation: it
+//! infers from the reads which transactions must precede which, and looks for cycles.
 //!
-//! Clients append to lists and read them. A list lies in a part of a block: a count in a fragment of
-//! its own, then its elements, so that several lists share a block and an append marks few bytes of it.
+//! Clients append to lists and read them. A list lies in a part of a block: a count in a fragment of its own,
+//! then its elements, so that several lists share a block and an append marks few bytes of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ const LISTS_PER_BLOCK: u64 = 4;
 const ELEMENT: usize = 16;
 const MOST: usize = LIST / ELEMENT - 1;
 
-/// What a client does in a transaction.
+/// One step of a client in a transaction.
 #[derive(Clone, Copy, Debug)]
 enum Micro {
     Read(u64),
@@ -47,7 +47,7 @@ struct Plan {
     transactions: u64,
     marks: bool,
     bug: Option<Bug>,
-    /// Clients give way rather than sleep: for threads that run at the same time.
+    /// Clients yield rather than sleep: for threads that run at the same time.
     hurried: bool,
 }
 
@@ -77,7 +77,7 @@ impl Plan {
     }
 }
 
-/// What the clients did and saw, in one order.
+/// The operations and results of all clients, in one order.
 #[derive(Default)]
 struct Log {
     lines: Vec<String>,
@@ -106,7 +106,7 @@ impl Log {
         self.next_process
     }
 
-    /// What was known when `lines` lines were written.
+    /// The log when it had `lines` lines.
     fn until(&self, lines: usize) -> Log {
         let lines = self.lines[..lines].to_vec();
         Log { lines, next_process: self.next_process, recorder: None }
@@ -123,7 +123,7 @@ fn place(list: u64) -> (Lba, usize) {
     (Lba(list / LISTS_PER_BLOCK), (list % LISTS_PER_BLOCK) as usize * LIST)
 }
 
-/// The elements of a list; marks what it looked at.
+/// The elements of a list. Marks the bytes read.
 async fn read_list(txn: &dyn Transaction, list: u64, marks: bool) -> Result<Vec<i64>, TxnError> {
     let (lba, at) = place(list);
     let block = txn.read(lba).await?;
@@ -287,7 +287,7 @@ fn snapshot_isolation_permits_write_skew() {
     assert!(skewed);
 }
 
-/// Whether some history of such a plan is found to be wrong.
+/// Whether the checker finds an anomaly in some history of such a plan.
 fn is_caught(plan: Plan) -> bool {
     (0..20).any(|seed| judged(seed, plan).valid == Valid::False)
 }
@@ -354,7 +354,7 @@ fn histories_hold_on_threads() {
     }
 }
 
-/// Reads every list on what a crash left, and has the whole history judged.
+/// Reads every list of a crash image, and has the whole history judged.
 async fn judge_image(env: &Env, image: &CrashImage, shape: &Shape, plan: &Plan, log: &Log) {
     let lines = image.acknowledged().max().unwrap_or(0);
     let mut log = log.until(lines as usize);
@@ -368,13 +368,13 @@ async fn judge_image(env: &Env, image: &CrashImage, shape: &Shape, plan: &Plan, 
     attempt(&manager, plan, env, &mut ops).await.unwrap();
     log.note("ok", me, &ops);
     let report = log.check(plan.model());
-    // Where nothing was committed yet there is nothing to say.
+    // Without any commit the checker has nothing to judge.
     let empty = report.anomaly_types == ["empty-transaction-graph"];
     let wrong = &report.anomaly_types;
     assert!(report.valid == Valid::True || empty, "{wrong:?} after {}", image.describe());
 }
 
-/// Histories over a chain that is cut off, at many points each; the number of images.
+/// Histories over a chain that is cut off at many points. Returns the number of images.
 fn crashed(seed: u64, isolation: Isolation) -> u64 {
     run(seed, move |env| async move {
         let shape = Shape::small(Cleaning::MoveToTail);

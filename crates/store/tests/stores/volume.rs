@@ -1,4 +1,4 @@
-//! The volume over a chain beside a naive volume.
+//! The volume over a chain, compared with a naive volume.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ async fn chain(env: &Env) -> Arc<Chain> {
     Arc::new(Chain::open(env, parts, Options::default()).await.unwrap().0)
 }
 
-/// Lets others go first after each read and before each change.
+/// Yields after each read and before each change.
 #[derive(Debug)]
 struct Slow;
 
@@ -212,7 +212,7 @@ async fn a_whole_block_beside_a_part_is_never_half_lost() {
             whole.write(0, Bytes::from(vec![round; 4096]), false).await.unwrap();
         });
         assert!(part.await.is_some() && whole.await.is_some());
-        // Whichever came last, what the part does not cover is from this round.
+        // Whichever write came last, the bytes that the part does not cover are from this round.
         let found = volume.read(0, 4096).await.unwrap().concat();
         assert!(found[..512].iter().chain(&found[1024..]).all(|byte| *byte == round));
         assert!(found[512] == round || found[512] == 255);

@@ -1,8 +1,8 @@
 //! The blocks of the catalogue: each has a copy, as long as there is room for it.
 //!
-//! A block that cannot be read, or does not match its own checksum, is replaced by its copy. Only that:
-//! a first block that is whole and is no catalogue's says that the volume holds something else by now,
-//! and no copy speaks against that.
+//! The copy replaces a block that cannot be read, or does not match its own checksum, and no other: a first
+//! block that is whole but not a catalogue's says that the volume holds something else by now, and no copy
+//! overrides that.
 
 use bytes::Bytes;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -20,12 +20,12 @@ use crate::txn::Transaction;
 #[derive(Debug, Default)]
 pub(super) struct Stored {
     pub(super) partitions: Vec<Partition>,
-    /// Blocks that are damaged, and that the catalogue could do without.
+    /// Damaged blocks that have a whole copy.
     pub(super) damaged: Vec<u64>,
 }
 
 impl Stored {
-    /// Takes the next entry in: a partition's first run, or a further one of a partition before.
+    /// Adds the next entry: a partition's first run, or a further one of an earlier partition.
     fn take(&mut self, entry: Listed) -> Result<(), TreeError> {
         let Listed { partition, run: number } = entry;
         let name = &partition.name;
@@ -55,13 +55,13 @@ impl Stored {
 #[derive(Debug, Default)]
 struct List {
     entries: Vec<Listed>,
-    /// How many blocks of the catalogue list partitions; 0 where an older program has left that out.
+    /// The number of catalogue blocks that list partitions; 0 from an older program.
     lists: u64,
 }
 
 impl List {
-    /// Whether the block behind this one, which is number `index`, may list partitions. Blocks are filled
-    /// one after the other. `may_follow`: whether this one might.
+    /// Whether the block after this one, which is number `index`, may list partitions. Blocks are filled one
+    /// after the other. `may_follow`: whether this one might.
     fn may_be_followed(&self, index: u64, may_follow: bool) -> bool {
         match self.lists {
             0 => self.entries.len() == CATALOGUE_ENTRIES,
@@ -70,10 +70,10 @@ impl List {
     }
 }
 
-/// Reads all blocks. `None`: nothing was ever written there.
+/// Reads all blocks. `None`: they were never written.
 ///
 /// # Errors
-/// [`TreeError::Foreign`], [`TreeError::Newer`]; what is wrong with a damaged block that has no copy.
+/// [`TreeError::Foreign`], [`TreeError::Newer`]; the error of a damaged block without a copy.
 pub(super) async fn read(txn: &dyn Transaction) -> Result<Option<Stored>, TreeError> {
     let blocks = read_each(txn, CATALOGUE_BLOCKS.min(txn.blocks())).await?;
     match blocks.first() {
@@ -111,7 +111,7 @@ pub(super) async fn read(txn: &dyn Transaction) -> Result<Option<Stored>, TreeEr
     Ok(Some(stored))
 }
 
-/// Reads blocks, one by one where they cannot be read together.
+/// Reads blocks, one by one where a joint read fails.
 async fn read_each(
     txn: &dyn Transaction,
     count: u64,
@@ -131,7 +131,7 @@ async fn read_each(
     Ok(blocks)
 }
 
-/// All blocks of a catalogue; `None` when it has no room for as many partitions.
+/// All blocks of a catalogue; `None` when it has no room for so many partitions.
 pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
     let mut blocks: Vec<Option<Bytes>> = vec![None; CATALOGUE_BLOCKS as usize];
     let entries: Vec<Listed> = partitions.iter().flat_map(Partition::entries).collect();
@@ -152,7 +152,7 @@ pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
     for (index, part) in (0..).zip(&parts) {
         let place = copy_place(index);
         if let Some(free @ None) = blocks.get_mut(place as usize) {
-            // It lists nothing itself.
+            // A copy lists no partitions itself.
             let mut block = begin(place, (lists, version), part);
             block.header.copy_of = (index as u32 + 1).into();
             block.header.copied = (part.len() as u32).into();
@@ -178,7 +178,7 @@ fn end(mut block: CatalogueBlock) -> Bytes {
     Bytes::copy_from_slice(block.as_bytes())
 }
 
-/// What a block lists.
+/// The list in a block.
 fn decode(index: u64, bytes: &[u8]) -> Result<List, TreeError> {
     if index > 0 && is_zeros(bytes) {
         return Ok(List::default());
@@ -187,7 +187,7 @@ fn decode(index: u64, bytes: &[u8]) -> Result<List, TreeError> {
     list(index, block, block.header.count.get())
 }
 
-/// What a block lists, as its copy has it, if there is one.
+/// The list of a block from its copy, if there is one.
 fn copy_of(index: u64, blocks: &[Result<Bytes, TreeError>]) -> Option<List> {
     let place = copy_place(index);
     let bytes = blocks.get(place as usize)?.as_ref().ok()?;
@@ -196,12 +196,12 @@ fn copy_of(index: u64, blocks: &[Result<Bytes, TreeError>]) -> Option<List> {
     is_copy.then(|| list(place, block, block.header.copied.get()).ok()).flatten()
 }
 
-/// A block of the catalogue that is whole and where it belongs.
+/// Checks that a block of the catalogue is whole and in its place.
 fn verify(index: u64, bytes: &[u8]) -> Result<&CatalogueBlock, TreeError> {
     let block = CatalogueBlock::ref_from_bytes(bytes).map_err(|_| damaged("a block is short"))?;
     let header = &block.header;
     if header.magic != CATALOGUE_MAGIC {
-        return Err(damaged(&format!("block {index} is none of it")));
+        return Err(damaged(&format!("block {index} is no block of it")));
     }
     if header.checksum.get() != block.sum() {
         return Err(damaged(&format!("block {index} does not match its checksum")));

@@ -15,7 +15,7 @@ use crate::tree::error::TreeError;
 use crate::tree::format::{Kind, MIN_BLOCKS, State};
 use crate::txn::{Begin, Durability, Transact, Transaction, run};
 
-/// Blocks of the smallest gap that is taken.
+/// Blocks of the smallest gap that is used.
 const LEAST: u64 = MIN_BLOCKS;
 
 /// A partition, and the number of blocks to add to it.
@@ -23,7 +23,7 @@ const LEAST: u64 = MIN_BLOCKS;
 pub struct Addition<'a> {
     /// The partition.
     pub name: &'a str,
-    /// Blocks more.
+    /// The number of blocks to add.
     pub blocks: u64,
 }
 

@@ -1,7 +1,7 @@
 //! POSIX access control lists, as extended attributes carry them.
 //!
-//! Version 2 of the kernel's form: a version word, and then for each entry a tag, permissions and
-//! whom it is about. Little endian.
+//! The format is version 2 of the kernel's: a version word, then one entry each with a tag, permissions and
+//! the id of a user or group. Little endian.
 
 use crate::error::FsError;
 
@@ -29,10 +29,10 @@ struct AclEntry {
 pub(crate) struct Acl(Vec<AclEntry>);
 
 impl Acl {
-    /// What an attribute's value says.
+    /// Decodes an attribute's value.
     ///
     /// # Errors
-    /// [`FsError::Invalid`] when it is no list that may be.
+    /// [`FsError::Invalid`] when the value is no valid list.
     pub(crate) fn decode(value: &[u8]) -> Result<Acl, FsError> {
         let refused = FsError::Invalid("it is no access control list");
         let (version, rest) = value.split_at_checked(HEADER).ok_or(refused.clone())?;
@@ -116,8 +116,8 @@ impl Acl {
         }
     }
 
-    /// Becomes the list of a new inode in a directory with this as its default list; the inode's mode.
-    /// What the mode asked for does not have, the list then has not either.
+    /// Turns a directory's default list into the access list of a new inode, and returns the inode's mode.
+    /// The list grants nothing that the requested `mode` does not.
     pub(crate) fn inherit(&mut self, mode: u16) -> u16 {
         let group = if self.get(MASK).is_some() { MASK } else { GROUP_OBJ };
         for (tag, shift) in [(USER_OBJ, 6), (group, 3), (OTHER, 0)] {

@@ -1,4 +1,4 @@
-//! What an inode says of itself.
+//! The attributes of an inode.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl fmt::Display for Ino {
     }
 }
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Bytes.
@@ -36,7 +36,7 @@ pub enum Kind {
     Socket,
 }
 
-/// A moment: seconds since 1970, and nanoseconds below 10⁹ after them.
+/// A point in time: seconds since 1970, and nanoseconds below 10⁹ after them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Timestamp {
     /// Seconds, negative before 1970.
@@ -50,7 +50,7 @@ pub struct Timestamp {
 pub struct Attributes {
     /// The inode.
     pub ino: Ino,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
     /// Permission bits, with set-user-id, set-group-id and sticky: the low 12 bits.
     pub mode: u16,
@@ -62,7 +62,8 @@ pub struct Attributes {
     pub gid: u32,
     /// Of a device: its number, as the system encodes it.
     pub rdev: u32,
-    /// Bytes; of a directory what the filesystem likes, of a symbolic link those of its target.
+    /// Size in bytes. A directory has a size of the filesystem's choice, a symbolic link the length of its
+    /// target.
     pub size: u64,
     /// Bytes of storage that are its own.
     pub stored: u64,
@@ -85,7 +86,7 @@ pub enum TimeChange {
     At(Timestamp),
 }
 
-/// Attributes to be set; what is `None` stays.
+/// Attributes to set; those that are `None` stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AttributeChange {
     /// The low 12 bits of the mode.
@@ -100,7 +101,7 @@ pub struct AttributeChange {
     pub accessed: Option<TimeChange>,
     /// The last change of the content.
     pub modified: Option<TimeChange>,
-    /// Takes set-user-id away, and set-group-id where the group may execute; from a directory nothing.
-    /// Who writes or changes the size without privilege leaves neither, nor does a new owner.
+    /// Clears set-user-id, and set-group-id where the group may execute; directories keep both. The caller
+    /// sets it for a write or a change of size without privilege, and for a change of owner.
     pub clear_suid: bool,
 }

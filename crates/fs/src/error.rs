@@ -1,4 +1,4 @@
-//! What can go wrong in a filesystem.
+//! Errors of a filesystem.
 
 use thalweg_store::block::StoreError;
 use thalweg_store::tree::TreeError;
@@ -28,7 +28,7 @@ pub enum FsError {
     /// Give up: a name has at most 255 bytes, a symbolic link's target 4,095.
     #[error("the name is too long")]
     NameTooLong,
-    /// Give up: the request makes no sense.
+    /// Give up: the request is invalid.
     #[error("invalid request: {0}")]
     Invalid(&'static str),
     /// Give up: an inode has at most so many names.
@@ -46,7 +46,7 @@ pub enum FsError {
     /// Give up: the attribute's name or value is too long, or the inode has no room for more.
     #[error("the extended attribute is too large")]
     AttributeTooLarge,
-    /// Give up: it is not allowed, whoever asks.
+    /// Give up: no caller is permitted to do this.
     #[error("operation not permitted")]
     NotPermitted,
     /// Give up: this filesystem or this kind of inode does not do that.
@@ -81,11 +81,11 @@ pub enum FsError {
     /// Use a newer program.
     #[error("the filesystem has format version {0}, which is newer than this program")]
     Newer(u16),
-    /// Retry the whole transaction: another one stands against it.
-    #[error("a concurrent transaction stands against it")]
+    /// Retry the whole transaction: a concurrent one conflicts with it.
+    #[error("a concurrent transaction conflicts with it; try again")]
     Conflict,
-    /// Give up: what these bytes of a file held is lost, as a repair has recorded. To write all of a
-    /// block anew, or to truncate it away, ends that.
+    /// Give up: a repair has recorded these bytes of a file as lost. A write of the whole block, or a
+    /// truncation, ends that.
     #[error("bytes {from} to {to} of inode {ino} are lost")]
     Lost {
         /// The file.
@@ -95,19 +95,19 @@ pub enum FsError {
         /// The byte behind the last one.
         to: u64,
     },
-    /// Stop: what is stored makes no sense.
+    /// Stop: stored structures are invalid.
     #[error("the filesystem is damaged: {0}; run fsck")]
     Damaged(String),
-    /// What the store below says.
+    /// An error of the store below.
     #[error(transparent)]
     Tree(TreeError),
-    /// What the transaction says.
+    /// An error of the transaction.
     #[error(transparent)]
     Transaction(TxnError),
 }
 
 impl FsError {
-    /// Whether blocks or structures of the store below cannot be read, or make no sense.
+    /// Whether blocks or structures of the store below are unreadable or invalid.
     pub fn is_damage_below(&self) -> bool {
         match self {
             FsError::Tree(error) => error.is_damage(),

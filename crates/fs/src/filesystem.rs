@@ -1,11 +1,10 @@
 //! The one trait that adapters see.
 //!
-//! Everything is said in inodes. Nobody's permissions are checked here: whoever may call may do
-//! everything, and an adapter that serves others lets the kernel check modes and access control lists.
-//! What depends on who calls, the owner of a new inode, is an argument.
+//! Calls name inodes, not paths. They check no permissions: an adapter that serves several users has the
+//! kernel check modes and access control lists. The owner of a new inode is an argument.
 //!
-//! A change is visible to everybody when its call returns, and survives a crash after a later
-//! [`Filesystem::sync`] of the inode; of a directory, that is its names.
+//! A change is visible to all readers when its call returns, and survives a crash after a later
+//! [`Filesystem::sync`] of the inode; for a change of names, of the directory.
 
 use std::fmt;
 
@@ -28,7 +27,7 @@ pub const MAX_LINKS: u32 = 65_000_000;
 /// Largest file in bytes: 16 TiB.
 pub const MAX_FILE: u64 = 16 << 40;
 
-/// What an inode becomes.
+/// The type of a new inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Node {
     /// An empty file.
@@ -47,14 +46,14 @@ pub enum Node {
     Socket,
 }
 
-/// An inode to be made.
+/// An inode to create.
 ///
-/// The group is the directory's where that has set-group-id, and a directory then has it too. The mode
-/// is what `mode` has and `umask` has not; in a directory with a default access control list, what that
-/// says in place of `umask`.
+/// In a directory with set-group-id the inode gets the directory's group, and a new directory gets
+/// set-group-id too. The mode is `mode` without the bits of `umask`; in a directory with a default access
+/// control list, that list takes the place of `umask`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewNode {
-    /// What it becomes.
+    /// Its type.
     pub node: Node,
     /// Permission bits asked for: the low 12 bits.
     pub mode: u16,
@@ -66,7 +65,7 @@ pub struct NewNode {
     pub gid: u32,
 }
 
-/// What a rename does with a name that is there.
+/// What a rename does when the new name exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rename {
     /// Takes its place.
@@ -94,7 +93,7 @@ pub struct Entry {
     pub name: Bytes,
     /// The inode.
     pub ino: Ino,
-    /// What that is.
+    /// Its type.
     pub kind: Kind,
     /// The place behind this entry.
     pub cookie: Cookie,
@@ -111,7 +110,7 @@ pub enum WriteAt {
     End,
 }
 
-/// What a write is to do besides.
+/// Options of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WriteHow {
     /// Return when it survives a crash.
@@ -120,15 +119,15 @@ pub struct WriteHow {
     pub clear_suid: bool,
 }
 
-/// What happens to the storage of a range.
+/// A change of the storage of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocation {
-    /// It is reserved; what is written stays.
+    /// Reserves it; content stays.
     Reserve {
         /// Whether the file may not grow by it.
         keep_size: bool,
     },
-    /// It is given back, and the range reads as zeros. The size stays.
+    /// Frees it, and the range reads as zeros. The size stays.
     Punch,
     /// It is reserved, and the range reads as zeros.
     Zero {
@@ -137,7 +136,7 @@ pub enum Allocation {
     },
 }
 
-/// What is looked for in a file.
+/// The target of a seek.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seek {
     /// A byte with storage.
@@ -146,7 +145,7 @@ pub enum Seek {
     Hole,
 }
 
-/// What setting an extended attribute does with one that is there, or is not.
+/// How setting an extended attribute treats an existing one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetXattr {
     /// Either way it is set.
@@ -162,15 +161,15 @@ pub enum SetXattr {
 pub struct Statistics {
     /// Bytes in a block.
     pub block: u32,
-    /// Blocks for files and for what names them.
+    /// Blocks for files and metadata.
     pub blocks: u64,
-    /// Of those, free.
+    /// Free blocks of these.
     pub free: u64,
-    /// Inodes in use, and as many as there could be.
+    /// Inodes in use, and the maximum.
     pub inodes: (u64, u64),
 }
 
-/// What others changed, for those who cache.
+/// A change that came through another handle, for callers that cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// Attributes, or also bytes, of an inode.
@@ -180,7 +179,7 @@ pub enum Change {
         /// Whether its bytes changed.
         content: bool,
     },
-    /// What a name in a directory stands for.
+    /// The inode of a name in a directory.
     Name {
         /// The directory.
         parent: Ino,
@@ -207,7 +206,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// The parent of a directory; of the root, the root.
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError>;
 
-    /// What an inode says of itself.
+    /// The attributes of an inode.
     ///
     /// # Errors
     /// [`FsError::Stale`]
@@ -232,14 +231,14 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// [`FsError::NotPermitted`] for a directory; [`FsError::TooManyLinks`].
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attributes, FsError>;
 
-    /// Takes away a name of something that is no directory. The inode lives on while it has other
-    /// names, or somebody remembers it.
+    /// Removes a name of an inode that is no directory. The inode lives on while it has other names or
+    /// references.
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError>;
 
-    /// Takes away an empty directory.
+    /// Removes an empty directory.
     async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError>;
 
-    /// Gives what has one name another, at once.
+    /// Renames atomically.
     ///
     /// # Errors
     /// [`FsError::Invalid`] for a directory that would come below itself.
@@ -253,8 +252,8 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// The target of a symbolic link.
     async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError>;
 
-    /// At most `most` entries from a place on, without `.` and `..`; none at the end. What is there all
-    /// the time is shown once. With `attributes` they come along.
+    /// At most `most` entries after a position, without `.` and `..`; none at the end. An entry that exists
+    /// throughout is listed exactly once. With `attributes`, entries carry them.
     async fn read_directory(
         &self,
         ino: Ino,
@@ -279,7 +278,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
         how: WriteHow,
     ) -> Result<u64, FsError>;
 
-    /// Reserves, gives back, or zeroes storage.
+    /// Reserves, frees or zeroes storage.
     async fn allocate(
         &self,
         ino: Ino,
@@ -288,17 +287,17 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
         how: Allocation,
     ) -> Result<(), FsError>;
 
-    /// The first byte at or after `offset` that is what is looked for.
+    /// The first byte at or after `offset` of that kind.
     ///
     /// # Errors
-    /// [`FsError::NothingThere`] beyond the end, and for data when there is none.
+    /// [`FsError::NothingThere`] beyond the end, and for data when no data follows.
     async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError>;
 
     /// Copies at most `len` bytes from one file to another, or within one; how many.
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError>;
 
-    /// Returns when everything that was done to an inode survives a crash; with `content_only`, its
-    /// bytes and what is needed to read them.
+    /// Returns when all changes of an inode survive a crash; with `content_only`, its bytes and the
+    /// metadata needed to read them.
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError>;
 
     /// Returns when everything survives a crash.
@@ -331,11 +330,11 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// How full it is.
     async fn statistics(&self) -> Result<Statistics, FsError>;
 
-    /// Somebody goes on using an inode: it lives, with or without names, until as many
-    /// [`Filesystem::forget`] it.
+    /// Takes a reference to an inode: it lives, with or without names, until [`Filesystem::forget`] has
+    /// released all of its references. This is FUSE's lookup count.
     fn remember(&self, ino: Ino);
 
-    /// Takes back `count` times [`Filesystem::remember`]. An inode without names ends with the last.
+    /// Releases `count` references. An inode without names is removed with the last.
     fn forget(&self, ino: Ino, count: u64);
 
     /// Has changes told that did not come through this handle. There is one watcher; a later one takes

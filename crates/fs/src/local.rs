@@ -1,9 +1,9 @@
-//! The filesystem in two partitions of a volume: a B-tree with everything but the bytes of files, and
-//! the blocks with those.
+//! The filesystem in two partitions of a volume: a B-tree with all metadata, and the blocks with the bytes
+//! of files.
 //!
-//! It has no lock and no log: each call is a transaction, and those of a volume may span the filesystem
-//! and any other store beside it (IsoFS, Isotope 4.3.2). What is in memory is hints, and what those who
-//! hold inodes open need to be remembered; nothing of it has to survive.
+//! It has no lock and no log: each call is a transaction, and a transaction may span the filesystem and any
+//! other store of the volume (IsoFS, Isotope 4.3.2). Memory holds hints and the references to inodes; none
+//! of it has to survive a crash.
 
 mod area;
 mod blocks;
@@ -57,16 +57,16 @@ pub const MAX_ATOMIC_WRITE: u64 = 128 * BLOCK;
 const RESERVED_AT_ONCE: u64 = 8 * format::BITS_PER_PAGE;
 /// Blocks that one transaction zeroes.
 const ZEROED_AT_ONCE: u64 = 128;
-/// A range of so many blocks is zeroed by giving blocks back and taking others.
+/// A longer range (in blocks) is zeroed by freeing its blocks and allocating others.
 const LONG_ZEROS: u64 = 8 * ZEROED_AT_ONCE;
 /// Bytes that are copied from file to file at a time.
 const COPIED_AT_ONCE: u64 = MAX_ATOMIC_WRITE;
 
-/// A filesystem of a volume, open. Clones are the same handle.
+/// An open filesystem of a volume. Clones are the same handle.
 ///
-/// Two handles on one filesystem, also in two processes, see each other's changes; but an inode without
-/// names lives only as long as somebody remembers it in the handle that takes its last name away, and
-/// what [`Statistics`] say comes from what each has seen.
+/// Two handles on one filesystem, also in two processes, see each other's changes. But an inode without
+/// names lives only while it has references in the handle that removed its last name, and each handle
+/// estimates [`Statistics`] from the changes that it has seen.
 #[derive(Clone)]
 pub struct Local {
     inner: Arc<Inner>,
@@ -95,7 +95,7 @@ impl Drop for Within {
 }
 
 impl Within {
-    /// The transaction cannot go on.
+    /// Aborts the transaction because of an error.
     async fn fail(&self, error: &FsError) {
         if self.failure.set(error.clone()).is_ok() {
             tracing::warn!(%error, "a transaction on files was aborted");
@@ -113,12 +113,12 @@ impl fmt::Debug for Local {
 
 impl Local {
     /// The same filesystem as the transaction sees it: every call through the new handle is a part of
-    /// `txn`, whose isolation should be strict, and nothing of it is seen outside until that commits.
-    /// Other stores and blocks may be a part of it too.
+    /// `txn`, whose isolation should be strict, and no change is visible outside until `txn` commits. Other
+    /// stores and blocks may be a part of it too.
     ///
-    /// Commit with [`Local::commit`], or drop the handle after the transaction has ended; until then
-    /// watchers are not told. To take everything back, abort the transaction. A call that fails has
-    /// changed nothing, unless it failed with [`FsError::Transaction`]: then the transaction is aborted.
+    /// Commit with [`Local::commit`], or drop the handle after the transaction has ended; watchers are told
+    /// then. To undo everything, abort the transaction. A failed call has changed nothing, except with
+    /// [`FsError::Transaction`]: then the transaction is aborted.
     pub fn within(&self, txn: Arc<dyn Transaction>) -> Local {
         if let Some(aside) = txn.aside() {
             aside.make_large();
@@ -134,8 +134,8 @@ impl Local {
         Local { within: Some(Arc::new(within)), ..self.clone() }
     }
 
-    /// Prepares for a transaction that is about to begin and will make many inodes: that it need not be
-    /// in conflict with what is written down for it meanwhile.
+    /// Prepares for a transaction that is about to begin and will create many inodes: reserves inode
+    /// numbers now, so that the transaction does not conflict with a later reservation.
     ///
     /// # Errors
     /// Those of the transaction.
@@ -270,7 +270,7 @@ impl Local {
         }
     }
 
-    /// The limits of a directory that is the root of a quota, and what is used under it.
+    /// The limits and the usage of a directory that is the root of a quota.
     ///
     /// # Errors
     /// [`FsError::NotDirectory`], [`FsError::Stale`].
@@ -287,13 +287,12 @@ impl Local {
             .await
     }
 
-    /// Sets limits of a directory tree: of bytes, of inodes; what is `None` stays, and 0 is no limit. A
-    /// directory that had none becomes the root of a quota; what is below is walked through and counted.
-    /// The same is said by the extended attributes `thalweg.quota.max_bytes` and
-    /// `thalweg.quota.max_files`.
+    /// Sets limits of a directory tree, in bytes and in inodes; `None` keeps a limit, and 0 removes it. A
+    /// directory without a quota becomes the root of one, and its tree is walked and counted. The extended
+    /// attributes `thalweg.quota.max_bytes` and `thalweg.quota.max_files` do the same.
     ///
     /// # Errors
-    /// [`FsError::NotDirectory`]; [`FsError::NotSupported`] within a transaction, of a directory that is
+    /// [`FsError::NotDirectory`]; [`FsError::NotSupported`] within a transaction, for a directory that is
     /// not empty and has no quota yet.
     pub async fn set_quota(
         &self,
@@ -319,8 +318,8 @@ impl Local {
         self.inner.set_atime(atime);
     }
 
-    /// Finishes what is left to be done, notes what was read, and returns when everything survives a
-    /// crash. Without it the next opening does the same.
+    /// Finishes pending work, records access times, and returns when everything survives a crash. Without
+    /// it the next opening does the same.
     ///
     /// # Errors
     /// Those of the transactions.
@@ -329,7 +328,7 @@ impl Local {
             return Ok(());
         }
         self.inner.do_duties().await?;
-        // The keeper may be in the middle of what it has taken over: this waits for it.
+        // The keeper may be in the middle of work that it took over: this waits for it.
         self.inner.finish_reservations().await?;
         self.inner.finish_freed().await?;
         self.inner.flush_accesses().await?;
@@ -407,7 +406,7 @@ impl Local {
     }
 }
 
-/// An error after which a transaction cannot go on.
+/// Marks an error after which a transaction has to be aborted.
 fn as_fatal(error: FsError) -> FsError {
     match error {
         FsError::Conflict => FsError::Transaction(TxnError::Conflict),

@@ -46,8 +46,8 @@ pub struct AttachOptions {
     pub threads: usize,
     /// Make devices of the partitions found.
     pub partition_scan: bool,
-    /// Have the kernel free the device when the server dies and nobody uses it. Until then
-    /// `losetup -d` has no effect; use [`Attached::detach`].
+    /// Have the kernel free the device when the server dies and no program uses it. Until then `losetup -d`
+    /// has no effect; use [`Attached::detach`].
     pub autoclear: bool,
     /// The volume's name, for the mount table.
     pub name: String,
@@ -85,12 +85,12 @@ pub enum AttachError {
         /// The filesystem's type.
         kind: String,
     },
-    /// The directory is missing, or others may write to it.
+    /// The directory is missing, or other users may write to it.
     #[error("{} cannot hold a mount: {source}", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What is wrong.
+        /// The system's error.
         source: io::Error,
     },
     /// FUSE refused.
@@ -98,13 +98,13 @@ pub enum AttachError {
     Mount {
         /// The directory.
         mountpoint: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The loop driver refused.
     #[error(transparent)]
     Loop(#[from] LoopError),
-    /// Somebody uses the device. It stays attached.
+    /// A program uses the device. It stays attached.
     #[error("{} is in use{}; unmount it or close it first, or force the detach", device.display(), places(mounts))]
     Busy {
         /// The device.
@@ -112,18 +112,18 @@ pub enum AttachError {
         /// Where it is mounted, as far as this process can see.
         mounts: Vec<PathBuf>,
     },
-    /// What the kernel had still to write could not be made durable. The device stays attached.
+    /// Data in the kernel's cache could not be made durable. The device stays attached.
     #[error("the last writes to {} failed: {source}; look at the volume before you force the detach", device.display())]
     Flush {
         /// The device.
         device: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The volume's own flush failed after the device was gone.
     #[error("the volume could not be flushed: {0}")]
     Volume(#[from] StoreError),
-    /// The mount could not be taken away.
+    /// The mount could not be removed.
     #[error("the volume's file cannot be unmounted: {0}")]
     Unmount(#[source] io::Error),
     /// The system refused something that should always work.
@@ -136,16 +136,17 @@ fn places(mounts: &[PathBuf]) -> String {
     if places.is_empty() { String::new() } else { format!(", mounted on {}", places.join(", ")) }
 }
 
-/// Whether a detach minds who uses the device.
+/// Whether a detach waits for users of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
-    /// Refuse while anybody uses it.
+    /// Refuse while the device is in use.
     No,
-    /// Write back what can be, then cut everybody off: they get I/O errors.
+    /// Write back as much as possible, then cut all users off: they get I/O errors.
     Yes,
 }
 
-/// An attached volume. [`Attached::detach`] it: dropping it lets go without waiting or flushing.
+/// An attached volume. [`Attached::detach`] it: dropping it releases the device without waiting or
+/// flushing.
 #[derive(Debug)]
 pub struct Attached {
     /// The block device, such as `/dev/loop0`.
@@ -158,7 +159,7 @@ pub struct Attached {
     parts: Option<Parts>,
 }
 
-/// What must be taken away again, whatever happens. Dropping it may block for I/O.
+/// The mount and the device, to be removed in any case. Dropping it may block for I/O.
 #[derive(Debug)]
 struct Parts {
     mountpoint: PathBuf,
@@ -216,8 +217,8 @@ pub async fn attach(
     let runtime = tokio::runtime::Handle::current();
     let (env, options) = (env.clone(), options.clone());
     let mountpoint = mountpoint.to_owned();
-    // All of it in one blocking step: if the caller goes away meanwhile, the result is dropped and
-    // takes everything away again.
+    // All of it in one blocking step: if the caller is cancelled meanwhile, the result is dropped and
+    // removes everything again.
     blocking(move || {
         let mountpoint = prepare(&mountpoint)?;
         let mount = MountOptions { threads: options.threads, name: options.name.clone() };
@@ -260,7 +261,7 @@ fn bind(
     Ok(device)
 }
 
-/// The device's logical block: what was asked for, or the volume's preferred block.
+/// The device's logical block: the requested one, or the volume's preferred block.
 fn block_size(volume: &VolumeRef, asked: Option<u32>) -> Result<u32, AttachError> {
     let size = volume.size();
     let smallest = volume.min_block().max(512);
@@ -312,10 +313,10 @@ impl Attached {
         }
     }
 
-    /// Tells the kernel the volume's size anew, after it was extended or shrunk.
+    /// Tells the kernel the volume's size again, after it was extended or shrunk.
     ///
     /// # Errors
-    /// [`AttachError::System`] with what the kernel says.
+    /// [`AttachError::System`] with the kernel's error.
     pub async fn resize(&self) -> Result<(), AttachError> {
         let Some(device) = self.parts.as_ref().and_then(Parts::bound) else { return Ok(()) };
         blocking(move || {
@@ -324,12 +325,12 @@ impl Attached {
         .await
     }
 
-    /// Writes back what the kernel holds, flushes the volume, and takes the device and the mount
-    /// away. A second call does nothing.
+    /// Writes back the kernel's cache, flushes the volume, and removes the device and the mount. A second
+    /// call does nothing.
     ///
     /// # Errors
-    /// [`AttachError::Busy`] and [`AttachError::Flush`] leave the volume attached, and never come
-    /// when forced.
+    /// [`AttachError::Busy`] and [`AttachError::Flush`] leave the volume attached, and never occur when
+    /// forced.
     pub async fn detach(&mut self, force: Force) -> Result<(), AttachError> {
         let Some(device) = self.parts.as_ref().map(Parts::bound) else { return Ok(()) };
         if let Some(device) = device {
@@ -344,10 +345,10 @@ impl Attached {
         Ok(flushed?)
     }
 
-    /// Has the kernel let go of the file, or, forced, cuts the device off from it.
+    /// Has the kernel release the file, or, forced, cuts the device off from it.
     async fn unbind(&mut self, device: LoopDevice, force: Force) -> Result<(), AttachError> {
         let open = blocking(move || quiesce(device, force)).await?;
-        // The device must be closed by all, ourselves included, before the kernel lets go.
+        // Every handle of the device, ours included, must be closed before the kernel releases it.
         let kept = self.parts.as_mut().and_then(|parts| parts.device.as_mut());
         let keeper = kept.and_then(|(_, keeper)| keeper.take());
         let autoclear = keeper.is_some();
@@ -379,8 +380,8 @@ impl Drop for Attached {
     }
 }
 
-/// Writes back what the kernel holds for the device, and marks the device to be let go of when the
-/// returned handle, and every other, is closed.
+/// Writes back the kernel's cache of the device, and marks the device to be released when the returned
+/// handle, and every other, is closed.
 fn quiesce(device: LoopDevice, force: Force) -> Result<File, AttachError> {
     let open = match (device.open_exclusive(), force) {
         (Ok(open), _) => open,
@@ -432,11 +433,11 @@ fn sync_filesystem(mountpoint: &Path) {
 fn take_down(mut parts: Parts, force: Force) -> Result<(), AttachError> {
     let Some(mounted) = parts.mounted.take() else { return Ok(()) };
     let cut = parts.bound().is_some() && force == Force::Yes;
-    // With MNT_FORCE the kernel ends the connection: whoever waits for an answer gets an error.
+    // With MNT_FORCE the kernel ends the connection: pending requests fail.
     let flags = if cut { libc::MNT_FORCE | libc::MNT_DETACH } else { 0 };
     match unmount(&parts.mountpoint, flags) {
         Ok(()) => {}
-        // Somebody has the file open beside the loop device.
+        // Another program has the file open beside the loop device.
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
             unmount(&parts.mountpoint, libc::MNT_FORCE | libc::MNT_DETACH)
                 .map_err(AttachError::Unmount)?;
@@ -458,7 +459,7 @@ fn take_down(mut parts: Parts, force: Force) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Runs `work` where it may block: what it waits for is often served by tasks of this runtime.
+/// Runs `work` on a thread that may block: tasks of this runtime often serve the I/O that it waits for.
 pub(crate) async fn blocking<T, F>(work: F) -> Result<T, AttachError>
 where
     T: Send + 'static,

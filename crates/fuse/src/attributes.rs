@@ -75,8 +75,8 @@ pub(crate) fn time_change(time: TimeOrNow) -> TimeChange {
     }
 }
 
-/// What the kernel sent. The library subtracts the nanoseconds from a moment before 1970, where the
-/// kernel means them to be added.
+/// Converts a time from the kernel. The library subtracts the nanoseconds from a time before 1970, where
+/// the kernel means them to be added.
 fn timestamp(time: SystemTime) -> Timestamp {
     let seconds = |span: Duration| i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
     match time.duration_since(UNIX_EPOCH) {

@@ -26,7 +26,7 @@ pub struct ByteVolume {
     writes: RwLock<()>,
 }
 
-/// What a walk over the extents looks for.
+/// The target of a seek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     /// The next byte that is stored.
@@ -149,8 +149,8 @@ impl ByteVolume {
         self.volume.write_zeroes(inner.start, len, keep_allocated, false).await
     }
 
-    /// Gives the space of `len` bytes at `offset` back. All of them then read as zeros: a hole in a
-    /// file does, though a trim of less than a whole block need not.
+    /// Frees the space of `len` bytes at `offset`. All of them then read as zeros: a hole in a file does,
+    /// though a trim of less than a whole block need not.
     ///
     /// # Errors
     /// Those of the volume.
@@ -167,7 +167,7 @@ impl ByteVolume {
         self.volume.trim(inner.start, inner.end - inner.start, false).await
     }
 
-    /// The first byte from `offset` on that is what `seek` looks for; `None` past the end.
+    /// The first byte from `offset` on that `seek` looks for; `None` past the end.
     ///
     /// # Errors
     /// Those of the volume.
@@ -230,7 +230,7 @@ fn outward(wanted: &Range<u64>, unit: u64) -> Range<u64> {
     wanted.start - wanted.start % unit..wanted.end.div_ceil(unit) * unit
 }
 
-/// The whole units inside `wanted`, which may be none, and what is left of `wanted` beside them.
+/// The whole units inside `wanted`, which may be none, and the parts of `wanted` beside them.
 fn inward(wanted: &Range<u64>, unit: u64) -> (Range<u64>, Vec<Range<u64>>) {
     let inner = wanted.start.div_ceil(unit) * unit..wanted.end - wanted.end % unit;
     if inner.start >= inner.end {

@@ -1,8 +1,8 @@
-//! Keeps the kernel's caches right when others change files, and when direct writes pass them by.
+//! Keeps the kernel's caches coherent when files change through other handles, and when direct writes
+//! bypass them.
 //!
-//! The kernel waits for locks while it takes something out of its caches, and who holds these may
-//! wait for an answer of this process: so it happens on a thread of its own, which no request waits
-//! for.
+//! The kernel takes locks while it drops something from its caches, and a holder of these locks may wait
+//! for an answer of this process. So invalidations run on a thread of their own that no request waits for.
 
 use std::ffi::OsStr;
 use std::io;
@@ -34,7 +34,7 @@ impl Coherence {
         Ok(Coherence(sender))
     }
 
-    /// Has the kernel look again at what changed, soon.
+    /// Soon has the kernel drop its cache of a change.
     pub(crate) fn invalidate(&self, change: Change) {
         // Without the thread there is no mount, and so no cache.
         let _ = self.0.send(Task::Invalidate(change));

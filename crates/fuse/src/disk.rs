@@ -1,12 +1,11 @@
 //! A FUSE filesystem with one file, whose bytes are a volume.
 //!
-//! The kernel caches nothing of the file: it is opened with `FOPEN_DIRECT_IO`, so every write reaches
-//! the volume before it returns, and a block device above the file has the only cache. `fsync` is
-//! [`Volume::flush`](thalweg_store::volume::Volume::flush); a write under `O_SYNC` or `O_DSYNC` is one with forced unit access.
-//! Only the user who runs the server gets in: mode 0600, no `allow_other`.
+//! The kernel caches nothing of the file: it is opened with `FOPEN_DIRECT_IO`, so every write reaches the
+//! volume before it returns, and a block device above the file has the only cache. `fsync` is
+//! [`Volume::flush`](thalweg_store::volume::Volume::flush); a write under `O_SYNC` or `O_DSYNC` is one with
+//! forced unit access. Only the user that runs the server has access: mode 0600, no `allow_other`.
 //!
-//! FUSE's threads only decode; every request that touches the volume runs as a task and answers
-//! from there.
+//! FUSE's threads only decode; every request that needs the volume runs as a task, which answers it.
 
 use std::ffi::OsStr;
 use std::future::Future;
@@ -65,11 +64,11 @@ pub struct Mounted {
     pub releases: watch::Receiver<u64>,
 }
 
-/// Mounts the file of `volume` on the directory `mountpoint`. It blocks until the kernel has
-/// greeted; requests run on the calling runtime.
+/// Mounts the file of `volume` on the directory `mountpoint`. It blocks until the kernel has sent its first
+/// request; requests run on the calling runtime.
 ///
 /// # Errors
-/// What the system says to the mount.
+/// The system's error.
 pub fn mount(
     env: &Env,
     runtime: tokio::runtime::Handle,
@@ -111,7 +110,7 @@ struct Disk {
     releases: watch::Sender<u64>,
 }
 
-/// What the tasks share.
+/// The state that the tasks share.
 struct Served {
     env: Env,
     bytes: ByteVolume,
@@ -185,7 +184,7 @@ impl Served {
         }
     }
 
-    /// The stored bytes, counted anew when the last count is old.
+    /// The stored bytes, counted again when the last count is old.
     async fn stored(&self) -> Result<u64, StoreError> {
         let now = self.env.now();
         if let Some((when, stored)) = *self.counted.lock()
@@ -468,7 +467,7 @@ impl Filesystem for Disk {
     }
 }
 
-/// What the kernel is told of a failure; the log gets the rest.
+/// The errno of a failure; the log gets the rest.
 fn errno(operation: &'static str, error: &StoreError) -> Errno {
     match error {
         StoreError::Invalid(_) | StoreError::TooLarge { .. } => Errno::EINVAL,

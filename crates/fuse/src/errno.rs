@@ -1,4 +1,4 @@
-//! The kernel's numbers for what can go wrong in a filesystem.
+//! The kernel's numbers for errors of a filesystem.
 
 use fuser::Errno;
 use thalweg_fs::FsError;
@@ -7,7 +7,7 @@ use thalweg_store::device::DeviceError;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
-/// What the kernel is told of a failure; the log gets the rest.
+/// The errno of a failure; the log gets the rest.
 pub(crate) fn errno(operation: &'static str, error: &FsError) -> Errno {
     let errno = match error {
         FsError::NotFound => Errno::ENOENT,
@@ -29,13 +29,13 @@ pub(crate) fn errno(operation: &'static str, error: &FsError) -> Errno {
         FsError::NoSpace | FsError::NoRoom { .. } => Errno::ENOSPC,
         FsError::Smaller { .. } => Errno::EINVAL,
         FsError::QuotaExceeded => Errno::EDQUOT,
-        // As between filesystems: whoever renames copies instead.
+        // As between filesystems: programs that rename copy instead.
         FsError::CrossQuota => Errno::EXDEV,
         // As for a block that the device cannot read.
         FsError::Lost { .. } | FsError::Newer(_) => Errno::EIO,
-        // Not EAGAIN: whoever gets that from a file tries again for ever.
+        // Not EAGAIN: programs that get it from a file retry for ever.
         FsError::Conflict => Errno::EBUSY,
-        // As ext4 and XFS answer where their structures make no sense.
+        // As ext4 and XFS answer for invalid structures.
         FsError::Damaged(_) => Errno::from_i32(libc::EUCLEAN),
         FsError::Tree(error) => of_tree(error),
         FsError::Transaction(error) => of_transaction(error),

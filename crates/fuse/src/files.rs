@@ -1,26 +1,25 @@
-//! A filesystem for the kernel, through FUSE.
+//! Serves a filesystem to the kernel, through FUSE.
 //!
-//! FUSE's threads decode, and run a request as far as it gets without waiting; the rest of it is a task
-//! that answers when it is done, so that many are in flight. The kernel checks permissions, resolves
-//! paths, keeps locks, and caches names, attributes, pages and links; what changes behind its back is
-//! told to it (see [`Filesystem::watch`]).
+//! FUSE's threads decode a request and run it until it has to wait; a task finishes it and answers, so that
+//! many requests are in flight. The kernel checks permissions, resolves paths, keeps locks, and caches
+//! names, attributes, pages and links; [`Filesystem::watch`] tells it of changes through other handles.
 //!
-//! **What is durable.** A write reaches the filesystem before it returns, byte for byte, unless the
-//! mount has [`MountOptions::writeback_cache`]; `fsync` is [`Filesystem::sync`]. For a file open with
-//! `O_SYNC` or `O_DSYNC` the kernel asks for that after every write; with `O_DIRECT` it does not, and
-//! the sync is a part of the write. The kernel does not forward `sync` and `syncfs` to filesystems in
-//! user space; they push out what the kernel itself holds.
+//! **Durability.** A write reaches the filesystem before it returns, byte for byte, unless the mount has
+//! [`MountOptions::writeback_cache`]; `fsync` is [`Filesystem::sync`]. For a file open with `O_SYNC` or
+//! `O_DSYNC` the kernel sends an fsync after every write; with `O_DIRECT` it does not, and the write syncs.
+//! The kernel does not forward `sync` and `syncfs` to filesystems in user space; they push out the kernel's
+//! own cache alone.
 //!
 //! **Unmounts.** The kernel does not wait for the server of a filesystem in user space that it unmounts,
-//! unless a block device lies below. But umount(8) asks how full a filesystem is before it unmounts it,
-//! and waits for the answer: then everything is made durable first.
+//! unless a block device lies below. But umount(8) sends a statfs before it unmounts, and waits for the
+//! answer: the server makes everything durable before it answers.
 //!
-//! **Direct and cached.** A direct write goes past the kernel's cache, and of an asynchronous one the
-//! kernel does not drop the pages that somebody read meanwhile. So its answer waits until they are
-//! dropped, where the file was opened for cached access too.
+//! **Direct and cached.** A direct write bypasses the kernel's cache. After an asynchronous one the kernel
+//! does not drop pages that were read during the write. So where the file is open for cached access too,
+//! the answer waits until they are dropped.
 //!
-//! **Privileges.** A write takes set-user-id, set-group-id and capabilities from a file. The kernel
-//! leaves this to the filesystem, and saves a request before every write in return.
+//! **Privileges.** A write clears set-user-id, set-group-id and capabilities of a file. The kernel leaves
+//! this to the filesystem, and saves a request before every write in return.
 
 use std::ffi::OsStr;
 use std::future::Future;
@@ -55,9 +54,9 @@ use crate::stages::{Stage, Stages};
 
 /// The longest request; the kernel's own default limit is 256 pages.
 const MAX_REQUEST: u32 = 1 << 20;
-/// Requests that the kernel keeps in flight beside those that somebody waits for.
+/// Requests that the kernel keeps in flight beside those that a program waits for.
 const MAX_BACKGROUND: u16 = 256;
-/// How long the kernel may believe what it was told: until it is told otherwise.
+/// How long the kernel may cache names and attributes: until an invalidation.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 /// No inode number is ever given again.
 const GENERATION: Generation = Generation(0);
@@ -67,13 +66,13 @@ const ENTRIES: usize = 128;
 const DOTS: u64 = 2;
 /// Most bytes that one request copies: fits the answer's 32 bits.
 const MAX_COPY: u64 = 1 << 30;
-/// The handle of every file whose pages the kernel keeps.
+/// The handle of every file whose pages the kernel caches.
 const CACHED: FileHandle = FileHandle(0);
-/// The handle of every file whose pages it does not keep.
+/// The handle of every file whose pages it does not cache.
 const DIRECT: FileHandle = FileHandle(1);
 const CAPABILITIES: &[u8] = b"security.capability";
 
-/// What FUSE's threads call.
+/// The callbacks of FUSE's threads.
 pub(crate) struct Adapter {
     env: Env,
     served: Arc<Served>,
@@ -87,7 +86,7 @@ pub(crate) struct Adapter {
     _life: watch::Sender<()>,
 }
 
-/// What the tasks share.
+/// The state that the tasks share.
 pub(crate) struct Served {
     filesystem: Arc<dyn Filesystem>,
     known: Known,
@@ -95,7 +94,7 @@ pub(crate) struct Served {
     notifier: OnceLock<(Notifier, Coherence)>,
 }
 
-/// What every kind of reply can say.
+/// Any kind of reply.
 trait Refuse: Send + 'static {
     fn refuse(self, errno: Errno);
 }
@@ -125,7 +124,7 @@ refuse!(
 );
 
 impl Adapter {
-    /// One whose life ends with that of the mount.
+    /// An adapter that lives as long as its mount.
     pub(crate) fn new(
         env: &Env,
         runtime: tokio::runtime::Handle,
@@ -151,13 +150,12 @@ impl Adapter {
         &self.stages
     }
 
-    /// What its tasks share.
+    /// The state that its tasks share.
     pub(crate) fn served(&self) -> &Arc<Served> {
         &self.served
     }
 
-    /// Runs `work` as a task, and has `tell` answer with what came of it. Should it panic, the reply
-    /// answers `EIO`.
+    /// Runs `work` as a task, and answers with `tell`. If it panics, the reply answers `EIO`.
     fn run<R, T, W, F>(
         &self,
         operation: &'static str,
@@ -179,8 +177,8 @@ impl Adapter {
         });
     }
 
-    /// Runs a task: here, as far as it gets without waiting, which for what is in memory is to its end
-    /// and saves two switches between threads; from there on in the runtime.
+    /// Runs a task: on this thread until it has to wait, and from there on in the runtime. A request that
+    /// memory can answer never waits, which saves two switches between threads.
     fn start(&self, operation: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.runtime.enter();
         let (stages, begun) = (self.stages.clone(), self.stages.now());
@@ -196,7 +194,7 @@ impl Adapter {
         match std::panic::catch_unwind(AssertUnwindSafe(first)) {
             Ok(false) => {
                 let (stages, queued) = (self.stages.clone(), self.stages.now());
-                // The task is polled again right away, and says then whom to wake.
+                // The runtime polls the task again right away, with a real waker.
                 let task = async move {
                     stages.end(Stage::Queue, queued);
                     task.await;
@@ -278,8 +276,8 @@ impl Served {
         file_attr(&attributes)
     }
 
-    /// Changes content, which takes privileges away: the capabilities here, set-user-id and
-    /// set-group-id by what `change` does.
+    /// Changes content, which clears privileges: the capabilities here, set-user-id and set-group-id within
+    /// `change`.
     async fn change_content<T, F>(&self, ino: Ino, change: F) -> Result<T, FsError>
     where
         F: Future<Output = Result<T, FsError>>,
@@ -293,7 +291,7 @@ impl Served {
         }
         let result = change.await;
         if let Some((notifier, _)) = self.notifier.get() {
-            // The attributes alone, for which the kernel waits for nobody.
+            // For attributes alone the kernel takes no lock.
             let _ = notifier.inval_inode(INodeNo(ino.0), -1, 0);
         }
         result
@@ -308,7 +306,7 @@ impl Served {
         self.filesystem.set_attributes(ino, &change).await.map(drop)
     }
 
-    /// Whether an inode has what a write takes away. That it has not is noted.
+    /// Whether an inode has privileges that a write clears. A negative answer is cached.
     async fn has_privileges(&self, ino: Ino) -> Result<bool, FsError> {
         let grants = self.known.grants();
         let attributes = self.filesystem.attributes(ino).await?;
@@ -365,7 +363,7 @@ impl fuser::Filesystem for Adapter {
         let _ = config.set_max_readahead(MAX_REQUEST);
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);
-        // Without these, what users may do would not be what the filesystem says.
+        // Without these, the kernel would not apply the filesystem's permissions.
         let needed = InitFlags::FUSE_DONT_MASK | InitFlags::FUSE_POSIX_ACL;
         config.add_capabilities(needed).map_err(|missing| {
             io::Error::new(io::ErrorKind::Unsupported, format!("the kernel lacks {missing:?}"))
@@ -444,8 +442,8 @@ impl fuser::Filesystem for Adapter {
             size,
             accessed: accessed.map(time_change),
             modified: modified.map(time_change),
-            // Who gives a file away, or cuts it without being root, leaves no privileges. The mode that
-            // comes along is the caller's own wish.
+            // A new owner, and a truncation by a user other than root, clear privileges. A mode in the same
+            // request is the caller's own choice.
             clear_suid: mode.is_none()
                 && (uid.is_some() || gid.is_some() || (size.is_some() && request.uid() != 0)),
         };
@@ -608,7 +606,7 @@ impl fuser::Filesystem for Adapter {
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        // What is open is known to the kernel, and so remembered.
+        // The kernel knows an open inode, and so it has a reference.
         let writes = flags.0 & libc::O_ACCMODE != libc::O_RDONLY;
         if writes && self.served.filesystem.is_read_only() {
             return reply.error(Errno::EROFS);
@@ -658,7 +656,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let Ok(len) = u32::try_from(data.len()) else { return reply.error(Errno::EINVAL) };
-        // What the kernel wrote into its cache has its place already, and nobody's handle.
+        // A write of the kernel's cache has its offset already, and belongs to no handle.
         let cached = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = !cached && flags.0 & libc::O_APPEND != 0;
         let at = if appends { WriteAt::End } else { WriteAt::Offset(offset) };
@@ -678,7 +676,7 @@ impl fuser::Filesystem for Adapter {
                 let went = served.change_content(ino, write).await?;
                 let Some((_, coherence)) = served.notifier.get() else { return Ok(()) };
                 if went != offset {
-                    // Somebody else made the file longer: the kernel's page is in a wrong place.
+                    // Another handle made the file longer: the kernel has the page at a wrong offset.
                     coherence.invalidate(Change::Inode { ino, content: true });
                 } else if direct && served.known.is_cached(ino) {
                     match handle {
@@ -790,7 +788,7 @@ impl fuser::Filesystem for Adapter {
             reply,
             move |served| async move {
                 if leaves && let Err(error) = served.filesystem.sync_all().await {
-                    tracing::error!(%error, "what was written before the unmount is not durable");
+                    tracing::error!(%error, "writes before the unmount are not durable");
                 }
                 served.filesystem.statistics().await
             },
@@ -878,7 +876,7 @@ impl fuser::Filesystem for Adapter {
         let (ino, name) = (Ino(ino.0), bytes_of(name));
         self.run_empty("removexattr", reply, move |served| async move {
             match served.filesystem.remove_xattr(ino, &name).await {
-                // For the kernel a file without a list has one that can be taken away.
+                // The kernel lets a program remove the list of a file without one.
                 Err(FsError::NoAttribute) if name.starts_with(b"system.posix_acl_") => Ok(()),
                 result => result,
             }
@@ -1005,7 +1003,7 @@ fn new_node(request: &Request, node: Node, mode: u32, umask: u32) -> NewNode {
     }
 }
 
-/// Answers the question for a size, or hands over what fits it.
+/// Answers a request for the size, or sends the value if it fits.
 fn answer_sized(reply: ReplyXattr, value: &[u8], size: u32) {
     match u32::try_from(value.len()) {
         Ok(len) if size == 0 => reply.size(len),

@@ -1,4 +1,4 @@
-//! What the kernel knows of the inodes.
+//! The inodes that the kernel knows.
 
 use parking_lot::Mutex;
 use thalweg_fs::{Filesystem, Ino};
@@ -11,7 +11,7 @@ pub(crate) struct Known(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     inodes: HashMap<Ino, Inode>,
-    /// Counts what could have given an inode privileges.
+    /// Counts changes that may have given an inode privileges.
     grants: u64,
 }
 
@@ -45,7 +45,7 @@ impl Known {
         filesystem.forget(ino, count);
     }
 
-    /// The kernel has let go of everything, without a word about each inode.
+    /// The kernel has dropped every inode at the end of the mount, without a message for each.
     pub(crate) fn forget_all(&self, filesystem: &dyn Filesystem) {
         let inodes = std::mem::take(&mut self.0.lock().inodes);
         for (ino, inode) in inodes.into_iter().filter(|(_, inode)| inode.lookups > 0) {
@@ -53,7 +53,7 @@ impl Known {
         }
     }
 
-    /// Whether an inode has privileges that a write must take away is known: it has none.
+    /// Whether the inode is known to have no privileges that a write clears.
     pub(crate) fn is_plain(&self, ino: Ino) -> bool {
         self.0.lock().inodes.get(&ino).is_some_and(|inode| inode.plain)
     }
@@ -71,7 +71,7 @@ impl Known {
         self.0.lock().inodes.get(&ino).is_some_and(|inode| inode.cached)
     }
 
-    /// What [`Known::note_plain`] wants from before the look at the inode.
+    /// The count to pass to [`Known::note_plain`], taken before the inode is read.
     pub(crate) fn grants(&self) -> u64 {
         self.0.lock().grants
     }

@@ -1,7 +1,7 @@
 //! The kernel's loop devices: a block device over a file.
 //!
-//! `LOOP_CONFIGURE` (Linux 5.8) binds a device to a file and sets it up in one step, so nobody sees
-//! it half made.
+//! `LOOP_CONFIGURE` (Linux 5.8) binds a device to a file and configures it in one step, so no program sees
+//! it half configured.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -26,7 +26,7 @@ const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// How often a free device may be lost to somebody else before it is reported.
+/// How many free devices may be lost to other programs before an error.
 const ATTEMPTS: usize = 64;
 
 /// `struct loop_info64` of `linux/loop.h`.
@@ -72,7 +72,7 @@ pub struct LoopOptions {
     pub block_size: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// Let go of the file when the last program closes the device.
+    /// Release the file when the last program closes the device.
     pub autoclear: bool,
     /// Look for partitions.
     pub partition_scan: bool,
@@ -91,7 +91,7 @@ pub enum LoopError {
     Open {
         /// The device.
         device: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The kernel refused the file.
@@ -99,7 +99,7 @@ pub enum LoopError {
     Configure {
         /// The device.
         device: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Other programs took every free device first.
@@ -107,8 +107,7 @@ pub enum LoopError {
     Contended,
 }
 
-/// The number of a loop device. It says nothing of who uses the device: look at
-/// [`LoopDevice::backing_file`].
+/// The number of a loop device. Another program may own the device: look at [`LoopDevice::backing_file`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopDevice(u32);
 
@@ -147,12 +146,12 @@ impl LoopDevice {
     /// Opens the device to control it. Never for writing: some kernels then refuse to mount it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn open(self) -> io::Result<File> {
         OpenOptions::new().read(true).custom_flags(libc::O_CLOEXEC).open(self.path())
     }
 
-    /// Opens the device for nobody else to mount or claim.
+    /// Opens the device exclusively: it cannot be mounted or claimed meanwhile.
     ///
     /// # Errors
     /// `EBUSY` while it is mounted or claimed by another driver.
@@ -197,7 +196,7 @@ pub fn configure(file: &File, options: &LoopOptions) -> Result<(LoopDevice, File
         let keeper = keeper.map_err(|source| LoopError::Open { device: path.clone(), source })?;
         match bind(&open, file, options) {
             Ok(()) => return Ok((device, keeper)),
-            // Somebody else was faster.
+            // Another program was faster.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(source) => return Err(LoopError::Configure { device: path, source }),
         }
@@ -229,20 +228,20 @@ fn bind(device: &File, file: &File, options: &LoopOptions) -> io::Result<()> {
     checked(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) })
 }
 
-/// Lets go of the file. While other programs have the device open this only marks it to be let go
-/// of when the last one closes it; see [`keep`] for the way back.
+/// Releases the file. While other programs have the device open this only marks the file to be released at
+/// the last close; [`keep`] undoes the mark.
 ///
 /// # Errors
-/// What the system says; `ENXIO` when the device has no file.
+/// The system's error; `ENXIO` when the device has no file.
 pub fn clear(device: &File) -> io::Result<()> {
     // SAFETY: the request takes no argument.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD, 0) })
 }
 
-/// Takes back a [`clear`] that waits for the last program to close the device.
+/// Undoes a [`clear`] that waits for the last program to close the device.
 ///
 /// # Errors
-/// What the system says; `ENXIO` when the device has no file any more.
+/// The system's error; `ENXIO` when the device has no file any more.
 pub fn keep(device: &File) -> io::Result<()> {
     let mut info = LoopInfo::zeroed();
     // SAFETY: the argument is the structure that the request fills, alive for the call.
@@ -252,10 +251,10 @@ pub fn keep(device: &File) -> io::Result<()> {
     checked(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS64, &raw const info) })
 }
 
-/// Tells the device that its file has another size now.
+/// Tells the device that its file has a new size.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn resize(device: &File) -> io::Result<()> {
     // SAFETY: the request takes no argument.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY, 0) })

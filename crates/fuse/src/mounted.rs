@@ -1,4 +1,4 @@
-//! Mounts: how a filesystem is shown to the kernel, and what ends that.
+//! Mounts of a filesystem, and their end.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use crate::stages::Stages;
 pub struct MountOptions {
     /// Threads that take requests from the kernel, each with a queue of its own.
     pub threads: usize,
-    /// What is mounted, as the mount table shows it.
+    /// The source, as the mount table shows it.
     pub source: String,
     /// The kernel refuses changes.
     pub read_only: bool,
-    /// Everybody may use the mount, as far as permissions go; otherwise its owner alone.
+    /// All users may use the mount, as far as permissions go; otherwise its owner alone.
     pub allow_other: bool,
     /// The kernel collects writes and hands them over later, page by page.
     pub writeback_cache: bool,
@@ -40,7 +40,7 @@ pub struct MountOptions {
     pub dirsync: bool,
     /// Reads of inodes are not noted.
     pub noatime: bool,
-    /// Nobody else changes what is mounted, so there is nothing to watch.
+    /// No other handle changes the filesystem, so there is nothing to watch.
     pub private: bool,
 }
 
@@ -116,12 +116,12 @@ impl Mounted {
         &self.identity
     }
 
-    /// How long requests of the kernel took, from the moment at which they were taken from its queue.
+    /// How long requests of the kernel took, from the time at which they left its queue.
     pub fn stages(&self) -> Vec<StageStatus> {
         self.stages.status()
     }
 
-    /// Returns when the kernel has let go of the mount, whoever unmounted it.
+    /// Returns when the kernel has released the mount, whichever process unmounted it.
     pub async fn ended(&self) {
         let mut alive = self.alive.clone();
         while alive.changed().await.is_ok() {}
@@ -132,13 +132,13 @@ impl Mounted {
         self.coherence.settle().await;
     }
 
-    /// Unmounts, bind mounts too; with `detach` also while files are in use, which live on until they
-    /// are closed. It blocks while the kernel writes what it holds, so not on a thread that serves the
+    /// Unmounts, bind mounts too; with `detach` also while files are in use, which live on until they are
+    /// closed. It blocks while the kernel writes its cache, so never call it on a thread that serves the
     /// mount.
     ///
     /// # Errors
-    /// `EBUSY` while files are in use and `detach` is not set, or while another filesystem is mounted
-    /// over this one; then it stays mounted.
+    /// `EBUSY` while files are in use and `detach` is not set, or while another filesystem is mounted over
+    /// this one; then it stays mounted.
     pub fn unmount(&self, detach: bool) -> io::Result<()> {
         if self.alive.has_changed().is_err() {
             return Ok(());
@@ -160,17 +160,17 @@ impl Mounted {
     /// Waits for the threads after [`Mounted::ended`].
     ///
     /// # Errors
-    /// What ended one of them.
+    /// The error that ended one of them.
     pub fn join(self) -> io::Result<()> {
         self.session.join()
     }
 }
 
-/// Mounts `filesystem` on the directory `mountpoint`. It blocks until the kernel has greeted;
-/// requests run on the runtime.
+/// Mounts `filesystem` on the directory `mountpoint`. It blocks until the kernel has sent its first
+/// request; requests run on the runtime.
 ///
 /// # Errors
-/// What the system says to the mount.
+/// The system's error.
 pub fn mount(
     env: &Env,
     runtime: tokio::runtime::Handle,

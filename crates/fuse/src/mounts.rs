@@ -21,7 +21,7 @@ pub struct Mount {
     pub mountpoint: PathBuf,
     /// The filesystem's type.
     pub kind: String,
-    /// What is mounted, in the filesystem's own words.
+    /// The source, in the filesystem's own words.
     pub source: String,
     /// For a filesystem in user space, the user that serves it.
     pub user: Option<u32>,
@@ -33,7 +33,7 @@ pub struct Mount {
 pub struct Identity {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// What is mounted, in the filesystem's own words.
+    /// The source, in the filesystem's own words.
     pub source: String,
 }
 
@@ -54,7 +54,7 @@ impl Mount {
 pub struct Holder {
     /// The process with the lowest number.
     pub process: u32,
-    /// What is mounted there.
+    /// The mounts there.
     pub mounts: Vec<Mount>,
 }
 
@@ -67,7 +67,7 @@ pub fn name_of((major, minor): (u32, u32)) -> String {
     format!("{NAME}{major}:{minor}")
 }
 
-/// What this process sees mounted, in the order of mounting.
+/// The mounts that this process sees, in the order of mounting.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -108,10 +108,10 @@ pub fn elsewhere(filesystem: &Identity) -> io::Result<Vec<Holder>> {
     Ok(holders)
 }
 
-/// `umount2`, for a user without privileges by way of fusermount3.
+/// `umount2`, for a user without privileges through fusermount3.
 ///
 /// # Errors
-/// What the system says: `EBUSY` while the mount is in use and `flags` has no `MNT_DETACH`.
+/// The system's error: `EBUSY` while the mount is in use and `flags` has no `MNT_DETACH`.
 pub fn unmount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
     match umount2(mountpoint, flags) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => fusermount(mountpoint, flags),
@@ -150,7 +150,7 @@ fn fusermount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
 /// `umount2` in the mount namespace of another process.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn unmount_in(process: u32, mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
     let namespace = File::open(format!("/proc/{process}/ns/mnt"))?;
     let mountpoint = mountpoint.to_owned();
@@ -189,7 +189,7 @@ pub fn of(filesystem: &Identity) -> io::Result<Vec<PathBuf>> {
     Ok(mounts.map(|mount| mount.mountpoint).collect())
 }
 
-/// What is mounted on `path` itself, the topmost if several are.
+/// The mount on `path` itself, the topmost if there are several.
 ///
 /// # Errors
 /// When `/proc` cannot be read.

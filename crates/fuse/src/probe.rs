@@ -35,7 +35,7 @@ pub struct Availability {
     pub method: Method,
     /// Whether [`attach`](crate::attach::attach) can use it.
     pub usable: bool,
-    /// Why, or why not, and what to do about it.
+    /// The reason, and the remedy if there is one.
     pub reason: String,
 }
 

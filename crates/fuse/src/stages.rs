@@ -1,4 +1,4 @@
-//! How long requests of the kernel take, from the moment at which they are taken from its queue.
+//! How long requests of the kernel take, from the time at which they left its queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use thalweg_store::env::{Env, Time};
 use thalweg_store::latency::{StageHistograms, StageStatus};
 
-/// What is timed: a wait, or the whole of a request.
+/// A timed stage: a wait, or the whole of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// A request that could not be answered at once waits for a thread of the runtime.

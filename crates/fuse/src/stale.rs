@@ -1,8 +1,8 @@
-//! Cleans up what a server that was killed has left behind.
+//! Cleans up after a server that was killed.
 //!
-//! When the server of an attached volume dies, the kernel ends the FUSE connection: the mount
-//! answers "Transport endpoint is not connected", and the loop device above it answers I/O errors.
-//! Both stay until somebody takes them away.
+//! When the server of an attached volume dies, the kernel ends the FUSE connection: the mount answers
+//! "Transport endpoint is not connected", and the loop device above it answers I/O errors. Both stay until
+//! they are removed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,23 @@ use crate::disk::{FILE_NAME, SOURCE};
 use crate::loopdev::{self, LoopDevice};
 use crate::mounts::{self, unmount};
 
-/// How long the kernel may take to let go of a file.
+/// How long the kernel may take to release a file.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What was found and done.
+/// What a clean-up found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// A dead mount was taken away.
+    /// Whether a dead mount was removed.
     pub unmounted: bool,
     /// Loop devices that are free again.
     pub detached: Vec<PathBuf>,
-    /// Loop devices that somebody still uses, and where they are mounted. They answer I/O errors,
-    /// and vanish when their last user lets go; unmount them.
+    /// Loop devices that are still in use, and where they are mounted. They answer I/O errors, and vanish
+    /// with their last user; unmount them.
     pub in_use: Vec<(PathBuf, Vec<PathBuf>)>,
 }
 
-/// Takes away the dead mount on `mountpoint` and the loop devices above it, so that a volume can
-/// be attached there again. It does nothing where nothing is mounted.
+/// Removes the dead mount on `mountpoint` and the loop devices above it, so that a volume can be attached
+/// there again. It does nothing where nothing is mounted.
 ///
 /// # Errors
 /// [`AttachError::Occupied`] when a live server, or something else, is mounted there.
@@ -72,8 +72,8 @@ fn find(mountpoint: &Path) -> Result<Option<(PathBuf, Vec<LoopDevice>)>, AttachE
     Ok(Some((mountpoint, devices)))
 }
 
-/// The canonical form of a path whose last component may be a dead mount, which cannot be looked
-/// into; `None` when there is no such directory.
+/// The canonical form of a path whose last component may be a dead mount, on which every call fails; `None`
+/// when there is no such directory.
 pub(crate) fn canonical(path: &Path) -> Result<Option<PathBuf>, AttachError> {
     let absolute = std::path::absolute(path).map_err(AttachError::System)?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
@@ -86,8 +86,8 @@ pub(crate) fn canonical(path: &Path) -> Result<Option<PathBuf>, AttachError> {
     }
 }
 
-/// Asks the kernel to let go of `file`. The device is looked at again once it is open, for until
-/// then it could pass to somebody else.
+/// Asks the kernel to release `file`. The device is checked again once it is open: until then another
+/// program could take it.
 fn release(device: LoopDevice, file: &Path) -> Result<(), AttachError> {
     let open = device.open().map_err(AttachError::System)?;
     if device.backing_file().as_deref() == Some(file) {
@@ -106,7 +106,7 @@ pub(crate) fn mounted(device: LoopDevice) -> Vec<PathBuf> {
     device.number().and_then(|number| mounts::of_device(number).ok()).unwrap_or_default()
 }
 
-/// Waits until the device has let go of `file`; false when it has not within `patience`.
+/// Waits until the device has released `file`; false when it has not within `patience`.
 pub(crate) async fn gone(env: &Env, device: LoopDevice, file: &Path, patience: Duration) -> bool {
     let deadline = env.now() + patience;
     while device.backing_file().as_deref() == Some(file) {

@@ -1,8 +1,8 @@
-//! The folder of a user's sockets and mountpoints: what exists while something is served.
+//! The folder of a user's sockets and mountpoints, which exist while something is served.
 //!
-//! Root's is `/run/thalweg`. Another user's is `thalweg` in `$XDG_RUNTIME_DIR` or in `/run/user/UID`,
-//! where that directory is the user's own, and otherwise `/tmp/thalweg-UID`: so it exists in cron jobs,
-//! containers and under su(1) too, and never meets another user's.
+//! Root's is `/run/thalweg`. Another user's is `thalweg` in `$XDG_RUNTIME_DIR` or in `/run/user/UID`, where
+//! that directory is the user's own, and otherwise `/tmp/thalweg-UID`: so it exists in cron jobs,
+//! containers and under su(1) too, and never collides with another user's.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -53,9 +53,9 @@ pub fn make(place: &Path) -> io::Result<()> {
     private(place)
 }
 
-/// What is called `name` in one of this user's folders; where [`directory`] would make it when it is
-/// in none. A server may have been started where the folder was another one: without a login session
-/// for example.
+/// The path of `name` in the first of this user's folders that has it; otherwise where [`directory`] would
+/// make it. A server may have been started where the folder was another one: without a login session for
+/// example.
 ///
 /// # Errors
 /// `InvalidInput` when `name` is not a plain name.

@@ -25,7 +25,7 @@ use crate::acl::Acl;
 
 /// Holes are whole blocks of this size.
 const BLOCK: u64 = 4096;
-/// What [`Filesystem::statistics`] says there is room for.
+/// The capacity that [`Filesystem::statistics`] reports.
 const BLOCKS: u64 = 1 << 20;
 const SETUID: u16 = 0o4000;
 const SETGID: u16 = 0o2000;
@@ -57,7 +57,7 @@ struct Shared {
 struct Files {
     inodes: BTreeMap<Ino, Inode>,
     next: u64,
-    /// What the call that has the lock changed.
+    /// The changes of the call that has the lock.
     changes: Vec<Change>,
 }
 
@@ -102,7 +102,7 @@ impl NaiveFiles {
         NaiveFiles { id: 0, shared: Arc::new(shared) }
     }
 
-    /// Another handle to the same files; each is told what comes through the others.
+    /// Another handle to the same files; each handle's watcher is told of changes through the others.
     pub fn share(&self) -> NaiveFiles {
         let id = self.shared.handles.fetch_add(1, Ordering::SeqCst);
         NaiveFiles { id, shared: self.shared.clone() }
@@ -118,7 +118,7 @@ impl NaiveFiles {
         self.shared.files.lock().inodes.len()
     }
 
-    /// Makes one change, or none when it fails, and tells who watches through other handles.
+    /// Makes one change, or none when it fails, and tells the watchers of the other handles.
     fn change<T>(
         &self,
         change: impl FnOnce(&mut Files, Timestamp) -> Result<T, FsError>,
@@ -347,7 +347,7 @@ impl Files {
         self.changes.push(Change::Inode { ino, content });
     }
 
-    /// Gives a name to an inode; a name that is there changes hands.
+    /// Sets the inode of a name; an existing name is redirected.
     fn set_name(
         &mut self,
         parent: Ino,
@@ -393,7 +393,7 @@ impl Files {
         Ok(())
     }
 
-    /// An inode without names that nobody remembers ends.
+    /// Removes an inode without names and references.
     fn reap(&mut self, ino: Ino) {
         if self.inodes.get(&ino).is_some_and(|it| it.attributes.links == 0 && it.remembered == 0) {
             self.inodes.remove(&ino);
@@ -549,7 +549,7 @@ impl Files {
         self.arrived(other, from.0, now)
     }
 
-    /// What was renamed is in `directory` now.
+    /// Updates the parent of a renamed inode, which is in `directory` now.
     fn arrived(&mut self, ino: Ino, directory: Ino, now: Timestamp) -> Result<(), FsError> {
         let inode = self.get_mut(ino)?;
         inode.attributes.changed = now;
@@ -694,7 +694,7 @@ impl Files {
     }
 }
 
-/// What a new inode has from its directory: the group, set-group-id, and access control lists.
+/// Sets what a new inode inherits from its directory: the group, set-group-id, and access control lists.
 fn inherit(inode: &mut Inode, directory: &Inode, umask: u16) {
     if directory.attributes.mode & SETGID != 0 {
         inode.attributes.gid = directory.attributes.gid;

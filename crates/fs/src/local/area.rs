@@ -119,7 +119,7 @@ impl DataArea {
         *further.iter().rfind(|segment| segment.page <= page).unwrap_or(&self.first)
     }
 
-    /// What says in its blocks that they belong to the filesystem.
+    /// The tag that its blocks carry: it says which filesystem they belong to.
     pub(crate) fn tag(&self) -> u32 {
         self.tag
     }
@@ -208,7 +208,7 @@ impl DataArea {
 
 const WRONG_SIZE: FsError = FsError::Invalid("too few or too many blocks for data");
 
-/// A page of bits, and what was changed in it.
+/// A bitmap page and its changes.
 #[derive(Debug)]
 pub(crate) struct BitmapPage {
     bytes: Vec<u8>,
@@ -302,7 +302,7 @@ impl BitmapPage {
         all
     }
 
-    /// What was changed, and the content; `None` when no bit was.
+    /// The changed ranges and the content; `None` when no bit changed.
     pub(crate) fn into_changed(self) -> Option<(ByteRanges, Bytes)> {
         let bits = self.changed.iter().any(|range| range.end > BITMAP_HEADER);
         bits.then(|| (self.changed, Bytes::from(self.bytes)))

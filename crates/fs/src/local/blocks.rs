@@ -1,4 +1,4 @@
-//! Blocks of data are taken and given back: bits in the pages at the front of the partition.
+//! Allocation of data blocks: bits in the pages at the front of the partition.
 
 use std::ops::Range;
 
@@ -7,32 +7,32 @@ use super::format::BITS_PER_PAGE;
 use super::op::Op;
 use crate::error::FsError;
 
-/// Pages of bits that are looked at for a long run before a short one will do, and runs that are too
-/// short in one of them: a volume in pieces is not to be searched again and again.
+/// Bitmap pages that a search visits for a long run before it accepts a short one, and runs in one page that
+/// may be too short: on a fragmented volume the search ends early.
 const PAGES_FOR_A_RUN: u64 = 8;
 const RUNS_IN_A_PAGE: u64 = 32;
-/// Blocks that are kept free behind a file that grows: as many as it has, within this.
+/// Blocks that are kept free behind a growing file: as many as it has, within this range.
 const ROOM: Range<u64> = 64..2048;
 
-/// How particular a search is.
+/// What a search for free blocks accepts.
 #[derive(Clone, Copy, Debug)]
 struct Taste {
-    /// Blocks of the shortest run that will do, unless it goes on where the file has ended; there need
-    /// not be more than are looked for.
+    /// Blocks of the shortest acceptable run, or the number wanted if that is less. A run that continues
+    /// the file may be shorter.
     least: u64,
-    /// Whether other files' windows are left alone.
+    /// Whether it avoids the windows of other files.
     polite: bool,
-    /// Pages that are looked at, and runs in each.
+    /// Pages to visit, and runs in each.
     pages: u64,
     runs: u64,
 }
 
 impl Op<'_> {
-    /// Takes blocks for a file that has `has`, from `goal` on if they are free. Behind them others are
-    /// kept for a file that has some already.
+    /// Allocates blocks for a file that has `has`, from `goal` on if they are free. A file that has blocks
+    /// already also gets a window behind them.
     ///
     /// # Errors
-    /// [`FsError::NoSpace`]: there are not as many.
+    /// [`FsError::NoSpace`]: too few are free.
     pub(super) async fn take_blocks(
         &mut self,
         ino: u64,
@@ -98,7 +98,9 @@ impl Op<'_> {
                     self.inner.space.reserve(ino, base + bits.end..base + open.end);
                 }
                 if !self.page(page).await?.flip(bits.clone(), true) {
-                    return Err(FsError::Damaged(format!("bitmap page {page} changed meanwhile")));
+                    return Err(FsError::Damaged(format!(
+                        "bitmap page {page} changed during the allocation"
+                    )));
                 }
                 let start = base + bits.start;
                 return Ok(Some(Run { start, blocks: bits.end - bits.start }));
@@ -153,7 +155,7 @@ impl Op<'_> {
             let base = page * BITS_PER_PAGE;
             if !self.page(page).await?.flip(at - base..stop - base, false) {
                 return Err(FsError::Damaged(format!(
-                    "blocks {at} to {} are somebody's, and the bitmap has some of them free",
+                    "blocks {at} to {} are in use, and the bitmap has some of them free",
                     stop - 1
                 )));
             }

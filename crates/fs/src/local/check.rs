@@ -1,13 +1,12 @@
 //! The check of a whole filesystem, and its repair.
 //!
-//! One snapshot is read from end to end, and everything in it is compared with everything else.
-//! What is wrong has a name each. Repairs are transactions of their own, each of which leaves the
-//! filesystem better than it was, so that they may be interrupted and begun again; after them it is
-//! read once more, until nothing is left that can be repaired. A tree that is damaged comes first:
-//! it is made whole from what of it can be read, and what is missing then is repaired like anything
-//! else that is missing.
+//! The check reads one snapshot from end to end and compares all structures with each other. Each kind of
+//! damage has a name. Each repair is a transaction of its own that leaves the filesystem better than it
+//! was, so repairs may be interrupted and begun again. After them the check runs once more, until no damage
+//! is left that can be repaired. A damaged tree comes first: it is rebuilt from its readable pages, and
+//! records that are missing then are repaired like other damage.
 //!
-//! Nobody else may have the filesystem open.
+//! No other process may have the filesystem open.
 
 mod damage;
 mod lost;
@@ -31,42 +30,41 @@ use damage::Stage;
 use lost::Missing;
 use scan::{Paths, Scan};
 
-/// What is looked at, and what is done about it.
+/// What a check reads, and whether it repairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct How {
-    /// What can be repaired is.
+    /// Repair what can be repaired.
     pub repair: bool,
-    /// Of a damaged tree what cannot be read is given up, with all that depends on it: a repair that
-    /// cannot be taken back when the device gives it after all.
+    /// Give up the unreadable pages of a damaged tree, with all that depends on them. This cannot be undone
+    /// when the device returns them later.
     pub salvage: bool,
-    /// Blocks of files are read too, and blocks that nobody has are looked at.
+    /// Read blocks of files too, and look at blocks that no file has.
     pub data: bool,
 }
 
-/// What became of something that was wrong.
+/// What became of a finding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// Nothing was done.
     Left,
     /// It is as it should be, and nothing was lost.
     Repaired,
-    /// It makes sense again; what is said here is lost, or has another name.
+    /// The structure is valid again; this is lost, or has another name.
     Lost(String),
 }
 
-/// Something that was wrong.
+/// One piece of damage.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// What it was.
+    /// What is wrong.
     pub damage: Damage,
     /// What became of it.
     pub outcome: Outcome,
-    /// The path of the file or directory that it is about, where there is one and a name leads there.
+    /// The path of the file or directory concerned, where it has one.
     pub path: Option<Bytes>,
 }
 
-/// Bytes of a file that are lost: reads of them fail until they are written anew, or are truncated away
-/// with the file.
+/// Lost bytes of a file: reads of them fail until they are overwritten or truncated away.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LostRange {
     /// The file.
@@ -77,16 +75,16 @@ pub struct LostRange {
     pub bytes: Range<u64>,
 }
 
-/// What a check has seen.
+/// What a check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Everything that was wrong.
     pub findings: Vec<Finding>,
-    /// What this repair, or an earlier one, has recorded as lost of files.
+    /// Bytes of files that this repair, or an earlier one, recorded as lost.
     pub lost: Vec<LostRange>,
     /// Inodes.
     pub inodes: u64,
-    /// Of those, directories.
+    /// Directories among these.
     pub directories: u64,
     /// Names.
     pub names: u64,
@@ -94,8 +92,8 @@ pub struct Report {
     pub extents: u64,
     /// Blocks of data in use.
     pub blocks: u64,
-    /// Inodes that a crash, or somebody who has them open, has left without names, or with blocks behind
-    /// their ends; and runs of blocks that are to be freed. That is no damage.
+    /// Pending work, which is no damage: inodes that a crash or an open handle has left without names or
+    /// with blocks behind their ends, and runs of blocks to free.
     pub unfinished: u64,
 }
 
@@ -111,13 +109,13 @@ impl Report {
     }
 }
 
-/// Rounds of repairs: one may uncover what only the next can see.
+/// Rounds of repairs: one may uncover damage that only the next can see.
 const ROUNDS: usize = 16;
 
 /// Checks the filesystem of that name.
 ///
 /// # Errors
-/// Those of the store, and [`FsError::Damaged`] when nothing tells where the filesystem is.
+/// Those of the store, and [`FsError::Damaged`] when the filesystem cannot be located.
 pub async fn check(
     env: &Env,
     volume: Arc<dyn Transact>,
@@ -134,7 +132,7 @@ pub async fn check(
             area: parts.area,
             hash_key: parts.record.hash_key,
             hash_bits: parts.record.hash_bits,
-            // Whoever repairs takes what the bits say.
+            // Repairs take free blocks from the bitmap alone.
             space: Space::new(0, Vec::new()),
             inodes: 0,
             max_inodes: parts.max_inodes,
@@ -159,8 +157,8 @@ fn find_paths(scan: &Scan, findings: &mut [Finding]) {
     }
 }
 
-/// Reads the filesystem, and repairs it, as often as there is something to be repaired. What was
-/// seen at last; `None` when the tree was repaired, with which the superblock may be gone.
+/// Reads and repairs the filesystem until no repairable damage is left. Returns the last report, or `None`
+/// when the tree was repaired: the superblock may be gone with it.
 async fn check_parts(
     inner: &Inner,
     how: How,
@@ -177,10 +175,10 @@ async fn check_parts(
         let stage = stages.min().filter(|_| rounds.next().is_some());
         for damage in &damages {
             let outcome = match stage {
-                // What is left of it in the end is told then.
+                // The last round reports it if it is left.
                 Some(_) if damage.stage() != stage => continue,
                 Some(_) => match repair::repair(inner, &scan, damage, missing).await? {
-                    // Another repair has seen to it, or nothing can be done: the next round tells.
+                    // Another repair has fixed it, or it cannot be fixed: the next round tells.
                     Outcome::Left => continue,
                     done => done,
                 },

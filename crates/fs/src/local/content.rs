@@ -29,7 +29,7 @@ const SUID: u16 = 0o4000;
 /// Set-group-id.
 const SGID: u16 = 0o2000;
 
-/// What holes are read from.
+/// The source of bytes for holes.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| Bytes::from(vec![0; 64 * BLOCK_SIZE]));
 
 /// The blocks of a file that a range of bytes touches.
@@ -65,7 +65,7 @@ impl Source {
     }
 }
 
-/// Takes away what lets a program run as somebody else: who writes without privilege leaves neither.
+/// Clears set-user-id and set-group-id, as a write without privilege must.
 pub(super) fn clear_suid(record: &mut InodeRecord) {
     let mode = record.mode.get();
     let group = if mode & 0o010 != 0 { SGID } else { 0 };
@@ -76,11 +76,11 @@ impl Op<'_> {
     fn extent(&self, ino: u64, key: &[u8], value: &[u8]) -> Result<Extent, FsError> {
         let parsed = parse_key(key).filter(|(_, tag, _)| *tag == Tag::Extent);
         let extent = parsed.and_then(|(_, _, rest)| self.inner.area.extent(rest, value));
-        extent.ok_or_else(|| FsError::Damaged(format!("an extent of inode {ino} makes no sense")))
+        extent.ok_or_else(|| FsError::Damaged(format!("an extent of inode {ino} is invalid")))
     }
 
-    /// The extents that have blocks in a range of the file's, ascending. They depend on nothing else
-    /// than the inode's record: who changes them writes that.
+    /// The extents that have blocks in a range of the file's, ascending. They depend on nothing else than
+    /// the inode's record, because a change of extents writes that record.
     pub(super) async fn extents(
         &self,
         ino: u64,
@@ -115,7 +115,7 @@ impl Op<'_> {
         Ok(found)
     }
 
-    /// The extents of a range of a file, and those beside it, which may become one with them.
+    /// The extents of a range of a file, and the adjacent ones, which may merge with them.
     async fn layout(&self, ino: u64, range: Range<u64>) -> Result<Layout, FsError> {
         let wider = range.start.saturating_sub(1)..(range.end + 1).min(MAX_BLOCK);
         Ok(Layout::new(self.extents(ino, wider).await?))
@@ -250,7 +250,7 @@ impl Op<'_> {
         moved
     }
 
-    /// What those blocks hold of a range that is written in part.
+    /// The content of those blocks that a range overwrites in part.
     async fn ends_of(
         &self,
         layout: &Layout,
@@ -271,7 +271,7 @@ impl Op<'_> {
         Ok(found)
     }
 
-    /// Writes bytes of a block of data. `before`: what it held, if that is known.
+    /// Writes bytes of a data block. `before`: its former content, if known.
     async fn write_part(
         &mut self,
         place: u64,
@@ -336,7 +336,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// The block of data behind the last one that a file has before a block of its own.
+    /// The data block behind the last one that the file has before a block of its own.
     async fn block_before(&self, ino: u64, at: u64) -> Result<Option<u64>, FsError> {
         let key = extent_key(ino, at);
         let floor = self.inner.tree.floor_in(&**self.txn, &key).await?;
@@ -388,7 +388,7 @@ impl Op<'_> {
             self.inner.space.release(ino);
             self.zero_part(ino, size..size.next_multiple_of(BLOCK)).await?;
         }
-        // Also what was reserved behind the end goes.
+        // Blocks reserved behind the end go too.
         let most = if self.is_within { usize::MAX } else { super::orphans::EXTENTS_AT_ONCE };
         if !self.truncate_tail(ino, record, most).await? {
             record.flags |= TRUNCATING;
@@ -490,7 +490,7 @@ impl Op<'_> {
         self.reserve_over(ino, bytes, keep_size, most, 0..0).await
     }
 
-    /// [`Op::reserve`]; what is lost of the blocks `lost` are holes too.
+    /// [`Op::reserve`], which treats the lost blocks within `lost` as holes too.
     async fn reserve_over(
         &mut self,
         ino: u64,
@@ -525,8 +525,8 @@ impl Op<'_> {
         Ok(done)
     }
 
-    /// Gives the blocks of a range back, of at most `most` extents, and zeroes what it has of others;
-    /// where it is done down to.
+    /// Frees the blocks of a range, of at most `most` extents, and zeroes the partial blocks at its ends.
+    /// Returns the offset down to which it is done.
     pub(super) async fn punch(
         &mut self,
         ino: u64,
@@ -537,7 +537,7 @@ impl Op<'_> {
         let end = bytes.end.min(record.size.get().next_multiple_of(BLOCK)).max(bytes.start);
         let whole = bytes.start.div_ceil(BLOCK)..(end / BLOCK).max(bytes.start.div_ceil(BLOCK));
         self.zero_ends(ino, &(bytes.start..end)).await?;
-        // What lies behind the end is taken too: nobody sees it.
+        // Blocks behind the end of the file are freed too: they are invisible.
         let whole = whole.start..whole.end.max(bytes.end / BLOCK);
         let mut layout = Layout::new(self.extents(ino, whole.clone()).await?);
         let inside = layout.extents().iter().rev().nth(most.saturating_sub(1));
@@ -613,8 +613,8 @@ impl Op<'_> {
     }
 }
 
-/// Fails when a write of these bytes leaves a part of a block that is lost: nothing is known of what
-/// the rest of it held.
+/// Fails when a write of these bytes would leave a part of a lost block: the rest of its content is
+/// unknown.
 fn require_unlost(ino: u64, layout: &Layout, bytes: &Range<u64>, size: u64) -> Result<(), FsError> {
     let blocks = touched(bytes);
     for block in [blocks.start, blocks.end - 1] {

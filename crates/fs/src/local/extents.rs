@@ -1,4 +1,4 @@
-//! The extents of a part of a file, and what a change of them comes to.
+//! The extents of a part of a file, and the record changes that a change of them needs.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub(super) struct Layout {
     now: Vec<Extent>,
 }
 
-/// What has to be done to the records.
+/// A change of one extent's record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RecordChange {
     Put(Extent),
@@ -50,7 +50,7 @@ impl Layout {
         Some(extent.at.max(range.start)..extent.end().min(range.end))
     }
 
-    /// Has what is lost of a range of the file's blocks be a hole.
+    /// Turns lost blocks of a range into holes.
     pub(super) fn forget_lost(&mut self, range: Range<u64>) {
         while let Some(lost) = self.lost(range.clone()) {
             self.remove(lost);
@@ -72,7 +72,7 @@ impl Layout {
         holes
     }
 
-    /// The block of data that would go on with what is before a block of the file.
+    /// The data block that would continue the extent before a block of the file.
     pub(super) fn continuation(&self, at: u64) -> Option<u64> {
         let before = self.now.partition_point(|it| it.at < at).checked_sub(1)?;
         let extent = Some(self.now[before]).filter(|it| !it.is_lost())?;
@@ -101,7 +101,7 @@ impl Layout {
         }
     }
 
-    /// Takes the blocks of a part of the file away; they are the caller's. What is lost has none.
+    /// Removes the blocks of a part of the file and returns them to the caller. Lost extents have none.
     pub(super) fn remove(&mut self, range: Range<u64>) -> Vec<Run> {
         let (mut kept, mut gone) = (Vec::with_capacity(self.now.len() + 1), Vec::new());
         for extent in &self.now {
@@ -146,7 +146,7 @@ impl Layout {
                     changes.push(RecordChange::Put(**new));
                     now.next();
                 }
-                (Some(_), None) => unreachable!("the arm above takes it"),
+                (Some(_), None) => unreachable!("the arm above matches it"),
             }
         }
     }

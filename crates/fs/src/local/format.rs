@@ -1,6 +1,6 @@
-//! What a filesystem keeps in its partitions, byte for byte.
+//! The layout of a filesystem's partitions, byte for byte.
 //!
-//! `NAME.meta` is a B-tree. Its keys are big endian, so that what belongs to an inode lies together:
+//! `NAME.meta` is a B-tree. Its keys are big endian, so that the records of an inode lie together:
 //!
 //! ```text
 //! inode | Inode                      InodeRecord
@@ -9,32 +9,32 @@
 //! inode | Entry  | position          EntryHead, name: a name in a directory
 //! inode | Extent | block of the file ExtentRecord
 //! 0     | Super                      SuperRecord
-//! 0     | Numbers                    the first inode number that was never given away
-//! 0     | Counts                     inodes in use, as of some moment
-//! 0     | Orphan | inode             nothing: it has no names, or blocks behind its end
-//! 0     | Freed  | block of the data its blocks: they are still marked, and nobody has them
+//! 0     | Numbers                    the lowest inode number that was never used
+//! 0     | Counts                     inodes in use at some time in the past
+//! 0     | Orphan | inode             empty: the inode has no names, or blocks behind its end
+//! 0     | Freed  | block of the data its blocks: still marked, but in no file
 //! 0     | Quota  | inode             QuotaRecord: the directory is the root of a quota
-//! 0     | Usage  | inode | lane      UsageRecord: what is used under it, to be added up over lanes
+//! 0     | Usage  | inode | lane      UsageRecord: the usage under it, to be summed over lanes
 //! 0     | Reservations               the block of the data with the table of reservations
 //! ```
 //!
-//! `NAME.data` begins with pages of bits ([`BitmapHeader`]), one for each block behind them that is in
-//! use; a page of zeros is one that nobody has written yet. Blocks that are not in use hold zeros.
+//! `NAME.data` begins with bitmap pages ([`BitmapHeader`]), with one bit for each block behind them that is
+//! in use; a page of zeros was never written. Blocks that are not in use hold zeros.
 //!
 //! [`SuperRecord`] has two copies: in the label of the tree's store, and in the first bytes of the one
-//! block of `NAME.super`. Filesystems that were made before there were copies have no such partition,
-//! and get the first copy when they are opened to be written.
+//! block of `NAME.super`. Filesystems that were made before copies existed have no such partition, and get
+//! the first copy when they are opened for writing.
 //!
-//! Transactions of callers take blocks before they commit. The *table of reservations* is a block of the
-//! data ([`ListPage`]) with an entry for each such transaction: where its two lists begin, each block's
-//! number plus 1. The first is of runs that it has reserved; the second, which counts when it bears the
-//! same owner as the first, is of runs that are free once it has committed. When the transaction has ended,
-//! one of the two is taken away, and then what the other one lists is freed:
+//! Transactions of callers allocate blocks before they commit. The *table of reservations* is a block of
+//! the data ([`ListPage`]) with an entry for each such transaction: the first blocks of its two lists, each
+//! block's number plus 1. The first list has the runs that it has reserved. The second has the runs that
+//! are free once it has committed; it counts when it bears the same owner as the first. When the
+//! transaction has ended, one of the two lists is removed, and then the runs of the other one are freed:
 //!
 //! ```text
 //! (reserved, released) it runs, or has just ended
-//! (reserved, 0)        it has not committed: what is reserved is being freed
-//! (0, released)        it has committed: what is released is being freed
+//! (reserved, 0)        it has not committed: the reserved runs are being freed
+//! (0, released)        it has committed: the released runs are being freed
 //! (0, 0)               the entry is vacant
 //! ```
 //!
@@ -72,7 +72,7 @@ pub const LIST_VERSION: u16 = 1;
 pub const LIST_HEADER: usize = 64;
 /// Entries in a block of a list.
 pub const LIST_ENTRIES: usize = (BLOCK_SIZE - LIST_HEADER) / size_of::<ListEntry>();
-/// The owner of what belongs to no transaction.
+/// The owner of a list that belongs to no transaction.
 pub const NO_OWNER: u128 = 0;
 pub use thalweg_store::tree::format::{DATA_SUFFIX, META_SUFFIX, SUPER_SUFFIX};
 
@@ -84,14 +84,14 @@ pub const BITS_PER_PAGE: u64 = ((BLOCK_SIZE - BITMAP_HEADER) * 8) as u64;
 pub const MAX_DATA_BLOCKS: u64 = LOST;
 /// The place of an extent whose blocks of data a repair could not find again.
 pub const LOST: u64 = (1 << 40) - 1;
-/// Lanes in which the usage of a quota is counted, so that those who add to it seldom meet.
+/// Lanes in which the usage of a quota is counted, so that concurrent transactions seldom conflict.
 pub const USAGE_LANES: u8 = 16;
 /// Bits of a name's hash.
 pub const HASH_BITS: u8 = 54;
 /// Names of one directory whose hashes are the same.
 pub const MAX_SLOTS: u64 = 256;
 
-/// What a record is, after the inode in its key.
+/// The type of a record, after the inode in its key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Tag {
@@ -105,7 +105,7 @@ pub enum Tag {
     Entry = 4,
     /// Of a file: blocks.
     Extent = 5,
-    /// Of the filesystem: what it is.
+    /// Of the filesystem: the superblock.
     Super = 16,
     /// Of the filesystem: the next inode number.
     Numbers = 17,
@@ -117,14 +117,14 @@ pub enum Tag {
     Freed = 20,
     /// Of the filesystem: limits of a directory tree.
     Quota = 21,
-    /// Of the filesystem: what a directory tree uses.
+    /// Of the filesystem: the usage of a directory tree.
     Usage = 22,
     /// Of the filesystem: where the table of reservations is.
     Reservations = 23,
 }
 
 impl Tag {
-    /// What a byte stands for.
+    /// Decodes a tag.
     pub const fn decode(byte: u8) -> Option<Tag> {
         Some(match byte {
             1 => Tag::Inode,
@@ -161,7 +161,7 @@ pub fn key_behind(ino: u64, tag: Tag) -> Vec<u8> {
     key
 }
 
-/// What a key says: inode, tag and rest; `None` when it makes no sense.
+/// Splits a key into inode, tag and rest; `None` when it is invalid.
 pub fn parse_key(key: &[u8]) -> Option<(u64, Tag, &[u8])> {
     let (ino, rest) = key.split_first_chunk()?;
     let (tag, rest) = rest.split_first()?;
@@ -175,13 +175,13 @@ pub const TRUNCATING: u8 = 1;
 pub const HAS_XATTRS: u8 = 2;
 /// The inode has an access control list beyond its mode.
 pub const HAS_ACL: u8 = 4;
-/// The directory has an access control list for what is made in it.
+/// The directory has a default access control list, for new inodes in it.
 pub const HAS_DEFAULT_ACL: u8 = 8;
 /// The file has, or had, extents that are lost. They do not count as blocks.
 pub const HAS_LOST: u8 = 16;
 
-/// An inode. In the tree its record begins 8 bytes before, so that what a write changes, the two
-/// times, is one unit of 16 bytes, and size and blocks are another.
+/// An inode. In the tree its record begins 8 bytes earlier, so that the two times, which every write
+/// changes, are one unit of 16 bytes, and size and blocks are another.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -191,7 +191,7 @@ pub struct InodeRecord {
     pub mode: U16,
     /// [`encode_kind`].
     pub kind: u8,
-    /// [`TRUNCATING`] and others.
+    /// [`TRUNCATING`] and other flags.
     pub flags: u8,
     /// As [`Attributes::links`](crate::Attributes::links).
     pub links: U32,
@@ -215,7 +215,7 @@ pub struct InodeRecord {
     pub rdev: U32,
     /// Zero.
     pub spare: U32,
-    /// Of a directory: the one that it is in. Of others: the one in which they were made.
+    /// Of a directory: its parent. Of other inodes: the directory in which they were created.
     pub parent: U64,
     /// The root of the quota that it counts for, or 0.
     pub quota: U64,
@@ -237,13 +237,13 @@ pub struct SuperRecord {
     pub uuid: [u8; 16],
     /// The identity of the partition with the data.
     pub data: [u8; 16],
-    /// What names are hashed with.
+    /// The key of the hash of names.
     pub hash_key: [u8; 16],
     /// Blocks of data.
     pub data_blocks: U64,
     /// [`encode_time`].
     pub created: U64,
-    /// CRC-32C of what stands before.
+    /// CRC-32C of the bytes before it.
     pub checksum: U32,
     /// Zeros.
     pub end: [u8; 4],
@@ -256,8 +256,8 @@ impl SuperRecord {
     }
 }
 
-/// What stands before a name in the value of [`Tag::Entry`]. A place that is kept free, because others
-/// with the same hash come behind it, has inode 0 and no name.
+/// The head of a value of [`Tag::Entry`], before the name. A vacant slot, kept because a name with the same
+/// hash may follow it, has inode 0 and no name.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct EntryHead {
@@ -265,7 +265,7 @@ pub struct EntryHead {
     pub ino: U64,
     /// [`encode_kind`], or 0.
     pub kind: u8,
-    /// 1: others with the same hash may come behind it.
+    /// 1: names with the same hash may follow.
     pub chained: u8,
 }
 
@@ -347,23 +347,23 @@ pub struct ListHeader {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ListEntry {
-    /// Of the table: the first block of the list of what is reserved, plus 1, or 0. Of a list: the first
-    /// block of a run.
+    /// Of the table: the first block of the list of reserved runs, plus 1, or 0. Of a list: the first block
+    /// of a run.
     pub first: U64,
-    /// Of the table: the first block of the list of what is released, plus 1, or 0. Of a list: the blocks
-    /// of the run.
+    /// Of the table: the first block of the list of released runs, plus 1, or 0. Of a list: the blocks of
+    /// the run.
     pub second: U64,
 }
 
-/// What a block lists.
+/// The kind of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum ListKind {
     /// Reservations.
     Table = 1,
-    /// What a transaction has reserved.
+    /// The runs that a transaction has reserved.
     Reserved = 2,
-    /// What is free once it has committed.
+    /// The runs that are free once it has committed.
     Released = 3,
 }
 
@@ -402,7 +402,7 @@ impl ListPage {
         ListHeader::read_from_prefix(&self.0).ok().map(|(header, _)| header)
     }
 
-    /// Whose it is.
+    /// The transaction that owns the list.
     pub fn owner(&self) -> u128 {
         self.header().map_or(NO_OWNER, |header| u128::from_le_bytes(header.owner))
     }
@@ -412,7 +412,7 @@ impl ListPage {
         self.header()?.next.get().checked_sub(1)
     }
 
-    /// Has the list go on in another block, or end here.
+    /// Links the next block of the list, or ends the list here.
     pub fn set_next(&mut self, next: Option<u64>) {
         let next = U64::from(next.map_or(0, |next| next + 1));
         let at = std::mem::offset_of!(ListHeader, next);
@@ -484,14 +484,14 @@ pub const fn decode_kind(byte: u8) -> Option<Kind> {
     })
 }
 
-/// A moment in 64 bits: seconds in the high 34, which reach from 1697 to 2242, and nanoseconds.
+/// Encodes a time in 64 bits: seconds in the high 34, which reach from 1697 to 2242, and nanoseconds.
 pub fn encode_time(time: Timestamp) -> u64 {
     let most = 1 << 33;
     let seconds = time.seconds.clamp(-most, most - 1);
     (seconds << 30) as u64 | u64::from(time.nanos.min(999_999_999))
 }
 
-/// The moment.
+/// Decodes a time.
 pub fn decode_time(stored: u64) -> Timestamp {
     Timestamp { seconds: stored as i64 >> 30, nanos: (stored & ((1 << 30) - 1)) as u32 }
 }
@@ -512,9 +512,9 @@ pub fn decode<T: FromBytes + KnownLayout + Immutable + Unaligned>(
 pub struct DirectoryEntry {
     /// The inode.
     pub ino: u64,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// Others with the same hash may come behind it.
+    /// Names with the same hash may follow.
     pub chained: bool,
     /// The name.
     pub name: Bytes,
@@ -523,7 +523,7 @@ pub struct DirectoryEntry {
 /// A place in a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// Somebody's.
+    /// A name.
     Taken(DirectoryEntry),
     /// Kept free.
     Vacant,
@@ -540,7 +540,7 @@ impl Place {
         [head.as_bytes(), &entry.name].concat()
     }
 
-    /// The place, or `None` when it makes no sense.
+    /// Decodes a slot; `None` when it is invalid.
     pub fn decode(value: &Bytes) -> Option<Place> {
         let (head, name) = EntryHead::read_from_prefix(value).ok()?;
         if head.ino == 0 {
@@ -575,7 +575,7 @@ impl Extent {
         Extent { at: range.start, start: LOST, blocks: range.end - range.start }
     }
 
-    /// Whether what it held is lost: it has no blocks of data, and reads of it fail.
+    /// Whether its content is lost: it has no blocks of data, and reads of it fail.
     pub fn is_lost(&self) -> bool {
         self.start == LOST
     }
@@ -606,7 +606,7 @@ impl Extent {
         record.as_bytes().to_vec()
     }
 
-    /// The extent, or `None` when it makes no sense.
+    /// Decodes an extent; `None` when it is invalid.
     pub fn decode(rest: &[u8], value: &[u8], data_blocks: u64) -> Option<Extent> {
         let at = u64::from(u32::from_be_bytes(rest.try_into().ok()?));
         let record = ExtentRecord::read_from_bytes(value).ok()?;

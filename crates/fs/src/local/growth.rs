@@ -93,13 +93,13 @@ impl Partitions {
 
 impl Local {
     /// Grows the filesystem into the free space of its volume, between partitions and behind them; with
-    /// `size`, to that many bytes of the volume. Other handles on the filesystem have to be opened again:
-    /// they take files in the new space for damaged.
+    /// `size`, to that many bytes of the volume. Other handles on the filesystem must be opened again: they
+    /// would report files in the new space as damaged.
     ///
     /// # Errors
     /// [`FsError::Smaller`] when it is larger than `size` already, [`FsError::NoRoom`] when the volume has
-    /// less, [`FsError::ReadOnly`], [`FsError::NotSupported`] for a handle from [`Local::within`], and those of
-    /// the catalogue of partitions.
+    /// less, [`FsError::ReadOnly`], [`FsError::NotSupported`] for a handle from [`Local::within`], and
+    /// those of the catalogue of partitions.
     pub async fn grow(&self, size: Option<u64>) -> Result<Growth, FsError> {
         match &self.within {
             Some(_) => Err(FsError::NotSupported),

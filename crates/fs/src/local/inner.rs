@@ -1,5 +1,4 @@
-//! What all handles of an opened filesystem share: where it lies, and what is known of it outside of
-//! transactions.
+//! The state that all handles of an open filesystem share: its partitions, and hints in memory.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,8 +25,7 @@ use crate::filesystem::{Change, Watcher};
 
 /// Inode numbers that a lane gets at a time.
 const NUMBERS: u64 = 256;
-/// Lanes of inode numbers: those of different directories seldom share a leaf of the
-/// tree.
+/// Lanes of inode numbers: inodes of different directories seldom share a leaf of the tree.
 const NUMBER_LANES: usize = 16;
 /// Numbers that are reserved before a transaction begins which may make many inodes.
 const PREPARED: u64 = 1 << 16;
@@ -35,7 +33,7 @@ const PREPARED: u64 = 1 << 16;
 const ATIME_PERIOD: Duration = Duration::from_secs(10);
 /// How many of them may wait.
 const MAX_ATIMES: usize = 4096;
-/// Inodes whose last reads one transaction notes.
+/// Inodes whose access times one transaction records.
 const ATIMES_AT_ONCE: usize = 64;
 /// Under `relatime` a read is noted at least once in so many seconds.
 const RELATIME_SECONDS: i64 = 24 * 3600;
@@ -56,11 +54,11 @@ pub(super) struct Inner {
     pub(super) max_inodes: AtomicU64,
     /// One at a time makes the filesystem larger.
     pub(super) growing: tokio::sync::Mutex<()>,
-    /// Where the superblock is besides the tree.
+    /// The copies of the superblock outside of the tree.
     pub(super) copies: Copies,
     /// The block of the table of reservations.
     pub(super) table: OnceLock<u64>,
-    /// One at a time frees what is noted to be freed.
+    /// Serializes the freeing of blocks that records mark for it.
     pub(super) freeing: tokio::sync::Mutex<()>,
     numbers: tokio::sync::Mutex<Numbers>,
     remembered: Mutex<HashMap<u64, u64>>,
@@ -74,7 +72,7 @@ pub(super) struct Inner {
     wake: Notify,
 }
 
-/// Inode numbers that were reserved and are nobody's yet.
+/// Inode numbers that were reserved and are not used yet.
 #[derive(Debug, Default)]
 struct Numbers {
     lanes: [Range<u64>; NUMBER_LANES],
@@ -82,20 +80,20 @@ struct Numbers {
     spare: Range<u64>,
 }
 
-/// What has changed and may not survive a crash yet. Moments are counted in changes.
+/// Which changes may not survive a crash yet. Times are counted in changes.
 #[derive(Debug, Default)]
 struct Durable {
     now: u64,
     synced: u64,
     changed: HashMap<u64, u64>,
-    /// Something has changed, and nobody knows what.
+    /// The time of the last change whose inodes are unknown.
     unknown: u64,
 }
 
-/// What the keeper has to do.
+/// The keeper's pending work.
 #[derive(Debug, Default)]
 struct Duties {
-    /// Inodes with something left to be done, once nobody uses them.
+    /// Inodes with pending work, to be done once they have no references.
     orphans: HashSet<u64>,
     due: Vec<u64>,
     freed: bool,
@@ -103,7 +101,7 @@ struct Duties {
     recount: Vec<u64>,
     /// A transaction that had reserved blocks has ended.
     ended: bool,
-    /// Callers' transactions, and what they will have left when they end.
+    /// Callers' transactions, and the pending work that each leaves when it ends.
     within: Vec<(Weak<dyn Transaction>, Effects, Option<Owner>)>,
 }
 
@@ -113,7 +111,7 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// What a filesystem is found to be when it is opened.
+/// The parts of a filesystem, as an opening found them.
 pub(super) struct Found {
     pub(super) tree: Store,
     pub(super) area: DataArea,
@@ -159,7 +157,7 @@ impl Inner {
         }
     }
 
-    /// Changes something in a transaction of its own: begin, work, commit, retry.
+    /// Runs `work` in a transaction of its own: begin, work, commit, retry.
     pub(super) async fn change<T, Work>(
         &self,
         work: impl Fn(Arc<dyn Transaction>) -> Work,
@@ -188,18 +186,17 @@ impl Inner {
         Ok(done)
     }
 
-    /// A transaction that looks at what everybody sees.
+    /// A transaction on the newest committed state, for reading.
     pub(super) async fn look(&self) -> Result<Arc<dyn Transaction>, FsError> {
         Ok(self.volume.begin(Begin::SNAPSHOT).await?)
     }
 
-    /// The moment now, for [`Inner::settle`] to be told of.
+    /// The current time in changes, for [`Inner::settle`].
     pub(super) fn moment(&self) -> u64 {
         self.durable.lock().now
     }
 
-    /// Remembers what a transaction that committed has done. When it is durable, so is everything that
-    /// had changed at the moment before its commit.
+    /// Accounts for a committed transaction. When it is durable, so is every change before its commit.
     pub(super) fn settle(&self, effects: Effects, synced: Option<u64>) {
         effects.pages.iter().for_each(|(page, by)| self.space.adjust(*page, *by));
         *self.inodes.lock() += effects.count;
@@ -231,7 +228,7 @@ impl Inner {
         self.wake.notify_one();
     }
 
-    /// Remembers that a caller's transaction has these effects, if it commits.
+    /// Keeps the effects of a caller's transaction until it has ended; they count if it has committed.
     pub(super) fn settle_when_ended(
         &self,
         txn: &Arc<dyn Transaction>,
@@ -243,7 +240,7 @@ impl Inner {
         self.wake.notify_one();
     }
 
-    /// Tells who watches what changed without going through the handle.
+    /// Tells the watcher of changes that did not come through its handle.
     pub(super) fn tell(&self, effects: &Effects) {
         let Some(watcher) = self.watcher.lock().clone() else { return };
         for (ino, content) in &effects.inodes {
@@ -258,7 +255,7 @@ impl Inner {
         *self.watcher.lock() = Some(Arc::new(watcher));
     }
 
-    /// A number that no inode ever had, near those of others in the directory.
+    /// An inode number that was never used, near those of other inodes in the directory.
     pub(super) async fn number(&self, parent: u64) -> Result<u64, FsError> {
         let lane = (parent.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % NUMBER_LANES;
         let mut numbers = self.numbers.lock().await;
@@ -342,12 +339,12 @@ impl Inner {
         }
     }
 
-    /// Whether somebody uses an inode.
+    /// Whether an inode has references.
     pub(super) fn is_remembered(&self, ino: u64) -> bool {
         self.remembered.lock().contains_key(&ino)
     }
 
-    /// What is used under the root of a quota, as far as is known.
+    /// The usage under the root of a quota, as far as this handle knows.
     pub(super) fn seen_usage(&self, root: u64) -> Option<(i64, i64)> {
         self.usage.lock().get(&root).copied()
     }
@@ -418,7 +415,7 @@ impl Inner {
         self.atimes.lock().remove(&ino);
     }
 
-    /// What is shown of an inode, with its last read.
+    /// Adds a pending access time to attributes.
     pub(super) fn with_access(&self, mut attributes: Attributes) -> Attributes {
         if let Some(accessed) = self.pending_access(attributes.ino.0) {
             attributes.accessed = super::format::decode_time(accessed);
@@ -453,7 +450,7 @@ impl Inner {
         }
     }
 
-    /// Takes over what was left to be done.
+    /// Takes over work that an earlier opening has left.
     pub(super) fn take_over(&self, orphans: Vec<u64>) {
         let mut duties = self.duties.lock();
         duties.due.extend(&orphans);
@@ -515,7 +512,7 @@ impl Inner {
                 drop(owner);
                 self.duties.lock().ended = true;
             }
-            // It may have been aborted: whoever looks finds out.
+            // The transaction may have aborted: the work itself finds out.
             let Effects { orphans, freed, pages, .. } = effects;
             self.duties.lock().recount.extend(pages.into_keys());
             self.settle(Effects { orphans, freed, ..Effects::default() }, None);
@@ -523,7 +520,7 @@ impl Inner {
         is_open
     }
 
-    /// Frees what a transaction that has ended has reserved, or released.
+    /// Frees the blocks that an ended transaction has reserved or released.
     pub(super) async fn end_reservation(&self, owner: Option<Owner>) {
         if owner.is_none() {
             return;
@@ -539,7 +536,7 @@ impl Inner {
     /// Waits for something to do, and does it, until the filesystem is closed.
     pub(super) async fn keep(self: Arc<Inner>) {
         loop {
-            // Failures are met again by whoever does the same for himself.
+            // The callers that need this work run it too, and get the error then.
             self.do_duties().await.ok();
             let is_open = self.collect_ended();
             let period = if is_open { ATIME_PERIOD / 20 } else { ATIME_PERIOD };
@@ -562,7 +559,7 @@ impl Durable {
         self.changed.extend(inodes.map(|ino| (*ino, now)));
     }
 
-    /// Everything up to a moment survives a crash.
+    /// Everything up to this time survives a crash.
     fn sync(&mut self, until: u64) {
         if until > self.synced {
             self.synced = until;

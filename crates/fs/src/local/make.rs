@@ -34,12 +34,12 @@ const PAGES_AT_ONCE: u64 = 64;
 /// Inodes for which a block of metadata may be enough.
 const INODES_PER_BLOCK: u64 = 12;
 
-/// Makes an empty filesystem in new partitions of a volume. One whose making was interrupted is made
-/// anew.
+/// Makes an empty filesystem in new partitions of a volume. A filesystem whose creation was interrupted is
+/// made again.
 ///
 /// # Errors
-/// [`FsError::Exists`] when there is one of that name; [`FsError::Invalid`] when there are too few
-/// blocks; those of the catalogue of partitions.
+/// [`FsError::Exists`] when the name is in use; [`FsError::Invalid`] when the volume has too few blocks;
+/// those of the catalogue of partitions.
 pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Result<(), FsError> {
     let [meta, data] = [META_SUFFIX, DATA_SUFFIX].map(|suffix| format.name.clone() + suffix);
     match catalogue::list(&**volume).await {
@@ -116,8 +116,8 @@ fn super_record(
     record
 }
 
-/// Makes a superblock where that is lost. The filesystem is another one then: its pages of bits and
-/// the places of its names have to be repaired.
+/// Makes a superblock where it is lost. It has a new identity and a new hash key, so a repair must rewrite
+/// the bitmap pages and the places of names.
 ///
 /// # Errors
 /// Those of the catalogue of partitions, and of the tree.
@@ -136,7 +136,7 @@ pub(crate) async fn make_super(
     write_super(volume, &copies, &record).await
 }
 
-/// Puts the superblock into the tree as a copy has it; whether there is a copy.
+/// Restores the superblock in the tree from a copy; returns whether a copy exists.
 ///
 /// # Errors
 /// Those of the catalogue of partitions, and of the tree.
@@ -203,7 +203,7 @@ async fn largest_gap(volume: &Arc<dyn Transact>) -> Result<u64, FsError> {
     Ok(largest.max(volume.blocks().saturating_sub(at)))
 }
 
-/// Removes a filesystem and everything in it.
+/// Removes a filesystem with all its files.
 ///
 /// # Errors
 /// Those of the catalogue of partitions.
@@ -259,7 +259,7 @@ pub(crate) async fn read_super(
     Ok(Parts { tree, area, record, copies, max_inodes })
 }
 
-/// What is free under the pages of bits from `page` on.
+/// The free blocks under each bitmap page from `page` on.
 ///
 /// # Errors
 /// Those of the store, and [`FsError::Damaged`].
@@ -282,7 +282,7 @@ pub(super) async fn count_free(
 }
 
 impl Local {
-    /// Opens the filesystem of that name, and begins to finish what a crash has left to be done.
+    /// Opens the filesystem of that name, and begins to finish the work that a crash has left.
     ///
     /// # Errors
     /// [`FsError::Damaged`], [`FsError::Newer`], and those of the catalogue of partitions.

@@ -1,7 +1,7 @@
 //! Names in directories.
 //!
-//! A name lies where its hash says, in the first place of 256 that nobody has. Others with the same hash
-//! follow without gaps: a name that goes leaves a vacant place if others may come behind it.
+//! A name lies where its hash says, in the first vacant one of 256 slots. Names with the same hash follow
+//! without gaps: a removed name leaves a vacant slot if another one may follow.
 
 use std::hash::Hasher;
 
@@ -34,7 +34,7 @@ pub(super) fn position_of(key: &[u8]) -> Option<u64> {
 }
 
 impl Inner {
-    /// The first place for a name: above those that no name has.
+    /// The first slot of a name's hash.
     pub(super) fn position(&self, name: &[u8]) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.hash_key);
         hasher.write(name);
@@ -43,10 +43,10 @@ impl Inner {
     }
 }
 
-/// What was found of a name.
+/// The result of a search for a name.
 #[derive(Debug)]
 struct Found {
-    /// Where it is, and what it leads to.
+    /// Its slot and its entry.
     entry: Option<(u64, DirectoryEntry)>,
     /// The place that it would take.
     free: Option<u64>,
@@ -74,7 +74,7 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 }
 
 fn damaged_place(directory: u64) -> FsError {
-    FsError::Damaged(format!("a name in directory {directory} makes no sense"))
+    FsError::Damaged(format!("a name in directory {directory} is invalid"))
 }
 
 impl Op<'_> {
@@ -111,7 +111,7 @@ impl Op<'_> {
         Ok(Found { entry: None, free })
     }
 
-    /// What a name leads to.
+    /// The entry of a name.
     ///
     /// # Errors
     /// [`FsError::NotFound`]
@@ -120,7 +120,7 @@ impl Op<'_> {
         found.entry.map(|(_, entry)| entry).ok_or(FsError::NotFound)
     }
 
-    /// Adds a name that is not there to a directory, whose record becomes that of now.
+    /// Adds a name that does not exist yet to a directory, and sets the directory's times.
     pub(super) async fn add_name(
         &mut self,
         directory: u64,
@@ -136,7 +136,7 @@ impl Op<'_> {
             let before = DirectoryEntry { chained: true, ..before };
             self.put_place(directory, free - 1, &Place::Taken(before));
         }
-        // In the place of one that went others may still follow.
+        // Names may still follow the slot of a removed one.
         let chained = self.place(directory, free).await?.is_some();
         let name = Bytes::copy_from_slice(name);
         let entry = DirectoryEntry { ino, kind, chained, name: name.clone() };
@@ -194,7 +194,7 @@ impl Op<'_> {
         }
     }
 
-    /// Adds to the links of a directory, for those in it.
+    /// Changes the link count of a directory for its subdirectories.
     pub(super) async fn count_subdirectory(
         &mut self,
         directory: u64,
@@ -217,7 +217,7 @@ impl Op<'_> {
             _ => match self.entry(parent, name).await {
                 Ok(entry) => entry.ino,
                 Err(FsError::NotFound) => {
-                    // Of what has no names one wants to know what it is.
+                    // Distinguishes a missing name from a parent that is no directory.
                     self.directory(parent).await?;
                     return Err(FsError::NotFound);
                 }
@@ -290,7 +290,7 @@ impl Op<'_> {
         attributes_of(ino, &record)
     }
 
-    /// Gives a new inode its mode, and what it gets of the directory's access control lists.
+    /// Gives a new inode its mode and the access control lists that it inherits from the directory.
     async fn inherit(
         &mut self,
         parent: u64,
@@ -366,7 +366,7 @@ impl Op<'_> {
         self.drop_link(entry.ino).await
     }
 
-    /// Takes one name from what is no directory.
+    /// Removes one link of an inode that is no directory.
     async fn drop_link(&mut self, ino: u64) -> Result<(), FsError> {
         let mut record = self.named_inode(ino).await?;
         record.links = record.links.get().saturating_sub(1).into();
@@ -398,7 +398,7 @@ impl Op<'_> {
         self.drop_directory(entry.ino).await
     }
 
-    /// Ends an empty directory, whose name is gone.
+    /// Removes an empty directory whose name is gone.
     async fn drop_directory(&mut self, ino: u64) -> Result<(), FsError> {
         let mut record = self.named_inode(ino).await?;
         if record.size.get() > 0 {
@@ -471,7 +471,7 @@ impl Op<'_> {
         quota: u64,
     ) -> Result<(), FsError> {
         let record = self.named_inode(ino).await?;
-        // The root of a quota counts for it wherever it lies; what is around it has none, or another.
+        // The root of a quota counts for it in any directory; the directory has none, or another.
         if from != to && record.quota.get() != quota && record.quota.get() != ino {
             return Err(FsError::CrossQuota);
         }

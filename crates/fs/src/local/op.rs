@@ -1,9 +1,9 @@
 //! One call on the filesystem, within a transaction.
 //!
-//! What a call changes is gathered here and handed to the transaction at its end: a call that fails
-//! has changed nothing, so that the transaction around it may go on. Whoever changes what an inode
-//! has, its names, its blocks or its attributes, writes the inode's record too; so two who do it at
-//! the same time conflict there, whatever else they look at.
+//! The call gathers its changes here and hands them to the transaction at its end: a failed call has
+//! changed nothing, so that the transaction around it may go on. A call that changes names, blocks or
+//! attributes of an inode writes the inode's record too; so two concurrent calls conflict there, whatever
+//! else they read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,27 +27,27 @@ use crate::filesystem::MAX_FILE;
 /// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
 const DISCARDED_AT_ONCE: u64 = 32;
 
-/// What a call has done, for those who remember things outside of transactions.
+/// The effects of a call, for state that is kept outside of transactions.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    /// Inodes with other attributes, and whether their bytes changed.
+    /// Inodes whose attributes changed, and whether their bytes changed.
     pub(super) inodes: BTreeMap<u64, bool>,
-    /// Names that mean something else.
+    /// Names that were added, removed or redirected.
     pub(super) names: Vec<(u64, Bytes)>,
-    /// Blocks that became free under pages of bits, or were taken.
+    /// Change of the free blocks under each bitmap page.
     pub(super) pages: BTreeMap<u64, i64>,
-    /// Inodes that came or went.
+    /// Inodes created, less inodes removed.
     pub(super) count: i64,
     /// Blocks and inodes that quotas were charged with.
     pub(super) charged: BTreeMap<u64, (i64, i64)>,
-    /// Inodes with something left to be done.
+    /// Inodes with pending work.
     pub(super) orphans: Vec<u64>,
-    /// There are blocks to be freed.
+    /// Whether blocks are recorded as to be freed.
     pub(super) freed: bool,
 }
 
 impl Effects {
-    /// Adds what a later call has done.
+    /// Adds the effects of a later call.
     pub(super) fn add(&mut self, later: Effects) {
         for (ino, content) in later.inodes {
             *self.inodes.entry(ino).or_default() |= content;
@@ -66,7 +66,7 @@ impl Effects {
     }
 }
 
-/// A block of data to be written, or discarded.
+/// A block of data to write or discard.
 #[derive(Debug)]
 struct BlockWrite {
     block: u64,
@@ -74,7 +74,7 @@ struct BlockWrite {
     changed: Range<usize>,
 }
 
-/// An inode that was looked at, and perhaps changed.
+/// An inode that was read, and perhaps changed.
 #[derive(Debug)]
 struct Staged {
     record: Option<InodeRecord>,
@@ -88,9 +88,9 @@ pub(super) struct Op<'a> {
     pub(super) txn: &'a Arc<dyn Transaction>,
     /// The time of the call, as records have it.
     pub(super) now: u64,
-    /// The transaction is the caller's: there will be no other to finish what this one begins.
+    /// The transaction is the caller's: no other transaction will finish work that this one begins.
     pub(super) is_within: bool,
-    /// What inodes say of themselves may be wrong.
+    /// Records of inodes may be wrong.
     pub(super) is_repair: bool,
     pub(super) effects: Effects,
     inodes: BTreeMap<u64, Staged>,
@@ -98,9 +98,9 @@ pub(super) struct Op<'a> {
     pages: BTreeMap<u64, BitmapPage>,
     writes: Vec<BlockWrite>,
     discards: u64,
-    /// What the caller's transaction has to itself.
+    /// The blocks that the caller's transaction has reserved.
     own: Option<&'a Reservation>,
-    /// What the call took of that.
+    /// The call's allocations from these.
     pub(super) claim: Claim<'a>,
     /// Runs that nothing refers to any more.
     released: Vec<Run>,
@@ -114,7 +114,7 @@ pub(super) fn stored_time(nanos: u64) -> u64 {
     encode_time(Timestamp { seconds, nanos: (nanos % 1_000_000_000) as u32 })
 }
 
-/// What an inode is.
+/// The type of an inode.
 ///
 /// # Errors
 /// [`FsError::Damaged`]
@@ -122,7 +122,7 @@ pub(super) fn kind_of(ino: u64, record: &InodeRecord) -> Result<Kind, FsError> {
     decode_kind(record.kind).ok_or_else(|| FsError::Damaged(format!("inode {ino} has no kind")))
 }
 
-/// What `stat` shows of an inode.
+/// The attributes of an inode.
 pub(super) fn attributes_of(ino: u64, record: &InodeRecord) -> Result<Attributes, FsError> {
     use super::format::decode_time;
     Ok(Attributes {
@@ -171,7 +171,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// What the caller's transaction has to itself.
+    /// The blocks that the caller's transaction has reserved.
     pub(super) fn own(&self) -> Option<&'a Reservation> {
         self.own
     }
@@ -211,7 +211,7 @@ impl<'a> Op<'a> {
         self.records.insert(key, None);
     }
 
-    /// The stored records in a range of keys, at most `most` of them, without what this call changes.
+    /// At most `most` stored records in a range of keys, without the changes of this call.
     pub(super) async fn range(
         &self,
         range: Range<Vec<u8>>,
@@ -248,7 +248,7 @@ impl<'a> Op<'a> {
     /// [`FsError::Stale`]
     pub(super) async fn inode(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
         let record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
-        // One that nobody uses any more is gone, whatever is left of it.
+        // An inode without names and references is gone, even if records of it are left.
         let is_gone = record.links.get() == 0 && !self.inner.is_remembered(ino);
         match is_gone && !self.is_repair {
             true => Err(FsError::Stale),
@@ -316,7 +316,7 @@ impl<'a> Op<'a> {
         self.effects.names.push((directory, Bytes::copy_from_slice(name)));
     }
 
-    /// What a block of data holds, of which the call depends on these bytes.
+    /// The content of a data block; the call depends on these bytes of it.
     pub(super) async fn read_block(
         &self,
         block: u64,
@@ -334,7 +334,7 @@ impl<'a> Op<'a> {
         Ok(content)
     }
 
-    /// What a run of blocks of data holds.
+    /// The content of a run of data blocks.
     pub(super) async fn read_blocks(&self, run: Run) -> Result<Vec<Bytes>, FsError> {
         let Some(own) = self.own else {
             return Ok(self.txn.read_run(self.inner.area.lba(run.start), run.blocks).await?);
@@ -387,7 +387,7 @@ impl<'a> Op<'a> {
         self.clear_bits(run).await
     }
 
-    /// Hands everything to the transaction; what was done.
+    /// Hands all changes to the transaction and returns the call's effects.
     pub(super) async fn finish(mut self) -> Result<Effects, FsError> {
         self.put_usage().await?;
         for (ino, staged) in std::mem::take(&mut self.inodes) {
@@ -449,7 +449,7 @@ impl<'a> Op<'a> {
         Ok(std::mem::take(&mut self.effects))
     }
 
-    /// Writes to the blocks that the caller's transaction has to itself.
+    /// Writes to blocks that the caller's transaction has reserved.
     async fn write_own(&mut self) -> Result<(), FsError> {
         let Some(own) = self.own else { return Ok(()) };
         let writes = std::mem::take(&mut self.writes);
@@ -463,7 +463,7 @@ impl<'a> Op<'a> {
         reservation::write(self.inner, self.txn, mine).await
     }
 
-    /// Has the caller's transaction release what the call freed.
+    /// Releases the blocks that the call freed into the caller's transaction.
     async fn release(&mut self) -> Result<(), FsError> {
         let Some(own) = self.own else { return Ok(()) };
         for run in std::mem::take(&mut self.released) {

@@ -26,9 +26,9 @@ pub struct Options {
 pub struct Format {
     /// Its name, of 1 to 42 bytes: its partitions are named `NAME.meta` and `NAME.data`.
     pub name: String,
-    /// Blocks for both together; `None` for as many as there are in the volume's largest gap.
+    /// Blocks for both together; `None` for those of the volume's largest gap.
     pub blocks: Option<u64>,
-    /// Blocks for what describes files; `None` for a sixteenth.
+    /// Blocks for metadata; `None` for a sixteenth.
     pub metadata_blocks: Option<u64>,
     /// Mode of the root directory.
     pub mode: u16,
@@ -36,7 +36,7 @@ pub struct Format {
     pub uid: u32,
     /// Group of the root directory.
     pub gid: u32,
-    /// Bits of names' hashes: few make tests meet what otherwise never happens.
+    /// Bits of the hash of names: tests use few, for collisions.
     #[doc(hidden)]
     pub hash_bits: u8,
 }

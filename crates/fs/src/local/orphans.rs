@@ -1,7 +1,7 @@
-//! What is left to be done: inodes without names, blocks behind the ends of files, blocks to be freed.
+//! Pending work: inodes without names, blocks behind the ends of files, blocks to be freed.
 //!
-//! Each has a record in the transaction that leaves it behind, so that whoever opens the filesystem
-//! after a crash goes on with it. Every step is a transaction, and may be repeated.
+//! The transaction that leaves the work behind writes a record of it, so that the next opening after a
+//! crash continues it. Every step is a transaction, and may be repeated.
 
 use super::area::DataArea;
 use super::extents::Run;
@@ -31,7 +31,7 @@ impl Op<'_> {
         self.delete(key(0, Tag::Orphan, &ino.to_be_bytes()));
     }
 
-    /// An inode has lost its last name. It ends now if nobody uses it and it is small.
+    /// An inode has lost its last name. It is removed now if it has no references and is small.
     pub(super) async fn abandon(&mut self, ino: u64) -> Result<(), FsError> {
         if self.inner.is_remembered(ino) || !self.remove_step(ino).await? {
             self.note_orphan(ino);
@@ -39,7 +39,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Removes some of what an inode without names has; whether nothing is left of it.
+    /// Removes a part of an inode without names; returns whether all of it is gone.
     async fn remove_step(&mut self, ino: u64) -> Result<bool, FsError> {
         let mut record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
         let kind = kind_of(ino, &record)?;
@@ -89,7 +89,7 @@ impl Op<'_> {
         Ok(done)
     }
 
-    /// Does some of what is left to be done about an inode; whether nothing is left.
+    /// Does a part of an inode's pending work; returns whether none is left.
     async fn orphan_step(&mut self, ino: u64) -> Result<bool, FsError> {
         let Some(mut record) = self.find_inode(ino).await? else {
             self.forget_orphan(ino);
@@ -118,7 +118,7 @@ impl Op<'_> {
 }
 
 impl Inner {
-    /// Does what is left to be done about an inode, as far as that may be: one that somebody uses stays.
+    /// Does an inode's pending work as far as possible: an inode with references stays.
     pub(super) async fn finish_orphan(&self, ino: u64) -> Result<(), FsError> {
         loop {
             let step = self.change(async |txn| {
@@ -148,7 +148,7 @@ impl Inner {
             for (key, value) in some {
                 let noted = freed_run(&key, &value, &self.area);
                 let noted = noted.ok_or_else(|| {
-                    FsError::Damaged("a note of blocks to be freed makes no sense".to_owned())
+                    FsError::Damaged("a record of blocks to be freed is invalid".to_owned())
                 })?;
                 self.free_noted(noted).await?;
             }
@@ -195,7 +195,7 @@ pub(super) fn freed_key(start: u64) -> Vec<u8> {
     key(0, Tag::Freed, &start.to_be_bytes())
 }
 
-/// Blocks that are noted to be freed; `None` when the note makes no sense.
+/// Decodes a record of blocks to be freed; `None` when it is invalid.
 pub(super) fn freed_run(key: &[u8], value: &[u8], area: &DataArea) -> Option<Run> {
     let (_, _, rest) = parse_key(key)?;
     let start = u64::from_be_bytes(rest.try_into().ok()?);

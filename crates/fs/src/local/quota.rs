@@ -1,9 +1,9 @@
 //! Quotas of directory trees.
 //!
-//! The root of a quota is a directory; every inode below counts for the nearest one above it, whose
-//! number it carries. What is used is counted in several lanes, so that those who work below the same
-//! root seldom meet. A charge far below the limit trusts what this handle has seen of the sum; one near
-//! the limit looks at all lanes, and depends on them.
+//! The root of a quota is a directory; every inode below counts for the nearest root above it, whose number
+//! it carries. Usage is counted in several lanes, so that transactions below the same root seldom conflict.
+//! A charge far below the limit trusts the sum that this handle knows; one near the limit reads all lanes,
+//! and depends on them.
 
 use bytes::Bytes;
 use zerocopy::IntoBytes;
@@ -23,13 +23,13 @@ pub(super) const MAX_BYTES: &[u8] = b"thalweg.quota.max_bytes";
 /// Most inodes of a directory tree; 0 for no limit.
 pub(super) const MAX_FILES: &[u8] = b"thalweg.quota.max_files";
 
-/// Blocks and inodes that may be missing from what a handle has seen of a sum.
+/// Blocks and inodes by which the sum that a handle knows may be too low.
 const MARGIN: (i64, i64) = (4096, 256);
 
 /// Inodes that one transaction has count for another quota.
 const COUNTED_AT_ONCE: usize = 64;
 
-/// Limits of a directory tree, and what it uses.
+/// Limits and usage of a directory tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Quota {
     /// Most bytes; 0 for no limit.
@@ -75,7 +75,7 @@ impl Op<'_> {
         Ok((record.blocks.get(), record.inodes.get()))
     }
 
-    /// What is used under a root, without what this call charges.
+    /// The usage under a root, without the charges of this call.
     async fn usage(&self, root: u64) -> Result<(i64, i64), FsError> {
         let mut sum = (0i64, 0i64);
         for lane in 0..USAGE_LANES {
@@ -124,11 +124,11 @@ impl Op<'_> {
         }
     }
 
-    /// Writes down what was charged.
+    /// Records the charges.
     pub(super) async fn put_usage(&mut self) -> Result<(), FsError> {
         let charged: Vec<_> = self.effects.charged.iter().map(|(root, by)| (*root, *by)).collect();
         for (root, by) in charged.into_iter().filter(|(_, by)| *by != (0, 0)) {
-            // Those who work on one inode meet there anyway.
+            // Transactions on the same inode conflict anyway.
             let some = self.effects.inodes.keys().next_back().copied().unwrap_or(root);
             let lane = (some % u64::from(USAGE_LANES)) as u8;
             let before = self.usage_of_lane(root, lane).await?;
@@ -152,8 +152,8 @@ impl Op<'_> {
         }))
     }
 
-    /// Sets the limits of a directory that is the root of a quota, or becomes one; whether it became
-    /// one, and has to be walked.
+    /// Sets the limits of the root of a quota, or makes a directory one; returns whether it became one and
+    /// must be walked.
     pub(super) async fn set_limits(
         &mut self,
         root: u64,
@@ -196,13 +196,13 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Has inodes count for another quota; those of them that are directories.
+    /// Counts inodes for another quota; returns the directories among them.
     async fn count_entries(&mut self, root: u64, some: &[Entry]) -> Result<Vec<u64>, FsError> {
         let mut directories = Vec::new();
         for entry in some {
             let ino = entry.ino.0;
             let Some(mut record) = self.find_inode(ino).await? else { continue };
-            // What lies below the root of another quota counts there.
+            // Inodes below the root of another quota count there.
             if record.quota == ino {
                 continue;
             }
@@ -258,8 +258,8 @@ impl Op<'_> {
 }
 
 impl Inner {
-    /// Has everything below the new root of a quota count for it, from above to below: what is made
-    /// meanwhile in a directory that counts already does too.
+    /// Counts everything below the new root of a quota for it, from the top down: a new inode in a
+    /// directory that is counted already is counted too.
     pub(super) async fn count_tree(&self, root: u64) -> Result<(), FsError> {
         let mut directories = vec![root];
         while let Some(directory) = directories.pop() {

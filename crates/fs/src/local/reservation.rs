@@ -1,15 +1,15 @@
-//! Blocks of data that a caller's transaction has to itself before it commits.
+//! Data blocks that a caller's transaction reserves before it commits.
 //!
 //! The contents of files that are written in such a transaction go to free blocks at once, and the
-//! transaction holds only what refers to them. The blocks are taken by short transactions of their own,
-//! in larger runs than one call needs, and are marked in the bits from then on. Two lists say what
-//! becomes of them. The *list of what is reserved* is written by the same short transactions: an abort,
-//! or a crash, frees all that is in it. The *list of what is released* is written by the caller's
-//! transaction, so that it counts if and only if that commits: it has what of the reserved is not in use,
-//! and blocks that files had before. A table leads from the tree to both lists.
+//! transaction holds only the metadata that refers to them. Short transactions of their own allocate the
+//! blocks, in larger runs than one call needs, and set their bits. Two lists say what becomes of the
+//! blocks. The *list of reserved runs* is written by the same short transactions: an abort, or a crash,
+//! frees all blocks in it. The *list of released runs* is written by the caller's transaction, so that it
+//! counts if and only if that commits: it has the reserved blocks that are not in use, and blocks that
+//! files had before. A table leads from the tree to both lists.
 //!
-//! The caller's transaction neither reads nor writes pages of bits or the table, so that it conflicts
-//! neither with its own reservations nor with those of others.
+//! The caller's transaction neither reads nor writes bitmap pages or the table, so that it conflicts
+//! neither with its own reservations nor with those of other transactions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -30,19 +30,19 @@ use crate::error::FsError;
 
 /// Blocks that are reserved at first, and at most unless a call needs more: each time twice as many.
 const CHUNK: Range<u64> = 64..8192;
-/// A reservation leaves so many times more free than it takes beyond what is needed.
+/// A reservation beyond the need takes at most one in so many of the free blocks.
 const SHARE: u64 = 8;
-/// Blocks of files that were there before which a transaction changes in place: they stay where they
-/// are, and wait in memory. Beyond, changed blocks get others.
+/// Blocks of existing files that a transaction changes in place: they stay at their addresses, and wait in
+/// memory. Beyond this, changed blocks get new addresses.
 const CHANGED_IN_PLACE: u64 = 64;
 
-/// What one transaction has to itself.
+/// The reserved blocks of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct Reservation {
     state: Mutex<State>,
 }
 
-/// Keeps others from freeing what a transaction has reserved.
+/// Keeps the reserved blocks of a transaction from being freed.
 #[derive(Debug)]
 pub(super) struct Owner {
     owners: Arc<Mutex<HashSet<u128>>>,
@@ -58,11 +58,11 @@ impl Drop for Owner {
 #[derive(Debug, Default)]
 struct State {
     listed: Option<Listed>,
-    /// What it has, as runs: start and blocks.
+    /// All its runs: start and blocks.
     reserved: BTreeMap<u64, u64>,
-    /// Parts of that nothing refers to. They hold zeros.
+    /// Unused parts of these. They hold zeros.
     free: BTreeMap<u64, u64>,
-    /// Parts of `free` that do not: a call that wrote to them failed.
+    /// Parts of `free` that do not hold zeros: a call that wrote to them failed.
     soiled: Vec<Run>,
     /// Blocks that will be free when the transaction commits.
     released: Released,
@@ -74,12 +74,12 @@ struct State {
 #[derive(Debug)]
 struct Listed {
     owner: Owner,
-    /// Blocks of the list of what is reserved, and its entries.
+    /// Blocks of the list of reserved runs, and its entries.
     blocks: Vec<u64>,
     entries: Vec<Run>,
 }
 
-/// The list of what is released.
+/// The list of released runs.
 #[derive(Debug, Default)]
 struct Released {
     /// The blocks that it lies in.
@@ -97,7 +97,7 @@ impl ListPage {
     fn runs(&self, area: &DataArea) -> Result<Vec<Run>, FsError> {
         let runs = (0..LIST_ENTRIES).map(|at| self.get(at)).filter(|entry| *entry != (0, 0));
         let run = |(start, count): (u64, u64)| {
-            let damaged = || FsError::Damaged("a reserved run of blocks makes no sense".to_owned());
+            let damaged = || FsError::Damaged("a reserved run of blocks is invalid".to_owned());
             area.run(start, count).ok_or_else(damaged)
         };
         runs.map(run).collect()
@@ -128,11 +128,11 @@ impl Released {
     }
 }
 
-/// What one call took, to be given back when it fails.
+/// The allocations of one call, undone when it fails.
 #[derive(Debug, Default)]
 pub(super) struct Claim<'a> {
     of: Option<&'a Reservation>,
-    /// Runs that it took out of what is free (`true`) and put there, in order.
+    /// Runs taken out of `free` (`true`) and put there, in order.
     steps: Vec<(bool, Run)>,
     /// It has written to some of them.
     pub(super) soils: bool,
@@ -232,7 +232,7 @@ impl Reservation {
         parts
     }
 
-    /// Whether so many more blocks of others may be changed in place; counts them if so.
+    /// Whether so many more blocks of existing files may be changed in place; counts them if so.
     pub(super) fn changes_in_place(&self, blocks: u64) -> bool {
         let mut state = self.state.lock();
         let fits = state.in_place + blocks <= CHANGED_IN_PLACE;
@@ -247,17 +247,17 @@ impl Reservation {
         self.state.lock().released.add(run);
     }
 
-    /// Nothing refers to a run of its own any more, which holds zeros.
+    /// Takes back a run of its own that is no longer used and holds zeros.
     pub(super) fn give(&self, run: Run) {
         self.state.lock().put(run);
     }
 
-    /// What a call may take of this.
+    /// A claim on this reservation, for one call.
     pub(super) fn claim(&self) -> Claim<'_> {
         Claim { of: Some(self), steps: Vec::new(), soils: false }
     }
 
-    /// Lets others free what was reserved, as far as the transaction has not committed.
+    /// Allows the reserved blocks to be freed, unless the transaction has committed.
     pub(super) fn end(&self) -> Option<Owner> {
         self.state.lock().listed.take().map(|listed| listed.owner)
     }
@@ -291,7 +291,7 @@ impl Reservation {
         Ok(runs)
     }
 
-    /// Empties what a call left that failed.
+    /// Empties blocks that a failed call wrote to.
     async fn clean(&self, inner: &Inner, txn: &Arc<dyn Transaction>) -> Result<(), FsError> {
         let soiled = std::mem::take(&mut self.state.lock().soiled);
         for run in soiled {
@@ -336,7 +336,7 @@ impl Reservation {
         let is_new = before.is_none();
         let (token, list, entries) =
             before.unwrap_or_else(|| (inner.env.uuid().as_u128(), Vec::new(), Vec::new()));
-        // Known before others can find it.
+        // Registered before another task can find the list.
         let owner = is_new.then(|| Owner::enter(aside, token));
         let wanted = (goal, blocks + u64::from(is_new));
         let (runs, list, entries) = inner
@@ -360,7 +360,7 @@ impl Reservation {
             }
             let run = runs.last().copied().filter(|_| is_new);
             run.map(|run| {
-                // The list of what is released begins in the last block.
+                // The list of released runs begins in the last block.
                 state.take(run.start);
                 if run.blocks > 1 {
                     state.put(Run { blocks: run.blocks - 1, ..run });
@@ -374,10 +374,10 @@ impl Reservation {
         Ok(())
     }
 
-    /// Has the transaction say what is released if it commits.
+    /// Writes the list of released runs into the transaction.
     ///
     /// # Errors
-    /// The transaction is to be aborted then.
+    /// The transaction must be aborted then.
     pub(super) async fn write_released(
         &self,
         inner: &Inner,
@@ -446,7 +446,7 @@ pub(super) async fn empty(
     discarded.map_err(FsError::Transaction)
 }
 
-/// Writes to blocks of the transaction's own. Those with nothing get zeros.
+/// Writes to reserved blocks. Those without content get zeros.
 ///
 /// # Errors
 /// Some may have been written then.
@@ -495,7 +495,7 @@ fn page_of(
     content.into_bytes()
 }
 
-/// The list of what is reserved, while more is.
+/// The list of reserved runs, while it grows.
 struct Lists {
     list: Vec<u64>,
     entries: Vec<Run>,
@@ -510,7 +510,7 @@ impl Op<'_> {
         (goal, blocks): (u64, u64),
     ) -> Result<Vec<Run>, FsError> {
         let mut runs = self.take_blocks(0, goal, blocks, 0).await?;
-        // What is full already need not be written again.
+        // Full blocks of the list need not be written again.
         let full = lists.entries.len() / LIST_ENTRIES;
         lists.entries.extend(&runs);
         let needed = lists.entries.len().div_ceil(LIST_ENTRIES);
@@ -574,7 +574,7 @@ impl Op<'_> {
     }
 }
 
-/// A step on the way to freeing what a transaction had reserved.
+/// A step in freeing the blocks of an ended transaction.
 enum Step {
     /// Nothing was done so far.
     Begun,
@@ -586,7 +586,7 @@ enum Step {
     Empty(Vec<Run>),
 }
 
-/// What a slot of the table says.
+/// A slot of the table.
 struct Slot {
     table: u64,
     number: usize,
@@ -643,8 +643,8 @@ impl Op<'_> {
         Ok(Some(Slot { table, number, page }))
     }
 
-    /// Does a step of freeing what an ended transaction had reserved, or has released. `before`: what the
-    /// step before came to.
+    /// Does one step of freeing the blocks that an ended transaction has reserved or released. `before`:
+    /// the result of the step before.
     async fn free_step(&mut self, slot: Slot, before: &Step) -> Result<Step, FsError> {
         let (reserved, released) = slot.page.get(slot.number);
         let is_open = reserved > 0 && released > 0;
@@ -659,7 +659,7 @@ impl Op<'_> {
             self.set_slot(slot, (reserved, 0));
             return Ok(Step::More);
         }
-        // Of one that has committed what was reserved is no more to be freed.
+        // The reserved blocks of a committed transaction must not be freed.
         let (first, kind) = match reserved {
             0 => (released - 1, ListKind::Released),
             reserved => (reserved - 1, ListKind::Reserved),
@@ -721,7 +721,8 @@ impl Op<'_> {
                 let mut seen = BTreeSet::new();
                 while let Some(block) = at {
                     if !self.inner.area.has(block, 1) || !seen.insert(block) {
-                        let what = "a list of reservations leads nowhere".to_owned();
+                        let what = "a list of reservations leads to a block that does not exist"
+                            .to_owned();
                         return Err(FsError::Damaged(what));
                     }
                     let page = self.read_list(block, kind, false).await?;
@@ -747,8 +748,8 @@ impl Inner {
         Ok(found.map(|table| *self.table.get_or_init(|| table)))
     }
 
-    /// Makes the table of reservations where there is none. Without room for it there is none, and
-    /// transactions hold contents themselves.
+    /// Makes the table of reservations where it is missing. Where no block is free there is no table, and
+    /// transactions hold contents in memory.
     ///
     /// # Errors
     /// Those of the transaction.
@@ -782,10 +783,10 @@ impl Inner {
         }
     }
 
-    /// Frees what transactions had reserved that have ended, and what those released that committed.
+    /// Frees the reserved blocks of ended transactions, and the released blocks of committed ones.
     ///
     /// # Errors
-    /// Those of the transactions; the next call goes on with it.
+    /// Those of the transactions; the next call continues.
     pub(super) async fn finish_reservations(&self) -> Result<(), FsError> {
         let _turn = self.freeing.lock().await;
         let txn = self.look().await?;
@@ -840,7 +841,7 @@ impl Op<'_> {
         let block = value.as_ref().try_into().ok().map(u64::from_le_bytes);
         let block = block.filter(|block| self.inner.area.has(*block, 1));
         block.map(Some).ok_or_else(|| {
-            FsError::Damaged("the record of the table of reservations makes no sense".to_owned())
+            FsError::Damaged("the record of the table of reservations is invalid".to_owned())
         })
     }
 }

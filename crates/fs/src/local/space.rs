@@ -1,8 +1,8 @@
-//! Which blocks of data are taken next: hints in memory, all of which may be wrong.
+//! Which data blocks to allocate next: hints in memory, all of which may be wrong.
 //!
-//! What is free is what the bits say inside of a transaction. What is here makes that search short:
-//! how many are free under each page of bits, where each directory's files lie, and the windows in
-//! which files that grow may go on alone, so that many at once stay in one piece each.
+//! The bits that a transaction reads say which blocks are free. The hints make that search short: the
+//! number of free blocks under each bitmap page, where each directory's files lie, and the windows into
+//! which single files grow, so that files that grow at the same time stay contiguous.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(super) struct Space {
 /// Blocks under a page of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Covered {
-    /// Those that are free.
+    /// The free ones among them.
     pub(super) free: u64,
     /// All of them.
     pub(super) blocks: u64,
@@ -37,18 +37,18 @@ struct Hints {
     pages: Vec<Covered>,
     /// Blocks that are free.
     total: u64,
-    /// Where each lane goes on.
+    /// Where each lane continues.
     next: [u64; LANES],
     windows: Windows,
 }
 
 #[derive(Debug, Default)]
 struct Windows {
-    /// The first block behind a window, and whose it is.
+    /// The first block behind a window, and its file.
     by_start: BTreeMap<u64, (u64, u64)>,
     /// Where a file's window is, and its number.
     by_file: HashMap<u64, (u64, u64)>,
-    /// Whose they are, the oldest first.
+    /// The file of each window, the oldest first.
     by_number: BTreeMap<u64, u64>,
     made: u64,
 }
@@ -76,7 +76,7 @@ impl Windows {
         self.by_number.insert(self.made, ino);
     }
 
-    /// The first part of a range that lies in nobody else's window.
+    /// The first part of a range that lies in no other file's window.
     fn outside(&self, ino: u64, mut range: Range<u64>) -> Range<u64> {
         let others = |it: &(&u64, &(u64, u64))| it.1.1 != ino;
         let before = self.by_start.range(..=range.start).next_back().filter(others);
@@ -93,7 +93,7 @@ impl Windows {
 }
 
 impl Space {
-    /// Hints for blocks with numbers below `end`; what is under each page of bits.
+    /// Hints for blocks with numbers below `end`, with the free blocks under each bitmap page.
     pub(super) fn new(end: u64, pages: Vec<Covered>) -> Space {
         let total = pages.iter().map(|page| page.free).sum();
         let next = std::array::from_fn(|lane| end / LANES as u64 * lane as u64);
@@ -150,13 +150,13 @@ impl Space {
         self.hints.lock().next[Space::lane(parent)]
     }
 
-    /// Blocks were taken for a file in a directory: others look behind them.
+    /// Blocks were allocated for a file in a directory: its next files go behind them.
     pub(super) fn took(&self, parent: u64, end: u64) {
         let mut hints = self.hints.lock();
         hints.next[Space::lane(parent)] = if end < hints.end { end } else { 0 };
     }
 
-    /// Keeps the blocks behind what a growing file has taken for it.
+    /// Keeps the blocks behind a growing file for it.
     pub(super) fn reserve(&self, ino: u64, range: Range<u64>) {
         let windows = &mut self.hints.lock().windows;
         match range.is_empty() {

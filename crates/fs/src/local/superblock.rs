@@ -1,5 +1,5 @@
-//! The superblock, and two copies of it outside of the tree: in the label of the tree's store, and in
-//! a partition of its own. They are used where the record in the tree is gone or makes no sense.
+//! The superblock, and two copies of it outside of the tree: in the label of the tree's store, and in a
+//! partition of its own. They are used where the record in the tree is missing or invalid.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::format::{
 };
 use crate::error::FsError;
 
-/// What a superblock says, if it is one of a filesystem with its data in this partition.
+/// Decodes a superblock and checks that its data lies in this partition.
 ///
 /// # Errors
 /// [`FsError::Damaged`], [`FsError::Newer`].
@@ -62,7 +62,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Those of the filesystem of that name, with this tree.
+    /// Finds the copies of a filesystem's superblock.
     ///
     /// # Errors
     /// Those of the catalogue of partitions.
@@ -79,7 +79,7 @@ impl Copies {
         Ok(Copies { tree: tree.clone(), block })
     }
 
-    /// What they hold: nothing where one cannot be read.
+    /// Reads the copies; `None` for one that is unreadable.
     async fn read(&self, txn: &dyn Transaction) -> Result<[Option<Bytes>; 2], FsError> {
         let label = readable(self.tree.label_in(txn).await.map_err(FsError::from))?;
         let block = match self.block {
@@ -90,7 +90,7 @@ impl Copies {
         Ok([label, block].map(|copy| copy.map(head)))
     }
 
-    /// The superblock as a copy has it.
+    /// The first valid copy of the superblock.
     ///
     /// # Errors
     /// Those of the store.
@@ -128,7 +128,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Writes copies that are missing or differ from the record in the tree, if that makes sense.
+    /// Writes copies that are missing or differ from the record in the tree, if that record is valid.
     ///
     /// # Errors
     /// Those of the store.
@@ -138,7 +138,7 @@ impl Copies {
             let record = value.and_then(|value| SuperRecord::read_from_bytes(&value).ok());
             let is_whole =
                 |it: &SuperRecord| it.magic == SUPER_MAGIC && it.checksum.get() == it.sum();
-            // A record that makes no sense must not take its copies along.
+            // An invalid record must not overwrite its copies.
             let Some(record) = record.filter(is_whole) else { return Ok(()) };
             let [label, block] = self.read(&*txn).await?;
             let is_same =
@@ -152,7 +152,7 @@ impl Copies {
     }
 }
 
-/// Nothing, for what cannot be read.
+/// `None` where the error is damage of the store.
 fn readable<T>(read: Result<T, FsError>) -> Result<Option<T>, FsError> {
     match read {
         Ok(read) => Ok(Some(read)),

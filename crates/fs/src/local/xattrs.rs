@@ -12,9 +12,9 @@ use crate::filesystem::{MAX_XATTR_NAME, MAX_XATTR_VALUE, SetXattr};
 
 /// The access control list.
 pub(super) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
-/// The access control list of what is made in a directory.
+/// The default access control list, for new inodes in a directory.
 pub(super) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
-/// Bytes of all names of an inode's attributes: what a list of them may have.
+/// Most bytes of all attribute names of an inode: the limit of a list of them.
 const MAX_NAMES: usize = 65536;
 
 /// The key of an attribute.
@@ -39,7 +39,7 @@ fn check_name(kind: Kind, name: &[u8]) -> Result<(), FsError> {
     if name.len() == space.len() || name.contains(&0) {
         return Err(FsError::Invalid("an attribute needs a name"));
     }
-    // As the kernel has it: what users may set is for files and directories.
+    // As in the kernel: only files and directories have attributes of users.
     match *space == b"user." && !matches!(kind, Kind::File | Kind::Directory) {
         true => Err(FsError::NotPermitted),
         false => Ok(()),
@@ -53,7 +53,7 @@ impl Op<'_> {
             return self.quota_attribute(ino, name).await;
         }
         match check_name(kind_of(ino, &record)?, name) {
-            // Nobody can have set it.
+            // It cannot have been set.
             Err(FsError::NotPermitted) => return Err(FsError::NoAttribute),
             checked => checked?,
         }
@@ -122,7 +122,7 @@ impl Op<'_> {
         }
     }
 
-    /// Has an access control list that is to be set change the inode; what is to be stored of it.
+    /// Applies an access control list to the inode; returns the value to store.
     fn take_acl(
         &self,
         record: &mut InodeRecord,

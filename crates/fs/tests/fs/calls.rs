@@ -68,7 +68,7 @@ fn an_inode_without_names_lives_while_somebody_remembers_it() {
         fs.close().await.unwrap();
         assert!(matches!(fs.attributes(a).await, Err(FsError::Stale)));
         assert_eq!(fs.statistics().await.unwrap().free, free);
-        // Nobody forgets after a crash.
+        // A crash keeps no references.
         let b = create(&fs, ROOT, "b").await;
         write(&fs, b, 0, &pattern(3, 900_000)).await;
         fs.remember(b);
@@ -151,7 +151,7 @@ fn a_cookie_stays_while_entries_come_and_go() {
             let Some(last) = some.last() else { break };
             from = last.cookie;
             seen.extend(some.iter().map(|entry| String::from_utf8(entry.name.to_vec()).unwrap()));
-            // Every other one that was seen goes, and others come.
+            // Remove every other listed entry, and add others.
             fs.unlink(ROOT, some[0].name.as_ref()).await.unwrap();
             create(&fs, ROOT, &format!("new {round}")).await;
             round += 1;
@@ -462,7 +462,7 @@ fn reads_are_noted_once_after_a_change() {
         env.sleep(std::time::Duration::from_secs(1)).await;
         read(&fs, a, 0, 3).await;
         assert_eq!(attributes(&fs, a).await, first);
-        // It is written down without anybody's doing.
+        // The keeper records it.
         env.sleep(std::time::Duration::from_secs(60)).await;
         drop(fs);
         let fs = open(&env, &volume).await;
@@ -516,7 +516,7 @@ fn extended_attributes_are_kept() {
     });
 }
 
-/// An access control list: tags, permissions, and whom they are about.
+/// An access control list: tags, permissions, ids.
 fn acl(entries: &[(u16, u16, u32)]) -> Bytes {
     let mut value = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {
@@ -552,7 +552,7 @@ fn access_control_lists_go_with_the_mode() {
         assert!(matches!(on_file, Err(FsError::NotPermitted)));
         let broken = fs.set_xattr(a, access, acl(&[(1, 6, NONE)]), SetXattr::Any).await;
         assert!(matches!(broken, Err(FsError::Invalid(_))));
-        // What is made in a directory with a default list gets it.
+        // A new inode in a directory with a default list inherits it.
         let dir = mkdir(&fs, ROOT, "dir").await;
         let list = acl(&[(1, 7, NONE), (2, 7, 5), (4, 5, NONE), (0x10, 7, NONE), (0x20, 5, NONE)]);
         fs.set_xattr(dir, default, list.clone(), SetXattr::Any).await.unwrap();
@@ -596,7 +596,7 @@ fn a_file_of_many_pieces_goes_in_steps() {
             write(&fs, b, number * 2 * BLOCK, &pattern(number, 100)).await;
         }
         truncate(&fs, a, 10).await;
-        // It grows again at once: nothing of what was cut off comes back.
+        // It grows again at once: none of the truncated bytes return.
         write(&fs, a, 300 * BLOCK, b"end").await;
         let mut expected = vec![0; 300 * BLOCK as usize];
         expected[..10].copy_from_slice(&pattern(0, 10));

@@ -20,7 +20,7 @@ use crate::support::*;
 
 const BLOCK: u64 = 4096;
 
-/// A filesystem with something of everything, and hands on what it is stored in.
+/// A filesystem with records of every type, and its volume.
 struct Rig {
     env: Env,
     volume: Arc<dyn Transact>,
@@ -121,7 +121,7 @@ impl Rig {
         self.put(key, record.as_bytes().to_vec()).await;
     }
 
-    /// The records of an inode with a tag: what follows in the key, and the value.
+    /// The records of an inode with a tag: the rest of the key, and the value.
     async fn records(&self, ino: Ino, tag: Tag) -> Vec<(Bytes, Bytes)> {
         let prefix = key(ino.0, tag, &[]);
         let all = self.tree.iter().await.unwrap().collect().await.unwrap();
@@ -134,7 +134,7 @@ impl Rig {
         Extent::decode(&records[0].0, &records[0].1, u64::MAX).unwrap()
     }
 
-    /// Where a name is, and what is there.
+    /// The slot of a name, and its value.
     async fn place(&self, directory: Ino, name: &str) -> (Vec<u8>, DirectoryEntry) {
         for (rest, value) in self.records(directory, Tag::Entry).await {
             match Place::decode(&value) {
@@ -162,7 +162,8 @@ impl Rig {
     }
 }
 
-/// Makes damage, sees it found, repaired, and gone; what was found, and the filesystem then.
+/// Makes damage, expects the check to find it, repairs it, and expects none; returns the findings and the
+/// filesystem.
 async fn damaged(
     env: &Env,
     make: impl AsyncFnOnce(&Rig),
@@ -423,7 +424,7 @@ fn blocks_that_are_not_where_they_should_be() {
         };
         let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::Overlap { .. })).await;
         assert_eq!(content(&fs, rig.file).await, rig.content);
-        // An extent that got lost: its blocks are nobody's.
+        // A lost extent: its blocks are in no file.
         let make = async |rig: &Rig| {
             let mine = rig.extent(rig.file).await;
             rig.delete(mine.key(rig.file.0)).await;

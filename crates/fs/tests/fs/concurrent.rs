@@ -1,4 +1,4 @@
-//! Many at once on a store whose reads take a while: nothing is lost, and everything fits together.
+//! Concurrent calls on a store with slow reads: no update is lost, and the check finds no damage.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ async fn assert_clean(env: &Env, volume: &Arc<dyn Transact>, fs: Local) {
     assert_eq!(free.inodes.0, report.inodes);
 }
 
-/// A random call: its outcome depends on the others, but it is never a failure of the store's.
+/// A random call: it may fail because of the others, but never with a failure of the store.
 async fn step(fs: &dyn Filesystem, directories: &[Ino], rng: &mut Rng) -> Result<(), FsError> {
     let mut dir = || directories[rng.random_range(0..directories.len())];
     let (from, to) = (dir(), dir());

@@ -1,4 +1,4 @@
-//! What calls cost the store below: blocks, and bytes of them that change.
+//! The cost of calls in the store below: blocks, and bytes of them that change.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use thalweg_store::txn::{self, Transact, TransactionManager};
 
 use crate::support::*;
 
-/// Counts what is asked of a store.
+/// Counts the operations of a store.
 #[derive(Debug, Default)]
 struct Counting {
     written: Mutex<Vec<Write>>,
@@ -39,8 +39,7 @@ impl Around for Counting {
 }
 
 impl Counting {
-    /// What was written since the last look: of data and of metadata, blocks and bytes that changed;
-    /// and reads.
+    /// Writes since the last call of this: blocks and changed bytes of data and of metadata; and reads.
     fn cost(&self) -> ([(usize, usize); 2], u64) {
         let written = std::mem::take(&mut *self.written.lock());
         let of = |class| {

@@ -1,5 +1,5 @@
-//! Power cuts: after each the check finds nothing wrong, and the filesystem holds what its volume
-//! promises of the states after some call, no older than what was acknowledged as durable.
+//! Power cuts: after each the check finds no damage, and the filesystem is in a state that its volume
+//! promises: that after some call, no older than the last durable one.
 
 mod repair;
 mod rig;
@@ -31,15 +31,15 @@ const GROWS: usize = STEPS / SIZES.len();
 const POINTS: usize = 12;
 const LATENCY: Duration = Duration::from_micros(200);
 
-/// What was looked at.
+/// Counts of the images checked.
 #[derive(Clone, Copy, Default, Debug)]
 struct Tally {
     images: u64,
-    /// Of those, images that are not of the last state.
+    /// Images that are older than the last state.
     behind: u64,
-    /// Of those, images with data that is not of the state of their metadata.
+    /// Images whose data and metadata are of different states.
     mixed: u64,
-    /// What crashes left to be done.
+    /// Pending work that crashes left.
     unfinished: u64,
     /// Crashes in recovery.
     recoveries: u64,
@@ -145,7 +145,7 @@ async fn check_clean(env: &Env, volume: &Volume, when: &str) -> Report {
     report
 }
 
-/// What an image recovers to, which has to be what its volume promises.
+/// Opens an image, which must hold a state that its volume promises.
 async fn check_image(
     env: &Env,
     rig: Rig,
@@ -176,7 +176,7 @@ async fn check_image(
     found
 }
 
-/// Does all that is left to be done after a crash.
+/// Finishes the pending work after a crash.
 async fn recover(env: &Env, rig: Rig, devices: &[DeviceRef]) {
     let volume = rig.open(env, devices).await;
     volume.files(env).await.close().await.unwrap();
@@ -222,7 +222,7 @@ fn a_crash_leaves_a_prefix_of_what_was_done() {
 fn crash_in_place(modes: &'static [Mode]) -> Tally {
     let mut tally = Tally::default();
     let strict = modes.iter().all(|mode| mode.journals_all_data());
-    // Where modes take turns, few crashes fall into one that promises less.
+    // Where modes alternate, few crashes fall into one that promises less.
     for seed in 0..16 * long() {
         if seed >= 4 * long() && (strict || tally.mixed > 0) {
             break;
@@ -230,7 +230,7 @@ fn crash_in_place(modes: &'static [Mode]) -> Tally {
         tally.add(crashes(seed, Rig::in_place(modes, seed)));
     }
     println!("{modes:?}: {tally:?}");
-    // What promises less keeps less.
+    // A mode that promises less also mixes states.
     assert_eq!(tally.mixed > 0, !strict, "{tally:?}");
     assert!(tally.images > 120 && tally.behind > 60 && tally.recoveries > 50, "{tally:?}");
     assert!(tally.growths.iter().all(|images| *images > 10), "{tally:?}");

@@ -19,7 +19,7 @@ use crate::support::*;
 
 const BLOCK: u64 = 4096;
 
-/// How many blocks a new filesystem has, and those of its metadata.
+/// The blocks of a new filesystem, and those of its metadata.
 fn sized(blocks: u64, metadata: u64) -> Format {
     Format { blocks: Some(blocks), metadata_blocks: Some(metadata), ..format() }
 }
@@ -85,7 +85,7 @@ fn a_full_filesystem_has_room_again() {
         assert_there(&fs, &files).await;
         files.extend(fill(&fs, "b", 7).await);
         assert!(files.len() > 135, "{}", files.len());
-        // The rest of the volume: what was kept open goes on.
+        // The rest of the volume: open files go on.
         let grown = fs.grow(None).await.unwrap();
         assert_eq!(grown, Growth { before: 1200 * BLOCK, size: 2984 * BLOCK });
         files.extend(fill(&fs, "c", 7).await);
@@ -324,7 +324,7 @@ fn writers_go_on_while_it_grows() {
             env.sleep(std::time::Duration::from_millis(2)).await;
             fs.grow(Some((600 + step * 300) * BLOCK)).await.unwrap();
         }
-        // A view of before sees what came from there on.
+        // An older view sees growth from now on.
         for writer in writers {
             assert_there(&fs, &writer.await.unwrap()).await;
         }
@@ -431,7 +431,7 @@ fn superblocks_that_are_lost_are_found_with_the_size_of_now() {
         assert!(content(&fs, file).await == bytes);
         fs.close().await.unwrap();
         drop(fs);
-        // All copies are gone: it is made anew, from what the partitions say.
+        // All copies are gone: it is rebuilt from the partitions.
         assert!(tree.delete(&key(0, Tag::Super, &[])).await.unwrap());
         let copy = partition(&*volume, "fs.super").await.first;
         let write = async |txn: Arc<dyn thalweg_store::txn::Transaction>| {

@@ -1,5 +1,5 @@
-//! What a repair cannot bring back of files is recorded: it is told by path and bytes, reads of it
-//! fail, and a write of it, a truncation or a removal ends that.
+//! A repair records lost bytes of files: the check lists them by path and range, reads of them fail, and a
+//! write of the whole block, a truncation or a removal ends the loss.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -65,7 +65,7 @@ async fn fill(fs: &Local) -> BTreeMap<String, Vec<u8>> {
         let ino = create(fs, parent, &format!("{nth}")).await;
         files.push((format!("{path}/{nth}"), ino, vec![0; SPAN * BLOCK_SIZE - 1000]));
     }
-    // In this order each block is an extent of its own.
+    // In this order each block becomes an extent of its own.
     for at in (0..SPAN).step_by(2).chain((1..SPAN).step_by(2)) {
         for (nth, (_, ino, content)) in files.iter_mut().enumerate() {
             // Some have holes of one block or more.
@@ -102,7 +102,8 @@ async fn harm(volume: &Arc<dyn Transact>, lba: u64) {
     txn.commit(Durability::Synced).await.unwrap();
 }
 
-/// What of a file reads as it did, and that all else is told as lost: the number of lost blocks.
+/// Checks that all bytes of a file either read as before or are listed as lost; returns the number of lost
+/// blocks.
 async fn compare(fs: &Local, path: &str, ino: Ino, content: &[u8], lost: &[LostRange]) -> usize {
     let size = attributes(fs, ino).await.size as usize;
     let mut blocks = 0;
@@ -160,7 +161,7 @@ fn what_a_leaf_had_of_files_is_told_and_is_not_zeros() {
                 }
             }
             lost += some;
-            // What is written anew, or deleted, has lost nothing.
+            // Rewritten or deleted files have lost nothing.
             for (nth, (path, ino)) in found.iter().enumerate() {
                 let (directory, name) = path.rsplit_once('/').unwrap();
                 match nth % 3 {
@@ -371,7 +372,7 @@ fn an_older_program_refuses_what_it_cannot_read() {
         let tree = tree(&env, &volume).await;
         let stored = tree.get(&extent_key(file.0, 2)).await.unwrap().unwrap();
         assert_eq!(stored, [255, 255, 255, 255, 255, 3, 0, 0, 0][..]);
-        // A version that nobody knows yet.
+        // An unknown future version.
         let super_key = key(0, Tag::Super, &[]);
         let value = tree.get(&super_key).await.unwrap().unwrap();
         let mut record = SuperRecord::read_from_bytes(&value).unwrap();

@@ -1,4 +1,4 @@
-//! The filesystem on a volume: its calls, what crashes and damage leave of it, its check and repair.
+//! The filesystem on a volume: its calls, its state after crashes and damage, its check and repair.
 
 #![allow(clippy::unwrap_used)]
 

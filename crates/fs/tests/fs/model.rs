@@ -18,7 +18,7 @@ use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
 
 use crate::support::*;
 
-/// Something to be done; inodes and names are chosen by number among those there are.
+/// A step; inodes and names are chosen by number among the existing ones.
 #[derive(Clone, Debug)]
 enum Step {
     Create(usize, u8, u8, u16),
@@ -85,7 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What an answer is, but for what the two may say in their own words.
+/// An answer, without the parts in which the two may differ.
 type Answer = Result<String, String>;
 
 fn answer<T>(result: Result<T, FsError>, show: impl FnOnce(T) -> String) -> Answer {
@@ -113,19 +113,19 @@ fn agree(step: &Step, ours: Answer, theirs: Answer) {
     }
 }
 
-/// Attributes without what differs by nature.
+/// Attributes without those that differ by nature.
 fn shown(attributes: Attributes) -> String {
     let size = if attributes.kind == Kind::Directory { 0 } else { attributes.size };
     format!("{:?}", Attributes { ino: Ino(0), size, ..attributes })
 }
 
-/// The two, and what is known of them.
+/// The filesystem and the model, and the inodes known in both.
 struct Pair {
     env: Env,
     volume: Arc<dyn Transact>,
     fs: Local,
     naive: NaiveFiles,
-    /// Numbers of the same inode in both, and how often it is remembered.
+    /// The number of each inode in both, and its references.
     inodes: Vec<(Ino, Ino, u64)>,
     within: Option<(Local, bool, usize)>,
 }
@@ -159,7 +159,7 @@ impl Pair {
         (a, b)
     }
 
-    /// Does something with both, unless what is done is taken back later.
+    /// Runs a step on both, unless it is undone later.
     async fn both<T>(
         &self,
         step: &Step,

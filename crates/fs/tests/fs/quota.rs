@@ -35,7 +35,7 @@ fn a_tree_has_a_limit_of_bytes_and_inodes() {
         let used = Quota { max_bytes: 100 * BLOCK, max_inodes: 5, bytes: 100 * BLOCK, inodes: 5 };
         assert_eq!(fs.quota(root).await.unwrap(), Some(used));
         assert_eq!(fs.quotas().await.unwrap(), [root]);
-        // What lies elsewhere does not count, and does not come in for nothing.
+        // Inodes elsewhere do not count, and cannot be moved in for free.
         let other = create(&fs, ROOT, "other").await;
         write(&fs, other, 0, &vec![1; 200 * BLOCK as usize]).await;
         for how in [Rename::Replace, Rename::Exchange] {
@@ -160,7 +160,7 @@ fn names_need_room_too() {
         }
         assert!(made > 200, "{made}");
         assert_eq!(entries(&fs, ROOT).await.len(), made);
-        // Everything can be removed, of what is in use as well.
+        // Everything can be removed, also files in use.
         for (number, entry) in entries(&fs, ROOT).await.into_iter().enumerate() {
             if number % 2 == 0 {
                 fs.remember(entry.ino);

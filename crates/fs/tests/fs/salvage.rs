@@ -1,5 +1,5 @@
-//! Each page of the tree of metadata is damaged in turn: the repair keeps all that was not in it,
-//! and says what was.
+//! Each page of the tree of metadata is damaged in turn: the repair keeps all records that were not in it,
+//! and lists the lost ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn attribute(number: usize) -> String {
     format!("user.{:x>240}", number)
 }
 
-/// What is seen of an inode.
+/// The visible state of an inode.
 #[derive(PartialEq, Eq, Debug)]
 struct Seen {
     kind: Kind,
@@ -70,7 +70,7 @@ struct Image {
     blocks: Vec<(u64, Bytes)>,
     records: BTreeMap<Bytes, Bytes>,
     inodes: BTreeMap<Ino, Seen>,
-    /// Pages of the tree, what they are, and how high.
+    /// Pages of the tree, their types and levels.
     pages: Vec<(u64, u8, u8)>,
 }
 
@@ -126,7 +126,7 @@ impl Image {
         self.records.keys().filter(|key| !left.contains_key(*key)).cloned().collect()
     }
 
-    /// Repairs the filesystem with harmed pages; what was found, and how many keys were lost.
+    /// Repairs the filesystem with damaged pages; returns the findings, and the number of lost keys.
     async fn repaired(&self, env: &Env, harm: &[u64]) -> (Vec<Finding>, usize) {
         let lost = self.lost(env, harm).await;
         let volume = self.harmed(env, harm).await;
@@ -145,7 +145,7 @@ impl Image {
         (report.findings, lost.len())
     }
 
-    /// All that has lost no record is as it was.
+    /// Checks that every inode without lost records is unchanged.
     async fn compare(&self, fs: &Local, lost: &[Bytes]) {
         let hit: BTreeSet<u64> = lost.iter().map(|key| parse_key(key).unwrap().0).collect();
         for (ino, seen) in self.inodes.iter().filter(|(ino, _)| !hit.contains(&ino.0)) {
@@ -165,7 +165,7 @@ impl Image {
     }
 }
 
-/// What was seen but for its names.
+/// The state of an inode without its names.
 fn clone_of(seen: &Seen) -> Seen {
     let (content, target, xattrs) =
         (seen.content.clone(), seen.target.clone(), seen.xattrs.clone());
@@ -331,7 +331,7 @@ fn a_filesystem_opens_with_a_copy_of_its_superblock() {
     });
 }
 
-/// A page in which the superblock can be read, and which makes no sense nevertheless.
+/// An invalid page in which the superblock is readable nevertheless.
 #[test]
 fn a_superblock_that_is_lost_on_the_way() {
     run(6, |env| async move {
@@ -385,7 +385,7 @@ fn a_value_that_cannot_be_read() {
         fs.set_xattr(file, b"user.small", Bytes::from_static(b"x"), SetXattr::Any).await.unwrap();
         fs.close().await.unwrap();
         drop(fs);
-        // Where it lies makes no sense: the record says another length.
+        // The record of its place is invalid: it has another length.
         let tree = Store::open_btree(&env, volume.clone(), "fs.meta").await.unwrap();
         let report = tree.check().await.unwrap();
         assert_eq!(report.value_blocks, 2);

@@ -27,7 +27,7 @@ pub fn volume(env: &Env, blocks: u64) -> (Arc<dyn Transact>, Arc<VersionedMemory
     on(env, VersionedMemory::new(blocks))
 }
 
-/// The same for writers who may break their word, as those do who find damage.
+/// The same for writers that may violate their isolation, as those do that find damage.
 pub fn trusting(env: &Env, blocks: u64) -> (Arc<dyn Transact>, Arc<VersionedMemory>) {
     on(env, VersionedMemory::trusting(blocks))
 }
@@ -121,7 +121,7 @@ pub async fn content(fs: &dyn Filesystem, ino: Ino) -> Vec<u8> {
     read(fs, ino, 0, size as usize).await
 }
 
-/// What an inode says of itself.
+/// The attributes of an inode.
 pub async fn attributes(fs: &dyn Filesystem, ino: Ino) -> Attributes {
     fs.attributes(ino).await.unwrap()
 }
@@ -156,7 +156,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| ((at / 97).wrapping_mul(31) + at + seed * 7 + 1) as u8 | 1).collect()
 }
 
-/// Takes records of the filesystem on a volume away, and changes others at random.
+/// Removes records of a filesystem, and changes others at random.
 pub async fn scribble_records(env: &Env, volume: &Arc<dyn Transact>, rng: &mut Rng) {
     let tree = Store::open_btree(env, volume.clone(), "fs.meta").await.unwrap();
     let all = tree.iter().await.unwrap().collect().await.unwrap();

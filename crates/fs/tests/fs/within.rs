@@ -1,4 +1,4 @@
-//! Calls that are a part of the caller's transaction, and what is durable when.
+//! Calls within a caller's transaction, and their durability.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn files_and_keys_change_together_or_not_at_all() {
             view.set_xattr(file, b"user.a", Bytes::from_static(b"1"), SetXattr::Any).await.unwrap();
             view.rename((ROOT, b"dir"), (ROOT, b"renamed"), Rename::Replace).await.unwrap();
             keys.put_in(&*txn, b"file", b"moved".to_vec()).await.unwrap();
-            // Inside all of it is there, outside nothing.
+            // Visible inside, invisible outside.
             assert_eq!(view.lookup(dir, b"moved").await.unwrap().ino, file);
             assert_eq!(content(&view, file).await, b"befafter");
             assert_eq!(names_of(&view).await, ["renamed"]);
@@ -162,7 +162,7 @@ fn contents_of_a_transaction_are_bounded_by_the_volume_alone() {
             wanted.truncate(3_500_001);
             wanted.resize(3_900_000, 0);
             assert!(content(&view, new).await == wanted);
-            // What was there before, in part: some of it in place, and then elsewhere.
+            // Existing content, overwritten in part: some of it in place, and then elsewhere.
             let mut changed = pattern(1, 3_000_000);
             for (at, byte) in (1..2_900_000).step_by(130_001).zip(1..) {
                 write(&view, old, at as u64, &vec![byte; 100_003]).await;
@@ -330,7 +330,7 @@ fn what_is_durable_already_is_not_flushed_again() {
         assert_eq!(store.syncs(), before + 3);
         fs.sync(a, true).await.unwrap();
         assert_eq!(store.syncs(), before + 3);
-        // Of transactions that somebody else committed nobody knows what they changed.
+        // The changes of a transaction that another handle committed are unknown.
         let txn = volume.begin(Begin::STRICT).await.unwrap();
         let view = fs.within(txn.clone());
         write(&view, b, 0, b"x").await;

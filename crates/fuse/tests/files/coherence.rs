@@ -1,4 +1,4 @@
-//! The kernel's caches, when others change the same files.
+//! The kernel's caches, when files change through another handle.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -34,7 +34,7 @@ fn seek(file: &File, offset: i64, whence: i32) -> io::Result<i64> {
     }
 }
 
-/// Forgets what the kernel has cached of a file.
+/// Drops the kernel's cache of a file.
 fn drop_cache(file: &File) {
     file.sync_all().unwrap();
     // SAFETY: the descriptor is open for the call.
@@ -134,7 +134,7 @@ pub(crate) fn direct_and_mapped_agree(make: Make) {
         libc::mmap(std::ptr::null_mut(), 16_384, access, libc::MAP_SHARED, plain.as_raw_fd(), 0)
     };
     assert_ne!(map, libc::MAP_FAILED);
-    // SAFETY: the mapping has as many bytes, and nobody else has a reference.
+    // SAFETY: the mapping has as many bytes, and no other reference exists.
     let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 16_384) };
     bytes[5000..5006].copy_from_slice(b"mapped");
     // SAFETY: the mapping is whole.
@@ -176,7 +176,7 @@ struct AioWrite {
     event_file: u32,
 }
 
-/// What `io_getevents` tells of a request.
+/// The result of a request, from `io_getevents`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct AioEvent {
@@ -236,8 +236,8 @@ impl Drop for Aio {
     }
 }
 
-/// As generic/451 of xfstests: a direct write that has returned is seen by a buffered read, also when
-/// others have read the same pages meanwhile.
+/// As generic/451 of xfstests: a buffered read sees a direct write that has returned, also when the same
+/// pages were read during the write.
 pub(crate) fn direct_writes_are_seen_by_buffered_readers(make: Make) {
     #[repr(align(4096))]
     struct Aligned([u8; CYCLE * CYCLE_BLOCK]);

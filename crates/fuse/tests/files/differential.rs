@@ -35,7 +35,7 @@ impl Chance {
     }
 }
 
-/// One system call, or what stands for it.
+/// One system call, or a step that stands for one.
 #[derive(Clone, Debug)]
 enum Call {
     User(u32),
@@ -69,8 +69,8 @@ enum Call {
 }
 
 impl Call {
-    /// A call by chance. What ext4 counts as a hole differs once storage was reserved or copied: a run
-    /// has calls that do so, or looks for holes.
+    /// A random call. ext4 finds other holes once storage was reserved or copied: a run either makes such
+    /// calls, or looks for holes.
     fn draw(chance: &mut Chance, with_holes: bool) -> Call {
         let name = chance.of(&NAMES);
         let other = chance.of(&NAMES);
@@ -193,8 +193,8 @@ fn checked(result: i32) -> io::Result<String> {
 
 fn described(found: &fs::Metadata) -> String {
     let size = if found.is_dir() { 0 } else { found.len() };
-    // Set-group-id without the right to execute means nothing. ext4 takes it away from files whose
-    // group the caller is not in; a filesystem in user space does not learn of that.
+    // Set-group-id without the right to execute is meaningless. ext4 clears it from files of a group that
+    // the caller is not in; a filesystem in user space does not learn of that.
     let means_nothing = !found.is_dir() && found.mode() & 0o010 == 0;
     let mode = found.mode() & if means_nothing { !0o2000 } else { !0 };
     format!(
@@ -219,7 +219,7 @@ impl World {
         self.open[slot].as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
-    /// Makes the call; what it says, or its error.
+    /// Makes the call and returns its result, or its error.
     fn make(&mut self, call: &Call) -> Result<String, i32> {
         let result = match call {
             Call::User(user) => {
@@ -359,7 +359,7 @@ impl World {
         }
     }
 
-    /// Everything that is there, by path.
+    /// All files, by path.
     fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
         let mut left = vec![String::new()];
@@ -392,9 +392,9 @@ impl World {
 
 fn open(path: &Path, flags: i32, mode: u32) -> io::Result<File> {
     use std::os::fd::FromRawFd;
-    // A pipe without a reader must not hold up anybody.
+    // A pipe without a reader must not block the test.
     let flags = flags | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: the path is a terminated string, and a new descriptor is nobody else's.
+    // SAFETY: the path is a terminated string, and a new descriptor has no other owner.
     unsafe {
         match libc::open(c(path).as_ptr(), flags, mode) {
             -1 => Err(io::Error::last_os_error()),
@@ -403,7 +403,7 @@ fn open(path: &Path, flags: i32, mode: u32) -> io::Result<File> {
     }
 }
 
-/// A new ext4 on a loop device; taken away in the end.
+/// A new ext4 on a loop device; removed at the end.
 struct Ext4(PathBuf);
 
 impl Ext4 {
@@ -458,8 +458,8 @@ fn run(rig: &Rig, ext4: &Ext4, seed: u64) {
         if let Call::SetXattr(name, "system.posix_acl_access", ..) = &call
             && [&ours, &theirs].iter().any(|world| world.has_setgid(name))
         {
-            // Who sets a list without being in the file's group loses set-group-id, which the library
-            // does not forward.
+            // A caller that is not in the file's group loses set-group-id when it sets a list, which the
+            // library does not forward.
             continue;
         }
         calls.push(call.clone());

@@ -1,5 +1,5 @@
-//! Other people's suites: `pjdfstest`, which asks what POSIX says of each call, and `fsx`, which
-//! writes, cuts and maps one file at random and compares.
+//! Foreign suites: `pjdfstest`, which compares each call with POSIX, and `fsx`, which writes, truncates and
+//! maps one file at random and compares.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::rig::{Make, Rig};
 /// Operations of each run of `fsx`.
 const OPERATIONS: &str = "6000";
 
-/// What `pjdfstest` may find wrong, with the reason.
+/// Expected failures of `pjdfstest`, with the reason.
 const EXPECTED_FAILURES: [&str; 0] = [];
 
 /// A tool of crates.io, installed once below the target directory; `None`, and says so, where that
@@ -26,7 +26,7 @@ fn tool(name: &str) -> Option<PathBuf> {
     if !program.exists() {
         let mut install = Command::new(env!("CARGO"));
         install.args(["install", "--quiet", "--locked", "--root"]).arg(&root).arg(name);
-        // Not into the build directory of those who run the tests.
+        // Not into the build directory of the test run.
         install.env("CARGO_TARGET_DIR", target.join("tools-build"));
         let output = install.output().unwrap();
         std::fs::write(&log, &output.stderr).unwrap();
@@ -67,7 +67,7 @@ pub(crate) fn pjdfstest(make: Make) {
     command.arg("-c").arg(&config).arg("-p").arg(rig.root());
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    // What is skipped, and why, is for the reader of the log.
+    // The log shows skipped tests with the reasons.
     let skipped = said.lines().filter(|line| line.contains("skipped") || line.starts_with('\t'));
     skipped.for_each(|line| eprintln!("SKIPPED: {}", line.trim()));
     eprintln!("{}", said.lines().last().unwrap_or_default());
@@ -75,7 +75,7 @@ pub(crate) fn pjdfstest(make: Make) {
     assert!(output.status.success(), "{said}{failures}");
 }
 
-/// Runs `fsx` on a file, with what it can do to this kind of mount.
+/// Runs `fsx` on a file, with the operations that this kind of mount supports.
 fn fsx(rig: &Rig, seed: &str, config: &str) {
     let Some(program) = tool("fsx") else { return };
     let path = rig.beside().join("fsx.toml");

@@ -1,4 +1,4 @@
-//! A mounted filesystem from outside: what its users see.
+//! A mounted filesystem, as its users see it.
 
 #![allow(clippy::unwrap_used)]
 

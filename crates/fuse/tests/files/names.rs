@@ -1,4 +1,4 @@
-//! Names, and what they stand for.
+//! Names and their inodes.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -109,7 +109,7 @@ pub(crate) fn a_large_directory_is_read_whole(make: Make) {
     // With attributes, as a listing wants them.
     let sizes = fs::read_dir(&d).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
     assert_eq!(sizes.sum::<u64>(), 10 * FILES as u64);
-    // What goes while it is read takes nothing else along.
+    // Removal during a listing hides no other entry.
     let mut gone = BTreeSet::new();
     let mut seen = BTreeSet::new();
     for (at, entry) in fs::read_dir(&d).unwrap().map(Result::unwrap).enumerate() {

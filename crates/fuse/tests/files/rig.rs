@@ -83,7 +83,8 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// Mounts what `make` makes for everybody; `None`, and says so, where that cannot be.
+    /// Mounts the filesystem of `make` for all users; prints a note and returns `None` where mounts are
+    /// impossible.
     pub(crate) fn new(make: Make) -> Option<Rig> {
         Rig::with(|env| make(env), &MountOptions::default())
     }
@@ -123,12 +124,12 @@ impl Rig {
         &*self.filesystem
     }
 
-    /// A directory beside the mount.
+    /// A directory outside of the mount.
     pub(crate) fn beside(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Runs a future beside the mount.
+    /// Runs a future on the rig's runtime.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.as_ref().unwrap().block_on(future)
     }
@@ -138,7 +139,7 @@ impl Rig {
         self.block_on(self.mounted.as_ref().unwrap().settle());
     }
 
-    /// Unmounts what nobody uses any more, and waits for the end of it.
+    /// Unmounts, and waits for the end of the mount.
     pub(crate) fn unmount(&mut self) {
         let mounted = self.mounted.take().unwrap();
         let busy = |outcome: &io::Result<()>| matches!(outcome, Err(it) if it.kind() == ErrorKind::ResourceBusy);

@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Permissions of users.
 
 use std::ffi::CString;
 use std::fs;
@@ -59,8 +59,8 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-/// The mode with which the kernel would run a file: what it knows after a check of permissions, which
-/// looks again only if it was told that the mode may have changed.
+/// The mode with which the kernel would run a file: the cached one after a check of permissions, which asks
+/// again only after an invalidation.
 fn known_mode(path: &Path) -> u32 {
     // SAFETY: zeros are a valid value, which the call fills in.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
@@ -78,7 +78,7 @@ fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// What a shell says as a user without privileges: whether it went well.
+/// Runs a script as a user without privileges; returns whether it succeeded.
 fn may(script: &str) -> bool {
     as_nobody("sh", &["-c", script]).status.success()
 }
@@ -175,14 +175,14 @@ pub(crate) fn writes_take_privileges_away(make: Make) {
         assert_eq!(errno(left), libc::ENODATA, "{way} leaves capabilities");
         chmod(&path, 0o6777);
         assert!(may(&script));
-        // What the kernel would run it with, without another look.
+        // The mode for the kernel's next exec, without another request.
         assert_eq!(known_mode(&path), 0o777, "{way}, the second time");
         assert_eq!(mode(&path), 0o777, "{way}, the second time");
     }
     let path = rig.path("given");
     fs::write(&path, "program").unwrap();
     chmod(&path, 0o6755);
-    // Root may write what it likes.
+    // Root may write anything.
     fs::write(&path, "other").unwrap();
     assert_eq!(mode(&path), 0o6755);
     chown(&path, Some(NOBODY), None).unwrap();
@@ -208,7 +208,7 @@ pub(crate) fn directories_hand_down_group_and_lists(make: Make) {
     set_xattr(&d, "system.posix_acl_default", &acl(&default), 0).unwrap();
     fs::write(d.join("g"), "").unwrap();
     fs::create_dir(d.join("h")).unwrap();
-    // The umask does not count; what was asked for does.
+    // The umask does not count; the requested mode does.
     assert_eq!((mode(&d.join("g")), mode(&d.join("h")) & 0o777), (0o640, 0o750));
     let access = get_xattr(&d.join("g"), "system.posix_acl_access", 100).unwrap();
     let masked = [(1, 6, !0), (2, 5, NOBODY), (4, 5, !0), (16, 4, !0), (32, 0, !0)];

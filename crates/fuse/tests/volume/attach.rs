@@ -283,7 +283,7 @@ async fn dropping_takes_the_device_away() {
 
 const CHILD: &str = "THALWEG_TEST_SERVE";
 
-/// Not a test of its own: the server that the test below kills.
+/// No test of its own: the server that the test below kills.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serve_for_another_test() {
     let Some(volume) = std::env::var_os(CHILD) else { return };
@@ -373,7 +373,7 @@ async fn with_autoclear_the_device_of_a_killed_server_vanishes() {
 #[ignore = "a measurement: cargo test --release --test volume -- --ignored --nocapture measure"]
 async fn measure_random_writes() {
     let (env, place) = (Env::real(), Place::new("measure"));
-    // In turns: what else the machine does then falls on all alike.
+    // Interleaved, so that other load on the machine affects all alike.
     for threads in [1, 2, 4].repeat(3) {
         let options = AttachOptions { threads, ..Default::default() };
         let volume = MemoryVolume::new(256 * MIB);

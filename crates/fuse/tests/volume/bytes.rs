@@ -60,7 +60,7 @@ async fn check(steps: Vec<Step>) {
                 assert_eq!(read, model[at as usize..at as usize + len]);
             }
             Step::Seek(at) => {
-                // What is not stored is zero; nothing that is not zero is skipped.
+                // Unallocated bytes are zero; no other bytes are skipped.
                 let end = bytes.seek(at, Seek::Data).await.unwrap().unwrap_or(SIZE);
                 assert!(end >= at && model[at as usize..end as usize].iter().all(|b| *b == 0));
                 let hole = bytes.seek(at, Seek::Hole).await.unwrap().unwrap();

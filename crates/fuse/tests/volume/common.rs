@@ -1,4 +1,4 @@
-//! A naive volume in memory that remembers what a crash would leave, and what tests on it need.
+//! A naive volume in memory that keeps the state after a crash, and helpers for tests on it.
 #![allow(unreachable_pub)]
 
 use std::collections::BTreeSet;
@@ -22,13 +22,13 @@ const BLOCK: u64 = 4096;
 #[derive(Debug)]
 struct Content {
     now: Vec<u8>,
-    /// What survives a crash: `now` as of the last flush.
+    /// The state after a crash: `now` as of the last flush.
     durable: Vec<u8>,
     dirty: BTreeSet<u64>,
     stored: Vec<bool>,
 }
 
-/// A volume of memory. Nothing survives a crash but what was flushed.
+/// A volume of memory. Only flushed bytes survive a crash.
 #[derive(Debug)]
 pub struct MemoryVolume {
     content: Mutex<Content>,
@@ -57,7 +57,7 @@ impl MemoryVolume {
         })
     }
 
-    /// What a crash would leave.
+    /// The state after a crash.
     pub fn durable(&self) -> Vec<u8> {
         self.content.lock().durable.clone()
     }
@@ -189,8 +189,8 @@ pub fn can_attach(test: &str) -> bool {
     reason.is_none()
 }
 
-/// A private directory with a place for the volume's file and one for a filesystem. When dropped,
-/// it takes away whatever is left of both, and nothing else.
+/// A private directory with a place for the volume's file and one for a filesystem. When dropped, it
+/// removes both, and nothing else.
 pub struct Place {
     pub root: PathBuf,
     pub volume: PathBuf,
@@ -228,7 +228,7 @@ pub fn run(program: &str, args: &[&str]) -> Output {
     succeeded(program, args, output_of(program, args))
 }
 
-/// Unmounts what no other test's child keeps busy.
+/// Unmounts, unless a child of another test keeps the mount busy.
 pub fn umount(at: &str) {
     let args = [at];
     let busy = |output: &Output| {

@@ -1,37 +1,37 @@
-//! Everything that can be wrong with a filesystem.
+//! All kinds of damage to a filesystem.
 
 use bytes::Bytes;
 
 use crate::local::format::parse_key;
 
-/// Something that is wrong. Inodes are named by their numbers, names as they are.
+/// Damage to a filesystem. Inodes are named by their numbers, names as they are.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Damage {
-    /// Pages of the tree cannot be read, or make no sense.
+    /// Pages of the tree are unreadable or invalid.
     #[error("the tree of metadata: {0}")]
     Tree(String),
-    /// The tree has no superblock, or one that makes no sense, and there are inodes.
-    #[error("the tree has no superblock that makes sense")]
+    /// The tree has no valid superblock, but has inodes.
+    #[error("the tree has no valid superblock")]
     NoSuper,
-    /// A record has a key that stands for nothing.
-    #[error("a record under the key {} stands for nothing", hex(.0))]
+    /// A record has a key of no known kind.
+    #[error("the record under the key {} is of no known kind", hex(.0))]
     UnknownRecord(Bytes),
-    /// The value of a record makes no sense.
-    #[error("the record under the key {} makes no sense", hex(.0))]
+    /// The value of a record is invalid.
+    #[error("the record under the key {} is invalid", hex(.0))]
     BadRecord(Bytes),
     /// There is no root directory.
     #[error("there is no root directory")]
     NoRoot,
-    /// There are records of an inode, and no inode.
-    #[error("inode {ino} is missing; {records} records of it are there")]
+    /// Records of an inode exist, but not the inode.
+    #[error("inode {ino} is missing; {records} of its records exist")]
     MissingInode {
         /// The inode.
         ino: u64,
         /// Its records.
         records: u64,
     },
-    /// A name leads to no inode.
-    #[error("name {} in directory {directory} leads to inode {ino}, which is not there", text(.name))]
+    /// A dangling directory entry: its inode does not exist.
+    #[error("name {} in directory {directory} leads to inode {ino}, which does not exist", text(.name))]
     DanglingName {
         /// The directory.
         directory: u64,
@@ -42,8 +42,8 @@ pub enum Damage {
         /// Where it is.
         position: u64,
     },
-    /// A name is not where one would look for it.
-    #[error("name {} in directory {directory} is not where it is looked for", text(.name))]
+    /// A name is not in the slot of its hash.
+    #[error("name {} in directory {directory} is not in the slot of its hash", text(.name))]
     MisplacedName {
         /// The directory.
         directory: u64,
@@ -52,7 +52,7 @@ pub enum Damage {
         /// Where it is.
         position: u64,
     },
-    /// A name is there twice.
+    /// A name exists twice.
     #[error("name {} is in directory {directory} twice", text(.name))]
     DoubleName {
         /// The directory.
@@ -62,8 +62,8 @@ pub enum Damage {
         /// Where it is the second time.
         position: u64,
     },
-    /// A name says that an inode is something else.
-    #[error("name {} in directory {directory} says that inode {ino} is something else", text(.name))]
+    /// An entry has another type than its inode.
+    #[error("name {} in directory {directory} has another type than inode {ino}", text(.name))]
     WrongKind {
         /// The directory.
         directory: u64,
@@ -86,7 +86,7 @@ pub enum Damage {
         /// Where it is.
         position: u64,
     },
-    /// Something that is no directory has names in it.
+    /// An inode that is no directory has names in it.
     #[error("inode {ino} is no directory, and has {names} names in it")]
     NamesInFile {
         /// The inode.
@@ -94,7 +94,7 @@ pub enum Damage {
         /// The names.
         names: u64,
     },
-    /// Something that is no file has blocks.
+    /// An inode that is no file has blocks.
     #[error("inode {ino} is no file, and has {extents} extents")]
     ExtentsOfOther {
         /// The inode.
@@ -108,48 +108,48 @@ pub enum Damage {
         /// The inode.
         ino: u64,
     },
-    /// Directories lie in each other, and not in the root.
+    /// Directories form a cycle and are not below the root.
     #[error("directory {ino} lies below itself")]
     Cycle {
         /// One of them.
         ino: u64,
     },
-    /// An inode has another number of names than it says.
+    /// The link count of an inode is wrong.
     #[error("inode {ino} says that it has {stored} links, and has {found}")]
     WrongLinks {
         /// The inode.
         ino: u64,
-        /// What it says.
+        /// The record's value.
         stored: u32,
-        /// What was found.
+        /// The count found.
         found: u32,
     },
-    /// A directory says that it lies somewhere else.
+    /// The parent of a directory is wrong.
     #[error("directory {ino} says that it lies in {stored}, and lies in {found}")]
     WrongParent {
         /// The directory.
         ino: u64,
-        /// What it says.
+        /// The record's value.
         stored: u64,
-        /// What was found.
+        /// The parent found.
         found: u64,
     },
-    /// A directory has another number of names in it than it says.
+    /// The number of names in a directory is wrong.
     #[error("directory {ino} says that it has {stored} names, and has {found}")]
     WrongCount {
         /// The directory.
         ino: u64,
-        /// What it says.
+        /// The record's value.
         stored: u64,
-        /// What was found.
+        /// The count found.
         found: u64,
     },
-    /// A size that cannot be.
-    #[error("inode {ino} has the size {stored}, which cannot be")]
+    /// An impossible size.
+    #[error("inode {ino} has the impossible size {stored}")]
     WrongSize {
         /// The inode.
         ino: u64,
-        /// What it says.
+        /// The record's value.
         stored: u64,
     },
     /// A symbolic link has no target, or not all of it.
@@ -158,24 +158,26 @@ pub enum Damage {
         /// The link.
         ino: u64,
     },
-    /// A file has another number of blocks than it says.
+    /// The number of blocks of a file is wrong.
     #[error("inode {ino} says that it has {stored} blocks, and has {found}")]
     WrongBlocks {
         /// The inode.
         ino: u64,
-        /// What it says.
+        /// The record's value.
         stored: u64,
-        /// What was found.
+        /// The count found.
         found: u64,
     },
-    /// Flags say something else than what is there.
-    #[error("inode {ino} says of its attributes and lists what is not so")]
+    /// The flags for extended attributes and access control lists are wrong.
+    #[error(
+        "the flags of inode {ino} do not match its extended attributes and access control lists"
+    )]
     WrongFlags {
         /// The inode.
         ino: u64,
     },
-    /// An access control list makes no sense.
-    #[error("an access control list of inode {ino} makes no sense")]
+    /// An access control list is invalid.
+    #[error("an access control list of inode {ino} is invalid")]
     BadList {
         /// The inode.
         ino: u64,
@@ -194,49 +196,49 @@ pub enum Damage {
         /// The other inode.
         with: u64,
     },
-    /// An inode without names, or with blocks behind its end, is not noted as such.
-    #[error("inode {ino} has something left to be done that is not noted")]
+    /// Pending work of an inode has no record.
+    #[error("inode {ino} has pending work without a record")]
     UnlistedOrphan {
         /// The inode.
         ino: u64,
     },
-    /// An inode is noted to have something left to be done, and has not.
-    #[error("nothing is left to be done about inode {ino}, which is noted")]
+    /// A record names pending work of an inode that has none.
+    #[error("inode {ino} is recorded as having pending work, and has none")]
     StaleOrphan {
         /// The inode.
         ino: u64,
     },
-    /// Blocks are noted to be freed that somebody has, or that do not exist.
-    #[error("{blocks} blocks from {start} on are noted to be freed, and cannot be")]
+    /// Blocks that are in use, or do not exist, are recorded as to be freed.
+    #[error("{blocks} blocks from {start} on are recorded as to be freed, and cannot be")]
     BadFreed {
         /// The first block.
         start: u64,
         /// How many.
         blocks: u64,
     },
-    /// A page of bits makes no sense.
-    #[error("bitmap page {page} makes no sense")]
+    /// A bitmap page is invalid.
+    #[error("bitmap page {page} is invalid")]
     BadBitmap {
         /// The page.
         page: u64,
     },
-    /// Blocks that somebody has are marked as free.
-    #[error("{blocks} blocks from {start} on are somebody's, and marked as free")]
+    /// Blocks in use are marked as free.
+    #[error("{blocks} blocks from {start} on are in use, and marked as free")]
     NotMarked {
         /// The first block.
         start: u64,
         /// How many.
         blocks: u64,
     },
-    /// Blocks that nobody has are marked as in use.
-    #[error("{blocks} blocks from {start} on are nobody's, and marked as in use")]
+    /// Blocks that no inode has are marked as in use.
+    #[error("{blocks} blocks from {start} on are marked as in use, and no inode has them")]
     NotUsed {
         /// The first block.
         start: u64,
         /// How many.
         blocks: u64,
     },
-    /// Free blocks hold something.
+    /// Free blocks do not hold zeros.
     #[error("{blocks} blocks from {start} on are free, and not empty")]
     NotEmpty {
         /// The first block.
@@ -254,22 +256,22 @@ pub enum Damage {
         /// How many.
         blocks: u64,
     },
-    /// The next inode number was given away already.
-    #[error("the next inode number is {next}, and inode {highest} is there")]
+    /// The next inode number is in use already.
+    #[error("the next inode number is {next}, and inode {highest} exists")]
     WrongNumber {
         /// The number.
         next: u64,
         /// The highest inode.
         highest: u64,
     },
-    /// An inode counts for another quota than that of the directory that it is in.
+    /// An inode counts for another quota than its directory.
     #[error("inode {ino} counts for quota {stored} rather than {found}")]
     WrongQuota {
         /// The inode.
         ino: u64,
-        /// What it says.
+        /// The record's value.
         stored: u64,
-        /// What was found.
+        /// The quota found.
         found: u64,
     },
     /// A quota has a root that is no directory.
@@ -278,49 +280,49 @@ pub enum Damage {
         /// The root.
         root: u64,
     },
-    /// The usage of a quota was not counted right.
+    /// The usage of a quota is wrong.
     #[error("quota {root} counts {stored:?} blocks and inodes, and has {found:?}")]
     WrongUsage {
         /// The root.
         root: u64,
-        /// What is counted.
+        /// The recorded usage.
         stored: (i64, i64),
-        /// What was found.
+        /// The usage found.
         found: (i64, i64),
     },
 }
 
-/// When something is repaired.
+/// The stages of a repair, in order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Stage {
-    /// The tree is whole, and can be read.
+    /// Make the tree whole and readable.
     Tree,
-    /// Records that make no sense go, or are written anew.
+    /// Remove or rewrite invalid records.
     Records,
-    /// Inodes have what is theirs.
+    /// Give inodes their records and blocks.
     Inodes,
-    /// Names lead to inodes.
+    /// Remove dangling names.
     Names,
-    /// Inodes say what they have.
+    /// Correct counts in inodes.
     Counts,
-    /// Every inode lies below the root.
+    /// Bring every inode below the root.
     Reach,
-    /// Nobody has what is left.
+    /// Free the remaining blocks.
     Rest,
 }
 
-/// Where something is wrong.
+/// The file or directory that damage concerns.
 pub(super) enum Place<'a> {
     /// In no file or directory alone.
     None,
-    /// In an inode, or in what belongs to it.
+    /// An inode, or its records.
     Inode(u64),
-    /// At a name in a directory.
+    /// A name in a directory.
     Name(u64, &'a Bytes),
 }
 
 impl Damage {
-    /// Where it is.
+    /// The file or directory concerned.
     pub(super) fn place(&self) -> Place<'_> {
         match self {
             Damage::DanglingName { directory, name, .. }
@@ -363,8 +365,8 @@ impl Damage {
         }
     }
 
-    /// When its turn to be repaired is: what comes earlier may be the cause of what comes later.
-    /// `None` when there is no repair.
+    /// The stage that repairs it: damage of an earlier stage may be the cause of damage of a later one.
+    /// `None` when it cannot be repaired.
     pub(super) fn stage(&self) -> Option<Stage> {
         Some(match self {
             Damage::Unreadable { .. } => return None,

@@ -1,9 +1,9 @@
-//! Which blocks of files are lost with records of the tree.
+//! Finds the blocks of files that were lost with records of the tree.
 //!
-//! An inode's record says how many blocks the file has. Where its extents have fewer, some of them are
-//! gone, and a read of what they held must not give zeros. They were where the file has holes now; when
-//! a salvage has told which keys are missing, only in those of the holes in which an extent with such a
-//! key may have been. Holes that may have been blocks are recorded as lost too.
+//! An inode's record says how many blocks the file has. Where its extents have fewer, some extents are
+//! gone, and a read of their content must not return zeros. They were where the file has holes now; when a
+//! salvage knows the missing keys, only in the holes in which an extent with such a key may have been.
+//! Holes that may have been blocks are recorded as lost too.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub(super) struct Missing {
 }
 
 impl Missing {
-    /// Adds what a salvage has lost.
+    /// Adds the keys that a salvage has lost.
     pub(super) fn add(&mut self, salvage: &Salvage) {
         self.ranges.extend(salvage.missing.iter().cloned());
         self.records.extend(salvage.values.iter().cloned());
@@ -92,7 +92,7 @@ pub(super) fn suspects(holes: &[Range<u64>], beginnings: &[Range<u64>]) -> Vec<R
     let mut found = Vec::new();
     for hole in holes {
         let inside = beginnings.iter().filter(|it| it.start < hole.end && it.end > hole.start);
-        // An extent goes on up to the next one at most.
+        // An extent ends at the next one at the latest.
         if let Some(first) = inside.map(|it| it.start.max(hole.start)).min() {
             found.push(first..hole.end);
         }
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(all, [0..4, 6..10, 15..20]);
         assert_eq!(holes(&extents, 12), [0..4, 6..10]);
         let is = |beginnings: &[Range<u64>], missing| lost(all.clone(), beginnings, missing);
-        // What is known to be missing accounts for all blocks.
+        // The known missing keys account for all blocks.
         assert_eq!(is(&[7..9], 3), [7..10]);
         assert_eq!(is(&[2..7], 5), [2..4, 6..10]);
         // It does not, or nothing is known.

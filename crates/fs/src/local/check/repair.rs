@@ -1,4 +1,4 @@
-//! What is done about what is wrong: each repair is a transaction, and none depends on another.
+//! Repairs: each is a transaction, and none depends on another.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ use crate::local::orphans::freed_key;
 use crate::local::quota::{quota_key, usage_key};
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
 
-/// The directory for what has no name.
+/// The directory for inodes without names.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// Records that one transaction removes.
 const RECORDS_AT_ONCE: usize = 64;
@@ -75,9 +75,9 @@ pub(super) async fn repair(
         other => change(inner, async |op| op.mend(scan, other).await).await,
     };
     match repaired {
-        // There is no room for it: something has to be deleted first.
+        // No room for the repair: the user has to delete something first.
         Err(FsError::NoSpace) => Ok(Outcome::Left),
-        // Another repair has changed what this one is about.
+        // Another repair has changed the same structure.
         Err(FsError::Stale | FsError::NotFound | FsError::Damaged(_)) => Ok(Outcome::Left),
         // Nothing of the tree can be read, or something that was readable before cannot be now.
         Err(error) if error.is_damage_below() => Ok(Outcome::Left),
@@ -85,14 +85,14 @@ pub(super) async fn repair(
     }
 }
 
-/// Finishes what a crash has left to be done, and has the copies of the superblock be the same.
+/// Finishes the work that a crash has left, and updates the copies of the superblock.
 pub(super) async fn finish(inner: &Inner) -> Result<(), FsError> {
     inner.copies.refresh(&*inner.volume).await?;
     inner.take_over(inner.stored_orphans().await?);
     inner.do_duties().await
 }
 
-/// One repair in a transaction of its own.
+/// Runs one repair in a transaction of its own.
 async fn change(
     inner: &Inner,
     work: impl for<'o> AsyncFn(&'o mut Op<'_>) -> Result<Outcome, FsError>,
@@ -123,7 +123,7 @@ async fn remove_all(inner: &Inner, ino: u64, tag: Tag, count: u64) -> Result<Out
     }
 }
 
-/// Writes a page of bits anew, from what was found in use.
+/// Rewrites a bitmap page from the blocks found in use.
 async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, FsError> {
     let covered = inner.area.covered(page);
     let content = inner.area.page_of(page, scan.taken_within(&covered));
@@ -135,8 +135,8 @@ async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, 
         .await
 }
 
-/// Has a file say how many blocks it has. Of those that it says it has and has not, records where they
-/// are lost.
+/// Corrects the block count of a file, and records as lost the blocks that its record counts and no extent
+/// has.
 async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
     let txn = inner.look().await?;
     let mut op = Op::new(inner, &txn, false);
@@ -210,7 +210,7 @@ async fn rescue(inner: &Inner, ino: u64) -> Result<Outcome, FsError> {
 }
 
 impl Op<'_> {
-    /// Repairs what one transaction can.
+    /// Repairs damage that one transaction can repair.
     async fn mend(&mut self, scan: &Scan, damage: &Damage) -> Result<Outcome, FsError> {
         match damage {
             Damage::UnknownRecord(key) | Damage::BadRecord(key) => {
@@ -283,7 +283,7 @@ impl Op<'_> {
         }
     }
 
-    /// Corrects what an inode says of itself.
+    /// Corrects an inode's record.
     async fn mend_inode(&mut self, damage: &Damage) -> Result<Outcome, FsError> {
         let ino = match damage {
             Damage::WrongLinks { ino, .. }
@@ -359,8 +359,8 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Makes an inode for what is there of it. Of a file that may have lost extents the record says
-    /// that it has their blocks too: they are then recorded as lost.
+    /// Creates an inode for existing records. If the file may have lost extents, the record counts their
+    /// blocks too: they are then recorded as lost.
     async fn make_inode(&mut self, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
         let first = async |tag| self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await;
         let is_directory = ino == Ino::ROOT.0 || !first(Tag::Entry).await?.is_empty();
@@ -405,8 +405,8 @@ impl Op<'_> {
         Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
     }
 
-    /// Takes blocks from the front of an extent: somebody else has them. What the file held there is
-    /// lost, unless another one of its own extents has it.
+    /// Removes the front of an extent whose blocks another inode has. The file's content there is lost,
+    /// unless another of its own extents has the same blocks.
     async fn cut_extent(&mut self, ino: u64, at: u64, blocks: u64) -> Result<Outcome, FsError> {
         let Some(value) = self.get(&extent_key(ino, at)).await? else { return Ok(Outcome::Left) };
         let rest = (at as u32).to_be_bytes();
@@ -503,7 +503,8 @@ impl Op<'_> {
         Ok(Outcome::Repaired)
     }
 
-    /// A symbolic link whose target is gone goes too; one with another length gets that.
+    /// Removes a symbolic link without its target; corrects the size of one with a target of another
+    /// length.
     async fn mend_target(&mut self, scan: &Scan, ino: u64) -> Result<Outcome, FsError> {
         let mut record = self.inode(ino).await?;
         if let Some(target) = self.get(&key(ino, Tag::Target, &[])).await? {
@@ -534,7 +535,7 @@ fn lost_record(key: &[u8]) -> String {
     match parse_key(key) {
         Some((ino, tag, _)) if ino > 0 => format!("a record of inode {ino}: {tag:?}"),
         Some((_, tag, _)) => format!("a record of the filesystem: {tag:?}"),
-        None => "a record that nobody knows".to_owned(),
+        None => "a record of no known kind".to_owned(),
     }
 }
 

@@ -24,8 +24,8 @@ const TOLD: usize = 64;
 /// Repairs that may be needed: that of the tree uncovers that the superblock is missing.
 const REPAIRS: usize = 2;
 
-/// Finds the parts of a filesystem, once they are repaired if that is wanted, and adds what was
-/// wrong with them. There are none when something is wrong still.
+/// Finds the parts of a filesystem, after repairing them if asked to, and adds their damage to the
+/// findings. Returns `None` when damage is left.
 pub(super) async fn find(
     env: &Env,
     volume: &Arc<dyn Transact>,
@@ -46,7 +46,7 @@ pub(super) async fn find(
                 true => Outcome::Repaired,
                 false => {
                     make_super(env, volume, name).await?;
-                    Outcome::Lost("the superblock; names are hashed anew".to_owned())
+                    Outcome::Lost("the superblock; all names were rehashed".to_owned())
                 }
             },
             _ => match salvage(env, volume.clone(), &meta, missing).await {
@@ -64,7 +64,7 @@ pub(super) async fn find(
     Ok(Some(read_super(env, volume, name).await?))
 }
 
-/// What keeps the superblock from being read, besides what it says itself.
+/// Why the superblock is unreadable, apart from its own content.
 async fn look(
     env: &Env,
     volume: &Arc<dyn Transact>,
@@ -75,7 +75,7 @@ async fn look(
         let data = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
         let txn = volume.begin(Begin::SNAPSHOT).await?;
         if tree.get_in(&*txn, &key(0, Tag::Super, &[])).await?.is_some() {
-            // One that makes no sense may be right in a copy.
+            // An invalid record may have a valid copy.
             let is_bad = match stored_record(&tree, &*txn, &data).await {
                 Err(FsError::Damaged(_)) => {
                     let copies = Copies::find(volume, name, &tree).await?;
@@ -85,8 +85,8 @@ async fn look(
             };
             return Ok(is_bad.then_some(Damage::NoSuper));
         }
-        // The superblock and the root directory are made together: where there is no inode, no
-        // filesystem was ever made. But what cannot be read may be one.
+        // The superblock and the root directory are made together: where no inode exists, no filesystem was
+        // ever made. But an unreadable page may hold one.
         tree.check().await?;
         let inode = tree.range_in(txn, key(Ino::ROOT.0, Tag::Inode, &[])..)?.next().await?;
         Ok::<_, FsError>(inode.map(|_| Damage::NoSuper))
@@ -97,7 +97,7 @@ async fn look(
     }
 }
 
-/// Makes the tree whole from what of it can be read.
+/// Rebuilds the tree from its readable pages.
 ///
 /// # Errors
 /// Those of [`Store::salvage`].
@@ -115,7 +115,7 @@ pub(super) async fn salvage(
     })
 }
 
-/// What was lost.
+/// Lists the losses.
 fn lost(salvage: &Salvage) -> String {
     let mut parts = vec![format!("{} blocks of metadata", salvage.blocks)];
     if salvage.refused > 0 {
@@ -136,7 +136,7 @@ fn lost(salvage: &Salvage) -> String {
     parts.join("; ")
 }
 
-/// So many of what is lost as can be told.
+/// Lists as many of the losses as can be told.
 fn list(what: &str, lost: impl Iterator<Item = String>) -> Option<String> {
     let mut lost: Vec<String> = lost.collect();
     if let Some(more) = lost.len().checked_sub(TOLD).filter(|more| *more > 0) {

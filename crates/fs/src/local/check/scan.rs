@@ -1,4 +1,4 @@
-//! One reading of a whole filesystem, and what is wrong with it.
+//! One reading of a whole filesystem, and the damage found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -57,7 +57,7 @@ pub(super) struct Node {
     blocks: u64,
 }
 
-/// What belongs to one inode, while it is read.
+/// The records of one inode, while they are read.
 #[derive(Debug, Default)]
 struct Group {
     ino: u64,
@@ -69,20 +69,20 @@ struct Group {
     extents: Vec<Extent>,
 }
 
-/// What was read, and what is wrong with it.
+/// The records read, and the damage found.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     pub(super) nodes: BTreeMap<u64, Node>,
     pub(super) names: Vec<Name>,
-    /// Who has which blocks of data.
+    /// The inodes that have data blocks.
     owners: Vec<(Run, u64, u64)>,
-    /// The same, joined, with what is to be freed.
+    /// The same, merged, with the blocks to be freed.
     taken: Vec<Run>,
-    /// What is recorded as lost: the inode, and blocks of the file.
+    /// Lost blocks of files: the inode, and blocks of the file.
     lost: Vec<(u64, Range<u64>)>,
     orphans: BTreeSet<u64>,
     freed: Vec<Run>,
-    /// The table of reservations, what they have, and how many there are.
+    /// The block of the table of reservations, reserved runs, and the number of reservations.
     table: Option<u64>,
     reserved: Vec<Run>,
     reservations: u64,
@@ -95,12 +95,12 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// What is wrong.
+    /// The damage found.
     pub(super) fn damages(&self) -> Vec<Damage> {
         self.damages.clone()
     }
 
-    /// What was seen.
+    /// The report.
     pub(super) fn report(&self) -> Report {
         let directories = self.nodes.values().filter(|node| node.kind == Kind::Directory).count();
         Report {
@@ -115,7 +115,7 @@ impl Scan {
         }
     }
 
-    /// What is recorded as lost of files, as far as it lies before their ends.
+    /// The lost bytes of files, up to their ends.
     fn lost_ranges(&self) -> Vec<LostRange> {
         if self.lost.is_empty() {
             return Vec::new();
@@ -182,7 +182,7 @@ impl Paths<'_> {
         Some(if path.is_empty() { Bytes::from_static(b"/") } else { path.into() })
     }
 
-    /// The path of what is wrong.
+    /// The path of damage.
     pub(super) fn of_damage(&self, damage: &Damage) -> Option<Bytes> {
         match damage.place() {
             damage::Place::None => None,
@@ -222,7 +222,7 @@ pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
     Ok(scan)
 }
 
-/// What is wrong with the tree, if that is what an error is about.
+/// The damage of the tree that an error stands for; other errors are returned.
 pub(super) fn tree_damage(error: FsError) -> Result<Damage, FsError> {
     match error.is_damage_below() {
         true => Ok(Damage::Tree(error.to_string())),
@@ -261,7 +261,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Takes a record of the filesystem; false when it makes no sense.
+    /// Takes a record of the filesystem; false when it is invalid.
     fn take_own(&mut self, inner: &Inner, tag: Tag, rest: &[u8], key: &[u8], value: &[u8]) -> bool {
         let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         let none = String::new;
@@ -313,7 +313,7 @@ impl Scan {
         }
     }
 
-    /// Takes a record of an inode; false when it makes no sense.
+    /// Takes a record of an inode; false when it is invalid.
     fn take(
         &mut self,
         inner: &Inner,
@@ -504,7 +504,7 @@ impl Scan {
         }
     }
 
-    /// Finds what does not lie below the root.
+    /// Finds inodes that are not below the root.
     fn check_reach(&mut self) {
         let root = Ino::ROOT.0;
         match self.nodes.get(&root) {
@@ -518,7 +518,7 @@ impl Scan {
                 self.damages.push(Damage::Unreachable { ino });
             }
         }
-        // Whoever goes up from a directory comes to the root or to one without a name, or comes around.
+        // The parents of a directory end at the root, at a directory without a name, or in a cycle.
         let mut known: BTreeSet<u64> = BTreeSet::from([root]);
         for (&ino, node) in self.nodes.iter().filter(|(_, node)| node.kind == Kind::Directory) {
             let (mut way, mut at, mut names) = (BTreeSet::new(), ino, node.names);
@@ -622,7 +622,7 @@ impl Scan {
                 wrong.push(Damage::WrongQuota { ino, stored, found });
             }
         }
-        // What is used can be counted only when everybody knows for whom he counts.
+        // The usage can be counted only when every inode's quota is right.
         if !wrong.is_empty() {
             return self.damages.append(&mut wrong);
         }
@@ -720,7 +720,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Notes which blocks somebody has, or had and has not given back.
+    /// Merges the runs that are in use, or were and are not freed yet.
     fn join_taken(&mut self) {
         let mut all: Vec<Run> = self.owners.iter().map(|(run, _, _)| *run).collect();
         all.extend(self.freed.iter().chain(&self.reserved));
@@ -736,7 +736,7 @@ impl Scan {
         }
     }
 
-    /// The parts of a range of blocks that somebody has, counted from its start.
+    /// The parts of a range of blocks that are in use, counted from its start.
     pub(super) fn taken_within(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let first = self.taken.partition_point(|run| run.start + run.blocks <= range.start);
         let (start, end) = (range.start, range.end);
@@ -745,7 +745,7 @@ impl Scan {
             .map(move |run| run.start.max(start) - start..(run.start + run.blocks).min(end) - start)
     }
 
-    /// Compares the bits with who has what.
+    /// Compares the bitmap with the blocks in use.
     async fn check_bits(
         &mut self,
         inner: &Inner,
@@ -787,7 +787,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Looks at blocks that nobody has: they have to read as zeros.
+    /// Checks that blocks that are in no file read as zeros.
     async fn check_empty(
         &mut self,
         inner: &Inner,

@@ -18,7 +18,7 @@ use crate::support::*;
 
 const STEPS: usize = 40;
 
-/// What there is, but for the times at which repairs were made.
+/// The state of a filesystem, without the times of repairs.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Whole {
     paths: BTreeSet<String>,
@@ -39,8 +39,8 @@ pub(crate) fn policy(points: Vec<usize>) -> Policy {
     Policy { prefixes: 1, missing: 1, torn: 1, ..Policy::sampled(1) }.at(Points::At(points))
 }
 
-/// Repairs what crashes left of a repair that had ended with `expected`; how many images that were, and
-/// how many of them had something left to be repaired. `about`: what a failure tells besides.
+/// Repairs crash images of a repair that had ended with `expected`; returns the number of images, and how
+/// many of them still needed repair. `about` describes a failure.
 pub(crate) async fn repair_again(
     env: &Env,
     rig: &Rig,

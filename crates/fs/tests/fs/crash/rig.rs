@@ -1,4 +1,4 @@
-//! What filesystems are made on that are crashed.
+//! The volumes of filesystems that are crashed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) struct Volume {
     chain: Option<Arc<Chain>>,
 }
 
-/// What a crash must leave, besides metadata of one moment that is no older than what was synced.
+/// What a crash must leave, besides metadata of one state that is no older than the last sync.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Promise {
     /// Of data that was synced and not changed since, every byte.
@@ -178,7 +178,7 @@ impl Volume {
         }
     }
 
-    /// Makes durable what was done so far.
+    /// Makes all earlier changes durable.
     pub(crate) async fn sync(&self) {
         self.store.sync(self.store.now()).await.unwrap();
     }
@@ -197,7 +197,7 @@ impl Volume {
         self.in_place.as_ref().map(|store| store.superblock().place(lba))
     }
 
-    /// Lets time pass in which the store does what it does by itself.
+    /// Lets time pass, for the store's background work.
     pub(crate) async fn idle(&self, env: &Env) {
         env.sleep(Duration::from_millis(20)).await;
     }

@@ -102,7 +102,7 @@ async fn scribble(devices: &[DeviceRef], place: &Place) {
     }
 }
 
-/// Repairs what was harmed, which has to succeed; what is there then.
+/// Repairs the damage, which must succeed; returns the state then.
 async fn repaired(env: &Env, volume: &Volume, place: &Place) -> Whole {
     let report = repair(env, volume).await.unwrap();
     assert!(!report.is_damaged(), "{place:?}: {:#?}", report.findings);

@@ -1,4 +1,4 @@
-//! What can be seen of a filesystem at a moment, and what a crash may leave of such moments.
+//! The visible state of a filesystem, and the states that a crash may leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,22 +13,22 @@ use crate::support::*;
 /// Bytes of a file that are looked at: more than any has, unless its size was scribbled on.
 const MOST: u64 = 1 << 20;
 
-/// All that is metadata of something: attributes, the target of a link, attributes of users.
+/// All metadata of an inode: attributes, the target of a link, extended attributes.
 type Metadata = (String, Vec<u8>, Vec<(Bytes, Bytes)>);
 
-/// A moment.
+/// A state.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct State {
     /// By path.
     pub(crate) metadata: BTreeMap<String, Metadata>,
     /// The bytes of files that have names.
     pub(crate) files: BTreeMap<Ino, Vec<u8>>,
-    /// The bytes of files that have none, for those who have them open.
+    /// The bytes of open files without names.
     pub(crate) nameless: BTreeMap<Ino, Vec<u8>>,
 }
 
 impl State {
-    /// What is there; and of files that may have lost their names.
+    /// Reads the state; `known` are inodes that may have lost their names.
     pub(crate) async fn see(fs: &Local, known: &[Ino]) -> State {
         let mut state = State::default();
         let mut ways = vec![(String::new(), Ino::ROOT)];
@@ -84,7 +84,8 @@ impl State {
     }
 }
 
-/// The state of which a crash left what was found, if it keeps a promise: `states` are those that were
+/// Finds the state that a crash left, if it keeps a promise: `states` are the states in order, and `least`
+/// is the last synced one.
 /// one after the other, and `least` is the last that was synced.
 pub(crate) fn find(
     states: &[State],
@@ -129,7 +130,7 @@ fn kept(
     Ok(())
 }
 
-/// Whether every sector of a file held in one of the states what it holds now.
+/// Whether every sector of a file has the content of one of the states.
 fn made_of(
     states: &[State],
     found: &State,
@@ -139,13 +140,13 @@ fn made_of(
 ) -> Result<(), String> {
     let len = found.files[&ino].len();
     for block in (0..len).step_by(BLOCK_SIZE) {
-        // A block that was new once since what was synced may hold anything.
+        // A block that was new since the last sync may hold anything.
         let is_new = |state: &State| state.part(ino, block, BLOCK_SIZE).iter().all(|b| *b == 0);
         if promise == Promise::Synced && states.iter().any(is_new) {
             continue;
         }
         for at in (block..(block + BLOCK_SIZE).min(len)).step_by(sector) {
-            // The end of the file hides what is behind it.
+            // The end of the file hides the rest of the sector.
             let visible = sector.min(len - at);
             let now = found.part(ino, at, visible);
             if !states.iter().any(|state| state.part(ino, at, visible) == now) {

@@ -1,4 +1,4 @@
-//! Somebody who uses a filesystem at random.
+//! A user that calls a filesystem at random.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::rig::Volume;
 use super::state::State;
 use crate::support::*;
 
-/// A filesystem that is used, and who is in it.
+/// A filesystem and its user.
 pub(crate) struct User {
     env: Env,
     pub(crate) volume: Volume,
@@ -27,7 +27,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Begins with an empty filesystem, with a file that somebody has open to the end.
+    /// Begins with an empty filesystem, and a file that stays open to the end.
     pub(crate) async fn new(env: &Env, volume: Volume) -> User {
         let fs = volume.files(env).await;
         let file = create(&fs, ROOT, "open").await;
@@ -37,7 +37,7 @@ impl User {
         User { env: env.clone(), volume, fs, directories, files, rng, made: 0 }
     }
 
-    /// What there is.
+    /// Reads the state.
     pub(crate) async fn see(&self) -> State {
         State::see(&self.fs, &self.files).await
     }
@@ -50,8 +50,8 @@ impl User {
         format!("{}", self.rng.random_range(0..12)).into_bytes()
     }
 
-    /// One random call, which is one transaction; whether it is durable when it returns. Calls that
-    /// make no sense change nothing.
+    /// One random call, which is one transaction; returns whether it is durable. Invalid calls change
+    /// nothing.
     pub(crate) async fn step(&mut self) -> bool {
         // No two changes come at the same time, so that metadata tells them apart.
         self.env.sleep(Duration::from_micros(1)).await;

@@ -1,4 +1,4 @@
-//! Filesystems that somebody scribbled on, and everything that there is to do with them.
+//! Filesystems with random damage, and all calls on them.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::support::*;
 pub(crate) struct Image {
     /// The two partitions of the filesystem.
     disks: Disks,
-    /// What tells where they are.
+    /// Blocks that locate the partitions.
     others: Vec<(Lba, Bytes)>,
 }
 
@@ -55,8 +55,8 @@ impl Image {
         })
     }
 
-    /// Scribbles as `strokes` say, uses what is left, has it repaired and uses it again; whether
-    /// something was found.
+    /// Damages the image as `strokes` say, uses it, repairs it and uses it again; returns whether the check
+    /// found damage.
     pub(crate) fn scribble(&self, strokes: &[u8]) -> bool {
         // Most of them meet the first pages, which are metadata.
         let pages = |kind: u8| if kind & 3 > 0 { 20 } else { usize::MAX };

@@ -1,5 +1,5 @@
-//! Volumes of either kind, by a path: the folder of a chained volume, or the device or file of one that is
-//! updated in place.
+//! Opens volumes of either kind by path: the folder of a chained volume, or the device or file of an in-place
+//! volume.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -16,14 +16,14 @@ use crate::tree::catalogue;
 use crate::txn::{self, TransactionManager};
 use crate::volume::{StoreVolume, VolumeRef};
 
-/// How long a device may stay locked by a process that is about to end, and how often it is tried.
+/// How long a device may stay locked by a process that is about to end, and the pause between attempts.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a volume cannot be found or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Nothing is there, or a folder that is no volume's.
+    /// There is no file, or a folder without a volume's manifest.
     #[error("there is no volume {}: name a volume's folder, or its device or file", path.display())]
     NoVolume {
         /// The path.
@@ -35,10 +35,10 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
-    /// A chained volume does not open.
+    /// A chained volume cannot be opened.
     #[error(transparent)]
     Chained(#[from] PoolError),
-    /// A volume that is updated in place does not open.
+    /// An in-place volume cannot be opened.
     #[error(transparent)]
     InPlace(#[from] InPlaceError),
 }
@@ -49,17 +49,17 @@ impl From<DeviceError> for OpenError {
     }
 }
 
-/// Where a volume is.
+/// The place of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumePath {
     /// A chained volume, by its folder.
     Folder(PathBuf),
-    /// A volume that is updated in place, by its device or file.
+    /// An in-place volume, by its device or file.
     Device(PathBuf),
 }
 
 impl VolumePath {
-    /// Finds out what a path leads to.
+    /// Finds out which kind of volume is at a path.
     ///
     /// # Errors
     /// [`OpenError::NoVolume`].
@@ -77,8 +77,8 @@ impl VolumePath {
         }
     }
 
-    /// The folders in which a process that has the volume open may have its sockets: the volume's own, or
-    /// for a volume that is updated in place folders of this user's. They need not exist.
+    /// The folders that may have the sockets of the volume's server: the volume's own, or for an in-place
+    /// volume folders of this user's. They need not exist.
     pub fn sockets(&self) -> Vec<PathBuf> {
         match self {
             VolumePath::Folder(folder) => vec![folder.clone()],
@@ -90,21 +90,20 @@ impl VolumePath {
     }
 }
 
-/// What the folder with the sockets of a volume that is updated in place is called, by the canonical path of
-/// its device.
+/// The name of the folder with an in-place volume's sockets, from the canonical path of its device.
 pub fn sockets_name(device: &Path) -> String {
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     format!("in-place-{}", unique(&name, device))
 }
 
-/// The name with something behind it that differs from place to place.
+/// The name with a suffix that differs from place to place.
 pub fn unique(name: &str, place: &Path) -> String {
     let mut hasher = DefaultHasher::new();
     place.hash(&mut hasher);
     format!("{name}-{:08x}", hasher.finish() as u32)
 }
 
-/// The folders in which a user's sockets may be, in order of preference. They need not exist.
+/// The folders that may have a user's sockets, in order of preference. They need not exist.
 pub fn runtime_folders(user: u32) -> Vec<PathBuf> {
     if user == 0 {
         return vec![PathBuf::from("/run/thalweg")];
@@ -122,27 +121,27 @@ pub fn runtime_folders(user: u32) -> Vec<PathBuf> {
     folders
 }
 
-/// The folders in which this user's sockets are: servers may have been started with another session.
+/// The folders that may have this user's sockets; servers may have been started in another session.
 fn user_folders() -> Vec<PathBuf> {
     // SAFETY: the call only reads the process's identity and cannot fail.
     let user = unsafe { libc::geteuid() };
     let mut folders = runtime_folders(user);
     folders.push(PathBuf::from("/run/thalweg"));
     folders.dedup();
-    // A socket in another user's folder belongs to that user.
+    // Folders of other users are left out: the sockets there belong to those users.
     folders
         .retain(|it| std::fs::symlink_metadata(it).is_ok_and(|it| it.is_dir() && it.uid() == user));
     folders
 }
 
-/// How a volume is opened, whichever kind it is of.
+/// Options for opening a volume of either kind.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A chained volume.
     pub chained: pool::OpenOptions,
-    /// A volume that is updated in place.
+    /// An in-place volume.
     pub in_place: inplace::Options,
-    /// The device of the journal, where that is outside of a volume that is updated in place.
+    /// The journal's device, if the journal is outside of an in-place volume.
     pub journal: Option<PathBuf>,
 }
 
@@ -151,7 +150,7 @@ pub struct Options {
 pub enum AnyVolume {
     /// A chained volume.
     Chained(Box<Pool>),
-    /// A volume that is updated in place.
+    /// An in-place volume.
     InPlace(Box<InPlaceVolume>),
 }
 
@@ -207,7 +206,7 @@ impl AnyVolume {
     /// Makes everything durable and stops the volume; writes are refused from then on.
     ///
     /// # Errors
-    /// A device's; what was flushed is safe all the same.
+    /// A device's error; flushed writes are safe all the same.
     pub async fn close(&self) -> Result<(), OpenError> {
         match self {
             AnyVolume::Chained(pool) => Ok(pool.close().await?),
@@ -216,14 +215,14 @@ impl AnyVolume {
     }
 }
 
-/// A volume that is updated in place, open.
+/// An open in-place volume.
 #[derive(Debug)]
 pub struct InPlaceVolume {
     /// Its blocks.
     pub store: Arc<InPlace>,
     /// Its transactions.
     pub transactions: TransactionManager,
-    /// What opening found.
+    /// The report of the opening's recovery.
     pub recovered: Recovered,
     /// The volume for clients without transactions.
     pub volume: VolumeRef,
@@ -245,7 +244,7 @@ impl InPlaceVolume {
             true => Arc::new(Frozen::newest(store.clone())?),
             false => store.clone(),
         };
-        // Whatever changes the volume is a transaction, or is seen by those that run as one.
+        // Every change of the volume is a transaction, or visible to the transactions that run.
         let transactions = TransactionManager::new(env, shown, options);
         catalogue::fence(&transactions).await;
         let volume = Arc::new(StoreVolume::live(Arc::new(transactions.fenced())));
@@ -253,8 +252,8 @@ impl InPlaceVolume {
     }
 }
 
-/// The devices of a volume that is updated in place; for reading alone, what is written to them stays in
-/// memory. A server that has released a volume has them locked until its process has ended.
+/// The devices of an in-place volume. With [`Access::ReadOnly`] writes to them stay in memory. A server that
+/// has released a volume has its devices locked until its process has ended, so this waits a while.
 ///
 /// # Errors
 /// A device's.

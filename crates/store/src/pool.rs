@@ -1,13 +1,13 @@
 //! Volumes put together from files and raw devices.
 //!
-//! What a device is stands in a label on itself (`format`): whose it is, and its place there. Where
-//! the devices are stands in the *manifest*, `volume.toml` in the volume's folder. The labels are
-//! the truth: a manifest that names the wrong device leads to an error, never to wrong bytes.
+//! A label on each device (`format`) says to which volume the device belongs, and its place there. The
+//! *manifest*, `volume.toml` in the volume's folder, says where the devices are. The labels decide: a
+//! manifest that names the wrong device leads to an error, never to wrong bytes.
 //!
-//! A link is a grid of devices: columns, over which it is striped, of sides, which are mirrors of
-//! each other. One column of one side is a plain device. The map area has sides too, or lies on the
-//! first link. Links have their devices for themselves; the devices of map and caches may be shared
-//! by volumes, each of which locks its own extents only.
+//! A link is a grid of devices: a stripe over columns, each a mirror of sides. One column of one side is a
+//! plain device. The map area has sides too, or lies on the first link. A link's devices belong to one volume
+//! alone; the devices of map and caches may be shared by several volumes, each of which locks its own extents
+//! only.
 
 mod assemble;
 mod change;
@@ -51,11 +51,11 @@ use crate::tree::catalogue;
 use crate::txn::{Fenced, TransactionManager};
 use crate::volume::{StoreVolume, Volume, VolumeRef};
 
-/// Makes the volume `new` from files and block devices, with its manifest in `folder`. `progress`
-/// counts its devices: once as they are there, and once as they are labelled.
+/// Makes the volume `new` from files and block devices, with its manifest in `folder`. `progress` counts each
+/// device twice: when it is found or made, and when it is labelled.
 ///
 /// # Errors
-/// Says what to do next; whatever was made is undone.
+/// A [`PoolError`] with the next step; all changes are undone.
 pub async fn create(
     env: &Env,
     folder: &Path,
@@ -108,12 +108,11 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Opens the volume whose manifest is in `folder`, recovering it if it was not closed: in memory
-    /// alone, if `options` say that it is only read. A mirror that lacks a side is opened without it,
-    /// with a warning.
+    /// Opens the volume whose manifest is in `folder`, and recovers it if it was not closed (with a read-only
+    /// opening, in memory). A mirror that lacks a side is opened without it, with a warning.
     ///
     /// # Errors
-    /// [`PoolError`] says what is missing and what to do.
+    /// A [`PoolError`] that says what is missing and what to do.
     pub async fn open(env: &Env, folder: &Path, options: &OpenOptions) -> Result<Pool, PoolError> {
         Pool::open_on(env, Arc::new(FileMedia), folder, options).await
     }
@@ -136,7 +135,7 @@ impl Pool {
             true => Arc::new(ReadOnlyMedia(media)),
             false => media,
         };
-        // Said before anybody asks for its devices, which may be gone.
+        // Before the check of its devices, which may be gone.
         is_ready(&Manifest::read(&*media, folder).await?)?;
         let (manifest, seats) = take_all(env, &*media, folder).await?;
         is_ready(&manifest)?;
@@ -152,7 +151,7 @@ impl Pool {
             true => Arc::new(Frozen::newest(chain.clone()).map_err(ChainError::from)?),
             false => chain.clone(),
         };
-        // Whatever changes the volume is a transaction, or is seen by those that run as one.
+        // Every change of the volume is a transaction, or visible to the transactions that run.
         let transactions = TransactionManager::new(env, store, options.transactions.clone());
         catalogue::fence(&transactions).await;
         let pool = Pool {
@@ -179,8 +178,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Rebuilds the index of the volume in `folder` from its map, for a volume that does not open
-    /// because its checkpoint is damaged: see [`Chain::rebuild`].
+    /// Rebuilds the index of the volume in `folder` from its map, for a volume whose damaged checkpoint keeps
+    /// it from opening: see [`Chain::rebuild`].
     ///
     /// # Errors
     /// As [`Pool::open`], and [`ChainError::Loss`].
@@ -219,7 +218,7 @@ impl Pool {
         &self.chain
     }
 
-    /// The volume itself, for clients without transactions: read-only while it has partitions.
+    /// The volume for clients without transactions: read-only while it has partitions.
     pub fn volume(&self) -> VolumeRef {
         self.volume.clone()
     }
@@ -229,12 +228,12 @@ impl Pool {
         &self.transactions
     }
 
-    /// Whether it is open for reading alone.
+    /// Whether it is open read-only.
     pub fn is_read_only(&self) -> bool {
         self.transactions.is_read_only()
     }
 
-    /// Refuses changes of a volume that is open for reading alone.
+    /// Refuses changes of a volume that is open read-only.
     fn refuse_if_read_only(&self) -> Result<(), PoolError> {
         match self.is_read_only() {
             true => Err(ChainError::from(StoreError::ReadOnly).into()),
@@ -242,7 +241,7 @@ impl Pool {
         }
     }
 
-    /// Makes the volume what it was when a snapshot was made. Transactions that run are aborted.
+    /// Rolls the volume back to a snapshot. Running transactions are aborted.
     ///
     /// # Errors
     /// As [`Chain::rollback`].
@@ -253,12 +252,12 @@ impl Pool {
         Ok(rolled?)
     }
 
-    /// What opening found and read.
+    /// The report of the opening's recovery.
     pub fn recovered(&self) -> Recovered {
         self.recovered
     }
 
-    /// What was noticed as the volume was opened: missing or stale sides, a missing cache.
+    /// Warnings from the opening: missing or stale sides, a missing cache.
     pub fn warnings(&self) -> Vec<String> {
         self.warnings.clone()
     }
@@ -272,7 +271,7 @@ impl Pool {
         Ok(Arc::new(StoreVolume::snapshot(self.chain.clone(), hold, blocks)))
     }
 
-    /// Transactions that see the volume as it was when a snapshot was made, and change nothing.
+    /// Read-only transactions on a snapshot.
     ///
     /// # Errors
     /// [`PoolError::NoSnapshot`].
@@ -286,7 +285,7 @@ impl Pool {
         Ok(TransactionManager::new(env, frozen, crate::txn::Options::default()))
     }
 
-    /// Keeps the version of a snapshot; its blocks.
+    /// Keeps the version of a snapshot; returns the hold and the snapshot's blocks.
     fn hold_snapshot(&self, name: &str) -> Result<(Hold, u64), PoolError> {
         let none = || PoolError::NoSnapshot(name.to_owned());
         let snapshot = self.chain.snapshot(name).ok_or_else(none)?;
@@ -294,10 +293,10 @@ impl Pool {
         Ok((hold, snapshot.blocks))
     }
 
-    /// Changes how the volume is opened, from the next time on: what is set in `settings`.
+    /// Changes the settings for later openings: those that are `Some` in `settings`.
     ///
     /// # Errors
-    /// [`PoolError::Invalid`], or what kept the manifest from being written.
+    /// [`PoolError::Invalid`], or an error from writing the manifest.
     pub async fn set(&self, settings: Settings) -> Result<(), PoolError> {
         self.refuse_if_read_only()?;
         settings.check()?;
@@ -315,7 +314,7 @@ impl Pool {
         self.mirrors.lock().clone()
     }
 
-    /// The volume's state in numbers.
+    /// The volume's status.
     pub fn status(&self) -> PoolStatus {
         let mirrors = self.mirrors.lock();
         let members = self.members.lock();
@@ -333,7 +332,7 @@ impl Pool {
     /// Makes everything durable and stops the volume; writes are refused from then on.
     ///
     /// # Errors
-    /// A device's; what was flushed is safe all the same.
+    /// A device's error; flushed writes are safe all the same.
     pub async fn close(&self) -> Result<(), PoolError> {
         Ok(self.chain.close().await?)
     }
@@ -373,7 +372,7 @@ impl Member {
     }
 }
 
-/// The chain knows which link is missing, and the manifest where it was.
+/// The chain's error names the missing link; the manifest adds its path.
 fn name_missing(error: ChainError, absent: Vec<(Uuid, PoolError)>) -> PoolError {
     if let ChainError::MissingLink { id, .. } = &error
         && let Some((_, why)) = absent.into_iter().find(|(group, _)| group == id)

@@ -13,12 +13,12 @@ use bytes::Bytes;
 pub use self::store::StoreVolume;
 use crate::block::StoreError;
 
-/// A run of bytes that are stored, or that read as zeros.
+/// A run of bytes that are either allocated or a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// Whether anything is stored; if not, the run reads as zeros.
+    /// Whether it is allocated; a hole reads as zeros.
     pub stored: bool,
 }
 
@@ -56,9 +56,9 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         self.write_vectored(offset, vec![data], fua).await
     }
 
-    /// Writes the bytes of `data` one after the other from `offset` on. Whole blocks that come one
-    /// by one, as from a [`crate::device::FrameBuf`], may be kept for as long as the volume likes,
-    /// and cost no copy.
+    /// Writes the buffers of `data` one after the other from `offset` on. The volume may keep whole blocks
+    /// that come one by one, as from a [`crate::device::FrameBuf`], without a copy and for as long as it
+    /// likes.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] for a range that is not in whole units or leaves the volume;
@@ -80,13 +80,14 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
         fua: bool,
     ) -> Result<(), StoreError>;
 
-    /// Discards `len` bytes at `offset`. Whole blocks then read as zeros; the rest is kept.
+    /// Discards `len` bytes at `offset`. Whole blocks then read as zeros; partly covered blocks keep their
+    /// content.
     async fn trim(&self, offset: u64, len: u64, fua: bool) -> Result<(), StoreError>;
 
     /// Makes every write that returned before this call durable.
     async fn flush(&self) -> Result<(), StoreError>;
 
-    /// What is stored in `len` bytes at `offset`, as runs that add up to `len`.
+    /// The allocated runs and holes in `len` bytes at `offset`; the runs' lengths add up to `len`.
     async fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, StoreError>;
 }
 

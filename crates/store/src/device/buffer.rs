@@ -1,4 +1,4 @@
-//! Memory that direct I/O accepts.
+//! Memory that is aligned for direct I/O.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -45,7 +45,8 @@ impl AlignedBuf {
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        // SAFETY: both are `len` bytes, and the new memory is nobody else's. Nothing of it stays unset.
+        // SAFETY: both are `len` bytes long and do not overlap, and the copy initialises all of the new
+        // memory.
         unsafe { start.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) };
         AlignedBuf { start, len }
     }

@@ -1,4 +1,4 @@
-//! What reached a device, by purpose.
+//! Counters of the requests to a device, by purpose.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -67,7 +67,7 @@ impl Tallies {
         Purpose::ALL.into_iter().map(|purpose| (purpose, self.of(purpose)))
     }
 
-    /// What was added since `earlier`.
+    /// The difference to `earlier`.
     pub fn since(&self, earlier: &Tallies) -> Tallies {
         Tallies(std::array::from_fn(|i| self.0[i] - earlier.0[i]))
     }
@@ -135,7 +135,7 @@ impl Counters {
         enter(&self.writes_queued)
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn tallies(&self) -> Tallies {
         Tallies(std::array::from_fn(|i| {
             let cell = &self.cells[i];

@@ -1,10 +1,10 @@
 //! Regular files and raw block devices.
 //!
-//! Requests bypass the page cache (`O_DIRECT`) and go through io_uring; where a filesystem or a
-//! system refuses one or the other, the device says so once and works without it.
+//! Requests bypass the page cache (`O_DIRECT`) and go through io_uring. If a filesystem or the system refuses
+//! one or the other, the device logs that once and works without it.
 //!
-//! A request whose future is dropped still runs to its end: its buffers live until the kernel is
-//! done, and a dropped write may or may not reach the medium.
+//! A request whose future is dropped still completes: its buffers live until the kernel is done, and a
+//! dropped write may or may not reach the medium.
 
 mod blocking;
 mod locked;
@@ -32,22 +32,22 @@ use super::{
     total_len,
 };
 
-/// Who else may have the device open.
+/// Which other openers a device may have at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nobody.
+    /// None.
     Exclusive,
-    /// Others that ask for shared access too. Each owns the ranges that it locks with
+    /// Openers that ask for shared access too. Each owns the ranges that it locks with
     /// [`FileDevice::lock_range`].
     Shared,
-    /// Others that only read too: the device is opened for reading, and writers are kept away.
+    /// Openers that only read too: the device is opened for reading, and the lock excludes writers.
     ReadOnly,
-    /// Anybody: this one takes no lock, and only reads.
+    /// Any: this opener takes no lock, and only reads.
     Reading,
 }
 
 impl Access {
-    /// Whether the device is opened for reading alone, which a write-protected one permits too.
+    /// Whether the device is opened for reading only, which a write-protected one permits too.
     pub const fn only_reads(self) -> bool {
         matches!(self, Access::ReadOnly | Access::Reading)
     }
@@ -62,19 +62,19 @@ pub enum Engine {
     Blocking,
 }
 
-/// How a file is opened or made.
+/// Options for opening or making a file.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
-    /// Who else may have it open; nobody by default.
+    /// Which other openers it may have; none by default.
     pub access: Access,
-    /// Whether to bypass the page cache where the filesystem allows it; it does by default.
+    /// Whether to bypass the page cache if the filesystem allows it; true by default.
     pub direct: bool,
     /// How requests reach the operating system.
     pub engine: Engine,
-    /// Whether a new file gets its room only as it is written. By default it is reserved.
+    /// Whether to make a sparse file. By default its space is reserved.
     pub sparse: bool,
-    /// The sector in bytes, 512 or 4096, instead of what the medium says. A smaller sector than
-    /// the physical one gives up the promise that a power cut spares its neighbours.
+    /// The sector in bytes, 512 or 4096, in place of the medium's. With a sector smaller than the physical
+    /// one, a power cut may damage the neighbours of a write.
     pub sector: Option<u32>,
 }
 
@@ -90,12 +90,12 @@ impl Default for FileOptions {
     }
 }
 
-/// Why the operating system did not do what it was asked.
+/// Why a request to the operating system failed.
 #[derive(Debug)]
 enum Failure {
-    /// The driver has gone.
+    /// The driver has ended.
     Closed,
-    /// An error of the system.
+    /// A system error.
     Io(io::Error),
 }
 
@@ -123,12 +123,11 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Opens the file or block device at `path`. The sector is the larger of the unit of direct I/O
-    /// and the physical sector of the drive below, where they can be found; size is rounded down
-    /// to it.
+    /// Opens the file or block device at `path`. The sector is the larger of the unit of direct I/O and the
+    /// physical sector of the drive below, as far as they are known; the size is rounded down to it.
     ///
     /// # Errors
-    /// [`DeviceError::Locked`] when it is in use, else what the system says.
+    /// [`DeviceError::Locked`] when it is in use; otherwise the system's error.
     pub async fn open(
         path: impl AsRef<Path>,
         options: &FileOptions,
@@ -136,12 +135,12 @@ impl FileDevice {
         FileDevice::start(path.as_ref(), options, open::open).await
     }
 
-    /// Makes a file of `size` bytes at `path`, where nothing may be, and opens it. The file and its
-    /// name are durable when this returns; its content is zeros.
+    /// Makes a file of `size` bytes at `path`, which must be free, and opens it. The file and its name are
+    /// durable when this returns; its content is zeros.
     ///
     /// # Errors
-    /// [`DeviceError::NoSpace`] when its room cannot be reserved, [`DeviceError::Misaligned`] when
-    /// `size` is not whole sectors, else what the system says. Nothing is left behind.
+    /// [`DeviceError::NoSpace`] when its space cannot be reserved, [`DeviceError::Misaligned`] when `size` is
+    /// not whole sectors, otherwise the system's error. After an error there is no file.
     pub async fn create(
         path: impl AsRef<Path>,
         size: u64,
@@ -194,10 +193,9 @@ impl FileDevice {
         self.is_block_device
     }
 
-    /// Locks `[offset, offset + len)` against every other open of the same file, in this process
-    /// and others, until this device is closed. Locks do not restrict requests: they are how those
-    /// that share a device agree. A device that is open for reading alone shares the range with
-    /// others of its kind.
+    /// Locks `[offset, offset + len)` against every other open of the same file, in this process and others,
+    /// until this device is closed. Locks are advisory, between openers that share a device; they do not
+    /// restrict requests. A device that is open for reading shares the range with others of its kind.
     ///
     /// # Errors
     /// [`DeviceError::Locked`] when another open holds a part of the range.
@@ -223,7 +221,7 @@ impl FileDevice {
         Transfer::write(self.file.clone(), offset, data, self.sector)
     }
 
-    /// `data` in memory that direct I/O accepts: neighbours that must be copied share one copy.
+    /// `data` in memory that is aligned for direct I/O: adjacent buffers that must be copied share one copy.
     fn aligned(&self, data: Vec<Bytes>) -> Vec<Bytes> {
         let fits = |bytes: &Bytes| bytes.as_ptr().addr().is_multiple_of(self.memory_alignment);
         if !self.direct || data.iter().all(fits) {
@@ -321,8 +319,8 @@ impl Device for FileDevice {
         self.run(operation, transfer).await.map(drop)
     }
 
-    /// Gives a block device's range back (`BLKDISCARD`), or punches a hole into a file, which also
-    /// gives up the room that was reserved there. Media that can do neither ignore it.
+    /// Discards a range of a block device (`BLKDISCARD`), or punches a hole into a file, which also releases
+    /// its reserved space. Media that can do neither ignore it.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.geometry().check(offset, len)?;
         if len == 0 {
@@ -335,8 +333,8 @@ impl Device for FileDevice {
             .map_err(|error| DeviceError::io(&self.name, Operation::Discard, error))
     }
 
-    /// A file of which every byte has its room reserved gets the new ones reserved too. A block device,
-    /// and a file that is open for reading alone, only have their size read again.
+    /// In a file whose space is fully reserved, the new bytes are reserved too. Of a block device, and of a
+    /// file that is open for reading, only the size is read again.
     async fn grow_to(&self, size: Option<u64>) -> Result<u64, DeviceError> {
         let sector = u64::from(self.sector);
         let wanted = size.filter(|_| !self.is_block_device && !self.access.only_reads());

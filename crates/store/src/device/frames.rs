@@ -1,9 +1,9 @@
 //! Recycled memory for payloads, a block at a time.
 //!
-//! A payload is received into one run of memory and written to a device from there, but its blocks
-//! live on in a cache and die one by one. So memory comes in *runs* of aligned 4 KiB frames, and each
-//! frame returns by itself: nothing is copied between a socket and the cache, no block keeps its
-//! neighbours alive, and the heap neither fragments nor zeroes.
+//! A payload is received into one run of memory and written to a device from there, but its blocks stay in a
+//! cache and are freed one by one. So memory comes in *runs* of aligned 4 KiB frames, and each frame is freed
+//! by itself: nothing is copied between a socket and the cache, no block keeps its neighbours alive, and the
+//! heap neither fragments nor zeroes memory.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -18,23 +18,23 @@ use super::AlignedBuf;
 const FRAME: usize = crate::block::BLOCK_SIZE;
 /// Frames in a piece of memory, and the longest run.
 const PIECE_FRAMES: usize = 256;
-/// Pieces that are looked at for a run before more memory is taken.
+/// Pieces that are searched for a run before more memory is allocated.
 const NEAR: usize = 4;
-/// Below so many pieces, memory is taken rather than looked for.
+/// With fewer pieces, memory is allocated without a search.
 const FEW_PIECES: usize = 64;
-/// Pieces without a frame in use that are kept for the next load.
+/// Pieces without a frame in use that are kept for later.
 const SPARE_PIECES: usize = 32;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool::new());
 
-/// Memory of some bytes, in runs of frames. What it holds at first is undefined, but initialised.
+/// Memory in runs of frames. Its initial content is arbitrary, but initialised.
 #[derive(Debug, Default)]
 pub struct FrameBuf {
     runs: Vec<Run>,
     len: usize,
 }
 
-/// A run of frames: contiguous memory of its owner alone.
+/// A run of frames: contiguous memory with one owner.
 struct Run {
     start: NonNull<u8>,
     piece: u32,
@@ -42,7 +42,7 @@ struct Run {
     count: u32,
 }
 
-// SAFETY: a run owns its frames' bytes alone, as a Box does.
+// SAFETY: a run owns its frames' bytes, as a Box does.
 unsafe impl Send for Run {}
 // SAFETY: shared access gives only shared slices.
 unsafe impl Sync for Run {}
@@ -74,24 +74,24 @@ impl FrameBuf {
         buffer
     }
 
-    /// A copy of a block, or of less, in memory of its own: a slice of a larger buffer would keep all
-    /// of that alive for as long as the block is kept.
+    /// A copy of a block, or of less, in memory of its own: a slice of a larger buffer would keep all of that
+    /// buffer alive for as long as the block is kept.
     pub fn copy_block(block: &[u8]) -> Bytes {
         debug_assert!(block.len() <= FRAME);
         FrameBuf::copy_of(block).into_blocks().pop().unwrap_or_default()
     }
 
-    /// Bytes in all.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is nothing.
+    /// Whether its length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Contiguous memory from byte `at` on, as far as it goes; empty at the end.
+    /// The contiguous memory from byte `at` on; empty at the end.
     pub fn from_mut(&mut self, at: usize) -> &mut [u8] {
         let (len, mut start) = (self.len, 0);
         for run in &mut self.runs {
@@ -143,8 +143,8 @@ impl Deref for Run {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the pool keeps the piece while one of its frames is out, its bytes are
-        // initialised, and the run's frames are this one's.
+        // SAFETY: the pool keeps the piece while one of its frames is in use, its bytes are initialised, and
+        // the run owns its frames.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count as usize * FRAME) }
     }
 }
@@ -168,24 +168,24 @@ impl fmt::Debug for Run {
     }
 }
 
-/// Where runs come from and return to.
+/// Allocates runs.
 struct Pool {
-    /// Released pieces leave their place empty.
+    /// The pieces; a freed piece leaves an empty slot.
     pieces: Vec<Option<Piece>>,
-    /// Empty places.
+    /// The empty slots.
     vacant: Vec<u32>,
-    /// Where the next run is looked for: runs live about as long as their neighbours in time.
+    /// Where the search for the next run starts: runs that were allocated together are freed together.
     piece: usize,
     frame: usize,
-    /// Frames that are out.
+    /// Frames in use.
     taken: usize,
-    /// Pieces of which no frame is out.
+    /// Pieces without a frame in use.
     idle: usize,
 }
 
 struct Piece {
     start: NonNull<u8>,
-    // Keeps the frames' memory alive; touched only through runs.
+    // Keeps the frames' memory alive; accessed only through runs.
     _memory: AlignedBuf,
     taken: [bool; PIECE_FRAMES],
     count: usize,
@@ -199,12 +199,12 @@ impl Pool {
         Pool { pieces: Vec::new(), vacant: Vec::new(), piece: 0, frame: 0, taken: 0, idle: 0 }
     }
 
-    /// A run of `count` frames, or of fewer when memory has gone to pieces.
+    /// A run of `count` frames, or of fewer if the memory is fragmented.
     fn take(&mut self, count: usize) -> Run {
         let held = self.pieces.len() - self.vacant.len();
         let near = self.find(count, NEAR);
         let found = near.or_else(|| {
-            // As much as is in use may be free, in runs that are too short; no more.
+            // As many frames as are in use may be free in runs that are too short, but no more.
             let wasteful = held > FEW_PIECES && held * PIECE_FRAMES > 2 * (self.taken + count);
             wasteful.then(|| self.longest(count)).flatten()
         });
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(blocks.len(), 11);
         assert_eq!(blocks[10].len(), 512);
         drop(blocks.remove(3));
-        // Others may take the frame that returned, and none of those that did not.
+        // Another run may take the frame that was freed, but none of those in use.
         let others: Vec<_> = (0..600).map(|_| FrameBuf::copy_of(&[0xee; FRAME])).collect();
         for (number, block) in blocks.iter().enumerate() {
             let number = if number < 3 { number } else { number + 1 };
@@ -384,7 +384,7 @@ mod tests {
             pool.give(run.piece, run.first as usize, run.count as usize);
             std::mem::forget(run);
         };
-        // Every second frame stays out, so that no run of two is free.
+        // Every second frame stays in use, so that no run of two is free.
         let singles: Vec<Run> = (0..200 * PIECE_FRAMES).map(|_| pool.take(1)).collect();
         let mut kept = Vec::new();
         for (number, run) in singles.into_iter().enumerate() {

@@ -1,16 +1,16 @@
 //! Copies of the same bytes on several devices (RAID-1).
 //!
-//! - A write or flush goes to every side in sync, and returns when all have answered. A side that
-//!   fails it is put out; the request stands while a side in sync has it.
-//! - A side that is out misses writes and must never be read, also after a crash. So the owner
-//!   records durably who is in sync ([`SyncRecord`]), and no write or flush returns while a
-//!   failure is not yet recorded.
-//! - A failed read is answered by another side, which also repairs the first; a side that cannot
-//!   be repaired is put out.
-//! - Overlapping writes are done one after the other, so that the sides take them in one order.
-//! - After a crash, sides may differ in what was written and not flushed: a read may return either,
-//!   and different answers at different times. Whoever relies on such bytes after recovery writes
-//!   them back first, which makes the sides equal.
+//! - A write or flush goes to every side in sync, and returns when all have answered. A side that fails it is
+//!   out of sync; the request succeeds if a side in sync has done it.
+//! - A side that is out misses writes and must never be read, not even after a crash. So the owner durably
+//!   records the set of sides in sync ([`SyncRecord`]), and no write or flush returns before a failure is
+//!   recorded.
+//! - A failed read is served by another side, which also repairs the first; a side that cannot be repaired is
+//!   out.
+//! - Overlapping writes run one after the other, so that all sides apply them in one order.
+//! - After a crash, sides may differ in writes that were not flushed: a read may return either content, and
+//!   not always the same. A caller that relies on such bytes after recovery first writes them back, which
+//!   makes the sides equal.
 
 pub(crate) mod range_lock;
 mod rebuild;
@@ -34,52 +34,52 @@ use super::{
 };
 use crate::env::Env;
 
-/// A side as its owner found it.
+/// The state of a side when the mirror is assembled.
 #[derive(Clone, Debug)]
 pub enum Side {
     /// It holds every write.
     InSync(DeviceRef),
     /// It missed writes, or is new.
     Stale(DeviceRef),
-    /// It is not there.
+    /// It is missing.
     Missing,
 }
 
-/// How a side is doing.
+/// The state of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SideState {
     /// It holds every write, and serves reads.
     InSync,
-    /// It is being made equal to the others.
+    /// It is being rebuilt.
     Rebuilding {
-        /// Bytes that are equal.
+        /// Bytes that are rebuilt.
         done: u64,
-        /// Bytes of the mirror.
+        /// The mirror's size in bytes.
         total: u64,
     },
     /// It missed writes, or is new.
     Stale,
-    /// A request failed on it, and it misses writes since.
+    /// A request failed on it, and it has missed writes since.
     Failed,
-    /// It is not there.
+    /// It is missing.
     Missing,
 }
 
-/// What the mirror's owner keeps durably: which sides may be read after a restart.
+/// The durable record of a mirror's owner: which sides may be read after a restart.
 #[async_trait]
 pub trait SyncRecord: Send + Sync {
-    /// Makes durable that exactly the sides marked in `in_sync` hold every write. Called one at a
-    /// time: after a side failed, before any further write or flush is acknowledged; and when a
-    /// rebuild is complete, before the side is read. It must not write or flush through the mirror,
-    /// which waits for it, but on devices of its own or on single sides.
+    /// Makes durable that exactly the sides marked in `in_sync` hold every write. There is one call at a
+    /// time: after a side failed, before any further write or flush is acknowledged; and when a rebuild is
+    /// complete, before the side is read. It must not write or flush through the mirror, which waits for it,
+    /// but may write to single sides or other devices.
     ///
     /// # Errors
-    /// Whatever kept it from being durable. The write or flush that waits fails with it, and the
-    /// next one tries again.
+    /// An error that kept it from being durable. The write or flush that waits fails with it, and the next
+    /// one tries again.
     async fn record(&self, in_sync: &[bool]) -> Result<(), DeviceError>;
 }
 
-/// Keeps no record: for mirrors that do not outlive the process.
+/// Records nothing: for mirrors that end with the process.
 #[async_trait]
 impl SyncRecord for () {
     async fn record(&self, _in_sync: &[bool]) -> Result<(), DeviceError> {
@@ -87,16 +87,16 @@ impl SyncRecord for () {
     }
 }
 
-/// Why a mirror cannot be had as asked.
+/// Why a mirror, or a change of it, is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum MirrorError {
-    /// One side is no mirror.
+    /// A mirror needs more than one side.
     #[error("a mirror needs at least two sides; it has {sides}")]
     TooFewSides {
-        /// How many there are.
+        /// The number of sides.
         sides: usize,
     },
-    /// Nothing can be read.
+    /// No side can be read.
     #[error("no side of the mirror is in sync; bring back the one that was used last")]
     NoneInSync,
     /// A side does not fit the mirror.
@@ -109,7 +109,7 @@ pub enum MirrorError {
         /// The mirror's sector in bytes.
         sector: u32,
     },
-    /// There is no side of this number.
+    /// No side has this number.
     #[error("the mirror has no side {side}")]
     NoSuchSide {
         /// The number, from 0.
@@ -120,7 +120,7 @@ pub enum MirrorError {
     NotOut {
         /// The number, from 0.
         side: usize,
-        /// How it is doing.
+        /// Its state.
         state: SideState,
     },
     /// The last side in sync cannot be taken out.
@@ -134,7 +134,7 @@ pub enum MirrorError {
     Device(#[from] DeviceError),
 }
 
-/// Two or more devices that hold the same bytes. Clones share the same mirror.
+/// Two or more devices with the same bytes. Clones share the same mirror.
 #[derive(Clone, Debug)]
 pub struct Mirror {
     shared: Arc<Shared>,
@@ -153,7 +153,7 @@ struct Shared {
     recording: tokio::sync::Mutex<()>,
     /// Failures that are durably recorded; see [`Sides::failures`].
     recorded: AtomicU64,
-    /// For the queue's depth alone: bytes are counted by the sides.
+    /// Only for the queue's depth: the sides count bytes.
     queue: Counters,
 }
 
@@ -164,8 +164,8 @@ impl fmt::Debug for Shared {
 }
 
 impl Mirror {
-    /// A mirror of `sides`, as large as the smallest one in sync. With `standby`, its second sides
-    /// rest while the mirror is in the body of a chain ([`Role::Body`]).
+    /// A mirror of `sides`, as large as the smallest one in sync. With `standby`, its second sides spin down
+    /// while the mirror is in the body of a chain ([`Role::Body`]).
     ///
     /// # Errors
     /// [`MirrorError`] when the sides do not make a mirror.
@@ -202,15 +202,15 @@ impl Mirror {
         })
     }
 
-    /// How each side is doing, now and on every change; also a rebuild's progress.
+    /// The state of each side, now and on every change; includes a rebuild's progress.
     pub fn states(&self) -> watch::Receiver<Vec<SideState>> {
         self.shared.states.subscribe()
     }
 
-    /// Takes a side out, as if it had failed, and has that recorded.
+    /// Takes a side out, as after a failure, and has that recorded.
     ///
     /// # Errors
-    /// [`MirrorError::LastInSync`] when nothing could be read without it.
+    /// [`MirrorError::LastInSync`] when no other side could be read.
     pub async fn take_out(&self, side: usize) -> Result<(), MirrorError> {
         let asked = DeviceError::Closed { device: format!("side {side}, taken out") };
         self.shared.change(|sides| match sides.state(side) {
@@ -226,7 +226,7 @@ impl Mirror {
         Ok(self.shared.after_failures().await?)
     }
 
-    /// Puts `device` in the place of a side that is out. It is stale until it is rebuilt.
+    /// Replaces a side that is out by `device`. It is stale until it is rebuilt.
     ///
     /// # Errors
     /// [`MirrorError`] when it does not fit or the side is in use.
@@ -244,8 +244,8 @@ impl Mirror {
         })
     }
 
-    /// Makes a side that is out equal to the others, while reads and writes go on. Its progress is
-    /// in [`Mirror::states`]. Dropping the future gives the rebuild up.
+    /// Rebuilds a side that is out, while reads and writes go on. Its progress is in [`Mirror::states`].
+    /// Dropping the future ends the rebuild.
     ///
     /// # Errors
     /// [`MirrorError::Device`] when the side, or every source, fails; the side stays out.
@@ -279,7 +279,7 @@ fn fits(device: &DeviceRef, geometry: Geometry) -> Result<(), MirrorError> {
 }
 
 impl Shared {
-    /// Changes the sides and tells whoever watches.
+    /// Changes the sides and notifies the watchers.
     fn change<T>(&self, how: impl FnOnce(&mut Sides) -> T) -> T {
         let mut sides = self.sides.lock();
         let result = how(&mut sides);
@@ -292,8 +292,8 @@ impl Shared {
         result
     }
 
-    /// Runs `work` to its end even when the caller goes away: a write that reached one side alone
-    /// would leave the sides different, and one still under way would escape its range lock.
+    /// Runs `work` to its end even if the caller's future is dropped: a write that reached only one side
+    /// would leave the sides different, and one still running would escape its range lock.
     async fn to_end<T, F>(&self, work: F) -> Result<T, DeviceError>
     where
         T: Send + 'static,
@@ -336,7 +336,7 @@ impl Shared {
         for outcome in join_all(targets.iter().map(|(_, side)| side.discard(offset, len))).await {
             // The content is undefined either way.
             if let Err(error) = outcome {
-                tracing::debug!(%error, "a discard was not done");
+                tracing::debug!(%error, "a discard failed");
             }
         }
     }
@@ -370,7 +370,7 @@ impl Shared {
         self.recorded.fetch_max(failures, Ordering::Release);
     }
 
-    /// Reads from one side after the other; those that failed are repaired by the one that did not.
+    /// Reads from one side after the other; sides that failed are repaired from the one that succeeded.
     async fn read(
         self: &Arc<Self>,
         offset: u64,
@@ -399,8 +399,8 @@ impl Shared {
         }
     }
 
-    /// Writes a range that `side` cannot read anew, from another side. The side is put out when
-    /// that fails, or when the range still cannot be read.
+    /// Rewrites a range that `side` cannot read, from another side. The side is out if that fails, or if the
+    /// range still cannot be read.
     async fn repair(self: &Arc<Self>, side: usize, offset: u64, len: usize) {
         let shared = self.clone();
         let repaired = self.to_end(async move {
@@ -424,7 +424,7 @@ impl Shared {
         }
     }
 
-    /// The side and its own copy that make the mirror's copy numbered `copy`.
+    /// The side, and its own copy, that are the mirror's copy number `copy`.
     fn locate(&self, copy: usize) -> Option<(usize, usize, DeviceRef)> {
         let sides = self.sides.lock();
         let mut first = 0;
@@ -451,7 +451,7 @@ impl Shared {
         repaired
     }
 
-    /// Puts to rest, or wakes, whom the role says.
+    /// Spins sides down, or up, according to the role.
     async fn apply_power(&self) {
         if !self.standby {
             return;
@@ -465,8 +465,8 @@ impl Shared {
         join_all(asked).await;
     }
 
-    /// A side that served a request is awake. One that should rest was asked before the others were
-    /// put to rest, or in place of the first, and goes back to rest.
+    /// A side that served a request is awake. If it should be at rest (it was asked before the others were
+    /// put to rest, or in place of the first side), it is put to rest again.
     async fn rest_again(&self, side: usize) {
         let resting = self.resting.load(Ordering::Relaxed);
         if resting && self.sides.lock().first_readable() != Some(side) {
@@ -560,7 +560,7 @@ impl Device for Mirror {
         self.shared.name()
     }
 
-    /// One for each side, also for those that are out; their copies cannot be read.
+    /// One for each side, including those that are out; the copies of those cannot be read.
     fn copies(&self) -> usize {
         let sides = self.shared.sides.lock();
         let count = |side| sides.device(side).map_or(1, |device| device.copies());
@@ -581,8 +581,8 @@ impl Device for Mirror {
         device.read_copy(inner, offset, len, purpose).await
     }
 
-    /// The caller sees to it that it writes nothing else to the range meanwhile: the bytes would be
-    /// right no more. A copy that cannot be written is put out.
+    /// The caller must not write anything else to the range meanwhile, or the bytes would be outdated. A side
+    /// that cannot be written is out.
     async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
         self.shared.geometry.check(offset, data.len() as u64)?;
         let _queued = self.shared.queue.write(Purpose::Repair, data.len() as u64);

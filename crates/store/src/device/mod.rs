@@ -1,9 +1,8 @@
-//! Devices: where bytes live, and what is assumed of them.
+//! Devices: where bytes are stored, and what is assumed of them.
 //!
-//! A medium promises this and no more: a sector is written whole or not at all; nothing is durable
-//! before a flush returns; between two flushes any subset of the writes may survive, in any order;
-//! a read may fail, or return bytes that were not written, and it is the caller's checksums that
-//! must say so.
+//! The assumptions about a medium: a sector is written whole or not at all; nothing is durable before a flush
+//! returns; between two flushes any subset of the writes may survive, in any order; a read may fail, or
+//! return bytes that were never written, which only the caller's checksums can detect.
 //!
 //! Every byte and every flush carries a [`Purpose`] and is counted under it.
 
@@ -34,7 +33,7 @@ pub use overlay::Overlay;
 pub use partition::Partition;
 pub use stripe::{Stripe, StripeError};
 
-/// What was asked of a device.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
     /// A read.
@@ -47,19 +46,19 @@ pub enum Operation {
     Flush,
     /// A discard.
     Discard,
-    /// To open it.
+    /// Opening the device.
     Open,
-    /// To make it.
+    /// Making the device.
     Create,
-    /// To make it larger, or to find out how large it is by now.
+    /// Extending it, or finding out its present size.
     Grow,
-    /// To lock it against other processes.
+    /// Locking it against other processes.
     Lock,
-    /// To write back what a copy lost.
+    /// Repairing a copy.
     Repair,
-    /// To make a copy whole.
+    /// Rebuilding a copy.
     Rebuild,
-    /// Something that another process asked for; which it was is not known here.
+    /// A request of another process, whose kind is unknown here.
     Remote,
 }
 
@@ -85,7 +84,7 @@ impl fmt::Display for Operation {
 /// A shared handle to any device.
 pub type DeviceRef = Arc<dyn Device>;
 
-/// Why bytes move, and so the name under which they are counted.
+/// The reason for a request, under which its bytes are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
@@ -101,11 +100,11 @@ pub enum Purpose {
     Checkpoint,
     /// Copies in a cache.
     Cache,
-    /// Labels: who a device belongs to.
+    /// Labels, which name a device's volume.
     Label,
     /// Copies that restore redundancy: rebuild, repair, scrub.
     Repair,
-    /// Blocks of structure, where a store tells them from data.
+    /// Metadata blocks, if a store tells them from data.
     Metadata,
 }
 
@@ -139,13 +138,13 @@ impl Purpose {
     }
 }
 
-/// What a device looks like.
+/// The geometry of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size in bytes, a multiple of `sector`.
     pub size: u64,
-    /// The unit that is written whole or not at all, in bytes: 512 or 4096. Offsets and lengths of
-    /// reads and writes are multiples of it.
+    /// The unit that is written whole or not at all, in bytes: 512 or 4096. Offsets and lengths of reads and
+    /// writes are multiples of it.
     pub sector: u32,
 }
 
@@ -175,16 +174,16 @@ pub struct QueueDepth {
     pub writes: usize,
 }
 
-/// How awake a device is asked to be.
+/// The power state that a device is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Power {
     /// Ready for requests.
     Active,
-    /// Spun down until the next request, as far as the device can.
+    /// Spun down until the next request, if the device can.
     Standby,
 }
 
-/// The part that a device plays in a chain. A mirror uses it to let its idle side rest.
+/// The role of a device in a chain. A mirror spins down its idle side accordingly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It takes writes.
@@ -193,7 +192,7 @@ pub enum Role {
     Body,
 }
 
-/// Where bytes live. Offsets and lengths are bytes, in whole sectors.
+/// A store of bytes. Offsets and lengths are in bytes, and whole sectors.
 #[async_trait]
 pub trait Device: Send + Sync + fmt::Debug {
     /// Size and sector.
@@ -215,7 +214,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Makes every write that completed before this call durable.
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError>;
 
-    /// [`Device::write`] and then [`Device::flush`], which a device may be able to do at one go.
+    /// [`Device::write`] and then [`Device::flush`]; a device may combine them.
     async fn write_durably(
         &self,
         offset: u64,
@@ -226,15 +225,14 @@ pub trait Device: Send + Sync + fmt::Debug {
         self.flush(purpose).await
     }
 
-    /// Tells the device that the range's content is not needed. What a later read of it returns is
-    /// undefined.
+    /// Tells the device that the range's content is not needed. Later reads of it return undefined content.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError>;
 
     /// Requests in flight.
     fn queue_depth(&self) -> QueueDepth;
 
-    /// What has reached this device so far, by purpose. For a device made of devices, the sum over
-    /// its members.
+    /// The requests that reached this device so far, by purpose. For a composed device, the sum over its
+    /// members.
     fn tallies(&self) -> Tallies;
 
     /// The devices that this one is made of; empty for a plain device.
@@ -245,15 +243,15 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// A short name for messages: a path, or how the device is composed.
     fn name(&self) -> String;
 
-    /// Whether it moves an arm, so that one long write costs it less than several short ones nearby. A
-    /// device made of devices does if one of them does.
+    /// Whether it is a rotational disk, so that one long write costs less than several short ones nearby. A
+    /// composed device is one if any of its members is.
     fn is_rotational(&self) -> bool {
         self.members().iter().any(|member| member.is_rotational())
     }
 
-    /// The drives that hold its bytes, by names that tell them apart in this process. Devices with a drive
-    /// in common compete for it. A device made of devices lies on the drives of these; any other one is a
-    /// drive of its own unless it knows better.
+    /// The drives that hold its bytes, by names that are unique in this process. Devices with a drive in
+    /// common compete for it. A composed device has the drives of its members; by default any other device is
+    /// a drive of its own.
     fn drives(&self) -> Vec<String> {
         let members = self.members();
         match members.is_empty() {
@@ -262,10 +260,9 @@ pub trait Device: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Finds out how large the device is by now, and returns that size, which [`Device::geometry`] then
-    /// reports too. A regular file that is smaller than `size` bytes becomes that large, durably. A
-    /// device never becomes smaller, and the returned size may be less than `size`: by default a device
-    /// keeps the size that it has.
+    /// Finds out the device's present size, and returns it; [`Device::geometry`] then reports it too. A
+    /// regular file that is smaller than `size` bytes is first extended to it, durably. A device never
+    /// becomes smaller, and the returned size may be less than `size`: by default a device keeps its size.
     async fn grow_to(&self, _size: Option<u64>) -> Result<u64, DeviceError> {
         Ok(self.geometry().size)
     }
@@ -287,7 +284,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         self.read(offset, len, purpose).await
     }
 
-    /// Overwrites the copy numbered `copy` alone with bytes known to be right.
+    /// Overwrites the copy numbered `copy` alone with bytes that are known to be right.
     async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
         debug_assert_eq!(copy, 0);
         self.write(offset, vec![data], Purpose::Repair).await
@@ -296,14 +293,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Asks for a power state; the default ignores it.
     async fn set_power(&self, _power: Power) {}
 
-    /// Says which part the device plays in its chain from now on; the default ignores it.
+    /// Tells the device its role in a chain from now on; the default ignores it.
     async fn set_role(&self, _role: Role) {}
 }
 
-/// What can go wrong on a device.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error, Clone)]
 pub enum DeviceError {
-    /// The request is not in whole sectors. Give up: the caller is wrong.
+    /// The request is not in whole sectors. Give up: the caller has a bug.
     #[error("request of {len} bytes at {offset} is not in whole sectors of {sector} bytes")]
     Misaligned {
         /// First byte of the request.
@@ -313,7 +310,7 @@ pub enum DeviceError {
         /// The device's sector in bytes.
         sector: u32,
     },
-    /// The request leaves the device. Give up: the caller is wrong.
+    /// The request is beyond the device's end. Give up: the caller has a bug.
     #[error("request of {len} bytes at {offset} leaves a device of {size} bytes")]
     OutOfRange {
         /// First byte of the request.
@@ -328,24 +325,24 @@ pub enum DeviceError {
     Io {
         /// The device's name.
         device: String,
-        /// What was asked for.
+        /// The request.
         operation: Operation,
-        /// What the system said.
+        /// The system's error.
         source: Arc<std::io::Error>,
     },
-    /// Somebody else has the device open.
+    /// Another opener has the device.
     #[error("{device} is in use by another process; stop it, or name another device")]
     Locked {
         /// The device's name.
         device: String,
     },
-    /// The medium has no room left for the write.
+    /// The medium has no space left for the write.
     #[error("{device}: no space left on the medium")]
     NoSpace {
         /// The device's name.
         device: String,
     },
-    /// The device's driver has gone. Stop.
+    /// The device's driver has ended. Stop.
     #[error("{device} is closed")]
     Closed {
         /// The device's name.
@@ -354,7 +351,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Wraps a system error, telling a full medium apart.
+    /// Wraps a system error; a full medium becomes [`DeviceError::NoSpace`].
     pub fn io(device: &str, operation: Operation, source: std::io::Error) -> DeviceError {
         match source.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => DeviceError::NoSpace { device: device.to_owned() },

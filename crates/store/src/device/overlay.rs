@@ -1,4 +1,4 @@
-//! Copy on write: a device for reading, whose writes stay in memory.
+//! Copy on write: a read-only device, with writes kept in memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,11 +13,11 @@ use super::{
     total_len,
 };
 
-/// A device over another one that it never changes: reads come from the device below, except where
-/// something was written since, which is kept in memory and gone with this device.
+/// A device over another one that it never changes: writes are kept in memory, and lost with this device;
+/// reads see them, and otherwise the device below.
 ///
-/// So a store that needs recovery is opened by the same code as for writing, and the medium keeps
-/// every byte. Memory grows by what is written: an overlay is for recovery, not for work.
+/// So the same code opens a store that needs recovery for reading or for writing, and the medium keeps every
+/// byte. Memory grows with the writes: an overlay is for recovery only.
 pub struct Overlay {
     below: DeviceRef,
     /// What was written, by the offset of its first byte; no two pieces overlap.
@@ -36,7 +36,7 @@ impl Overlay {
         Overlay { below, written: RwLock::default() }
     }
 
-    /// Bytes that were written and are kept in memory.
+    /// Bytes of writes that are kept in memory.
     pub fn written(&self) -> u64 {
         self.written.read().values().map(|piece| piece.len() as u64).sum()
     }
@@ -55,7 +55,7 @@ impl Overlay {
     }
 }
 
-/// Takes a range out of the pieces: those that leave it keep what lies outside.
+/// Removes a range from the pieces; pieces that reach beyond it keep the rest.
 fn cut(written: &mut BTreeMap<u64, Bytes>, range: &Range<u64>) {
     let reaches_in = written.range(..range.start).next_back().map(|(at, _)| *at);
     let inside = written.range(range.clone()).map(|(at, _)| *at);
@@ -90,7 +90,7 @@ impl Device for Overlay {
         let place =
             |from: u64, len: usize| (from - offset) as usize..(from - offset) as usize + len;
         let mut at = offset;
-        // The end counts as a piece of no length: the gap before it is read like any other.
+        // The end is a piece of length zero, so that the gap before it is read like any other.
         for (from, piece) in pieces.into_iter().chain([(end, Bytes::new())]) {
             if at < from {
                 let gap = self.below.read(at, (from - at) as usize, purpose).await?;
@@ -114,26 +114,26 @@ impl Device for Overlay {
         cut(&mut written, &(offset..offset + len));
         let mut at = offset;
         for buffer in data.iter().filter(|buffer| !buffer.is_empty()) {
-            // A copy: the caller's buffer may be a part of a much larger one.
+            // A copy: the caller's buffer may be part of a much larger one.
             written.insert(at, Bytes::copy_from_slice(buffer));
             at += buffer.len() as u64;
         }
         Ok(())
     }
 
-    /// Nothing of this device survives it, so there is nothing to be made durable.
+    /// The writes end with this device, so there is nothing to make durable.
     async fn flush(&self, _purpose: Purpose) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Forgets what was written in the range.
+    /// Drops the writes in the range.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.geometry().check(offset, len)?;
         cut(&mut self.written.write(), &(offset..offset + len));
         Ok(())
     }
 
-    /// Refused: what is written here is for recovery alone, and the device below keeps its size.
+    /// Refused: writes here serve recovery alone, and the device below keeps its size.
     async fn grow_to(&self, _size: Option<u64>) -> Result<u64, DeviceError> {
         let reason = std::io::Error::new(
             std::io::ErrorKind::ReadOnlyFilesystem,
@@ -146,7 +146,7 @@ impl Device for Overlay {
         self.below.queue_depth()
     }
 
-    /// What has reached the device below: reads alone.
+    /// The requests that reached the device below: reads only.
     fn tallies(&self) -> Tallies {
         self.below.tallies()
     }

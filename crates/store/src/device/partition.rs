@@ -8,8 +8,8 @@ use super::{
     total_len,
 };
 
-/// The range `[start, start + size)` of another device. It counts what goes through itself; the
-/// device below counts it again among everything that reaches it.
+/// The range `[start, start + size)` of another device. It counts its own requests; the device below counts
+/// them again, among all that it gets.
 #[derive(Debug)]
 pub struct Partition {
     device: DeviceRef,
@@ -86,7 +86,7 @@ impl Device for Partition {
         self.counters.queue_depth()
     }
 
-    /// What went through this partition, not what reached the whole device below.
+    /// The requests to this partition, not those to the whole device below.
     fn tallies(&self) -> Tallies {
         self.counters.tallies()
     }

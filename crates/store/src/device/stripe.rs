@@ -12,7 +12,7 @@ use super::{
 /// Why devices cannot be striped.
 #[derive(Debug, thiserror::Error)]
 pub enum StripeError {
-    /// There is nothing to stripe over.
+    /// There is no device.
     #[error("a stripe needs at least one device")]
     NoDevices,
     /// The unit does not fit the sectors.
@@ -33,8 +33,8 @@ pub enum StripeError {
     },
 }
 
-/// Devices that take stripe units in turn: unit `u` of the stripe is unit `u / N` of device
-/// `u % N`. What the smallest device has no room for is left unused on the others.
+/// Stripes units over devices: unit `u` of the stripe is unit `u / N` of device `u % N`. Space beyond the
+/// smallest device's size is unused on the others.
 #[derive(Debug)]
 pub struct Stripe {
     devices: Vec<DeviceRef>,
@@ -43,8 +43,8 @@ pub struct Stripe {
     counters: Counters,
 }
 
-/// The part of a request that one device serves: one contiguous range there, made of pieces
-/// `(first byte in the request, length)`.
+/// The part of a request that one device serves: one contiguous range there, made of pieces `(first byte in
+/// the request, length)`.
 struct Part {
     device: usize,
     offset: u64,
@@ -61,7 +61,7 @@ impl Stripe {
     /// A stripe over `devices` in units of `unit` bytes.
     ///
     /// # Errors
-    /// [`StripeError`] says why the devices do not fit.
+    /// A [`StripeError`] when the devices do not fit.
     pub fn new(devices: Vec<DeviceRef>, unit: u64) -> Result<Stripe, StripeError> {
         let sector = devices.iter().map(|device| device.geometry().sector).max();
         let smallest = devices.iter().min_by_key(|device| device.geometry().size);
@@ -79,7 +79,7 @@ impl Stripe {
         Ok(Stripe { devices, unit, geometry, counters: Counters::default() })
     }
 
-    /// Which device serves what of `[offset, offset + len)`.
+    /// The shares of the devices in `[offset, offset + len)`.
     fn split(&self, offset: u64, len: usize) -> Vec<Part> {
         let count = self.devices.len() as u64;
         let mut parts: Vec<Part> = Vec::new();
@@ -156,7 +156,7 @@ fn slice(data: &[Bytes], first: usize, len: usize, into: &mut Vec<Bytes>) {
     }
 }
 
-/// Every outcome is awaited, so that no request is left behind; the first error counts.
+/// Awaits every result, so that no request is left running; returns the first error.
 async fn all<F>(requests: impl Iterator<Item = F>) -> Result<(), DeviceError>
 where
     F: Future<Output = Result<(), DeviceError>>,
@@ -227,8 +227,8 @@ impl Device for Stripe {
         format!("stripe({})", names.join(", "))
     }
 
-    /// The most copies that any member keeps. A member with fewer answers for a copy that it does
-    /// not have with its last one.
+    /// The maximum of the members' copies. A member with fewer copies uses its last one for a number beyond
+    /// them.
     fn copies(&self) -> usize {
         self.devices.iter().map(|device| device.copies()).max().unwrap_or(1)
     }

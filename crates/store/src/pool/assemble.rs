@@ -16,15 +16,15 @@ use crate::chain::{Link, Parts};
 use crate::device::{Access, DeviceError, DeviceRef, Mirror, Partition, Side, Stripe};
 use crate::env::Env;
 
-/// How often, and after what pause, a device that is in use is tried again.
+/// How often a device that is in use is tried again, and the pause before each attempt.
 const TRIES: usize = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A device of the manifest, and what was found there.
+/// A device of the manifest, with the result of opening it.
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) place: Place,
-    /// The place's path as the system knows it.
+    /// The place's path, resolved against the manifest's folder.
     pub(super) path: PathBuf,
     pub(super) found: Result<Slot, PoolError>,
 }
@@ -38,9 +38,9 @@ impl Seat {
 /// A mirror in a volume.
 #[derive(Clone, Debug)]
 pub struct PoolMirror {
-    /// What it is part of.
+    /// Its part of the volume.
     pub role: Role,
-    /// The link, or other group, that it is in.
+    /// The link, or other group, that it belongs to.
     pub group: Uuid,
     /// Its number in the group's stripe.
     pub column: usize,
@@ -60,7 +60,7 @@ impl PoolMirror {
     }
 }
 
-/// A group put together.
+/// The device of a group, assembled from its members.
 #[derive(Debug)]
 pub(super) struct Assembled {
     pub(super) device: DeviceRef,
@@ -68,7 +68,7 @@ pub(super) struct Assembled {
     pub(super) mirrors: Vec<PoolMirror>,
 }
 
-/// A path, what is there, and what opening it gave.
+/// A path, the medium's identity there, and the result of opening it.
 type Opening = (PathBuf, (u64, u64), Result<Opened, PoolError>);
 
 /// Opens every device of the manifest and reads its label.
@@ -89,7 +89,7 @@ pub(super) async fn take_seats(
             None => {
                 let identity = match media.find(&path).await {
                     Ok(Some(found)) => found.identity,
-                    // What cannot be found has no identity, and cannot be found twice.
+                    // A device that cannot be found has no identity, and cannot be found twice.
                     Ok(None) | Err(_) => (u64::MAX, opened.len() as u64),
                 };
                 if let Some((other, ..)) = opened.iter().find(|(_, id, _)| *id == identity) {
@@ -98,7 +98,7 @@ pub(super) async fn take_seats(
                 }
                 let access = if shared { Access::Shared } else { Access::Exclusive };
                 let device = open_when_free(env, media, &path, access, manifest.sector).await;
-                // Somebody else serves this volume: that is no missing device.
+                // If another process serves this volume, its devices are locked, not missing.
                 if let Err(error @ DeviceError::Locked { .. }) = device {
                     return Err(error.into());
                 }
@@ -120,8 +120,8 @@ pub(super) async fn take_seats(
     Ok(seats)
 }
 
-/// The manifest in `folder`, and its devices, which nobody else can change any more: whoever had
-/// them before may have changed the manifest as long as they were not ours.
+/// The manifest in `folder`, and its devices, locked. The manifest is read again after they are locked:
+/// before, another process that had them may have changed it.
 pub(super) async fn take_all(
     env: &Env,
     media: &dyn Media,
@@ -138,7 +138,7 @@ pub(super) async fn take_all(
     }
 }
 
-/// Refuses devices that a newer program has labelled: a mirror must not go on without such a side.
+/// Refuses devices with a newer format: a mirror must not be opened without such a side.
 pub(super) fn refuse_newer(seats: &[Seat]) -> Result<(), PoolError> {
     let newer = seats.iter().find_map(|seat| match &seat.found {
         Err(PoolError::NewerFormat { device, format }) => Some((device.clone(), *format)),
@@ -150,7 +150,8 @@ pub(super) fn refuse_newer(seats: &[Seat]) -> Result<(), PoolError> {
     }
 }
 
-/// Opens a device. Whoever has it open may just have been closed, and lets go of it in a moment.
+/// Opens a device. A process that has just closed it may release its lock a moment later, so a locked device
+/// is tried again.
 async fn open_when_free(
     env: &Env,
     media: &dyn Media,
@@ -167,7 +168,7 @@ async fn open_when_free(
     media.open(path, access, sector).await
 }
 
-/// Finds and locks the slot that a place of the manifest means.
+/// Finds and locks the slot of a place of the manifest.
 async fn find_slot(opened: &Opened, manifest: &Manifest, place: &Place) -> Result<Slot, PoolError> {
     let name = opened.device.name();
     let label = label::find(&*opened.device)
@@ -198,7 +199,7 @@ async fn find_slot(opened: &Opened, manifest: &Manifest, place: &Place) -> Resul
     Ok(Slot { device: opened.device.clone(), number: *number, member: member.clone() })
 }
 
-/// A copy of a device carries its identity too, and is as little a second device.
+/// A copy of a device carries the same identity, so it is refused too.
 fn same_device_twice(seats: &[Seat]) -> Result<(), PoolError> {
     for (number, seat) in seats.iter().enumerate() {
         let Some(slot) = seat.slot() else { continue };
@@ -228,7 +229,7 @@ pub(super) fn groups(seats: &[Seat], role: Role) -> Vec<Uuid> {
     groups
 }
 
-/// Puts a group together from its seats.
+/// Assembles a group from its seats.
 pub(super) async fn assemble(
     env: &Env,
     seats: &[Seat],
@@ -280,8 +281,8 @@ fn missing(part: String, seats: &[&Seat]) -> PoolError {
     PoolError::Missing { part, paths, causes: seats.iter().filter_map(cause).collect() }
 }
 
-/// Makes a mirror of the sides that are there. Those that are not are recorded as out before
-/// anything is written to the others.
+/// Makes a mirror of the sides that are present. Absent sides are recorded as out of sync before anything is
+/// written to the others.
 async fn mirror(
     env: &Env,
     name: &str,
@@ -333,7 +334,7 @@ async fn mirror(
     })
 }
 
-/// A link, and the map area if it lies on it.
+/// A link, with the map area if it lies on the link.
 pub(super) fn split(
     group: Uuid,
     assembled: &Assembled,
@@ -360,8 +361,8 @@ pub(super) struct Put {
     pub(super) warnings: Vec<String>,
 }
 
-/// Puts a volume's parts together from its seats. A link that is not there is left out, with the
-/// error in its place: whether the chain needs it is for its own label to say.
+/// Assembles a volume's parts from its seats. An absent link is left out, with its error in its place: the
+/// chain's own label decides whether it is needed.
 pub(super) async fn put_together(
     env: &Env,
     seats: &[Seat],
@@ -407,7 +408,7 @@ pub(super) async fn put_together(
             absent.push(last);
             map
         }
-        // The map is on a link that is not there.
+        // The map lies on an absent link.
         (None, Some((_, error))) => return Err(error),
         (None, None) => return Err(PoolError::Invalid("volume.toml lists no link".to_owned())),
     };

@@ -1,13 +1,13 @@
-//! Changes of an open volume: larger, smaller, other devices. They are done one at a time.
+//! Changes of an open volume: grow, shrink, replace devices. Only one runs at a time.
 //!
-//! The chain's label says which links there are, each device's label whose it is, and the manifest
-//! where the devices are. Each change goes through them in an order in which a crash leaves either
-//! the old volume or the new one, and at most
+//! The chain's label lists the links, each device's label names its volume, and the manifest says where the
+//! devices are. Each change updates them in an order in which a crash leaves either the old volume or the new
+//! one, and at most
 //!
 //! - leftovers in the manifest, which may carry a label of this volume: the next `open` frees them;
-//! - links in the manifest that the chain does not have: it frees these too;
-//! - a link that is half emptied, or a side that is half rebuilt: it serves, and the same call goes
-//!   on where it ended, or from the start.
+//! - links in the manifest that the chain does not have: `open` frees these too;
+//! - a link that is half emptied, or a side that is half rebuilt: it serves, and the same call resumes where
+//!   it ended, or starts again.
 
 use std::path::{Path, PathBuf};
 
@@ -25,26 +25,26 @@ use crate::device::SideState;
 use crate::tree::{TreeError, catalogue};
 use crate::txn::{Transact, TransactionManager};
 
-/// Called with what is done of a long piece of work, and the whole of it, in one unit.
+/// Progress of a long task: the part that is done, and the whole, in one unit.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
 
-/// How a volume shall grow.
+/// How to grow a volume.
 #[derive(Clone, Debug, Default)]
 pub struct ExtendRequest {
     /// Its new size in bytes.
     pub size: Option<u64>,
     /// A link to be added, before the size is changed.
     pub link: Option<LinkSpec>,
-    /// Whether to write over devices that hold something.
+    /// Whether to overwrite devices that hold something else.
     pub force: bool,
 }
 
-/// How a volume shall shrink.
+/// How to shrink a volume.
 #[derive(Clone, Debug)]
 pub enum ShrinkRequest {
-    /// To this size in bytes. Nothing may be stored beyond.
+    /// To this size in bytes. Nothing may be stored beyond it.
     Size(u64),
-    /// By the link that this device is in.
+    /// By the link that contains this device.
     Link(PathBuf),
 }
 
@@ -52,7 +52,7 @@ fn invalid(why: impl Into<String>) -> PoolError {
     PoolError::Invalid(why.into())
 }
 
-/// Refuses to let a volume end before its partitions do, also where they hold nothing yet.
+/// Refuses to let a volume end before its partitions do, even if they are empty there.
 async fn refuse_cut(volume: &TransactionManager, blocks: u64) -> Result<(), PoolError> {
     if blocks >= Transact::blocks(volume) {
         return Ok(());
@@ -74,10 +74,10 @@ async fn refuse_cut(volume: &TransactionManager, blocks: u64) -> Result<(), Pool
 }
 
 impl Pool {
-    /// Adds a link, or room, or both.
+    /// Adds a link, makes the volume larger, or both.
     ///
     /// # Errors
-    /// As [`super::create`]; a link that could not be added leaves the volume as it was.
+    /// As [`super::create`]; if a link cannot be added, the volume is unchanged.
     pub async fn extend(&self, request: &ExtendRequest) -> Result<(), PoolError> {
         self.refuse_if_read_only()?;
         let mut manifest = self.manifest.lock().await;
@@ -90,11 +90,11 @@ impl Pool {
         }
     }
 
-    /// Takes room or a link away. `progress` counts the blocks that are moved off the link.
+    /// Removes a link or makes the volume smaller. `progress` counts the blocks that are moved off the link.
     ///
     /// # Errors
-    /// [`PoolError::Chain`] when something is stored beyond the new end, or the other links cannot
-    /// hold what the link holds.
+    /// [`PoolError::Chain`] when content lies beyond the new end, or the other links have no room for the
+    /// link's content.
     pub async fn shrink(
         &self,
         request: &ShrinkRequest,
@@ -127,11 +127,12 @@ impl Pool {
         if blocks >= now {
             return Ok(self.chain.resize(blocks).await?);
         }
-        // Before transactions are aborted for it; and again when no more partitions come.
+        // The first check is before transactions are aborted for it; the second when no further partitions
+        // can come.
         refuse_cut(&self.transactions, blocks).await?;
         self.transactions
             .exclusively(async || {
-                // What is read is what is durable.
+                // What the check reads is durable.
                 self.chain.sync(self.chain.now()).await?;
                 let options = self.transactions.options().clone();
                 let quiet = TransactionManager::new(&self.env, self.chain.clone(), options);
@@ -151,15 +152,15 @@ impl Pool {
         found.map(|member| member.place.clone()).ok_or(PoolError::NoMember { device })
     }
 
-    /// Runs `look` on a slot of a group, if any of its devices is there.
+    /// Applies `look` to a slot of a group, if any of its devices is present.
     fn model(&self, role: Role, group: Uuid) -> Option<format::Member> {
         let members = self.members.lock();
         let of_group = members.iter().filter(|m| m.place.role == role && m.place.group == group);
         of_group.filter_map(|member| member.slot.as_ref()).map(|slot| slot.member.clone()).next()
     }
 
-    /// The manifest, as leftovers; labels; the manifest; then the chain. Until the chain knows the
-    /// link, it is one that `open` frees.
+    /// The order is: leftovers in the manifest; labels; the manifest; the chain's label. Until the chain has
+    /// the link, `open` frees it.
     async fn add_link(
         &self,
         manifest: &mut Manifest,
@@ -212,7 +213,7 @@ impl Pool {
         self.mirrors.lock().extend(assembled.mirrors);
         self.members.lock().extend(held);
         match new.replaces {
-            // The map has room for one of the two only.
+            // The map has room for only one of the two.
             Some((old, progress)) if !self.chain.can_add(&link) => {
                 Ok(self.chain.replace_link(old, link, progress).await?)
             }
@@ -220,7 +221,7 @@ impl Pool {
         }
     }
 
-    /// Fails when the chain refuses writes: what its devices hold is then unknown.
+    /// Fails when the chain refuses writes: the content of its devices is then unknown.
     fn check_writable(&self) -> Result<(), PoolError> {
         match self.chain.status().poisoned {
             Some(why) => Err(crate::block::StoreError::Poisoned(why.into()).into()),
@@ -235,8 +236,8 @@ impl Pool {
     }
 
     async fn undo_link(&self, manifest: &mut Manifest, group: Uuid, made: Vec<PathBuf>) {
-        // A failure that came as the chain's label was written, or after, leaves the link in the
-        // chain, or may have. Only who opens the volume next can tell.
+        // If the failure came while the chain's label was written, or later, the link may be in the chain.
+        // Only the next opening can tell.
         let is_in = self.chain.label().links.iter().any(|link| link.id == *group.as_bytes());
         if is_in || self.check_writable().is_err() {
             return;
@@ -248,7 +249,7 @@ impl Pool {
         self.undo(manifest, forgotten, made).await;
     }
 
-    /// Frees what is left over, and removes the files that were made.
+    /// Frees the leftovers, and removes the files that were made.
     async fn undo(
         &self,
         manifest: &mut Manifest,
@@ -282,14 +283,14 @@ impl Pool {
         prepare::refuse_same(&*self.media, all.iter()).await
     }
 
-    /// Opens the devices at `places`, and locks what is the volume's on them.
+    /// Opens the devices at `places`, and locks the volume's slots on them.
     async fn seats(&self, manifest: &Manifest, places: Vec<Place>) -> Result<Vec<Seat>, PoolError> {
         let part = Manifest { devices: places, ..manifest.clone() };
         take_seats(&self.env, &*self.media, &self.folder, &part).await
     }
 
-    /// The chain first, then the labels, then the manifest: what the chain does not have, and the
-    /// manifest still lists, `open` frees.
+    /// The order is: the chain's label, device labels, the manifest. `open` frees a link that the manifest
+    /// lists and the chain does not have.
     async fn remove_link(
         &self,
         manifest: &mut Manifest,
@@ -310,8 +311,8 @@ impl Pool {
         self.forget_group(manifest, role, group).await
     }
 
-    /// Frees the slots of a group that the chain does not have, and forgets its devices. Those that
-    /// cannot be freed are left over.
+    /// Frees the slots of a group that the chain does not have, and removes its devices from the manifest.
+    /// Devices that cannot be freed are listed as leftovers.
     async fn forget_group(
         &self,
         manifest: &mut Manifest,
@@ -339,8 +340,8 @@ impl Pool {
         manifest.write(&*self.media, &self.folder).await
     }
 
-    /// Puts the device at `new` in the place of the member at `old`, and makes it hold what that
-    /// held: `progress` counts bytes of a mirror, or blocks of a link.
+    /// Replaces the member at `old` by the device at `new`, and copies the member's content there: `progress`
+    /// counts bytes of a mirror, or blocks of a link.
     ///
     /// # Errors
     /// [`PoolError::Invalid`] when this member cannot be replaced; as [`super::create`] for `new`.
@@ -364,7 +365,7 @@ impl Pool {
         match model {
             Some(model) if member.role == Role::Link && model.columns == 1 => {
                 if model.map_bytes > 0 {
-                    // Said before a device is added in vain.
+                    // Checked before a device is added in vain.
                     return self.remove_link(&mut manifest, &member, progress).await;
                 }
                 if !self.is_taking_over(&manifest, &new.path, member.group) {
@@ -394,17 +395,16 @@ impl Pool {
         mirrors.iter().find(|mirror| mirror.holds(place)).cloned()
     }
 
-    /// Whether the device at `path` was added in place of the link `group`, in a call that was cut
-    /// short.
+    /// Whether the device at `path` was added to replace the link `group`, by a call that did not finish.
     fn is_taking_over(&self, manifest: &Manifest, path: &Path, group: Uuid) -> bool {
         let place = self.member(path).ok();
         let place = place.and_then(|new| manifest.devices.iter().find(|p| p.is_for_same(&new)));
         place.is_some_and(|place| place.replaces == Some(group))
     }
 
-    /// The new device gets its label, as a side that never was in sync; the old one is put out on
-    /// record; then the manifest changes. A crash before leaves the old side, in sync or stale; a
-    /// crash afterwards the new one, stale. The other of the two is left over, and `open` frees it.
+    /// The new device gets its label, as a side that was never in sync; the old one is recorded as out of
+    /// sync; then the manifest changes. A crash before that leaves the old side, in sync or stale; a crash
+    /// after it, the new one, stale. The other device is a leftover, which `open` frees.
     async fn replace_side(
         &self,
         manifest: &mut Manifest,
@@ -441,7 +441,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees a device that nobody lists any more but as left over.
+    /// Frees a device that is listed only as a leftover.
     async fn free_replaced(&self, manifest: &mut Manifest, gone: Option<Member>) {
         let Some(gone) = gone else { return };
         let place = gone.place.clone();
@@ -458,7 +458,7 @@ impl Pool {
         }
     }
 
-    /// Labels the new side, puts the old one out, and lists the new one in its place.
+    /// Labels the new side, records the old one as out of sync, and replaces it in the manifest.
     async fn list_side(
         &self,
         manifest: &mut Manifest,
@@ -526,12 +526,12 @@ impl Pool {
         Some(members.remove(number))
     }
 
-    /// Makes the sides that missed writes equal to the others, one after the other: those that are
-    /// there, and all of them if `only` names none. `progress` counts bytes of a mirror.
+    /// Rebuilds the sides that missed writes, one after the other: all that are present, or the one at
+    /// `only`. `progress` counts bytes of a mirror.
     ///
     /// # Errors
-    /// [`PoolError::NoMember`] when `only` is no side of a mirror; [`PoolError::Mirror`] when it is
-    /// in sync or not there, or a device fails.
+    /// [`PoolError::NoMember`] when `only` is not a side of a mirror; [`PoolError::Mirror`] when it is in
+    /// sync or missing, or a device fails.
     pub async fn rebuild(
         &self,
         only: Option<&Path>,
@@ -587,9 +587,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees what a change that was cut short left: links that the manifest lists and the chain does
-    /// not have, and devices that may carry a label and are not listed. What cannot be freed now is
-    /// tried again the next time; it keeps nobody from using the volume.
+    /// Frees the leftovers of a change that did not finish: links that the manifest lists and the chain does
+    /// not have, and unlisted devices that may carry a label. If one cannot be freed now, the next opening
+    /// tries again; the volume can be used meanwhile.
     pub(super) async fn free_leftovers(&self) {
         let links: Vec<Uuid> =
             self.chain.label().links.iter().map(|link| Uuid::from_bytes(link.id)).collect();
@@ -604,15 +604,15 @@ impl Pool {
             tracing::warn!(volume = self.name, link = %group, "freeing a link left over by a crash");
             let forgotten = self.forget_group(&mut manifest, Role::Link, group).await;
             if let Err(error) = forgotten {
-                tracing::warn!(volume = self.name, %error, "it is still listed");
+                tracing::warn!(volume = self.name, %error, "the link could not be freed");
             }
         }
         if let Err(error) = self.clear_leftovers(&mut manifest).await {
-            tracing::warn!(volume = self.name, %error, "what is left over is still listed");
+            tracing::warn!(volume = self.name, %error, "leftover devices could not be freed");
         }
     }
 
-    /// Frees the leftovers that can be freed, and forgets those that are none.
+    /// Frees the leftovers that can be freed, and drops those that are not leftovers.
     async fn clear_leftovers(&self, manifest: &mut Manifest) -> Result<(), PoolError> {
         if manifest.leftovers.is_empty() {
             return Ok(());
@@ -632,7 +632,7 @@ impl Pool {
         manifest.write(&*self.media, &self.folder).await
     }
 
-    /// Frees what the volume has at `place`, if anything.
+    /// Frees the volume's slots on the device at `place`, if there are any.
     async fn free_place(&self, manifest: &Manifest, place: &Place) -> Result<(), PoolError> {
         let path = self.folder.join(&place.path);
         let found = self.media.find(&path).await;
@@ -643,7 +643,7 @@ impl Pool {
             match &seat.found {
                 Ok(_) => destroy::free(&self.env, &*self.media, seat, self.sector).await?,
                 Err(PoolError::Device(error)) => return Err(error.clone().into()),
-                // It is somebody else's, or nobody's.
+                // It belongs to another volume, or to none.
                 Err(_) => {}
             }
         }
@@ -655,12 +655,12 @@ impl Pool {
 struct NewLink<'a> {
     link: &'a LinkSpec,
     group: Uuid,
-    /// The link that it is for, and who is told of blocks copied.
+    /// The link that it replaces, if any, and the callback for blocks copied.
     replaces: Option<(Uuid, Progress<'a>)>,
     force: bool,
 }
 
-/// A side of a mirror that is to be replaced, and by what.
+/// A side of a mirror and its replacement.
 struct NewSide<'a> {
     mirror: &'a PoolMirror,
     old: &'a Place,

@@ -1,9 +1,9 @@
 //! Making a volume.
 //!
-//! 1. Everything is looked at, and refused if anything does not fit. Nothing has been changed.
-//! 2. Missing files are made. A crash leaves files without content.
-//! 3. The manifest is written, as unfinished: from here on a crash leaves a volume that `open`
-//!    refuses and `destroy` undoes, with the room that it took on shared devices.
+//! 1. Everything is checked, and refused if it does not fit. Nothing has been changed.
+//! 2. Missing files are made. A crash leaves empty files.
+//! 3. The manifest is written, as unfinished: from here on a crash leaves a volume that `open` refuses and
+//!    `destroy` undoes, with the space that it took on shared devices.
 //! 4. Labels are written, shared devices first, then the chain's own.
 //! 5. The manifest is written as ready.
 
@@ -26,10 +26,10 @@ use crate::block::BLOCK_SIZE;
 use crate::chain::{Chain, Create};
 use crate::env::Env;
 
-/// Room for a cache that is a file without a size.
+/// Size of a file for a cache, if none is given.
 const SMALLEST_CACHE: u64 = 4 << 20;
 
-/// The sizes that a volume gets from its devices.
+/// The sizes of a volume, computed from its devices.
 struct Plan {
     /// Bytes of each link's extents.
     links: Vec<u64>,
@@ -38,11 +38,11 @@ struct Plan {
     map_bytes: u64,
 }
 
-/// Makes the volume `new` from the devices that it names, with its manifest in `folder`. `progress`
-/// counts its devices: once as they are there, and once as they are labelled.
+/// Makes the volume `new` from its devices, with its manifest in `folder`. `progress` counts each device
+/// twice: when it is found or made, and when it is labelled.
 ///
 /// # Errors
-/// Says what to do next; whatever was made is undone.
+/// A [`PoolError`] with the next step; all changes are undone.
 pub async fn create_on(
     env: &Env,
     media: &dyn Media,
@@ -65,10 +65,10 @@ pub async fn create_on(
     result
 }
 
-/// Parts of a step, so that a long one shows how far it is.
+/// A step counts as this many units, so that a long step shows progress.
 const STEP: u64 = 1000;
 
-/// How much of the making of a volume is done.
+/// The progress of making a volume.
 struct Steps<'a> {
     done: AtomicU64,
     total: u64,
@@ -76,7 +76,7 @@ struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// Each device is made or found, and labelled.
+    /// Each device is made or found, and then labelled.
     fn of(new: &NewVolume, progress: Progress<'a>) -> Steps<'a> {
         let links: usize = new.links.iter().map(|link| link.devices().count()).sum();
         let caches = [&new.cache, &new.body_cache].into_iter().flatten().count();
@@ -88,7 +88,7 @@ impl<'a> Steps<'a> {
         (self.progress)(self.done.fetch_add(STEP, Ordering::Relaxed) + STEP, self.total);
     }
 
-    /// A share of the next one is done.
+    /// Part of the next step is done.
     fn within(&self, share: f64) {
         let part = (share * STEP as f64) as u64;
         (self.progress)(self.done.load(Ordering::Relaxed) + part, self.total);
@@ -98,7 +98,7 @@ impl<'a> Steps<'a> {
 async fn undo(env: &Env, media: &dyn Media, folder: &Path, made: &[PathBuf]) {
     match destroy::destroy_on(env, media, folder).await {
         Ok(()) | Err(PoolError::NoVolume { .. }) => {}
-        Err(error) => tracing::warn!(%error, "a volume was left half made"),
+        Err(error) => tracing::warn!(%error, "an unfinished volume was left behind"),
     }
     for path in made {
         if let Err(error) = media.remove(path).await {
@@ -187,7 +187,7 @@ async fn make_chain(
 
 fn all_devices(new: &NewVolume) -> impl Iterator<Item = &DeviceSpec> {
     let caches = [&new.cache, &new.body_cache].into_iter().flatten().map(|cache| &cache.device);
-    // The two caches may be on one device, and so may the map; no two links are.
+    // The two caches may be on one device, and so may the map; two links may not.
     let mut paths: Vec<&DeviceSpec> = Vec::new();
     for device in new.map.iter().chain(caches) {
         if !paths.iter().any(|other| other.path == device.path) {
@@ -250,7 +250,7 @@ pub(super) fn check_link(link: &LinkSpec) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Bytes of a link whose columns have `extent` bytes each.
+/// The size of a link whose columns have `extent` bytes each.
 fn link_bytes(link: &LinkSpec, extent: u64) -> u64 {
     match link.columns.len() as u64 {
         1 => extent,
@@ -277,7 +277,7 @@ fn plan(new: &NewVolume, links: Vec<u64>) -> Result<Plan, PoolError> {
     Ok(Plan { links, segment_blocks: per, max_segments, map_bytes })
 }
 
-/// Every extent that the volume takes, each with its place in the manifest.
+/// Every extent of the volume, with its place in the manifest.
 fn claims(
     env: &Env,
     folder: &Path,

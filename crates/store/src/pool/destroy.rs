@@ -1,5 +1,5 @@
-//! Destroying a volume: the manifest says so first, then labels are wiped, then the manifest goes.
-//! A crash in between leaves an unfinished volume, which can be destroyed again.
+//! Destroying a volume: the manifest is marked unfinished, then labels are wiped, then the manifest is
+//! removed. A crash in between leaves an unfinished volume, which can be destroyed again.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use super::media::Media;
 use super::prepare::lock_directory;
 use crate::env::Env;
 
-/// Wipes the labels of the volume in `folder`, and removes its manifest. Files are left where they
-/// are. Devices that are not there are skipped, with a warning.
+/// Wipes the labels of the volume in `folder`, and removes its manifest. Files are left where they are.
+/// Missing devices are skipped, with a warning.
 ///
 /// # Errors
 /// [`crate::device::DeviceError::Locked`] while the volume is open.
@@ -29,7 +29,7 @@ pub async fn destroy_on(env: &Env, media: &dyn Media, folder: &Path) -> Result<(
     Manifest::remove(media, folder).await
 }
 
-/// Frees a member's slot, and wipes the label of a device that then belongs to nobody.
+/// Frees a member's slot, and wipes the label of a device that then has no owner.
 pub(super) async fn free(
     env: &Env,
     media: &dyn Media,

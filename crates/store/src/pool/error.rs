@@ -1,4 +1,4 @@
-//! What can go wrong with a volume's devices.
+//! Errors of a volume's devices.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::block::StoreError;
 use crate::chain::ChainError;
 use crate::device::{DeviceError, MirrorError, StripeError};
 
-/// What can go wrong when a volume is made, opened, changed or destroyed.
+/// Why a volume cannot be made, opened, changed or destroyed.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The folder holds no volume.
+    /// The folder has no volume.
     #[error("no volume in {}: there is no {}; name a volume's folder, or create one there",
         folder.display(), super::manifest::FILE)]
     NoVolume {
@@ -30,7 +30,7 @@ pub enum PoolError {
     Manifest {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         detail: String,
     },
     /// A crash came while the volume was being made or destroyed.
@@ -42,7 +42,7 @@ pub enum PoolError {
         /// The folder.
         folder: PathBuf,
     },
-    /// The request makes no sense.
+    /// The request is invalid; the text says why.
     #[error("{0}")]
     Invalid(String),
     /// A device holds no label.
@@ -92,14 +92,14 @@ pub enum PoolError {
         /// What was found.
         what: &'static str,
     },
-    /// A device cannot be shared in this way.
+    /// A device is in use in a way that excludes sharing.
     #[error("{device} {is}; {do_what}")]
     Sharing {
         /// The device's path.
         device: String,
-        /// What it is.
+        /// Its present use.
         is: &'static str,
-        /// What to do.
+        /// The next step.
         do_what: &'static str,
     },
     /// The same device is named twice.
@@ -120,7 +120,7 @@ pub enum PoolError {
         /// Bytes that it has.
         have: u64,
     },
-    /// A device shared by several volumes has no room left.
+    /// A device shared by several volumes has no space left.
     #[error(
         "{device} has no {need} contiguous bytes left (at most {have}); name another device, \
         or ask for less"
@@ -130,18 +130,18 @@ pub enum PoolError {
         device: String,
         /// Bytes needed.
         need: u64,
-        /// The largest gap.
+        /// The largest free gap in bytes.
         have: u64,
     },
     /// Every copy of a part of the volume is missing.
     #[error("{part} is missing ({}): {}; attach it, or correct its path in volume.toml",
         paths.join(", "), causes.join("; "))]
     Missing {
-        /// Which part.
+        /// The part.
         part: String,
-        /// Where its devices were.
+        /// The paths of its devices.
         paths: Vec<String>,
-        /// Why each could not be used.
+        /// Why each cannot be used.
         causes: Vec<String>,
     },
     /// Sides of a mirror were used without each other.
@@ -155,7 +155,7 @@ pub enum PoolError {
         /// The other.
         second: String,
     },
-    /// No member has this path.
+    /// No member of the volume has this path.
     #[error("{device} is no member of the volume; `status` lists them")]
     NoMember {
         /// The path.
@@ -164,27 +164,27 @@ pub enum PoolError {
     /// The volume has no snapshot of this name.
     #[error("there is no snapshot called {0}; `snapshot list` names them")]
     NoSnapshot(String),
-    /// The chain refused.
+    /// The chain's error.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// The store refused.
+    /// The store's error.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A mirror refused.
+    /// A mirror's error.
     #[error(transparent)]
     Mirror(#[from] MirrorError),
-    /// A stripe refused.
+    /// A stripe's error.
     #[error(transparent)]
     Stripe(#[from] StripeError),
-    /// A device failed.
+    /// A device's error.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: Arc<std::io::Error>,
     },
 }

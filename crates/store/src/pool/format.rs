@@ -1,4 +1,4 @@
-//! What the first MiB of a member device holds, byte for byte.
+//! The first MiB of a member device, byte for byte.
 //!
 //! ```text
 //! 0        header, twice: whose device this is      (2 × 4 KiB)
@@ -7,20 +7,19 @@
 //! 1 MiB    extents
 //! ```
 //!
-//! Header and slots are structures of one 512-byte sector, at the start of a page of 4 KiB, so that
-//! no device writes them in part and none touches a neighbour. Each is written to both of its pages
-//! in one request; of two that are whole, the one with the higher sequence counts. A free slot is
-//! zeros.
+//! Header and slots are structures of one 512-byte sector, each at the start of a page of 4 KiB, so that no
+//! device writes one in part and no write touches a neighbour. Each is written to both of its pages in one
+//! request; if both are valid, the one with the higher sequence counts. A free slot is all zeros.
 //!
-//! A slot has one owner, the volume that it names, and only it changes the slot: the volumes that
-//! share a device need an agreement (a lock) to take a free slot, and none afterwards.
+//! Only a slot's owner, the volume that it names, changes the slot. The volumes that share a device need a
+//! lock to take a free slot, but none to change their own.
 
 use crate::checksum::crc32c;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of every structure here; readers refuse a higher one.
+/// Version of every structure here; a reader refuses a higher one.
 pub const FORMAT_VERSION: u32 = 1;
 /// Bytes in each copy of a header or slot.
 pub const COPY: u64 = 4096;
@@ -45,7 +44,7 @@ pub const fn slot_offset(slot: usize) -> u64 {
     PAIR * (1 + slot as u64)
 }
 
-/// Who may have extents on a device.
+/// Which volumes may have extents on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// One volume.
@@ -61,15 +60,15 @@ pub struct Header {
     pub sequence: u64,
     /// The device's identity.
     pub device: Uuid,
-    /// Who may have extents on it.
+    /// Which volumes may have extents on it.
     pub sharing: Sharing,
     /// Its size in bytes when it was labelled.
     pub size: u64,
-    /// When it was labelled, seconds since 1970.
+    /// The time when it was labelled, in seconds since 1970.
     pub created: u64,
 }
 
-/// What an extent is for.
+/// The use of an extent.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
@@ -102,48 +101,48 @@ impl Role {
 pub struct Member {
     /// Higher in each copy that is written.
     pub sequence: u64,
-    /// The device that the slot is on: exposes a slot that was copied from elsewhere.
+    /// The identity of the slot's device: exposes a slot that was copied from another device.
     pub device: Uuid,
     /// The volume that owns the extent.
     pub volume: Uuid,
     /// The volume's name, for messages, at most [`NAME`] bytes.
     pub name: String,
-    /// What the extent is for.
+    /// The use of the extent.
     pub role: Role,
-    /// The link's identity; for other roles, one of their own.
+    /// The link's identity; other roles have one of their own.
     pub group: Uuid,
-    /// Devices that the group is striped over.
+    /// The number of columns of the group's stripe.
     pub columns: u8,
-    /// This one's number among them.
+    /// This extent's column.
     pub column: u8,
-    /// Copies of each column.
+    /// The number of sides of each column.
     pub sides: u8,
-    /// This one's number among them.
+    /// This extent's side.
     pub side: u8,
-    /// Bytes that the stripe puts on one column before it goes on to the next.
+    /// Bytes of the stripe's unit: so many go to one column before the next.
     pub unit: u32,
-    /// The sector in bytes with which the volume was made, 0 for the device's own.
+    /// The sector in bytes that the volume was made with, or 0 for the device's own.
     pub sector: u32,
     /// First byte of the extent.
     pub start: u64,
     /// Its length in bytes.
     pub length: u64,
-    /// Bytes at the start of the group that hold the map area instead of segments.
+    /// Bytes at the start of the group that hold the map area; the rest holds segments.
     pub map_bytes: u64,
-    /// Changes of who is in sync, among the sides of the column. The highest is the truth.
+    /// The number of changes of the set of sides in sync, in this column. The highest counts.
     pub events: u64,
     /// The sides that were in sync after the last change, one bit each.
     pub in_sync: u64,
 }
 
-/// Why bytes are no header or slot.
+/// Why bytes are not a valid header or slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// There is none.
+    /// They are empty.
     None,
-    /// There is one, and it is damaged.
+    /// They are damaged.
     Damaged,
-    /// It was written by a newer program.
+    /// A newer program wrote them.
     Newer(u32),
 }
 
@@ -192,10 +191,10 @@ struct StoredMember {
 const _: () = assert!(size_of::<StoredHeader>() == RECORD);
 const _: () = assert!(size_of::<StoredMember>() == RECORD);
 
-/// Bytes before those that a checksum covers.
+/// The number of bytes before those that a checksum covers.
 const CHECKED_FROM: usize = 16;
 
-/// Checks what every structure begins with.
+/// Checks the fields that every structure begins with.
 fn check(bytes: &[u8], magic: [u8; 8]) -> Result<(), Fault> {
     let record = bytes.get(..RECORD).ok_or(Fault::None)?;
     if record[..8] != magic {
@@ -212,7 +211,7 @@ fn check(bytes: &[u8], magic: [u8; 8]) -> Result<(), Fault> {
 }
 
 impl Header {
-    /// The stored form.
+    /// The encoded form.
     pub fn encode(&self) -> [u8; RECORD] {
         let mut stored = StoredHeader {
             magic: HEADER_MAGIC,
@@ -233,7 +232,7 @@ impl Header {
     /// Decodes a header.
     ///
     /// # Errors
-    /// [`Fault`] says what is wrong with it.
+    /// A [`Fault`].
     pub fn decode(bytes: &[u8]) -> Result<Header, Fault> {
         check(bytes, HEADER_MAGIC)?;
         let (stored, _) = StoredHeader::read_from_prefix(bytes).map_err(|_| Fault::None)?;
@@ -252,7 +251,7 @@ impl Header {
 }
 
 impl Member {
-    /// The stored form.
+    /// The encoded form.
     pub fn encode(&self) -> [u8; RECORD] {
         let mut name = [0; NAME];
         let len = self.name.len().min(NAME);
@@ -288,7 +287,7 @@ impl Member {
     /// Decodes a slot.
     ///
     /// # Errors
-    /// [`Fault`] says what is wrong with it; [`Fault::None`] when it is free.
+    /// A [`Fault`]; [`Fault::None`] when the slot is free.
     pub fn decode(bytes: &[u8]) -> Result<Member, Fault> {
         check(bytes, MEMBER_MAGIC)?;
         let (stored, _) = StoredMember::read_from_prefix(bytes).map_err(|_| Fault::None)?;
@@ -324,7 +323,7 @@ impl Member {
         }
     }
 
-    /// Refuses numbers that no label of ours has, so that no arithmetic on them can overflow.
+    /// Refuses numbers that no valid label has, so that arithmetic on them cannot overflow.
     fn is_plausible(&self) -> bool {
         let most = 1 << 60;
         self.column < self.columns

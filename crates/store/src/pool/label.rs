@@ -9,18 +9,18 @@ use super::format::{
 use crate::device::{AlignedBuf, Device, DeviceError, DeviceRef, Purpose};
 use crate::env::Env;
 
-/// What the start of a device says.
+/// The label at the start of a device.
 #[derive(Debug)]
 pub(super) struct Label {
     pub(super) header: Header,
     /// The slots in use, with their numbers.
     pub(super) members: Vec<(usize, Member)>,
-    /// Slots whose both copies are damaged: what they own is not known.
+    /// Slots with two damaged copies: their extents are unknown.
     pub(super) damaged: usize,
 }
 
 impl Label {
-    /// The members that others than `own` have.
+    /// The members of volumes other than `own`.
     pub(super) fn others(&self, own: Option<uuid::Uuid>) -> impl Iterator<Item = &Member> {
         let members = self.members.iter().map(|(_, member)| member);
         members.filter(move |member| Some(member.volume) != own)
@@ -32,7 +32,7 @@ impl Label {
     }
 }
 
-/// The whole copy with the higher sequence, else the more telling fault.
+/// The valid copy with the higher sequence, or else the more specific fault.
 fn newest<T>(
     bytes: &[u8],
     decode: impl Fn(&[u8]) -> Result<T, Fault>,
@@ -82,7 +82,7 @@ pub(super) async fn find(device: &dyn Device) -> Result<Option<Label>, PoolError
     Ok(Some(label))
 }
 
-/// The bytes before the extents. A bad sector there costs the structures that it is in, not all.
+/// Reads the bytes before the extents. A bad sector there costs only the structures in it.
 async fn read_start(device: &dyn Device) -> Result<Vec<u8>, PoolError> {
     if let Ok(bytes) = device.read(0, DATA_START as usize, Purpose::Label).await {
         return Ok(bytes.to_vec());
@@ -104,7 +104,7 @@ async fn read_start(device: &dyn Device) -> Result<Vec<u8>, PoolError> {
     }
 }
 
-/// Writes both copies in one request, durably: a crash leaves the old or the new in each.
+/// Writes both copies in one request, durably: after a crash each is the old one or the new one.
 async fn write_pair(
     device: &DeviceRef,
     offset: u64,
@@ -117,9 +117,9 @@ async fn write_pair(
     device.flush(Purpose::Label).await
 }
 
-/// Writes a header without slots over whatever the start of the device held.
+/// Writes a header without slots over the start of the device.
 ///
-/// A crash in between leaves a device that holds nothing.
+/// A crash in between leaves a device without a label.
 pub(super) async fn format(
     env: &Env,
     device: &DeviceRef,
@@ -139,7 +139,7 @@ pub(super) async fn format(
     Ok(header)
 }
 
-/// Wipes the header, and with it the whole label.
+/// Wipes the header, which makes the whole label invalid.
 pub(super) async fn wipe(device: &DeviceRef) -> Result<(), DeviceError> {
     write_pair(device, 0, &[0; RECORD]).await
 }

@@ -1,5 +1,5 @@
-//! The manifest: where a volume's devices are. What they are stands on themselves, in their labels;
-//! the rest of each line is there for messages about a device that cannot be read.
+//! The manifest: the paths of a volume's devices. The labels on the devices have all other facts; the
+//! manifest's copies of these serve messages about a device that cannot be read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,23 +20,23 @@ pub const FILE: &str = "volume.toml";
 const NEW: &str = "volume.toml.new";
 const VERSION: u32 = 1;
 
-/// Whether the volume can be used.
+/// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
-    /// It is being made, or destroyed: its devices may or may not have labels.
+    /// It is being made or destroyed: its devices may or may not have labels.
     Unfinished,
-    /// It can.
+    /// It can be used.
     Ready,
 }
 
-/// What every version of the manifest says.
+/// The field that every version of the manifest has.
 #[derive(Deserialize)]
 struct Format {
     format: u32,
 }
 
-/// Where a volume's devices are.
+/// The paths of a volume's devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of this file.
@@ -45,27 +45,27 @@ pub struct Manifest {
     pub volume: Uuid,
     /// Its name.
     pub name: String,
-    /// Whether it can be used.
+    /// The volume's state.
     pub stage: Stage,
-    /// The sector in bytes that its devices are opened with, instead of their own.
+    /// The sector in bytes that its devices are opened with, if not their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sector: Option<u32>,
-    /// How it is opened, unless whoever opens it says otherwise.
+    /// The settings for opening it; they override an opening's options.
     #[serde(default, skip_serializing_if = "Settings::is_empty")]
     pub settings: Settings,
-    /// The devices; one that serves two roles is there twice.
+    /// The devices; one that serves two roles is listed twice.
     #[serde(rename = "device", default)]
     pub devices: Vec<Place>,
-    /// Devices that may carry a label of the volume without being in it, while a change is under
-    /// way: after a crash, `open` frees them.
+    /// Devices that may carry a label of the volume without being part of it, while a change is in progress:
+    /// after a crash, `open` frees them.
     #[serde(rename = "leftover", default, skip_serializing_if = "Vec::is_empty")]
     pub leftovers: Vec<Place>,
 }
 
-/// How a volume is opened. What is not set is left to the program.
+/// The settings for opening a volume. `None` leaves the choice to the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Whether the second sides of mirrors rest while they are in the body.
+    /// Whether the second sides of mirrors spin down while they are in the body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<bool>,
     /// RAM of the tail cache in bytes.
@@ -74,23 +74,23 @@ pub struct Settings {
     /// RAM of the body cache in bytes; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body_ram_cache: Option<u64>,
-    /// Milliseconds that a read at the tail's drive may wait for others to go with it.
+    /// How many milliseconds a read at the tail's drive may wait for others to go with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail_read_wait: Option<u32>,
-    /// Seconds after which a transaction that does nothing is aborted.
+    /// Seconds after which an idle transaction is aborted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction_idle: Option<u32>,
 }
 
 impl Settings {
-    /// The least RAM of a tail cache in bytes.
+    /// The minimum RAM of a tail cache in bytes.
     pub const LEAST_RAM: u64 = 1 << 20;
 
     fn is_empty(&self) -> bool {
         *self == Settings::default()
     }
 
-    /// These settings, with those of `newer` that are set in their place.
+    /// These settings, overridden by those that are `Some` in `newer`.
     pub(super) fn changed_by(self, newer: Settings) -> Settings {
         Settings {
             standby: newer.standby.or(self.standby),
@@ -109,12 +109,12 @@ impl Settings {
             return refuse("the tail cache needs 1 MiB of RAM or more");
         }
         match self.transaction_idle {
-            Some(0) => refuse("a transaction has a second or more to do something"),
+            Some(0) => refuse("a transaction may be idle for at least a second"),
             _ => Ok(()),
         }
     }
 
-    /// `options` with these settings over them.
+    /// `options`, overridden by these settings.
     pub(super) fn over(&self, options: &OpenOptions) -> OpenOptions {
         let mut options = options.clone();
         let blocks = |bytes: u64| usize::try_from(bytes / BLOCK_SIZE as u64).unwrap_or(usize::MAX);
@@ -131,14 +131,14 @@ impl Settings {
     }
 }
 
-/// Where one device is, and what for.
+/// The path of one device, and its role.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Its path, in the volume's folder unless it is absolute.
+    /// Its path; relative to the volume's folder, or absolute.
     pub path: PathBuf,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
-    /// The link, or other group, that it is in.
+    /// The link, or other group, that it belongs to.
     pub group: Uuid,
     /// Its number in a stripe.
     #[serde(default)]
@@ -146,13 +146,13 @@ pub struct Place {
     /// Its number in a mirror.
     #[serde(default)]
     pub side: u8,
-    /// The link that leaves the chain for this one to take its place.
+    /// The link that this one replaces; it leaves the chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<Uuid>,
 }
 
 impl Place {
-    /// Whether `other` is for the same part of the volume, wherever it is.
+    /// Whether `other` is for the same part of the volume, at any path.
     pub(super) fn is_for_same(&self, other: &Place) -> bool {
         let part = |place: &Place| (place.role, place.group, place.column, place.side);
         part(self) == part(other)
@@ -183,7 +183,7 @@ impl Manifest {
             path: path.clone(),
             detail: error.message().to_owned(),
         };
-        // Of a newer one, nothing else need be as it is here.
+        // In a newer manifest, any other field may differ.
         let Format { format } = toml::from_str(&text).map_err(damaged)?;
         match format {
             0..=VERSION => toml::from_str(&text).map_err(damaged),
@@ -212,7 +212,8 @@ impl Manifest {
     }
 }
 
-/// The new text is durable beside the old before it takes its name: a crash leaves either.
+/// The new text is durable under another name before it is renamed: after a crash the manifest is the old one
+/// or the new one.
 async fn replace(media: &dyn Media, folder: &Path, text: &str) -> io::Result<()> {
     let (new, path) = (folder.join(NEW), folder.join(FILE));
     media.write_text(&new, text).await?;
@@ -221,14 +222,14 @@ async fn replace(media: &dyn Media, folder: &Path, text: &str) -> io::Result<()>
     media.sync_folder(folder).await
 }
 
-/// `path` as it stands in the manifest of `folder`: a folder can then be moved with what is in it.
+/// `path` as the manifest of `folder` stores it: relative if it is inside, so that the folder can be moved.
 pub(super) fn to_stored(folder: &Path, path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     absolute.strip_prefix(&folder).map_or(absolute.clone(), Path::to_owned)
 }
 
-/// A path of the manifest of `folder` as the system knows it.
+/// A path of the manifest of `folder`, resolved.
 pub(super) fn from_stored(folder: &Path, path: &Path) -> PathBuf {
     folder.join(path)
 }

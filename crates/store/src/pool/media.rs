@@ -1,4 +1,4 @@
-//! How paths become devices: files and block devices, or what a test puts in their place.
+//! Finds and opens devices by path: files and block devices, or a test's replacement for them.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -10,10 +10,10 @@ use async_trait::async_trait;
 
 use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions, Operation, Overlay};
 
-/// What is at a path.
+/// The result of a look-up of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Equal for two paths of one device.
+    /// Equal for two paths of the same device.
     pub identity: (u64, u64),
     /// Whether it is a block device.
     pub is_block_device: bool,
@@ -24,7 +24,7 @@ pub struct Found {
 pub struct Opened {
     /// The whole device.
     pub device: DeviceRef,
-    /// Who keeps ranges apart; nobody needs to where devices cannot be shared.
+    /// Locks ranges; `None` if devices cannot be shared.
     file: Option<Arc<FileDevice>>,
 }
 
@@ -34,23 +34,23 @@ impl Opened {
         Opened { device, file: None }
     }
 
-    /// Locks a range against every other open; see [`FileDevice::lock_range`].
+    /// Locks a range against every other open of the device; see [`FileDevice::lock_range`].
     ///
     /// # Errors
-    /// [`DeviceError::Locked`] when another open holds a part of it.
+    /// [`DeviceError::Locked`] when another open has locked a part of it.
     pub fn lock_range(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.file.as_ref().map_or(Ok(()), |file| file.lock_range(offset, len))
     }
 }
 
-/// Where devices and manifests are found: as much of a file system as a volume needs. A file's
-/// content is durable once it was synced, its name once its folder was; a rename is atomic.
+/// The part of a file system that a volume needs, for its devices and manifests. A file's content is durable
+/// after a sync of the file, its name after a sync of its folder; a rename is atomic.
 #[async_trait]
 pub trait Media: Send + Sync + fmt::Debug {
-    /// What is at `path`; `None` when nothing is.
+    /// The device or file at `path`; `None` when there is none.
     async fn find(&self, path: &Path) -> io::Result<Option<Found>>;
 
-    /// Opens the device at `path`, with sectors of `sector` bytes instead of its own.
+    /// Opens the device at `path`, with sectors of `sector` bytes if given, else with its own.
     async fn open(
         &self,
         path: &Path,
@@ -58,34 +58,34 @@ pub trait Media: Send + Sync + fmt::Debug {
         sector: Option<u32>,
     ) -> Result<Opened, DeviceError>;
 
-    /// Makes a device of `size` bytes at `path`, where nothing is. It is durable with its name when
-    /// this returns, and after a crash it is there as a whole or not at all.
+    /// Makes a device of `size` bytes at `path`, which must be free. Device and name are durable when this
+    /// returns; after a crash the device is complete or absent.
     async fn create(&self, path: &Path, size: u64, sector: Option<u32>) -> Result<(), DeviceError>;
 
-    /// Makes a folder, and those that it is in, durably; it may be there.
+    /// Makes a folder and its missing parents, durably; it may exist.
     async fn make_folder(&self, folder: &Path) -> io::Result<()>;
 
-    /// The text in the file at `path`; `None` when there is none.
+    /// The text in the file at `path`; `None` when it is absent.
     async fn read_text(&self, path: &Path) -> io::Result<Option<String>>;
 
-    /// Makes a file of `text` at `path`, over what is there.
+    /// Makes a file of `text` at `path`, replacing any other.
     async fn write_text(&self, path: &Path, text: &str) -> io::Result<()>;
 
     /// Makes the content of the file at `path` durable.
     async fn sync(&self, path: &Path) -> io::Result<()>;
 
-    /// Gives a file another name, in place of what has it.
+    /// Renames a file, replacing any other of that name.
     async fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Removes a file; there may be none.
+    /// Removes a file; it may be absent.
     async fn remove(&self, path: &Path) -> io::Result<()>;
 
     /// Makes the names in `folder` durable.
     async fn sync_folder(&self, folder: &Path) -> io::Result<()>;
 }
 
-/// What another `Media` finds, for reading alone: devices are opened read-only, and what is written to
-/// them stays in memory; files and folders cannot be changed.
+/// Another `Media`, read-only: devices are opened read-only and writes to them stay in memory; files and
+/// folders cannot be changed.
 #[derive(Debug)]
 pub(super) struct ReadOnlyMedia(pub(super) Arc<dyn Media>);
 
@@ -165,14 +165,14 @@ fn found(path: &Path) -> io::Result<Option<Found>> {
     let Some(metadata) = if_there(std::fs::metadata(path))? else { return Ok(None) };
     let is_block_device = metadata.file_type().is_block_device();
     let identity = match is_block_device {
-        // No file has the inode that stands here for "by device number".
+        // No file has this inode number, which here means "by device number".
         true => (metadata.rdev(), u64::MAX),
         false => (metadata.dev(), metadata.ino()),
     };
     Ok(Some(Found { identity, is_block_device }))
 }
 
-/// Makes `folder` and what it lacks above it, each durable in the one above.
+/// Makes `folder` and its missing parents, each durable in its own parent.
 fn make_folder(folder: &Path) -> io::Result<()> {
     let ancestors = folder.ancestors().filter(|folder| !folder.as_os_str().is_empty());
     let missing: Vec<&Path> = ancestors.take_while(|folder| !folder.is_dir()).collect();
@@ -191,14 +191,14 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
-/// Makes a new file in place of what has the name: a symbolic link that another user left in the
-/// folder is removed, not followed.
+/// Replaces `path` by a new file. A symbolic link of that name, perhaps another user's, is removed, not
+/// followed.
 fn write_text(path: &Path, text: &str) -> io::Result<()> {
     if_there(std::fs::remove_file(path))?;
     std::fs::File::create_new(path)?.write_all(text.as_bytes())
 }
 
-/// That nothing is there is no failure.
+/// Treats "not found" as success.
 fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

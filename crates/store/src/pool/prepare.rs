@@ -1,4 +1,4 @@
-//! Devices before they are members: made, checked and labelled.
+//! Devices before they become members: made, checked and labelled.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,25 +16,25 @@ use crate::block::BLOCK_SIZE;
 use crate::device::{Access, AlignedBuf, DeviceError, DeviceRef, Purpose};
 use crate::env::Env;
 
-/// An extent that a volume wants on a device. On a shared one it is placed as it is labelled.
+/// An extent to be taken on a device. On a shared device its place is chosen when it is labelled.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) path: PathBuf,
     pub(super) member: Member,
-    /// Whether less than its length will do.
+    /// Whether it may be shorter than its length.
     pub(super) at_most: bool,
 }
 
-/// Bytes of a request, and requests at a time, that write zeros to a new file.
+/// Bytes of a request, and requests in flight, when a new file is filled with zeros.
 const FILL_BYTES: u64 = 1 << 20;
 const FILL_REQUESTS: usize = 4;
 
-/// How often, and after what pause, a shared device's label is tried again while another volume
-/// changes it.
+/// A shared device may be locked by another volume that changes its label: how often it is tried again, and
+/// the pause before each attempt.
 const TRIES: usize = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Refuses two paths of one device.
+/// Refuses two paths of the same device.
 pub(super) async fn refuse_same<'a>(
     media: &dyn Media,
     devices: impl Iterator<Item = &'a DeviceSpec>,
@@ -56,7 +56,7 @@ pub(super) async fn refuse_same<'a>(
     Ok(())
 }
 
-/// Makes a file for each of `devices` that is not there.
+/// Makes a file for each of `devices` that is absent.
 pub(super) async fn make_files<'a>(
     media: &dyn Media,
     devices: impl Iterator<Item = &'a DeviceSpec>,
@@ -70,8 +70,8 @@ pub(super) async fn make_files<'a>(
     Ok(())
 }
 
-/// Makes a file for `device` if nothing is there, of `default` bytes if it does not say how many.
-/// `filled` learns which share of it is written, if it is to be.
+/// Makes a file for `device` if it is absent, of `default` bytes unless it has a size. `filled` is told the
+/// fraction that is written, if the file is to be written.
 pub(super) async fn make_file(
     media: &dyn Media,
     device: &DeviceSpec,
@@ -124,7 +124,7 @@ async fn fill(
     Ok(device.flush(Purpose::UserData).await?)
 }
 
-/// Bytes of the extents of a link: what its smallest device has room for.
+/// The size of the extents of a link: the space of its smallest device.
 pub(super) async fn link_room(
     media: &dyn Media,
     link: &LinkSpec,
@@ -154,8 +154,8 @@ pub(super) fn room(opened: &Opened) -> Result<u64, PoolError> {
     }
 }
 
-/// Refuses a device that holds something, unless that may be lost. A label of the volume `own` may:
-/// the caller knows that the device is no member of it.
+/// Refuses a device that is not empty, unless its content may be lost. A label of the volume `own` is
+/// allowed: the caller knows that the device is not a member of it.
 pub(super) async fn check_blank(
     opened: &Opened,
     force: bool,
@@ -170,7 +170,7 @@ pub(super) async fn check_blank(
             let (name, volume) = other.unwrap_or_default();
             return Err(PoolError::OtherVolume { device, name, volume });
         }
-        // A header without members owns nothing.
+        // A header without slots has no owner.
         Ok(Some(label)) if label.damaged == 0 => return Ok(()),
         Ok(Some(_)) | Err(PoolError::Damaged { .. }) => {
             let what = "a damaged volume label";
@@ -184,7 +184,7 @@ pub(super) async fn check_blank(
     }
 }
 
-/// Refuses a claim that cannot be met.
+/// Refuses a claim that the device cannot hold.
 pub(super) async fn check_claim(
     media: &dyn Media,
     claim: &Claim,
@@ -192,7 +192,7 @@ pub(super) async fn check_claim(
 ) -> Result<(), PoolError> {
     let sector = sector(claim);
     if claim.member.role == Role::Link {
-        // Checked by whoever computed the claim's length.
+        // The caller that computed the claim's length has checked it.
         return Ok(());
     }
     let opened = media.open(&claim.path, Access::Shared, sector).await?;
@@ -226,12 +226,12 @@ fn not_shared(opened: &Opened) -> PoolError {
     PoolError::Sharing {
         device: opened.device.name(),
         is: "is a link of a volume",
-        do_what: "links share their device with nobody; name another device",
+        do_what: "a link's device cannot be shared; name another device",
     }
 }
 
-/// Labels a claim's device, and takes the extent. A link's device is made over; on a shared one
-/// the claim becomes one more slot, which takes its room in one atomic write.
+/// Labels a claim's device, and takes the extent. A link's device is overwritten; on a shared one the claim
+/// becomes another slot, which takes its space in one atomic write.
 pub(super) async fn label(
     env: &Env,
     media: &dyn Media,
@@ -268,13 +268,13 @@ async fn take_shared(
     }
     let (number, start) = label::place(device, &label, member.length)?;
     member.start = start;
-    // Written under the lock on the header, which ends as the device is closed.
+    // The lock on the header is held until the device is closed.
     let mut slot = Slot { device: device.clone(), number, member };
     slot.write().await?;
     Ok(slot)
 }
 
-/// Whether two extents are for the same part of the same volume.
+/// Whether two extents belong to the same part of the same volume.
 fn is_same_part(one: &Member, other: &Member) -> bool {
     let part = |member: &Member| {
         let Member { volume, role, group, column, side, .. } = member;
@@ -283,8 +283,7 @@ fn is_same_part(one: &Member, other: &Member) -> bool {
     part(one) == part(other)
 }
 
-/// Frees what the volume has on the device for the same part of it: it was left there, and would be
-/// taken for the new one.
+/// Frees leftover slots of the volume for the same part of it, which would be taken for the new one.
 async fn free_same(device: &DeviceRef, label: &mut Label, new: &Member) -> Result<(), DeviceError> {
     let (same, others) =
         std::mem::take(&mut label.members).into_iter().partition(|(_, old)| is_same_part(old, new));
@@ -295,8 +294,8 @@ async fn free_same(device: &DeviceRef, label: &mut Label, new: &Member) -> Resul
     Ok(())
 }
 
-/// Opens a shared device with its header locked, which makes the caller the only one to take or
-/// free slots, and formats it if it is new.
+/// Opens a shared device with its header locked, so that only the caller takes or frees slots; formats it if
+/// it is new.
 async fn directory(
     env: &Env,
     media: &dyn Media,
@@ -313,7 +312,7 @@ async fn directory(
     Ok((opened, Label { header, members: Vec::new(), damaged: 0 }))
 }
 
-/// Opens a device that others may have open too, and locks its header as soon as it is free.
+/// Opens a device that other processes may have open too, and waits for the lock on its header.
 pub(super) async fn lock_directory(
     env: &Env,
     media: &dyn Media,

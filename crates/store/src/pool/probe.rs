@@ -1,4 +1,4 @@
-//! What a device holds that is not ours: the signatures by which others know their own.
+//! Finds foreign content on a device, by the magic numbers of other formats.
 
 use crate::device::{Device, DeviceError, Purpose};
 
@@ -28,14 +28,14 @@ const SIGNATURES: &[Signature] = &[
     signature(4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a side of an MD array"),
     signature(512, b"EFI PART", "a partition table (GPT)"),
     signature(4096, b"EFI PART", "a partition table (GPT)"),
-    // The boot sector of FAT and NTFS ends like this too.
+    // The boot sectors of FAT and NTFS end with these bytes too.
     signature(510, &[0x55, 0xaa], "a partition table or boot sector"),
 ];
 
-/// Bytes from the start that hold every signature.
+/// Bytes from the start that contain every signature.
 const LOOKED_AT: u64 = 128 * 1024;
 
-/// What `device` holds by its signature, if it holds anything known.
+/// The name of the known content on `device`, if there is any.
 pub(super) async fn foreign(device: &dyn Device) -> Result<Option<&'static str>, DeviceError> {
     let len = device.geometry().size.min(LOOKED_AT);
     let bytes = device.read(0, len as usize, Purpose::Label).await?;

@@ -1,4 +1,4 @@
-//! How large things are, unless somebody says otherwise.
+//! Default sizes.
 
 use super::format::DATA_START;
 use super::spec::{LinkSpec, NewVolume};
@@ -9,12 +9,12 @@ use crate::chain::format::ENTRIES_PER_PAGE;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Map pages of entries in the largest segment: 15 MiB of blocks.
 const MOST_PAGES: u64 = 16;
-/// Segments that a link has for cleaning besides its share of the volume.
+/// Segments that a link has for cleaning in addition to its share of the volume.
 const SPARE_SEGMENTS: u64 = 8;
-/// Physical blocks that a chain can number.
+/// The maximum of physical blocks in a chain.
 const MOST_BLOCKS: u64 = u32::MAX as u64 - 2;
 
-/// Bytes of a segment of so many blocks.
+/// The size of a segment of this many blocks.
 pub(super) fn segment_bytes(segment_blocks: u32) -> u64 {
     u64::from(segment_blocks) * BLOCK
 }
@@ -25,20 +25,20 @@ pub(super) fn segment_blocks(smallest_link: u64) -> u32 {
     pages.clamp(1, MOST_PAGES) as u32 * ENTRIES_PER_PAGE
 }
 
-/// Segments that the map area shall have room for, when there are `segments` now.
+/// How many segments the map area has room for, when there are `segments` now.
 pub(super) fn max_segments(segments: u64, growth: f64, segment_blocks: u32) -> u32 {
     let wanted = (segments as f64 * growth.max(1.0)).ceil() as u64;
     let most = MOST_BLOCKS / u64::from(segment_blocks);
     wanted.clamp(segments.min(most), most) as u32
 }
 
-/// Bytes of the map area.
+/// The size of the map area.
 pub(super) fn map_bytes(segment_blocks: u32, max_segments: u32) -> u64 {
     Chain::map_bytes(segment_blocks, max_segments).next_multiple_of(BLOCK)
 }
 
-/// Bytes that each device of `link` needs for its share of the volume, a quarter more for the
-/// cleaner to be at ease, and the map area if it is `first` and the volume has no other place.
+/// The size of each device of `link`: its share of the volume, a quarter more so that cleaning is cheap, and
+/// the map area if the link is the first and no device is given for the map.
 pub(super) fn device_bytes(new: &NewVolume, link: &LinkSpec, first: bool) -> u64 {
     let links = new.links.len().max(1) as u64;
     let share = (new.size + new.size / 4).div_ceil(links);

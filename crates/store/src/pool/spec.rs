@@ -1,19 +1,18 @@
-//! What a volume is asked to be.
+//! The description of a volume to be made.
 
 use std::path::PathBuf;
 
 use super::manifest::Settings;
 use crate::chain::{Cleaning, Options};
 
-/// What a new file gets before it is used, in `qemu-img`'s words.
+/// How a new file is allocated; `qemu-img`'s words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Preallocation {
-    /// Its room is reserved.
+    /// Its space is reserved.
     #[default]
     Falloc,
-    /// Zeros are written too. A filesystem notes the first write of each reserved block in its own
-    /// journal, so that a small write and its flush become several of both; after this, none is
-    /// the first.
+    /// Zeros are written to it too. With reserved space alone, a filesystem journals the first write of each
+    /// block, so that a small write and its flush become several of both; written zeros avoid that.
     Full,
 }
 
@@ -22,9 +21,9 @@ pub enum Preallocation {
 pub struct DeviceSpec {
     /// A block device, a file, or a path at which a file will be made.
     pub path: PathBuf,
-    /// Bytes of a file that is made; by default, as many as its part of the volume needs.
+    /// Bytes of a file to be made; by default, as many as its part of the volume needs.
     pub size: Option<u64>,
-    /// What a file that is made gets before it is used.
+    /// How a file to be made is allocated.
     pub preallocation: Preallocation,
 }
 
@@ -34,12 +33,12 @@ impl DeviceSpec {
         DeviceSpec { path: path.into(), size: None, preallocation: Preallocation::default() }
     }
 
-    /// The device at `path`, made as a file of `size` bytes if nothing is there.
+    /// The device at `path`; a file of `size` bytes is made if it is absent.
     pub fn with_size(path: impl Into<PathBuf>, size: u64) -> DeviceSpec {
         DeviceSpec { size: Some(size), ..DeviceSpec::new(path) }
     }
 
-    /// The same device, with a file that is made written once before it is used.
+    /// The same device; a file to be made is filled with zeros before it is used.
     pub fn preallocated(self) -> DeviceSpec {
         DeviceSpec { preallocation: Preallocation::Full, ..self }
     }
@@ -48,14 +47,14 @@ impl DeviceSpec {
 /// The devices of one link: the sides of each column of a stripe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Columns, each with its sides. All columns have as many sides.
+    /// The columns, each with its sides. All columns have the same number of sides.
     pub columns: Vec<Vec<DeviceSpec>>,
-    /// Bytes that go to one column before the next, if there are several.
+    /// Bytes of the stripe's unit, if there are several columns.
     pub unit: u32,
 }
 
 impl LinkSpec {
-    /// Bytes of a stripe's unit unless somebody says otherwise.
+    /// Default size of a stripe's unit in bytes.
     pub const UNIT: u32 = 64 * 1024;
 
     /// One device.
@@ -63,17 +62,17 @@ impl LinkSpec {
         LinkSpec::mirror(vec![device])
     }
 
-    /// Devices with the same content.
+    /// A mirror: devices with the same content.
     pub fn mirror(sides: Vec<DeviceSpec>) -> LinkSpec {
         LinkSpec { columns: vec![sides], unit: LinkSpec::UNIT }
     }
 
-    /// Devices that share the content.
+    /// A stripe over devices.
     pub fn stripe(devices: Vec<DeviceSpec>) -> LinkSpec {
         LinkSpec::stripe_of_mirrors(devices.into_iter().map(|device| vec![device]).collect())
     }
 
-    /// Mirrors that share the content.
+    /// A stripe over mirrors.
     pub fn stripe_of_mirrors(columns: Vec<Vec<DeviceSpec>>) -> LinkSpec {
         LinkSpec { columns, unit: LinkSpec::UNIT }
     }
@@ -83,44 +82,44 @@ impl LinkSpec {
     }
 }
 
-/// Room on an SSD.
+/// Space on an SSD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSpec {
     /// The SSD, which other volumes may use too.
     pub device: DeviceSpec,
-    /// Bytes of it; by default a sixteenth of the links' size, or what is left if that is less.
+    /// Bytes of it; by default a sixteenth of the links' size, or the free space if that is less.
     pub bytes: Option<u64>,
 }
 
 /// A volume to be made.
 #[derive(Clone, Debug)]
 pub struct NewVolume {
-    /// Its name, 1 to 64 bytes: for messages.
+    /// Its name, 1 to 64 bytes; used in messages.
     pub name: String,
     /// Its size in bytes, rounded up to whole blocks of 4 KiB.
     pub size: u64,
     /// Its links, in the order of the chain.
     pub links: Vec<LinkSpec>,
-    /// The sides of the map device, which other volumes may use too. Without one, the map lies on
-    /// the first link.
+    /// The sides of the map device, which other volumes may use too. If empty, the map lies on the first
+    /// link.
     pub map: Vec<DeviceSpec>,
-    /// Where the tail cache goes on from RAM.
+    /// The SSD tier of the tail cache.
     pub cache: Option<CacheSpec>,
-    /// Where the body cache goes on from RAM.
+    /// The SSD tier of the body cache.
     pub body_cache: Option<CacheSpec>,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
     /// Blocks in a segment, a multiple of 240. By default about 1/128 of the smallest link, at
     /// most 15 MiB.
     pub segment_blocks: Option<u32>,
-    /// How much larger the chain may become than it is now: the map area has room for it.
+    /// How many times larger than now the chain may become: the map area has room for it.
     pub growth: f64,
-    /// The sector in bytes, instead of the devices' own. With a smaller one a power cut may damage
-    /// neighbours of what was being written.
+    /// The sector in bytes, if not the devices' own. With a smaller one, a power cut may damage the
+    /// neighbours of a write.
     pub sector: Option<u32>,
-    /// How it is opened, unless whoever opens it says otherwise.
+    /// The settings for opening it; they override an opening's options.
     pub settings: Settings,
-    /// Whether to write over devices that carry another volume's label or somebody's signature.
+    /// Whether to overwrite devices that carry another volume's label or a known signature.
     pub force: bool,
 }
 
@@ -144,16 +143,16 @@ impl NewVolume {
     }
 }
 
-/// How a volume is opened. What its own settings say goes over this.
+/// Options for opening a volume; its own settings override them.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// What its chain does at run time.
+    /// The chain's run-time options.
     pub chain: Options,
-    /// Whether the second sides of mirrors rest while they are in the body.
+    /// Whether the second sides of mirrors spin down while they are in the body.
     pub standby: bool,
-    /// What its transactions may use up.
+    /// The limits of its transactions.
     pub transactions: crate::txn::Options,
-    /// Whether it is opened for reading alone: no byte of its devices and of its folder changes. What
-    /// needs recovery is recovered in memory; others may read it at the same time.
+    /// Whether to open it read-only: no byte of its devices and of its folder changes. If it needs recovery,
+    /// it is recovered in memory. Other processes may read it at the same time.
     pub read_only: bool,
 }

@@ -1,4 +1,4 @@
-//! A volume's state in numbers.
+//! A volume's status.
 
 use std::path::PathBuf;
 
@@ -9,24 +9,24 @@ use super::manifest::Settings;
 use crate::chain::Status;
 use crate::device::SideState;
 
-/// How a member is doing.
+/// The state of a member.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberState {
     /// It serves.
     Online,
-    /// It is being made equal to its mirror's other sides.
+    /// It is being rebuilt from its mirror's other sides.
     Rebuilding {
-        /// Bytes that are equal.
+        /// Bytes that are rebuilt.
         done: u64,
-        /// Bytes of the mirror.
+        /// The mirror's size in bytes.
         total: u64,
     },
     /// It missed writes; rebuild it.
     Stale,
     /// A request failed on it; replace or rebuild it.
     Failed,
-    /// It is not there; attach or replace it.
+    /// It is missing; attach or replace it.
     Missing,
 }
 
@@ -42,26 +42,26 @@ impl From<SideState> for MemberState {
     }
 }
 
-/// One member in numbers.
+/// The status of one member.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct MemberStatus {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
-    /// The link, or other group, that it is in.
+    /// The link, or other group, that it belongs to.
     pub group: Uuid,
     /// Its number in a stripe.
     pub column: u8,
     /// Its number in a mirror.
     pub side: u8,
-    /// How it is doing.
+    /// Its state.
     pub state: MemberState,
     /// Bytes of its extent; 0 when it is missing.
     pub bytes: u64,
 }
 
-/// A volume in numbers.
+/// The status of a volume.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PoolStatus {
     /// Its name.
@@ -70,12 +70,12 @@ pub struct PoolStatus {
     pub volume: Uuid,
     /// Its size in bytes.
     pub size: u64,
-    /// How it is opened the next time.
+    /// The settings for the next opening.
     pub settings: Settings,
     /// Its chain.
     pub chain: Status,
     /// Its devices.
     pub members: Vec<MemberStatus>,
-    /// What was noticed as it was opened.
+    /// Warnings from the opening.
     pub warnings: Vec<String>,
 }

@@ -1,9 +1,9 @@
-//! Which sides of a mirror are in sync, on the sides themselves.
+//! Records on a mirror's sides which of them are in sync.
 //!
-//! Each side's slot has a count of the changes of who is in sync, and a mask of who was after the
-//! last one. A change is written to every side that is in sync after it, those that were before it
-//! first. So the highest count is the truth, a side with a lower one missed writes, and one that
-//! says that it was alone, below the highest count, holds writes that the others miss.
+//! Each side's slot has a count of the changes of the set of sides in sync, and a mask of the set after the
+//! last change. A change is written to every side that is in sync after it, first to those that were in sync
+//! before it. So the highest count is right; a side with a lower count missed writes; and a side with a lower
+//! count that says it was alone holds writes that the others miss.
 
 use async_trait::async_trait;
 
@@ -11,29 +11,29 @@ use super::PoolError;
 use super::label::Slot;
 use crate::device::{DeviceError, SyncRecord};
 
-/// What the sides' counts and masks say of a side.
+/// The state of a side, by the counts and masks of all sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// It holds every write.
     InSync,
     /// It missed writes.
     Stale,
-    /// It is not there.
+    /// It is missing.
     Missing,
 }
 
-/// One side's count and mask; `None` when the side is not there.
+/// One side's count and mask; `None` when the side is missing.
 pub(super) type Claim = Option<(u64, u64)>;
 
-/// Decides from the claims who is in sync.
+/// Decides from the claims which sides are in sync.
 ///
 /// # Errors
-/// Two sides that were used without each other.
+/// The numbers of two sides that were used without each other.
 pub(super) fn judge(claims: &[Claim]) -> Result<Vec<Standing>, (usize, usize)> {
     let newest = claims.iter().flatten().map(|(events, _)| *events).max().unwrap_or(0);
     let is_newest = |claim: &Claim| claim.is_some_and(|(events, _)| events == newest);
     for (side, claim) in claims.iter().enumerate() {
-        // A mask of nobody is a side that is known to have missed writes, and claims nothing.
+        // An empty mask marks a side that missed writes, so it claims nothing.
         let Some((events, mask)) = claim.filter(|(_, mask)| *mask != 0) else { continue };
         for (other, theirs) in claims.iter().enumerate().filter(|(_, c)| is_newest(c)) {
             let claims = theirs.is_some_and(|(_, mask)| mask != 0);
@@ -74,8 +74,8 @@ impl SideLabels {
         SideLabels { sides: tokio::sync::Mutex::new(Sides { slots, events, in_sync }) }
     }
 
-    /// Has it recorded who is in sync if some side that was is not among them any more: it may
-    /// come back, and must then be known to have missed what is written from now on.
+    /// Records the set of sides in sync if a side dropped out of it: that side may return, and must then be
+    /// known to have missed writes.
     pub(super) async fn confirm(&self, in_sync: &[bool]) -> Result<(), DeviceError> {
         let recorded = self.sides.lock().await.in_sync;
         match recorded == mask(in_sync) {
@@ -84,8 +84,8 @@ impl SideLabels {
         }
     }
 
-    /// Marks sides as having missed writes, on themselves: one that comes back alone is then not
-    /// taken for the last one in sync. Those that cannot be marked are known by their counts.
+    /// Marks sides as having missed writes, on themselves, so that one that returns alone is not taken for
+    /// the last one in sync. A side that cannot be marked is known by its count.
     pub(super) async fn mark_stale(&self, stale: &[bool]) {
         let mut sides = self.sides.lock().await;
         for (slot, _) in sides.slots.iter_mut().zip(stale).filter(|(_, stale)| **stale) {
@@ -99,7 +99,7 @@ impl SideLabels {
         }
     }
 
-    /// Puts another device's slot in the place of a side.
+    /// Replaces a side by another device's slot.
     pub(super) async fn replace(&self, side: usize, slot: Slot) {
         if let Some(place) = self.sides.lock().await.slots.get_mut(side) {
             *place = Some(slot);
@@ -124,7 +124,7 @@ impl SyncRecord for SideLabels {
         let old = sides.in_sync;
         sides.events += 1;
         let events = sides.events;
-        // The old ones first: as long as one of the new has not been told, it stays out.
+        // Sides that were in sync come first: a new side stays out until it is recorded on them.
         let (first, then): (Vec<usize>, Vec<usize>) = (0..in_sync.len())
             .filter(|side| new & (1 << side) != 0)
             .partition(|side| old & (1 << side) != 0);
@@ -156,11 +156,11 @@ mod tests {
         assert_eq!(judge(&[Some((5, 1)), Some((4, 3))]), Ok(vec![InSync, Stale]));
         assert_eq!(judge(&[None, Some((4, 3))]), Ok(vec![Missing, InSync]));
         assert_eq!(judge(&[None, None]), Ok(vec![Missing, Missing]));
-        // A new side, beside one in sync and alone.
+        // A new side beside one in sync; and alone.
         assert_eq!(judge(&[Some((5, 1)), Some((0, 0))]), Ok(vec![InSync, Stale]));
         assert_eq!(judge(&[None, Some((0, 0))]), Ok(vec![Missing, Stale]));
         assert_eq!(judge(&[None, Some((4, 0)), Some((4, 0))]), Ok(vec![Missing, Stale, Stale]));
-        // Side 0 went out, then 2 did, and 0 was rebuilt from 1, which went out last.
+        // Side 0 went out, then side 2, and side 0 was rebuilt from side 1, which went out last.
         let claims = [Some((9, 0b001)), Some((8, 0b011)), Some((6, 0b110))];
         assert_eq!(judge(&claims), Ok(vec![InSync, Stale, Stale]));
     }

@@ -1,9 +1,9 @@
-//! Who may change a block: changes of whole blocks among themselves need no order, but one that
-//! reads a block, changes a part and writes it back must have the block to itself.
+//! Locks on blocks. Writes of whole blocks need no order among each other, but a read-modify-write of a part
+//! of a block must exclude all other writes of that block.
 //!
-//! While nobody changes a part of a block, a change of whole blocks counts itself in and out and
-//! touches no lock. The first change of a part closes that way, waits for those who are on it, and
-//! then everybody locks the ranges of blocks that they change.
+//! As long as no partial write runs, a write of whole blocks only counts itself in and out, and takes no
+//! lock. The first partial write closes that fast path, waits for the writes on it, and from then on all
+//! writes lock their ranges of blocks.
 
 use std::ops::Range;
 
@@ -13,12 +13,12 @@ use crate::gate::{Closed, Gate, Passage};
 /// Locks on ranges of blocks.
 #[derive(Debug, Default)]
 pub(super) struct BlockLocks {
-    /// Changes of whole blocks pass it; changes of parts have it closed.
+    /// The fast path: held shared by writes of whole blocks, closed by partial writes.
     gate: Gate,
     ranges: RangeLocks,
 }
 
-/// A right to change blocks; given back when dropped.
+/// A right to change blocks; released when dropped.
 #[derive(Debug)]
 pub(super) struct BlockGuard<'a> {
     _passage: Option<Passage<'a>>,
@@ -27,7 +27,7 @@ pub(super) struct BlockGuard<'a> {
 }
 
 impl BlockLocks {
-    /// Waits until nobody changes a part of one of `blocks`.
+    /// Waits until no partial write runs on any of `blocks`.
     pub(super) async fn whole(&self, blocks: Range<u64>) -> BlockGuard<'_> {
         if let Some(passage) = self.gate.pass() {
             return BlockGuard { _passage: Some(passage), _closed: None, _range: None };
@@ -36,7 +36,7 @@ impl BlockLocks {
         BlockGuard { _passage: None, _closed: None, _range: Some(range) }
     }
 
-    /// Waits until nobody else changes any of `blocks`.
+    /// Waits until no other write runs on any of `blocks`.
     pub(super) async fn partial(&self, blocks: Range<u64>) -> BlockGuard<'_> {
         let closed = self.gate.close().await;
         let range = self.ranges.lock(blocks).await;
@@ -68,7 +68,7 @@ mod tests {
         let whole = locks.whole(3..4).await;
         let mut part = Box::pin(locks.partial(3..4));
         assert!(part.as_mut().now_or_never().is_none());
-        // From now on whole blocks take locks, so that the part's turn comes.
+        // From now on writes of whole blocks take locks, so that the partial write gets its turn.
         let other = locks.whole(7..8).await;
         drop(whole);
         let part = part.as_mut().now_or_never().unwrap();

@@ -13,22 +13,22 @@ use crate::block::{BLOCK_SIZE, BlockStore, ByteRanges, Hold, Lba, StoreError, Ve
 use crate::device::{AlignedBuf, FrameBuf, total_len};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Blocks in one transaction, the most that a store takes. A request of more is not atomic.
+/// Blocks in one transaction, the maximum that a store takes. A larger request is not atomic.
 const TRANSACTION: u64 = 240;
-/// What live reads ask for. Not the version that is newest as they begin: it may be overwritten,
-/// and gone, before the read gets to it.
+/// The version of live reads. Not the newest one at their start: that may be overwritten, and its content
+/// gone, before the read gets to it.
 const NEWEST: Version = Version(u64::MAX);
 
-/// What blocks that hold nothing read as, and what zeros are written from.
+/// A block of zeros: the content of a hole, and the source of written zeros.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(64 * BLOCK_SIZE).freeze());
 
 /// A byte-addressed volume over a block store.
 ///
-/// A write of at most 240 blocks is atomic, also in a crash. Blocks that a request covers in part
-/// are read, changed and written back, and lose no concurrent write; see `locks`.
+/// A write of at most 240 blocks is atomic, also in a crash. Partly covered blocks are read, changed and
+/// written back under a lock, so that no concurrent write is lost; see `locks`.
 pub struct StoreVolume<S: BlockStore + ?Sized> {
     store: Arc<S>,
-    /// Bytes of the last block that are not the volume's.
+    /// Bytes at the end of the last block that are not part of the volume.
     unused: u64,
     frozen: Option<Frozen>,
     locks: BlockLocks,
@@ -54,7 +54,7 @@ impl<S: BlockStore + ?Sized> fmt::Debug for StoreVolume<S> {
 struct Span {
     /// Every block that it touches.
     blocks: Range<u64>,
-    /// Those that it covers; empty, and somewhere in `blocks`, if there are none.
+    /// The blocks that it covers in whole; empty, and somewhere in `blocks`, if there are none.
     whole: Range<u64>,
 }
 
@@ -80,7 +80,7 @@ impl Span {
 }
 
 impl<S: BlockStore + ?Sized> StoreVolume<S> {
-    /// The store as it is and becomes.
+    /// The store's newest content.
     pub fn live(store: Arc<S>) -> StoreVolume<S> {
         StoreVolume { store, unused: 0, frozen: None, locks: BlockLocks::default() }
     }
@@ -125,7 +125,7 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
     }
 
     fn check_change(&self, offset: u64, len: u64) -> Result<(), StoreError> {
-        // Where the store refuses, it says why.
+        // A store that refuses writes says why.
         match self.frozen.is_some() {
             true => Err(StoreError::ReadOnly),
             false => self.check(offset, len),
@@ -139,8 +139,8 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
         }
     }
 
-    /// The content of `block` with the part that `[offset, ...)` of `data` covers replaced. The
-    /// caller has the block to itself.
+    /// The content of `block` after the bytes of `data` from `offset` on are written to it. The caller holds
+    /// the block's lock.
     async fn merged(&self, block: u64, offset: u64, data: &[u8]) -> Result<Bytes, StoreError> {
         let old = self.store.read(Lba(block), 1, NEWEST).await?.pop().flatten();
         let mut content = match old {
@@ -190,8 +190,8 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
         Ok(version)
     }
 
-    /// Writes blocks from `first` on of which only the bytes in `changed`, of the volume, differ from
-    /// what is there.
+    /// Writes blocks from `first` on. Only the bytes in `changed`, in the volume's offsets, differ from the
+    /// present content.
     async fn write_parts(
         &self,
         first: u64,
@@ -237,7 +237,7 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
     }
 }
 
-/// A write of `block` that changes what `changed`, bytes of the volume, covers of it.
+/// A write of `block` whose changed bytes are those of `changed`, in the volume's offsets.
 fn part(block: u64, content: Bytes, changed: &Range<u64>) -> Write {
     let start = block * BLOCK;
     let within = |at: u64| at.saturating_sub(start).min(BLOCK) as usize;
@@ -253,7 +253,7 @@ fn blocks_of(data: Vec<Bytes>) -> Vec<Bytes> {
     FrameBuf::copy_of(&gather(&data)).into_blocks()
 }
 
-/// The pieces as one.
+/// Joins the pieces.
 fn gather(data: &[Bytes]) -> Bytes {
     match data {
         [one] => one.clone(),

@@ -1,12 +1,12 @@
-//! Transfers in system calls that block: on the threads that tokio has for them where io_uring is
-//! refused, or on the caller's.
+//! Transfers by blocking system calls: on tokio's blocking threads if io_uring is refused, or on the caller's
+//! thread.
 
 use std::io;
 
 use super::Failure;
 use super::transfer::{Call, Step, Transfer};
 
-/// Runs `transfer` to its end on a blocking thread. A caller that goes away leaves it running.
+/// Runs `transfer` to its end on a blocking thread, even if the caller's future is dropped.
 pub(super) async fn run(transfer: Transfer) -> Result<Transfer, Failure> {
     match tokio::task::spawn_blocking(move || finish(transfer)).await {
         Ok(outcome) => outcome.map_err(Failure::Io),
@@ -33,8 +33,7 @@ fn call(transfer: &mut Transfer) -> i64 {
     };
     let segments = transfer.segments();
     let count = segments.len() as libc::c_int;
-    // SAFETY: the transfer owns the descriptor and the memory that the segments name, for the whole
-    // call.
+    // SAFETY: the transfer owns the descriptor, and the memory of the segments, for the whole call.
     let result = unsafe {
         match call {
             Call::Read => libc::preadv(fd, segments.as_ptr(), count, position) as i64,

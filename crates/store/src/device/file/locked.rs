@@ -1,4 +1,4 @@
-//! A file with the locks that keep others away from it.
+//! A file with the locks that exclude other openers.
 
 use std::fs::File;
 use std::io;
@@ -10,10 +10,10 @@ use nix::fcntl::{FcntlArg, fcntl};
 use super::Access;
 use crate::device::{DeviceError, Operation};
 
-/// A file that is locked as a whole, and perhaps in ranges, until this is dropped.
+/// A file that is locked as a whole, and maybe in ranges, until this is dropped.
 ///
-/// The end of the locks is said to the system, not left to the closing: a child that another thread
-/// has forked holds the same open file until it runs its program, and with it the locks.
+/// Dropping it releases the locks explicitly, since closing the file may not: a child that another thread has
+/// forked has the same open file until it executes its program, and with it the locks.
 #[derive(Debug)]
 pub(super) struct Locked {
     file: File,
@@ -21,7 +21,7 @@ pub(super) struct Locked {
 }
 
 impl Locked {
-    /// Locks the whole file against openers of the other kind.
+    /// Locks the whole file; compatible openers share the lock.
     pub(super) fn new(file: File, name: &str, access: Access) -> Result<Locked, DeviceError> {
         let locked = match access {
             Access::Exclusive => flock(&file, libc::LOCK_EX | libc::LOCK_NB),
@@ -32,8 +32,7 @@ impl Locked {
         Ok(Locked { file, access })
     }
 
-    /// Locks a range against every other opener that locks ranges: of those that only read, against
-    /// openers that write.
+    /// Locks a range against every other opener that locks ranges; a read-only opener excludes only writers.
     pub(super) fn lock_range(&self, name: &str, offset: u64, len: u64) -> Result<(), DeviceError> {
         let kind = if self.access.only_reads() { libc::F_RDLCK } else { libc::F_WRLCK };
         match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(kind, offset, len))) {
@@ -56,13 +55,13 @@ impl Deref for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // A length of zero is all of the file. What fails here ends with the closing.
+        // A length of zero means the whole file. If this fails, closing releases the locks.
         let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK, 0, 0)));
         let _ = flock(&self.file, libc::LOCK_UN);
     }
 }
 
-/// What the system said to an opener: that somebody has the file, or something else.
+/// The error of a lock: the file is locked by another opener, or a system error.
 pub(super) fn locked_or_failed(name: &str, error: io::Error) -> DeviceError {
     match error.raw_os_error() {
         Some(libc::EBUSY | libc::EWOULDBLOCK) => DeviceError::Locked { device: name.to_owned() },
@@ -71,7 +70,7 @@ pub(super) fn locked_or_failed(name: &str, error: io::Error) -> DeviceError {
 }
 
 fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
-    // SAFETY: the call takes no memory.
+    // SAFETY: the call accesses no memory.
     match unsafe { libc::flock(file.as_raw_fd(), operation) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

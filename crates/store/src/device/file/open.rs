@@ -22,25 +22,25 @@ mod request {
     nix::ioctl_write_ptr_bad!(discard, nix::request_code_none!(0x12, 119), [u64; 2]);
 }
 
-/// The largest sector that the layers above know.
+/// The largest sector that the upper layers support.
 const MAX_SECTOR: u32 = 4096;
 
-/// What opening found.
+/// The result of opening a file or block device.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: Locked,
     pub(super) geometry: Geometry,
     pub(super) is_block_device: bool,
-    /// It says that it moves an arm, or what the file lies on does.
+    /// Whether it, or a disk below the file, reports to be rotational.
     pub(super) is_rotational: bool,
-    /// The names of the disks that it lies on.
+    /// The names of the disks below it.
     pub(super) drives: Vec<String>,
     pub(super) direct: bool,
-    /// Alignment in bytes that direct I/O asks of memory.
+    /// Alignment of memory, in bytes, for direct I/O.
     pub(super) memory: usize,
 }
 
-/// Opens and locks what is at `path`.
+/// Opens and locks the file or block device at `path`.
 pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceError> {
     let name = path.display().to_string();
     let failed = |error| DeviceError::io(&name, Operation::Open, error);
@@ -57,7 +57,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, DeviceE
     describe(file, direct, &name, options)
 }
 
-/// Makes a file of `size` bytes, durable together with its name, and opens and locks it.
+/// Makes a file of `size` bytes, durable with its name, and opens and locks it.
 pub(super) fn create(path: &Path, size: u64, options: &FileOptions) -> Result<Opened, DeviceError> {
     let failed = |error| DeviceError::io(&path.display().to_string(), Operation::Create, error);
     match open_unnamed(path, options).map_err(failed)? {
@@ -66,7 +66,7 @@ pub(super) fn create(path: &Path, size: u64, options: &FileOptions) -> Result<Op
     }
 }
 
-/// Opens a file without a name on the filesystem of `path`; `None` where that cannot be had.
+/// Opens a file without a name on the filesystem of `path`; `None` if that filesystem cannot.
 fn open_unnamed(path: &Path, options: &FileOptions) -> io::Result<Option<(File, bool)>> {
     let mut flags = OpenOptions::new();
     flags.read(true).write(true).mode(0o600);
@@ -86,7 +86,7 @@ fn open_unnamed(path: &Path, options: &FileOptions) -> io::Result<Option<(File, 
     }
 }
 
-/// The file gets its name when its size and room are durable: a crash leaves all of it or nothing.
+/// The file gets its name when its size and space are durable: after a crash it is complete or absent.
 fn create_whole(
     path: &Path,
     size: u64,
@@ -114,8 +114,7 @@ fn of_size(opened: Opened, size: u64) -> Result<Opened, DeviceError> {
     }
 }
 
-/// As [`create_whole`], where a file has its name from the first moment: a crash may leave it
-/// without content.
+/// As [`create_whole`], but the file has its name from the start: a crash may leave it empty.
 fn create_named(path: &Path, size: u64, options: &FileOptions) -> Result<Opened, DeviceError> {
     let name = path.display().to_string();
     let mut flags = OpenOptions::new();
@@ -130,13 +129,13 @@ fn create_named(path: &Path, size: u64, options: &FileOptions) -> Result<Opened,
         .and_then(|()| describe(file, direct, &name, options));
     let whole = filled.and_then(|opened| of_size(opened, size));
     if whole.is_err() {
-        // The file is ours alone, new and locked; half made it helps nobody.
+        // The file is new, and locked by this process; an incomplete one is of no use.
         let _ = std::fs::remove_file(path);
     }
     whole
 }
 
-/// Opens with `O_DIRECT`, or without where the filesystem refuses it.
+/// Opens with `O_DIRECT`, or without it if the filesystem refuses it.
 fn open_direct(
     path: &Path,
     flags: &mut OpenOptions,
@@ -165,12 +164,12 @@ fn open_direct(
     Ok((file, false))
 }
 
-/// Gives the file its size: with room reserved, unless it is to be sparse.
+/// Gives the file its size, with its space reserved unless it is to be sparse.
 fn allocate(file: &File, size: u64, sparse: bool) -> io::Result<()> {
     if !sparse {
         match fallocate(file, FallocateFlags::empty(), 0, signed(size)?) {
             Err(nix::Error::EOPNOTSUPP) => {
-                tracing::warn!("the filesystem reserves no room; the new file is sparse");
+                tracing::warn!("the filesystem cannot reserve space; the new file is sparse");
             }
             reserved => return Ok(reserved?),
         }
@@ -178,7 +177,7 @@ fn allocate(file: &File, size: u64, sparse: bool) -> io::Result<()> {
     file.set_len(size)
 }
 
-/// Makes a file at least `wanted` bytes large, durably; what it, or a block device, has by now.
+/// Extends a file to at least `wanted` bytes, durably; returns the present size of the file or block device.
 pub(super) fn grow(file: &File, is_block: bool, wanted: u64) -> io::Result<u64> {
     if is_block {
         return Ok(block_device(file)?.0);
@@ -189,7 +188,7 @@ pub(super) fn grow(file: &File, is_block: bool, wanted: u64) -> io::Result<u64> 
         let is_sparse = metadata.blocks().saturating_mul(512) < size;
         allocate(file, wanted, is_sparse)?;
     }
-    // Also where another process has made it larger: a crash must not take that back.
+    // Even if another process has extended it: a crash must not undo that.
     file.sync_all()?;
     Ok(file.metadata()?.len())
 }
@@ -202,10 +201,10 @@ fn sync_folder_of(path: &Path) -> io::Result<()> {
     File::open(folder_of(path))?.sync_all()
 }
 
-/// Gives a range back, as far as the medium can.
+/// Discards a range, as far as the medium can.
 pub(super) fn discard(file: &File, is_block: bool, offset: u64, len: u64) -> io::Result<()> {
     let given = if is_block {
-        // SAFETY: the descriptor is open and the kernel only reads the range.
+        // SAFETY: the descriptor is open, and the kernel only reads the range.
         unsafe { request::discard(file.as_raw_fd(), &[offset, len]) }.map(drop)
     } else {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
@@ -221,11 +220,11 @@ fn signed(bytes: u64) -> io::Result<i64> {
     i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// Direct I/O's alignments, as far as the filesystem tells: memory, then offsets.
+/// Direct I/O's alignments of memory and of offsets, as far as the filesystem reports them.
 fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     // SAFETY: statx is a plain C structure, for which zeros are valid.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is an empty C string, and `stat` is ours to be written.
+    // SAFETY: the path is an empty C string, and `stat` is valid for writes.
     let failed = unsafe {
         let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
         libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, &mut stat)
@@ -234,14 +233,14 @@ fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     told.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
 }
 
-/// The physical sector of the block device under a file, where there is one.
+/// The physical sector of the block device below a file, if there is one.
 fn sector_below(file: &File) -> Option<u32> {
     Queues::default().physical_sector(file.metadata().ok()?.dev())
 }
 
-/// Finds size and sector. A sector is the larger of what must be (the unit that requests are made
-/// of) and what is physical: a smaller write would make the drive read, change and write back a
-/// physical sector, and a power cut could then damage neighbours that nobody wrote.
+/// Finds size and sector. The sector is the larger of the unit of requests and the physical sector: a smaller
+/// write would make the drive read, change and write back a physical sector, and a power cut could damage
+/// neighbours of the write.
 fn describe(
     file: Locked,
     mut direct: bool,
@@ -255,7 +254,7 @@ fn describe(
     let (size, unit, physical) = if is_block_device {
         block_device(&file).map_err(failed)?
     } else {
-        // Offset zero says that this file, unlike its filesystem, takes no direct I/O.
+        // Offset zero means that this file, unlike its filesystem, has no direct I/O.
         direct &= alignment.is_none_or(|(_, unit)| (1..=MAX_SECTOR).contains(&unit));
         let unit = alignment.filter(|_| direct).map_or(512, |(_, unit)| unit.max(512));
         (metadata.len(), unit, sector_below(&file).unwrap_or(unit))
@@ -279,7 +278,7 @@ fn describe(
 /// A block device's size, logical and physical sector, in bytes.
 fn block_device(file: &File) -> io::Result<(u64, u32, u32)> {
     let (mut size, mut logical, mut physical) = (0, 0, 0);
-    // SAFETY: each call writes one number of the type that it is given.
+    // SAFETY: each call writes one number of the type that it gets.
     unsafe {
         request::size(file.as_raw_fd(), &mut size)?;
         request::logical_sector(file.as_raw_fd(), &mut logical)?;

@@ -1,16 +1,15 @@
-//! What the system says of the queues of block devices.
+//! The system's data on the queues of block devices.
 
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Drivers of virtual machines' disks, whose flag says that an arm moves whatever it is that the host has:
-/// no host tells them.
+/// Drivers of virtual machines' disks. Their rotational flag says nothing, since no host reports its drives.
 const TOLD_NOTHING: [&str; 2] = ["virtio_blk", "vbd"];
-/// Devices that lie on others that lie on others.
+/// Maximum depth of devices on other devices.
 const DEEP: usize = 16;
 
-/// Looks devices up by their numbers.
+/// Looks up devices by their numbers.
 #[derive(Debug)]
 pub(super) struct Queues {
     devices: PathBuf,
@@ -23,18 +22,18 @@ impl Default for Queues {
 }
 
 impl Queues {
-    /// Bytes of a physical sector of the device, where the system knows it.
+    /// The device's physical sector in bytes, if the system knows it.
     pub(super) fn physical_sector(&self, device: u64) -> Option<u32> {
         number(&self.disk(device)?, "physical_block_size")
     }
 
-    /// Whether the device moves an arm, or one of those does that it lies on.
+    /// Whether the device, or one that it lies on, is a rotational disk.
     pub(super) fn has_arm(&self, device: u64) -> bool {
         self.disk(device).is_some_and(|disk| self.disk_has_arm(&disk, DEEP))
     }
 
-    /// The names of the disks that the device lies on, without those that only stand for others; the
-    /// device's numbers where the system does not know it.
+    /// The names of the disks that the device lies on, without mapped devices; the device's numbers if the
+    /// system does not know it.
     pub(super) fn drives(&self, device: u64) -> Vec<String> {
         let mut drives = Vec::new();
         if let Some(disk) = self.disk(device) {
@@ -63,7 +62,8 @@ impl Queues {
         }
     }
 
-    /// The disk that a device is, or that a partition is of: this has no queue of its own.
+    /// The disk of a device: itself, or for a partition, which has no queue of its own, the disk that
+    /// contains it.
     fn disk(&self, device: u64) -> Option<PathBuf> {
         let (major, minor) = (libc::major(device), libc::minor(device));
         let device = self.devices.join(format!("{major}:{minor}"));
@@ -74,7 +74,7 @@ impl Queues {
         [device.to_owned(), device.join("..")].into_iter().find(|disk| disk.join("queue").is_dir())
     }
 
-    /// The disks that one is made of, or its file lies on.
+    /// The disks that this one is made of, or its backing file lies on.
     fn below(&self, disk: &Path) -> Vec<PathBuf> {
         let file = std::fs::read_to_string(disk.join("loop/backing_file")).ok();
         let under_file = file.and_then(|file| {
@@ -87,7 +87,7 @@ impl Queues {
     }
 }
 
-/// The device that this is, or that the file lies on.
+/// The device itself, or the one that the file lies on.
 pub(super) fn device_of(metadata: &Metadata) -> u64 {
     match metadata.file_type().is_block_device() {
         true => metadata.rdev(),
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// A system's folder of devices.
+    /// A fake /sys folder of devices.
     struct System {
         folder: tempfile::TempDir,
     }
@@ -188,7 +188,7 @@ mod tests {
             symlink(system.at(below), member).unwrap();
             assert_eq!(system.queues().has_arm(device), has_arm, "{name}");
         }
-        // One that lies on itself ends.
+        // A device that lies on itself: the walk ends.
         let device = system.disk(5, "md1", 1, "none");
         symlink(system.at("md1"), system.at("md1/slaves/md1")).unwrap();
         assert!(!system.queues().has_arm(device));

@@ -1,4 +1,4 @@
-//! One request to the operating system, with the memory it works on.
+//! One request to the operating system, with its memory.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -9,10 +9,10 @@ use bytes::Bytes;
 use super::locked::Locked;
 use crate::device::{AlignedBuf, total_len};
 
-/// The most buffers that the kernel takes in one call (IOV_MAX).
+/// The maximum of buffers in one call (IOV_MAX).
 const MAX_SEGMENTS: usize = 1024;
 
-/// What moves.
+/// The payload of a transfer.
 #[derive(Debug)]
 enum Payload {
     Read(AlignedBuf),
@@ -20,7 +20,7 @@ enum Payload {
     Sync,
 }
 
-/// How the operating system is to be called.
+/// The kind of system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     /// Read into the segments.
@@ -36,12 +36,12 @@ pub(super) enum Call {
 pub(super) enum Step {
     /// Call again for the rest.
     Again,
-    /// It is over.
+    /// It is complete.
     Done(io::Result<()>),
 }
 
-/// A read, a gathered write, a sync of `file`, or a write and then a sync. It owns its buffers, so whoever owns the transfer
-/// while the kernel works on it keeps that memory valid.
+/// A read, a gathered write, a sync of `file`, or a write and then a sync. It owns its buffers: while the
+/// kernel works on them, the owner of the transfer must not drop it.
 #[derive(Debug)]
 pub(super) struct Transfer {
     file: Arc<Locked>,
@@ -78,7 +78,7 @@ impl Transfer {
         Transfer { file, payload, offset, len, done: 0, sector, syncs: false, segments }
     }
 
-    /// And then a sync of the file.
+    /// Adds a sync of the file after the write.
     pub(super) fn and_sync(self) -> Transfer {
         Transfer { syncs: true, ..self }
     }
@@ -91,7 +91,7 @@ impl Transfer {
         }
     }
 
-    /// Whether the call is followed by a sync, if it does all that is left.
+    /// Whether the call is followed by a sync, if it moves the whole rest.
     pub(super) fn is_synced_next(&self) -> bool {
         self.syncs && self.call() != Call::Sync
     }
@@ -100,13 +100,12 @@ impl Transfer {
         self.file.as_raw_fd()
     }
 
-    /// Where the next call starts.
+    /// The offset of the next call.
     pub(super) fn position(&self) -> u64 {
         self.offset + self.done as u64
     }
 
-    /// The memory of the next call: valid until the transfer is changed or dropped, wherever it is
-    /// moved.
+    /// The memory of the next call: valid until the transfer is changed or dropped, even if it is moved.
     pub(super) fn segments(&mut self) -> &[libc::iovec] {
         self.segments.clear();
         match &mut self.payload {
@@ -130,12 +129,12 @@ impl Transfer {
         &self.segments
     }
 
-    /// Takes in the result of a call: the number of bytes that it moved, or a negative error.
+    /// Processes the result of a call: the number of bytes that it moved, or a negative error.
     pub(super) fn advance(&mut self, result: i64) -> Step {
         if result < 0 {
             let error = i32::try_from(-result).unwrap_or(libc::EIO);
             return match error {
-                // Cancelled: the thread that gave it to the kernel has ended meanwhile.
+                // Cancelled, because the thread that submitted it has ended. Call again.
                 libc::EINTR | libc::EAGAIN | libc::ECANCELED => Step::Again,
                 _ => Step::Done(Err(io::Error::from_raw_os_error(error))),
             };
@@ -148,7 +147,7 @@ impl Transfer {
             self.done = self.len;
             return if self.syncs { Step::Again } else { Step::Done(Ok(())) };
         }
-        // Direct I/O can only go on from a sector's start; the torn rest is moved once more.
+        // Direct I/O can only continue at the start of a sector, so a partial sector is moved again.
         let whole = moved - moved % self.sector;
         if whole > 0 {
             self.done += whole;
@@ -160,7 +159,7 @@ impl Transfer {
         }))
     }
 
-    /// What was read; empty for other transfers.
+    /// The bytes that were read; empty for other transfers.
     pub(super) fn into_bytes(self) -> Bytes {
         match self.payload {
             Payload::Read(buffer) => buffer.freeze(),

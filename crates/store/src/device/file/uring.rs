@@ -1,10 +1,9 @@
 //! Transfers through io_uring: a ring for each open device.
 //!
-//! Whoever asks for a transfer gives it to the kernel itself, and a task of the runtime in which
-//! the device was opened takes up what the kernel has done: no thread stands in between, whose
-//! wake-ups would cost a lone request more than the request. The ring owns every transfer from the
-//! moment it is queued until the kernel is done with it, so a caller that goes away takes no memory
-//! from under the kernel.
+//! The caller's thread submits the transfer to the kernel, and a task of the runtime in which the device was
+//! opened takes the completions. There is no other thread between them: its wake-ups would cost a single
+//! request more than the request itself. The ring owns every transfer from the moment it is queued until the
+//! kernel is done with it, so a caller whose future is dropped takes no memory from the kernel.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,10 +21,10 @@ use super::transfer::{Call, Step, Transfer};
 
 /// Entries of the submission ring.
 const ENTRIES: u32 = 256;
-/// Transfers that the kernel may hold at once. Each has up to two completions, for which the
-/// completion ring has room.
+/// The maximum of transfers in the kernel. Each has up to two completions, for which the completion ring has
+/// space.
 const IN_KERNEL: usize = ENTRIES as usize;
-/// The longest single segment of one call.
+/// The maximum length of a segment in one call.
 const MAX_CALL: usize = 1 << 30;
 
 /// A device's ring.
@@ -37,7 +36,7 @@ pub(super) struct Driver {
 struct Shared {
     ring: Mutex<Ring>,
     fd: RawFd,
-    /// The kernel did not take everything: the task tries again.
+    /// The kernel did not take all of the queue: the task tries again.
     refused: Notify,
     /// The device was closed.
     closed: Notify,
@@ -51,9 +50,9 @@ impl std::fmt::Debug for Shared {
 
 struct Ring {
     uring: IoUring,
-    /// Not yet given to the kernel.
+    /// Queued, not yet submitted to the kernel.
     waiting: VecDeque<Job>,
-    /// Given to the kernel, by tag.
+    /// Submitted to the kernel, by tag.
     in_kernel: Vec<Option<Flight>>,
     free: Vec<usize>,
     state: Life,
@@ -62,9 +61,9 @@ struct Ring {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
     Open,
-    /// The device was closed; what it asked for still runs to its end.
+    /// The device was closed; its transfers still complete.
     Closing,
-    /// Nobody takes up completions any more.
+    /// The task has ended: completions are no longer taken.
     Dead,
 }
 
@@ -74,7 +73,7 @@ struct Job {
     reply: oneshot::Sender<Outcome>,
 }
 
-/// A job in the kernel, of whose calls some have completed: the first, and a sync that is linked to it.
+/// A job in the kernel. Some of its calls may have completed: the first, and a sync that is linked to it.
 #[derive(Debug)]
 struct Flight {
     job: Job,
@@ -83,14 +82,15 @@ struct Flight {
 }
 
 impl Flight {
-    /// Takes in the result of one of the calls. What is to be done when all of them have completed.
+    /// Records the result of one of the calls. When all of them have completed, returns the next step.
     fn land(&mut self, call: usize, result: i32) -> Option<Step> {
         self.results[call] = Some(result);
         match (self.calls, self.results) {
             (1, [Some(first), _]) => Some(self.job.transfer.advance(i64::from(first))),
             (2, [Some(first), Some(sync)]) => {
                 Some(match self.job.transfer.advance(i64::from(first)) {
-                    // A sync whose write moved less than all was cancelled, or says too little.
+                    // If the write moved less than all, the linked sync was cancelled, or has synced too
+                    // little.
                     Step::Again if self.job.transfer.call() == Call::Sync => {
                         self.job.transfer.advance(i64::from(sync))
                     }
@@ -104,7 +104,7 @@ impl Flight {
 
 type Outcome = Result<Transfer, Failure>;
 
-/// A job that is over. Callers are told without the lock, since they may run at once.
+/// A completed job. Its caller is notified without the lock held, since it may run at once.
 struct Over {
     reply: oneshot::Sender<Outcome>,
     outcome: Outcome,
@@ -112,16 +112,17 @@ struct Over {
 
 impl Over {
     fn tell(self) {
-        // Nobody listens when the caller has gone away.
+        // There is no receiver if the caller's future was dropped.
         let _ = self.reply.send(self.outcome);
     }
 }
 
 impl Driver {
-    /// A ring, and the task that serves it. Must be called inside a tokio runtime that drives I/O.
+    /// Makes a ring and spawns the task that serves it. Must be called inside a tokio runtime that drives
+    /// I/O.
     ///
     /// # Errors
-    /// What the system says where io_uring cannot be had.
+    /// The system's error if io_uring is not available.
     pub(super) fn start() -> io::Result<Driver> {
         let uring = uring()?;
         let fd = uring.as_raw_fd();
@@ -131,18 +132,18 @@ impl Driver {
             refused: Notify::new(),
             closed: Notify::new(),
         });
-        // SAFETY: the ring that the descriptor belongs to is open for as long as `shared` lives,
-        // which the watched value holds.
+        // SAFETY: the descriptor's ring is open for as long as `shared` lives, and the watched value holds
+        // `shared`.
         let watched =
             unsafe { AsyncFd::register_with_interest(Watched(shared.clone()), Interest::READABLE) }
                 .map_err(|error| io::Error::other(error.to_string()))?;
-        // The task belongs to the device, whose requests exist in no simulated time.
+        // Not `env`'s tasks: this one serves a real device, which a simulation does not have.
         #[allow(clippy::disallowed_methods)]
         drop(tokio::spawn(serve(watched)));
         Ok(Driver { shared })
     }
 
-    /// Runs `transfer` to its end. A caller that goes away leaves it running.
+    /// Runs `transfer` to its end, even if the caller's future is dropped.
     pub(super) async fn run(&self, transfer: Transfer) -> Outcome {
         let (reply, answer) = oneshot::channel();
         self.shared.submit(Job { transfer, reply });
@@ -162,8 +163,8 @@ impl Drop for Driver {
 }
 
 impl Shared {
-    /// Queues a job and gives the kernel what it takes; one that comes after the task's end is
-    /// dropped, which its caller sees.
+    /// Queues a job and submits as much as the kernel takes. After the task's end the job is dropped, and its
+    /// caller gets an error.
     fn submit(&self, job: Job) {
         let mut ring = self.ring.lock();
         if ring.state == Life::Dead {
@@ -175,7 +176,7 @@ impl Shared {
         }
     }
 
-    /// Takes up what the kernel has done, and gives it what waits.
+    /// Takes completions, and submits waiting jobs.
     fn reap(&self) {
         let mut over = Vec::new();
         let mut ring = self.ring.lock();
@@ -188,7 +189,7 @@ impl Shared {
     }
 }
 
-/// The ring's descriptor, which is readable when something has completed.
+/// The ring's descriptor, which is readable when there are completions.
 struct Watched(Arc<Shared>);
 
 impl AsRawFd for Watched {
@@ -198,8 +199,8 @@ impl AsRawFd for Watched {
 }
 
 impl Drop for Watched {
-    /// The task ends, perhaps with its runtime and before the device: nothing would be taken up
-    /// from here on.
+    /// The task ends, maybe with its runtime and before the device is closed: from here on no completion
+    /// would be taken.
     fn drop(&mut self) {
         let mut over = Vec::new();
         let mut ring = self.0.ring.lock();
@@ -218,7 +219,7 @@ async fn serve(watched: AsyncFd<Watched>) {
         tokio::select! {
             biased;
             ready = watched.readable() => match ready {
-                // Cleared first: what completes from here on makes the descriptor ready again.
+                // Cleared first: a completion from here on makes the descriptor ready again.
                 Ok(mut ready) => ready.clear_ready(),
                 Err(error) => {
                     tracing::error!(%error, "io_uring cannot be watched; its device is closed");
@@ -236,7 +237,7 @@ async fn serve(watched: AsyncFd<Watched>) {
     }
 }
 
-/// A ring that interrupts no thread to complete requests (Linux 5.19), or a plain one.
+/// A ring that does not interrupt threads for completions (Linux 5.19), or a plain one.
 fn uring() -> io::Result<IoUring> {
     IoUring::builder().setup_coop_taskrun().build(ENTRIES).or_else(|_| IoUring::new(ENTRIES))
 }
@@ -252,12 +253,12 @@ impl Ring {
         }
     }
 
-    /// Whether nothing waits or is in the kernel.
+    /// Whether no job waits or is in the kernel.
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.free.len() == IN_KERNEL
     }
 
-    /// Gives the kernel what waits, as far as there is room; whether it took what it was given.
+    /// Submits waiting jobs, as far as there is space; returns whether the kernel took them.
     fn submit(&mut self) -> bool {
         while !self.waiting.is_empty() && !self.free.is_empty() {
             let (Some(mut job), Some(tag)) = (self.waiting.pop_front(), self.free.pop()) else {
@@ -275,8 +276,8 @@ impl Ring {
                     &alone
                 }
             };
-            // SAFETY: `in_kernel` keeps the entries' memory until their completions are seen; `drop`
-            // waits for that, or leaks it.
+            // SAFETY: `in_kernel` keeps the entries' memory until their completions are taken; `drop` waits
+            // for that, or leaks it.
             let pushed = unsafe { self.uring.submission().push_multiple(entries) };
             if pushed.is_err() {
                 self.waiting.push_front(job);
@@ -288,13 +289,13 @@ impl Ring {
         if self.uring.submission().is_empty() {
             return true;
         }
-        // What the kernel refuses for now stays in the ring.
+        // Entries that the kernel refuses for now stay in the ring.
         self.uring.submit().is_ok() && self.uring.submission().is_empty()
     }
 
     fn complete(&mut self, over: &mut Vec<Over>) {
         let (mut completions, in_kernel) = (self.uring.completion(), &mut self.in_kernel);
-        // Sees also those that come meanwhile.
+        // Syncs the completion queue first, so that new completions are seen too.
         loop {
             for completion in completions.by_ref() {
                 let (tag, call) = call_of(completion.user_data());
@@ -318,7 +319,7 @@ impl Ring {
         }
     }
 
-    /// Waits for the kernel to be done with everything that it has.
+    /// Waits until the kernel is done with all jobs.
     fn drain(&mut self, over: &mut Vec<Over>) {
         while self.free.len() < IN_KERNEL {
             match self.uring.submit_and_wait(1) {
@@ -330,7 +331,7 @@ impl Ring {
                 },
             }
             self.complete(over);
-            // The torn rest of a transfer is not begun again.
+            // Do not resume a partial transfer.
             self.waiting.clear();
         }
     }
@@ -345,7 +346,7 @@ impl Drop for Ring {
     }
 }
 
-/// The calls of a transfer: the next one, and a sync that the kernel makes when that has moved
+/// The calls of a transfer: the next one, and a sync linked to it, which the kernel starts when it has moved
 /// everything.
 fn entries(transfer: &mut Transfer, tag: u64) -> (squeue::Entry, Option<squeue::Entry>) {
     let fd = types::Fd(transfer.fd());

@@ -1,4 +1,4 @@
-//! Locks on byte ranges: who overlaps, waits.
+//! Locks on byte ranges: overlapping ones wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Locks on byte ranges, granted in the order of asking among those that overlap.
+/// Locks on byte ranges; overlapping ones are granted in the order of the requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RangeLocks {
     state: Arc<Mutex<State>>,
@@ -17,7 +17,7 @@ pub(crate) struct RangeLocks {
 struct State {
     /// Held ranges, start to end. They never overlap.
     held: BTreeMap<u64, u64>,
-    /// Those that wait, oldest first. A closed sender is a waiter that has gone away.
+    /// Waiters, oldest first. A closed sender means that the waiter was dropped.
     waiting: VecDeque<(Range<u64>, oneshot::Sender<RangeGuard>)>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct RangeGuard {
 }
 
 impl RangeLocks {
-    /// Waits until nobody holds, or asked earlier for, a part of `range`.
+    /// Waits until no part of `range` is held, or was requested earlier.
     pub(crate) async fn lock(&self, range: Range<u64>) -> RangeGuard {
         let granted = {
             let mut state = self.state.lock();
@@ -42,7 +42,7 @@ impl RangeLocks {
         };
         match granted.await {
             Ok(guard) => guard,
-            // A waiter is only taken from the queue to be granted.
+            // A waiter is removed from the queue only to be granted.
             Err(_) => unreachable!("a waiting range lock was dropped"),
         }
     }
@@ -84,7 +84,8 @@ impl Drop for RangeGuard {
         }
         drop(state);
         for (grant, guard) in granted {
-            // One that has just gone away gives its guard back, which releases it again.
+            // If the waiter was dropped just now, this returns its guard, and dropping that releases the
+            // range again.
             let _ = grant.send(guard);
         }
     }
@@ -102,7 +103,7 @@ mod tests {
         let first = locks.lock(0..10).await;
         let mut second = Box::pin(locks.lock(5..20));
         assert!(second.as_mut().now_or_never().is_none());
-        // Free of what is held, yet behind a waiter that overlaps it.
+        // It overlaps no held range, but a waiter before it.
         let mut third = Box::pin(locks.lock(15..30));
         assert!(third.as_mut().now_or_never().is_none());
         let apart = locks.lock(30..40).now_or_never();

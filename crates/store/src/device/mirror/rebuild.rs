@@ -1,9 +1,9 @@
 //! Rebuilding a side: a line moves from the first byte to the last.
 //!
-//! Below the line the side is equal to the others, and writes go to it as well. Above it nothing
-//! holds, and writes pass it by. The copier moves the line over one chunk at a time, and holds the
-//! chunk's range meanwhile: no write is under way there while it reads the old content and writes
-//! it, so none can be lost between the two.
+//! Below the line the side is equal to the others, and writes go to it as well. Above the line its content is
+//! undefined, and writes skip it. The copier moves the line over one chunk at a time, and holds the chunk's
+//! range meanwhile: no write runs there while it reads the old content and writes it, so no write can be
+//! lost.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::device::{DeviceError, Purpose};
 /// Bytes copied at a time.
 const CHUNK: u64 = 1 << 20;
 
-/// Makes the side stale again unless the rebuild ends well.
+/// Makes the side stale again unless the rebuild succeeds.
 struct Attempt<'a> {
     shared: &'a Shared,
     side: usize,
@@ -41,7 +41,7 @@ pub(super) async fn run(shared: &Arc<Shared>, side: usize) -> Result<(), MirrorE
     for from in (0..total).step_by(CHUNK as usize) {
         let to = total.min(from + CHUNK);
         let copier = shared.clone();
-        // A chunk whose rebuild is given up is still finished: its range stays held until then.
+        // A chunk whose rebuild is dropped is still finished: its range stays held until then.
         shared.to_end(async move { copier.copy(side, from, to).await }).await?;
     }
     let finisher = shared.clone();
@@ -71,7 +71,7 @@ impl Shared {
         }
     }
 
-    /// Makes the copy durable, has that recorded, and only then lets the side be read.
+    /// Makes the copy durable, has that recorded, and only then allows reads of the side.
     async fn finish(&self, side: usize) -> Result<(), DeviceError> {
         let Some(device) = self.sides.lock().device(side) else { return Err(self.lost(side)) };
         if let Err(error) = device.flush(Purpose::Repair).await {
@@ -89,15 +89,15 @@ impl Shared {
         in_sync[side] = true;
         self.record.record(&in_sync).await?;
         self.set_recorded(failures);
-        // One that failed during the record is counted as a failure of its own, and whoever met it
-        // waits for us and then records again.
+        // A failure during the record is counted separately; the request that met it waits for this one and
+        // then records again.
         match self.change(|sides| sides.end(side, true)) {
             true => Ok(()),
             false => Err(self.lost(side)),
         }
     }
 
-    /// Reads from the first side in sync that can, without repairing any.
+    /// Reads from the first side in sync that succeeds, without repairing any.
     pub(super) async fn read_any(
         &self,
         offset: u64,

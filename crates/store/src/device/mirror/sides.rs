@@ -1,17 +1,17 @@
-//! Who is in sync: the mirror's decisions, without I/O.
+//! The state of a mirror's sides, and all decisions on it, without I/O.
 
 use std::collections::VecDeque;
 
 use super::{Side, SideState};
 use crate::device::{DeviceError, DeviceRef, QueueDepth};
 
-/// Reads of one side whose ends are remembered: streams that it can tell from each other.
+/// How many ends of reads are kept for each side: the streams that it can tell apart.
 const STREAMS: usize = 64;
-/// Requests that a read waits for rather than leave the side that its stream is on: the drive takes
-/// it along with the one before, another side would have to seek.
+/// How many requests a read waits behind rather than leave the side of its stream: that drive serves it along
+/// with the one before, another side would have to seek.
 const WORTH: usize = 8;
 
-/// The sides of a mirror and what each may be used for.
+/// The sides of a mirror and their states.
 #[derive(Debug)]
 pub(super) struct Sides {
     members: Vec<Member>,
@@ -23,11 +23,11 @@ pub(super) struct Sides {
 struct Member {
     device: Option<DeviceRef>,
     state: SideState,
-    /// Where its latest reads ended, the last one first.
+    /// The ends of its latest reads, newest first.
     ends: VecDeque<u64>,
 }
 
-/// A side that a request goes to, with what came of it.
+/// A side that a request went to, and the result.
 pub(super) type Outcome = (usize, Result<(), DeviceError>);
 
 impl Sides {
@@ -56,7 +56,7 @@ impl Sides {
         self.failures
     }
 
-    /// Every device, in the order of the sides; those that are missing are left out.
+    /// Every present device, in the order of the sides.
     pub(super) fn devices(&self) -> Vec<DeviceRef> {
         self.members.iter().filter_map(|member| member.device.clone()).collect()
     }
@@ -65,8 +65,8 @@ impl Sides {
         self.members.get(side)?.device.clone()
     }
 
-    /// The sides that take a write at `offset`. One that is being rebuilt takes it below the line;
-    /// above, the copier will pass by. The caller holds the write's range, so the line does not
+    /// The sides that a write at `offset` goes to. A side that is being rebuilt gets it below the line; above
+    /// it, the copier will copy that range later. The caller holds the write's range, so the line does not
     /// enter it meanwhile.
     pub(super) fn writable(&self, offset: u64) -> Vec<(usize, DeviceRef)> {
         self.select(|member| match member.state {
@@ -76,29 +76,29 @@ impl Sides {
         })
     }
 
-    /// The sides whose writes must become durable: also of one that is being rebuilt, whose last
-    /// flush may come before writes that this flush promises.
+    /// The sides that a flush goes to, including one that is being rebuilt: its last flush may come before
+    /// writes that this flush covers.
     pub(super) fn flushable(&self) -> Vec<(usize, DeviceRef)> {
         self.select(|member| {
             matches!(member.state, SideState::InSync | SideState::Rebuilding { .. })
         })
     }
 
-    /// The sides that may be read, but for `except`.
+    /// The sides that may be read, except those in `except`.
     pub(super) fn readable(&self, except: &[usize]) -> Vec<(usize, DeviceRef)> {
         let mut sides = self.select(Member::is_in_sync);
         sides.retain(|(side, _)| !except.contains(side));
         sides
     }
 
-    /// The side that stays awake while the others rest.
+    /// The side that stays awake while the others are at rest.
     pub(super) fn first_readable(&self) -> Option<usize> {
         self.members.iter().position(|member| member.is_in_sync() && member.device.is_some())
     }
 
-    /// The side to read `[offset, offset + len)` from: the first one while the others rest, else
-    /// the one with the shortest queue, where the side of the stream that the read continues counts
-    /// as shorter; among those the one whose last read ended nearest.
+    /// The side to read `[offset, offset + len)` from: the first one while the others are at rest, otherwise
+    /// the one with the shortest queue, where the side whose stream the read continues counts as shorter;
+    /// among equal ones, the one whose last read ended nearest.
     pub(super) fn choose(
         &mut self,
         offset: u64,
@@ -121,9 +121,9 @@ impl Sides {
         chosen
     }
 
-    /// Draws the consequences of a write or flush. It stands when a side that is still in sync has
-    /// it; then those that do not have it are out. When no such side is left it fails, and nobody
-    /// is put out: the last copy is kept, however bad.
+    /// Applies the results of a write or flush. It succeeds if a side that is still in sync has done it; then
+    /// the sides that have not are out. If no such side is left it fails, and no side is taken out: the last
+    /// copy is kept, however bad.
     ///
     /// # Errors
     /// The request's own error.
@@ -147,7 +147,7 @@ impl Sides {
         }
     }
 
-    /// Puts a side out after an error, unless it is the last one in sync.
+    /// Takes a side out after an error, unless it is the last one in sync.
     pub(super) fn fail(&mut self, side: usize, error: &DeviceError) -> bool {
         let others = (0..self.members.len()).any(|i| i != side && self.members[i].is_in_sync());
         let member = &mut self.members[side];
@@ -161,7 +161,7 @@ impl Sides {
         true
     }
 
-    /// Puts `device` in the place of a side that is out.
+    /// Replaces a side that is out by `device`.
     pub(super) fn replace(&mut self, side: usize, device: DeviceRef) {
         self.members[side] = Member::new(Some(device), SideState::Stale);
     }
@@ -171,8 +171,8 @@ impl Sides {
         self.members[side].state = SideState::Rebuilding { done: 0, total };
     }
 
-    /// Moves the line of a rebuild of `device` from `from` to `to`. Whoever calls holds that range
-    /// and has copied it.
+    /// Moves the line of a rebuild of `device` from `from` to `to`. The caller holds that range and has
+    /// copied it.
     pub(super) fn advance(&mut self, side: usize, device: &DeviceRef, from: u64, to: u64) -> bool {
         let member = &mut self.members[side];
         let same = member.device.as_ref().is_some_and(|now| std::sync::Arc::ptr_eq(now, device));
@@ -185,8 +185,8 @@ impl Sides {
         }
     }
 
-    /// Ends a rebuild: the side may be read when it is `complete`, else it is stale again. Does
-    /// nothing to one that failed meanwhile.
+    /// Ends a rebuild: the side may be read if it is `complete`, otherwise it is stale again. Does nothing to
+    /// a side that failed meanwhile.
     pub(super) fn end(&mut self, side: usize, complete: bool) -> bool {
         let member = &mut self.members[side];
         let rebuilding = matches!(member.state, SideState::Rebuilding { .. });
@@ -207,14 +207,14 @@ impl Member {
         Member { device, state, ends: VecDeque::new() }
     }
 
-    /// What a read at `offset` would cost here, with a queue of so many requests: the least is best.
+    /// The cost of a read at `offset` from this side, with `queue` requests before it: the smallest is best.
     fn cost(&self, queue: usize, offset: u64) -> (usize, bool, u64) {
         let elsewhere = !self.ends.contains(&offset);
         let last = self.ends.front().copied().unwrap_or(0);
         (queue + if elsewhere { WORTH } else { 0 }, elsewhere, last.abs_diff(offset))
     }
 
-    /// Remembers where a read ended, in place of the end that it went on from.
+    /// Notes where a read ended, replacing the end that it continued from.
     fn note_read(&mut self, from: u64, to: u64) {
         match self.ends.iter().position(|end| *end == from) {
             Some(at) => drop(self.ends.remove(at)),
@@ -248,7 +248,7 @@ mod tests {
         let mut sides = three();
         sides.settle(vec![(0, Ok(())), (1, error()), (2, Ok(()))]).unwrap();
         assert_eq!(sides.in_sync(), [true, false, true]);
-        // It began before side 1 went out, and only side 1 has it.
+        // The write began before side 1 went out, and only side 1 has done it.
         assert!(sides.settle(vec![(0, error()), (1, Ok(())), (2, error())]).is_err());
         assert_eq!(sides.in_sync(), [true, false, true]);
         assert_eq!(sides.failures(), 1);

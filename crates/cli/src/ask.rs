@@ -1,5 +1,5 @@
-//! A request to a volume, whoever has it open: its server through the control socket, or, when it
-//! is idle, this process. A look at a volume changes no byte.
+//! Sends a request to the process that has the volume open: its server, through the control socket, or this
+//! process when the volume is idle. A read-only request changes no byte of the volume.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::request::{Answer, Request};
 use crate::session::{Administered, Purpose, Session};
 use crate::target::Target;
 
-/// Has the request answered.
+/// Has the volume's server, or this process, answer the request.
 pub(crate) async fn ask(
     env: &Env,
     target: &Target,

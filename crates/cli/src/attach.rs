@@ -21,13 +21,14 @@ use crate::serve::Running;
 use crate::session::{Purpose, Session};
 use crate::target::{JournalDev, Target};
 
-/// What the process in the background writes goes here, in the volume's folder.
+/// The background process's log, in the volume's folder.
 pub(crate) const LOG: &str = "attach.log";
 
 /// Make a block device of a volume
 ///
-/// Prints the device. That of a volume with partitions, of filesystems or stores, is read-only. A process in the background serves it until it is detached; when the volume
-/// is served already, its server does that. Needs root.
+/// Prints the device. A volume with partitions (filesystems or stores) is attached read-only. A background
+/// process serves the device until it is detached; if the volume is served already, its server does that.
+/// Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
     /// The volume's folder, FOLDER@SNAPSHOT, or the device of a volume that is updated in place
@@ -43,7 +44,7 @@ pub(crate) struct Attach {
     /// Make devices of the partitions found
     #[arg(long)]
     partition_scan: bool,
-    /// Let the device be written although the volume has partitions, as to restore a copy of the whole
+    /// Allow writes although the volume has partitions, for example to restore an image
     #[arg(long)]
     writable: bool,
     /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
@@ -52,20 +53,20 @@ pub(crate) struct Attach {
     /// Print the device as a JSON object
     #[arg(long)]
     json: bool,
-    /// Say in JSON, on one line, what came of it: for the process that started this one
+    /// Report the result to the parent process, as one line of JSON
     #[arg(long, hide = true, requires = "foreground")]
     tell: bool,
 }
 
-/// Take a volume's block device away
+/// Detach a volume's block device
 ///
-/// Writes back what the kernel holds, flushes the volume and waits for that.
+/// Writes back the kernel's dirty pages, flushes the volume, and waits for both.
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
     /// The volume's folder, FOLDER@SNAPSHOT, or the device
     #[arg(value_name = "VOLUME|DEVICE")]
     what: String,
-    /// Cut off whoever uses the device, after writing back what can be
+    /// Detach a device that is in use, after writing back as much as possible
     #[arg(long)]
     force: bool,
     /// Print the device as a JSON object
@@ -79,10 +80,10 @@ pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
     if let Some(mut client) = Client::connect(&target.folder).await? {
         if let Some(address) = &args.metrics {
             return Err(Failure::new(format!(
-                "{} has a server already, which alone could serve metrics on {address}",
+                "{} is served already, and only its server can serve metrics on {address}",
                 target.name
             ))
-            .help("start the server with --metrics, and attach without it"));
+            .help("start that server with --metrics, and attach without it"));
         }
         let request = Request::Attach(how(&args, &target));
         return match client.ask(&request, &*progress::for_user(args.json)).await? {
@@ -120,7 +121,7 @@ fn show(device: &Path, json: bool) {
     }
 }
 
-/// Prints a device, and says why it is read-only where that was not asked for.
+/// Prints a device, and why it is read-only unless the user asked for that.
 fn show_attached(device: &Path, json: bool, target: &Target) {
     show(device, json);
     let name = device.file_name().unwrap_or_default();
@@ -165,7 +166,7 @@ async fn start(env: &Env, args: &Attach, target: Target) -> Outcome<(Running, Pa
     }
 }
 
-/// Starts this program again, apart from the terminal, and waits until it serves the device.
+/// Starts this program again as a daemon, and waits until it serves the device.
 fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     let mut command: Vec<OsString> =
         ["attach", "--foreground", "--tell"].map(OsString::from).into();
@@ -207,7 +208,7 @@ pub(crate) async fn detach(env: &Env, args: Detach) -> Outcome<()> {
     }
 }
 
-/// Takes away what a process that died left of a block device.
+/// Removes the block device that a dead process left.
 async fn clear(env: &Env, target: &Target, json: bool) -> Outcome<()> {
     let found = recover_stale(env, &target.mountpoint()?).await?;
     if let Some((device, mounts)) = found.in_use.first() {
@@ -216,7 +217,7 @@ async fn clear(env: &Env, target: &Target, json: bool) -> Outcome<()> {
             "{} is in use{place}, and its server is dead",
             device.display()
         ))
-        .help("unmount it; the device then goes by itself"));
+        .help("unmount it; the kernel then removes the device"));
     }
     if !found.unmounted {
         return Err(Failure::new(format!("{} is not attached", target.export()))
@@ -226,7 +227,7 @@ async fn clear(env: &Env, target: &Target, json: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// The volume that is meant, by its folder or by its device.
+/// The volume of a folder or of a block device.
 fn target_of(what: &str) -> Outcome<Target> {
     let path = Path::new(what);
     let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());

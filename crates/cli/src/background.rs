@@ -1,5 +1,5 @@
-//! This program once more, in the background: it tells the one that started it what came of it, and
-//! goes on.
+//! Daemons: this program starts itself again in the background; the child reports its result to the parent
+//! and goes on.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -15,20 +15,20 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 
-/// What a process in the background tells the one that started it.
+/// The child's report to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 enum Told<T> {
     Done(T),
     Failed(Failure),
 }
 
-/// Characters of a folder's path in the name of its log elsewhere.
+/// How many characters of the folder's path are part of the log's name in the user's directory of logs.
 const LOG_PLACE: usize = 50;
 
 /// Opens the log `name` in a volume's folder for appending, and makes it when it is missing.
 ///
-/// Only in a folder of this user: in another user's folder the name could lead anywhere. There, and
-/// where the folder takes no file, the log is in this user's directory of logs.
+/// The volume's folder is used only if this user owns it, since another user could place a symbolic link
+/// there. Otherwise, and if the log cannot be made there, the log is in this user's directory of logs.
 fn open_log(folder: &Path, name: &str) -> Outcome<(File, PathBuf)> {
     // SAFETY: the call only reads the process's identity and cannot fail.
     let user = unsafe { libc::geteuid() };
@@ -36,11 +36,11 @@ fn open_log(folder: &Path, name: &str) -> Outcome<(File, PathBuf)> {
         let path = folder.join(name);
         match append_to(&path) {
             Ok(file) => return Ok((file, path)),
-            Err(error) => tracing::debug!(%error, log = %path.display(), "the log goes elsewhere"),
+            Err(error) => tracing::debug!(%error, log = %path.display(), "the log is elsewhere"),
         }
     }
     let place = folder.to_string_lossy().trim_matches('/').replace('/', "-");
-    // A name of a file has 255 bytes at most.
+    // NAME_MAX is 255 bytes.
     let place: String =
         place.chars().rev().take(LOG_PLACE).collect::<Vec<_>>().into_iter().rev().collect();
     let path = thalweg_fuse::state::directory("logs")?.join(format!("{place}-{name}"));
@@ -50,7 +50,7 @@ fn open_log(folder: &Path, name: &str) -> Outcome<(File, PathBuf)> {
     Ok((file, path))
 }
 
-/// Opens a regular file that has one name, and not by way of a symbolic link.
+/// Opens a regular file with a single link, never through a symbolic link.
 fn append_to(path: &Path) -> std::io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file =
@@ -58,12 +58,12 @@ fn append_to(path: &Path) -> std::io::Result<File> {
     let found = file.metadata()?;
     match found.is_file() && found.nlink() == 1 {
         true => Ok(file),
-        false => Err(std::io::Error::other("it is no regular file of one name")),
+        false => Err(std::io::Error::other("it is not a regular file with a single link")),
     }
 }
 
-/// Starts this program apart from the terminal, and waits until it says what came of it. What it
-/// writes later goes to the log `name` in the volume's folder.
+/// Starts this program again as a daemon and waits for its report. The daemon's standard error goes to the
+/// log `name` in the volume's folder.
 pub(crate) fn start<T: DeserializeOwned>(
     arguments: &[OsString],
     folder: &Path,
@@ -75,7 +75,7 @@ pub(crate) fn start<T: DeserializeOwned>(
             .while_doing(format!("cannot start the background process ({})", log.display()))
     };
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // Under its own name, whichever this process was called by.
+    // Always under its own name, even if this process runs as mount.thalweg or the like.
     command
         .arg0(crate::NAME)
         .args(arguments)
@@ -98,13 +98,13 @@ pub(crate) fn start<T: DeserializeOwned>(
     match serde_json::from_str(&line) {
         Ok(Told::Done(result)) => Ok(result),
         Ok(Told::Failed(failure)) => Err(failure),
-        Err(_) => Err(Failure::new("the background process ended without a word")
-            .help(format!("look into {}", log.display()))),
+        Err(_) => Err(Failure::new("the background process ended without a report")
+            .help(format!("its messages are in {}", log.display()))),
     }
 }
 
-/// Tells the process that started this one what came of it: one line on standard output, which is then
-/// closed, for the reader waits for its end.
+/// Reports the result to the parent: one line on standard output. Then closes standard output, since the
+/// parent waits for its end.
 pub(crate) fn tell<T: Serialize>(result: &Outcome<T>) -> Outcome<()> {
     let told = match result {
         Ok(result) => Told::Done(result),

@@ -1,4 +1,4 @@
-//! `thalweg bench`: measures, and draws what was measured.
+//! `thalweg bench`: measures, and draws the figures.
 
 use std::path::PathBuf;
 
@@ -33,11 +33,10 @@ pub(crate) struct Bench {
     /// A load of a benchmark that has several; may be given several times [default: all]
     #[arg(long = "load", value_name = "NAME")]
     loads: Vec<String>,
-    /// Where benchmarks that use a real disk put their files [default: the system's folder for
-    /// temporary files]
+    /// Where benchmarks of a real disk put their files [default: the system's folder for temporary files]
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
-    /// Be the process of a store, for a benchmark that starts this
+    /// Run as the store's process of a benchmark, which starts it
     #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "PARTITION"])]
     store: Option<Vec<String>>,
 }

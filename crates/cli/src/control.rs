@@ -1,12 +1,12 @@
 //! The control socket of a volume that is in use: how one process asks another to act on it.
 //!
-//! It is a Unix socket with mode 0600 in the volume's folder. A frame is a length (u32, little
-//! endian) and so many bytes of JSON. The client sends one [`Request`]; the server sends any number
-//! of [`Frame::Step`]s and then one [`Frame::Done`] or [`Frame::Failed`]. What was asked for goes on
-//! when the client goes away.
+//! It is a Unix socket with mode 0600 in the volume's folder. A frame is a length (u32, little endian) and
+//! that many bytes of JSON. The client sends one [`Request`]; the server sends any number of [`Frame::Step`]s
+//! and then one [`Frame::Done`] or [`Frame::Failed`]. The server finishes the request even if the client
+//! disconnects.
 //!
-//! Where this user cannot write to the volume's folder, as on a read-only medium, the socket is in a
-//! directory of this user's.
+//! If this user cannot write to the volume's folder, for example on a read-only medium, the socket is in one
+//! of this user's directories.
 
 use std::ffi::CString;
 use std::io::{self, ErrorKind};
@@ -31,15 +31,15 @@ use crate::request::{Answer, Request};
 
 /// The socket's name in the volume's folder.
 pub(crate) const SOCKET: &str = "control.sock";
-/// Longest frame: a status with every snapshot that a label can hold fits many times.
+/// Longest frame; a status with the maximum number of snapshots is many times smaller.
 const MAX_FRAME: u32 = 16 << 20;
-/// A client that connects says at once what it wants.
+/// How long the server waits for the request of a new client.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BACKLOG: u32 = 16;
-/// Characters of a volume's name in the name of a socket elsewhere.
+/// Characters of a volume's name in the name of a socket outside of its folder.
 const NAME_SHOWN: usize = 16;
 
-/// What a server says.
+/// A frame from the server.
 #[derive(Debug, Serialize, Deserialize)]
 enum Frame {
     Step(Step),
@@ -47,7 +47,7 @@ enum Frame {
     Failed(Failure),
 }
 
-/// Whoever answers requests.
+/// Answers requests.
 pub(crate) trait Handler: Send + Sync + 'static {
     fn handle(
         &self,
@@ -55,12 +55,11 @@ pub(crate) trait Handler: Send + Sync + 'static {
         report: &dyn Report,
     ) -> impl Future<Output = Outcome<Answer>> + Send;
 
-    /// The client that had this answer has gone.
+    /// Called when the client that received `answer` has disconnected.
     fn gone(&self, answer: &Answer) -> impl Future<Output = ()> + Send;
 }
 
-/// A listening control socket. Dropping it ends the listener and its conversations, and removes
-/// the socket.
+/// A listening control socket. Dropping it ends the listener and its connections, and removes the socket.
 #[derive(Debug)]
 pub(crate) struct Control {
     path: PathBuf,
@@ -69,7 +68,7 @@ pub(crate) struct Control {
     _task: Task<()>,
 }
 
-/// Whether a folder is there for the socket alone, and goes with it.
+/// Whether the folder exists for the socket alone, and is removed with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owned {
     Yes,
@@ -77,7 +76,7 @@ pub(crate) enum Owned {
 }
 
 impl Drop for Control {
-    // Before the conversations end, on which clients wait that want to open the volume next.
+    // Before the connections end: clients that wait for that open the volume next.
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::debug!(%error, path = %self.path.display(), "the control socket stays");
@@ -98,34 +97,34 @@ fn check_writable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Where the socket of a volume is when this user cannot write to its folder: a directory and a name
-/// in it. `None` when the folder takes the socket.
+/// The directory and the name of a volume's socket if this user cannot write to the volume's folder; `None`
+/// if it is in that folder.
 pub(crate) fn elsewhere(folder: &Path) -> Option<(PathBuf, String)> {
     if check_writable(folder).is_ok() {
         return None;
     }
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    // A socket's name has to fit into an address.
+    // A socket's path has to fit into an address (108 bytes).
     let name: String = name.chars().take(NAME_SHOWN).collect();
     let directory = thalweg_fuse::state::directory("read-only");
     match directory {
         Ok(directory) => Some((directory, format!("{}.sock", unique(&name, folder)))),
         Err(error) => {
-            tracing::debug!(%error, "there is no place for sockets");
+            tracing::debug!(%error, "no directory for sockets");
             None
         }
     }
 }
 
-/// Whether the control socket in a volume's folder is one that this user may not connect to: that of
-/// another user's server, which may have died.
+/// Whether the control socket in a volume's folder refuses this user: it belongs to another user's server,
+/// which may be dead.
 pub(crate) fn is_closed_to_us(folder: &Path) -> bool {
     let refused = |error: io::Error| error.kind() == ErrorKind::PermissionDenied;
     check_writable(&folder.join(SOCKET)).is_err_and(refused)
 }
 
-/// Answers requests on the volume in `folder`, whose lock this process holds: a socket that is
-/// there already was left by a process that died.
+/// Answers requests on the volume in `folder`, whose lock this process holds: a socket that exists already
+/// was left by a dead process.
 pub(crate) fn listen<H: Handler>(
     env: &Env,
     folder: &Path,
@@ -163,7 +162,7 @@ async fn accept<H: Handler>(env: Env, listener: UnixListener, handler: Arc<H>) {
     }
 }
 
-/// Keeps the newest step for the conversation to send.
+/// Keeps the newest step, for the connection to send.
 struct Newest(watch::Sender<Option<Step>>);
 
 impl Report for Newest {
@@ -178,7 +177,7 @@ async fn converse<H: Handler>(env: &Env, mut stream: UnixStream, handler: &H) ->
     let (steps, mut newest) = watch::channel(None);
     let report = Newest(steps);
     let mut handled = std::pin::pin!(handler.handle(request, &report));
-    // Once the client is gone nothing is sent, and the work goes on.
+    // After the client disconnects nothing is sent, but the request is carried out.
     let mut listening = true;
     let result = loop {
         tokio::select! {
@@ -198,7 +197,8 @@ async fn converse<H: Handler>(env: &Env, mut stream: UnixStream, handler: &H) ->
     };
     let sent = send(&mut stream, &last).await;
     let ended = match sent {
-        // The client may wait for this end: it comes when the client is done, or this process is.
+        // The client may wait for this end of file; it comes when the client disconnects or this process
+        // ends.
         Ok(()) => stream.read(&mut [0; 1]).await.map(drop),
         Err(error) => Err(error),
     };
@@ -213,8 +213,8 @@ async fn converse<H: Handler>(env: &Env, mut stream: UnixStream, handler: &H) ->
 pub(crate) struct Client(UnixStream);
 
 impl Client {
-    /// Connects for a request that changes nothing; `None` also when the socket is another user's. A
-    /// volume that is not served can be opened for reading then, and the locks on its devices tell.
+    /// Connects for a request that changes nothing; `None` also if the socket refuses this user. Its server
+    /// may be dead; if it lives, the locks on the devices refuse the opening.
     pub(crate) async fn connect_to_look(folder: &Path) -> Outcome<Option<Client>> {
         match is_closed_to_us(folder) {
             true => Ok(None),
@@ -247,11 +247,11 @@ impl Client {
         self.try_ask(request, report).await?.map_err(|error| {
             Failure::of(&error)
                 .while_doing("the process that serves the volume went away")
-                .help("look at its messages; thalweg volume status shows how the volume is")
+                .help("look at its messages; thalweg volume status shows the volume's state")
         })
     }
 
-    /// The same, telling a failure of the request from the end of the other process.
+    /// As [`Client::ask`], but tells a refused request (outer error) from a lost connection (inner error).
     pub(crate) async fn try_ask(
         &mut self,
         request: &Request,
@@ -273,7 +273,7 @@ impl Client {
     /// Waits until the other process has closed the volume.
     pub(crate) async fn closed(mut self) {
         let mut nothing = [0; 1];
-        // An error is an end, too.
+        // An error also means that the other process has ended.
         let _ = self.0.read(&mut nothing).await;
     }
 }

@@ -1,4 +1,4 @@
-//! `thalweg dump`: what lies in a file or a device of a volume, for a person to read.
+//! `thalweg dump`: prints the structures on a file or device of a volume.
 
 mod in_place;
 
@@ -19,9 +19,9 @@ use thalweg_store::pool::format::{
 use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 
-/// Show what lies in a file or device of a volume
+/// Show the structures on a file or device of a volume
 ///
-/// It takes no lock and changes nothing; what it shows of a volume in use may be in motion.
+/// Takes no lock and changes nothing; a volume in use may change while it is shown.
 #[derive(Debug, Args)]
 pub(crate) struct DumpArgs {
     /// A map device, a journal, or any other file or device of a volume
@@ -29,7 +29,7 @@ pub(crate) struct DumpArgs {
     /// Byte at which the map area starts [default: where the device's label says]
     #[arg(long, value_name = "SIZE")]
     offset: Option<Size>,
-    /// Every entry of the map and every tag of the journal, too
+    /// Also every entry of the map and every tag of the journal
     #[arg(long)]
     entries: bool,
     /// Print one JSON object
@@ -78,7 +78,7 @@ fn print_label(copy: &LabelDump) {
         println!("  snapshot {name}: version {version}, {} blocks", snapshot.blocks);
     }
     for (above, to, first) in &label.voids {
-        println!("  versions that count no more: above {above}, up to {to}, from block {first} on");
+        println!("  void versions: above {above}, up to {to}, from block {first} on");
     }
     for ([users, body], first, version) in &label.cuts {
         println!(
@@ -121,7 +121,7 @@ struct Copy {
     offset: u64,
     /// Its fields; `None` when it is damaged.
     fields: Option<Value>,
-    /// What is wrong with it.
+    /// Why it cannot be decoded.
     fault: Option<String>,
 }
 
@@ -202,7 +202,7 @@ fn print_copy(copy: &Copy) {
     }
 }
 
-/// Reads as much of the first bytes as there are.
+/// Reads the bytes before the first extent, or fewer if the file is shorter.
 fn read_start(file: &mut File) -> std::io::Result<Vec<u8>> {
     let mut start = Vec::new();
     file.seek(SeekFrom::Start(0))?;

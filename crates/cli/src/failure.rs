@@ -1,4 +1,4 @@
-//! Why a command failed, and what to do next.
+//! Errors as the user sees them: what failed, and what to do next.
 
 use std::error::Error;
 use std::fmt;
@@ -9,7 +9,7 @@ use thalweg_bench::BenchError;
 use thalweg_fuse::attach::AttachError;
 use thalweg_nbd::{ServerError, TlsError};
 
-/// A failure as the user sees it. It travels over control sockets, so it is text already.
+/// An error as the user sees it. It is text only, so that it can be sent over control sockets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
     message: String,
@@ -23,7 +23,7 @@ impl Failure {
         Failure { message: message.into(), help: None }
     }
 
-    /// An error with everything that caused it, each cause once.
+    /// An error with all its causes, each once.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Failure {
         let mut message = error.to_string();
         let mut cause = error.source();
@@ -37,13 +37,13 @@ impl Failure {
         Failure::new(message)
     }
 
-    /// Says what was tried, before what went wrong.
+    /// Prepends what was attempted.
     pub(crate) fn while_doing(mut self, what: impl fmt::Display) -> Failure {
         self.message = format!("{what}: {}", self.message);
         self
     }
 
-    /// Says what to do next, unless that was said already.
+    /// Adds what to do next, unless the error has a help already.
     pub(crate) fn help(mut self, help: impl Into<String>) -> Failure {
         self.help.get_or_insert(help.into());
         self

@@ -25,7 +25,7 @@ pub(crate) struct NewFilesystem {
     pub(crate) gid: u32,
     /// The root directory's mode.
     pub(crate) mode: u16,
-    /// Take away the one that is there.
+    /// Replace an existing one.
     pub(crate) force: bool,
 }
 
@@ -42,11 +42,11 @@ pub(crate) struct View {
     local: Local,
 }
 
-/// What a commit came to.
+/// The outcome of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Committed {
     Yes,
-    /// Another transaction stood against it: nothing of it counts.
+    /// It conflicts with another transaction: nothing of it was applied.
     Conflict,
 }
 
@@ -86,7 +86,7 @@ fn transact(volume: &Opened) -> Arc<dyn Transact> {
     Arc::new(volume.transactions().clone())
 }
 
-/// The transactions of a volume, or those that see a snapshot of it.
+/// The transactions of a volume, or read-only ones on a snapshot.
 fn transact_on(env: &Env, volume: &Opened, snapshot: Option<&str>) -> Outcome<Arc<dyn Transact>> {
     match snapshot {
         None => Ok(transact(volume)),
@@ -107,7 +107,7 @@ pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Out
     }
 }
 
-/// Makes the filesystem of a volume, which is not mounted, as large as it has room for.
+/// Grows a volume's unmounted filesystem into the volume's free space.
 pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Grown> {
     let name = Format::default().name;
     let options = local::Options::default();
@@ -117,7 +117,7 @@ pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Grown> {
     Ok(grown?.into())
 }
 
-/// The size of a volume's filesystem, and what it could be; `None` when there is no filesystem.
+/// The size of a volume's filesystem, and the size that it could have; `None` without a filesystem.
 pub(crate) async fn room(volume: &Opened) -> Outcome<Option<Room>> {
     let transact = transact(volume);
     let name = Format::default().name;
@@ -130,12 +130,12 @@ pub(crate) async fn room(volume: &Opened) -> Outcome<Option<Room>> {
     }
 }
 
-/// Checks the filesystem of a volume that nobody else has open.
+/// Checks the filesystem of a volume that no other process has open.
 pub(crate) async fn check(env: &Env, volume: &Opened, how: check::How) -> Outcome<check::Report> {
     Ok(check::check(env, transact(volume), &Format::default().name, how).await?)
 }
 
-/// Checks the filesystem as a snapshot shows it, on a thread of its own: the volume is served meanwhile.
+/// Checks a snapshot's filesystem on a thread of its own, since the volume is served meanwhile.
 pub(crate) async fn check_snapshot(
     env: &Env,
     volume: &Opened,
@@ -167,7 +167,7 @@ impl Files {
         Ok(Files { local, volume })
     }
 
-    /// Takes over what a remount may change.
+    /// Applies the options that a remount may change.
     pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
         volume.keep_journal(&options.journal)?;
         if options.atime.is_some() {
@@ -179,22 +179,22 @@ impl Files {
         Ok(())
     }
 
-    /// Makes it as large as its volume has room for.
+    /// Grows it into the volume's free space.
     pub(crate) async fn grow(&self) -> Outcome<Grown> {
         Ok(self.local.grow(None).await?.into())
     }
 
-    /// What the kernel is shown.
+    /// The filesystem that the kernel is shown.
     pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
         Arc::new(self.local.clone())
     }
 
-    /// Makes everything durable, and leaves nothing to be done.
+    /// Makes everything durable and finishes background work.
     pub(crate) async fn close(&self) -> Outcome<()> {
         Ok(self.local.close().await?)
     }
 
-    /// Begins a transaction on everything.
+    /// Begins a transaction on the whole filesystem.
     pub(crate) async fn begin(&self) -> Outcome<View> {
         self.local.prepare().await?;
         let transaction = self.volume.begin(Begin::STRICT).await.map_err(FsError::from)?;
@@ -202,13 +202,13 @@ impl Files {
     }
 }
 
-/// Whether the same work may succeed in another transaction. It meets the same limits there.
+/// Whether another attempt may succeed. A limit would be exceeded again.
 fn may_retry(error: &FsError) -> bool {
     let is_limit = matches!(error, FsError::Transaction(TxnError::Preempted(Preempted::Memory)));
     error.is_retryable() && !is_limit
 }
 
-/// What a user is told of a transaction that failed.
+/// The user's error for a failed transaction.
 fn refuse(error: FsError) -> Failure {
     let help = "nothing was changed; do the work in several transactions";
     match &error {
@@ -225,12 +225,12 @@ fn refuse(error: FsError) -> Failure {
 }
 
 impl View {
-    /// What the kernel is shown.
+    /// The filesystem that the kernel is shown.
     pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
         Arc::new(self.local.clone())
     }
 
-    /// Has all of it appear, durably, or nothing.
+    /// Commits durably: all changes appear, or none.
     pub(crate) async fn commit(&self) -> Outcome<Committed> {
         let failure = self.local.failure();
         let committed = self.local.commit(Durability::Synced).await;
@@ -241,7 +241,7 @@ impl View {
         }
     }
 
-    /// Takes all of it back. The outcome says why it could not have been committed, if it could not.
+    /// Discards all changes. The outcome says whether a commit would have succeeded, and if not, why.
     pub(crate) async fn abort(&self) -> Outcome<Committed> {
         self.local.abort().await;
         match self.local.failure() {

@@ -17,23 +17,23 @@ use crate::target::{JournalDev, Target};
 
 /// Everything that was wrong is repaired.
 const CORRECTED: u8 = 1;
-/// Something is wrong still, or a file has lost some of its bytes.
+/// Damage is left, or a file has lost some of its bytes.
 const LEFT: u8 = 4;
 
 /// Check the filesystem of a volume, and repair it
 ///
-/// First the store below is scrubbed: everything on it is read and verified. The volume must not be
-/// mounted or served, but read-only; a snapshot, FOLDER@SNAPSHOT, is checked beside that, without the
-/// store below. Without -y or -a no byte changes: a journal or a log is replayed in memory. With them, a
-/// journal with a damaged middle is replayed up to there.
+/// First the store below is scrubbed: everything on it is read and verified. The volume must not be mounted
+/// or served, except read-only. A snapshot, FOLDER@SNAPSHOT, can be checked while its volume is in use; the
+/// store below is then not scrubbed. Without -y or -a no byte changes: a journal or a log is replayed in
+/// memory. With them, a journal that is damaged in the middle is replayed up to the damage.
 ///
-/// Where blocks of a file cannot be found again, a repair records which bytes of it are lost. Reads of
-/// them fail, and every check lists them, until they are written anew or the file is deleted.
+/// If blocks of a file cannot be found again, a repair records which bytes of it are lost. Reads of them
+/// fail, and every check lists them, until they are written anew or the file is deleted.
 ///
-/// Exit codes, as of e2fsck(8): 0 nothing is wrong; 1 everything was repaired; 4 something is left, or
-/// files have lost bytes; 8 the check could not be made; 16 the arguments are invalid. With -a, files
-/// that have lost bytes make it 1, so that a system starts. With a link fsck.thalweg to this program in
-/// /sbin, fsck(8) knows the type thalweg.
+/// Exit codes, as of e2fsck(8): 0 nothing is wrong; 1 everything was repaired; 4 damage is left, or files
+/// have lost bytes; 8 the check could not be made; 16 the arguments are invalid. With -a, files that have
+/// lost bytes make it 1, so that a system starts. With a link fsck.thalweg to this program in /sbin, fsck(8)
+/// knows the type thalweg.
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
     /// The volume's folder, FOLDER@SNAPSHOT, or the device of one that is updated in place
@@ -44,8 +44,8 @@ pub(crate) struct Fsck {
     /// Repair what can be repaired
     #[arg(short = 'y', long)]
     repair: bool,
-    /// Repair what loses nothing that can be read, and leave out the scrub: what fsck(8) asks for
-    /// when the system starts
+    /// Repair only where nothing readable is lost, and skip the scrub: fsck(8) asks for this when the system
+    /// starts
     #[arg(short = 'a', short_alias = 'p', long, hide = true)]
     automatic: bool,
     /// Read the files' blocks too
@@ -53,13 +53,13 @@ pub(crate) struct Fsck {
     data: bool,
     #[command(flatten)]
     journal: JournalDev,
-    /// Print what was found as a JSON object
+    /// Print the findings as a JSON object
     #[arg(long)]
     json: bool,
-    /// For fsck(8): every check is a whole one
+    /// For fsck(8): ignored, since every check is complete
     #[arg(short = 'f', hide = true)]
     force: bool,
-    /// For fsck(8): where progress goes
+    /// For fsck(8): ignored; where progress goes
     #[arg(short = 'C', hide = true)]
     progress: Option<i32>,
 }
@@ -100,7 +100,7 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
 /// Checks a snapshot, through the volume's server if it has one.
 async fn run_on_snapshot(env: &Env, args: &Fsck, target: &Target, name: &str) -> Outcome<u8> {
     if args.repair || args.automatic {
-        return Err(Failure::new(format!("{} is a snapshot, which nothing changes", args.volume))
+        return Err(Failure::new(format!("{} is a snapshot, which is read-only", args.volume))
             .help("leave out -y: the check shows what is wrong with it"));
     }
     let whole = Target { snapshot: None, ..target.clone() };
@@ -152,7 +152,7 @@ pub(crate) async fn check_snapshot(
     Ok(as_json(&checked, false))
 }
 
-/// Whether a volume's server has it open for reading alone.
+/// Whether the volume's server has it open read-only.
 async fn is_read_only(mut server: Client) -> Outcome<bool> {
     match server.ask(&Request::Status, &Silent).await? {
         Answer::Json(status) => Ok(status["read_only"] == true),
@@ -160,19 +160,19 @@ async fn is_read_only(mut server: Client) -> Outcome<bool> {
     }
 }
 
-/// What was found, from the store upwards.
+/// The findings, from the store upwards.
 struct Checked {
-    /// What was recovered in memory alone.
+    /// How the volume was recovered in memory, without a write.
     recovery: Option<String>,
-    /// Transactions of the journal that had to be given up.
+    /// Transactions of the journal that were given up.
     given_up: u64,
-    /// What was repaired so that the volume could be opened.
+    /// Repairs that the opening needed.
     opening: Vec<String>,
-    /// What the volume lacks.
+    /// Missing redundancy and the like, as [`Opened::degraded`] reports it.
     degraded: Vec<String>,
     store: Option<Scrubbed>,
     files: Report,
-    /// Why the filesystem could not be checked, where the store below is damaged.
+    /// Why the filesystem could not be checked: the store below is damaged.
     unchecked: Option<String>,
 }
 
@@ -192,7 +192,7 @@ impl Checked {
             && self.files.is_clean()
     }
 
-    /// The exit code. A check when the system starts does not stop it for files that have lost bytes.
+    /// The exit code. At a system's start, files that have lost bytes do not stop it.
     fn code(&self, automatic: bool) -> u8 {
         match () {
             () if self.is_clean() => 0,
@@ -211,8 +211,8 @@ async fn check(env: &Env, opened: &Opened, args: &Fsck, mut how: check::How) -> 
             Some(opened.scrub(mend, how.repair, &*progress::for_user(args.json)).await?)
         }
     };
-    // Free blocks have to be empty, and may not be any more. And which files have the blocks that the scrub
-    // has found to be lost?
+    // Free blocks must be empty, and after a map sector was given up some may not be. And the check must find
+    // the files of the blocks that the scrub found lost.
     how.data |= store.as_ref().is_some_and(|store| store.gave_up || store.lost > 0);
     let is_damaged = store.as_ref().is_some_and(|store| store.is_damaged);
     let (files, unchecked) = match files::check(env, opened, how).await {
@@ -224,7 +224,7 @@ async fn check(env: &Env, opened: &Opened, args: &Fsck, mut how: check::How) -> 
     Ok(Checked { recovery, given_up, opening, degraded, store, files, unchecked })
 }
 
-/// What to do about something that a check has left.
+/// The next step for damage that a check has left.
 fn next_step(damage: &Damage, repair: bool) -> &'static str {
     match damage {
         Damage::Unreadable { .. } => {
@@ -239,7 +239,7 @@ fn next_step(damage: &Damage, repair: bool) -> &'static str {
     }
 }
 
-/// What is wrong still, each with what to do about it.
+/// The damage that is left, each with the next step.
 fn left(checked: &Checked, repair: bool) -> Vec<String> {
     let mut left = Vec::new();
     if let Some(store) = checked.store.as_ref().filter(|store| store.is_damaged) {
@@ -302,7 +302,7 @@ fn show(checked: &Checked, target: &Target, repair: bool) {
         }
     }
     match unchecked {
-        // Why is among what is left.
+        // The reason is listed with the damage that is left.
         Some(_) => println!("{}: the filesystem was not checked", target.name),
         None => show_files(report, target),
     }
@@ -312,7 +312,7 @@ fn show(checked: &Checked, target: &Target, repair: bool) {
     }
 }
 
-/// What was seen of the files, and what is lost of them.
+/// Prints the counts of the filesystem, and the lost bytes of its files.
 fn show_files(report: &Report, target: &Target) {
     for LostRange { ino, path, bytes } in &report.lost {
         println!(
@@ -334,7 +334,7 @@ fn show_files(report: &Report, target: &Target) {
     }
 }
 
-/// A path as it is shown.
+/// A path with control characters escaped.
 fn path(path: &Option<Bytes>) -> Option<String> {
     let path = String::from_utf8_lossy(path.as_ref()?);
     Some(

@@ -1,8 +1,8 @@
 //! The names under which other programs call this one: mount(8) calls `mount.thalweg`, and
-//! `mount.fuse.thalweg` where it takes the type from the mount table; umount(8) `umount.fuse.thalweg`,
-//! and `umount.thalweg` for what `uhelper` names; mkfs(8) `mkfs.thalweg`, fsck(8) `fsck.thalweg`. Each is
-//! a link to this program. mount.fuse3, which stands in for `mount.fuse.thalweg`, calls the program
-//! itself, with what mount(8) said: a volume and a directory first.
+//! `mount.fuse.thalweg` if the type comes from the mount table; umount(8) calls `umount.fuse.thalweg`, and
+//! `umount.thalweg` for a mount with `uhelper`; mkfs(8) calls `mkfs.thalweg`, fsck(8) `fsck.thalweg`. Each is
+//! a link to this program. mount.fuse3, in its role as `mount.fuse.thalweg`, calls the program itself with
+//! mount(8)'s arguments: first a volume and a directory.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,13 +10,13 @@ use std::path::Path;
 /// The exit codes that a caller expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Codes {
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     pub(crate) usage: u8,
     /// The command failed.
     pub(crate) failed: u8,
 }
 
-/// A name, the command that it stands for, and its exit codes.
+/// A name, its command, and its exit codes.
 const NAMES: [(&str, &str, Codes); 6] = [
     ("mount.thalweg", "mount", MOUNT),
     ("mount.fuse.thalweg", "mount", MOUNT),
@@ -26,13 +26,13 @@ const NAMES: [(&str, &str, Codes); 6] = [
     ("fsck.thalweg", "fsck", FSCK),
 ];
 
-/// As mount(8) has them.
+/// Those of mount(8).
 const MOUNT: Codes = Codes { usage: 1, failed: 32 };
-/// As fsck(8) has them, also for `thalweg fsck`.
+/// Those of fsck(8), also for `thalweg fsck`.
 const FSCK: Codes = Codes { usage: 16, failed: 8 };
 
-/// Puts the command that the program's name stands for among the arguments; the exit codes of whoever
-/// calls it by that name.
+/// Inserts the command that the program's name means into the arguments; returns the exit codes that a caller
+/// by that name expects.
 pub(crate) fn translate(words: &mut Vec<OsString>) -> Codes {
     let called = words.first().and_then(|word| Path::new(word).file_name());
     let known = NAMES.into_iter().find(|(name, ..)| called.is_some_and(|called| called == *name));
@@ -42,7 +42,7 @@ pub(crate) fn translate(words: &mut Vec<OsString>) -> Codes {
             words.insert(1, command.into());
             codes
         }
-        // No command is a path.
+        // The first argument of mount.fuse3 is a path, and no command is one.
         None if words.len() > 2 && words[1].as_encoded_bytes().starts_with(b"/") => {
             words.insert(1, "mount".into());
             MOUNT

@@ -1,4 +1,4 @@
-//! Who has a device open: as far as the kernel's list of locks tells.
+//! The process that has a device open, from the kernel's list of locks.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 /// Longest command line that is shown.
 const SHOWN: usize = 100;
 
-/// The process that holds a lock on the file or device at `path`, by number and command line.
+/// The process that locks the file or device at `path`: its number and command line.
 pub(crate) fn of(path: &Path) -> Option<String> {
     let file = std::fs::metadata(path).ok()?;
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
@@ -25,9 +25,9 @@ pub(crate) fn shown(pid: u32) -> String {
     }
 }
 
-/// The process in the kernel's list of locks that holds one on the file `id`. A line has a number,
-/// the kind of lock, how strict it is, read or write, the process, the file, and the range; `->`
-/// after the number marks one that is only waited for.
+/// The process that locks the file `id`, in the kernel's list of locks. The fields of a line are: number,
+/// kind of lock, how strict it is, read or write, process, file, range. A `->` after the number marks a lock
+/// that is waited for.
 fn pid_in(locks: &str, id: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

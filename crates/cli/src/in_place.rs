@@ -1,4 +1,4 @@
-//! A volume that is updated in place: made, opened, in numbers.
+//! In-place volumes: create, open, status.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,8 +22,7 @@ use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 use crate::target::{JournalDev, Target};
 
-/// Bytes at the start of a device that show whether it holds something: where filesystems and
-/// partition tables have their marks.
+/// Bytes at the start of a device in which filesystems and partition tables have their magic numbers.
 const LOOKED_AT: u64 = 128 << 10;
 
 impl From<InPlaceError> for Failure {
@@ -55,19 +54,19 @@ impl From<InPlaceError> for Failure {
     }
 }
 
-/// A volume that is updated in place, open.
+/// An open in-place volume.
 #[derive(Debug)]
 pub(crate) struct InPlaceVolume {
     pub(crate) store: Arc<InPlace>,
     pub(crate) transactions: TransactionManager,
-    /// The journal's device, where that is outside of the volume.
+    /// The journal's device, if the journal is outside of the volume.
     pub(crate) journal: Option<PathBuf>,
-    /// What opening found.
+    /// The report of the opening's recovery.
     pub(crate) recovered: Recovered,
     volume: VolumeRef,
 }
 
-/// What reached one of its devices.
+/// Counters of one of its devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) path: String,
@@ -76,9 +75,9 @@ pub(crate) struct Part {
 }
 
 impl InPlaceVolume {
-    /// Opens the volume on a device, to run as `options` say from the start: what changes later may
-    /// have to wait until the journal has let go of what came before. With [`Access::ReadOnly`] the
-    /// journal is replayed in memory, and changes are refused.
+    /// Opens the volume on a device. `options` hold from the start, since changing some of them later waits
+    /// until the journal has released older transactions. With [`Access::ReadOnly`] the journal is replayed
+    /// in memory, and changes are refused.
     pub(crate) async fn open(
         env: &Env,
         device: &Path,
@@ -91,8 +90,8 @@ impl InPlaceVolume {
         InPlaceVolume::of(env, opened, target, access).await
     }
 
-    /// The same of a volume whose journal may be damaged in its middle: what comes before that is
-    /// replayed, and what comes after is given up.
+    /// Opens a volume whose journal may be damaged in the middle: transactions before the damage are
+    /// replayed, later ones are given up.
     pub(crate) async fn open_damaged(
         env: &Env,
         device: &Path,
@@ -118,19 +117,19 @@ impl InPlaceVolume {
         Ok(InPlaceVolume { store, transactions, journal, recovered, volume })
     }
 
-    /// What clients read and write.
+    /// The volume for clients without transactions.
     pub(crate) fn volume(&self) -> VolumeRef {
         self.volume.clone()
     }
 
-    /// The devices, and what reached them.
+    /// Each device with its counters.
     pub(crate) fn parts(&self) -> Vec<Part> {
         let roles = ["data", "journal"];
         let parts = self.store.devices().into_iter().zip(roles);
         parts.map(|(it, role)| Part { path: it.name(), role, io: it.tallies() }).collect()
     }
 
-    /// The volume in numbers.
+    /// The volume's status as JSON.
     pub(crate) fn status(&self, name: &str) -> Outcome<Value> {
         let status: InPlaceStatus = self.store.status();
         let parts = self.parts().into_iter().map(|part| {
@@ -152,7 +151,7 @@ async fn parts(env: &Env, data: &Path, journal: Option<&Path>, access: Access) -
     Ok(open::in_place_parts(env, data, journal, access).await.map_err(PoolError::from)?)
 }
 
-/// A volume that is updated in place, to be made on a device or in a file.
+/// Options for a new in-place volume on a device or in a file.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct New {
     #[command(flatten)]
@@ -163,13 +162,13 @@ pub(crate) struct New {
 }
 
 impl New {
-    /// Whether something was said of the journal.
+    /// Whether the user gave any option for the journal.
     pub(crate) fn is_said(&self) -> bool {
         self.journal.journal_dev.is_some() || self.journal_size.is_some()
     }
 }
 
-/// Makes a volume that is updated in place; with `file`, of that size in a new file.
+/// Creates an in-place volume; with `file`, in a new file of that size.
 pub(crate) async fn create(
     env: &Env,
     device: &Path,
@@ -192,7 +191,7 @@ pub(crate) async fn create(
         let len = part.geometry().size.min(LOOKED_AT) as usize;
         let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;
         if !force && start.iter().any(|byte| *byte != 0) {
-            return Err(Failure::new(format!("{} holds something", part.name()))
+            return Err(Failure::new(format!("{} is not empty", part.name()))
                 .help("--force writes over it"));
         }
     }

@@ -1,7 +1,7 @@
 //! `thalweg kv`: keys and values in named partitions of a volume.
 //!
-//! A volume that is being served is used through its server, one that is idle is opened for the
-//! command. Everything here works on `dyn Transact`, and does not know which of the two it is.
+//! If the volume is served, the command goes through its server; otherwise the command opens the volume. All
+//! of this works on `dyn Transact`, and does not know which of the two it is.
 
 use std::io::{BufRead, IsTerminal, Read};
 use std::path::PathBuf;
@@ -26,15 +26,15 @@ use crate::request::{Answer, Request};
 use crate::size::Size;
 use crate::target::{JournalDev, Target};
 
-/// Changes of an import that are made together, at most.
+/// How many keys of an import are put in one transaction, at most.
 const BATCH: usize = 32;
-/// Blocks of values of an import that are written together, at most, but for the last value.
+/// How many blocks of values of an import are put in one transaction, at most, not counting the last value.
 const BATCH_BLOCKS: usize = 64;
 
 /// Keep keys and values in named partitions of a volume
 ///
-/// The first partition makes the volume one that has partitions; what else it holds has to be
-/// nothing. In JSON keys and values are strings, or {"hex": "…"} where they are not UTF-8.
+/// Creating the first partition turns a volume into one with partitions; the volume must be empty. In JSON,
+/// keys and values are strings, or {"hex": "…"} where they are not UTF-8.
 #[derive(Debug, Args)]
 pub(crate) struct Kv {
     /// The volume's folder, or the device of one that is updated in place
@@ -52,7 +52,7 @@ enum Command {
     Drop(Drop),
     Put(Put),
     Get(OnKey),
-    /// Take a key out
+    /// Delete a key
     Delete(OnKey),
     Scan(Scan),
     Check(Check),
@@ -78,14 +78,14 @@ impl Command {
     }
 }
 
-/// What a partition is for.
+/// The kinds of partitions.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum KindArg {
     /// Ordered keys
     Btree,
-    /// Keys without order; a little less is read and written for each
+    /// Keys without order; reads and writes a little less for each
     Hash,
-    /// Blocks for programs that bring their own order
+    /// Raw blocks for programs with structures of their own
     Raw,
 }
 
@@ -104,7 +104,7 @@ impl From<KindArg> for Kind {
 struct Create {
     /// Its name
     name: String,
-    /// What it is for
+    /// Its kind
     #[arg(long, value_enum, default_value_t = KindArg::Btree)]
     kind: KindArg,
     /// Its size, whole blocks of 4 KiB [default: the largest gap]
@@ -113,7 +113,7 @@ struct Create {
     /// Its first block [default: the first gap with room]
     #[arg(long, value_name = "BLOCK")]
     first: Option<u64>,
-    /// Print it as a JSON object
+    /// Print the partition as a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -131,19 +131,19 @@ struct List {
 struct Drop {
     /// Its name
     name: String,
-    /// Yes, everything in it
+    /// Confirm that everything in it is to be lost
     #[arg(long)]
     yes: bool,
 }
 
-/// Give a key a value
+/// Set the value of a key
 #[derive(Debug, Args)]
 struct Put {
     /// The partition
     name: String,
     /// The key
     key: String,
-    /// The value [default: what standard input holds]
+    /// The value [default: read from standard input]
     value: Option<String>,
     /// Key and value are written in hexadecimal digits
     #[arg(long)]
@@ -165,7 +165,7 @@ struct OnKey {
     json: bool,
 }
 
-/// Show keys and values, in the order of keys if there is one
+/// Show keys and values, in the order of keys if the store has one
 #[derive(Debug, Args)]
 struct Scan {
     /// The partition
@@ -173,19 +173,19 @@ struct Scan {
     /// The first key
     #[arg(long, value_name = "KEY")]
     from: Option<String>,
-    /// The key before which to end
+    /// The key before which the scan ends
     #[arg(long, value_name = "KEY")]
     to: Option<String>,
-    /// Keys that begin with this
+    /// Only keys that begin with this
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     prefix: Option<String>,
-    /// The last one first
+    /// In reverse order
     #[arg(long)]
     reverse: bool,
-    /// So many at most
+    /// At most this many
     #[arg(long, value_name = "COUNT")]
     limit: Option<u64>,
-    /// Keys without their values
+    /// Only keys, without values
     #[arg(long)]
     keys: bool,
     /// Keys are given in hexadecimal digits
@@ -196,7 +196,7 @@ struct Scan {
     json: bool,
 }
 
-/// Check everything that stores hold
+/// Check all keys and values of a store
 #[derive(Debug, Args)]
 struct Check {
     /// The partition [default: all of them]
@@ -206,7 +206,7 @@ struct Check {
     json: bool,
 }
 
-/// Put what an export has written: a JSON object in each line
+/// Import the output of an export: a JSON object on each line
 #[derive(Debug, Args)]
 struct Import {
     /// The partition
@@ -218,7 +218,7 @@ struct Import {
     json: bool,
 }
 
-/// Print every key with its value, as of one moment: a JSON object in each line
+/// Print every key with its value, as of one snapshot: a JSON object on each line
 #[derive(Debug, Args)]
 struct Export {
     /// The partition
@@ -234,7 +234,7 @@ impl From<TreeError> for Failure {
             }
             TreeError::Foreign(_) => failure.help("use another volume, or make one"),
             TreeError::OfFilesystem(_) => failure.help("thalweg mount VOLUME DIRECTORY"),
-            TreeError::Missing(_) => failure.help("thalweg kv VOLUME list shows what is there"),
+            TreeError::Missing(_) => failure.help("thalweg kv VOLUME list shows the partitions"),
             TreeError::Unfinished(_) => failure.help("thalweg kv VOLUME drop NAME --yes"),
             TreeError::Damaged { .. } => {
                 failure.help("thalweg volume scrub VOLUME looks for damage underneath")
@@ -250,7 +250,7 @@ impl From<TxnError> for Failure {
     }
 }
 
-/// A volume, by way of its server or in this process.
+/// A volume, through its server or open in this process.
 struct Access {
     volume: Arc<dyn Transact>,
     opened: Option<Opened>,
@@ -258,7 +258,8 @@ struct Access {
 
 impl Access {
     async fn open(env: &Env, target: &Target, only_reads: bool) -> Outcome<Access> {
-        // Another user's server may have died: the locks on the devices tell.
+        // If the socket refuses this user, the server may be dead: try to open, and the locks on the devices
+        // decide.
         let is_closed = only_reads && control::is_closed_to_us(&target.folder);
         if !is_closed && let Some(connection) = Connection::open(env, &target.folder).await? {
             return Ok(Access { volume: Arc::new(connection), opened: None });
@@ -300,7 +301,7 @@ pub(crate) async fn run(env: &Env, args: Kv) -> Outcome<()> {
 async fn refuse_mounted(target: &Target, volume: &dyn Transact, name: &str) -> Outcome<()> {
     let is_files = match catalogue::refuse_filesystem(volume, name).await {
         Err(TreeError::OfFilesystem(_)) => true,
-        // What else is wrong, dropping it says.
+        // Any other error is reported by the removal itself.
         _ => false,
     };
     if !is_files {
@@ -319,7 +320,7 @@ async fn refuse_mounted(target: &Target, volume: &dyn Transact, name: &str) -> O
 
 async fn execute(env: &Env, volume: &Arc<dyn Transact>, command: Command) -> Outcome<()> {
     let look = async |name: &str| Store::open(env, volume.clone(), name).await;
-    // To write, which in a filesystem's own tree would destroy its files.
+    // Writes to a filesystem's own tree would destroy its files.
     let open = async |name: &str| {
         catalogue::refuse_filesystem(&**volume, name).await?;
         look(name).await
@@ -348,8 +349,8 @@ async fn create(env: &Env, volume: &dyn Transact, args: Create) -> Outcome<()> {
     let block = BLOCK_SIZE as u64;
     if let Some(Size(size)) = args.size.filter(|size| !size.0.is_multiple_of(block) || size.0 == 0)
     {
-        return Err(Failure::new(format!("{size} bytes are no whole blocks"))
-            .help(format!("give a multiple of {block} bytes, as 64M")));
+        return Err(Failure::new(format!("{size} bytes are not a multiple of a block"))
+            .help(format!("give a multiple of {block} bytes, for example 64M")));
     }
     let new = NewPartition {
         name: args.name,
@@ -383,7 +384,7 @@ async fn list(volume: &dyn Transact, args: &List) -> Outcome<()> {
 async fn drop_partition(env: &Env, volume: &dyn Transact, args: &Drop) -> Outcome<()> {
     if !args.yes {
         return Err(Failure::new(format!("this drops {} and everything in it", args.name))
-            .help("say that you mean it: --yes"));
+            .help("to confirm, add --yes"));
     }
     Ok(catalogue::remove(env, volume, &args.name).await?)
 }
@@ -458,7 +459,7 @@ async fn scan(store: &Store, args: &Scan) -> Outcome<()> {
     .await
 }
 
-/// The first key that is above all that begin with `prefix`.
+/// The first key above all keys with this prefix.
 fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
     let mut after = prefix[..=last].to_vec();
@@ -466,7 +467,7 @@ fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(after)
 }
 
-/// Prints a line for each pair. Whoever reads them may go away.
+/// Prints a line for each pair, until the reader closes the pipe.
 async fn show(
     mut iter: Iter,
     limit: u64,
@@ -541,7 +542,7 @@ async fn import(store: &Store, args: &Import) -> Outcome<()> {
     Ok(())
 }
 
-/// Puts pairs together, or, when that is too much for one transaction, one after the other.
+/// Puts pairs in one transaction, or, if they are too many for one, one after the other.
 async fn put_all(store: &Store, pairs: Vec<(Vec<u8>, Vec<u8>)>) -> Outcome<()> {
     let mut batch = Batch::new();
     for (key, value) in &pairs {
@@ -563,7 +564,7 @@ fn pair(line: &str) -> Outcome<(Vec<u8>, Vec<u8>)> {
     Ok((field(&pair, "key")?, field(&pair, "value")?))
 }
 
-/// A field that [`text`] has written.
+/// A field as [`text`] writes it.
 fn field(pair: &Value, name: &str) -> Outcome<Vec<u8>> {
     let wrong = || {
         Failure::new(format!("it has no \"{name}\" that is a string or {{\"hex\": \"…\"}}"))
@@ -579,7 +580,7 @@ fn field(pair: &Value, name: &str) -> Outcome<Vec<u8>> {
     }
 }
 
-/// Bytes in JSON.
+/// Bytes as JSON.
 fn text(bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
@@ -590,7 +591,7 @@ fn text(bytes: &[u8]) -> Value {
     }
 }
 
-/// Bytes for a person, in one line.
+/// Bytes as one printable line.
 fn plain(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(|c| c.is_control() || c == '\\') => text.to_owned(),
@@ -598,7 +599,7 @@ fn plain(bytes: &[u8]) -> String {
     }
 }
 
-/// What an argument stands for.
+/// The bytes that an argument means.
 fn bytes(text: &str, hex: bool) -> Outcome<Vec<u8>> {
     if !hex {
         return Ok(text.as_bytes().to_vec());

@@ -1,5 +1,5 @@
-//! What processes leave in this user's folder of sockets and mountpoints, and who takes it away: each
-//! process what is its own, and one that starts what those left that were killed.
+//! Cleanup in this user's folder of sockets and mountpoints. Each process removes its own files there; a
+//! starting process also removes those of killed ones.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::target::SERVED;
 const FILES: [&str; 4] =
     [crate::control::SOCKET, thalweg_ipc::SOCKET, crate::mount::LOG, crate::attach::LOG];
 
-/// Takes away a folder for sockets. It stays when it holds anything else.
+/// Removes a folder for sockets, unless it holds other files.
 pub(crate) fn clear(folder: &Path) {
     for file in FILES {
         let _ = std::fs::remove_file(folder.join(file));
@@ -22,8 +22,8 @@ pub(crate) fn clear(folder: &Path) {
     }
 }
 
-/// Takes away what processes left that were killed: dead mounts of transactions' views, folders for
-/// sockets, names of mounts.
+/// Removes the files of killed processes: dead mounts of transactions' views, folders for sockets, names of
+/// mounts.
 pub(crate) fn remove_all() {
     let Ok(folder) = state::folder() else { return };
     let Ok(entries) = std::fs::read_dir(&folder) else { return };
@@ -45,10 +45,10 @@ pub(crate) fn remove_all() {
     }
 }
 
-/// Whether there is no process of this user and this program with a number.
+/// Whether no process of this user and this program has this number.
 fn has_ended(number: Option<&str>) -> bool {
     let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) else { return false };
-    // A zombie has a name still, and no program.
+    // A zombie still has a name in `comm`, but no program.
     let runs = std::fs::read_link(format!("/proc/{number}/exe")).is_ok();
     let name = std::fs::read_to_string(format!("/proc/{number}/comm"));
     !(runs && name.is_ok_and(|name| name.contains(crate::NAME)))

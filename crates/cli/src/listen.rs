@@ -4,11 +4,10 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// What an address that is none should have been.
+/// The error for a text that is not an address.
 const EXPECTED: &str = "expected HOST:PORT, such as localhost:10809, 0.0.0.0:10809 or [::]:10809";
 
-/// A host and a port as the user wrote them, and the addresses that the host has for this machine's
-/// resolver.
+/// A host and a port as the user wrote them, with the host's addresses from this machine's resolver.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenAddress {
     text: String,
@@ -27,7 +26,7 @@ impl ListenAddress {
     }
 }
 
-/// Whether a text has the form of a host and a port; an IPv6 address stands in brackets.
+/// Whether a text has the form of a host and a port; an IPv6 address is in brackets.
 fn is_host_and_port(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| {
         let is_plain = !host.is_empty() && !host.contains(':');

@@ -1,18 +1,19 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `umount`, `fsck`, `tx`, `resize`,
-//! `dump`, `bench`, `shell`); `helper` for the names under which mount(8) and its like call. A volume that is in use is administered through the process that has it open:
+//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `umount`, `fsck`,
+//! `tx`, `resize`, `dump`, `bench`, `shell`); `helper` has the names under which mount(8) and its like call
+//! this program. A volume that is in use is administered through the process that has it open:
 //!
-//! - `request`: what can be asked of a volume;
-//! - `ask`: has a request answered, by the volume's server (`control`) or here;
-//! - `session`: the volumes that this process has open, and who uses them;
-//! - `opened`: one open volume, chained or `in_place`; `files`: its filesystem; `mounts`: where that is mounted.
+//! - `request`: the requests on a volume;
+//! - `ask`: has a request answered, by the volume's server (`control`) or in this process;
+//! - `session`: the volumes that this process has open, and their clients;
+//! - `opened`: one open volume, chained or `in_place`; `files`: its filesystem; `mounts`: its mounts.
 
-/// Blocks of 4 KiB come and go by the hundred thousand in a second.
+/// The program allocates and frees hundreds of thousands of 4 KiB blocks a second.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-// Its macros stand in for those of the standard library everywhere below.
+// Its macros replace those of the standard library in every module below.
 #[macro_use]
 mod output;
 
@@ -69,7 +70,7 @@ use crate::failure::{Failure, Outcome};
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Say more on standard error; twice for everything
+    /// Print more messages on standard error; twice for all
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 }
@@ -105,7 +106,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(words) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no failures. Nothing can be done where nothing can be printed.
+            // Help and version are not failures. If printing fails, there is no place to report it.
             let _ = error.print();
             return if error.use_stderr() {
                 ExitCode::from(codes.usage)
@@ -116,7 +117,7 @@ fn main() -> ExitCode {
     };
     start_log(cli.verbose);
     if matches!(cli.command, Command::Attach(_) | Command::Serve(_) | Command::Mount(_))
-        // Before the runtime's threads, which inherit it.
+        // Before the runtime starts its threads, which inherit it.
         && let Err(error) = thalweg_fuse::attach::become_io_flusher()
     {
         tracing::debug!(%error, "this process is no I/O flusher; it can attach nothing without root");
@@ -132,7 +133,7 @@ fn main() -> ExitCode {
 }
 
 fn start_log(verbose: u8) {
-    // What the FUSE library warns of are requests that a single file has no use for.
+    // Below errors, the FUSE library warns of requests that a mount does not need.
     let level =
         ["warn,fuser=error", "info,fuser=error", "debug", "trace"][usize::from(verbose.min(3))];
     let filter = EnvFilter::try_from_env("THALWEG_LOG");
@@ -154,7 +155,7 @@ fn run(command: Command) -> Outcome<u8> {
     .map(|()| 0)
 }
 
-/// The commands that need volumes or devices, and so the runtime.
+/// Runs a command that needs volumes or devices, and so the runtime.
 fn serve_or_ask(command: Command) -> Outcome<u8> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(server_threads()).enable_all().build()?;

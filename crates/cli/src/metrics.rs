@@ -1,7 +1,7 @@
-//! Numbers for Prometheus.
+//! Metrics for Prometheus.
 //!
-//! The store and the NBD server count by themselves; here their counters are copied to what the
-//! exporter shows, once a second.
+//! The store and the NBD server keep counters of their own; this module copies them to the exporter once a
+//! second.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,20 +25,20 @@ use thalweg_store::txn::TxnStatus;
 use crate::failure::{Failure, Outcome};
 use crate::opened::{Numbers, StoreNumbers};
 
-/// Time between two looks at the counters.
+/// How often the counters are copied.
 const INTERVAL: Duration = Duration::from_secs(1);
 const LATENCY: &str = "thalweg_nbd_request_duration_seconds";
 const STAGES: &str = "thalweg_stage_duration_seconds";
 
-/// Where numbers come from.
+/// The source of the metrics.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// Every volume in numbers.
+    /// The numbers of every volume.
     fn volumes(&self) -> impl Future<Output = Vec<Numbers>> + Send;
-    /// The NBD server's counters, when there is one.
+    /// The NBD server's counters, if there is one.
     fn server(&self) -> Option<&ServerStats>;
 }
 
-/// Serves the numbers over HTTP on `address` until the returned tasks are dropped.
+/// Serves the metrics over HTTP on `address` until the returned tasks are dropped.
 pub(crate) fn start(
     env: &Env,
     address: SocketAddr,
@@ -110,32 +110,40 @@ fn describe() {
         ("thalweg_syncs_total", Unit::Count, "Requests to make writes durable"),
         ("thalweg_commit_rounds_total", Unit::Count, "Rounds of group commit"),
         ("thalweg_cleaning_moved_bytes_total", Unit::Bytes, "Bytes that cleaning moved"),
-        ("thalweg_cleaning_segments_total", Unit::Count, "Segments that cleaning went through"),
+        ("thalweg_cleaning_segments_total", Unit::Count, "Segments cleaned"),
         ("thalweg_checkpoints_total", Unit::Count, "Checkpoints of the index"),
         ("thalweg_repaired_blocks_total", Unit::Count, "Copies overwritten with the right bytes"),
-        ("thalweg_damaged_blocks_total", Unit::Count, "Blocks that no copy could give back"),
+        ("thalweg_damaged_blocks_total", Unit::Count, "Blocks of which no copy is right"),
         ("thalweg_tail_reads_total", Unit::Count, "Blocks read from the tail for want of a cache"),
         ("thalweg_cache_hits_total", Unit::Count, "Reads of blocks served from a cache"),
         ("thalweg_cache_misses_total", Unit::Count, "Reads of blocks that no cache held"),
         ("thalweg_changed_data_bytes_total", Unit::Bytes, "Bytes that writes of data changed"),
-        ("thalweg_changed_metadata_bytes_total", Unit::Bytes, "The same of blocks of structure"),
+        (
+            "thalweg_changed_metadata_bytes_total",
+            Unit::Bytes,
+            "Bytes that writes of metadata changed",
+        ),
         ("thalweg_journal_commits_total", Unit::Count, "Transactions of the journal"),
-        ("thalweg_journal_bytes_total", Unit::Bytes, "Bytes that they take there"),
+        ("thalweg_journal_bytes_total", Unit::Bytes, "Bytes written to the journal"),
         (
             "thalweg_journal_releases_total",
             Unit::Count,
-            "Times that the journal let some of them go",
+            "Times that the journal released transactions",
         ),
-        ("thalweg_checkpointed_blocks_total", Unit::Count, "Blocks written home from the journal"),
-        ("thalweg_direct_blocks_total", Unit::Count, "Blocks written home directly"),
-        ("thalweg_home_reads_total", Unit::Count, "Blocks read at home"),
-        ("thalweg_transactions_total", Unit::Count, "Transactions that ended, by how they did"),
-        ("thalweg_merged_commits_total", Unit::Count, "Commits that took over others' changes"),
+        ("thalweg_checkpointed_blocks_total", Unit::Count, "Blocks written back from the journal"),
         (
-            "thalweg_writers_waited_seconds_total",
-            Unit::Seconds,
-            "Time that writers waited, added up",
+            "thalweg_direct_blocks_total",
+            Unit::Count,
+            "Blocks written in place directly, without the journal",
         ),
+        ("thalweg_home_reads_total", Unit::Count, "Blocks read in place"),
+        ("thalweg_transactions_total", Unit::Count, "Transactions that ended, by how they did"),
+        (
+            "thalweg_merged_commits_total",
+            Unit::Count,
+            "Commits merged with others' changes to the same blocks",
+        ),
+        ("thalweg_writers_waited_seconds_total", Unit::Seconds, "Total time that writers waited"),
         ("thalweg_nbd_requests_total", Unit::Count, "NBD requests answered"),
         ("thalweg_nbd_errors_total", Unit::Count, "NBD requests answered with an error"),
         ("thalweg_nbd_bytes_total", Unit::Bytes, "Bytes that NBD requests covered"),
@@ -147,10 +155,10 @@ fn describe() {
     let gauges = [
         ("thalweg_volume_size_bytes", Unit::Bytes, "Size of the volume"),
         ("thalweg_volume_capacity_bytes", Unit::Bytes, "Bytes that may be live before writes fail"),
-        ("thalweg_volume_live_bytes", Unit::Bytes, "Bytes that some version needs"),
+        ("thalweg_volume_live_bytes", Unit::Bytes, "Live bytes: those that a version needs"),
         ("thalweg_index_memory_bytes", Unit::Bytes, "Memory that the index takes"),
         ("thalweg_segments", Unit::Count, "Segments on all links"),
-        ("thalweg_free_segments", Unit::Count, "Segments that may be written"),
+        ("thalweg_free_segments", Unit::Count, "Free segments"),
         ("thalweg_version", Unit::Count, "The newest version"),
         ("thalweg_durable_version", Unit::Count, "The newest version that survives a crash"),
         ("thalweg_multiversion_blocks", Unit::Count, "Blocks that have several versions"),
@@ -158,17 +166,21 @@ fn describe() {
         ("thalweg_refuses_writes", Unit::Count, "1 when the volume refuses writes after a failure"),
         ("thalweg_cache_blocks", Unit::Count, "Blocks in a cache"),
         ("thalweg_cached_bytes", Unit::Bytes, "Bytes of blocks in memory"),
-        ("thalweg_dirty_bytes", Unit::Bytes, "Bytes of blocks that are not home"),
+        ("thalweg_dirty_bytes", Unit::Bytes, "Bytes of dirty blocks"),
         ("thalweg_journal_size_bytes", Unit::Bytes, "Size of the journal"),
         ("thalweg_journal_free_bytes", Unit::Bytes, "Bytes of the journal that are free"),
-        ("thalweg_journal_mode", Unit::Count, "1 for what the journal takes now, by its mode"),
-        ("thalweg_transactions_running", Unit::Count, "Transactions that run"),
-        ("thalweg_transactions_buffered_bytes", Unit::Bytes, "Writes that wait for a commit"),
+        ("thalweg_journal_mode", Unit::Count, "1 for the journal's mode"),
+        ("thalweg_transactions_running", Unit::Count, "Running transactions"),
+        (
+            "thalweg_transactions_buffered_bytes",
+            Unit::Bytes,
+            "Bytes of writes that wait for a commit",
+        ),
         ("thalweg_filesystem_size_bytes", Unit::Bytes, "Size of the mounted filesystem"),
         ("thalweg_filesystem_free_bytes", Unit::Bytes, "Bytes of it that are free"),
         ("thalweg_filesystem_inodes", Unit::Count, "Inodes in use"),
         ("thalweg_nbd_connections", Unit::Count, "NBD connections open"),
-        ("thalweg_writers_waiting", Unit::Count, "Writers that wait, by what for"),
+        ("thalweg_writers_waiting", Unit::Count, "Writers that wait, by cause"),
     ];
     for (name, unit, about) in gauges {
         describe_gauge!(name, unit, about);
@@ -294,7 +306,7 @@ fn record_chain(name: &str, status: &Status) {
         gauge!(metric, "volume" => volume()).set(value as f64);
     }
     for link in &status.links {
-        // The path, without where on the device the link lies.
+        // The path, without the link's position on the device.
         let device = link.device.split('[').next().unwrap_or_default();
         record_device(name, device, &link.io);
     }
@@ -310,7 +322,7 @@ fn record_chain(name: &str, status: &Status) {
     }
 }
 
-/// What was already handed to the histograms of stages, by volume and stage; the NBD server's have no
+/// Counts that the histograms of stages have already, by volume and stage; the NBD server's stages have no
 /// volume.
 type SeenStages = HashMap<(String, &'static str), Vec<u64>>;
 
@@ -368,7 +380,7 @@ fn record_cache(volume: &str, cache: &'static str, stats: &CacheStats) {
     counter!("thalweg_cache_misses_total", &both).absolute(stats.misses);
 }
 
-/// What was already handed to the histograms, by command and bucket.
+/// Counts that the histograms have already, by command and bucket.
 type Seen = [[u64; LATENCY_BUCKETS]; thalweg_nbd::protocol::Command::COUNT];
 
 fn record_server(stats: &ServerStats, seen: &mut Seen) {

@@ -19,29 +19,29 @@ use crate::volume::Create;
 
 /// Make a filesystem on a volume
 ///
-/// On a device, or in a file, a volume is made with it that is updated in place, behind a journal; a
-/// file that is not there is made with --in-place and a size. With a link mkfs.thalweg to this program
-/// in /sbin, mkfs(8) knows the type thalweg.
+/// On a device or in a file, this makes an in-place volume with a journal, and the filesystem on it. A new
+/// file is made with --in-place and a size. With a link mkfs.thalweg to this program in /sbin, mkfs(8) knows
+/// the type thalweg.
 ///
-/// On a chained volume, which is a folder, the filesystem takes the largest part of the volume that is free; key-value stores may lie beside
-/// it. With --size a volume that is not there is made first, with what `thalweg volume create` takes
-/// for granted.
+/// On a chained volume, which is a folder, the filesystem takes the largest free range of the volume;
+/// key-value stores may lie beside it. With --size, a missing volume is made first, with the defaults of
+/// `thalweg volume create`.
 #[derive(Debug, Args)]
 pub(crate) struct Mkfs {
     /// The volume's folder, or a device or file
     volume: String,
-    /// Make a file with a volume that is updated in place
+    /// Make a file with an in-place volume
     #[arg(long, requires = "sizes")]
     in_place: bool,
     #[command(flatten)]
     volume_in_place: in_place::New,
-    /// Make the volume first, as large as this
+    /// Make the volume first, of this size
     #[arg(group = "sizes")]
     size: Option<Size>,
-    /// The same
+    /// The same as --volume-size
     #[arg(long = "size", value_name = "SIZE", group = "sizes")]
     volume_size: Option<Size>,
-    /// Take away a filesystem that is there, and its files
+    /// Replace an existing filesystem; its files are lost
     #[arg(short, short_alias = 'F', long)]
     force: bool,
     /// Owner and group of the root directory, by number [default: the caller's]
@@ -50,7 +50,7 @@ pub(crate) struct Mkfs {
     /// Permissions of the root directory, in octal
     #[arg(long, value_name = "MODE", default_value = "755", value_parser = mode)]
     root_mode: u16,
-    /// Say nothing
+    /// Print nothing
     #[arg(short, long)]
     quiet: bool,
 }
@@ -58,12 +58,12 @@ pub(crate) struct Mkfs {
 fn owner(text: &str) -> Result<(u32, u32), String> {
     let parsed =
         text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
-    parsed.ok_or_else(|| format!("{text:?} is not UID:GID, as in 1000:1000"))
+    parsed.ok_or_else(|| format!("{text:?} is not UID:GID, for example 1000:1000"))
 }
 
 fn mode(text: &str) -> Result<u16, String> {
     let mode = u16::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777);
-    mode.ok_or_else(|| format!("{text:?} is no mode, as in 755"))
+    mode.ok_or_else(|| format!("{text:?} is not a mode, for example 755"))
 }
 
 pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
@@ -85,7 +85,7 @@ pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
     Ok(())
 }
 
-/// A new volume that is updated in place.
+/// Makes an in-place volume.
 async fn in_place(env: &Env, place: &Path, args: &Mkfs) -> Outcome<Target> {
     let file = args.volume_size.or(args.size);
     if file.is_some() && !args.in_place {
@@ -95,7 +95,7 @@ async fn in_place(env: &Env, place: &Path, args: &Mkfs) -> Outcome<Target> {
     in_place::create(env, place, file, &args.volume_in_place, args.force).await
 }
 
-/// A chained volume, made if a size says so.
+/// A chained volume; makes it first if a size is given.
 async fn chained(env: &Env, folder: &Path, args: &Mkfs) -> Outcome<Target> {
     if args.volume_in_place.is_said() {
         return Err(Failure::new("a chained volume needs no journal")

@@ -1,4 +1,4 @@
-//! `thalweg mount`: a volume's filesystem for everybody on this machine.
+//! `thalweg mount`: mounts a volume's filesystem.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -27,16 +27,16 @@ use crate::status;
 use crate::target::{Target, export};
 use crate::umount::take_away;
 
-/// What the process in the background writes goes here, in the volume's folder.
+/// The background process's log, in the volume's folder.
 pub(crate) const LOG: &str = "mount.log";
 
-/// How often a server is asked that may be about to end, and how long is waited in between.
+/// A server may be about to end: how often it is asked again, and the pause in between.
 const ENDING_TRIES: u32 = 200;
 const ENDING_PAUSE: Duration = Duration::from_millis(20);
 
 /// Mount the filesystem of a volume
 ///
-/// Returns when it is there. A process in the background serves it until it is unmounted; when the
+/// Returns when the filesystem is mounted. A background process serves it until it is unmounted; if the
 /// volume is served already, its server does that. With a link mount.thalweg to this program in /sbin,
 /// mount(8) and /etc/fstab know the type thalweg.
 #[derive(Debug, Args)]
@@ -58,7 +58,7 @@ pub(crate) struct Mount {
     /// Do everything but mount
     #[arg(short, long)]
     fake: bool,
-    /// For mount(8): there is no /etc/mtab to be written
+    /// For mount(8): ignored, there is no /etc/mtab to write
     #[arg(short = 'n', hide = true)]
     no_mtab: bool,
     /// For mount(8): the type, which is thalweg
@@ -67,7 +67,7 @@ pub(crate) struct Mount {
     /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<ListenAddress>,
-    /// Say in JSON, on one line, what came of it: for the process that started this one
+    /// Report the result to the parent process, as one line of JSON
     #[arg(long, hide = true, requires = "foreground")]
     tell: bool,
 }
@@ -75,10 +75,10 @@ pub(crate) struct Mount {
 const OPTIONS: &str = "\
 Options behind -o:
   ro, rw, sync, async, dirsync, suid, nosuid, dev, nodev, exec, noexec
-  relatime, strictatime, noatime  how reads are noted (relatime)
-  allow_other       everybody may use the mount, as far as permissions go; so for root's mounts
+  relatime, strictatime, noatime  when a read updates the access time (relatime)
+  allow_other       all users may use the mount, subject to permissions; default for root's mounts
   writeback_cache   the kernel collects writes, page by page, until it or fsync writes them
-  threads=N         threads that take requests from the kernel (2)
+  threads=N         threads that serve the kernel's requests (2)
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 On a volume that is updated in place also:
   data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
@@ -90,9 +90,9 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     let unknown = if args.sloppy { Unknown::Ignore } else { Unknown::Refuse };
     let options = MountOptions::parse(&args.options, unknown)?;
     if options.remount {
-        // mount(8) names the volume too, a person the directory alone.
+        // mount(8) passes the volume too, a user the directory alone.
         let at = args.directory.take().or(args.volume.take().map(PathBuf::from));
-        let at = at.ok_or_else(|| Failure::new("which directory is to be mounted anew?"))?;
+        let at = at.ok_or_else(|| Failure::new("a remount needs a directory"))?;
         return if args.fake { Ok(()) } else { remount(&at, &options).await };
     }
     let (Some(volume), Some(directory)) = (&args.volume, &args.directory) else {
@@ -102,7 +102,7 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
     let options = match (&target.snapshot, options.read_only) {
         (Some(_), Some(false)) => {
-            return Err(Failure::new(format!("{volume} is a snapshot, which nothing changes"))
+            return Err(Failure::new(format!("{volume} is a snapshot, which is read-only"))
                 .help("mount it with -o ro"));
         }
         (Some(_), _) => MountOptions { read_only: Some(true), ..options },
@@ -125,7 +125,7 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     }
 }
 
-/// Says what the volume that was mounted lacks. The mount stands, whatever comes of the question.
+/// Warns if the mounted volume is degraded. A failure of this check does not undo the mount.
 async fn warn_if_degraded(target: &Target) {
     let Ok(Some(mut client)) = Client::connect(&target.folder).await else { return };
     if let Ok(Answer::Json(found)) = client.ask(&Request::Status, &Silent).await {
@@ -133,7 +133,7 @@ async fn warn_if_degraded(target: &Target) {
     }
 }
 
-/// The directory by its canonical name, without what a dead server has left on it.
+/// The canonical path of the directory, after removing a dead server's mount on it.
 fn usable(directory: &Path) -> Outcome<PathBuf> {
     let directory = canonical(directory)?;
     if let Some(found) = mounts::at(&directory)?.filter(|found| found.kind == KIND)
@@ -151,7 +151,7 @@ fn usable(directory: &Path) -> Outcome<PathBuf> {
     }
 }
 
-/// Has the volume's server mount it, if it has one that goes on.
+/// Asks the volume's server to mount it, if it has one that is not about to end.
 async fn through_server(env: &Env, target: &Target, request: &MountRequest) -> Outcome<bool> {
     let request = Request::Mount(request.clone());
     for _ in 0..ENDING_TRIES {
@@ -160,7 +160,7 @@ async fn through_server(env: &Env, target: &Target, request: &MountRequest) -> O
             Ok(Answer::Mounted { .. }) => return Ok(true),
             Ok(Answer::Ending) => client.closed().await,
             Ok(other) => return Err(unexpected(&other)),
-            // It was about to end, and its mounts with it.
+            // The server was about to end.
             Err(error) => tracing::debug!(%error, "the volume's server went away"),
         }
         env.sleep(ENDING_PAUSE).await;
@@ -182,7 +182,7 @@ async fn foreground(env: &Env, args: &Mount, target: Target, request: MountReque
     started?.0.until_stopped().await
 }
 
-/// Opens and mounts the volume; what was recovered in memory for that.
+/// Opens and mounts the volume. Also returns how the volume was recovered in memory, if it was.
 async fn start(
     env: &Env,
     args: &Mount,
@@ -211,7 +211,7 @@ async fn start(
     Ok((running?, recovery))
 }
 
-/// Starts this program again, apart from the terminal, and waits until it serves the mount.
+/// Starts this program again as a daemon, and waits until it serves the mount.
 fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outcome<()> {
     let mut command: Vec<OsString> = ["mount", "--foreground", "--tell"].map(Into::into).into();
     for list in &args.options {
@@ -243,7 +243,7 @@ async fn remount(directory: &Path, options: &MountOptions) -> Outcome<()> {
     let request = Request::Remount { device: found.device, options: options.clone() };
     match client.ask(&request, &Silent).await? {
         Answer::Done => match change_flags(&found.mountpoint, options) {
-            // Of an ordinary user's mount the server alone knows how reads are noted.
+            // An ordinary user may not change the mount's flags; the atime mode then is the server's alone.
             Err(error) if is_not_permitted(&error) && !options.changes_flags() => Ok(()),
             Err(error) => {
                 let place = found.mountpoint.display();
@@ -260,12 +260,12 @@ fn is_not_permitted(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::EPERM)
 }
 
-/// Sets what the kernel itself keeps of a mount; what was not said stays.
+/// Sets the flags that the kernel keeps of a mount; options that are not given keep their values.
 pub(crate) fn change_flags(mountpoint: &Path, options: &MountOptions) -> std::io::Result<()> {
     let path = CString::new(mountpoint.as_os_str().as_bytes())?;
-    // SAFETY: zeros are a valid value, which the call fills in.
+    // SAFETY: all zeros are a valid value, which the call overwrites.
     let mut now: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a terminated string and the place is ours.
+    // SAFETY: the path is a terminated string, and the pointer is valid for the call.
     if unsafe { libc::statvfs(path.as_ptr(), &mut now) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
@@ -281,7 +281,7 @@ pub(crate) fn change_flags(mountpoint: &Path, options: &MountOptions) -> std::io
             flags |= flag;
         }
     }
-    // Of these the kernel keeps what it had when none is said.
+    // If none of these is set, the kernel keeps its atime mode.
     flags |= match options.atime {
         None => 0,
         Some(AtimeWord::Relative) => libc::MS_RELATIME,
@@ -289,7 +289,7 @@ pub(crate) fn change_flags(mountpoint: &Path, options: &MountOptions) -> std::io
         Some(AtimeWord::Never) => libc::MS_NOATIME,
     };
     let nothing = std::ptr::null();
-    // SAFETY: the path is a terminated string; a remount by flags takes nothing else.
+    // SAFETY: the path is a terminated string; a remount of flags reads no other argument.
     match unsafe { libc::mount(nothing, path.as_ptr(), nothing, flags, nothing.cast()) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
@@ -301,7 +301,7 @@ fn no_server(found: &Mounted) -> Failure {
         .help(format!("thalweg umount {}, then mount it again", found.mountpoint.display()))
 }
 
-/// The mount of ours on the directory `place`, or of the volume in the folder `place`.
+/// Our mount on the directory `place`, or of the volume in the folder `place`.
 pub(crate) fn mount_on(place: &Path) -> Outcome<Mounted> {
     let is_it = |found: &&Mounted| {
         found.kind == KIND && (found.mountpoint == place || Path::new(&found.source) == place)
@@ -313,7 +313,7 @@ pub(crate) fn mount_on(place: &Path) -> Outcome<Mounted> {
     })
 }
 
-/// The mount of ours that a path lies in.
+/// Our mount that contains a path.
 pub(crate) fn mount_around(path: &Path) -> Outcome<Mounted> {
     let path = canonical(path)?;
     let all = mounts::list()?;
@@ -325,8 +325,8 @@ pub(crate) fn mount_around(path: &Path) -> Outcome<Mounted> {
     }
 }
 
-/// The folder with the socket of the server of a mount; `None` when it has none. The server is found by
-/// the number of the filesystem's device, so also when its volume was moved or taken away.
+/// The folder with the socket of a mount's server; `None` if it has none. It is found by the number of the
+/// filesystem's device, so even after the volume was moved or removed.
 pub(crate) async fn server_folder(found: &Mounted) -> Outcome<Option<PathBuf>> {
     let user = found.user.unwrap_or_else(state::user);
     let folders = state::folders(user).into_iter();
@@ -335,7 +335,7 @@ pub(crate) async fn server_folder(found: &Mounted) -> Outcome<Option<PathBuf>> {
     let mut failure = None;
     for place in places {
         match Client::connect(&place).await {
-            // The name itself goes with the mount.
+            // The link disappears with the mount, so return what it points to.
             Ok(Some(_)) => return Ok(Some(place.canonicalize()?)),
             Ok(None) => {}
             Err(error) => failure = Some(error),
@@ -344,10 +344,10 @@ pub(crate) async fn server_folder(found: &Mounted) -> Outcome<Option<PathBuf>> {
     failure.map_or(Ok(None), Err)
 }
 
-/// The canonical name of a directory, also of one whose server has died.
+/// The canonical path of a directory, even if its server has died.
 pub(crate) fn canonical(path: &Path) -> Outcome<PathBuf> {
     match path.canonicalize() {
-        // A dead mount, or a volume that is mounted and was moved.
+        // A dead mount, or a mounted volume that was moved.
         Err(error) if is_lost(&error) || is_mounted(path) => Ok(std::path::absolute(path)?),
         Err(error) => {
             Err(Failure::of(&error).while_doing(format!("cannot find {}", path.display())))
@@ -363,20 +363,20 @@ fn is_mounted(volume: &Path) -> bool {
     mounts::list().is_ok_and(|all| all.iter().any(ours))
 }
 
-/// Whether the server of the mount on `directory` has died. Asks for what the kernel does not cache;
-/// a server that is being killed does not answer, and the request fails when its process has ended.
+/// Whether the server of the mount on `directory` has died. statfs is not cached, so it reaches the server;
+/// while a server is being killed the call waits, and it fails when the process has ended.
 pub(crate) fn is_dead(directory: &Path) -> bool {
     let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
-    // SAFETY: zeros are a valid value, which the call fills in.
+    // SAFETY: all zeros are a valid value, which the call overwrites.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a terminated string and the place is ours.
+    // SAFETY: the path is a terminated string, and the pointer is valid for the call.
     match unsafe { libc::statfs(path.as_ptr(), &mut found) } {
         0 => false,
         _ => is_lost(&std::io::Error::last_os_error()),
     }
 }
 
-/// Whether a mount's server has died. The first one to ask may hear that the connection was aborted.
+/// Whether an error means that a mount's server has died. The first call after that may get `ECONNABORTED`.
 fn is_lost(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }

@@ -1,4 +1,4 @@
-//! The words behind `-o` of a mount.
+//! The options behind `-o` of a mount.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,36 +10,36 @@ use thalweg_store::inplace::{self, Mode};
 
 use crate::failure::{Failure, Outcome};
 
-/// What the words behind `-o` say; what is not said is `None` or as in ext4.
+/// The options behind `-o`; an option that is not given is `None`, or as in ext4.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MountOptions {
-    /// Change a mount that is there.
+    /// Change an existing mount.
     pub(crate) remount: bool,
-    /// Changes are refused.
+    /// Refuse changes.
     pub(crate) read_only: Option<bool>,
-    /// Set-user-id and set-group-id count.
+    /// Honour set-user-id and set-group-id bits.
     pub(crate) suid: Option<bool>,
-    /// Devices can be opened.
+    /// Allow opening of devices.
     pub(crate) dev: Option<bool>,
-    /// Programs can be run.
+    /// Allow running of programs.
     pub(crate) exec: Option<bool>,
     /// Every write is durable when it returns.
     pub(crate) sync: Option<bool>,
-    /// Every change of a directory is.
+    /// Every change of a directory is durable when it returns.
     pub(crate) dirsync: bool,
-    /// How reads are noted.
+    /// When a read updates the access time.
     pub(crate) atime: Option<AtimeWord>,
-    /// Everybody may use the mount, as far as permissions go. By default so for root's mounts.
+    /// All users may use the mount, subject to permissions. Default for root's mounts.
     pub(crate) allow_other: Option<bool>,
-    /// The kernel collects writes.
+    /// The kernel's page cache collects writes.
     pub(crate) writeback_cache: bool,
-    /// Threads that take requests from the kernel.
+    /// Threads that serve the kernel's requests.
     pub(crate) threads: Option<usize>,
-    /// How a volume that is updated in place keeps its journal.
+    /// How an in-place volume keeps its journal.
     pub(crate) journal: JournalOptions,
 }
 
-/// How reads are noted.
+/// When a read updates the access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum AtimeWord {
     Relative,
@@ -47,7 +47,7 @@ pub(crate) enum AtimeWord {
     Never,
 }
 
-/// What may be left to the program, also once it was said.
+/// An option with a value `auto`, which resets it to the program's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Setting<T> {
     Auto,
@@ -62,7 +62,7 @@ impl<T: Copy> Setting<T> {
         }
     }
 
-    /// What holds when this was said, or nothing was.
+    /// The value after this option was given, or `now` if it was not.
     fn over(said: Option<Setting<T>>, now: Option<T>) -> Option<T> {
         match said {
             None => now,
@@ -79,42 +79,41 @@ impl<T: Copy> Setting<T> {
     }
 }
 
-/// How a volume that is updated in place keeps its journal.
+/// How an in-place volume keeps its journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JournalOptions {
-    /// What goes through the journal.
+    /// Which writes go through the journal.
     pub(crate) data: Option<Mode>,
     /// The device of the journal; by default a part of the volume.
     pub(crate) journal_dev: Option<PathBuf>,
-    /// Writes below so many bytes go through the journal.
+    /// Writes of fewer bytes go through the journal.
     pub(crate) threshold: Option<u32>,
-    /// How old a running transaction may become.
+    /// The maximum age of the running transaction.
     pub(crate) commit: Option<Duration>,
     /// Whether the device is flushed where order matters.
     pub(crate) barrier: Option<bool>,
-    /// How often dirty blocks are written home.
+    /// How often dirty blocks are written back.
     pub(crate) writeback: Option<Duration>,
-    /// How old a dirty block may become.
+    /// The maximum age of a dirty block.
     pub(crate) expire: Option<Duration>,
-    /// Bytes.
+    /// The longest gap, in bytes, that a writeback batch writes over.
     pub(crate) gap: Option<Setting<u32>>,
-    /// Whether the device moves an arm.
+    /// Whether the device is a rotational disk.
     pub(crate) rotational: Option<Setting<bool>>,
-    /// Whether the device is told of blocks that are not needed any more.
+    /// Whether the device is told to discard blocks that are not needed any more.
     pub(crate) discard: Option<bool>,
 }
 
-/// What to do about words that nobody knows.
+/// What to do about unknown options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unknown {
     Refuse,
-    /// As `mount -s` wants it.
+    /// For `mount -s`.
     Ignore,
 }
 
 impl MountOptions {
-    /// Reads lists of words with commas between them; of words that exclude each other the last one
-    /// counts.
+    /// Reads comma-separated lists of options; of options that exclude each other, the last one counts.
     pub(crate) fn parse(lists: &[String], unknown: Unknown) -> Outcome<MountOptions> {
         let mut options = MountOptions::default();
         let mut strange = Vec::new();
@@ -162,7 +161,7 @@ impl MountOptions {
             "nobarrier" => self.journal.barrier = Some(false),
             "discard" => self.journal.discard = Some(true),
             "nodiscard" => self.journal.discard = Some(false),
-            // What mount(8) means, or what is so anyway.
+            // Options that mount(8) handles, and options that are always on.
             "defaults"
             | "auto"
             | "noauto"
@@ -198,12 +197,13 @@ impl MountOptions {
             "writeback" => journal.writeback = Some(seconds(name, value)?),
             "expire" => journal.expire = Some(seconds(name, value)?),
             "barrier" => journal.barrier = Some(yes_or_no(name, value)?),
-            // What mount(8) and mount.fuse3 read in the mount table and hand back.
+            // Options that mount(8) and mount.fuse3 copy from the mount table.
             "user_id" | "group_id" | "rootmode" | "fd" | "max_read" | "blksize" | "fsname"
             | "subtype" => {}
             "threads" => {
                 let threads = value.parse().ok().filter(|threads| (1..=64).contains(threads));
-                let wrong = || Failure::new(format!("threads={value} is no number from 1 to 64"));
+                let wrong =
+                    || Failure::new(format!("threads={value} is not a number from 1 to 64"));
                 self.threads = Some(threads.ok_or_else(wrong)?);
             }
             "user" | "comment" => {}
@@ -212,7 +212,7 @@ impl MountOptions {
         Ok(true)
     }
 
-    /// How the kernel mounts it for `source`.
+    /// The kernel's options for a mount of `source`.
     pub(crate) fn for_kernel(&self, source: String) -> mounted::MountOptions {
         let defaults = mounted::MountOptions::default();
         mounted::MountOptions {
@@ -232,13 +232,13 @@ impl MountOptions {
         }
     }
 
-    /// Whether anything is said that the kernel alone keeps of a mount.
+    /// Whether an option is given that the kernel alone keeps.
     pub(crate) fn changes_flags(&self) -> bool {
         let said = [self.read_only, self.suid, self.dev, self.exec, self.sync];
         said.iter().any(Option::is_some)
     }
 
-    /// How the filesystem is opened.
+    /// The filesystem's options.
     pub(crate) fn for_files(&self) -> thalweg_fs::local::Options {
         let atime = match self.atime {
             None | Some(AtimeWord::Relative) => Atime::Relative,
@@ -250,7 +250,7 @@ impl MountOptions {
 }
 
 impl JournalOptions {
-    /// How a store runs that ran as `now`: what was not said stays.
+    /// The options of a store that ran with `now`: options that are not given keep their values.
     pub(crate) fn over(&self, now: inplace::Options) -> inplace::Options {
         inplace::Options {
             mode: self.data.unwrap_or(now.mode),
@@ -266,7 +266,7 @@ impl JournalOptions {
         }
     }
 
-    /// The words that were given, as they would be again.
+    /// The options that are given, as text that [`MountOptions::parse`] reads.
     pub(crate) fn words(&self) -> Vec<String> {
         let seconds = |name: &str, span: Option<Duration>| {
             span.map(|span| format!("{name}={}", span.as_secs()))
@@ -289,7 +289,8 @@ impl JournalOptions {
 
 fn bytes(name: &str, value: &str) -> Outcome<u32> {
     let size: crate::size::Size = value.parse().map_err(|_| {
-        Failure::new(format!("{name}={value} is no size")).help("write bytes, or 64K and the like")
+        Failure::new(format!("{name}={value} is not a size"))
+            .help("write a number of bytes, or for example 64K")
     })?;
     u32::try_from(size.0).map_err(|_| Failure::new(format!("{name}={value} is too large")))
 }
@@ -306,7 +307,7 @@ fn seconds(name: &str, value: &str) -> Outcome<Duration> {
     let seconds = value.parse().ok().filter(|seconds| *seconds < 1 << 32);
     seconds
         .map(Duration::from_secs)
-        .ok_or_else(|| Failure::new(format!("{name}={value} is no number of seconds")))
+        .ok_or_else(|| Failure::new(format!("{name}={value} is not a number of seconds")))
 }
 
 #[cfg(test)]
@@ -344,7 +345,7 @@ mod tests {
         let options = parse(list).unwrap().journal.over(inplace::Options::default());
         assert_eq!((options.mode, options.threshold), (Mode::Selective, 2048));
         assert_eq!((options.gap, options.rotational), (Some(65_536), Some(false)));
-        // What was set can be left to the device again.
+        // `auto` resets what was set.
         let auto = parse("gap=auto,rotational=auto").unwrap().journal;
         assert_eq!(auto.words().join(","), "gap=auto,rotational=auto");
         let again = auto.over(options);

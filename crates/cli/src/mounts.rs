@@ -1,5 +1,4 @@
-//! The mounts of a session: a volume's filesystem for everybody, and private views of it for
-//! transactions.
+//! The mounts of a session: a volume's filesystem, and private views of it for transactions.
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -24,28 +23,30 @@ use crate::resize::Grown;
 use crate::session::Session;
 use crate::target::export;
 
-/// How mounts of filesystems are called in the mount table.
+/// The type of our mounts in the mount table.
 pub(crate) const KIND: &str = "fuse.thalweg";
-/// How directories begin, among this user's, where views are mounted.
+/// The prefix of directories, among this user's, on which views are mounted.
 pub(crate) const VIEW: &str = "tx-";
-/// How often a transaction is touched that its command may not touch for long.
+/// How often a transaction's view is accessed, so that it does not time out while its command does not use
+/// it.
 const TOUCH: Duration = Duration::from_millis(250);
-/// How long the kernel may take to tell that it has let go of a filesystem that is not mounted.
+/// How long the kernel may take to release an unmounted filesystem.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long another namespace may hold a filesystem: processes that have just begun soon let go.
+/// How long another namespace may hold a filesystem before it is reported: processes that have just begun
+/// soon release it.
 const OTHERS: Duration = Duration::from_secs(2);
 /// How long a lazy unmount waits for a filesystem's end.
 const GLANCE: Duration = Duration::from_millis(200);
-/// How often is looked for what holds a filesystem.
+/// How often the holders of a filesystem are looked up.
 const LOOK: Duration = Duration::from_millis(50);
-/// How often a mount is tried again that is in use while its server ends.
+/// How often a mount that is in use is tried again while its server ends.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// A volume's filesystem, mounted.
 #[derive(Debug)]
 pub(crate) struct MountedVolume {
     pub(crate) volume: String,
-    /// The snapshot that it shows; `None` for the volume itself.
+    /// The snapshot that is mounted; `None` for the volume itself.
     pub(crate) snapshot: Option<String>,
     files: Files,
     mounted: Arc<Mounted>,
@@ -67,9 +68,9 @@ impl PublishedName {
     fn new(mounted: &Mounted, volume: &Opened) -> Outcome<PublishedName> {
         let link = state::folder()?.join(mounts::name_of(mounted.device()));
         let folder = volume.target.served()?;
-        // A link to nothing is one that a killed server left.
+        // Make the folder, so that the link is not taken for a killed server's.
         state::make(&folder)?;
-        // In one step: a killed server may have left one.
+        // Rename over a link that a killed server may have left.
         let new = link.with_extension(std::process::id().to_string());
         std::os::unix::fs::symlink(&folder, &new)?;
         std::fs::rename(new, &link)?;
@@ -79,7 +80,7 @@ impl PublishedName {
 
 impl Drop for PublishedName {
     fn drop(&mut self) {
-        // The number may be another filesystem's by now.
+        // By now the device number may belong to another filesystem.
         if std::fs::read_link(&self.link).is_ok_and(|folder| folder == self.folder) {
             let _ = std::fs::remove_file(&self.link);
         }
@@ -91,7 +92,7 @@ impl Drop for PublishedName {
 #[derive(Debug, Default)]
 pub(crate) struct Unmounting {
     clients: AtomicUsize,
-    /// Filesystems that could not be closed in order, by the numbers of their devices.
+    /// Filesystems that failed to close, by device number.
     failures: parking_lot::Mutex<Vec<((u32, u32), Failure)>>,
 }
 
@@ -112,12 +113,12 @@ struct MountedView {
 }
 
 impl MountedVolume {
-    /// Whether it is the mount of a volume, or of this snapshot of it.
+    /// Whether it is the mount of this volume, or of this snapshot of it.
     pub(crate) fn shows(&self, volume: &Opened, snapshot: Option<&str>) -> bool {
         self.volume == volume.target.name && self.snapshot.as_deref() == snapshot
     }
 
-    /// Where it is mounted: in the first place if it still is.
+    /// The directory of the mount: its first mountpoint, or another one if that was unmounted.
     pub(crate) fn directory(&self) -> PathBuf {
         let first = self.mounted.mountpoint().to_owned();
         let places = mounts::of(self.mounted.identity()).unwrap_or_default();
@@ -127,7 +128,7 @@ impl MountedVolume {
         }
     }
 
-    /// Makes the filesystem as large as its volume has room for.
+    /// Grows the filesystem into the volume's free space.
     pub(crate) async fn grow(&self) -> Outcome<Grown> {
         self.files.grow().await
     }
@@ -137,7 +138,7 @@ impl MountedVolume {
         self.mounted.stages()
     }
 
-    /// What the kernel is shown.
+    /// The filesystem that the kernel is shown.
     pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
         self.files.filesystem()
     }
@@ -183,15 +184,15 @@ impl Session {
                     "{name} is mounted already, on {}",
                     place.display()
                 ))
-                .help("to see it in another place too: mount --bind"));
+                .help("to mount it on another directory too: mount --bind"));
             }
-            // It has just been unmounted.
+            // It was unmounted, and the kernel may still hold it.
             if let Some(users) = self.users_of(&known, PATIENCE).await? {
                 return Err(Failure::new(format!(
                     "{name} was unmounted, and is still in use: {}",
                     users.join(", ")
                 ))
-                .help("end what uses it first"));
+                .help("end the processes that use it first"));
             }
             self.finish(all.swap_remove(at)).await?;
             self.end_if_idle(&all).await;
@@ -235,7 +236,7 @@ impl Session {
         Ok(Answer::Mounted { directory })
     }
 
-    /// Cleans up when the mount is taken away from outside, as `umount` does.
+    /// Cleans up after an unmount from outside, for example by `umount`.
     fn watch_mount(self: &Arc<Self>, volume: String, mounted: Arc<Mounted>) {
         let session = Arc::downgrade(self);
         let watch = async move {
@@ -254,7 +255,7 @@ impl Session {
         self.env().spawn(watch).detach();
     }
 
-    /// Before a client takes a mount away: makes everything durable, and holds the session until the
+    /// Before a client's unmount: makes everything durable, and keeps the session from ending until the
     /// client is done.
     pub(crate) async fn prepare_unmount(
         &self,
@@ -280,10 +281,10 @@ impl Session {
         match sync(&*filesystem).await {
             Err(failure) if !lazy => {
                 self.end_unmount().await;
-                Err(failure.help("--lazy unmounts nevertheless, and loses what was not synced"))
+                Err(failure.help("--lazy unmounts nevertheless, and loses unsynced writes"))
             }
             Err(failure) => {
-                tracing::error!(%failure, "what was not synced is lost");
+                tracing::error!(%failure, "unsynced writes are lost");
                 Ok(Answer::Unmounting)
             }
             Ok(()) => Ok(Answer::Unmounting),
@@ -296,7 +297,7 @@ impl Session {
         self.end_if_idle(&self.mounts().lock().await).await;
     }
 
-    /// After a client has taken a mount away: waits for the filesystem's end if that was the last one.
+    /// After a client's unmount: waits for the filesystem's end if that was the last mount.
     pub(crate) async fn unmounted(&self, device: (u32, u32), lazy: bool) -> Outcome<Answer> {
         let known = {
             let all = self.mounts().lock().await;
@@ -313,7 +314,7 @@ impl Session {
             if let Some(filesystem) = filesystem {
                 sync(&*filesystem).await?;
             }
-            // Where it is mounted in this namespace it serves on as before.
+            // While it is mounted elsewhere in this namespace, it is served as before.
             let users = if mounts::of(mounted.identity())?.is_empty() { users } else { Vec::new() };
             return Ok(Answer::Unmounted { ends: false, users });
         }
@@ -333,8 +334,7 @@ impl Session {
         }
     }
 
-    /// The users of a filesystem, for a person to read; `None` when it has ended, or does within
-    /// `patience`.
+    /// The holders of a filesystem, as text for the user; `None` if it has ended, or ends within `patience`.
     async fn users_of(
         &self,
         mounted: &Arc<Mounted>,
@@ -362,7 +362,7 @@ impl Session {
         Ok(None)
     }
 
-    /// What is left to be done when the kernel has let go of a mount.
+    /// Cleans up when the kernel has released a mount.
     async fn finish(&self, it: MountedVolume) -> Outcome<()> {
         drop(it.name);
         for view in it.views {
@@ -374,7 +374,7 @@ impl Session {
         it.files.close().await
     }
 
-    /// Changes how a filesystem is mounted, as far as that is not the kernel's.
+    /// Applies a remount's options, except those that the kernel keeps.
     pub(crate) async fn remount(
         &self,
         volume: &Opened,
@@ -387,7 +387,7 @@ impl Session {
         if options.read_only == Some(false) && it.options.read_only {
             let place = it.directory();
             return Err(Failure::new(format!(
-                "{} was mounted read-only, and stays so",
+                "{} was mounted read-only, which a remount cannot change",
                 place.display()
             ))
             .help("unmount it, and mount it again without -o ro"));
@@ -395,7 +395,7 @@ impl Session {
         it.files.remount(volume, options).await
     }
 
-    /// Unmounts everything, as soon as nobody uses it.
+    /// Unmounts everything, each as soon as it is not in use.
     pub(crate) async fn unmount_all(&self) {
         let mut told = false;
         let mut all = self.mounts().lock().await;
@@ -406,13 +406,13 @@ impl Session {
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                     if !told {
                         let place = place.display();
-                        tracing::warn!(%place, "in use; waiting for that, a second signal ends at once");
+                        tracing::warn!(%place, "in use; waiting until it is not, a second signal ends at once");
                     }
                     told = true;
                     self.env().sleep(RETRY).await;
                     continue;
                 }
-                Err(error) => tracing::debug!(%error, "unmounted by somebody else"),
+                Err(error) => tracing::debug!(%error, "it was already unmounted"),
                 Ok(()) => {}
             }
             last.mounted.ended().await;
@@ -424,7 +424,7 @@ impl Session {
         }
     }
 
-    /// Shows the filesystem of a volume as a new transaction sees it.
+    /// Mounts a view of a volume's filesystem, as a new transaction sees it.
     pub(crate) async fn begin_view(&self, volume: &Opened) -> Outcome<Answer> {
         let mut all = self.mounts().lock().await;
         let at = position(&all, volume, None)?;
@@ -458,7 +458,7 @@ impl Session {
         Ok(Answer::View { id, directory })
     }
 
-    /// Ends a view: everything in it appears, or nothing.
+    /// Ends a view: all its changes appear, or none.
     pub(crate) async fn end_view(&self, volume: &Opened, id: u64, commit: bool) -> Outcome<Answer> {
         let (view, main) = {
             let mut all = self.mounts().lock().await;
@@ -473,7 +473,7 @@ impl Session {
             false => view.view.abort().await,
         };
         view.unmount(self.env()).await;
-        // Who asked sees it in the main mount at once.
+        // The client must see the changes in the main mount at once.
         main.settle().await;
         match result? {
             Committed::Yes => Ok(Answer::Done),
@@ -490,14 +490,14 @@ fn position(all: &[MountedVolume], volume: &Opened, snapshot: Option<&str>) -> O
     })
 }
 
-/// Where the view with this number is mounted: nobody but this user gets there.
+/// The mountpoint of the view `id`; only this user can reach it.
 fn directory_of(id: u64) -> Outcome<PathBuf> {
     let name = format!("{VIEW}{}-{id}", std::process::id());
     Ok(state::directory(&name)?)
 }
 
-/// Has the kernel show that reads are noted each time, which it is not told at the mount. Where this
-/// user may not change that, it shows `relatime`, and reads are noted all the same.
+/// Has the kernel show `strictatime`, which it is not told at the mount. If this user may not change that, it
+/// shows `relatime`, but every read updates the access time all the same.
 async fn show_strict_atime(mountpoint: &Path) {
     let mountpoint = mountpoint.to_owned();
     let options = MountOptions { atime: Some(AtimeWord::Strict), ..MountOptions::default() };
@@ -512,13 +512,13 @@ async fn sync(filesystem: &dyn Filesystem) -> Outcome<()> {
     match filesystem.is_read_only() {
         true => Ok(()),
         false => filesystem.sync_all().await.map_err(|error| {
-            Failure::of(&error).while_doing("what was written last could not be made durable")
+            Failure::of(&error).while_doing("the latest writes could not be made durable")
         }),
     }
 }
 
 impl MountedView {
-    /// Commits what was written, also through memory maps.
+    /// Commits all writes, including those through memory maps.
     async fn commit(&self) -> Outcome<Committed> {
         let directory = self.mounted.mountpoint().to_owned();
         blocking(move || {
@@ -533,7 +533,7 @@ impl MountedView {
         self.view.commit().await
     }
 
-    /// Takes the mount away; what still uses it gets errors, since its transaction has ended.
+    /// Unmounts the view. Processes that still use it get errors, since the transaction has ended.
     async fn unmount(self, env: &Env) {
         let directory = self.mounted.mountpoint().to_owned();
         let MountedView { mounted, view, .. } = self;

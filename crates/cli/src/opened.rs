@@ -33,33 +33,33 @@ use crate::volume::{CleaningArg, Create};
 /// One volume that this process has open.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// The volume; no snapshot.
+    /// The whole volume, no snapshot.
     pub(crate) target: Target,
     store: Store,
-    /// Held by whoever changes what the volume is made of.
+    /// Held during changes of the volume's devices, size and snapshots.
     changes: tokio::sync::Mutex<()>,
 }
 
-/// An open volume in numbers.
+/// The numbers of an open volume.
 #[derive(Debug)]
 pub(crate) struct Numbers {
     pub(crate) name: String,
     pub(crate) store: StoreNumbers,
     pub(crate) transactions: TxnStatus,
-    /// Of its filesystem, while it is mounted.
+    /// Those of its filesystem, if mounted.
     pub(crate) files: Option<Statistics>,
     /// How long the kernel's requests to it took.
     pub(crate) mount_stages: Vec<StageStatus>,
 }
 
-/// What numbers there are of the two ways to keep blocks.
+/// The numbers of the two kinds of stores.
 #[derive(Debug)]
 pub(crate) enum StoreNumbers {
     Chain(Box<Status>),
     InPlace { status: Box<InPlaceStatus>, parts: Vec<Part> },
 }
 
-/// The two ways to keep blocks.
+/// The two kinds of stores.
 #[derive(Debug)]
 enum Store {
     Chain(Box<Pool>),
@@ -106,13 +106,13 @@ impl Opened {
         Opened::open_for(env, target, &JournalOptions::default(), Access::Exclusive).await
     }
 
-    /// Opens a volume for reading alone: no byte of it changes. What needs recovery is recovered in
-    /// memory, as [`Opened::recovery`] says.
+    /// Opens a volume read-only: no byte of it changes. If it needs recovery, it is recovered in memory; see
+    /// [`Opened::recovery`].
     pub(crate) async fn open_read_only(env: &Env, target: &Target) -> Outcome<Opened> {
         Opened::open_for(env, target, &JournalOptions::default(), Access::ReadOnly).await
     }
 
-    /// Opens a volume for a mount that says how to keep its journal.
+    /// Opens a volume with a mount's journal options.
     pub(crate) async fn open_for(
         env: &Env,
         target: &Target,
@@ -130,7 +130,8 @@ impl Opened {
         Ok(Opened::of(target, store))
     }
 
-    /// Opens a volume for a repair: of a journal with a damaged middle what comes before that counts.
+    /// Opens a volume for a repair. If the journal is damaged in the middle, the transactions before the
+    /// damage are replayed.
     pub(crate) async fn open_damaged(env: &Env, target: &Target) -> Outcome<Opened> {
         let Some(device) = &target.device else { return Opened::open(env, target).await };
         let volume = InPlaceVolume::open_damaged(env, device, target).await?;
@@ -141,12 +142,12 @@ impl Opened {
         Opened { target: target.clone(), store, changes: tokio::sync::Mutex::default() }
     }
 
-    /// Whether it is open for reading alone.
+    /// Whether it is open read-only.
     pub(crate) fn is_read_only(&self) -> bool {
         self.transactions().is_read_only()
     }
 
-    /// What opening for reading recovered in memory; `None` when nothing needed it.
+    /// How a read-only opening recovered the volume in memory; `None` if it needed no recovery.
     pub(crate) fn recovery(&self) -> Option<String> {
         let found = match &self.store {
             _ if !self.is_read_only() => return None,
@@ -163,11 +164,12 @@ impl Opened {
         Some(format!("{found}; they are recovered in memory, and nothing is written"))
     }
 
-    /// Refuses to change a volume that is open for reading alone.
+    /// Refuses changes of a volume that is open read-only.
     pub(crate) fn refuse_if_read_only(&self) -> Outcome<()> {
         match self.is_read_only() {
-            true => Err(Failure::new(format!("{} is open read-only", self.target.name))
-                .help("end what has it open so first, a mount with -o ro for example")),
+            true => Err(Failure::new(format!("{} is open read-only", self.target.name)).help(
+                "first end the process that has it open read-only, for example a mount with -o ro",
+            )),
             false => Ok(()),
         }
     }
@@ -180,7 +182,7 @@ impl Opened {
         }
     }
 
-    /// What opening for a repair has repaired.
+    /// The repairs that opening for a repair made.
     pub(crate) fn repaired(&self) -> Vec<String> {
         let Store::InPlace(it) = &self.store else { return Vec::new() };
         let found = &it.recovered;
@@ -198,14 +200,14 @@ impl Opened {
         if found.journal_missing > 0 {
             repaired.push(format!(
                 "{} older transactions are missing from the journal; unless more of it is damaged, \
-                 what they changed was in place",
+                 their changes had been written back",
                 found.journal_missing
             ));
         }
         repaired
     }
 
-    /// The chained volume; only that does most of what can be asked for.
+    /// The chained volume; most requests need one.
     fn pool(&self) -> Outcome<&Pool> {
         match &self.store {
             Store::Chain(pool) => Ok(pool),
@@ -213,7 +215,7 @@ impl Opened {
         }
     }
 
-    /// What clients read and write.
+    /// The volume for clients without transactions.
     pub(crate) fn volume(&self) -> VolumeRef {
         match &self.store {
             Store::Chain(pool) => pool.volume(),
@@ -221,7 +223,7 @@ impl Opened {
         }
     }
 
-    /// What clients write that may overwrite partitions.
+    /// The same, but writable even over partitions.
     pub(crate) fn unfenced(&self) -> VolumeRef {
         Arc::new(StoreVolume::live(Arc::new(self.transactions().clone())))
     }
@@ -234,7 +236,7 @@ impl Opened {
         }
     }
 
-    /// Has the volume keep its journal as a mount says.
+    /// Applies a mount's journal options.
     pub(crate) fn keep_journal(&self, options: &JournalOptions) -> Outcome<()> {
         let words = options.words();
         match &self.store {
@@ -255,7 +257,7 @@ impl Opened {
         }
     }
 
-    /// A snapshot as clients see it, read-only.
+    /// A snapshot for clients, read-only.
     pub(crate) fn snapshot(&self, name: &str) -> Outcome<VolumeRef> {
         match &self.store {
             Store::Chain(pool) => Ok(pool.snapshot_volume(name)?),
@@ -263,7 +265,7 @@ impl Opened {
         }
     }
 
-    /// Transactions that see a snapshot, and change nothing.
+    /// Read-only transactions on a snapshot.
     pub(crate) fn snapshot_transactions(
         &self,
         env: &Env,
@@ -294,7 +296,7 @@ impl Opened {
         }
     }
 
-    /// The volume in numbers, but for its filesystem.
+    /// The volume's numbers, without those of its filesystem.
     pub(crate) fn numbers(&self) -> Numbers {
         let store = match &self.store {
             Store::Chain(pool) => StoreNumbers::Chain(Box::new(pool.chain().status())),
@@ -307,8 +309,8 @@ impl Opened {
         Numbers { name, store, transactions, files: None, mount_stages: Vec::new() }
     }
 
-    /// What the volume lacks, each with what to do about it: devices that are missing or have missed
-    /// writes, blocks that no copy gave back, and why it refuses writes.
+    /// Why the volume is degraded, each with the next step: devices that are missing or missed writes, blocks
+    /// of which no copy is right, a store that refuses writes.
     pub(crate) fn degraded(&self) -> Vec<String> {
         let place = self.target.place().display();
         let refused = |why: &String| format!("it refuses writes until it is opened again: {why}");
@@ -344,7 +346,7 @@ impl Opened {
         found
     }
 
-    /// The volume in numbers, and what it is made of.
+    /// The volume's status as JSON: its numbers and its devices.
     pub(crate) fn status_json(&self) -> Outcome<Value> {
         let mut status = match &self.store {
             Store::Chain(pool) => serde_json::to_value(pool.status())?,
@@ -369,16 +371,17 @@ impl Opened {
         }
     }
 
-    /// Reads and verifies everything that is stored, and repairs what another copy has right, of the
-    /// catalogue if `repair` says so; what no copy has is given up if `mend` says so. Of a volume that is
-    /// open for reading, what would be repaired counts as damage.
+    /// Reads and verifies everything that is stored, and repairs bad copies from good ones (those of the
+    /// catalogue if `repair`); with `mend`, gives up blocks without a good copy. On a read-only volume
+    /// nothing is repaired, and a bad copy counts as damage.
     pub(crate) async fn scrub(
         &self,
         mend: Mend,
         repair: bool,
         report: &dyn Report,
     ) -> Outcome<Scrubbed> {
-        // First, so that the scrub finds the blocks whole; and again if they could not be read so far.
+        // Before the scrub, so that it finds these blocks whole; and again after it, if they could not be
+        // read before.
         let mut damaged = self.catalogue_damage(repair).await;
         let mut scrubbed = self.scrub_store(mend, report).await?;
         if damaged.is_err() && scrubbed.gave_up {
@@ -400,7 +403,7 @@ impl Opened {
         Ok(scrubbed)
     }
 
-    /// The damaged blocks of the catalogue, whose copies are whole; if wanted, repaired.
+    /// The catalogue's damaged blocks that have a good copy; with `repair`, repaired.
     async fn catalogue_damage(&self, repair: bool) -> Result<Vec<u64>, TreeError> {
         match repair {
             true => catalogue::repair(self.transactions()).await,
@@ -440,13 +443,13 @@ impl Opened {
         Ok(scrubbed)
     }
 
-    /// Bytes that clients may have on it.
+    /// The volume's size in bytes.
     pub(crate) fn size(&self) -> u64 {
         Transact::blocks(self.transactions()) * BLOCK_SIZE as u64
     }
 
-    /// Makes the volume larger: one that is updated in place as large as its device or file is by now, and a
-    /// file first as large as `size` says; a chained one as `size` says.
+    /// Makes the volume larger: an in-place volume as large as its device or file (after extending a file to
+    /// `size`), a chained one as large as `size`.
     pub(crate) async fn grow(&self, size: Option<u64>) -> Outcome<()> {
         let _one_at_a_time = self.begin_change()?;
         match &self.store {
@@ -486,7 +489,7 @@ impl Opened {
         ));
         Err(match self.store {
             Store::Chain(_) => failure.help(format!(
-                "thalweg volume shrink {place} --size SIZE gives up an end that no partition has"
+                "thalweg volume shrink {place} --size SIZE gives up the end behind the last partition"
             )),
             Store::InPlace(_) => failure.help("copy the files to a smaller volume"),
         })
@@ -495,7 +498,7 @@ impl Opened {
     fn begin_change(&self) -> Outcome<tokio::sync::MutexGuard<'_, ()>> {
         self.changes.try_lock().map_err(|_| {
             Failure::new(format!("{} is being changed already", self.target.name))
-                .help("wait for that to end; thalweg volume status --watch shows it")
+                .help("wait until that change ends; thalweg volume status --watch shows it")
         })
     }
 
@@ -503,7 +506,7 @@ impl Opened {
     pub(crate) async fn execute(&self, request: &Request, report: &dyn Report) -> Outcome<Answer> {
         let _one_at_a_time = self.begin_change()?;
         if let Request::Scrub = request {
-            // What is given up needs a check of the filesystem: fsck does both.
+            // Giving up blocks needs a check of the filesystem too: fsck does both.
             let mut found = self.scrub(Mend::No, true, report).await?.report;
             found["degraded"] = self.degraded().into();
             return Ok(Answer::Json(found));
@@ -519,7 +522,7 @@ impl Opened {
                 pool.extend(&ExtendRequest { size: *size, link, force: *force }).await?;
             }
             Request::Shrink { link, size } => {
-                // The size first: less is stored then, or at least no more.
+                // The size first: then no more is stored on the link than before.
                 let wanted = size.map(ShrinkRequest::Size);
                 for wanted in wanted.into_iter().chain(link.clone().map(ShrinkRequest::Link)) {
                     pool.shrink(&wanted, &share_done("emptying", report)).await?;
@@ -541,21 +544,21 @@ impl Opened {
     }
 }
 
-/// What a scrub found.
+/// The result of a scrub.
 pub(crate) struct Scrubbed {
-    /// All of it.
+    /// The store's report.
     pub(crate) report: Value,
-    /// Whether something is wrong still.
+    /// Whether damage is left.
     pub(crate) is_damaged: bool,
-    /// Whether something was, and is not any more.
+    /// Whether damage was repaired.
     pub(crate) is_repaired: bool,
-    /// Whether blocks that were empty may hold something now: a sector of the map was given up.
+    /// Whether a sector of the map was given up: blocks that were empty may then have content.
     pub(crate) gave_up: bool,
     /// Blocks of which no copy is right.
     pub(crate) lost: u64,
 }
 
-/// The blocks of which no copy is right, as a scrub's report counts them.
+/// The number of blocks of which no copy is right, from a scrub's report.
 pub(crate) fn lost_blocks(report: &Value) -> u64 {
     let listed = report["lost"].as_array().map(|lost| lost.len() as u64);
     listed.or(report["damaged"].as_u64()).unwrap_or(0)
@@ -576,7 +579,7 @@ async fn open_pool(env: &Env, target: &Target, access: Access) -> Outcome<Pool> 
     Ok(pool)
 }
 
-/// Reports how far something is.
+/// Reports progress.
 fn share_done(what: &str, report: &dyn Report) -> impl Fn(u64, u64) + Send + Sync {
     move |done, total| report.step(Step { what: what.to_owned(), done, total })
 }
@@ -603,7 +606,7 @@ impl LinkArg {
     }
 }
 
-/// Makes a volume, and returns where it is.
+/// Creates a volume; returns its place.
 pub(crate) async fn create(env: &Env, args: &Create, report: &dyn Report) -> Outcome<Target> {
     let folder = std::path::absolute(&args.folder)?;
     let progress = share_done("making the volume", report);
@@ -647,7 +650,7 @@ fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
     Ok(new)
 }
 
-/// Rebuilds the index of a volume that nobody has open.
+/// Rebuilds the index of a volume that no process has open.
 pub(crate) async fn rebuild_index(
     env: &Env,
     target: &Target,
@@ -662,7 +665,7 @@ pub(crate) async fn rebuild_index(
     Ok(Pool::rebuild_index(env, &target.folder, how, &progress).await?)
 }
 
-/// Destroys the volume in `folder`, and removes what this program made there.
+/// Destroys the volume in `folder`, and removes the files that this program made there.
 pub(crate) async fn destroy(env: &Env, folder: &Path) -> Outcome<()> {
     let folder = std::path::absolute(folder)?;
     if Client::connect(&folder).await?.is_some() {
@@ -673,16 +676,15 @@ pub(crate) async fn destroy(env: &Env, folder: &Path) -> Outcome<()> {
     pool::destroy(env, &folder).await?;
     for file in files {
         if let Err(error) = std::fs::remove_file(&file) {
-            tracing::warn!(%error, file = %file.display(), "the file stays");
+            tracing::warn!(%error, file = %file.display(), "a file could not be removed");
         }
     }
-    // It stays when it holds anything else.
+    // The folder stays if it holds other files.
     let _ = std::fs::remove_dir(&folder);
     Ok(())
 }
 
-/// The regular files in the volume's folder that it consists of: they were made for it. Files
-/// elsewhere are not ours to remove.
+/// The volume's regular files in its folder: these were made for it. Files elsewhere belong to the user.
 fn own_files(folder: &Path) -> Vec<std::path::PathBuf> {
     let text = std::fs::read_to_string(folder.join(pool::manifest::FILE)).unwrap_or_default();
     let paths: Vec<_> = match toml::from_str::<pool::manifest::Manifest>(&text) {

@@ -1,9 +1,9 @@
 //! Standard output and standard error, whose readers may go away.
 //!
 //! The macros of the standard library panic when a write fails. In this crate `println!`, `print!` and
-//! `eprintln!` are these instead: the first failed write to standard output is kept, and later ones
-//! write nothing. A reader that closes the pipe (`| head`) ends loops that ask [`is_closed`] and is
-//! no failure; any other failure is the command's, by way of [`finish`].
+//! `eprintln!` are these instead: the first failed write to standard output is recorded, and later ones write
+//! nothing. If the reader closes the pipe (`| head`), loops that ask [`is_closed`] end, and this is not a
+//! failure; any other error makes the command fail, through [`finish`].
 
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -27,7 +27,7 @@ macro_rules! eprintln {
 /// The first write to standard output that failed.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 
-/// Whether standard output takes nothing any more.
+/// Whether standard output takes no more writes.
 pub(crate) fn is_closed() -> bool {
     FAILED.get().is_some()
 }
@@ -37,7 +37,7 @@ fn write(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
         return;
     }
     if let Err(error) = write(&mut io::stdout().lock()) {
-        // Of two threads that fail at once, one keeps its error.
+        // If two threads fail at once, the first error is recorded.
         let _ = FAILED.set(error);
     }
 }
@@ -57,17 +57,17 @@ pub(crate) fn bytes(bytes: &[u8]) {
     write(|out| out.write_all(bytes));
 }
 
-/// Hands what was printed to the reader.
+/// Flushes standard output.
 pub(crate) fn flush() {
     write(|out| out.flush());
 }
 
-/// Prints a line on standard error. A failure of that has no place to be told.
+/// Prints a line on standard error. Its errors are dropped, since there is no place to report them.
 pub(crate) fn error_line(text: Arguments) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// What became of everything that was printed.
+/// The result of all writes to standard output.
 ///
 /// # Errors
 /// The first failed write, unless the reader has closed the pipe.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::size::Size;
 
-/// A file or a block device, `PATH` or `PATH:SIZE`; the size is for a file that is not there yet.
+/// A file or a block device, `PATH` or `PATH:SIZE`; the size is for a file to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceArg {
     pub(crate) path: PathBuf,
@@ -61,14 +61,14 @@ impl FromStr for LinkArg {
 }
 
 impl DeviceArg {
-    /// The same, whatever directory a process is in.
+    /// The same with an absolute path.
     pub(crate) fn absolute(self) -> std::io::Result<DeviceArg> {
         Ok(DeviceArg { path: std::path::absolute(&self.path)?, size: self.size })
     }
 }
 
 impl LinkArg {
-    /// The same, whatever directory a process is in.
+    /// The same with absolute paths.
     pub(crate) fn absolute(self) -> std::io::Result<LinkArg> {
         let all = |members: Vec<DeviceArg>| {
             members.into_iter().map(DeviceArg::absolute).collect::<std::io::Result<Vec<_>>>()

@@ -1,4 +1,4 @@
-//! Progress of what takes long: a bar on a terminal, nothing elsewhere.
+//! Progress of long tasks: a bar on a terminal, nothing elsewhere.
 
 use std::io::IsTerminal;
 
@@ -6,18 +6,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// How far something is.
+/// The progress of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Step {
     /// What is being done.
     pub(crate) what: String,
     /// How much is done.
     pub(crate) done: u64,
-    /// How much there is to do, in the same unit.
+    /// The whole, in the same unit.
     pub(crate) total: u64,
 }
 
-/// Takes every step of what is being done.
+/// Takes reports of progress.
 pub(crate) trait Report: Send + Sync {
     fn step(&self, step: Step);
 }
@@ -57,7 +57,7 @@ fn style() -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// A bar where somebody may be looking at it.
+/// A bar on a terminal, unless the output is JSON.
 pub(crate) fn for_user(json: bool) -> Box<dyn Report> {
     match !json && std::io::stderr().is_terminal() {
         true => Box::new(Bar::default()),

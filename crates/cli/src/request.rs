@@ -1,4 +1,4 @@
-//! What can be asked of a volume, whether this process has it open or another one.
+//! The requests on a volume and their answers, for the process that has the volume open.
 
 use std::path::PathBuf;
 
@@ -12,68 +12,68 @@ use crate::parts::{DeviceArg, LinkArg};
 /// One request. Paths in it are absolute.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// The volume in numbers.
+    /// The volume's status.
     Status,
-    /// The snapshots, and the space that each takes.
+    /// The snapshots, and the space of each.
     ListSnapshots,
     /// Keep the present state under a name.
     CreateSnapshot {
         /// The name.
         name: String,
     },
-    /// Forget a snapshot.
+    /// Delete a snapshot.
     DeleteSnapshot {
         /// Its name.
         name: String,
     },
-    /// Take the volume back to a snapshot.
+    /// Roll the volume back to a snapshot.
     Rollback {
         /// Its name.
         name: String,
     },
-    /// Add a link, give the volume another size, or both.
+    /// Add a link, change the volume's size, or both.
     Extend {
         /// The new link.
         link: Option<LinkArg>,
         /// The new size in bytes.
         size: Option<u64>,
-        /// Use devices that hold something else.
+        /// Overwrite devices that hold something else.
         force: bool,
     },
-    /// Give the volume a smaller size, take a link away, or both.
+    /// Make the volume smaller, remove a link, or both.
     Shrink {
         /// The path of one of the link's devices.
         link: Option<PathBuf>,
         /// The new size in bytes.
         size: Option<u64>,
     },
-    /// Make the volume larger, and its filesystem as large as it has room for.
+    /// Make the volume larger, and grow its filesystem into it.
     Resize {
-        /// The volume's new size in bytes; of one that is updated in place in a file, the file's.
+        /// The volume's new size in bytes; of an in-place volume in a file, the file's.
         size: Option<u64>,
     },
-    /// Put another device in the place of one.
+    /// Replace a device.
     Replace {
         /// The path of the old one.
         old: PathBuf,
         /// The new one.
         new: DeviceArg,
-        /// Use a device that holds something else.
+        /// Overwrite a device that holds something else.
         force: bool,
     },
-    /// Make the sides of mirrors whole again that missed writes.
+    /// Rebuild the sides of mirrors that missed writes.
     Rebuild {
-        /// The one that is meant; `None` for all.
+        /// One side; `None` for all.
         device: Option<PathBuf>,
     },
-    /// Change how the volume is opened, from the next time on.
+    /// Change the volume's settings, from the next opening on.
     Set {
-        /// What is changed is set.
+        /// The settings to change; others are `None`.
         settings: Settings,
     },
-    /// Read and verify everything that is stored, and repair what can be.
+    /// Read and verify everything that is stored, and repair bad copies.
     Scrub,
-    /// Check the filesystem as a snapshot shows it.
+    /// Check the filesystem of a snapshot.
     CheckSnapshot {
         /// The snapshot's name.
         name: String,
@@ -82,11 +82,11 @@ pub(crate) enum Request {
     },
     /// Make a kernel block device of the volume.
     Attach(AttachRequest),
-    /// Take a kernel block device away.
+    /// Detach a kernel block device.
     Detach {
         /// The snapshot that is attached; `None` for the volume itself.
         snapshot: Option<String>,
-        /// Cut off who uses it.
+        /// Detach it although it is in use.
         force: bool,
     },
     /// Make a filesystem on the volume.
@@ -97,40 +97,40 @@ pub(crate) enum Request {
     Remount {
         /// Major and minor number of the filesystem's device.
         device: (u32, u32),
-        /// What was said behind `-o`.
+        /// The options behind `-o`.
         options: MountOptions,
     },
-    /// A mount of it is about to be taken away: make everything durable. As long as the connection
-    /// lasts that this was asked on, the server does not end.
+    /// A client is about to unmount it: make everything durable. The server does not end while the connection
+    /// of this request lasts.
     Unmounting {
         /// Major and minor number of the filesystem's device.
         device: (u32, u32),
-        /// It is the last mount that the client sees.
+        /// The client sees no other mount of it.
         last: bool,
-        /// Also while it is in use; it goes when its last user does.
+        /// Unmount although it is in use; it ends when its last user does.
         lazy: bool,
     },
-    /// A mount of it was taken away: wait for the filesystem's end if that was the last one.
+    /// A client has unmounted it: if that was the last mount, wait for the filesystem's end.
     Unmounted {
         /// Major and minor number of the filesystem's device.
         device: (u32, u32),
-        /// Do not wait for what still uses it.
+        /// Do not wait for its users.
         lazy: bool,
     },
-    /// Show the mounted filesystem as a new transaction sees it. It ends with the connection that this
-    /// was asked on.
+    /// Mount a view of the filesystem in a new transaction. The transaction ends with the connection of this
+    /// request.
     BeginView,
-    /// End such a transaction.
+    /// End a view's transaction.
     EndView {
         /// The view's number.
         id: u64,
-        /// Whether what was done in it is to count.
+        /// Commit the transaction's changes.
         commit: bool,
     },
 }
 
 impl Request {
-    /// Whether it changes the volume itself, and is refused when that is open for reading alone.
+    /// Whether it changes the volume itself, and so is refused on a read-only volume.
     pub(crate) fn changes_volume(&self) -> bool {
         !matches!(
             self,
@@ -157,7 +157,7 @@ pub(crate) struct MountRequest {
     pub(crate) snapshot: Option<String>,
     /// The directory to mount on.
     pub(crate) directory: PathBuf,
-    /// What was said behind `-o`.
+    /// The options behind `-o`.
     pub(crate) options: MountOptions,
 }
 
@@ -170,15 +170,15 @@ pub(crate) struct AttachRequest {
     pub(crate) block_size: Option<u32>,
     /// Make devices of the partitions found.
     pub(crate) partition_scan: bool,
-    /// Let the device be written although the volume has partitions.
+    /// Allow writes although the volume has partitions.
     #[serde(default)]
     pub(crate) writable: bool,
 }
 
-/// What a request came to.
+/// The result of a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// A status, or a report, as JSON.
+    /// A status or a report, as JSON.
     Json(serde_json::Value),
     /// It is done.
     Done,
@@ -187,11 +187,11 @@ pub(crate) enum Answer {
         /// Its path.
         device: PathBuf,
     },
-    /// A block device was taken away.
+    /// A block device was detached.
     Detached {
         /// Its path.
         device: PathBuf,
-        /// The process that had the volume open ends with it.
+        /// The process that had the volume open ends now.
         ends: bool,
     },
     /// The filesystem was mounted.
@@ -203,21 +203,21 @@ pub(crate) enum Answer {
     Unmounting,
     /// The filesystem was unmounted, and everything is durable.
     Unmounted {
-        /// The process that had the volume open ends with it.
+        /// The process that had the volume open ends now.
         ends: bool,
-        /// What still holds the filesystem, as a person reads it. Empty when nothing does, and when
-        /// it is mounted in another place.
+        /// The users that still hold the filesystem, as text. Empty if there are none, or if it is mounted in
+        /// another place.
         users: Vec<String>,
     },
-    /// A transaction's view was mounted.
+    /// A transaction's view is mounted.
     View {
         /// Its number.
         id: u64,
         /// Where.
         directory: PathBuf,
     },
-    /// Another transaction stands against this one: nothing of it counts.
+    /// The transaction conflicts with another one: nothing of it was applied.
     Conflict,
-    /// The process that has the volume open is about to end: wait for that, and open it anew.
+    /// The process that has the volume open is about to end: wait for that, then open it.
     Ending,
 }

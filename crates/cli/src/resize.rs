@@ -1,4 +1,4 @@
-//! `thalweg resize`: a larger volume, and the filesystem on it.
+//! `thalweg resize`: grows a volume and its filesystem.
 
 use std::path::Path;
 
@@ -19,23 +19,22 @@ use crate::target::{JournalDev, Target};
 ///
 /// Works while the volume is mounted, served or attached. No block is moved.
 ///
-/// A volume that is updated in place takes all of its device, after that became larger; a file becomes as
-/// large as SIZE says. A chained volume becomes as large as SIZE says, if its links can hold that; thalweg
-/// volume extend adds a link. Then the filesystem takes what the volume has free.
+/// An in-place volume takes all of its device, after the device became larger; a file is first extended to
+/// SIZE. A chained volume is extended to SIZE, if its links can hold that; thalweg volume extend adds a link.
+/// Then the filesystem takes the volume's free space.
 ///
-/// Neither becomes smaller. thalweg volume shrink gives up the end of a chained volume where no partition
-/// is.
+/// Neither becomes smaller. thalweg volume shrink cuts off the end of a chained volume, behind its last
+/// partition.
 #[derive(Debug, Args)]
 pub(crate) struct Resize {
-    /// The volume's folder, the device or file of one that is updated in place, or where its filesystem is
-    /// mounted
+    /// The volume's folder, the device or file of an in-place volume, or the filesystem's mountpoint
     #[arg(value_name = "VOLUME|DIRECTORY")]
     what: String,
-    /// The new size, as given to mkfs
+    /// The new size, in mkfs's units
     size: Option<Size>,
     #[command(flatten)]
     journal: JournalDev,
-    /// Print what was done as a JSON object
+    /// Print the result as a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -49,7 +48,7 @@ pub(crate) struct Grown {
     pub(crate) size: u64,
 }
 
-/// What was made larger.
+/// The result of a resize.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Resized {
     /// The volume.
@@ -58,7 +57,7 @@ pub(crate) struct Resized {
     pub(crate) filesystem: Option<Grown>,
 }
 
-/// The filesystem of a volume that became larger.
+/// The size that a volume's filesystem has, and could have.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Room {
     /// Bytes of the volume that the filesystem takes.
@@ -68,7 +67,7 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// What to do next, where the filesystem could become larger.
+    /// The next step, if the filesystem could become larger.
     pub(crate) fn advice(&self, volume: &str) -> Option<String> {
         let advice = format!(
             "its filesystem has {}, and may have {}: thalweg resize {volume}",
@@ -108,7 +107,7 @@ pub(crate) async fn run(env: &Env, args: Resize) -> Outcome<()> {
     Ok(())
 }
 
-/// Asks the server of the filesystem that is mounted on a directory; where none is, it is no volume either.
+/// Asks the server of the filesystem that is mounted on a directory; without such a mount, returns `failure`.
 async fn through_mount(args: &Resize, request: &Request, failure: Failure) -> Outcome<Answer> {
     let found = canonical(Path::new(&args.what)).and_then(|place| mount_on(&place));
     let Ok(found) = found else { return Err(failure) };

@@ -1,4 +1,4 @@
-//! `thalweg serve`: volumes for clients that speak NBD, and for those that run transactions.
+//! `thalweg serve`: serves volumes over NBD and over the transaction sockets.
 
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
@@ -21,28 +21,27 @@ use crate::{leftover, metrics, output, signals};
 
 /// Serve volumes over NBD, and their transactions to programs on this machine
 ///
-/// Programs that use Thalweg's library for C, Python or Rust find a socket for transactions in the
-/// volume's folder.
+/// Programs that use Thalweg's library for C, Python or Rust find the socket for transactions in the volume's
+/// folder.
 ///
-/// A volume's snapshots are served beside it, read-only, as NAME@SNAPSHOT; naming FOLDER@SNAPSHOT
-/// serves that snapshot alone. The first SIGINT or SIGTERM ends the server in order, the second one
-/// at once.
+/// A volume's snapshots are served beside it, read-only, as NAME@SNAPSHOT; FOLDER@SNAPSHOT serves that
+/// snapshot alone. The first SIGINT or SIGTERM shuts the server down cleanly, the second one at once.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Folders of volumes, FOLDER@SNAPSHOT, or devices of volumes that are updated in place
+    /// Folders of volumes, FOLDER@SNAPSHOT, or devices of in-place volumes
     #[arg(required = true, value_name = "VOLUME")]
     volumes: Vec<String>,
     #[command(flatten)]
     journal: JournalDev,
-    /// Let clients write whole volumes that have partitions, as to restore a copy; else they are served
-    /// read-only
+    /// Let clients write to whole volumes that have partitions, for example to restore an image; by default
+    /// these are read-only
     #[arg(long)]
     writable: bool,
     /// The Unix socket, made with mode 0600 [default: NAME.sock under /run/thalweg; for
     /// other users than root under $XDG_RUNTIME_DIR/thalweg or /tmp/thalweg-UID]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Also listen on TCP, such as localhost:10809 or 0.0.0.0:10809: on every address of the host
+    /// Also listen on TCP, for example localhost:10809 or 0.0.0.0:10809: on every address of the host
     #[arg(long, value_name = "HOST:PORT")]
     tcp: Option<ListenAddress>,
     /// Certificate chain for TCP; clients must then use TLS
@@ -54,18 +53,18 @@ pub(crate) struct Serve {
     /// Authority that must have signed the clients' certificates
     #[arg(long, value_name = "FILE.pem", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
-    /// NBD clients at a time, for each kind of socket
+    /// Maximum number of NBD clients, for each kind of socket
     #[arg(long, value_name = "N", default_value_t = ServerConfig::default().max_connections)]
     max_connections: usize,
     /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<ListenAddress>,
-    /// Say where the volumes are served as one JSON object
+    /// Print the sockets and URIs as one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Opens what the targets name, each volume once.
+/// Opens each volume once, even if several targets name it.
 async fn open_all(env: &Env, targets: &[Target]) -> Outcome<Vec<Opened>> {
     let mut opened: Vec<Opened> = Vec::new();
     for target in targets {
@@ -117,11 +116,11 @@ pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
     }
 }
 
-/// Each connection takes a descriptor, and the soft limit is often 1,024: takes what the hard limit
-/// allows.
+/// Raises the limit of open files to the hard limit: each connection takes a descriptor, and the soft limit
+/// is often 1,024.
 fn raise_file_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the place is ours, and the calls take nothing else.
+    // SAFETY: `limit` is valid for both calls, which use no other memory.
     let raised = unsafe {
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && {
             limit.rlim_cur = limit.rlim_max;
@@ -134,7 +133,7 @@ fn raise_file_limit() {
     }
 }
 
-/// Where clients find a server.
+/// The addresses of a server.
 struct Place {
     socket: PathBuf,
     tcp: Vec<SocketAddr>,
@@ -161,13 +160,13 @@ async fn start(session: &Session, args: &Serve, targets: &[Target]) -> Outcome<P
     };
     let is_tls = args.tls_cert.is_some();
     if let Some(address) = tcp.iter().find(|it| !is_tls && !it.ip().is_loopback()) {
-        tracing::warn!(%address, "without --tls-cert everything travels in the clear");
+        tracing::warn!(%address, "without --tls-cert nothing is encrypted");
     }
     Ok(Place { socket, tcp, tls: is_tls })
 }
 
-/// Listens on every address of a host, all with one port. An address of a family that this machine
-/// lacks is passed over where another one works.
+/// Listens on every address of a host, all with one port. An address of a family that this machine lacks is
+/// skipped if another one works.
 async fn listen_tcp(
     server: &Server,
     address: &ListenAddress,
@@ -203,7 +202,7 @@ fn tls(args: &Serve) -> Outcome<Option<TlsConfig>> {
     Ok(Some(TlsConfig::from_pem_files(cert, key, args.tls_ca.as_deref(), true)?))
 }
 
-/// A place for the socket that only this user can reach.
+/// A path for the socket that only this user can reach.
 fn default_socket(name: &str) -> Outcome<PathBuf> {
     match state::folder() {
         Ok(folder) => Ok(folder.join(format!("{name}.sock"))),
@@ -226,7 +225,7 @@ fn announce(session: &Session, place: &Place, json: bool) {
     output::flush();
 }
 
-/// Every way to an export, as NBD clients take it.
+/// All URIs of an export.
 fn uris(export: &str, place: &Place) -> Vec<String> {
     let export = escaped(export.as_bytes(), "");
     let socket = escaped(place.socket.as_os_str().as_bytes(), "/");
@@ -236,7 +235,7 @@ fn uris(export: &str, place: &Place) -> Vec<String> {
     std::iter::once(unix).chain(tcp).collect()
 }
 
-/// A part of a URI: what is not unreserved (RFC 3986, 2.3) and not among `kept` is percent-encoded.
+/// Percent-encodes a part of a URI, except unreserved characters (RFC 3986, 2.3) and those in `kept`.
 fn escaped(bytes: &[u8], kept: &str) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
@@ -284,21 +283,21 @@ impl Running {
 
     /// Serves until the session is asked to end, then ends it.
     pub(crate) async fn until_stopped(mut self) -> Outcome<()> {
-        // The sender lives in the session, so this ends with a true.
+        // The session keeps the sender, so the wait ends with `true`, never with an error.
         let _ = self.stopped.wait_for(|stopped| *stopped).await;
         self.close().await
     }
 
     pub(crate) async fn close(self) -> Outcome<()> {
         let result = self.session.close().await;
-        // Clients that wait for the end on a control socket hear of it only now.
+        // Clients that wait on a control socket for the end see it only now.
         drop(self.controls);
         result
     }
 }
 
-/// Listens for requests on a volume: in its folder, and where this process is found when that has
-/// been moved.
+/// Listens for requests on a volume: in its folder, and in this process's own folder, which stays in place
+/// when the volume is moved.
 fn listen(env: &Env, administered: Arc<Administered>) -> Outcome<Vec<Control>> {
     let target = administered.volume.target.clone();
     target.make_folder()?;
@@ -312,7 +311,9 @@ fn listen(env: &Env, administered: Arc<Administered>) -> Outcome<Vec<Control>> {
         });
         match second {
             Ok(control) => controls.push(control),
-            Err(failure) => tracing::warn!(%failure, "a volume that is moved cannot be unmounted"),
+            Err(failure) => {
+                tracing::warn!(%failure, "if the volume is moved, umount cannot find this server")
+            }
         }
     }
     Ok(controls)

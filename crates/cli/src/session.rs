@@ -1,4 +1,4 @@
-//! The volumes that this process has open, who uses them, and what may be done to them meanwhile.
+//! The volumes that this process has open, their clients, and the requests on them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ use crate::request::{Answer, AttachRequest, Request};
 use crate::resize::{Grown, Resized};
 use crate::target::{Target, export};
 
-/// How often a session looks whether its block devices are still there.
+/// How often a session checks whether its block devices still exist.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long one look may take.
+/// How long one check may take.
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// Everything that one process has open.
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     mounts: Mutex<Vec<MountedVolume>>,
     views: AtomicU64,
     unmounting: Unmounting,
-    /// Whoever answers on the sockets for transactions, and of which volume.
+    /// The servers of the sockets for transactions, each with its volume's name.
     transactions: parking_lot::Mutex<Vec<(String, thalweg_ipc::Server)>>,
     /// Turns true when the session is to end.
     stop: watch::Sender<bool>,
@@ -58,18 +58,18 @@ struct Attachment {
     volume: String,
     snapshot: Option<String>,
     attached: Attached,
-    /// While the device may be written, nobody makes the volume's first partition.
+    /// While the device is writable, it keeps the volume's first partition from being made.
     writer: Option<Occupation>,
 }
 
-/// What a session is for.
+/// The purpose of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// One request on an idle volume.
     Request,
     /// Clients that connect.
     Serve,
-    /// A block device, or a mount; it ends with the last of them.
+    /// Block devices and mounts; the session ends with the last of them.
     Attach,
 }
 
@@ -79,7 +79,7 @@ impl Session {
         Session::with(env, volumes, purpose, ServerConfig::default())
     }
 
-    /// A session whose NBD server has limits of its own.
+    /// As [`Session::new`], with limits for the NBD server.
     pub(crate) fn with(
         env: &Env,
         volumes: Vec<Opened>,
@@ -114,23 +114,24 @@ impl Session {
         &self.server
     }
 
-    /// The filesystems that are mounted.
+    /// The mounted filesystems.
     pub(crate) fn mounts(&self) -> &Mutex<Vec<MountedVolume>> {
         &self.mounts
     }
 
-    /// A number for a transaction's view.
+    /// The next number of a transaction's view.
     pub(crate) fn next_view(&self) -> u64 {
         self.views.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The unmounts that clients are at.
+    /// The unmounts in progress.
     pub(crate) fn unmounting(&self) -> &Unmounting {
         &self.unmounting
     }
 
-    /// Ends a session that was there for block devices and mounts, when the last of them has gone and
-    /// no client is about to ask what came of that; whether it does, then or now.
+    /// Ends a session of [`Purpose::Attach`] that has no block device and no mount left, unless an unmount is
+    /// in progress, whose client then asks for the result. Returns whether the session ends, now or after
+    /// that.
     pub(crate) async fn end_if_idle(&self, mounts: &[MountedVolume]) -> bool {
         let idle = mounts.is_empty() && self.attachments.lock().await.is_empty();
         let ends = self.ends_when_idle && idle;
@@ -140,17 +141,17 @@ impl Session {
         ends
     }
 
-    /// Turned true, it ends the session.
+    /// Sending `true` ends the session.
     pub(crate) fn stop(&self) -> &watch::Sender<bool> {
         &self.stop
     }
 
-    /// Lets exports from now on be written although their volume has partitions.
+    /// Makes later exports writable although their volume has partitions.
     pub(crate) fn allow_writes(&self) {
         self.writable.store(true, Ordering::Relaxed);
     }
 
-    /// Lets clients have a volume, or a snapshot of it.
+    /// Exports a volume, or a snapshot of it, to NBD clients.
     pub(crate) fn export(&self, volume: &Opened, snapshot: Option<&str>) -> Outcome<()> {
         let name = export(&volume.target.name, snapshot);
         let place = volume.target.place().display();
@@ -168,19 +169,19 @@ impl Session {
         if snapshot.is_none() {
             let transactions = volume.transactions().clone();
             let why = format!(
-                "an NBD client is connected to {place}, which partitions would be overwritten \
-                 through; end its connection first"
+                "an NBD client is connected to {place}, and could overwrite partitions; \
+                 end its connection first"
             );
             exported = exported.on_use(move || Box::new(transactions.occupy(why.clone())));
         }
-        // A lone volume is what a client means that names none, whatever snapshots it has.
+        // With a single volume, clients that name no export get the volume itself, not a snapshot.
         if let (1, None) = (self.volumes.len(), snapshot) {
             exported = exported.default_export();
         }
         Ok(self.server.add_export(exported)?)
     }
 
-    /// Lets clients have a volume and all its snapshots.
+    /// Exports a volume and all its snapshots.
     pub(crate) fn export_all(&self, volume: &Opened) -> Outcome<()> {
         self.export(volume, None)?;
         volume.snapshots().iter().try_for_each(|name| self.export(volume, Some(name)))
@@ -190,7 +191,7 @@ impl Session {
     pub(crate) fn serve_transactions(&self, volume: &Opened) -> Outcome<()> {
         let folder = &volume.target.folder;
         if volume.is_read_only() && control::elsewhere(folder).is_some() {
-            // Programs open such a volume themselves, beside this process.
+            // Programs open a read-only volume themselves, beside this process.
             tracing::debug!(volume = volume.target.name, "no socket for transactions");
             return Ok(());
         }
@@ -205,7 +206,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the transactions that others run on a volume; whether there could be any.
+    /// Ends other processes' transactions on a volume; returns whether its socket was served.
     fn withdraw_transactions(&self, volume: &Opened) -> bool {
         let mut servers = self.transactions.lock();
         let before = servers.len();
@@ -213,7 +214,7 @@ impl Session {
         servers.len() < before
     }
 
-    /// Takes exports away whose name is right; their connections end.
+    /// Removes the exports whose names satisfy `right`; their connections end.
     async fn withdraw(&self, right: impl Fn(&str) -> bool) -> Outcome<Vec<String>> {
         let mut names = self.server.exports();
         names.retain(|name| right(name));
@@ -260,7 +261,7 @@ impl Session {
         Ok(device)
     }
 
-    /// What a block device shows, and what it excludes while it may be written.
+    /// The volume behind a block device; for a writable one, also the occupation that excludes partitions.
     async fn device_bytes(
         &self,
         volume: &Opened,
@@ -271,8 +272,8 @@ impl Session {
         }
         let place = volume.target.place().display();
         let writer = volume.transactions().occupy(format!(
-            "{place} is attached as a block device, which partitions would be overwritten \
-             through; detach it first: thalweg detach {place}"
+            "{place} is attached as a block device, which could overwrite partitions; \
+             detach it first: thalweg detach {place}"
         ));
         match (volume.transactions().settled_fence().await, request.writable) {
             (false, _) => Ok((volume.volume(), Some(writer))),
@@ -288,7 +289,7 @@ impl Session {
         }
     }
 
-    /// Refuses to use the files of a volume whose blocks are written through a block device.
+    /// Refuses to use the files of a volume that is attached writable.
     async fn refuse_if_written(&self, volume: &Opened) -> Outcome<()> {
         let attachments = self.attachments.lock().await;
         let of = attachments.iter().filter(|it| it.volume == volume.target.name);
@@ -301,7 +302,7 @@ impl Session {
         }
     }
 
-    /// Flushes a block device and takes it away.
+    /// Flushes a block device and detaches it.
     async fn detach(
         &self,
         volume: &Opened,
@@ -325,7 +326,7 @@ impl Session {
         Ok(Answer::Detached { device, ends })
     }
 
-    /// Ends the session when its last block device has been taken away from outside.
+    /// Ends the session when its last block device was detached from outside.
     pub(crate) async fn watch_devices(&self) {
         loop {
             self.env.sleep(LOOK).await;
@@ -339,7 +340,7 @@ impl Session {
             for at in &gone {
                 let mut it = attachments.remove(*at);
                 if let Err(error) = it.attached.detach(Force::Yes).await {
-                    tracing::warn!(%error, "what is left of a block device stays");
+                    tracing::warn!(%error, "the rest of a detached block device could not be removed");
                 }
             }
             if !gone.is_empty() {
@@ -349,7 +350,7 @@ impl Session {
         }
     }
 
-    /// Takes every block device away, as soon as nobody uses it.
+    /// Detaches every block device, each as soon as it is not in use.
     async fn detach_all(&self) {
         let mut told = false;
         let mut attachments = self.attachments.lock().await;
@@ -358,7 +359,9 @@ impl Session {
                 Ok(()) => drop(attachments.pop()),
                 Err(error @ AttachError::Busy { .. }) => {
                     if !told {
-                        tracing::warn!("{error}; waiting for that, a second signal ends at once");
+                        tracing::warn!(
+                            "{error}; waiting until it is not, a second signal ends at once"
+                        );
                     }
                     told = true;
                     self.env.sleep(LOOK).await;
@@ -371,8 +374,8 @@ impl Session {
         }
     }
 
-    /// Ends everything in order: clients, mounts, block devices, volumes. All of it is tried; the first
-    /// failure is returned.
+    /// Ends everything in order: clients, mounts, block devices, volumes. Goes on after a failure, and
+    /// returns the first.
     pub(crate) async fn close(&self) -> Outcome<()> {
         self.transactions.lock().clear();
         let mut result = self.server.shutdown().await.map_err(Failure::from);
@@ -403,14 +406,14 @@ impl Session {
         all.any(|it| it.volume == volume.target.name && right(it.snapshot.as_deref()))
     }
 
-    /// Where the filesystem of a volume, or of a snapshot, is mounted.
+    /// The directory where the filesystem of a volume, or of a snapshot, is mounted.
     async fn mount_of(&self, volume: &Opened, snapshot: Option<&str>) -> Option<PathBuf> {
         let mounts = self.mounts.lock().await;
         let of = mounts.iter().find(|it| it.shows(volume, snapshot));
         of.map(MountedVolume::directory)
     }
 
-    /// Where snapshots of a volume are mounted, as JSON.
+    /// The mounted snapshots of a volume, as JSON.
     async fn mounted_snapshots(&self, volume: &Opened) -> serde_json::Value {
         let mounts = self.mounts.lock().await;
         let of = mounts.iter().filter(|it| it.volume == volume.target.name);
@@ -545,7 +548,7 @@ impl Session {
         Ok(Answer::Json(status))
     }
 
-    /// Clients must not go on with what they remember of the volume, so their connections end.
+    /// Clients may have cached content of the volume, so their connections end.
     async fn roll_back(
         &self,
         volume: &Opened,
@@ -569,7 +572,7 @@ impl Session {
 
     /// Makes a volume larger, and its filesystem.
     async fn resize(&self, volume: &Opened, size: Option<u64>) -> Outcome<Answer> {
-        // Meanwhile nothing is mounted and nothing unmounted.
+        // While this lock is held, nothing is mounted or unmounted.
         let mounts = self.mounts.lock().await;
         let mounted = mounts.iter().find(|it| it.shows(volume, None));
         let has_files = files::room(volume).await?.is_some();
@@ -589,7 +592,7 @@ impl Session {
         Ok(Answer::Json(serde_json::to_value(resized)?))
     }
 
-    /// Has block devices be as large as their volume.
+    /// Updates the size of the volume's block devices.
     async fn tell_attachments(&self, volume: &Opened) -> Outcome<()> {
         for it in self.attachments.lock().await.iter() {
             if it.volume == volume.target.name {
@@ -615,7 +618,7 @@ impl Session {
             Ok(Some(room)) => Ok(Answer::Json(serde_json::to_value(room)?)),
             Ok(None) => Ok(answer),
             Err(failure) => {
-                tracing::warn!(%failure, "nothing is known of its filesystem");
+                tracing::warn!(%failure, "cannot tell whether its filesystem could grow");
                 Ok(answer)
             }
         }
@@ -638,7 +641,7 @@ impl metrics::Source for Session {
     }
 }
 
-/// One volume of a session, as its control socket sees it.
+/// One volume of a session, for its control socket.
 #[derive(Debug)]
 pub(crate) struct Administered {
     pub(crate) session: Arc<Session>,
@@ -652,7 +655,7 @@ impl Handler for Administered {
 
     async fn gone(&self, answer: &Answer) {
         match answer {
-            // A command whose client has died must not count in part.
+            // The command may not have finished, and its changes must not be applied in part.
             Answer::View { id, .. } => {
                 let _ = self.session.end_view(&self.volume, *id, false).await;
             }

@@ -1,4 +1,4 @@
-//! `thalweg completions` and `thalweg man`: what a shell and a manual reader need.
+//! `thalweg completions` and `thalweg man`: completion scripts and manual pages.
 
 use std::path::{Path, PathBuf};
 

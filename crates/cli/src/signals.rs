@@ -1,10 +1,10 @@
-//! The end of a server: the first signal asks for it, the second one does not ask.
+//! Ends a server on a signal: the first one cleanly, the second one at once.
 
 use thalweg_store::env::{Env, Task};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-/// What a shell reports for a process that an interrupt ended.
+/// The exit code that a shell reports for a process ended by SIGINT.
 const INTERRUPTED: i32 = 130;
 
 /// Turns `stop` true at the first SIGINT or SIGTERM, and ends the process at the second.
@@ -16,7 +16,7 @@ pub(crate) fn watch(env: &Env, stop: watch::Sender<bool>) -> std::io::Result<Tas
         tracing::info!("ending; a second signal ends at once");
         stop.send_replace(true);
         next(&mut interrupt, &mut terminate).await;
-        // No destructor may hold this up: whoever signals twice wants out.
+        // Without destructors, which could wait.
         std::process::exit(INTERRUPTED);
     }))
 }

@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Sizes as users write them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,8 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Size, String> {
-        let wrong = || format!("{text:?} is no size; write bytes, or a unit: 64k, 512M, 10G, 1.5T");
+        let wrong =
+            || format!("{text:?} is not a size; write bytes, or a unit: 64k, 512M, 10G, 1.5T");
         let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
         let unit = unit.trim().to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! `thalweg volume status`: a volume in numbers, once or again and again.
+//! `thalweg volume status`: shows a volume's status, once or repeatedly.
 
 mod in_place;
 mod latency;
@@ -20,7 +20,7 @@ use crate::request::{Answer, Request};
 use crate::size::Size;
 use crate::target::Target;
 
-/// What is shown of a status. A server of another version may say more, or less.
+/// The fields of a status that are shown. A server of another version may send more, or fewer.
 #[derive(Debug, Deserialize)]
 struct View {
     name: String,
@@ -94,9 +94,9 @@ struct Chain {
 pub(crate) struct Shown {
     /// As a JSON object.
     pub(crate) json: bool,
-    /// Again, after so long.
+    /// Repeatedly, with this pause.
     pub(crate) interval: Option<Duration>,
-    /// With how long writes and flushes took.
+    /// With the durations of writes and flushes.
     pub(crate) latency: bool,
 }
 
@@ -157,7 +157,7 @@ struct AttachedDevice {
     device: String,
 }
 
-/// A snapshot as a status has it.
+/// A snapshot in a status.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Snapshot {
     pub(crate) name: String,
@@ -200,7 +200,7 @@ struct Tally {
     flushes: u64,
 }
 
-/// A volume's status as JSON, from whoever has it open.
+/// A volume's status as JSON.
 pub(crate) async fn fetch(env: &Env, target: &Target, json: bool) -> Outcome<Value> {
     match ask(env, target, Request::Status, json).await? {
         Answer::Json(status) => Ok(status),
@@ -209,7 +209,7 @@ pub(crate) async fn fetch(env: &Env, target: &Target, json: bool) -> Outcome<Val
     }
 }
 
-/// Shows the status once, or again and again.
+/// Shows the status once, or repeatedly.
 pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<()> {
     let Shown { json, interval, latency } = shown;
     let mut before: Option<View> = None;
@@ -220,7 +220,7 @@ pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<()
         } else {
             let view: View = serde_json::from_value(status)?;
             if interval.is_some() && std::io::stdout().is_terminal() {
-                // Home, and clear what is below.
+                // Moves the cursor to the top left and clears the screen below it.
                 print!("\x1b[H\x1b[J");
             }
             print!("{}", text(&view, before.as_ref().zip(interval), latency)?);
@@ -234,7 +234,7 @@ pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<()
     }
 }
 
-/// Says on standard error what a volume lacks.
+/// Prints on standard error why a volume is degraded.
 pub(crate) fn warn(name: &str, degraded: &Value) {
     for what in degraded.as_array().into_iter().flatten().filter_map(Value::as_str) {
         eprintln!("warning: {name} is degraded: {what}");
@@ -336,7 +336,7 @@ fn summary(
     chain.body_cache.as_ref().map_or(Ok(()), |body| cache(out, "body cache ", body))
 }
 
-/// Says nothing of a volume on which no transaction has changed anything: an opening reads in one too.
+/// Prints nothing for a volume without changes by transactions: an opening reads in one too.
 fn transactions(out: &mut String, them: &Transactions) -> std::fmt::Result {
     let Transactions { running, window, commits, read_only, conflicts, .. } = them;
     let Transactions { aborts, preempted, merged, buffered_bytes, .. } = them;
@@ -381,7 +381,7 @@ fn links(out: &mut String, view: &View, chain: &Chain) -> std::fmt::Result {
     view.warnings.iter().try_for_each(|warning| writeln!(out, "  NOTE: {warning}"))
 }
 
-/// A member's state in a word or two.
+/// A member's state in one or two words.
 fn state_text(state: &Value) -> String {
     let rebuilding = &state["rebuilding"];
     match (state.as_str(), rebuilding["done"].as_f64(), rebuilding["total"].as_f64()) {
@@ -391,7 +391,8 @@ fn state_text(state: &Value) -> String {
     }
 }
 
-/// What reached the devices, by purpose, and how much that is for each byte that users wrote.
+/// Bytes that reached the devices, by purpose, and the write amplification: device bytes per byte that users
+/// wrote.
 fn traffic<'a>(
     out: &mut String,
     devices: impl Iterator<Item = &'a Tallies>,

@@ -1,5 +1,5 @@
-//! How a volume is named on the command line: by its folder, a snapshot behind an `@`; or, if it is
-//! updated in place, by its device.
+//! Names of volumes on the command line: a folder, with a snapshot after an `@`; or the device of an in-place
+//! volume.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use thalweg_store::open::{sockets_name, unique};
 
 use crate::failure::{Failure, Outcome};
 
-/// The file that makes a folder a volume.
+/// The file that marks a folder as a volume.
 pub(crate) const CONFIG: &str = "volume.toml";
-/// How folders begin, among this user's, with second sockets of volumes that have folders of their own.
+/// The prefix of folders, among this user's, with second sockets of volumes that have folders of their own.
 pub(crate) const SERVED: &str = "volume-";
 
 /// A volume, or one of its snapshots.
@@ -24,23 +24,23 @@ pub(crate) struct Target {
     pub(crate) name: String,
     /// The snapshot.
     pub(crate) snapshot: Option<String>,
-    /// Of a volume that is updated in place, its device. It has no folder of its own; the sockets of
-    /// whoever has it open are in one of this user's.
+    /// The device of an in-place volume. It has no folder of its own; its server's sockets are in a folder of
+    /// this user's.
     pub(crate) device: Option<PathBuf>,
-    /// The device of its journal, where that is outside of the volume.
+    /// The journal's device, if the journal is outside of the volume.
     pub(crate) journal: Option<PathBuf>,
 }
 
-/// Where the journal is of a volume that is updated in place.
+/// The place of an in-place volume's journal.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct JournalDev {
-    /// The device of the journal, where that is outside of a volume that is updated in place
+    /// The journal's device, if the journal is outside of an in-place volume
     #[arg(long, value_name = "PATH")]
     pub(crate) journal_dev: Option<PathBuf>,
 }
 
 impl Target {
-    /// Finds what `text` names: a folder, `FOLDER@SNAPSHOT`, or a device or file.
+    /// Finds a volume by a folder, `FOLDER@SNAPSHOT`, or a device or file.
     pub(crate) fn find(text: &str) -> Outcome<Target> {
         if is_volume(Path::new(text)) {
             return Target::of(Path::new(text), None);
@@ -57,7 +57,7 @@ impl Target {
         }
     }
 
-    /// Finds a volume where a snapshot makes no sense.
+    /// As [`Target::find`], but refuses a snapshot.
     pub(crate) fn volume(text: &str) -> Outcome<Target> {
         let target = Target::find(text)?;
         match target.snapshot {
@@ -67,7 +67,7 @@ impl Target {
         }
     }
 
-    /// Refuses a volume that is updated in place, for the sake of what chained ones alone have.
+    /// Refuses an in-place volume, for requests that only chained volumes carry out.
     pub(crate) fn chained(self) -> Outcome<Target> {
         match self.device {
             None => Ok(self),
@@ -75,29 +75,29 @@ impl Target {
         }
     }
 
-    /// Why a volume that is updated in place does not do what chained ones do.
+    /// The error for a request that only chained volumes carry out.
     pub(crate) fn refused(&self) -> Failure {
         Failure::new(format!(
-            "{} is updated in place; that is something for chained volumes",
+            "{} is updated in place; only chained volumes can do that",
             self.place().display()
         ))
     }
 
-    /// The same volume, with its journal on a device of its own if one is named.
+    /// The same volume, with its journal on this device, if any.
     pub(crate) fn with_journal(self, journal: Option<&Path>) -> Target {
         Target { journal: journal.map(Path::to_owned), ..self }
     }
 
-    /// The volume that is updated in place on a device, or in a file.
+    /// The in-place volume on a device or in a file.
     pub(crate) fn in_place(device: &Path) -> Outcome<Target> {
         let device = device.canonicalize()?;
         let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = name.ok_or_else(|| Failure::new("a device has a name"))?;
+        let name = name.ok_or_else(|| Failure::new("the path has no file name"))?;
         let folder = state::find(&sockets_name(&device))?;
         Ok(Target { folder, name, snapshot: None, device: Some(device), journal: None })
     }
 
-    /// What the user named: the folder, or the device.
+    /// The volume's folder or device.
     pub(crate) fn place(&self) -> &Path {
         self.device.as_deref().unwrap_or(&self.folder)
     }
@@ -106,14 +106,17 @@ impl Target {
         let folder = folder.canonicalize()?;
         let name = folder.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(|| {
-            Failure::new(format!("{} has no name that clients could use", folder.display()))
-                .help("give the folder a name in UTF-8")
+            Failure::new(format!(
+                "{}: its name is not UTF-8, so clients cannot use it",
+                folder.display()
+            ))
+            .help("give the folder a name in UTF-8")
         })?;
         Ok(Target { name: name.to_owned(), folder, snapshot, device: None, journal: None })
     }
 
-    /// Makes the folder for the sockets, which is missing while nothing serves a volume that is updated
-    /// in place.
+    /// Makes the folder for the sockets of an in-place volume, which is missing while the volume is not
+    /// served.
     pub(crate) fn make_folder(&self) -> Outcome<()> {
         match self.device {
             Some(_) => Ok(state::make(&self.folder)?),
@@ -121,8 +124,8 @@ impl Target {
         }
     }
 
-    /// A folder of this user's where the sockets of the process that serves the volume are found too:
-    /// this one's own. It stays in its place when the volume is moved.
+    /// A folder of this user's with second sockets of this process, which serves the volume. It stays in its
+    /// place when the volume is moved.
     pub(crate) fn served(&self) -> Outcome<PathBuf> {
         match self.device {
             Some(_) => Ok(self.folder.clone()),
@@ -133,13 +136,13 @@ impl Target {
         }
     }
 
-    /// `NAME` or `NAME@SNAPSHOT`: what clients call it.
+    /// The name of its export: `NAME` or `NAME@SNAPSHOT`.
     pub(crate) fn export(&self) -> String {
         export(&self.name, self.snapshot.as_deref())
     }
 
-    /// The directory on which its file is mounted while it is attached; another one for each
-    /// folder, also where names are the same.
+    /// The directory on which the file is mounted while the volume is attached. It differs between folders of
+    /// the same name.
     pub(crate) fn mountpoint(&self) -> Outcome<PathBuf> {
         let name = unique(&self.export(), &self.folder);
         Ok(state::folder()?.join(name.trim_start_matches('.')))
@@ -162,7 +165,7 @@ fn is_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|it| it.is_file() || it.file_type().is_block_device())
 }
 
-/// A volume that is updated in place keeps no old blocks.
+/// The error for snapshots of an in-place volume.
 pub(crate) fn no_snapshots(device: impl std::fmt::Display) -> Failure {
     Failure::new(format!("{device} is updated in place, and has no snapshots"))
         .help("chained volumes have them: thalweg volume create FOLDER --size SIZE")
@@ -170,7 +173,7 @@ pub(crate) fn no_snapshots(device: impl std::fmt::Display) -> Failure {
 
 fn not_there(folder: &Path) -> Failure {
     match folder.is_dir() {
-        true => Failure::new(format!("{} is no volume: it has no {CONFIG}", folder.display()))
+        true => Failure::new(format!("{} is not a volume: it has no {CONFIG}", folder.display()))
             .help("name a volume's folder, or make one: thalweg volume create FOLDER --size SIZE"),
         false => Failure::new(format!("there is no volume {}", folder.display()))
             .help("name a volume's folder, or make one: thalweg volume create FOLDER --size SIZE"),

@@ -1,8 +1,8 @@
-//! `thalweg tx`: a command whose changes under a mount appear all at once, or not at all.
+//! `thalweg tx`: runs a command whose changes under a mount appear all at once, or not at all.
 //!
-//! FUSE does not carry a transaction. The mount's server shows the filesystem a second time, as a new
-//! transaction sees it; the command runs in a mount namespace of its own, where that view lies over the
-//! mount. When the command succeeds, the server commits; its changes then appear in the mount.
+//! FUSE has no transactions. The mount's server mounts a view of the filesystem in a new transaction; the
+//! command runs in a mount namespace of its own, with the view mounted over the mount. If the command
+//! succeeds, the server commits, and the changes appear in the mount.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -22,30 +22,31 @@ use crate::progress::Silent;
 use crate::request::{Answer, Request};
 use crate::target::Target;
 
-/// Another transaction stood against this one: the caller may try again.
+/// Exit code: the transaction conflicts with another one; the caller may try again.
 pub(crate) const CONFLICT: u8 = 75;
-/// This program failed, not the command.
+/// Exit code: this program failed, not the command.
 pub(crate) const FAILED: u8 = 125;
-/// The command was found, and could not be run.
+/// Exit code: the command was found, but could not be run.
 const CANNOT_RUN: u8 = 126;
-/// The command was not found.
+/// Exit code: the command was not found.
 const NOT_FOUND: u8 = 127;
-/// What a shell adds to the number of the signal that ended a command.
+/// A shell adds this to the number of the signal that ended a command.
 const SIGNALLED: i32 = 128;
 
 /// Run a command whose changes under a mount appear all at once, or not at all
 ///
-/// The command sees the files as they are when it begins, and its own changes. When it ends with 0,
-/// these appear and are durable; otherwise nothing of them stays. Files outside of the mount are not a
-/// part of this. What the command leaves running loses the files under the mount when it ends.
+/// The command sees the files as they were when it began, and its own changes. If it ends with 0, these
+/// appear and are durable; otherwise they are discarded. Files outside of the mount are not part of the
+/// transaction. Processes that the command leaves running lose their files under the mount when it ends.
 ///
-/// Ends as the command does; with 75 when another process changed in the meantime what this one saw,
-/// and with 125, 126 or 127 when it could not be begun, run, or found. Needs root.
+/// The exit code is the command's; or 75 if another process changed files that the command had read or
+/// written, and 125, 126 or 127 if the transaction could not be begun, or the command could not be run, or
+/// was not found. Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct Tx {
     /// The directory where a filesystem of a volume is mounted, or one in it
     mount: PathBuf,
-    /// Run the command again, so often, when another process was in the way
+    /// Run the command again after a conflict, at most N times
     #[arg(long, value_name = "N", default_value_t = 0)]
     retries: u32,
     /// The command and its arguments
@@ -53,7 +54,7 @@ pub(crate) struct Tx {
     command: Vec<OsString>,
 }
 
-/// How one attempt ended.
+/// The result of one attempt.
 enum Attempt {
     Ended(u8),
     Conflict,
@@ -66,18 +67,22 @@ pub(crate) async fn run(args: Tx) -> Outcome<u8> {
             .help("programs run transactions without root: see docs/transactions.md"));
     }
     if Target::find(&found.source).is_ok_and(|target| target.snapshot.is_some()) {
-        return Err(Failure::new(format!("{} is a snapshot, which nothing changes", found.source))
+        return Err(Failure::new(format!("{} is a snapshot, which is read-only", found.source))
             .help("name a mount of the volume itself"));
     }
     let folder = server_folder(&found).await?.ok_or_else(|| no_server(&found))?;
     for left in (0..=args.retries).rev() {
         match attempt(&folder, &found, &args.command).await? {
             Attempt::Ended(code) => return Ok(code),
-            Attempt::Conflict if left > 0 => tracing::info!(left, "in conflict; once more"),
+            Attempt::Conflict if left > 0 => {
+                tracing::info!(left, "conflict; the command is run again")
+            }
             Attempt::Conflict => {}
         }
     }
-    eprintln!("thalweg tx: another process changed what this one saw; nothing was changed");
+    eprintln!(
+        "thalweg tx: conflict: another process changed files that the command had read or written; nothing was changed"
+    );
     Ok(CONFLICT)
 }
 
@@ -94,7 +99,7 @@ async fn attempt(folder: &Path, found: &Mount, command: &[OsString]) -> Outcome<
         Answer::View { id, directory } => (id, directory),
         other => return Err(unexpected(&other)),
     };
-    // A bind mount may show a part of the filesystem alone.
+    // A bind mount may show only a part of the filesystem.
     let part = view.join(found.root.strip_prefix("/").unwrap_or(&found.root));
     let code = run_in(&part, &found.mountpoint, command)?;
     let request = Request::EndView { id, commit: code == 0 };
@@ -105,18 +110,18 @@ async fn attempt(folder: &Path, found: &Mount, command: &[OsString]) -> Outcome<
     }
 }
 
-/// Runs the command where `view` lies over `mountpoint`; its exit code.
+/// Runs the command with `view` mounted over `mountpoint`; returns its exit code.
 fn run_in(view: &Path, mountpoint: &Path, command: &[OsString]) -> Outcome<u8> {
     let path = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
     let (view, over) = (path(view)?, path(mountpoint)?);
-    // A working directory below the mount is found again, in the view.
+    // A working directory below the mount is entered again, in the view.
     let here = std::env::current_dir().ok().filter(|here| here.starts_with(mountpoint));
     let here = here.as_deref().map(path).transpose()?;
     let (program, arguments) =
         command.split_first().ok_or_else(|| Failure::new("there is no command to run"))?;
     let mut child = Command::new(program);
     child.args(arguments);
-    // SAFETY: between fork and exec only system calls are made, on memory that is there already.
+    // SAFETY: between fork and exec the closure makes system calls only, on memory that exists already.
     unsafe {
         child.pre_exec(move || {
             enter(&view, &over)?;
@@ -126,7 +131,7 @@ fn run_in(view: &Path, mountpoint: &Path, command: &[OsString]) -> Outcome<u8> {
             }
         });
     }
-    // What is typed at the terminal is for the command; how that ends is how this ends.
+    // Signals from the terminal are for the command; this process ends when the command does.
     let _signals = Ignored::new();
     match child.status() {
         Ok(status) => Ok(code_of(status)),
@@ -137,14 +142,14 @@ fn run_in(view: &Path, mountpoint: &Path, command: &[OsString]) -> Outcome<u8> {
     }
 }
 
-/// Gives this process mounts of its own, and puts `view` over `place` there.
+/// Gives this process a mount namespace of its own, and mounts `view` over `place` there.
 fn enter(view: &CString, place: &CString) -> io::Result<()> {
     let checked = |result| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
     let nothing = std::ptr::null();
     // SAFETY: all paths are terminated strings, alive for the calls.
     unsafe {
         checked(libc::unshare(libc::CLONE_NEWNS))?;
-        // What is unmounted outside goes here too, or this namespace would keep it.
+        // An unmount outside must reach this namespace too, which would otherwise hold the filesystem.
         let slave = libc::MS_REC | libc::MS_SLAVE;
         checked(libc::mount(nothing, c"/".as_ptr(), nothing, slave, nothing.cast()))?;
         checked(libc::mount(view.as_ptr(), place.as_ptr(), nothing, libc::MS_BIND, nothing.cast()))
@@ -156,7 +161,7 @@ fn code_of(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(FAILED)
 }
 
-/// While it lives, an interrupt from the terminal does not end this process.
+/// While it lives, SIGINT and SIGQUIT do not end this process.
 struct Ignored([libc::sighandler_t; 2]);
 
 impl Ignored {
@@ -165,7 +170,7 @@ impl Ignored {
     fn new() -> Ignored {
         extern "C" fn nothing(_: i32) {}
         let handler = nothing as extern "C" fn(i32) as libc::sighandler_t;
-        // A handler, for the command would inherit that a signal is ignored.
+        // A handler, not SIG_IGN, which the command would inherit.
         // SAFETY: the handler does nothing.
         Ignored(Ignored::SIGNALS.map(|signal| unsafe { libc::signal(signal, handler) }))
     }
@@ -174,7 +179,7 @@ impl Ignored {
 impl Drop for Ignored {
     fn drop(&mut self) {
         for (signal, before) in Ignored::SIGNALS.into_iter().zip(self.0) {
-            // SAFETY: this is what was set before.
+            // SAFETY: restores the former handler.
             unsafe { libc::signal(signal, before) };
         }
     }

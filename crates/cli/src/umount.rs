@@ -1,8 +1,7 @@
-//! `thalweg umount`: takes one mount of a filesystem away.
+//! `thalweg umount`: unmounts one mount of a filesystem.
 //!
-//! The mount named is taken away, in the namespace of the caller, and no other one of the same
-//! filesystem: a bind mount and the original go each by itself. The kernel gives the filesystem up with
-//! its last mount, and its server then ends.
+//! It unmounts only the mount that is named, in the caller's namespace; bind mounts and the original are
+//! independent. With its last mount the kernel releases the filesystem, and its server ends.
 
 use std::path::{Path, PathBuf};
 
@@ -19,19 +18,19 @@ use crate::request::{Answer, Request};
 
 /// Unmount the filesystem of a volume
 ///
-/// Waits until everything is durable and the process that served it has ended, or goes on serving
-/// others. Of a filesystem with several mounts, bind mounts for example, the one named goes. When
-/// another mount namespace still holds the filesystem, everything is durable too, and the command says
-/// which process that is and ends with 1.
+/// Waits until everything is durable and the server of the filesystem has ended, or goes on for its other
+/// volumes and mounts. If the filesystem has several mounts, for example bind mounts, only the one named is
+/// unmounted. If another mount namespace still holds the filesystem, everything is durable too, but the
+/// command ends with 1 and names the process.
 #[derive(Debug, Args)]
 pub(crate) struct Umount {
     /// The directory where it is mounted, or the volume's folder
     #[arg(value_name = "DIRECTORY|VOLUME")]
     what: PathBuf,
-    /// Also while it is in use: nobody finds it any more, and it goes when its last user does
+    /// Unmount although it is in use: it disappears at once, and ends with its last user
     #[arg(short, long)]
     lazy: bool,
-    /// For umount(8): these mean nothing here
+    /// For umount(8): these are ignored
     #[arg(short = 'f', hide = true)]
     force: bool,
     #[arg(short = 'n', hide = true)]
@@ -48,7 +47,7 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
     let identity = found.identity();
     let same = mounts::of(&identity)?.len();
     let (device, last, lazy) = (found.device, same == 1, args.lazy);
-    // While the connection lasts, the server does not end.
+    // The server does not end while this connection lasts.
     let Some((folder, hold)) = announce(&found, last, lazy).await? else {
         return without_server(&found, flags);
     };
@@ -57,7 +56,7 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
         return Ok(());
     }
     let mut users = Vec::new();
-    // A transaction that was just beginning is found the second time.
+    // The second pass finds a transaction that was just beginning in the first.
     for _ in 0..2 {
         leave_transactions(&identity, flags)?;
         let (client, ends, still) = ask_for_end(&folder, device, lazy).await?;
@@ -78,13 +77,13 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
             found.mountpoint.display(),
             users.join(", ")
         ))
-        .help("the volume is free when that has ended; --lazy does not wait for it")),
+        .help("the volume is free when these have ended; --lazy does not wait for them")),
     }
 }
 
-/// Tells the server of a mount that it is about to be unmounted: the server's folder and the connection.
-/// `None` when the mount has no server, also when that dies meanwhile: a process that is being killed
-/// still accepts connections, and resets them.
+/// Announces an unmount to the mount's server; returns the server's folder and the connection. `None` if
+/// there is no server, or if it dies meanwhile: a process that is being killed still accepts connections,
+/// then resets them.
 async fn announce(found: &Mounted, last: bool, lazy: bool) -> Outcome<Option<(PathBuf, Client)>> {
     let Some(folder) = server_folder(found).await? else { return Ok(None) };
     let Some(mut hold) = Client::connect(&folder).await? else { return Ok(None) };
@@ -99,7 +98,8 @@ async fn announce(found: &Mounted, last: bool, lazy: bool) -> Outcome<Option<(Pa
     }
 }
 
-/// Asks the server what came of an unmount: whether it ends, and what still holds the filesystem.
+/// Asks the server for the result of an unmount: whether the server ends, and the users that still hold the
+/// filesystem.
 async fn ask_for_end(
     folder: &Path,
     device: (u32, u32),
@@ -115,17 +115,17 @@ async fn ask_for_end(
     }
 }
 
-/// Takes away the mount of a server that is dead, or out of reach.
+/// Unmounts a filesystem whose server is dead or cannot be reached.
 fn without_server(found: &Mounted, flags: libc::c_int) -> Outcome<()> {
     if is_dead(&found.mountpoint) {
         return take_away(&found.mountpoint, libc::MNT_DETACH);
     }
     take_away(&found.mountpoint, flags)?;
     Err(Failure::new(format!("{} is unmounted, but its server cannot be asked", found.source))
-        .help("what was not synced is durable when the server has ended"))
+        .help("unsynced writes are durable when the server has ended"))
 }
 
-/// Takes away the mount on `mountpoint`.
+/// Unmounts `mountpoint`.
 pub(crate) fn take_away(mountpoint: &Path, flags: libc::c_int) -> Outcome<()> {
     match mounts::unmount(mountpoint, flags) {
         Ok(()) => Ok(()),
@@ -139,8 +139,8 @@ pub(crate) fn take_away(mountpoint: &Path, flags: libc::c_int) -> Outcome<()> {
     }
 }
 
-/// Takes the filesystem away in the namespaces of `thalweg tx` too. These have copies of all mounts,
-/// and where the system's mounts are private, an unmount does not reach them by itself.
+/// Unmounts the filesystem in the namespaces of `thalweg tx` too. These have copies of all mounts, and if the
+/// system's mounts are private, an unmount does not propagate to them.
 fn leave_transactions(filesystem: &Identity, flags: libc::c_int) -> Outcome<()> {
     for holder in mounts::elsewhere(filesystem)?.iter().filter(|holder| is_transaction(holder)) {
         for mount in holder.mounts.iter().rev().filter(|mount| mount.is_of(filesystem)) {
@@ -153,8 +153,8 @@ fn leave_transactions(filesystem: &Identity, flags: libc::c_int) -> Outcome<()> 
     Ok(())
 }
 
-/// Whether a namespace is one of `thalweg tx`: a transaction's view is mounted there twice, in the
-/// state folder and over the mount.
+/// Whether a namespace is one of `thalweg tx`: a transaction's view is mounted there twice, in the state
+/// folder and over the mount.
 fn is_transaction(holder: &Holder) -> bool {
     let is_view = |mount: &&Mounted| {
         let name = mount.mountpoint.file_name().unwrap_or_default().to_string_lossy();

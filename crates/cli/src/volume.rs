@@ -26,8 +26,8 @@ use crate::target::{JournalDev, Target, no_snapshots};
 
 /// Make, look at, change and destroy volumes
 ///
-/// A volume is a folder that says which files and devices it is made of. What is asked of a volume
-/// that is being served or attached, its server does.
+/// A volume is a folder that lists its files and devices. If it is served or attached, its server carries out
+/// the command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Volume {
     Create(Create),
@@ -47,8 +47,8 @@ pub(crate) enum Volume {
 
 /// Make a volume
 ///
-/// Without --link it has two links, files in its folder that are together a quarter larger than the
-/// volume. A file that is not there is made, without :SIZE as large as its part needs.
+/// Without --link it has two links: files in its folder that are together a quarter larger than the volume. A
+/// missing file is made; without :SIZE it is as large as needed.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     /// The folder; its name is the volume's
@@ -60,8 +60,8 @@ pub(crate) struct Create {
     /// for each link, in the order of the chain
     #[arg(long = "link", value_name = "LINK")]
     pub(crate) links: Vec<LinkArg>,
-    /// PATH or PATH:SIZE of a device or file for the map, or mirror:A,B: SSDs at best [default: a
-    /// part of the first link]
+    /// PATH or PATH:SIZE of a device or file for the map, or mirror:A,B; preferably SSDs [default: a part of
+    /// the first link]
     #[arg(long, value_name = "DEVICE")]
     pub(crate) map: Option<LinkArg>,
     /// PATH or PATH:SIZE of an SSD for the tail cache; SIZE is how much of it
@@ -70,10 +70,10 @@ pub(crate) struct Create {
     /// PATH or PATH:SIZE of an SSD for a cache of the body
     #[arg(long, value_name = "DEVICE")]
     pub(crate) body_cache: Option<DeviceArg>,
-    /// What the files of links and map get before they are used
+    /// How new files for links and map are allocated
     ///
-    /// With falloc the volume is there at once, and each first write of a block costs the filesystem
-    /// below a journal commit of its own.
+    /// With falloc the volume is made at once, but the first write of each block makes the filesystem below
+    /// commit its own journal.
     #[arg(long, value_enum, default_value_t = PreallocationArg::Full)]
     pub(crate) preallocation: PreallocationArg,
     /// How segments are cleaned
@@ -82,17 +82,17 @@ pub(crate) struct Create {
     /// Size of a segment
     #[arg(long, value_name = "SIZE")]
     pub(crate) segment: Option<Size>,
-    /// How much larger the chain may become: the map has room for so many times its links
+    /// How much larger the chain may become: the map has room for this many times its links
     #[arg(long, value_name = "FACTOR", default_value_t = 2.0)]
     pub(crate) growth: f64,
     /// The devices' sector in bytes, 512 or 4096 [default: each device's own]
     ///
-    /// With less than a drive's physical sector, a power cut may damage what lies beside a write.
+    /// With a sector smaller than the drive's physical one, a power cut may damage the neighbours of a write.
     #[arg(long, value_name = "BYTES")]
     pub(crate) sector: Option<u32>,
     #[command(flatten)]
     pub(crate) settings: SettingsArgs,
-    /// Use devices although they hold something else, or belong to another volume
+    /// Overwrite devices that hold something else, or belong to another volume
     #[arg(long)]
     pub(crate) force: bool,
     /// Print the new volume's status as a JSON object
@@ -101,7 +101,7 @@ pub(crate) struct Create {
 }
 
 impl Create {
-    /// What is made of `folder` when nothing but the size is said.
+    /// Options for a volume in `folder` with defaults for all but the size.
     pub(crate) fn plain(folder: &Path, size: Size) -> Outcome<Create> {
         let command = Create::augment_args(clap::Command::new("create").no_binary_name(true));
         let words =
@@ -112,19 +112,19 @@ impl Create {
     }
 }
 
-/// Make a volume that is updated in place, behind a journal
+/// Make an in-place volume, with a journal
 ///
-/// Nothing is on it then: thalweg mkfs makes such a volume and a filesystem in one step.
+/// The volume is empty; thalweg mkfs makes such a volume and a filesystem in one step.
 #[derive(Debug, Args)]
 pub(crate) struct CreateInPlace {
     /// The device, or a file
     device: PathBuf,
-    /// Make the file first, as large as this
+    /// Make the file first, of this size
     #[arg(long)]
     size: Option<Size>,
     #[command(flatten)]
     new: in_place::New,
-    /// Use the device although it holds something
+    /// Overwrite the device if it is not empty
     #[arg(long)]
     force: bool,
     /// Print the new volume's status as a JSON object
@@ -132,7 +132,7 @@ pub(crate) struct CreateInPlace {
     json: bool,
 }
 
-/// What the volume keeps of how it is opened.
+/// Settings that the volume keeps.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct SettingsArgs {
     /// RAM of the tail cache, 1 MiB or more [default: 64M]
@@ -141,14 +141,14 @@ pub(crate) struct SettingsArgs {
     /// RAM of the body cache [default: none]
     #[arg(long, value_name = "SIZE")]
     body_ram_cache: Option<Size>,
-    /// Whether the second sides of mirrored links rest while nothing is written to them
+    /// Whether the second sides of mirrored links spin down while they are not written
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     standby: Option<bool>,
-    /// Milliseconds that a read which no cache can serve may wait for others to go with it to the
-    /// drive that the log writes; 100 suits drives with an arm [default: 0]
+    /// How many milliseconds a read that misses the caches may wait for others, so that they go together to
+    /// the drive that the log writes; 100 suits rotational disks [default: 0]
     #[arg(long, value_name = "MILLIS")]
     tail_read_wait: Option<u32>,
-    /// Seconds after which a transaction that does nothing is aborted [default: 60]
+    /// Seconds after which an idle transaction is aborted [default: 60]
     #[arg(long, value_name = "SECONDS")]
     transaction_idle: Option<u32>,
 }
@@ -165,7 +165,7 @@ impl From<SettingsArgs> for Settings {
     }
 }
 
-/// Change how a volume is opened, from the next time on
+/// Change a volume's settings, from the next opening on
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
     .args(["ram_cache", "body_ram_cache", "standby", "tail_read_wait", "transaction_idle"]))]
@@ -184,14 +184,14 @@ pub(crate) struct Set {
 pub(crate) enum CleaningArg {
     /// Live blocks are written to the tail again
     MoveToTail,
-    /// Live blocks are compacted within the body, off the tail's way
+    /// Live blocks are compacted within the body, so that cleaning does not write to the tail
     CompactInBody,
 }
 
-/// What a new file gets before it is used.
+/// How a new file is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PreallocationArg {
-    /// Its room is reserved
+    /// Its space is reserved
     Falloc,
     /// Zeros are written to all of it
     Full,
@@ -206,22 +206,22 @@ impl From<PreallocationArg> for Preallocation {
     }
 }
 
-/// Show a volume in numbers
+/// Show a volume's status
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// The volume's folder, or the device of one that is updated in place
+    /// The volume's folder, or the device of an in-place volume
     volume: String,
     #[command(flatten)]
     journal: JournalDev,
-    /// Show it again and again
+    /// Show it repeatedly
     #[arg(long)]
     watch: bool,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, default_value = "1", value_parser = seconds, requires = "watch")]
     interval: Duration,
-    /// Also show how long the stages of writes and flushes took, and the slowest flushes
+    /// Also show the durations of the stages of writes and flushes, and the slowest flushes
     ///
-    /// Counted since the volume was opened. With --json it is always there.
+    /// Counted since the volume was opened. --json always includes them.
     #[arg(long)]
     latency: bool,
     /// Print a JSON object, one on each line with --watch
@@ -231,7 +231,7 @@ pub(crate) struct Status {
 
 /// Add a link to a volume, give it a larger size, or both
 ///
-/// A filesystem on it stays as large as it is: thalweg resize makes it larger.
+/// A filesystem on it keeps its size: thalweg resize grows both.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["link", "size"]))]
 pub(crate) struct Extend {
@@ -243,7 +243,7 @@ pub(crate) struct Extend {
     /// The volume's new size
     #[arg(long)]
     size: Option<Size>,
-    /// Use the device although it holds something else, or belongs to another volume
+    /// Overwrite the device if it holds something else, or belongs to another volume
     #[arg(long)]
     force: bool,
     /// Print the status afterwards as a JSON object
@@ -251,10 +251,10 @@ pub(crate) struct Extend {
     json: bool,
 }
 
-/// Take a link away from a volume, give it a smaller size, or both
+/// Remove a link from a volume, make the volume smaller, or both
 ///
-/// What lies on the link is moved to the others first. Nothing may be stored beyond the new size, and no
-/// partition may lie there: filesystems do not become smaller.
+/// The link's content is first moved to the other links. Beyond the new size nothing may be stored and no
+/// partition may lie: filesystems do not become smaller.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["link", "size"]))]
 pub(crate) struct Shrink {
@@ -271,7 +271,7 @@ pub(crate) struct Shrink {
     json: bool,
 }
 
-/// Put another device in the place of one, and make it whole
+/// Replace a device, and fill the new one
 #[derive(Debug, Args)]
 pub(crate) struct Replace {
     /// The volume's folder
@@ -280,7 +280,7 @@ pub(crate) struct Replace {
     old: PathBuf,
     /// The new one: PATH, or PATH:SIZE of a file to make
     new: DeviceArg,
-    /// Use the device although it holds something else, or belongs to another volume
+    /// Overwrite the device if it holds something else, or belongs to another volume
     #[arg(long)]
     force: bool,
     /// Print the status afterwards as a JSON object
@@ -288,7 +288,7 @@ pub(crate) struct Replace {
     json: bool,
 }
 
-/// Make the sides of mirrors whole again that missed writes
+/// Rebuild the sides of mirrors that missed writes
 #[derive(Debug, Args)]
 pub(crate) struct Rebuild {
     /// The volume's folder
@@ -302,9 +302,9 @@ pub(crate) struct Rebuild {
 
 /// Rebuild the index of a volume that does not open because a checkpoint is damaged
 ///
-/// The map of every segment is read for it. Where the map is damaged too, some blocks cannot be
-/// found any more: they show what they held before, or zeros. The report names the parts of the map
-/// that are lost, and counts the blocks that may be concerned.
+/// This reads the map of every segment. Where the map is damaged too, some blocks cannot be found again: they
+/// show older content, or zeros. The report names the lost parts of the map, and counts the blocks that may
+/// be affected.
 #[derive(Debug, Args)]
 pub(crate) struct RebuildIndex {
     /// The volume's folder
@@ -312,7 +312,7 @@ pub(crate) struct RebuildIndex {
     /// Go on although parts of the map are lost
     #[arg(long)]
     accept_loss: bool,
-    /// Show what would be rebuilt and what is lost, and change nothing
+    /// Report what would be rebuilt and lost, and change nothing
     #[arg(long)]
     dry_run: bool,
     /// Print the report as a JSON object
@@ -323,16 +323,16 @@ pub(crate) struct RebuildIndex {
 /// The exit code of a scrub that found blocks of which no copy is right.
 const LOST: u8 = 4;
 
-/// Read and verify everything that is stored, and repair what can be
+/// Read and verify everything that is stored, and repair bad copies
 ///
-/// Ends with 0 when everything can be read now, 4 when blocks are lost: no copy of them is right.
+/// Ends with 0 if everything can be read now, with 4 if blocks are lost: no copy of them is right.
 #[derive(Debug, Args)]
 pub(crate) struct Scrub {
-    /// The volume's folder, or the device of one that is updated in place
+    /// The volume's folder, or the device of an in-place volume
     volume: String,
     #[command(flatten)]
     journal: JournalDev,
-    /// Print what was found as a JSON object
+    /// Print the report as a JSON object
     #[arg(long)]
     json: bool,
 }
@@ -350,18 +350,18 @@ pub(crate) struct OnVolume {
 /// Create, list, delete snapshots, or roll back to one
 #[derive(Debug, Subcommand)]
 pub(crate) enum Snapshot {
-    /// Keep the volume's present state under a name
+    /// Create a snapshot of the volume's present state
     Create(OnSnapshot),
     /// List the snapshots
     ///
-    /// SIZE is the volume's when the snapshot was created. EXCLUSIVE is what is stored for its sake
-    /// alone: the space that deleting it, and no other, makes free.
+    /// SIZE is the volume's size when the snapshot was created. EXCLUSIVE is the space that deleting this
+    /// snapshot alone frees.
     List(OnVolume),
-    /// Forget a snapshot
+    /// Delete a snapshot
     Delete(OnSnapshot),
-    /// Take the volume back to a snapshot; what was written since is lost
+    /// Roll the volume back to a snapshot; later writes are lost
     ///
-    /// Asks first on a terminal; elsewhere it needs --yes.
+    /// Asks for confirmation on a terminal; elsewhere it needs --yes.
     Rollback(Rollback),
 }
 
@@ -380,7 +380,7 @@ pub(crate) struct OnSnapshot {
 pub(crate) struct Rollback {
     #[command(flatten)]
     on: OnSnapshot,
-    /// Yes, give up everything written since
+    /// Confirm that all later writes are to be lost
     #[arg(long)]
     yes: bool,
 }
@@ -390,7 +390,7 @@ pub(crate) struct Rollback {
 pub(crate) struct Destroy {
     /// The volume's folder
     volume: String,
-    /// Yes, everything on it
+    /// Confirm that everything on it is to be lost
     #[arg(long)]
     yes: bool,
 }
@@ -398,7 +398,7 @@ pub(crate) struct Destroy {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let seconds = seconds.filter(|span| *span >= Duration::from_millis(100));
-    seconds.ok_or_else(|| format!("{text:?} is no number of seconds from 0.1 on"))
+    seconds.ok_or_else(|| format!("{text:?} is not a number of seconds, 0.1 or more"))
 }
 
 /// Carries out a command; its exit code.
@@ -461,7 +461,7 @@ async fn create(env: &Env, args: Create) -> Outcome<()> {
     }
 }
 
-/// Has a change made, and with `json` shows how the volume is then.
+/// Has a change made; with `json`, prints the volume's status afterwards.
 async fn change(env: &Env, volume: &str, request: Request, json: bool) -> Outcome<()> {
     let target = Target::volume(volume)?;
     ask(env, &target, request, json).await?;
@@ -563,16 +563,16 @@ async fn snapshot(env: &Env, command: Snapshot) -> Outcome<()> {
     change(env, &args.volume, request, args.json).await
 }
 
-/// Has the user confirm that what was written since a snapshot is to be lost.
+/// Asks the user to confirm a rollback.
 fn confirm_rollback(args: &Rollback) -> Outcome<()> {
     if args.yes {
         return Ok(());
     }
     let OnSnapshot { volume, name, .. } = &args.on;
-    let what = format!("this takes {volume} back to {name}: what was written since is lost");
+    let what = format!("this rolls {volume} back to {name}: later writes are lost");
     let (input, output) = (std::io::stdin(), std::io::stderr());
     if input.is_terminal() && output.is_terminal() {
-        eprint!("{what}. Go on? [y/N] ");
+        eprint!("{what}. Continue? [y/N] ");
         let mut answer = String::new();
         input.read_line(&mut answer)?;
         return match answer.trim() {
@@ -580,7 +580,7 @@ fn confirm_rollback(args: &Rollback) -> Outcome<()> {
             _ => Err(Failure::new("nothing was changed")),
         };
     }
-    Err(Failure::new(what).help("say that you mean it: --yes"))
+    Err(Failure::new(what).help("to confirm, add --yes"))
 }
 
 async fn list(env: &Env, args: &OnVolume) -> Outcome<()> {
@@ -616,7 +616,7 @@ async fn list(env: &Env, args: &OnVolume) -> Outcome<()> {
 async fn destroy(env: &Env, args: &Destroy) -> Outcome<()> {
     if !args.yes {
         return Err(Failure::new(format!("this destroys {} and everything on it", args.volume))
-            .help("say that you mean it: --yes"));
+            .help("to confirm, add --yes"));
     }
     if Path::new(&args.volume).exists() && !Path::new(&args.volume).is_dir() {
         Target::volume(&args.volume)?.chained()?;

@@ -1,4 +1,4 @@
-//! What lies on the device of a volume that is updated in place, and on a journal's.
+//! Prints the structures on an in-place volume's device, and on a journal's.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use thalweg_store::pool::PoolError;
 use crate::failure::Outcome;
 use crate::size::Size;
 
-/// What a device is, by the marks on it.
+/// The kind of a device, by its magic numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Marked {
     Volume,
     Journal,
 }
 
-/// What the first bytes of a device say it is; `None` for something else.
+/// The kind of a device, by its first bytes; `None` if it is neither.
 pub(super) fn marked(start: &[u8]) -> Option<Marked> {
     let has = |magic: &[u8], copies: u64, copy: u64| {
         (0..copies)
@@ -144,8 +144,10 @@ fn print_journal(journal: &JournalDump<Lba>, entries: bool) {
     match journal.end {
         EndDump::Unknown => println!("no transaction can be found"),
         EndDump::Clean => println!("the journal ends clean"),
-        EndDump::Torn => println!("behind it one that is not whole, and was never durable"),
-        EndDump::Rotten { later } => println!("DAMAGED behind that: transaction {later} was found"),
+        EndDump::Torn => {
+            println!("after it one incomplete transaction, which never became durable")
+        }
+        EndDump::Rotten { later } => println!("DAMAGED after that: transaction {later} follows"),
     }
 }
 
@@ -159,8 +161,8 @@ fn print_tag(tag: &TagDump<Lba>) {
         TagDump::Void { block, count, note } => {
             let note = match *note {
                 inplace::NOTE_CLEARED => "hold nothing",
-                inplace::NOTE_DIRECT => "were written at home",
-                _ => "have a note that is not known",
+                inplace::NOTE_DIRECT => "were written in place",
+                _ => "have an unknown note",
             };
             println!("  {count} blocks from {} on {note}", block.0);
         }

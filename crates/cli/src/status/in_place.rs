@@ -1,4 +1,4 @@
-//! What is shown of a volume that is updated in place.
+//! Shows the status of an in-place volume.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -37,7 +37,7 @@ struct Counts {
     reads: u64,
 }
 
-/// A device of such a volume.
+/// A device of an in-place volume.
 #[derive(Debug, Deserialize)]
 pub(super) struct Device {
     path: String,
@@ -46,7 +46,7 @@ pub(super) struct Device {
 }
 
 impl InPlace {
-    /// How long `requests`, and what came of them, took.
+    /// The durations of `requests` and of the store's stages.
     pub(super) fn latencies(
         &self,
         out: &mut String,
@@ -73,12 +73,12 @@ pub(super) fn summary(
         writeln!(out, "  REFUSES WRITES: {why}")?;
     }
     writeln!(out, "  version     {version}, durable up to {durable}")?;
-    writeln!(out, "  memory      {} of blocks, {} not home", blocks(*cached), blocks(*dirty))?;
+    writeln!(out, "  memory      {} of blocks, {} dirty", blocks(*cached), blocks(*dirty))?;
     let (size, room) = (Size(it.journal_size), Size(it.journal_room));
     writeln!(out, "  journal     {mode}, {room} of {size} free")?;
     let Counts { data_bytes, metadata_bytes, commits, journal_bytes, .. } = counts;
     let (data, metadata) = (Size(*data_bytes), Size(*metadata_bytes));
-    writeln!(out, "  changed     {data} of data, {metadata} of structure")?;
+    writeln!(out, "  changed     {data} of data, {metadata} of metadata")?;
     let journal = Size(*journal_bytes);
     writeln!(
         out,
@@ -89,7 +89,7 @@ pub(super) fn summary(
     let reads = blocks(counts.reads);
     writeln!(
         out,
-        "  home        {checkpointed} from the journal, {direct} directly, {reads} read"
+        "  in place    {checkpointed} written back, {direct} written directly, {reads} read"
     )?;
     if let Some((before, span)) =
         before.and_then(|(view, span)| Some((view.in_place.as_ref()?, span)))
@@ -104,7 +104,7 @@ pub(super) fn summary(
             blocks(counts.checkpointed + counts.direct).0,
             blocks(then.checkpointed + then.direct).0,
         );
-        writeln!(out, "  now         {changed}/s changed, {journal}/s journal, {home}/s home")?;
+        writeln!(out, "  now         {changed}/s changed, {journal}/s journal, {home}/s in place")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What is shown of how long writes and flushes take, and of what writers wait for.
+//! Shows the durations of writes and flushes, and the causes of writers' waits.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ pub(super) struct Stage {
     max_us: u64,
 }
 
-/// One slow flush: when it ended, how long it took, and the stages that it had.
+/// One slow flush: when it ended, its duration, and its stages.
 #[derive(Debug, Deserialize)]
 pub(super) struct SlowFlush {
     ended_s: f64,
@@ -23,7 +23,7 @@ pub(super) struct SlowFlush {
     stages: Vec<(String, u64)>,
 }
 
-/// What writers wait for.
+/// A cause for which writers wait.
 #[derive(Debug, Deserialize)]
 pub(super) struct Wait {
     cause: String,
@@ -31,7 +31,7 @@ pub(super) struct Wait {
     seconds: f64,
 }
 
-/// A line about writers that wait now, if some do.
+/// A line about writers that wait now, if there are any.
 pub(super) fn waits(out: &mut String, waits: &[Wait]) -> std::fmt::Result {
     for Wait { cause, writers, .. } in waits.iter().filter(|wait| wait.writers > 0) {
         writeln!(out, "  WAITING     {writers} writers wait for: {cause}")?;
@@ -39,7 +39,7 @@ pub(super) fn waits(out: &mut String, waits: &[Wait]) -> std::fmt::Result {
     Ok(())
 }
 
-/// The table of stages, the slowest flushes, and the time that writers have waited.
+/// The table of stages, the slowest flushes, and the total time that writers waited.
 pub(super) fn table<'a>(
     out: &mut String,
     stages: impl IntoIterator<Item = &'a Stage>,
@@ -54,7 +54,7 @@ pub(super) fn table<'a>(
         writeln!(out, "  {:22}{:>10}{}", it.stage, it.count, spans.join(""))?;
     }
     for Wait { cause, seconds, .. } in waits.iter().filter(|wait| wait.seconds > 0.0) {
-        writeln!(out, "  writers waited for the {cause}: {seconds:.3} s added up")?;
+        writeln!(out, "  writers waited for the {cause}: {seconds:.3} s in total")?;
     }
     if !slow.is_empty() {
         writeln!(out, "  slowest flushes, with when they ended since the volume was opened:")?;
@@ -72,7 +72,7 @@ pub(super) fn table<'a>(
     Ok(())
 }
 
-/// Microseconds, for a person to read.
+/// Microseconds in a readable unit.
 struct Span(u64);
 
 impl std::fmt::Display for Span {

@@ -1,11 +1,11 @@
-//! Volumes that change while they are idle, and while they are served.
+//! Changes of volumes, idle and served.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Command;
 
 use crate::run::{Home, bad, bad_json, good, has, json};
 
-/// What `nbdcopy` and `qemu-img` are not needed for: random bytes by way of the server.
+/// Writes random bytes through the server, for tests that do not need `nbdcopy` or `qemu-img`.
 fn fill(home: &Home, socket_uri: &str, len: usize) -> Vec<u8> {
     let bytes: Vec<u8> =
         (0..len).map(|at| ((at * 2_654_435_761) >> 7) as u8 ^ (at >> 12) as u8).collect();
@@ -86,7 +86,7 @@ fn a_volume_without_a_checkpoint_names_the_way_on() {
     server.end();
 }
 
-/// Overwrites a stretch in the middle of a device.
+/// Overwrites a range in the middle of a device.
 fn damage(path: &std::path::Path) {
     let mut file = std::fs::File::options().write(true).open(path).unwrap();
     let len = file.metadata().unwrap().len();
@@ -158,13 +158,13 @@ fn a_mirror_degrades_is_replaced_and_rebuilt() {
     let output = home.on_volume(&["scrub"], &[]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("warning: vol is degraded"), "{said}");
-    // The side comes back, and has missed writes.
+    // The side returns, and has missed writes.
     std::fs::rename(home.path("aside"), home.volume().join("b")).unwrap();
     assert_eq!(home.state("/b"), "stale");
     good(&mut home.on_volume(&["rebuild"], &[]));
     assert_eq!(home.state("/b"), "online");
     assert_eq!(home.status()["degraded"], serde_json::json!([]));
-    // The other side goes for good, and is replaced while the volume is served.
+    // The other side is gone for good, and is replaced while the volume is served.
     std::fs::remove_file(home.volume().join("a")).unwrap();
     let server = home.serve(&[]);
     assert!(content(&home, &server.uri("vol")) == bytes);

@@ -1,4 +1,4 @@
-//! What a user can get wrong at the command line: each has a clear error, and nothing is lost.
+//! Wrong input at the command line: each has a clear error, and no data is lost.
 
 use std::os::unix::fs::FileExt;
 
@@ -86,7 +86,7 @@ fn a_newer_format() {
     let home = Home::with_volume("64M", &["--link", "a:100M"]);
     let before = std::fs::read(home.path("a")).unwrap();
     let mut bytes = before.clone();
-    // Of header and slot: the format's number, under a checksum that does not cover it.
+    // The format's number in header and slot, which no checksum covers.
     for at in [0, 4096, 8192, 12288] {
         bytes[at + 8] = 99;
     }
@@ -112,7 +112,7 @@ fn two_servers_on_one_volume() {
     let said = bad(second.arg(home.path("second.sock")).arg(home.volume()), 1);
     let holder = format!("process {}", server.pid());
     says(&said, &["in use", &holder, "serve"]);
-    // No control socket, and still somebody else's.
+    // The control socket is gone, but another process still has the volume.
     std::fs::remove_file(home.volume().join("control.sock")).unwrap();
     for command in [&["status"][..], &["scrub"], &["snapshot", "list"], &["rebuild"]] {
         says(&bad(&mut home.on_volume(command, &[]), 1), &["in use", &holder]);
@@ -149,7 +149,7 @@ fn sizes_that_cannot_be() {
     says(&bad(&mut home.on_volume(&["extend"], &["--size", "1P"]), 1), &["add a link"]);
     bad(&mut home.on_volume(&["extend"], &["--size", "32M"]), 1);
     bad(&mut home.on_volume(&["shrink"], &["--size", "128M"]), 1);
-    says(&bad(&mut home.on_volume(&["extend"], &["--size", "tiny"]), 2), &["no size"]);
+    says(&bad(&mut home.on_volume(&["extend"], &["--size", "tiny"]), 2), &["not a size"]);
     says(&bad(&mut home.on_volume(&["shrink"], &["--link", "nothing"]), 1), &["no member"]);
     assert_eq!(home.status()["size"], 64 << 20);
 }
@@ -186,7 +186,7 @@ fn garbage_on_the_control_socket_harms_nobody() {
         stream.write_all(garbage).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = Vec::new();
-        // The server hangs up; what it had not read yet makes that a reset.
+        // The server closes the connection; unread bytes make that a reset.
         let end = stream.read_to_end(&mut answer).map_err(|error| error.kind());
         assert!(matches!(end, Ok(0) | Err(std::io::ErrorKind::ConnectionReset)), "{end:?}");
     }
@@ -209,7 +209,7 @@ fn metrics_of_an_attachment_that_somebody_else_serves() {
     let home = Home::with_volume("64M", &[]);
     let server = home.serve(&[]);
     let mut attach = thalweg(["attach", "--metrics", "127.0.0.1:9"]);
-    says(&bad(attach.arg(home.volume()), 1), &["server already", "--metrics"]);
+    says(&bad(attach.arg(home.volume()), 1), &["served already", "--metrics"]);
     assert_eq!(home.status()["attached"].as_array().unwrap().len(), 0);
     server.end();
 }

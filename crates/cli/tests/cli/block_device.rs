@@ -20,7 +20,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let lazily = || Command::new("umount").arg("-l").arg(&self.0).output();
-        // What a failing test holds open is not waited for.
+        // Do not wait for files that a failing test has open.
         let _ = match std::thread::panicking() {
             true => lazily(),
             false => Ok(when_free(Command::new("umount").arg(&self.0))),
@@ -50,12 +50,12 @@ pub(crate) fn server_of(home: &Home) -> String {
     panic!("nobody serves {wanted}");
 }
 
-/// Ends the process that serves the volume as a power cut would, and waits until it is gone.
+/// Kills the process that serves the volume, and waits until it has ended.
 pub(crate) fn kill_server(home: &Home) {
     kill(&server_of(home));
 }
 
-/// The same for a process by its number, which may have ended already.
+/// The same for a process by its number; it may have ended already.
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn kill(pid: &str) {
     let _ = Command::new("kill").args(["-KILL", pid]).output();
@@ -64,8 +64,8 @@ pub(crate) fn kill(pid: &str) {
     }
 }
 
-/// Whether a process has ended, or is a zombie without other threads: these may still hold its files
-/// when the first thread is a zombie.
+/// Whether a process has ended, or is a zombie without other threads: the threads of a zombie may still have
+/// its files open.
 fn has_released_files(pid: &str) -> bool {
     let Ok(threads) = std::fs::read_dir(Path::new("/proc").join(pid).join("task")) else {
         return true;
@@ -127,12 +127,12 @@ fn what_was_synced_survives_the_death_of_the_server() {
         write_durably(&mounted.0.join(name), &bytes);
     }
     std::fs::File::open(&mounted.0).unwrap().sync_all().unwrap();
-    // Writes that nobody has synced are under way.
+    // Unsynced writes are in progress.
     std::fs::write(mounted.0.join("loose"), vec![9; 20 << 20]).unwrap();
     kill_server(&home);
     drop(mounted);
     let device = attach(&home);
-    // The journal is replayed first; a second look must find nothing to repair.
+    // The journal is replayed first; then fsck must find nothing to repair.
     let replay = Command::new("fsck.ext4").args(["-p", &device]).status().unwrap();
     assert!(matches!(replay.code(), Some(0 | 1)), "{replay}");
     good(Command::new("fsck.ext4").args(["-f", "-n", &device]));
@@ -177,7 +177,7 @@ fn fio_verifies_what_it_wrote() {
         good(fio.current_dir(home.path("")));
     };
     let device = attach(&home);
-    // Each pass in another order: the log's segments die in pieces.
+    // Each pass in another order, so that blocks all over the log's segments die.
     for _ in 0..4 {
         fio(&device, &["--randrepeat=0"]);
     }

@@ -1,4 +1,4 @@
-//! What clients see: foreign NBD tools, Prometheus.
+//! Foreign clients: NBD tools, Prometheus.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::run::{Home, Server, bad, good, has, json, thalweg};
 
-/// Bytes that no two blocks have in common.
+/// Bytes that differ in every block.
 fn pattern(len: usize, salt: u64) -> Vec<u8> {
     let words = (0..len as u64 / 8).map(|at| (at ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).collect()
@@ -211,7 +211,7 @@ fn metrics_count_what_clients_do() {
     let server = home.serve(&["--metrics", &format!("127.0.0.1:{port}")]);
     std::fs::write(home.path("in"), pattern(16 << 20, 5)).unwrap();
     nbdcopy(home.path("in"), server.uri("vol"));
-    // Counters are looked at once a second.
+    // Counters are copied once a second.
     std::thread::sleep(Duration::from_millis(2500));
     let text = scrape(port);
     let bytes = f64::from(16 << 20);
@@ -224,7 +224,7 @@ fn metrics_count_what_clients_do() {
     let timed = value(&text, "thalweg_nbd_request_duration_seconds_count", "command=\"write\"");
     assert!(requests > 0.0 && requests == timed, "{requests} requests, {timed} timed");
     assert!(text.contains("# TYPE thalweg_nbd_request_duration_seconds histogram"));
-    // Each transaction took its place in log and index.
+    // Each transaction takes space in log and index.
     assert!(value(&text, "thalweg_stage_duration_seconds_count", "stage=\"write_apply\"") >= 1.0);
     assert!(text.contains("# TYPE thalweg_stage_duration_seconds histogram"), "{text}");
     assert_eq!(value(&text, "thalweg_writers_waiting", "cause=\"cleaning\""), 0.0);

@@ -13,7 +13,7 @@ use thalweg_store::tree::Store;
 use crate::block_device::kill_server;
 use crate::run::{Home, bad, good, thalweg, umount};
 
-/// Whether this machine can mount; says so when not.
+/// Whether this machine can mount; prints a message if not.
 pub(crate) fn can_mount() -> bool {
     // SAFETY: the call only reads the process's identity.
     let root = unsafe { libc::geteuid() } == 0;
@@ -24,14 +24,14 @@ pub(crate) fn can_mount() -> bool {
     root && there
 }
 
-/// A volume with a filesystem, mounted. Unmounted in the end.
+/// A volume with a mounted filesystem. Unmounted at the end.
 pub(crate) struct Mount {
     pub(crate) home: Home,
     pub(crate) root: PathBuf,
 }
 
 impl Mount {
-    /// `None`, and says so, where that cannot be.
+    /// `None`, with a message, if this machine cannot mount.
     pub(crate) fn new(options: &[&str]) -> Option<Mount> {
         Mount::of(false, "96M", options)
     }
@@ -94,7 +94,7 @@ fn a_log_in_the_folder_of_another_user_is_not_written() {
     mount.umount();
     let elsewhere = mount.home.path("elsewhere");
     let log = mount.home.volume().join("mount.log");
-    // Both as an owner who means harm would leave it, and in a folder of this user's own.
+    // As a malicious owner would leave it; and in a folder of this user's own.
     for owner in [Some(12_345), None] {
         let _ = fs::remove_file(&log);
         symlink(&elsewhere, &log).unwrap();
@@ -103,7 +103,7 @@ fn a_log_in_the_folder_of_another_user_is_not_written() {
         mount.umount();
         assert!(!elsewhere.exists(), "owner {owner:?}: the link was followed");
     }
-    // Nor is a file that has another name as well.
+    // Nor is a file with a second link.
     fs::remove_file(&log).unwrap();
     fs::write(&elsewhere, "precious").unwrap();
     fs::hard_link(&elsewhere, &log).unwrap();
@@ -113,7 +113,7 @@ fn a_log_in_the_folder_of_another_user_is_not_written() {
     assert_eq!(text(&elsewhere), "precious");
 }
 
-/// Waits until something is so, not for ever.
+/// Waits until `is_so` holds, for a limited time.
 pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
     for _ in 0..200 {
         if is_so() {
@@ -146,7 +146,7 @@ fn files_survive_an_unmount() {
     let error = fs::write(mount.path("b"), "").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EROFS));
     mount.umount();
-    // The kernel's own umount, and at once the next mount.
+    // The kernel's own umount, and the next mount right after it.
     mount.mount(&[]);
     fs::write(mount.path("b"), "more").unwrap();
     umount(Command::new("umount"), &mount.root);
@@ -166,7 +166,7 @@ fn a_killed_server_loses_nothing_that_was_synced() {
     kill_server(&mount.home);
     drop(file);
     assert!(fs::metadata(&mount.root).is_err());
-    // The dead mount goes by itself.
+    // The dead mount is removed automatically.
     mount.mount(&[]);
     assert_eq!(text(&mount.path("a")), "synced");
     mount.umount();
@@ -236,7 +236,7 @@ fn a_transaction_appears_whole_or_not_at_all() {
     fs::write(mount.path("gone"), "").unwrap();
     assert!(!mount.path("new").exists());
     let outside = mount.path("a").display().to_string();
-    // In the view the new state is seen, outside of it the old one.
+    // The view shows the new state, the mount the old one.
     let look = format!("nsenter -t {} -m cat {outside}", std::process::id());
     let script = format!(
         "echo new > a; echo more >> a; mkdir new; echo b > new/b; rm gone; cat a; echo -n :; {look}"
@@ -271,7 +271,7 @@ fn a_transaction_may_write_large_files() {
         let bytes: Vec<u8> = (0..64 << 20).map(|at: u32| (at / 61 + at) as u8).collect();
         fs::write(&data, &bytes).unwrap();
         let data = data.display();
-        // 1.2 MB, as a compiler's output, and 64 MiB; what was there before is written over.
+        // 1.2 MB, like a compiler's output, and 64 MiB, over the former content.
         let script = format!(
             "head -c 1200000 {data} > small; cp {data} large; cmp {data} large; \
              dd if={data} of=old bs=1M count=2 seek=1 conv=notrunc status=none; rm -f passing; \
@@ -319,7 +319,7 @@ fn many_files(count: usize) {
             let path = mount.path(&format!("d/file-{number}"));
             assert_eq!(text(&path), format!("{number}\n"));
         }
-        // What it took is gone with it.
+        // Its space is freed too.
         good(&mut mount.tx(&[], "rm -r d"));
         assert_eq!(fs::read_dir(&mount.root).unwrap().count(), 0);
     }
@@ -339,7 +339,7 @@ fn a_transaction_may_write_a_gigabyte() {
 
 #[test]
 fn a_transaction_beyond_a_limit_says_so_once() {
-    // A journal of 4 MiB takes half of that at once; the target of a link takes a block.
+    // A journal of 4 MiB takes half of that in one transaction; a symbolic link's target takes a block.
     let Some(mount) = Mount::of(true, "64M", &[]) else { return };
     let script = "to=$(printf 'x%.0s' $(seq 3900)); for i in $(seq 600); do ln -s $to $i; done";
     let said = bad(&mut mount.tx(&[], script), 125);
@@ -354,7 +354,7 @@ fn of_two_that_stand_against_each_other_one_counts() {
     let Some(mount) = Mount::new(&[]) else { return };
     fs::write(mount.path("count"), "5").unwrap();
     let root = mount.root.display();
-    // Somebody outside changes what the transaction has read, the first time.
+    // Another process changes a file that the transaction has read, in the first attempt.
     let outside =
         format!("test -e {root}/seen || {{ echo 10 > {root}/count; touch {root}/seen; }}");
     let me = std::process::id();
@@ -468,7 +468,7 @@ fn the_journal_may_have_a_device_of_its_own() {
     assert_eq!(text(&mount.path("a")), "x");
 }
 
-/// Changes the tree of a filesystem's metadata on a chained volume that no process has open.
+/// Changes the metadata tree of a filesystem on a chained volume that no process has open.
 fn change_metadata(volume: &Path, change: impl AsyncFn(&Store)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -491,7 +491,7 @@ fn a_check_says_by_its_exit_code_what_it_found() {
     assert_eq!((&found["clean"], &found["inodes"]), (&true.into(), &2.into()));
     bad(thalweg(["fsck", "-n", "-y"]).arg(mount.home.volume()), 16);
     bad(&mut thalweg(["fsck", "/no/such/volume"]), 8);
-    // A record that stands for nothing, put among those of the filesystem.
+    // A record of no meaning among those of the filesystem.
     change_metadata(&mount.home.volume(), async |store| {
         store.put(b"nonsense", "here").await.unwrap()
     });
@@ -504,8 +504,8 @@ fn a_check_says_by_its_exit_code_what_it_found() {
     assert_eq!(text(&mount.path("a")), "x");
 }
 
-/// The extents of `a` are gone from the tree: what it held is told, is not zeros, and stays told until it
-/// is written anew.
+/// The extents of `a` are gone from the tree: its content is reported as lost, does not read as zeros, and is
+/// reported until it is written anew.
 #[test]
 fn a_file_that_has_lost_bytes_is_told_by_every_check() {
     let Some(mount) = Mount::new(&[]) else { return };

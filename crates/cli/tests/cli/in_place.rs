@@ -1,4 +1,4 @@
-//! Volumes that are updated in place, in the commands that chained ones have too.
+//! In-place volumes, in the commands that chained ones have too.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -11,15 +11,15 @@ use crate::block_device::kill_server;
 use crate::clients::{free_port, scrape, value};
 use crate::run::{Home, bad, bad_json, can_attach, good, has, json, thalweg, umount};
 
-/// A home with an empty volume in place of 64 MiB, in the file `vol`.
+/// A home with an empty in-place volume of 64 MiB, in the file `vol`.
 fn empty() -> Home {
     let home = Home::empty();
     good(thalweg(["volume", "create-in-place", "--size", "64M"]).arg(home.volume()));
     home
 }
 
-/// A home with a volume that has a filesystem, and a directory to mount it on; `None`, and says so, where
-/// nothing can be mounted.
+/// A home with a volume that has a filesystem, and a directory to mount it on; `None`, with a message, if
+/// this machine cannot mount.
 fn with_files() -> Option<(Home, PathBuf)> {
     if !can_attach() {
         return None;
@@ -41,7 +41,7 @@ fn write_durably(path: &Path, bytes: &[u8]) {
     file.sync_all().unwrap();
 }
 
-/// Turns a bit of a file over.
+/// Flips a bit of a file.
 fn spoil(path: &Path, at: u64) {
     let file = fs::File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
@@ -189,10 +189,10 @@ fn what_chained_volumes_alone_have_is_refused_by_name() {
         (&["set"], &["--standby"]),
     ] {
         let said = bad(&mut home.on_volume(command, args), 1);
-        assert!(said.contains("for chained volumes"), "{command:?}: {said}");
+        assert!(said.contains("only chained volumes"), "{command:?}: {said}");
     }
     let said = bad(&mut home.on_volume(&["destroy"], &["--yes"]), 1);
-    assert!(said.contains("for chained volumes"), "{said}");
+    assert!(said.contains("only chained volumes"), "{said}");
     assert!(home.volume().exists());
     let said = bad(thalweg(["volume", "create-in-place"]).arg(home.volume()), 1);
     assert!(said.contains("holds something"), "{said}");
@@ -225,13 +225,13 @@ fn a_scrub_and_a_check_find_a_block_that_rotted() {
     assert!(said.contains("No copy of 1 blocks is right"), "{said}");
     let said = bad(thalweg(["fsck"]).arg(home.volume()), 4);
     assert!(said.contains(&format!("lost [{block}]")), "{said}");
-    // A repair cannot bring it back, and says what is left and what to do.
+    // A repair cannot restore it; it says what is left and the next step.
     let said = bad(thalweg(["fsck", "-y"]).arg(home.volume()), 4);
     for part in ["Left to do:", "1 blocks of which no copy is right", "/a: 1 blocks", "write these"]
     {
         assert!(said.contains(part), "{part} is missing in {said}");
     }
-    // A check at the start of the system does not read everything.
+    // A check at the system's start does not read everything.
     good(thalweg(["fsck", "-a"]).arg(home.volume()));
     mount(&home, &root, "data=wasteless");
     assert_eq!(fs::read(root.join("a")).unwrap_err().raw_os_error(), Some(libc::EIO));
@@ -246,7 +246,7 @@ fn a_damaged_sector_of_the_map_is_given_up_by_a_repair_alone() {
     umount(thalweg(["umount"]), &root);
     let found = dump(&home.volume(), &[]);
     let map = found["in_place"]["superblocks"][0]["superblock"]["map_offset"].as_u64().unwrap();
-    // A sector about blocks that no file has.
+    // A map sector whose blocks belong to no file.
     spoil(&home.volume(), map + 60 * 512);
     let found = dump(&home.volume(), &[]);
     assert_eq!(found["in_place"]["map"]["damaged"], serde_json::json!([60]));
@@ -279,7 +279,7 @@ fn a_dump_shows_what_a_crash_left_in_the_journal() {
         text.contains("1 bytes from 0 on") && text.contains("the journal ends clean"),
         "{text}"
     );
-    // The second of them rots.
+    // Damage the second of them.
     let start =
         found["in_place"]["superblocks"][0]["superblock"]["journal_at"][0].as_u64().unwrap();
     spoil(&home.volume(), start + transactions[1]["offset"].as_u64().unwrap() + 50);
@@ -314,7 +314,7 @@ fn a_lost_sector_of_the_map_is_no_empty_volume() {
     mount(&home, &root, "data=wasteless");
     write_durably(&root.join("a"), b"here");
     umount(thalweg(["umount"]), &root);
-    // The first sector is about the catalogue.
+    // The first sector is that of the catalogue's blocks.
     let map = superblock(&home.volume())["map_offset"].as_u64().unwrap();
     lose(&home.volume(), map, 512);
     let said = bad(thalweg(["mount"]).arg(home.volume()).arg(&root), 1);
@@ -384,7 +384,7 @@ fn a_volume_without_superblocks_is_restored_from_a_backup() {
     mount(&home, &root, "data=wasteless");
     write_durably(&root.join("a"), b"here");
     umount(thalweg(["umount"]), &root);
-    // What a new partition table overwrites, and the first MiB.
+    // The bytes that a new partition table overwrites, and the first MiB.
     for len in [34 * 512, 1 << 20] {
         lose(&home.volume(), 0, len);
         let said = bad(thalweg(["mount"]).arg(home.volume()).arg(&root), 1);

@@ -21,7 +21,7 @@ fn feed(mut command: Command, input: &[u8]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a person does with both kinds of stores.
+/// Typical commands on both kinds of stores.
 fn tour(home: &Home) {
     for kind in ["btree", "hash"] {
         let made = json(&mut kv(home, &["create", kind, "--kind", kind, "--size", "4M", "--json"]));
@@ -113,7 +113,7 @@ fn what_makes_no_sense_is_refused() {
     says(&["import", "kv", home.path("wrong").to_str().unwrap()], "line 2");
 }
 
-/// A volume with something else in it does not become one with partitions.
+/// A volume that is not empty does not become one with partitions.
 #[test]
 fn a_filesystem_is_left_alone() {
     let home = Home::with_volume("64M", &[]);

@@ -1,4 +1,4 @@
-//! The program from outside: what a user types, what comes of it.
+//! The program from outside: commands and their output.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! How mounts end: what is durable then, who is told, and what stays behind.
+//! The end of mounts: durability, messages, files left behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,10 +10,10 @@ use crate::block_device::{kill, server_of};
 use crate::files::{Mount, can_mount, in_place, text, wait_until};
 use crate::run::{Home, bad, good, has, thalweg, umount, when_free};
 
-/// Files that nobody syncs.
+/// Files that are never synced.
 const UNSYNCED: usize = 150;
 
-/// A process that is ended with the test.
+/// A process that is killed at the end of the test.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -29,8 +29,8 @@ impl Ended {
     }
 }
 
-/// A process in a mount namespace of its own, with a copy of this mount that changes elsewhere do not
-/// reach. It lets go of those of other tests.
+/// A process in a mount namespace of its own, with a private copy of this mount. It unmounts those of other
+/// tests.
 fn copy_of(mount: &Mount) -> Ended {
     let script = format!("{}echo ready; exec sleep 100", alone(mount));
     let mut command = Command::new("unshare");
@@ -42,7 +42,7 @@ fn copy_of(mount: &Mount) -> Ended {
     Ended(child)
 }
 
-/// A script that takes away the copies of all mounts of volumes but one.
+/// A script that unmounts the copies of all mounts of volumes but one.
 fn alone(mount: &Mount) -> String {
     format!(
         "grep fuse.thalweg /proc/self/mountinfo | cut -d ' ' -f 5 | grep -vx {} | \
@@ -51,7 +51,7 @@ fn alone(mount: &Mount) -> String {
     )
 }
 
-/// `thalweg tx` with a command that stays until it is killed.
+/// `thalweg tx` with a command that runs until it is killed.
 fn running_transaction(mount: &Mount) -> Ended {
     let ready = mount.home.path("ready");
     let _ = fs::remove_file(&ready);
@@ -61,21 +61,21 @@ fn running_transaction(mount: &Mount) -> Ended {
     child
 }
 
-/// Ends a transaction with its command.
+/// Kills a transaction's command.
 fn end_transaction(client: Ended) {
     let child = good(Command::new("pgrep").args(["-P", &client.pid()]));
     kill(child.trim());
     drop(client);
 }
 
-/// Writes files, and syncs none of them.
+/// Writes files without a sync.
 fn write_unsynced(mount: &Mount) {
     for number in 0..UNSYNCED {
         fs::write(mount.path(&format!("f{number}")), vec![number as u8; 5000]).unwrap();
     }
 }
 
-/// Whether a process has ended, be it that nobody has asked for its exit code yet.
+/// Whether a process has ended, even if it is still a zombie.
 fn has_ended(pid: &str) -> bool {
     fs::read_link(format!("/proc/{pid}/exe")).is_err()
 }
@@ -98,7 +98,7 @@ fn is_mounted(place: &Path) -> bool {
     table.lines().any(|line| line.split(' ').nth(4) == Some(&place))
 }
 
-/// Unmounts what a test mounted beside its mount.
+/// Unmounts additional mounts of a test.
 struct Extra(PathBuf);
 
 impl Drop for Extra {
@@ -167,7 +167,7 @@ fn an_unmount_names_the_process_that_still_holds_the_filesystem() {
     drop(holder);
     mount.mount(&[]);
     assert_all_there(&mount);
-    // Lazily, that is what was asked for.
+    // A lazy unmount does not wait.
     let holder = copy_of(&mount);
     fs::write(mount.path("lazy"), "x").unwrap();
     let server = server_of(&mount.home);
@@ -223,7 +223,7 @@ fn a_bind_mount_and_the_original_are_unmounted_apart() {
         assert!(!is_mounted(&whole));
         assert_eq!(text(&mount.path("d/a")), "kept");
     }
-    // The last of them ends the server, whichever it is.
+    // The last unmount ends the server, whichever mount it is.
     let server = server_of(&mount.home);
     bind(&mount.path("d"), &part);
     mount.umount();
@@ -273,7 +273,7 @@ fn a_volume_whose_name_is_gone_can_be_unmounted() {
     }
 }
 
-/// What a process with this number has left in root's folder of sockets and mountpoints.
+/// Files that a process with this number has left in root's folder of sockets and mountpoints.
 fn left_by(pid: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir("/run/thalweg") else { return Vec::new() };
     let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -289,7 +289,7 @@ fn a_killed_transaction_leaves_no_mount_and_no_folder() {
     assert_eq!(views(), 1);
     end_transaction(transaction);
     wait_until(|| views() == 0);
-    // With the server, what both leave goes when the next one starts: this test's, or another's.
+    // Both leave files, which the next server to start removes: this test's, or another's.
     let transaction = running_transaction(&mount);
     kill(&server);
     end_transaction(transaction);
@@ -342,9 +342,9 @@ fn an_ordinary_user_mounts_and_unmounts() {
     if !can_mount() || !has("fusermount3") {
         return;
     }
-    // As udev has it; a machine without udev leaves the device to root.
+    // As udev sets it; without udev only root can open the device.
     fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
-    // Root's folder exists, and is closed to others.
+    // Root's folder exists, and other users cannot enter it.
     drop(Mount::new(&[]));
     let home = Home::empty();
     fs::set_permissions(home.path("."), fs::Permissions::from_mode(0o755)).unwrap();
@@ -373,7 +373,7 @@ fn an_ordinary_user_mounts_and_unmounts() {
         assert!(!is_mounted(Path::new(root)));
         good(&mut as_user(&["mount", volume, root]));
         assert_eq!(shell(&format!("cat {root}/a")), "kept\n");
-        // Root can unmount what others mounted.
+        // Root can unmount another user's mount.
         umount(thalweg(["umount"]), Path::new(root));
         shell(&format!("rm -r {volume}"));
     }
@@ -381,8 +381,8 @@ fn an_ordinary_user_mounts_and_unmounts() {
     assert_eq!((folder.uid(), folder.mode() & 0o777, folder.is_dir()), (USER, 0o700, true));
 }
 
-/// Runs a script in a mount namespace whose `/sbin` has links to the program, as the manual says, and
-/// which holds no other mount of a volume than that on `root`.
+/// Runs a script in a mount namespace whose `/sbin` has links to the program, as the manual says, and which
+/// has no mount of a volume other than that on `root`.
 fn with_links(mount: &Mount, links: &[&str], script: &str) -> String {
     let home = &mount.home;
     let (real, sbin) = (home.path("real"), home.path("sbin"));

@@ -1,11 +1,11 @@
-//! Standard output whose reader goes away, or that takes nothing.
+//! Standard output whose reader closes the pipe, or on a full device.
 
 use std::fs::OpenOptions;
 use std::process::{Command, Output, Stdio};
 
 use crate::run::{Home, thalweg};
 
-/// Runs a command whose output nobody reads.
+/// Runs a command whose output is not read.
 fn unread(mut command: Command) -> Output {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

@@ -1,4 +1,4 @@
-//! Volumes with partitions, and clients that see a volume as a whole: they overwrite nothing.
+//! Volumes with partitions, and clients of the whole volume: they cannot overwrite partitions.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -59,7 +59,7 @@ fn nbd_clients_copy_a_volume_with_partitions_and_write_it_when_that_is_asked_for
     holds_the_key(&home);
 }
 
-/// A client of the volume's export that has agreed on it and says no more.
+/// A client that has negotiated the volume's export, and sends no request.
 fn connect(server: &Server) -> UnixStream {
     let mut stream = UnixStream::connect(&server.socket).unwrap();
     let mut greeting = [0; 18];

@@ -9,7 +9,7 @@ use crate::run::{Home, bad, good, has, thalweg};
 pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
-    /// One over a new file of `size` bytes; `None`, said aloud, where this machine has none.
+    /// One over a new file of `size` bytes; `None`, with a message, if this machine has none.
     pub(crate) fn over(file: &Path, size: u64) -> Option<Loop> {
         std::fs::File::create(file).unwrap().set_len(size).unwrap();
         let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
@@ -61,7 +61,7 @@ fn a_volume_on_block_devices_is_served_changed_and_opened_again() {
     let server = home.serve(&[]);
     copy(home.path("in"), PathBuf::from(server.uri("vol")));
     assert!(read(server.uri("vol")) == bytes);
-    // The kernel keeps others off the devices, too.
+    // The kernel excludes other openers too.
     let mut other = thalweg(["volume", "create", "--size", "32M", "--force", "--link", &a.0]);
     let said = bad(other.arg(home.path("other")), 1);
     assert!(said.contains("in use"), "{said}");
@@ -74,7 +74,7 @@ fn a_volume_on_block_devices_is_served_changed_and_opened_again() {
     let server = home.serve(&[]);
     assert!(read(server.uri("vol")) == bytes);
     server.end();
-    // What left is nobody's, and destroying leaves nothing behind.
+    // A removed device has no owner, and destroying the volume leaves nothing behind.
     let mut other = thalweg(["volume", "create", "--size", "32M", "--link", &a.0]);
     good(other.arg(home.path("other")));
     good(thalweg(["volume", "destroy", "--yes"]).arg(home.path("other")));

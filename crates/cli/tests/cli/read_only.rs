@@ -1,5 +1,5 @@
-//! Commands that only look change no byte: of volumes that need recovery, of both kinds, and on media
-//! that refuse writes.
+//! Read-only commands change no byte: of volumes that need recovery, of both kinds, and on media that refuse
+//! writes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::block_device::kill_server;
 use crate::files::{Mount, can_mount, in_place, text};
 use crate::run::{Home, bad, good, has, json, thalweg, umount};
 
-/// An ordinary user, to whom modes of files apply.
+/// An ordinary user, whom file modes restrict.
 const NOBODY: u32 = 65_534;
 
 /// The content of every file of a volume that is a folder or a file, but for logs and sockets.
@@ -31,7 +31,7 @@ fn content(volume: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         .collect()
 }
 
-/// A volume of each kind, with a file `a` that was made durable before its server was killed.
+/// A volume of each kind, with a file `a` that was synced before its server was killed.
 fn after_crashes() -> Vec<Mount> {
     let in_place = || {
         let mount = in_place(&[])?;
@@ -87,7 +87,7 @@ fn a_look_at_a_volume_that_needs_recovery_changes_no_byte() {
         assert!(look(&["fsck", "-n"]).contains("22 inodes"));
         mount.umount();
         assert!(content(&volume) == before, "a read-only mount changed {}", volume.display());
-        // Recovery is still to come, and finds the same.
+        // The volume still needs recovery, and the next command finds the same.
         mount.mount(&[]);
         assert_eq!(text(&mount.path("a")), "kept");
         mount.umount();
@@ -120,7 +120,7 @@ fn a_mount_read_only_stays_so_and_lets_others_look_and_none_write() {
         mount.mount(&["-o", "ro"]);
         let before = content(&volume);
         let said = bad(thalweg(["mount", "-o", "remount,rw"]).arg(&mount.root), 1);
-        assert!(said.contains("was mounted read-only, and stays so"), "{said}");
+        assert!(said.contains("was mounted read-only, which a remount cannot change"), "{said}");
         good(thalweg(["mount", "-o", "remount,nosuid"]).arg(&mount.root));
         let error = fs::write(mount.path("b"), "").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EROFS));
@@ -202,7 +202,7 @@ fn an_ordinary_user_looks_at_files_that_may_only_be_read() {
     }
 }
 
-/// A folder that is mounted once more, read-only.
+/// A bind mount of a folder, read-only.
 struct Bound(PathBuf);
 
 impl Bound {
@@ -248,7 +248,7 @@ struct Protected(String);
 
 impl Protected {
     fn over(file: &Path) -> Option<Protected> {
-        // Not with blockdev --setro, which outlives the device's file.
+        // Not blockdev --setro, which outlives the device's file.
         let losetup = ["--find", "--show", "--read-only"];
         let made = Command::new("losetup").args(losetup).arg(file).output().ok()?;
         if !made.status.success() {

@@ -1,4 +1,4 @@
-//! Volumes and their filesystems become larger, as a user has them do so.
+//! Growing volumes and their filesystems from the command line.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn bytes(seed: usize, mib: u64) -> Vec<u8> {
     (0..(mib * MIB) as usize).map(|at| (at / 509 + at + seed) as u8).collect()
 }
 
-/// Writes files of 4 MiB until there is no room; how many.
+/// Writes files of 4 MiB until the filesystem is full; returns their number.
 fn fill(mount: &Mount, tag: &str) -> u64 {
     let mut files = 0;
     loop {
@@ -55,7 +55,7 @@ fn a_mounted_filesystem_grows_with_its_chained_volume() {
     let files = fill(&mount, "a");
     assert!((8..12).contains(&files), "{files}");
     let (before, _) = room(&mount.root);
-    // Nothing to be had yet.
+    // Nothing to grow into yet.
     let said = good(thalweg(["resize"]).arg(&mount.root));
     assert!(said.contains("the volume has 48 MiB, as before"), "{said}");
     assert!(said.contains("its filesystem has") && said.contains("as before"), "{said}");
@@ -99,7 +99,7 @@ fn a_volume_in_a_file_grows_with_it() {
     assert!(size > 140 * MIB && free > 80 * MIB, "{size} {free}");
     let more = fill(&mount, "b");
     assert!(more > 20, "{more}");
-    // The file is enlarged by other means: once while the volume is closed, once while it is mounted.
+    // The file is enlarged from outside: once while the volume is closed, once while it is mounted.
     mount.umount();
     let file = fs::OpenOptions::new().write(true).open(&volume).unwrap();
     file.set_len(200 * MIB).unwrap();
@@ -157,7 +157,7 @@ fn a_filesystem_that_is_written_through_a_block_device_does_not_grow() {
     }
     let home = Home::with_volume("48M", &[]);
     let volume = home.volume();
-    // Without a filesystem there is nothing in the way.
+    // Without a filesystem nothing prevents it.
     good(thalweg(["attach"]).arg(&volume));
     assert!(good(thalweg(["resize"]).arg(&volume)).contains("it has no filesystem"));
     good(thalweg(["detach"]).arg(&volume));
@@ -189,7 +189,7 @@ fn what_cannot_grow_is_said() {
     let said = bad(thalweg(["resize"]).arg(&empty), 1);
     assert!(said.contains("no volume"), "{said}");
     bad(&mut thalweg(["resize", &volume, "much"]), 2);
-    // Key-value stores beside it keep their place.
+    // Key-value stores beside it keep their blocks.
     good(&mut thalweg(["kv", &volume, "create", "keys", "--size", "4M"]));
     let said = good(&mut thalweg(["resize", &volume]));
     assert!(said.contains("it has no filesystem"), "{said}");

@@ -1,4 +1,4 @@
-//! Runs the program, and ends what it started.
+//! Runs the program, and ends the processes that a test started.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ pub(crate) fn thalweg<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = 
     command
 }
 
-/// Runs a command to its end, which must be a good one.
+/// Runs a command that must succeed.
 pub(crate) fn good(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?} failed: {}", text(&output));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a command that ends a use, as soon as nothing of another test keeps it busy.
+/// Runs a command that ends a use, again while another test keeps it busy.
 pub(crate) fn when_free(command: &mut Command) -> Output {
     let busy = |output: &Output| {
         let said = text(output);
@@ -38,8 +38,7 @@ pub(crate) fn umount(mut command: Command, at: &Path) {
     assert!(output.status.success(), "{command:?} failed: {}", text(&output));
 }
 
-/// Runs a command to its end, which must be a failure with exit code `code`; returns what it says,
-/// in one line.
+/// Runs a command that must fail with exit code `code`; returns its messages, on one line.
 pub(crate) fn bad(command: &mut Command, code: i32) -> String {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(code), "{command:?}: {}", text(&output));
@@ -52,20 +51,20 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
-/// What a successful command prints, as JSON.
+/// The output of a successful command, as JSON.
 pub(crate) fn json(command: &mut Command) -> Value {
     let printed = good(command);
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error} in {printed}"))
 }
 
-/// What a command prints on standard output that ends with an exit code, as JSON.
+/// The standard output of a command that ends with an exit code, as JSON.
 pub(crate) fn bad_json(command: &mut Command, code: i32) -> Value {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(code), "{command:?}: {}", text(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A folder for one test, with a volume in it. What is served or attached is ended with it.
+/// A folder for one test, with a volume in it. Whatever is served or attached ends with it.
 pub(crate) struct Home {
     folder: TempDir,
 }
@@ -119,7 +118,7 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Only what a failing test left: nothing may stay mounted, and nobody attached.
+        // Only after a failing test: nothing may stay mounted or attached.
         if self.path("mnt").exists() {
             let _ = thalweg(["umount", "--lazy"]).arg(self.path("mnt")).output();
         }
@@ -131,7 +130,7 @@ impl Drop for Home {
 pub(crate) struct Server {
     child: Child,
     pub(crate) socket: PathBuf,
-    /// What it said when it was ready.
+    /// Its message when it was ready.
     pub(crate) ready: Value,
 }
 
@@ -160,7 +159,7 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Ends the server with a signal it can answer to, and waits for its good end.
+    /// Ends the server with SIGTERM, and waits for its clean end.
     pub(crate) fn end(mut self) {
         good(Command::new("kill").args(["-TERM", &self.pid()]));
         let status = self.child.wait().unwrap();
@@ -175,7 +174,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether a tool is there; says so when it is not.
+/// Whether a tool is installed; prints a message if not.
 pub(crate) fn has(tool: &str) -> bool {
     let places = "/usr/bin:/bin:/usr/sbin:/sbin".split(':');
     let found = places.map(Path::new).any(|place| place.join(tool).exists());
@@ -185,7 +184,7 @@ pub(crate) fn has(tool: &str) -> bool {
     found
 }
 
-/// Whether this machine can attach a block device; says so when not.
+/// Whether this machine can attach a block device; prints a message if not.
 pub(crate) fn can_attach() -> bool {
     // SAFETY: the call only reads the process's identity.
     let root = unsafe { libc::geteuid() } == 0;

@@ -1,4 +1,4 @@
-//! Snapshots of a filesystem: mounted, checked, listed, and gone back to.
+//! Snapshots of a filesystem: mount, check, list, roll back.
 
 use std::fs;
 use std::io::Write;
@@ -32,7 +32,7 @@ fn a_snapshot_is_mounted_beside_its_volume() {
     assert!(said.contains("is a snapshot"), "{said}");
     good(thalweg(["mount", "-o", "ro"]).arg(monday(&mount)).arg(&there));
     assert_eq!((text(&there.join("a")), text(&mount.path("a"))), ("old".into(), "new".into()));
-    // One file is taken back.
+    // Restore one file.
     fs::copy(there.join("gone"), mount.path("gone")).unwrap();
     assert_eq!(fs::read(mount.path("gone")).unwrap(), vec![7; 1 << 20]);
     let error = fs::write(there.join("b"), "").unwrap_err();
@@ -95,11 +95,11 @@ fn snapshots_are_listed_with_date_and_size() {
     assert_eq!((lines.len(), lines[1][0], lines[1].len()), (2, "monday", 8));
     let zone = Command::new("date").arg("+%Y-%m-%d").output().unwrap();
     let today = String::from_utf8(zone.stdout).unwrap();
-    // Unless the day ends just now.
+    // Unless the test runs over midnight.
     assert!(lines[1][1] <= today.trim() && lines[1][1].len() == 10, "{listed}");
     let found = json(&mut mount.home.on_volume(&["snapshot", "list"], &["--json"]));
     let exclusive = found[0]["exclusive_blocks"].as_u64().unwrap();
-    // The removed file is kept for its sake alone, and some metadata.
+    // The snapshot alone keeps the removed file, and some metadata.
     assert!((256..400).contains(&exclusive), "{found}");
     good(&mut mount.home.on_volume(&["snapshot", "create"], &["tuesday"]));
     fs::write(mount.path("a"), "newest").unwrap();
@@ -142,7 +142,7 @@ fn a_rollback_asks_first() {
             child.stdin.take().unwrap().write_all(word.as_bytes()).unwrap();
             let output = child.wait_with_output().unwrap();
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(said.contains("Go on? [y/N]"), "{said}");
+            assert!(said.contains("Continue? [y/N]"), "{said}");
             output.status.success()
         };
         assert!(!answer("n\n"));

@@ -1,4 +1,4 @@
-//! Completions, manual pages, help, sizes of a dump: what is printed.
+//! Printed texts: completions, manual pages, help, sizes of a dump.
 
 use serde_json::Value;
 

@@ -2,29 +2,29 @@
  * Thalweg: volumes with transactions (Isotope's calls).
  *
  * A transaction belongs to the thread that began it, and to one volume. Reads and writes of a thread
- * that has begun none are transactions of their own: a read sees what was committed last, a write
- * always commits, and survives a crash when the call returns.
+ * without a transaction are transactions of their own: a read sees the last commit, a write always
+ * commits and is durable when the call returns.
  *
  * Pairs of begin and end nest. Inner ones change nothing: an inner begin gives no new snapshot, an
- * inner end succeeds. An inner abort dooms all that is around it: until every enclosing pair has
+ * inner end succeeds. An inner abort dooms the enclosing transaction: until every enclosing pair has
  * ended, all calls fail with -ECANCELED, but tw_end_tx returns 0 and tw_abort_tx succeeds. The same
- * holds when a transaction is aborted from outside: because it did nothing for too long, or held too
+ * holds when a transaction is aborted from outside: because it was idle for too long, or held too
  * much memory. A begin that fails opens no pair.
  *
- * Calls return 0 (tw_end_tx: 1 or 0), or a negative errno; tw_error() says it in words:
+ * Calls return 0 (tw_end_tx: 1 or 0), or a negative errno; tw_error() has the text:
  *
- *   -EINVAL     the arguments make no sense, the volume has no such block, or the block belongs to a
+ *   -EINVAL     an argument is invalid, the volume has no such block, or the block belongs to a
  *               partition that is not raw
  *   -ESRCH      no transaction has begun here
  *   -ECANCELED  the transaction was aborted: end or abort it
- *   -EAGAIN     another transaction stands against it: try it again
- *   -E2BIG      a transaction may not write so many blocks
- *   -EMFILE     a process may not run so many transactions
+ *   -EAGAIN     the transaction conflicts with another: try it again
+ *   -E2BIG      the transaction exceeds the maximum of written blocks
+ *   -EMFILE     the process exceeds the maximum of running transactions
  *   -ENOENT     no transaction was released under this handle; no such volume
- *   -ENOTCONN   the volume's server is gone; whether an unanswered commit counts is unknown
+ *   -ENOTCONN   the volume's server is gone; whether an unanswered commit took effect is unknown
  *   -EBUSY      another process has the volume open, and does not serve it
  *   -ENOSPC     the volume is full
- *   -EBADMSG    what is stored does not match its checksum
+ *   -EBADMSG    a stored block does not match its checksum
  *   -EROFS      the volume refuses writes since a device failed
  *   -EIO        a device failed
  *
@@ -60,12 +60,12 @@
 #define TW_STRICT 0
 
 /*
- Reads see one moment; of two that write the same bytes one commits. Permits write skew.
+ Reads see one snapshot; of two transactions that write the same bytes one commits. Permits write skew.
  */
 #define TW_SNAPSHOT 1
 
 /*
- For reading: sees one moment, and always commits.
+ Reads only: sees one snapshot, and always commits.
  */
 #define TW_READ_ONLY 2
 
@@ -85,7 +85,7 @@
 typedef struct tw_kv tw_kv;
 
 /*
- A walk through a store. It must be closed before the store is.
+ An iterator over a store. It must be closed before the store is.
  */
 typedef struct tw_kv_iter tw_kv_iter;
 
@@ -101,11 +101,11 @@ typedef struct tw_raw tw_raw;
 typedef struct tw_volume tw_volume;
 
 /*
- Names a released transaction until somebody takes it over. It may be sent to another process.
+ Names a released transaction until a takeover. It may be sent to another process.
  */
 typedef struct tw_handle {
   /*
-   What it is made of means nothing.
+   Opaque.
    */
   uint8_t bytes[16];
 } tw_handle;
@@ -138,44 +138,44 @@ int tw_close(struct tw_volume *volume);
 uint64_t tw_blocks(const struct tw_volume *volume);
 
 /*
- Whether another process serves the volume: 1, or 0 when this one has it open itself.
+ Whether another process serves the volume: 1, or 0 when this process has opened it.
  */
 int tw_is_served(const struct tw_volume *volume);
 
 /*
- Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. In the
- middle of one it opens an inner pair, whatever the isolation.
+ Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. Inside a
+ transaction it opens an inner pair, whatever the isolation.
  */
 int tw_begin_tx(const struct tw_volume *volume, int isolation);
 
 /*
- Ends what was begun last. 1: an inner pair, or all of the transaction counts now and survives a
- crash. 0: nothing of it counts; tw_errno() says why: EAGAIN for a conflict, ECANCELED when it had been
- aborted. A negative errno: none has begun, or it is unknown whether it counts.
+ Ends the innermost pair. 1: an inner pair ended, or the transaction has committed and is durable. 0: the
+ transaction was aborted; tw_errno() says why: EAGAIN for a conflict, ECANCELED when it had been aborted
+ before. A negative errno: no transaction has begun, or it is unknown whether it committed.
  */
 int tw_end_tx(const struct tw_volume *volume);
 
 /*
- Ends what was begun last without a trace. An inner one dooms what is around it.
+ Aborts the innermost pair, without any effect. An inner abort dooms the enclosing transaction.
  */
 int tw_abort_tx(const struct tw_volume *volume);
 
 /*
- Lets go of this thread's transaction: `handle` is for whoever takes it over, another thread or, when
- the volume is served, another process. It must not be in an inner pair. One that nobody takes over
- is aborted after a time (60 s).
+ Releases this thread's transaction: `handle` is for the takeover by another thread or, when the volume is
+ served, by another process. Not inside an inner pair. A transaction without a takeover is aborted after 60
+ s.
  */
 int tw_release_tx(const struct tw_volume *volume,
                   struct tw_handle *handle);
 
 /*
- Goes on with a released transaction, as this thread's, which must have none. A handle serves once.
+ Takes over a released transaction, as this thread's, which must have none. A handle is valid once.
  */
 int tw_takeover_tx(const struct tw_volume *volume, const struct tw_handle *handle);
 
 /*
- Says that this thread's last read or write of a block in its transaction was about `size` bytes from
- `start` on, and no others. Several marks add up. Without a transaction it means nothing.
+ Narrows this thread's last read or write of a block in its transaction to `size` bytes from `start` on.
+ Several marks add up. Without a transaction it has no effect.
  */
 int tw_mark_accessed(const struct tw_volume *volume,
                      uint64_t block,
@@ -188,8 +188,8 @@ int tw_mark_accessed(const struct tw_volume *volume,
 int tw_please_cache(const struct tw_volume *volume, uint64_t block);
 
 /*
- Reads `count` blocks of the volume into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
- read as zeros.
+ Reads `count` blocks of the volume into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Unwritten
+ blocks read as zeros.
  */
 int tw_read(const struct tw_volume *volume,
             uint64_t block,
@@ -197,9 +197,9 @@ int tw_read(const struct tw_volume *volume,
             void *buffer);
 
 /*
- Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write
- 256 blocks. Fails with -EINVAL on a volume with partitions, as tw_discard() and tw_mark_accessed():
- there raw blocks belong into a raw partition, see tw_raw_open().
+ Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write 256
+ blocks. Fails with -EINVAL on a volume with partitions, as tw_discard() and tw_mark_accessed(): there, raw
+ blocks are in raw partitions, see tw_raw_open().
  */
 int tw_write(const struct tw_volume *volume,
              uint64_t block,
@@ -212,19 +212,18 @@ int tw_write(const struct tw_volume *volume,
 int tw_discard(const struct tw_volume *volume, uint64_t block, uint32_t count);
 
 /*
- What this thread's last call that failed, or whose transaction did not commit, failed with, in words.
- The text stays until the thread's next such call.
+ The text of this thread's last error: of a call that failed, or of a transaction that did not commit. It
+ is valid until the thread's next such call.
  */
 const char *tw_error(void);
 
 /*
- The same as a (positive) errno; 0 when no call has failed.
+ The last error as a (positive) errno; 0 when no call has failed.
  */
 int tw_errno(void);
 
 /*
- Makes a raw partition: of so many blocks, or, with 0, of as many as are free in a row. Not in the middle of
- a transaction.
+ Makes a raw partition of `blocks` blocks; with 0, of the longest free run. Not inside a transaction.
  */
 int tw_raw_create(const struct tw_volume *volume,
                   const char *name,
@@ -236,7 +235,7 @@ int tw_raw_create(const struct tw_volume *volume,
 struct tw_raw *tw_raw_open(const struct tw_volume *volume, const char *name);
 
 /*
- Closes a raw partition. Null is nothing to close.
+ Closes a raw partition. Null is ignored.
  */
 void tw_raw_close(struct tw_raw *raw);
 
@@ -261,8 +260,7 @@ int tw_raw_write(const struct tw_raw *raw, uint64_t block, uint32_t count, const
 int tw_raw_discard(const struct tw_raw *raw, uint64_t block, uint32_t count);
 
 /*
- Says which bytes of a block of a raw partition this thread's last read or write was about, as
- tw_mark_accessed().
+ Narrows this thread's last read or write of a block of a raw partition, as tw_mark_accessed().
  */
 int tw_raw_mark_accessed(const struct tw_raw *raw, uint64_t block, uint32_t start, uint32_t size);
 
@@ -272,8 +270,8 @@ int tw_raw_mark_accessed(const struct tw_raw *raw, uint64_t block, uint32_t star
 int tw_raw_please_cache(const struct tw_raw *raw, uint64_t block);
 
 /*
- Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH: of so many blocks, or, with 0, of as many as
- are free in a row. Not in the middle of a transaction.
+ Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH, of `blocks` blocks; with 0, of the longest free
+ run. Not inside a transaction.
  */
 int tw_kv_create(const struct tw_volume *volume,
                  const char *name,
@@ -286,13 +284,13 @@ int tw_kv_create(const struct tw_volume *volume,
 struct tw_kv *tw_kv_open(const struct tw_volume *volume, const char *name);
 
 /*
- Closes a store. Null is nothing to close.
+ Closes a store. Null is ignored.
  */
 void tw_kv_close(struct tw_kv *kv);
 
 /*
- Gives a key a value. In the middle of this thread's transaction it is part of that; or else it
- survives a crash when the call returns.
+ Sets the value of a key. Inside this thread's transaction it is part of that; otherwise it is durable when
+ the call returns.
  */
 int tw_kv_put(const struct tw_kv *kv,
               const void *key,
@@ -301,8 +299,8 @@ int tw_kv_put(const struct tw_kv *kv,
               size_t value_len);
 
 /*
- The value of a key: 1, or 0 when it is not there. `value_len` is the room at `value`, and becomes the
- value's length; with too little room the call fails with -ERANGE, and the value is not copied.
+ Gets the value of a key: 1, or 0 when the key is absent. `value_len` is the room at `value`, and becomes
+ the value's length; with too little room the call fails with -ERANGE, and the value is not copied.
  */
 int tw_kv_get(const struct tw_kv *kv,
               const void *key,
@@ -311,13 +309,13 @@ int tw_kv_get(const struct tw_kv *kv,
               size_t *value_len);
 
 /*
- Takes a key out: 1, or 0 when it was not there.
+ Deletes a key: 1, or 0 when it was absent.
  */
 int tw_kv_delete(const struct tw_kv *kv, const void *key, size_t key_len);
 
 /*
- A walk through the keys, in their order, from `from` to before `to`, each if it is not null; through a
- hash table both have to be null. It sees what this thread's transaction sees, or all as it is now.
+ Iterates over the keys in order, from `from` (inclusive) to `to` (exclusive), each unless it is null; for
+ a hash table both must be null. The iterator sees what this thread's transaction sees, or the state now.
  Null when that fails.
  */
 struct tw_kv_iter *tw_kv_scan(const struct tw_kv *kv,
@@ -327,7 +325,7 @@ struct tw_kv_iter *tw_kv_scan(const struct tw_kv *kv,
                               size_t to_len);
 
 /*
- The next key and value: 1, or 0 at the end. They stay where they are until the next call.
+ The next key and value: 1, or 0 at the end. The pointers are valid until the next call.
  */
 int tw_kv_next(struct tw_kv_iter *walk,
                const void **key,
@@ -336,7 +334,7 @@ int tw_kv_next(struct tw_kv_iter *walk,
                size_t *value_len);
 
 /*
- Closes a walk. Null is nothing to close.
+ Closes an iterator. Null is ignored.
  */
 void tw_kv_iter_close(struct tw_kv_iter *walk);
 

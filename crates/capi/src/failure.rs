@@ -14,7 +14,7 @@ use thalweg_store::pool::PoolError;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
-/// What a call failed with.
+/// Why a call failed.
 pub(crate) struct Failure {
     number: c_int,
     text: String,
@@ -158,7 +158,7 @@ thread_local! {
     static LAST: RefCell<(c_int, CString)> = RefCell::default();
 }
 
-/// Keeps a failure for the thread to ask about.
+/// Stores a failure as this thread's last error.
 pub(crate) fn remember(failure: &Failure) {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
     LAST.with_borrow_mut(|last| *last = (failure.number, text));
@@ -174,7 +174,7 @@ pub(crate) fn number() -> c_int {
     LAST.with_borrow(|last| last.0)
 }
 
-/// Carries a call out; what it returns, or a negative errno. A panic must not unwind into C.
+/// Runs a call; returns its result or a negative errno. A panic must not unwind into C.
 pub(crate) fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         let text = "a bug in the library; its state is unknown".to_owned();

@@ -1,10 +1,10 @@
 //! Thalweg for C: `thalweg.h`. Each function is one call of [`thalweg_ipc::blocking::Volume`].
 //!
-//! Of pointers that C hands in this is required, and what each `unsafe` block counts on: a volume is null or
-//! came from [`tw_open`] and was not closed; a buffer is null or has as many bytes as the call says; a
-//! string is null or ends with a zero.
+//! C callers must pass valid pointers, and each `unsafe` block relies on that: a volume is null or came from
+//! [`tw_open`] and was not closed; a buffer is null or has as many bytes as the call says; a string is null
+//! or ends with a zero.
 
-// The names are C's, and so are the comments: they become the header's.
+// The names follow C, and the comments are written for C: cbindgen copies them into the header.
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod failure;
@@ -30,9 +30,9 @@ const _: () = assert!(TW_BLOCK_SIZE == BLOCK_SIZE);
 
 /// As if transactions ran one after the other, in an order that agrees with real time.
 pub const TW_STRICT: c_int = 0;
-/// Reads see one moment; of two that write the same bytes one commits. Permits write skew.
+/// Reads see one snapshot; of two transactions that write the same bytes one commits. Permits write skew.
 pub const TW_SNAPSHOT: c_int = 1;
-/// For reading: sees one moment, and always commits.
+/// Reads only: sees one snapshot, and always commits.
 pub const TW_READ_ONLY: c_int = 2;
 
 /// An open volume.
@@ -40,11 +40,11 @@ pub struct tw_volume {
     volume: Volume,
 }
 
-/// Names a released transaction until somebody takes it over. It may be sent to another process.
+/// Names a released transaction until a takeover. It may be sent to another process.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct tw_handle {
-    /// What it is made of means nothing.
+    /// Opaque.
     pub bytes: [u8; 16],
 }
 
@@ -88,14 +88,14 @@ unsafe fn copy_out(blocks: &[Bytes], count: u32, buffer: *mut c_void) {
 unsafe fn content<'a>(buffer: *const c_void, count: u32) -> Result<&'a [u8], Failure> {
     Ok(match len(buffer, count)? {
         0 => &[],
-        // SAFETY: the caller has so many bytes there.
+        // SAFETY: the caller has `len` bytes there.
         len => unsafe { std::slice::from_raw_parts(buffer.cast(), len) },
     })
 }
 
 /// The bytes of a block that a mark is about.
 fn marked(start: u32, size: u32) -> Range<usize> {
-    // Wider than the sum: what leaves the block is refused, and does not wrap into it.
+    // Wider than the sum: a range that leaves the block is refused, and does not wrap.
     let (start, end) = (u64::from(start), u64::from(start) + u64::from(size));
     start as usize..usize::try_from(end).unwrap_or(usize::MAX)
 }
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn tw_close(volume: *mut tw_volume) -> c_int {
         if volume.is_null() {
             return Err(Failure::invalid("the volume is a null pointer"));
         }
-        // SAFETY: it was made by `tw_open`, and nobody else has it.
+        // SAFETY: it came from `tw_open`, and no other call uses it.
         let volume = unsafe { Box::from_raw(volume) };
         volume.volume.close()?;
         Ok(0)
@@ -160,15 +160,15 @@ pub unsafe extern "C" fn tw_blocks(volume: *const tw_volume) -> u64 {
     unsafe { named(volume) }.map_or(0, |volume| volume.blocks())
 }
 
-/// Whether another process serves the volume: 1, or 0 when this one has it open itself.
+/// Whether another process serves the volume: 1, or 0 when this process has opened it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_is_served(volume: *const tw_volume) -> c_int {
     // SAFETY: as the caller says.
     call(|| Ok(c_int::from(unsafe { named(volume) }?.is_served())))
 }
 
-/// Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. In the
-/// middle of one it opens an inner pair, whatever the isolation.
+/// Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. Inside a
+/// transaction it opens an inner pair, whatever the isolation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_begin_tx(volume: *const tw_volume, isolation: c_int) -> c_int {
     call(|| {
@@ -184,9 +184,9 @@ pub unsafe extern "C" fn tw_begin_tx(volume: *const tw_volume, isolation: c_int)
     })
 }
 
-/// Ends what was begun last. 1: an inner pair, or all of the transaction counts now and survives a
-/// crash. 0: nothing of it counts; tw_errno() says why: EAGAIN for a conflict, ECANCELED when it had been
-/// aborted. A negative errno: none has begun, or it is unknown whether it counts.
+/// Ends the innermost pair. 1: an inner pair ended, or the transaction has committed and is durable. 0: the
+/// transaction was aborted; tw_errno() says why: EAGAIN for a conflict, ECANCELED when it had been aborted
+/// before. A negative errno: no transaction has begun, or it is unknown whether it committed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_end_tx(volume: *const tw_volume) -> c_int {
     // SAFETY: as the caller says.
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn tw_end_tx(volume: *const tw_volume) -> c_int {
     })
 }
 
-/// Ends what was begun last without a trace. An inner one dooms what is around it.
+/// Aborts the innermost pair, without any effect. An inner abort dooms the enclosing transaction.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_abort_tx(volume: *const tw_volume) -> c_int {
     call(|| {
@@ -209,9 +209,9 @@ pub unsafe extern "C" fn tw_abort_tx(volume: *const tw_volume) -> c_int {
     })
 }
 
-/// Lets go of this thread's transaction: `handle` is for whoever takes it over, another thread or, when
-/// the volume is served, another process. It must not be in an inner pair. One that nobody takes over
-/// is aborted after a time (60 s).
+/// Releases this thread's transaction: `handle` is for the takeover by another thread or, when the volume is
+/// served, by another process. Not inside an inner pair. A transaction without a takeover is aborted after 60
+/// s.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_release_tx(volume: *const tw_volume, handle: *mut tw_handle) -> c_int {
     call(|| {
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn tw_release_tx(volume: *const tw_volume, handle: *mut tw
     })
 }
 
-/// Goes on with a released transaction, as this thread's, which must have none. A handle serves once.
+/// Takes over a released transaction, as this thread's, which must have none. A handle is valid once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_takeover_tx(
     volume: *const tw_volume,
@@ -238,8 +238,8 @@ pub unsafe extern "C" fn tw_takeover_tx(
     })
 }
 
-/// Says that this thread's last read or write of a block in its transaction was about `size` bytes from
-/// `start` on, and no others. Several marks add up. Without a transaction it means nothing.
+/// Narrows this thread's last read or write of a block in its transaction to `size` bytes from `start` on.
+/// Several marks add up. Without a transaction it has no effect.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_mark_accessed(
     volume: *const tw_volume,
@@ -264,8 +264,8 @@ pub unsafe extern "C" fn tw_please_cache(volume: *const tw_volume, block: u64) -
     })
 }
 
-/// Reads `count` blocks of the volume into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Blocks that nobody wrote
-/// read as zeros.
+/// Reads `count` blocks of the volume into `buffer`, which has `count` * TW_BLOCK_SIZE bytes. Unwritten
+/// blocks read as zeros.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_read(
     volume: *const tw_volume,
@@ -283,9 +283,9 @@ pub unsafe extern "C" fn tw_read(
     })
 }
 
-/// Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write
-/// 256 blocks. Fails with -EINVAL on a volume with partitions, as tw_discard() and tw_mark_accessed():
-/// there raw blocks belong into a raw partition, see tw_raw_open().
+/// Writes `count` blocks from `buffer`, which has `count` * TW_BLOCK_SIZE bytes. A transaction may write 256
+/// blocks. Fails with -EINVAL on a volume with partitions, as tw_discard() and tw_mark_accessed(): there, raw
+/// blocks are in raw partitions, see tw_raw_open().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_write(
     volume: *const tw_volume,
@@ -310,14 +310,14 @@ pub unsafe extern "C" fn tw_discard(volume: *const tw_volume, block: u64, count:
     })
 }
 
-/// What this thread's last call that failed, or whose transaction did not commit, failed with, in words.
-/// The text stays until the thread's next such call.
+/// The text of this thread's last error: of a call that failed, or of a transaction that did not commit. It
+/// is valid until the thread's next such call.
 #[unsafe(no_mangle)]
 pub extern "C" fn tw_error() -> *const c_char {
     failure::text()
 }
 
-/// The same as a (positive) errno; 0 when no call has failed.
+/// The last error as a (positive) errno; 0 when no call has failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tw_errno() -> c_int {
     failure::number()

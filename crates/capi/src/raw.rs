@@ -25,8 +25,7 @@ unsafe fn opened<'a>(raw: *const tw_raw) -> Result<(&'a Volume, &'a Raw), Failur
     }
 }
 
-/// Makes a raw partition: of so many blocks, or, with 0, of as many as are free in a row. Not in the middle of
-/// a transaction.
+/// Makes a raw partition of `blocks` blocks; with 0, of the longest free run. Not inside a transaction.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_raw_create(
     volume: *const tw_volume,
@@ -54,11 +53,11 @@ pub unsafe extern "C" fn tw_raw_open(volume: *const tw_volume, name: *const c_ch
     opened
 }
 
-/// Closes a raw partition. Null is nothing to close.
+/// Closes a raw partition. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_raw_close(raw: *mut tw_raw) {
     if !raw.is_null() {
-        // SAFETY: it was made by `tw_raw_open`, and nobody else has it.
+        // SAFETY: it came from `tw_raw_open`, and no other call uses it.
         drop(unsafe { Box::from_raw(raw) });
     }
 }
@@ -118,8 +117,7 @@ pub unsafe extern "C" fn tw_raw_discard(raw: *const tw_raw, block: u64, count: u
     })
 }
 
-/// Says which bytes of a block of a raw partition this thread's last read or write was about, as
-/// tw_mark_accessed().
+/// Narrows this thread's last read or write of a block of a raw partition, as tw_mark_accessed().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_raw_mark_accessed(
     raw: *const tw_raw,

@@ -19,11 +19,11 @@ pub struct tw_kv {
     store: Store,
 }
 
-/// A walk through a store. It must be closed before the store is.
+/// An iterator over a store. It must be closed before the store is.
 pub struct tw_kv_iter {
     volume: *const tw_volume,
     iter: Iter,
-    /// What the caller looks at now.
+    /// The pair that the caller's pointers refer to.
     last: Option<Pair>,
 }
 
@@ -42,7 +42,7 @@ unsafe fn bytes<'a>(at: *const c_void, len: usize) -> Result<Option<&'a [u8]>, F
         (true, 0) => Ok(None),
         (true, _) => Err(Failure::invalid("bytes at a null pointer")),
         (false, _) if len > isize::MAX as usize => Err(Failure::invalid("too many bytes")),
-        // SAFETY: the caller has so many bytes there.
+        // SAFETY: the caller has `len` bytes there.
         (false, _) => Ok(Some(unsafe { std::slice::from_raw_parts(at.cast(), len) })),
     }
 }
@@ -55,8 +55,8 @@ unsafe fn opened<'a>(kv: *const tw_kv) -> Result<(&'a Volume, &'a Store), Failur
     }
 }
 
-/// Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH: of so many blocks, or, with 0, of as many as
-/// are free in a row. Not in the middle of a transaction.
+/// Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH, of `blocks` blocks; with 0, of the longest free
+/// run. Not inside a transaction.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_create(
     volume: *const tw_volume,
@@ -90,17 +90,17 @@ pub unsafe extern "C" fn tw_kv_open(volume: *const tw_volume, name: *const c_cha
     kv
 }
 
-/// Closes a store. Null is nothing to close.
+/// Closes a store. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_close(kv: *mut tw_kv) {
     if !kv.is_null() {
-        // SAFETY: it was made by `tw_kv_open`, and nobody else has it.
+        // SAFETY: it came from `tw_kv_open`, and no other call uses it.
         drop(unsafe { Box::from_raw(kv) });
     }
 }
 
-/// Gives a key a value. In the middle of this thread's transaction it is part of that; or else it
-/// survives a crash when the call returns.
+/// Sets the value of a key. Inside this thread's transaction it is part of that; otherwise it is durable when
+/// the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_put(
     kv: *const tw_kv,
@@ -118,8 +118,8 @@ pub unsafe extern "C" fn tw_kv_put(
     })
 }
 
-/// The value of a key: 1, or 0 when it is not there. `value_len` is the room at `value`, and becomes the
-/// value's length; with too little room the call fails with -ERANGE, and the value is not copied.
+/// Gets the value of a key: 1, or 0 when the key is absent. `value_len` is the room at `value`, and becomes
+/// the value's length; with too little room the call fails with -ERANGE, and the value is not copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_get(
     kv: *const tw_kv,
@@ -143,14 +143,14 @@ pub unsafe extern "C" fn tw_kv_get(
             return Err(Failure::new(libc::ERANGE, text));
         }
         if !found.is_empty() {
-            // SAFETY: the caller has room for so many bytes there.
+            // SAFETY: the caller has room for `found.len()` bytes there.
             unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), found.len()) };
         }
         Ok(1)
     })
 }
 
-/// Takes a key out: 1, or 0 when it was not there.
+/// Deletes a key: 1, or 0 when it was absent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_delete(
     kv: *const tw_kv,
@@ -164,8 +164,8 @@ pub unsafe extern "C" fn tw_kv_delete(
     })
 }
 
-/// A walk through the keys, in their order, from `from` to before `to`, each if it is not null; through a
-/// hash table both have to be null. It sees what this thread's transaction sees, or all as it is now.
+/// Iterates over the keys in order, from `from` (inclusive) to `to` (exclusive), each unless it is null; for
+/// a hash table both must be null. The iterator sees what this thread's transaction sees, or the state now.
 /// Null when that fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_scan(
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn tw_kv_scan(
     walk
 }
 
-/// The next key and value: 1, or 0 at the end. They stay where they are until the next call.
+/// The next key and value: 1, or 0 at the end. The pointers are valid until the next call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_next(
     walk: *mut tw_kv_iter,
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn tw_kv_next(
         // SAFETY: as the caller says.
         let walk = unsafe { walk.as_mut() };
         let walk = walk.ok_or_else(|| Failure::invalid("the walk is a null pointer"))?;
-        // SAFETY: the volume is closed after the walk.
+        // SAFETY: the volume is closed after the iterator.
         let volume = unsafe { named(walk.volume)? };
         walk.last = volume.next(&mut walk.iter)?;
         let Some((found, content)) = &walk.last else { return Ok(0) };
@@ -220,11 +220,11 @@ pub unsafe extern "C" fn tw_kv_next(
     })
 }
 
-/// Closes a walk. Null is nothing to close.
+/// Closes an iterator. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_kv_iter_close(walk: *mut tw_kv_iter) {
     if !walk.is_null() {
-        // SAFETY: it was made by `tw_kv_scan`, and nobody else has it.
+        // SAFETY: it came from `tw_kv_scan`, and no other call uses it.
         drop(unsafe { Box::from_raw(walk) });
     }
 }

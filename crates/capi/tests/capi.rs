@@ -202,7 +202,7 @@ fn after_an_abort_from_outside_only_ends_and_aborts_succeed() {
     calls("preempted", &folder, &[]);
 }
 
-/// Whatever a client got to when it is killed: nothing of its transaction counts, or all of it.
+/// A client is killed at any step: its transaction commits as a whole or not at all.
 #[test]
 fn a_client_that_is_killed_leaves_the_state_before_or_after() {
     let home = volume();
@@ -221,7 +221,7 @@ fn a_client_that_is_killed_leaves_the_state_before_or_after() {
             committed = client.line().parse().unwrap();
         }
         client.kill();
-        // It may have got on before it died.
+        // It may have made progress before it was killed.
         let rest = client.output.by_ref().lines().map_while(Result::ok);
         committed = rest.filter_map(|line| line.parse().ok()).last().unwrap_or(committed);
     }
@@ -229,11 +229,11 @@ fn a_client_that_is_killed_leaves_the_state_before_or_after() {
     server.child.wait().unwrap();
     let found = stored(&folder);
     assert!(found[..8].iter().all(|byte| *byte == found[0]), "in part: {found:?}");
-    // The one that nobody heard of may count.
+    // An unacknowledged commit may have taken effect.
     assert!(found[0] == committed || found[0] == committed + 1, "{found:?} after {committed}");
 }
 
-/// Whatever its clients were at when the server is killed.
+/// The server is killed at any step of its clients.
 #[test]
 fn a_server_that_is_killed_leaves_the_state_before_or_after() {
     let home = volume();
@@ -255,7 +255,7 @@ fn a_server_that_is_killed_leaves_the_state_before_or_after() {
             committed = client.line().parse().unwrap();
         }
         server.kill();
-        // The client hears of it, and of nothing that did not happen.
+        // The client gets an error, and no false acknowledgement.
         let mut lines: Vec<String> = client.output.by_ref().lines().map_while(Result::ok).collect();
         let not_connected = -107;
         // Killed between two of its calls, it fails to begin.
@@ -276,7 +276,7 @@ fn a_transaction_is_handed_from_process_to_process() {
     let home = volume();
     let folder = home.path().join("vol");
     let mut server = Process::serve(&folder, "60000");
-    // Its first owner lives on, or dies once it has let go.
+    // Its first owner lives on, or dies after the release.
     for (byte, is_killed) in [(1, false), (2, true)] {
         let mut first = Process::steps(&folder, "release", byte);
         let handle = first.line();
@@ -286,19 +286,19 @@ fn a_transaction_is_handed_from_process_to_process() {
         calls("take", &folder, &[&handle, &byte.to_string()]);
         drop(first);
     }
-    // Its second owner dies: nobody has it any more.
+    // Its second owner dies: the transaction has no owner any more.
     let mut first = Process::steps(&folder, "release", 3);
     let handle = first.line();
     let mut second = Process::steps(&folder, "takeover", 4);
     second.line();
     second.kill();
     first.go_on();
-    // The first one took its own back meanwhile.
+    // The first owner took its transaction back meanwhile.
     assert_eq!(first.line(), "commit");
     first.kill();
     let again = Command::new(program()).arg("take").arg(&folder).args([&*handle, "3"]).status();
     assert_eq!(again.unwrap().code(), Some(1), "a handle served twice");
-    // The server dies: with it all that was not committed.
+    // The server dies, and with it all uncommitted transactions.
     let mut first = Process::steps(&folder, "release", 100);
     let handle = first.line();
     server.kill();
@@ -311,7 +311,7 @@ fn a_transaction_is_handed_from_process_to_process() {
     assert_eq!(found[8], 2);
 }
 
-/// The program in docs/transactions.md, as it stands there, on a volume with a store.
+/// The program in docs/transactions.md, unchanged, on a volume with a store.
 #[test]
 fn the_guides_program_counts_and_leaves_stores_alone() {
     let home = volume();

@@ -1,5 +1,5 @@
-//! How many calls a second one connection carries, with server and client in one process and the store in
-//! memory: reads of a block that nobody wrote, and transactions that read and write one.
+//! Measures the calls per second of one connection, with server and client in one process and the store in
+//! memory: reads of an unwritten block, and transactions that read and write one block.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! A volume for programs without tasks of their own: calls wait, and a transaction belongs to the thread
-//! that began it (Isotope 4.1). The libraries for C and Python are this.
+//! A volume for programs without async tasks: calls block, and a transaction belongs to the thread that began
+//! it (Isotope 4.1). The libraries for C and Python wrap this module.
 
 mod raw;
 mod stores;
@@ -29,13 +29,13 @@ use crate::Connection;
 /// Why a volume cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Its server, if it has one, does not answer as it should.
+    /// The volume's server does not answer as it should.
     #[error(transparent)]
     Server(#[from] TxnError),
-    /// Nobody serves it, and it cannot be opened here.
+    /// No process serves the volume, and it cannot be opened in this one.
     #[error(transparent)]
     Volume(#[from] open::OpenError),
-    /// The system has no room for threads.
+    /// The system cannot start threads.
     #[error("cannot start threads: {0}")]
     Threads(#[from] std::io::Error),
 }
@@ -43,13 +43,13 @@ pub enum OpenError {
 /// How a transaction ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// All of it counts, and survives a crash. Also the end of an inner pair.
+    /// The transaction is committed and durable. Also the end of an inner pair.
     Committed,
-    /// Nothing of it counts.
+    /// None of its changes takes effect.
     Aborted(TxnError),
 }
 
-/// Errors of work inside of a transaction.
+/// Errors of calls inside a transaction.
 trait Fate: From<TxnError> {
     /// Why the transaction was aborted from outside, if it was.
     fn preempted(&self) -> Option<Preempted>;
@@ -73,20 +73,20 @@ impl Fate for TreeError {
     }
 }
 
-/// What one thread is in the middle of.
+/// The state of one thread: its open pairs and its transaction.
 #[derive(Default)]
 struct Middle {
     nest: Nest<Arc<dyn Transaction>>,
-    /// Its last transaction met a conflict: what it begins next is most likely the same again.
+    /// Its last transaction met a conflict: the next one is most likely a retry.
     again: bool,
-    /// Its turn to try again.
+    /// The turn of its retry.
     turn: Turn,
-    /// The raw blocks that its transaction has used so far, by the identity of their partition.
+    /// The raw partitions that its transaction has used so far, by identity.
     raw: Vec<(Uuid, RawBlocks)>,
 }
 
 impl Middle {
-    /// The turn of what is over now: nothing as long as a pair around it goes on.
+    /// Takes the turn of a transaction that is over; an empty one while an enclosing pair is open.
     fn take_turn(&mut self) -> Turn {
         match self.nest.depth() {
             0 => {
@@ -103,8 +103,7 @@ type Bound = Mutex<Middle>;
 static VOLUMES: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// What this thread is in the middle of, for each volume. When the thread ends, its transactions
-    /// are aborted.
+    /// The state of this thread for each volume. When the thread ends, its transactions are aborted.
     static BOUND: RefCell<HashMap<u64, Arc<Bound>>> = RefCell::default();
 }
 
@@ -113,12 +112,12 @@ pub struct Volume {
     id: u64,
     env: Env,
     transact: Arc<dyn Transact>,
-    /// Its blocks, as long as it has no partitions.
+    /// Its blocks, if it has no partitions.
     whole: Raw,
     bound: Mutex<Vec<Weak<Bound>>>,
-    /// The volume, if this process has it open itself.
+    /// The volume, if this process has opened it.
     own: Option<AnyVolume>,
-    /// Dropped last: the others need it.
+    /// Dropped last: the other fields need it.
     runtime: Runtime,
 }
 
@@ -134,7 +133,7 @@ impl Drop for Volume {
     }
 }
 
-/// Connects to the process that serves a volume, if there is one.
+/// Connects to the process that serves a volume, if any.
 async fn connect(env: &Env, path: &Path) -> Result<Option<Connection>, OpenError> {
     if path.is_dir() {
         return Ok(Connection::open(env, path).await?);
@@ -149,7 +148,7 @@ async fn connect(env: &Env, path: &Path) -> Result<Option<Connection>, OpenError
 
 impl Volume {
     /// Opens the volume at a path, the folder of a chained one or the device or file of one that is updated
-    /// in place: through its server, or, when it has none, in this process.
+    /// in place: through its server, or in this process when no server runs.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -195,11 +194,11 @@ impl Volume {
         Volume { id, env, transact, whole, bound: Mutex::default(), own, runtime }
     }
 
-    /// Aborts the transactions of all threads, and closes the volume if this process has it open: it
-    /// refuses writes then. Its devices are free when it is dropped.
+    /// Aborts the transactions of all threads. A volume that this process has opened is closed and refuses
+    /// writes from then on; dropping it releases its devices.
     ///
     /// # Errors
-    /// A device's; what was committed is safe all the same.
+    /// Errors of a device; committed transactions are safe all the same.
     pub fn close(&self) -> Result<(), open::OpenError> {
         self.abort_all();
         match &self.own {
@@ -224,7 +223,7 @@ impl Volume {
         self.transact.blocks()
     }
 
-    /// The volume's transactions, for code that has tasks.
+    /// The volume's transactions, for async code.
     pub fn transact(&self) -> &Arc<dyn Transact> {
         &self.transact
     }
@@ -241,7 +240,7 @@ impl Volume {
                 return bound.clone();
             }
             let bound = Arc::<Bound>::default();
-            // Of volumes that are closed nobody but this thread knows any more.
+            // Drops the entries of closed volumes: only this thread refers to them.
             threads.retain(|_, bound| Arc::weak_count(bound) > 0);
             threads.insert(self.id, bound.clone());
             let mut all = self.bound.lock();
@@ -251,15 +250,15 @@ impl Volume {
         })
     }
 
-    /// Pairs of begin and end that this thread is in the middle of.
+    /// The number of open pairs of begin and end of this thread.
     pub fn depth(&self) -> usize {
         self.bound().lock().nest.depth()
     }
 
-    /// Begins a transaction, or, in the middle of one, a pair that changes nothing.
+    /// Begins a transaction; inside a transaction, opens an inner pair, which changes nothing.
     ///
     /// # Errors
-    /// As [`Transact::begin`], and what the transaction around it has come to.
+    /// As [`Transact::begin`], and the error that has ended the enclosing transaction.
     pub fn begin(&self, begin: Begin) -> Result<(), TxnError> {
         let bound = self.bound();
         let mut middle = bound.lock();
@@ -275,11 +274,11 @@ impl Volume {
         middle.nest.enter(transaction)
     }
 
-    /// Ends what was begun last; the outermost commits.
+    /// Ends the innermost pair; the outermost end commits.
     ///
     /// # Errors
-    /// [`TxnError::Ended`] when nothing was begun. [`TxnError::Store`] and [`TxnError::Disconnected`]: it
-    /// is unknown whether it counts.
+    /// [`TxnError::Ended`] when no pair is open. [`TxnError::Store`] and [`TxnError::Disconnected`]: whether
+    /// the transaction committed is unknown.
     pub fn end(&self) -> Result<Outcome, TxnError> {
         let bound = self.bound();
         let (transaction, turn) = {
@@ -303,7 +302,7 @@ impl Volume {
         }
     }
 
-    /// Ends what was begun last without a trace. In the middle of another, that is doomed.
+    /// Aborts the innermost pair, without any effect. An enclosing transaction is doomed.
     ///
     /// # Errors
     /// [`TxnError::Ended`] when nothing was begun.
@@ -320,12 +319,12 @@ impl Volume {
         Ok(())
     }
 
-    /// Lets go of this thread's transaction, for another thread or process to take it over. Should that
-    /// fail, it is aborted.
+    /// Releases this thread's transaction, for another thread or process to take over. If the release fails,
+    /// the transaction is aborted.
     ///
     /// # Errors
-    /// [`TxnError::Ended`] when nothing was begun, [`TxnError::Invalid`] in the middle of a nested pair,
-    /// and what it has come to.
+    /// [`TxnError::Ended`] when no pair is open, [`TxnError::Invalid`] inside an inner pair, and the error
+    /// that has ended the transaction.
     pub fn release(&self) -> Result<Handle, TxnError> {
         let bound = self.bound();
         let mut middle = bound.lock();
@@ -333,17 +332,17 @@ impl Volume {
         middle.take_turn();
         let released = self.wait(transaction.release());
         if let Err(TxnError::Preempted(why)) = &released {
-            // It is still to be ended, as every transaction that was aborted from outside.
+            // The thread still has to end it, as any transaction that was aborted from outside.
             middle.nest.enter(transaction)?;
             middle.nest.preempt(*why);
         }
         released
     }
 
-    /// Goes on with a transaction that was released, as this thread's.
+    /// Takes over a released transaction, as this thread's.
     ///
     /// # Errors
-    /// As [`Transact::takeover`], and [`TxnError::Invalid`] in the middle of another.
+    /// As [`Transact::takeover`], and [`TxnError::Invalid`] inside another transaction.
     pub fn takeover(&self, handle: Handle) -> Result<(), TxnError> {
         let bound = self.bound();
         let mut middle = bound.lock();
@@ -353,10 +352,10 @@ impl Volume {
         middle.nest.enter(transaction)
     }
 
-    /// Does something in this thread's transaction, if it is in the middle of one.
+    /// Runs `inside` in this thread's transaction, if it has one.
     ///
     /// # Errors
-    /// What the transaction has come to, and what `inside` fails with.
+    /// The error that has ended the transaction, and the errors of `inside`.
     fn inside<T, E: Fate>(
         &self,
         inside: impl FnOnce(&Arc<dyn Transaction>) -> Result<T, E>,
@@ -371,7 +370,7 @@ impl Volume {
         result.map(Some)
     }
 
-    /// The transaction that this thread is in the middle of.
+    /// This thread's transaction.
     ///
     /// # Errors
     /// What it has come to.
@@ -379,7 +378,7 @@ impl Volume {
         self.inside(|transaction| Ok::<_, TxnError>(transaction.clone()))
     }
 
-    /// Blocks from `lba` on. Outside of a transaction: as all commits so far have left them.
+    /// Reads blocks from `lba` on. Outside of a transaction it sees all commits so far.
     ///
     /// # Errors
     /// As [`Transaction::read_run`].
@@ -392,17 +391,17 @@ impl Volume {
         }
     }
 
-    /// Writes whole blocks from `lba` on, of a volume without partitions. Outside of a transaction it is one
-    /// of its own, which always commits, and survives a crash when this returns.
+    /// Writes whole blocks from `lba` on, on a volume without partitions. Outside of a transaction the write
+    /// is a transaction of its own, which always commits and is durable when this returns.
     ///
     /// # Errors
     /// [`TreeError::Partitioned`] on a volume with partitions, and as [`Transaction::write`]; the block that
-    /// failed and those behind it are not written then.
+    /// failed and the blocks behind it are not written then.
     pub fn write(&self, lba: Lba, content: &[u8]) -> Result<(), TreeError> {
         self.explain(lba, self.write_raw(&self.whole, lba.0, content))
     }
 
-    /// Discards blocks from `lba` on, of a volume without partitions. Outside of a transaction as
+    /// Discards blocks from `lba` on, on a volume without partitions. Outside of a transaction as
     /// [`Volume::write`].
     ///
     /// # Errors
@@ -411,8 +410,8 @@ impl Volume {
         self.explain(lba, self.discard_raw(&self.whole, lba.0, count))
     }
 
-    /// Says what this thread's last read or write of a block was about, of a volume without partitions.
-    /// Outside of a transaction it means nothing: that access was a transaction of its own, and is over.
+    /// Narrows this thread's last read or write of a block to `range`, on a volume without partitions.
+    /// Outside of a transaction it has no effect: the access was a transaction of its own, which has ended.
     ///
     /// # Errors
     /// [`TreeError::Partitioned`] on a volume with partitions, and as [`Transaction::mark_accessed`].
@@ -420,7 +419,7 @@ impl Volume {
         self.explain(lba, self.mark_raw(&self.whole, lba.0, range))
     }
 
-    /// Names what lies at `lba` where raw access to it was refused.
+    /// Replaces a refusal of raw access by an error that names the partition at `lba`.
     fn explain<T>(&self, lba: Lba, done: Result<T, TreeError>) -> Result<T, TreeError> {
         match done {
             Err(TreeError::Partitioned { .. }) => {
@@ -433,7 +432,7 @@ impl Volume {
     /// Asks for a block to be kept in memory.
     ///
     /// # Errors
-    /// What this thread's transaction has come to.
+    /// The error that has ended this thread's transaction.
     pub fn please_cache(&self, lba: Lba) -> Result<(), TxnError> {
         let hint = |it: &Arc<dyn Transaction>| {
             it.please_cache(lba);

@@ -1,11 +1,11 @@
 //! A volume behind a socket.
 //!
-//! Writes, marks and hints are queued, and leave with the next request that waits: a read, a commit.
-//! What the client knows itself it says at once, without asking: a block outside of the volume, one
-//! write too many, a mark of a block that was not accessed. Reads wait, but for those of a transaction
-//! whose reads nobody tracks: its snapshot does not change, and a block is read once.
+//! Writes, marks and hints are queued, and leave with the next request that has an answer: a read, a commit.
+//! The client itself refuses invalid requests: a block outside of the volume, a write beyond the limit, a
+//! mark of a block that was not accessed. A read waits for the server, except for a block that an untracked
+//! transaction has read before: its snapshot does not change.
 //!
-//! All threads of a process share one connection. To the server it is the process: when it ends, the
+//! All threads of a process share one connection. The server takes it for the process: when it ends, the
 //! transactions that were not released are aborted.
 
 mod transaction;
@@ -35,15 +35,15 @@ use crate::socket::{self, SOCKET};
 
 /// Bytes that are read from the socket at once.
 const READ: usize = 256 << 10;
-/// A server that listens says hello within this time.
+/// Time within which a server must send its hello.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Queued bytes that leave without waiting for a request that waits.
+/// Queued bytes above which unanswered requests leave by themselves.
 const CORK: usize = 64 << 10;
-/// Queued bytes that a server which does not read may leave here.
+/// Maximum number of queued bytes while the server does not read.
 const MAX_QUEUED: usize = 256 << 20;
 
-/// A volume behind a socket. Clones are the same connection; it ends with the last of them and the last
-/// of its transactions.
+/// A volume behind a socket. Clones share the connection; it ends with the last clone and the last of its
+/// transactions.
 #[derive(Clone)]
 pub struct Connection {
     link: Arc<Link>,
@@ -56,10 +56,10 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects to whoever serves the volume in `folder`; `None` when nobody does.
+    /// Connects to the server of the volume in `folder`; `None` when no process serves it.
     ///
     /// # Errors
-    /// [`TxnError::Disconnected`] says why not.
+    /// [`TxnError::Disconnected`] with the reason.
     pub async fn open(env: &Env, folder: &Path) -> Result<Option<Connection>, TxnError> {
         match socket::connect(folder, SOCKET).await.map_err(lost)? {
             Some(stream) => Connection::over(env, stream).await.map(Some),
@@ -70,14 +70,16 @@ impl Connection {
     /// The volume at the other end of a socket.
     ///
     /// # Errors
-    /// [`TxnError::Disconnected`]: the other side is no server, or speaks another version, or has too
-    /// many connections.
+    /// [`TxnError::Disconnected`]: the peer is not a server, speaks another version, or has too many
+    /// connections.
     pub async fn over(env: &Env, mut stream: UnixStream) -> Result<Connection, TxnError> {
         let greeted = env.timeout(PATIENCE, greet(&mut stream)).await;
         let (ready, input) =
             greeted.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(lost)?;
         let Welcome::Ready { blocks, max_writes } = ready else {
-            return Err(TxnError::Disconnected("it has too many connections".to_owned()));
+            return Err(TxnError::Disconnected(
+                "it has its maximum of connections; try again later".to_owned(),
+            ));
         };
         let stream = Arc::new(stream);
         let output = Arc::new(Output::new(stream.clone()));
@@ -107,7 +109,7 @@ impl Connection {
         request: impl FnOnce(u64) -> Request,
     ) -> Result<Arc<dyn Transaction>, TxnError> {
         let txn = self.link.transactions.fetch_add(1, Ordering::Relaxed);
-        // Aborts it at the server should the caller not wait for the answer.
+        // Dropped without an answer, it aborts the transaction at the server.
         let transaction = RemoteTransaction::new(self.link.clone(), txn, begin);
         match self.link.ask(&request(txn)).await {
             Ok((Answer::Begun { blocks }, _)) => {
@@ -147,7 +149,7 @@ fn lost(error: io::Error) -> TxnError {
 }
 
 fn unexpected() -> TxnError {
-    TxnError::Disconnected("it answered what was not asked".to_owned())
+    TxnError::Disconnected("it sent an answer without a request".to_owned())
 }
 
 async fn greet(stream: &mut UnixStream) -> io::Result<(Welcome, BytesMut)> {
@@ -168,7 +170,7 @@ async fn greet(stream: &mut UnixStream) -> io::Result<(Welcome, BytesMut)> {
 
 type Answered = Result<(Answer, Bytes), TxnError>;
 
-/// Those who wait for an answer.
+/// Callers that wait for an answer.
 #[derive(Debug, Default)]
 struct Waiting {
     last: u64,
@@ -177,7 +179,7 @@ struct Waiting {
     lost: Option<String>,
 }
 
-/// What the transactions of a connection share.
+/// The state that the transactions of a connection share.
 #[derive(Debug)]
 struct Link {
     output: Arc<Output>,
@@ -201,13 +203,13 @@ impl Link {
             waiting.last += 1;
             let id = waiting.last;
             waiting.callers.insert(id, sender);
-            // With the lock, so that requests leave in the order of their numbers.
+            // Under the lock, so that requests leave in the order of their numbers.
             self.output.push(id, request, &[]);
             waiting.callers.len() == 1
         };
         match is_alone {
             true => self.output.flush(),
-            // Others are about to wait, too: one write for all of them.
+            // Other callers are about to wait, too: one write carries all requests.
             false => self.output.flush_soon(),
         }
         match answer.await.unwrap_or_else(|_| Err(unexpected()))? {
@@ -216,14 +218,14 @@ impl Link {
         }
     }
 
-    /// Queues a request that nobody waits for.
+    /// Queues an unanswered request.
     fn tell(&self, request: &Request, payload: &[Bytes]) -> Result<(), TxnError> {
         if let Some(why) = &self.waiting.lock().lost {
             return Err(TxnError::Disconnected(why.clone()));
         }
         let queued = self.output.pending();
         if queued > MAX_QUEUED {
-            return Err(TxnError::Disconnected("it does not read what is sent to it".to_owned()));
+            return Err(TxnError::Disconnected("it does not read its requests".to_owned()));
         }
         self.output.push(UNANSWERED, request, payload);
         if queued > CORK {
@@ -233,7 +235,7 @@ impl Link {
     }
 }
 
-/// Hands answers to those who wait for them, until the server hangs up.
+/// Passes answers to their callers until the server closes the connection.
 async fn receive(
     stream: &UnixStream,
     mut input: BytesMut,
@@ -249,7 +251,7 @@ async fn receive(
             break error.to_string();
         }
         match stream.try_read_buf(&mut input) {
-            Ok(0) => break "it hung up".to_owned(),
+            Ok(0) => break "it closed the connection".to_owned(),
             Ok(_) => {}
             Err(error)
                 if matches!(
@@ -266,7 +268,7 @@ async fn receive(
         std::mem::take(&mut waiting.callers)
     };
     for (_, caller) in callers {
-        // Whoever does not wait any more need not know.
+        // A caller that was dropped needs no answer.
         let _ = caller.send(Err(TxnError::Disconnected(why.clone())));
     }
 }
@@ -277,7 +279,8 @@ fn take_all(input: &mut BytesMut, waiting: &Mutex<Waiting>) -> io::Result<()> {
     {
         let Frame { id, message, payload } = frame;
         let caller = waiting.lock().callers.remove(&id);
-        let caller = caller.ok_or_else(|| io::Error::other("it answered what was not asked"))?;
+        let caller =
+            caller.ok_or_else(|| io::Error::other("it sent an answer without a request"))?;
         let _ = caller.send(Ok((message, payload)));
     }
     Ok(())

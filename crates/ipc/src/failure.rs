@@ -1,4 +1,4 @@
-//! Errors as they travel.
+//! Errors in messages.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use thalweg_store::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use thalweg_store::device::{DeviceError, Operation};
 use thalweg_store::txn::{Preempted, TxnError};
 
-/// Longest text of an error: an answer's message has a bound.
+/// Longest text of an error in bytes: the message of an answer is bounded.
 const LONGEST: usize = 1024;
 
-/// A [`TxnError`] as it travels. The kinds stay; what a device said becomes text.
+/// A [`TxnError`] in a message. Its kind is kept; a device's error becomes text.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum WireError {
@@ -33,7 +33,7 @@ pub enum WireError {
     ReadOnly,
 }
 
-/// Text, not longer than an answer may carry.
+/// Cuts a text to the length that an answer may carry.
 fn short(mut text: String) -> String {
     if text.len() > LONGEST {
         let end = (0..=LONGEST).rev().find(|at| text.is_char_boundary(*at));

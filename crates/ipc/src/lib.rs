@@ -1,9 +1,9 @@
-//! Transactions over a Unix socket: many processes share a volume that one of them has open.
+//! Transactions over a Unix socket: many processes share a volume that one process has open.
 //!
-//! - `protocol`: what travels, and its limits;
-//! - `failure`: errors as they travel;
-//! - `output`: frames on their way out, many in one write;
-//! - [`server`]: answers requests with a transaction manager; a connection is a process to it;
+//! - `protocol`: messages and their limits;
+//! - `failure`: errors in messages;
+//! - `output`: the send queue, many frames in one write;
+//! - [`server`]: answers requests with a transaction manager; it takes each connection for a process;
 //! - [`client`]: a volume behind a socket, with the traits that a volume in this process has;
 //! - [`blocking`]: a volume for threads, behind a socket or in this process;
 //! - [`socket`]: sockets in the folder of a volume.

@@ -1,8 +1,8 @@
-//! Frames on their way out: those that come while others are being written leave with one write.
+//! The send queue: frames that are queued during a write leave together with the next write.
 //!
-//! Whoever has something urgent writes it himself if nobody else is writing ([`Output::flush`]), which
-//! saves a lone caller a change of task. What the socket does not take at once is left to the
-//! writer's task ([`Output::run`]).
+//! A caller with an urgent frame writes it itself unless another task is writing ([`Output::flush`]); this
+//! saves a lone caller a task switch. The writer task ([`Output::run`]) sends the rest when the socket does
+//! not accept all bytes at once.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
@@ -16,26 +16,26 @@ use tokio::sync::Notify;
 
 use crate::protocol;
 
-/// Slices in one write.
+/// Maximum number of slices in one write.
 const SLICES: usize = 64;
 
-/// Frames on their way out.
+/// The send queue of a connection.
 #[derive(Debug)]
 pub(crate) struct Output {
     stream: Arc<UnixStream>,
     queue: Mutex<Queue>,
-    /// There is something to write.
+    /// Frames are queued.
     ready: Notify,
-    /// Something was written, or never will be.
+    /// Bytes were written, or the connection is broken.
     drained: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     chunks: VecDeque<Bytes>,
-    /// Messages after the last chunk.
+    /// Messages behind the last chunk.
     tail: BytesMut,
-    /// Bytes that have not been written.
+    /// Number of bytes that have not been written.
     bytes: usize,
     writer: Writer,
     broken: bool,
@@ -43,12 +43,12 @@ struct Queue {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Writer {
-    /// Nobody writes.
+    /// No task writes.
     #[default]
     Idle,
-    /// Somebody does: nobody else may.
+    /// One task writes; no other may.
     Busy,
-    /// The socket did not take all of it, and the writer's task is to go on.
+    /// The socket did not accept all bytes; the writer task goes on.
     Left,
 }
 
@@ -89,12 +89,12 @@ impl Output {
         }
     }
 
-    /// Bytes that have not been written.
+    /// The number of bytes that have not been written.
     pub(crate) fn pending(&self) -> usize {
         self.queue.lock().bytes
     }
 
-    /// Waits until at most `bytes` have not been written.
+    /// Waits until at most `bytes` bytes are unwritten.
     pub(crate) async fn wait_below(&self, bytes: usize) {
         loop {
             let drained = self.drained.notified();
@@ -105,7 +105,7 @@ impl Output {
         }
     }
 
-    /// Writes what there is, unless somebody is at it, who will then write this, too.
+    /// Writes the queue. A task that is writing already writes the new frames, too.
     pub(crate) fn flush(&self) {
         while let Some(chunks) = self.begin(Writer::Idle) {
             if !self.write(chunks) {
@@ -114,12 +114,12 @@ impl Output {
         }
     }
 
-    /// Has the writer's task write what there is, together with what comes until it gets to it.
+    /// Wakes the writer task, which writes all frames that are queued by the time it runs.
     pub(crate) fn flush_soon(&self) {
         self.ready.notify_one();
     }
 
-    /// The writer's task. It ends when the socket fails.
+    /// The writer task. It ends when the socket fails.
     pub(crate) async fn run(&self) {
         loop {
             self.ready.notified().await;
@@ -140,7 +140,7 @@ impl Output {
         }
     }
 
-    /// Drops what has not been written, and all that comes.
+    /// Drops all unwritten frames and ignores later ones.
     pub(crate) fn close(&self) {
         let mut queue = self.queue.lock();
         *queue = Queue { broken: true, ..Queue::default() };
@@ -148,7 +148,7 @@ impl Output {
         self.drained.notify_waiters();
     }
 
-    /// Takes what there is, if the writer is as expected: the caller has to write it now.
+    /// Takes the queue if the writer's state is `expected`; the caller must write it now.
     fn begin(&self, expected: Writer) -> Option<VecDeque<Bytes>> {
         let mut queue = self.queue.lock();
         if queue.writer != expected || queue.is_empty() {
@@ -163,7 +163,7 @@ impl Output {
         queue.writer == Writer::Left && !queue.broken
     }
 
-    /// Writes what was taken. False when the socket does not take all of it now: the rest goes back.
+    /// Writes `chunks`. False when the socket does not accept all of them now; the rest returns to the queue.
     fn write(&self, mut chunks: VecDeque<Bytes>) -> bool {
         while !chunks.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES];

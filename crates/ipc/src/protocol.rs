@@ -1,7 +1,7 @@
-//! What travels.
+//! The messages and their layout.
 //!
-//! Both sides say hello first: eight bytes of magic and a version (u32, little endian). A server that
-//! speaks another version says hello all the same, and hangs up. Everything that follows is frames:
+//! Both sides send a hello first: eight bytes of magic and a version (u32, little endian). A server that
+//! speaks another version sends its hello and closes the connection. Frames follow:
 //!
 //! ```text
 //! length    u32, little endian: bytes that follow
@@ -10,10 +10,10 @@
 //! payload   the rest: blocks
 //! ```
 //!
-//! The first frame is the server's [`Welcome`]. Then the client sends requests and the server answers
-//! in any order; what belongs to one transaction takes effect in the order in which it was sent.
-//! Requests that carry the number 0 are not answered: writes, marks and hints. What one of them fails
-//! with is the answer to the next request of its transaction that waits, a commit at the latest.
+//! The first frame is the server's [`Welcome`]. Then the client sends requests, and the server answers in any
+//! order; the requests of one transaction take effect in the order in which they were sent. Requests with the
+//! number 0 are not answered: writes, marks and hints. If one fails, its error is the answer to the next
+//! request of its transaction that has an answer, the commit at the latest.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::de::DeserializeOwned;
@@ -23,24 +23,24 @@ use thalweg_store::txn::{Begin, Durability, Handle};
 
 use crate::failure::WireError;
 
-/// The first bytes of both sides.
+/// The first bytes that each side sends.
 pub const MAGIC: [u8; 8] = *b"thwg-txn";
-/// The version of all that follows.
+/// The version of the messages.
 pub const VERSION: u32 = 3;
-/// Bytes of a hello.
+/// Length of a hello in bytes.
 pub const HELLO: usize = 12;
-/// Blocks that one request may read.
+/// Maximum number of blocks in a read.
 pub const MAX_RUN: u64 = 256;
-/// Longest message, payload aside.
+/// Longest message in bytes, without the payload.
 pub const MAX_HEAD: usize = 4096;
-/// Longest payload of a request: the block that it writes.
+/// Longest payload of a request in bytes: the block that it writes.
 pub const MAX_REQUEST_PAYLOAD: usize = BLOCK_SIZE;
-/// Longest payload of an answer.
+/// Longest payload of an answer in bytes.
 pub const MAX_ANSWER_PAYLOAD: usize = MAX_RUN as usize * BLOCK_SIZE;
 /// The number of a request that is not answered.
 pub const UNANSWERED: u64 = 0;
 
-/// What the server says first.
+/// The server's first message.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Welcome {
     /// Requests may come.
@@ -54,7 +54,7 @@ pub enum Welcome {
     Busy,
 }
 
-/// What a client asks for. A transaction has the number that its client gave it.
+/// A client's request. The client numbers its transactions.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Begins transaction `txn`. [`Answer::Begun`].
@@ -64,11 +64,11 @@ pub enum Request {
         /// How it begins.
         begin: Begin,
     },
-    /// Takes a released transaction over, as `txn`. [`Answer::Begun`].
+    /// Takes over a released transaction, as `txn`. [`Answer::Begun`].
     Takeover {
         /// A number that no running transaction of the connection has.
         txn: u64,
-        /// What its release returned.
+        /// The handle that its release returned.
         handle: Handle,
     },
     /// Reads at most [`MAX_RUN`] blocks. [`Answer::Blocks`].
@@ -96,7 +96,7 @@ pub enum Request {
         /// The block.
         lba: u64,
     },
-    /// Says what the last access of a block was about.
+    /// Narrows the last access of a block to some of its bytes.
     Mark {
         /// The transaction.
         txn: u64,
@@ -107,7 +107,7 @@ pub enum Request {
         /// The byte after the last one.
         end: u16,
     },
-    /// Says that the commit depends on bytes of a block.
+    /// Declares that the commit depends on bytes of a block.
     Depend {
         /// The transaction.
         txn: u64,
@@ -132,7 +132,7 @@ pub enum Request {
         /// When to answer.
         durability: Durability,
     },
-    /// Aborts. [`Answer::Done`], also when it had ended already.
+    /// Aborts. [`Answer::Done`], also when the transaction had ended already.
     Abort {
         /// The transaction.
         txn: u64,
@@ -144,17 +144,17 @@ pub enum Request {
     },
 }
 
-/// What a server answers.
+/// A server's answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// It is done.
+    /// Success.
     Done,
     /// The transaction runs.
     Begun {
         /// Blocks of the volume: it may have grown.
         blocks: u64,
     },
-    /// The transaction waits for whoever has this.
+    /// The transaction waits for a takeover with this handle.
     Released(Handle),
     /// The blocks are the payload.
     Blocks,
@@ -162,20 +162,20 @@ pub enum Answer {
     Failed(WireError),
 }
 
-/// Why a peer's bytes make no sense. The connection ends.
+/// Why a peer's bytes are invalid. The connection ends.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// The peer is something else.
-    #[error("the other side does not speak this protocol")]
+    /// The peer speaks another protocol.
+    #[error("the peer does not speak this protocol")]
     Foreign,
     /// The peer speaks another version.
-    #[error("the other side speaks version {0} of the protocol, and this one {VERSION}")]
+    #[error("the peer speaks version {0} of the protocol, and this process version {VERSION}")]
     Version(u32),
-    /// A frame is longer than any may be, or its parts do not add up.
-    #[error("a frame with {0} bytes, and a message of {1}")]
+    /// A frame exceeds the maximum length, or its lengths contradict each other.
+    #[error("invalid frame: its length is {0} bytes, and that of its message {1} bytes")]
     Length(usize, usize),
     /// A message that does not decode.
-    #[error("a message makes no sense")]
+    #[error("a message does not decode")]
     Message,
 }
 
@@ -187,7 +187,7 @@ pub fn hello() -> [u8; HELLO] {
     bytes
 }
 
-/// Looks at a peer's hello.
+/// Checks a peer's hello.
 ///
 /// # Errors
 /// [`ProtocolError::Foreign`], [`ProtocolError::Version`].
@@ -202,7 +202,7 @@ pub fn check_hello(bytes: &[u8; HELLO]) -> Result<(), ProtocolError> {
 
 /// Appends the beginning of a frame whose payload, `payload` bytes, follows.
 pub fn encode<T: Serialize>(id: u64, message: &T, payload: usize, to: &mut BytesMut) {
-    // Writing to memory does not fail, and no message holds what postcard cannot encode.
+    // Writing to memory does not fail, and postcard can encode every message.
     let head = postcard::to_allocvec(&(id, message)).unwrap_or_default();
     debug_assert!(head.len() <= MAX_HEAD);
     to.put_u32_le((2 + head.len() + payload) as u32);
@@ -210,19 +210,18 @@ pub fn encode<T: Serialize>(id: u64, message: &T, payload: usize, to: &mut Bytes
     to.extend_from_slice(&head);
 }
 
-/// A message as it came.
+/// A received message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Frame<T> {
     /// The request's number.
     pub id: u64,
     /// The message.
     pub message: T,
-    /// What comes with it. A slice of the memory that it was received into.
+    /// The payload: a slice of the receive buffer.
     pub payload: Bytes,
 }
 
-/// Takes the first frame from `from`; `None` when it is not there as a whole. Its payload has at most
-/// `longest` bytes.
+/// Takes the first frame from `from`; `None` while it is incomplete. Its payload has at most `longest` bytes.
 ///
 /// # Errors
 /// [`ProtocolError::Length`], [`ProtocolError::Message`].

@@ -1,7 +1,7 @@
-//! Answers requests with a transaction manager.
+//! Answers requests through a transaction manager.
 //!
 //! To the manager a connection is a process: when it ends, the transactions that it did not release are
-//! aborted. A commit that has begun by then goes on, and counts or does not.
+//! aborted. A commit that has begun by then runs to its end, with either outcome.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -29,21 +29,21 @@ use crate::socket::{self, SOCKET};
 
 /// Bytes that are read from a socket at once.
 const READ: usize = 128 << 10;
-/// What a request costs of a connection's budget beside the blocks that it reads.
+/// The part of a connection's budget that a request takes, beside the blocks that it reads.
 const REQUEST_COST: u64 = 1;
 
-/// What clients may use up. How many transactions a connection may have, and how long a released one
-/// waits for somebody, are the manager's [`thalweg_store::txn::Options`]: `max_running` and `idle`.
+/// Limits of clients. The number of transactions of a connection and the time that a released one waits for a
+/// takeover are the manager's [`thalweg_store::txn::Options`]: `max_running` and `idle`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Connections at a time; more are turned away.
+    /// Maximum number of connections; further ones are refused.
     pub max_connections: usize,
-    /// Requests of one connection that are being worked on, in blocks that they read, and one for each
-    /// request. The connection is not read from while there are more.
+    /// Budget of the running requests of one connection: 1 for each request and 1 for each block that it
+    /// reads. The server stops reading from a connection that has used it up.
     pub budget: u32,
-    /// Bytes of answers that a connection may leave unread before it is not read from any more.
+    /// Unread bytes of answers above which the server stops reading from a connection.
     pub unread: usize,
-    /// A client that connects says hello within this time.
+    /// Time within which a new client must send its hello.
     pub patience: Duration,
 }
 
@@ -60,8 +60,8 @@ impl Default for Config {
 
 const BACKLOG: u32 = 128;
 
-/// Serves transactions on the socket in a volume's folder. When it is dropped, its connections end and
-/// the socket is removed.
+/// Serves transactions on the socket in a volume's folder. Dropping it ends its connections and removes the
+/// socket.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
@@ -71,17 +71,17 @@ pub struct Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::debug!(%error, path = %self.path.display(), "the socket stays");
+            tracing::debug!(%error, path = %self.path.display(), "cannot remove the socket");
         }
     }
 }
 
 impl Server {
-    /// Serves the transactions of `manager` to whoever connects to the socket in `folder`, whose volume
-    /// this process has to itself.
+    /// Serves the transactions of `manager` on the socket in `folder`. This process holds the lock on the
+    /// volume there.
     ///
     /// # Errors
-    /// Those of the system: the socket cannot be made.
+    /// Errors of the system: the socket cannot be made.
     pub fn start(
         env: &Env,
         manager: &TransactionManager,
@@ -190,12 +190,12 @@ struct Entry {
 #[derive(Default)]
 struct State {
     transaction: Option<Arc<dyn Transaction>>,
-    /// What a request that nobody waited for failed with: the answer to all that follow.
+    /// The error of an unanswered request: the answer to all requests that follow.
     failed: Option<TxnError>,
 }
 
 impl Entry {
-    /// The transaction, if all that was asked of it so far was done.
+    /// The transaction, if none of its requests has failed so far.
     fn usable(&self) -> Result<Arc<dyn Transaction>, TxnError> {
         let state = self.state.lock();
         match &state.failed {
@@ -213,7 +213,7 @@ impl Entry {
 
 type Entries = Arc<Mutex<HashMap<u64, Arc<Entry>>>>;
 
-/// What an answer consists of.
+/// An answer and its payload.
 type Answered = Result<(Answer, Vec<Bytes>), TxnError>;
 
 fn done(answer: Answer) -> Answered {
@@ -238,7 +238,7 @@ impl fmt::Debug for Connection<'_> {
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
-        // What still works on one of them keeps it until it is done; nobody begins anything new.
+        // A running request keeps its transaction until the request is done; no new request begins.
         self.transactions.lock().clear();
     }
 }
@@ -270,10 +270,10 @@ impl Connection<'_> {
         }
     }
 
-    /// Carries a request out, or begins to.
+    /// Carries out a request, or starts it.
     async fn take(&self, frame: Frame<Request>) -> io::Result<()> {
         let Frame { id, message, payload } = frame;
-        let refused = || io::Error::other("a request that cannot be");
+        let refused = || io::Error::other("invalid request: its kind does not allow its number");
         match message {
             Request::Write { .. }
             | Request::Discard { .. }
@@ -284,7 +284,7 @@ impl Connection<'_> {
                 Err(refused())
             }
             Request::Write { txn, lba, class } => {
-                // Sent in one piece with others: the block must not keep them alive.
+                // Copied: the block must not keep the whole receive buffer in memory.
                 let content = FrameBuf::copy_block(&payload);
                 self.at_once(txn, |it| it.write_as(Lba(lba), content, class));
                 Ok(())
@@ -340,7 +340,7 @@ impl Connection<'_> {
                 Ok(())
             }
             Request::Commit { txn, durability } => {
-                // Whatever the outcome, it has ended: a commit that failed cannot be tried again.
+                // The transaction ends with either outcome: a failed commit cannot be tried again.
                 let entry = self.transactions.lock().remove(&txn);
                 let committing = async move {
                     let usable = entry.as_ref().map(|entry| entry.usable());
@@ -361,20 +361,20 @@ impl Connection<'_> {
         self.transactions.lock().get(&txn).cloned().ok_or(TxnError::Ended)
     }
 
-    /// Carries out what nobody waits for.
+    /// Carries out an unanswered request.
     fn at_once(&self, txn: u64, act: impl FnOnce(&dyn Transaction) -> Result<(), TxnError>) {
-        // When it has ended, there is nobody to tell.
+        // A request of an ended transaction has no effect.
         if let Ok(entry) = self.entry(txn) {
             entry.note(entry.usable().and_then(|transaction| act(&*transaction)));
         }
     }
 
-    /// Makes room for a transaction that is about to begin.
+    /// Registers a transaction that is about to begin.
     fn enter(&self, txn: u64) -> io::Result<Arc<Entry>> {
         let entry = Arc::<Entry>::default();
         match self.transactions.lock().insert(txn, entry.clone()) {
             None => Ok(entry),
-            Some(_) => Err(io::Error::other("two transactions with one number")),
+            Some(_) => Err(io::Error::other("invalid request: two transactions with one number")),
         }
     }
 
@@ -385,7 +385,7 @@ impl Connection<'_> {
         entry: Arc<Entry>,
         beginning: BoxFuture<'static, Result<Arc<dyn Transaction>, TxnError>>,
     ) {
-        // Not kept alive by this: when the connection has ended, the transaction ends unseen.
+        // A weak reference: when the connection has ended, the new transaction is dropped.
         let entries = Arc::downgrade(&self.transactions);
         let starting = async move {
             match beginning.await {
@@ -397,7 +397,7 @@ impl Connection<'_> {
                 Err(error) => {
                     if let Some(entries) = entries.upgrade() {
                         let mut entries = entries.lock();
-                        // The client may have given up on it, and begun another.
+                        // The client may have aborted it and begun another under the same number.
                         if entries.get(&txn).is_some_and(|there| Arc::ptr_eq(there, &entry)) {
                             entries.remove(&txn);
                         }
@@ -434,7 +434,7 @@ impl Connection<'_> {
         self.answer(id, REQUEST_COST, Box::pin(releasing)).await;
     }
 
-    /// Sends the answer when it is there. Most are at once.
+    /// Sends the answer when `work` is done; most work is done at the first poll.
     async fn answer(&self, id: u64, cost: u64, mut work: BoxFuture<'static, Answered>) {
         let permit = self.afford(cost).await;
         match futures::poll!(&mut work) {
@@ -447,13 +447,13 @@ impl Connection<'_> {
                     output.flush_soon();
                     drop(permit);
                 });
-                // It must not be stopped in the middle when the client goes away.
+                // Work that has begun runs to its end when the client disconnects.
                 task.detach();
             }
         }
     }
 
-    /// Waits until the connection may have so much more to do.
+    /// Waits until the connection's budget covers `cost`.
     async fn afford(&self, cost: u64) -> Option<OwnedSemaphorePermit> {
         let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.config.budget);
         if let Ok(permit) = self.budget.clone().try_acquire_many_owned(cost) {

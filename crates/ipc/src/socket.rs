@@ -1,4 +1,4 @@
-//! Sockets in the folder of a volume, for the user alone whose volume it is.
+//! Sockets in the folder of a volume, accessible to the volume's user only.
 
 use std::fs::File;
 use std::io;
@@ -11,8 +11,8 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 /// The name of the socket for transactions in a volume's folder.
 pub const SOCKET: &str = "txn.sock";
 
-/// A socket's address is at most 107 bytes long, and folders may lie deep: so the address goes by
-/// way of a descriptor of the folder.
+/// A socket's address is at most 107 bytes long, and the path of a folder may be longer: the address refers
+/// to the folder by a descriptor.
 struct Address {
     _folder: File,
     path: PathBuf,
@@ -24,8 +24,8 @@ fn address(folder: &Path, name: &str) -> io::Result<Address> {
     Ok(Address { _folder: file, path })
 }
 
-/// Listens on the socket `name` in `folder`, made with mode 0600. The caller has the volume there to
-/// itself: a socket that is there already was left by a process that died.
+/// Listens on the socket `name` in `folder`, made with mode 0600. The caller holds the lock on the volume: an
+/// existing socket was left by a process that died.
 ///
 /// # Errors
 /// Those of the system.
@@ -39,19 +39,19 @@ pub fn listen(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListene
 fn bind(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
     let address = address(folder, name)?;
     let socket = UnixSocket::new_stream()?;
-    // The file is made with the mode of the descriptor, so at no moment can others open it.
+    // The file gets the mode of the descriptor, so no other user can open it at any moment.
     let mode = std::fs::Permissions::from_mode(0o600);
     File::from(socket.as_fd().try_clone_to_owned()?).set_permissions(mode)?;
     socket.bind(&address.path)?;
     socket.listen(backlog)
 }
 
-/// Connects to the socket `name` in `folder`; `None` when no process listens there, or the listener
-/// ended before it accepted this connection. The folder of a volume that is updated in place exists
-/// while that is served.
+/// Connects to the socket `name` in `folder`; `None` when no process listens there, or the listener ended
+/// before it accepted this connection. The folder of a volume that is updated in place exists while the
+/// volume is served.
 ///
 /// # Errors
-/// Those of the system: the folder is not for this user.
+/// Errors of the system, such as a folder that this user may not enter.
 pub async fn connect(folder: &Path, name: &str) -> io::Result<Option<UnixStream>> {
     let address = match address(folder, name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -84,11 +84,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let listener = listen(folder.path(), SOCKET, 1).unwrap();
         let mut connecting = Box::pin(connect(folder.path(), SOCKET));
-        // In the queue, where the kernel resets what nobody has accepted when the listener closes.
+        // In the queue: when the listener closes, the kernel resets the connections that were not accepted.
         assert!(poll!(&mut connecting).is_pending());
         drop(listener);
         assert!(connecting.await.unwrap().is_none());
-        // Nor is there anybody for whom comes later.
+        // A later client finds no listener either.
         assert!(connect(folder.path(), SOCKET).await.unwrap().is_none());
         assert!(connect(&folder.path().join("absent"), SOCKET).await.unwrap().is_none());
     }

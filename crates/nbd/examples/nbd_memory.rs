@@ -10,8 +10,7 @@ use thalweg_store::env::Env;
 #[path = "../tests/nbd/memory.rs"]
 mod memory;
 
-/// A payload is a page-aligned block of its own, for which the system's allocator grows its heap
-/// page by page.
+/// Payloads are page-aligned blocks, for which the system's allocator would grow its heap page by page.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

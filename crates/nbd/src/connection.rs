@@ -1,11 +1,11 @@
 //! Transmission: one task for each connection.
 //!
-//! A request is polled once where it arrived. One that is done at once, as a write that only
-//! touches memory, costs no task switch; any other joins those in flight, and later requests pass
-//! it. Replies that come together leave together.
+//! Each request is polled once on arrival. A request that is done at once, such as a write that only touches
+//! memory, costs no task switch; any other joins the requests in flight, and later requests may overtake it.
+//! Replies that are ready together leave together.
 //!
-//! A request in flight is never dropped half way: when the client disconnects or vanishes, the
-//! connection stops reading, and ends when the last one is done.
+//! A request in flight always runs to its end: when the client disconnects or vanishes, the connection stops
+//! reading, and ends after its last request.
 
 use std::future::Future;
 use std::io;
@@ -27,18 +27,18 @@ use crate::patience::Patience;
 use crate::protocol::{Command, ProtocolError, Request};
 use crate::stats::{ServerStats, Stage};
 
-/// No request is admitted while replies of this many bytes wait to be sent: they leave before more
-/// are made, and a client that takes none is not read further.
+/// Bytes of unsent replies above which no request is admitted: replies leave before more are made, and the
+/// server stops reading from a client that accepts none.
 const BATCH_BYTES: usize = 256 * 1024;
 
-/// How much a connection takes on before it waits.
+/// Limits of the requests in flight of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backpressure {
     /// Requests in flight.
     pub(crate) requests: usize,
     /// Payload bytes of requests in flight. The last request admitted may exceed it.
     pub(crate) bytes: usize,
-    /// The same for all open connections together: each has an equal share.
+    /// The limit in bytes for all open connections together: each has an equal share.
     pub(crate) server_bytes: usize,
 }
 
@@ -62,13 +62,13 @@ pub(crate) enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// Whether the client broke the protocol, rather than the network.
+    /// Whether the client violated the protocol (a broken network is no fault of the client).
     pub(crate) fn is_clients_fault(&self) -> bool {
         matches!(self, ConnectionError::Protocol(_))
     }
 }
 
-/// What requests need to run, shared by those in flight.
+/// The context of a connection's requests, shared by the requests in flight.
 struct Session {
     env: Env,
     served: Arc<Served>,
@@ -94,7 +94,7 @@ pub(crate) struct Connection<'a, S> {
     allocation: bool,
     input: Input,
     output: Output,
-    /// When the oldest reply that has not left was made.
+    /// The time of the oldest unsent reply.
     unsent_since: Option<Time>,
     running: FuturesUnordered<Running>,
     running_bytes: usize,
@@ -174,7 +174,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
         self.failure.get_or_insert(failure);
     }
 
-    /// Takes up results of requests that were not done at once.
+    /// Collects the results of requests that were not done at once.
     fn collect(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progress = false;
         while let Poll::Ready(Some(done)) = Pin::new(&mut self.running).poll_next(cx) {
@@ -191,7 +191,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
             && self.output.len() < BATCH_BYTES
     }
 
-    /// Starts the requests that have arrived.
+    /// Starts the received requests.
     fn admit(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progress = false;
         while self.is_open && self.has_room() {
@@ -259,7 +259,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
         }
     }
 
-    /// Sends replies; whether that moved anything.
+    /// Sends replies; returns whether any bytes were sent.
     fn send(&mut self, cx: &mut Context<'_>) -> bool {
         if self.failure.is_some() || self.output.is_empty() {
             return false;

@@ -1,4 +1,4 @@
-//! Runs a request: one call to the volume, and its result in the protocol's terms.
+//! Runs a request: one call to the volume, with its result translated to the protocol.
 
 use bytes::Bytes;
 use thalweg_store::block::StoreError;
@@ -7,23 +7,23 @@ use thalweg_store::volume::{Extent, Volume};
 
 use crate::protocol::{Command, Errno, Request, command_flag};
 
-/// Reads from this length in bytes on are checked for holes, which then cost no transfer.
+/// Reads of at least this many bytes are checked for holes, which then cost no transfer.
 const HOLE_SCAN: u32 = 64 * 1024;
 /// A read with more extents than this is sent in one piece: many small chunks cost more than zeros.
 const MAX_PIECES: usize = 64;
-/// Extents in one block status reply at most; a client asks again for the rest.
+/// Maximum number of extents in a block status reply; a client asks again for the rest.
 const MAX_EXTENTS: usize = 8192;
 /// Block status looks at this many bytes at a time, so that a short answer needs no long search.
 const STATUS_WINDOW: u64 = 256 << 20;
 /// Read-ahead is done in steps of this many bytes.
 const CACHE_STEP: u64 = 1 << 20;
 
-/// A part of what was read.
+/// A part of a read's result.
 #[derive(Debug)]
 pub(crate) enum Piece {
     /// Bytes.
     Data { offset: u64, len: u32, buffers: Vec<Bytes> },
-    /// Zeros that are not transferred.
+    /// Zeros, which are not transferred.
     Hole { offset: u64, len: u32 },
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Piece {
 pub(crate) enum Answer {
     /// Success without a payload.
     Done,
-    /// What was read.
+    /// The result of a read.
     Data(Vec<Piece>),
     /// (Length in bytes, stored) from the request's offset on.
     Extents(Vec<(u32, bool)>),

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::protocol::{Limits, MAX_NAME, MAX_PAYLOAD, transmission_flag as flag};
 use crate::server::ServerError;
 
-/// What a connection to an export keeps until it ends.
+/// A value that a connection to an export holds until it ends.
 pub type Usage = Box<dyn Any + Send + Sync>;
 
 /// A volume under a name.
@@ -38,8 +38,8 @@ impl Export {
         Export { name, description, is_default: false, volume, on_use: None }
     }
 
-    /// Calls `enter` for each client that begins to use the export while it may be written; what that
-    /// returns is dropped when the client leaves.
+    /// Calls `enter` for each client that begins to use the export while it is writable; its result is
+    /// dropped when the client leaves.
     #[must_use]
     pub fn on_use(mut self, enter: impl Fn() -> Usage + Send + Sync + 'static) -> Export {
         self.on_use = Some(Arc::new(enter));
@@ -53,8 +53,8 @@ impl Export {
         self
     }
 
-    /// Makes this the export that a client gets who names none. Without any such export a lone
-    /// export is the default.
+    /// Makes this the default: the export of a client that names none. Without a default, a lone export is
+    /// the default.
     #[must_use]
     pub fn default_export(mut self) -> Export {
         self.is_default = true;
@@ -99,24 +99,24 @@ impl Served {
         &self.export.volume
     }
 
-    /// Notes a client that begins to use the export.
+    /// Registers a client that begins to use the export.
     pub(crate) fn enter(&self) -> Option<Usage> {
         let enter = self.export.on_use.as_ref().filter(|_| !self.volume().is_read_only())?;
         Some(enter())
     }
 
-    /// A receiver that turns true when the export is removed. Whoever holds it counts as a user.
+    /// A receiver that turns true when the export is removed. Each receiver counts as a user of the export.
     pub(crate) fn stop(&self) -> watch::Receiver<bool> {
         self.stop.subscribe()
     }
 
-    /// Size in bytes: whole smallest blocks, for the rest could not be addressed.
+    /// Size in bytes, rounded down to whole smallest blocks: the rest could not be addressed.
     pub(crate) fn size(&self) -> u64 {
         let volume = self.volume();
         volume.size() / u64::from(volume.min_block()) * u64::from(volume.min_block())
     }
 
-    /// What requests of a connection must obey. The volume may have another size each time.
+    /// The limits of a connection's requests. The volume's size may change between calls.
     pub(crate) fn limits(&self, structured: bool, allocation: bool) -> Limits {
         let volume = self.volume();
         Limits {
@@ -175,14 +175,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes an export away and asks its connections to end.
+    /// Removes an export and asks its connections to end.
     pub(crate) fn remove(&self, name: &str) -> Option<Arc<Served>> {
         let served = self.exports.lock().remove(name)?;
         served.stop.send_replace(true);
         Some(served)
     }
 
-    /// The export that a client means by `name`.
+    /// The export that `name` refers to; the default for an empty name.
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Served>> {
         let exports = self.exports.lock();
         if let Some(served) = exports.get(name) {

@@ -1,7 +1,7 @@
 //! Fixed newstyle negotiation.
 //!
-//! Bytes are read one message at a time and never ahead: what follows an accepted `STARTTLS` must
-//! reach the TLS session, and nothing that came in the clear may be taken for part of it.
+//! Bytes are read one message at a time and never ahead: the bytes behind an accepted `STARTTLS` belong to
+//! the TLS session, and no byte sent in the clear may become part of it.
 
 use std::io;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ const MAX_SKIP: u32 = 1 << 20;
 /// Zeros after the reply to `NBD_OPT_EXPORT_NAME`, unless the client declined them.
 const PADDING: [u8; 124] = [0; 124];
 
-/// What protects a connection.
+/// The protection of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Security {
-    /// Nothing, and nothing is offered.
+    /// None, and TLS is not offered.
     Plain,
-    /// Nothing yet; the client may ask for TLS.
+    /// None yet; the client may start TLS.
     TlsOffered,
-    /// Nothing yet; the client must ask for TLS before anything else.
+    /// None yet; the client must start TLS before any other option.
     TlsRequired,
     /// TLS.
     Tls,
 }
 
-/// What client and server agreed upon.
+/// The result of a successful negotiation.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     pub(crate) served: Arc<Served>,
@@ -49,7 +49,7 @@ pub(crate) enum Outcome {
     Serve(Agreement),
     /// TLS begins, then the negotiation goes on.
     StartTls,
-    /// The client is done, or asked for what the protocol can only answer by closing.
+    /// The client is done, or sent a request that the protocol can only answer by closing.
     Ended,
 }
 
@@ -78,7 +78,7 @@ where
     Ok(decode_client_flags(flags)?)
 }
 
-/// The options of a connection, from the greeting or the start of TLS on.
+/// The options phase of a connection, after the greeting or the start of TLS.
 pub(crate) struct Negotiation<'a, S> {
     stream: &'a mut S,
     registry: &'a Registry,
@@ -229,7 +229,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Negotiation<'a, S> {
         Outcome::Serve(Agreement { served, structured: self.structured, allocation })
     }
 
-    /// The export named in a payload; refuses the option when there is none.
+    /// The export `name`; refuses the option when there is no such export.
     fn find(&mut self, code: u32, name: &str) -> Option<Arc<Served>> {
         let found = self.registry.find(name);
         if found.is_none() {

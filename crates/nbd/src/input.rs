@@ -1,7 +1,7 @@
 //! Cuts a client's bytes into requests.
 //!
-//! Many small requests come with one read of the socket. A payload gets memory of its own, block by
-//! block, so that the volume may keep it; a long one is read straight into it.
+//! One read of the socket may return many small requests. A payload gets memory of its own, block by block,
+//! so that the volume may keep it; a long payload is read directly into that memory.
 
 use std::io;
 use std::pin::Pin;
@@ -13,9 +13,9 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::protocol::{Errno, Limits, MAX_PAYLOAD, ProtocolError, REQUEST_LEN, Request};
 
-/// Bytes that one read of the socket takes at most, payloads in place aside.
+/// Maximum size in bytes of one read of the socket, except for payloads that are read in place.
 const BUFFER: usize = 64 * 1024;
-/// Payloads with at least this much missing are read in place.
+/// Payloads with at least this many missing bytes are read in place.
 const IN_PLACE: usize = 8 * 1024;
 /// After a long payload, the next read takes no more than this: a header, with next to no payload
 /// that would have to be copied.
@@ -28,11 +28,11 @@ const MAX_SKIP: u32 = 4 * MAX_PAYLOAD;
 pub(crate) enum Arrival {
     /// Its range and flags are valid; the payload is there.
     Request(Request, Vec<Bytes>),
-    /// It is refused; its payload has been skipped.
+    /// The request is refused; its payload has been skipped.
     Refused(Request, Errno, &'static str),
 }
 
-/// What the next bytes belong to.
+/// The part of a request that the next bytes belong to.
 enum Expect {
     Header,
     Payload { request: Request, buffer: FrameBuf, filled: usize },
@@ -87,7 +87,7 @@ impl Input {
         }
     }
 
-    /// Moves received bytes to where they belong; returns the request when it is whole.
+    /// Copies received bytes into the payload; returns the request when it is complete.
     fn finish_payload(&mut self) -> Option<Arrival> {
         let received = &self.buffer[self.start..self.end];
         match &mut self.expect {

@@ -1,7 +1,7 @@
-//! Replies on their way to the client.
+//! The send queue for replies.
 //!
-//! Headers are gathered in one buffer and payloads are queued as the volume handed them out; one
-//! vectored write sends what has come together.
+//! Headers are gathered in one buffer, and payloads are queued without a copy; one vectored write sends all
+//! replies that are ready.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -19,13 +19,13 @@ use crate::protocol::{
 
 /// Slices in one vectored write.
 const SLICES: usize = 128;
-/// Payloads below this many bytes are copied next to their header: that is cheaper than a slice.
+/// Payloads below this many bytes are copied behind their header: that is cheaper than a slice.
 const COPY: usize = 512;
 
 /// The sending side of a connection.
 pub(crate) struct Output {
     queue: VecDeque<Bytes>,
-    /// What comes after the queue.
+    /// The bytes behind the queue.
     tail: BytesMut,
     len: usize,
     structured: bool,
@@ -38,12 +38,12 @@ impl Output {
         Output { queue: VecDeque::new(), tail, len: 0, structured, flushed: true }
     }
 
-    /// Bytes that the client has not taken yet.
+    /// Bytes that the client has not accepted yet.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the client has taken everything.
+    /// Whether the client has accepted all bytes.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0 && self.flushed
     }
@@ -119,7 +119,7 @@ impl Output {
         self.queue.push_back(payload);
     }
 
-    /// Sends what there is; ready when all of it is sent.
+    /// Sends the queue; ready when it is empty.
     pub(crate) fn poll_send<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,

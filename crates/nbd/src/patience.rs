@@ -1,9 +1,9 @@
-//! How long a connection looks for news before it goes to sleep.
+//! How long a connection polls before it sleeps.
 //!
-//! A sleeping thread is woken by way of the scheduler, and on a virtual machine by way of the
-//! hypervisor: that costs more than a small request does. A client that sends the next request as
-//! soon as it has the reply is therefore awaited awake: the connection yields to whatever else there
-//! is to run, and looks again. It does so only where that paid lately, so an idle connection sleeps.
+//! The scheduler wakes a sleeping thread, on a virtual machine through the hypervisor: that costs more than a
+//! small request. So the connection of a client that sends its next request right after the reply stays
+//! awake: it yields to other tasks and polls again. It does so only while recent waits were short, so an idle
+//! connection sleeps.
 
 use std::future::Future;
 use std::pin::pin;
@@ -12,19 +12,19 @@ use std::time::Duration;
 
 use thalweg_store::env::{Env, Time};
 
-/// Waits no longer than this are spent awake.
+/// Longest wait that is spent awake.
 const LONGEST: Duration = Duration::from_micros(100);
-/// Looks in one wait at most, however long each takes: time may stand still.
+/// Maximum number of polls in one wait: simulated time may stand still.
 const LOOKS: u32 = 200;
-/// Waits in a row that were too long before the next ones are slept through.
+/// Number of long waits in a row after which a connection sleeps at once.
 const PATIENCE: u32 = 4;
-/// Every so many waits that are slept through, one is spent awake to see whether it pays again.
+/// One wait in this many is spent awake nevertheless, to find out whether waits have become short again.
 const RETRY: u32 = 64;
 
-/// Decides, for one kind of wait, whether to stay awake.
+/// Decides whether to stay awake, for one kind of wait.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
-    /// When the wait that goes on began.
+    /// The start of the current wait.
     since: Option<Time>,
     looks: u32,
     /// Long waits in a row.
@@ -32,7 +32,7 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Nothing is to be done: has the task polled again soon, news or not, where staying awake pays.
+    /// The connection has nothing to do: has the task polled again soon, if staying awake pays.
     pub(crate) fn goes_on(&mut self, env: &Env, cx: &mut Context<'_>) {
         let now = env.now();
         let since = *self.since.get_or_insert(now);
@@ -41,11 +41,11 @@ impl Patience {
             return;
         }
         self.looks += 1;
-        // Dropped at once: what counts is that the runtime polls the task after its other events.
+        // Dropped at once: its only purpose is that the runtime polls the task again after other tasks.
         let _ = pin!(tokio::task::yield_now()).poll(cx);
     }
 
-    /// There is news.
+    /// The wait is over.
     pub(crate) fn ends(&mut self, env: &Env) {
         let Some(since) = self.since.take() else { return };
         self.looks = 0;

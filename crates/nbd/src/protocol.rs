@@ -112,7 +112,7 @@ pub mod reply {
     pub const META_CONTEXT: u32 = 4;
     /// The option is unknown or not offered.
     pub const ERR_UNSUP: u32 = (1 << 31) | 1;
-    /// The option's payload makes no sense.
+    /// The option's payload is invalid.
     pub const ERR_INVALID: u32 = (1 << 31) | 3;
     /// TLS comes first.
     pub const ERR_TLS_REQD: u32 = (1 << 31) | 5;
@@ -175,7 +175,7 @@ pub enum Errno {
     NotSup = 95,
 }
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Read bytes.
@@ -254,8 +254,8 @@ impl Command {
         matches!(self, Command::Write | Command::WriteZeroes | Command::Trim)
     }
 
-    /// The flags that the command accepts. FUA is valid everywhere and means nothing where nothing
-    /// is written.
+    /// The flags that the command accepts. FUA is always valid; it has no effect on a command that does not
+    /// write.
     pub fn allowed_flags(self) -> u16 {
         use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, REQ_ONE};
         match self {
@@ -282,13 +282,13 @@ pub struct Request {
     pub len: u32,
 }
 
-/// Why bytes are not the protocol.
+/// Why a peer's bytes are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A magic number is wrong: the stream is out of step and cannot be used further.
-    #[error("wrong magic {0:#x}: the peer does not speak NBD, or lost its place")]
+    #[error("wrong magic {0:#x}: the peer does not speak NBD, or the stream is out of step")]
     Magic(u64),
-    /// A payload is shorter or longer than what it says it holds.
+    /// A payload is shorter or longer than its length fields say.
     #[error("malformed payload: a length does not match the bytes that follow")]
     Length,
     /// A name is longer than [`MAX_NAME`].
@@ -459,7 +459,7 @@ impl Request {
     }
 }
 
-/// What must hold for a request to reach a volume.
+/// The conditions that a request must meet to reach a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The export's size in bytes.
@@ -480,7 +480,7 @@ impl Limits {
     /// Checks a request.
     ///
     /// # Errors
-    /// The error number for the reply, and a text that says what was wrong.
+    /// The error number for the reply, and a text with the reason.
     pub fn check(&self, request: &Request) -> Result<(), (Errno, &'static str)> {
         let command = request.command;
         if let Command::Unknown(_) = command {

@@ -24,24 +24,23 @@ use crate::socket::{self, SocketFile, UnixSocketOptions};
 use crate::stats::ServerStats;
 use crate::tls::TlsConfig;
 
-/// Pause after a failed accept: what fails, such as the limit of open files, rarely passes at once.
+/// Pause after a failed accept: a cause such as the limit of open files rarely passes at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerConfig {
-    /// Connections open at a time on Unix sockets, and as many on TCP: idle clients of one kind do
-    /// not lock out the other. Further ones are closed at once.
+    /// Maximum number of open connections on Unix sockets, and the same number on TCP: idle clients of one
+    /// kind do not lock out the other. Further connections are closed at once.
     pub max_connections: usize,
-    /// Time for a client to come through the handshake.
+    /// Time for a client to complete the handshake.
     pub handshake_timeout: Duration,
     /// Time for requests in flight to finish when the server or an export goes away.
     pub shutdown_grace: Duration,
     /// Requests in flight for each connection.
     pub max_requests: usize,
-    /// Payload bytes of requests in flight for each connection. Up to three more payloads of
-    /// 32 MiB may come on top: the one that is being received, the last one admitted, and the last
-    /// reply.
+    /// Payload bytes of requests in flight for each connection. Up to three payloads of 32 MiB may exceed
+    /// this: the payload that is being received, the last one admitted, and the last reply.
     pub max_bytes: usize,
     /// Payload bytes of requests in flight for all connections together, which share it equally.
     pub max_server_bytes: usize,
@@ -60,7 +59,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// What can go wrong around a server; clients are told their own errors.
+/// Errors of a server. Clients get their own errors in replies.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// An export cannot be served as asked.
@@ -68,7 +67,7 @@ pub enum ServerError {
     Export {
         /// The export.
         name: String,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
     /// No such export.
@@ -77,7 +76,7 @@ pub enum ServerError {
     /// A Unix socket cannot be made.
     #[error("cannot listen on {}: {source}", path.display())]
     Socket {
-        /// Where it should be.
+        /// The path of the socket.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -88,7 +87,7 @@ pub enum ServerError {
         /// The socket.
         path: PathBuf,
     },
-    /// Something other than a socket is there.
+    /// A file that is not a socket has this path.
     #[error("{} exists and is not a socket; remove it, or choose another path", path.display())]
     NotASocket {
         /// The file.
@@ -102,7 +101,7 @@ pub enum ServerError {
         /// What the system said.
         source: io::Error,
     },
-    /// A volume could not be flushed when it stopped being served.
+    /// The final flush of a removed export failed.
     #[error("flushing export {name:?} failed: {source}; its last writes may be lost in a crash")]
     Flush {
         /// The export.
@@ -193,8 +192,8 @@ impl Server {
         Ok(())
     }
 
-    /// Accepts connections on a TCP address, and returns it with the port that was chosen if port
-    /// 0 was asked for. Without `tls` everything travels in the clear.
+    /// Accepts connections on a TCP address, and returns the address, with the chosen port if `address` has
+    /// port 0. Without `tls` nothing is encrypted.
     ///
     /// # Errors
     /// [`ServerError::Tcp`].
@@ -252,8 +251,8 @@ trait Accept: Send + 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
-/// The fields are dropped in this order: the socket's name goes while the listener still listens. After
-/// that the name is a dead server's, which another server may replace with its own at any moment.
+/// The fields are dropped in this order: the socket's name is removed while the listener still listens. A
+/// name without a listener is a dead server's, and another server may replace it at any moment.
 struct Unix {
     _file: SocketFile,
     listener: UnixListener,
@@ -280,15 +279,15 @@ impl Accept for TcpListener {
 
     async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = TcpListener::accept(self).await?;
-        // Small replies must not wait for acknowledgements of earlier ones, and a peer that lost
-        // its power must not hold a connection for ever.
+        // Small replies must not wait for acknowledgements of earlier ones, and a peer that lost power must
+        // not hold a connection for ever.
         stream.set_nodelay(true)?;
         socket2::SockRef::from(&stream).set_keepalive(true)?;
         Ok(stream)
     }
 }
 
-/// Accepts connections until the server stops, then waits for those that are open.
+/// Accepts connections until the server stops, then waits for the open connections.
 async fn accept_all<A: Accept>(shared: Arc<Shared>, listener: A, tls: Option<TlsConfig>) {
     let mut stop = shared.stop.subscribe();
     let mut connections: FuturesUnordered<Task<()>> = FuturesUnordered::new();
@@ -455,12 +454,12 @@ where
                 tracing::debug!(%error, "connection failed");
             }
         }
-        () = deadline => tracing::warn!("a connection did not end in time and is cut off"),
+        () = deadline => tracing::warn!("a connection did not end within the grace and is closed"),
     }
     close(shared, &mut stream).await;
 }
 
-/// Ends the stream properly, as far as the client plays along.
+/// Closes the stream in order, if the client takes part.
 async fn close<S: AsyncWrite + Unpin>(shared: &Shared, stream: &mut S) {
     let patience = shared.config.handshake_timeout;
     if let Some(Err(error)) = shared.env.timeout(patience, stream.shutdown()).await {
@@ -476,7 +475,7 @@ async fn stopped(mut server: watch::Receiver<bool>, mut export: watch::Receiver<
     }
 }
 
-/// Returns when the signal is given, or can no longer be.
+/// Returns when the signal is given, or its sender is dropped.
 async fn signalled(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }

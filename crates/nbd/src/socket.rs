@@ -1,4 +1,4 @@
-//! Unix sockets that only the right people can open, and that leave nothing behind.
+//! Unix sockets with permissions from the first moment on, and removed at the end.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -15,7 +15,7 @@ use crate::server::ServerError;
 /// Connections that the kernel queues until they are accepted.
 pub(crate) const BACKLOG: u32 = 128;
 
-/// How a Unix socket is made.
+/// Options of a Unix socket.
 #[derive(Clone, Copy, Debug)]
 pub struct UnixSocketOptions {
     /// Permission bits of the socket, 0600 by default.
@@ -28,7 +28,7 @@ impl Default for UnixSocketOptions {
     }
 }
 
-/// A socket's place in the file system; removed when dropped, unless somebody else has taken it.
+/// A socket's file. Dropping this removes it, unless another server has replaced it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -38,7 +38,7 @@ pub(crate) struct SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|now| now == self.identity) {
-            // Whoever removed it meanwhile did what was to be done.
+            // It may have been removed meanwhile.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -49,10 +49,10 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Listens at `path`. A socket on which nobody listens any more is replaced.
+/// Listens at `path`. Replaces a socket that has no listener any more.
 ///
-/// The socket gets its name when it listens already, so that a name on which nobody listens is
-/// a dead server's and no other's.
+/// The socket gets its name after it listens, so that a name without a listener always belongs to a dead
+/// server.
 pub(crate) fn bind(
     env: &Env,
     path: &Path,
@@ -73,12 +73,12 @@ pub(crate) fn bind(
 fn listen(path: &Path, options: UnixSocketOptions) -> io::Result<(UnixListener, SocketFile)> {
     let mode = Permissions::from_mode(options.mode & 0o777);
     let socket = UnixSocket::new_stream()?;
-    // A socket's file is created with the mode of its descriptor, less the umask: there is no
-    // moment at which others could open it.
+    // A socket's file is created with the mode of its descriptor, less the umask: at no moment can other
+    // users open it.
     File::from(socket.as_fd().try_clone_to_owned()?).set_permissions(mode.clone())?;
     socket.bind(path)?;
     let file = SocketFile { path: path.to_owned(), identity: identity(path)? };
-    // What the umask took away is given back.
+    // Restores the bits that the umask cleared.
     fs::set_permissions(path, mode)?;
     Ok((socket.listen(BACKLOG)?, file))
 }
@@ -96,8 +96,8 @@ fn clear_stale(path: &Path, aside: &Path) -> Result<(), ServerError> {
         Ok(_) if !is_dead(path) => return Err(in_use()),
         Ok(_) => {}
     }
-    // Another server may replace the dead socket at this very moment. What is moved aside is
-    // looked at again, and put back if it turns out to be alive.
+    // Another server may replace the dead socket at this very moment. So the socket is checked again after it
+    // was moved aside, and put back if it is alive.
     match fs::rename(path, aside) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         moved => moved.map_err(fail)?,
@@ -110,7 +110,7 @@ fn clear_stale(path: &Path, aside: &Path) -> Result<(), ServerError> {
     Err(in_use())
 }
 
-/// Whether nobody listens. Any doubt counts as a listener.
+/// Whether the socket has no listener. In doubt, it has one.
 fn is_dead(path: &Path) -> bool {
     UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }

@@ -72,7 +72,7 @@ fn bucket(nanos: u64) -> usize {
     (micros.next_power_of_two().trailing_zeros() as usize).min(LATENCY_BUCKETS - 1)
 }
 
-/// What is timed of requests: all of them by kind, and the way of the replies.
+/// Stages with a histogram: whole requests by kind, and the sending of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Read,
@@ -80,14 +80,14 @@ pub(crate) enum Stage {
     Flush,
     /// Any other request.
     Other,
-    /// Replies that leave together wait for the client to take them.
+    /// From the oldest unsent reply until the client has accepted all replies.
     Send,
 }
 
 const STAGES: [&str; 5] = ["nbd_read", "nbd_write", "nbd_flush", "nbd_other", "nbd_send"];
 
 impl Stage {
-    /// The stage that a whole request is.
+    /// The stage of a whole request.
     pub(crate) fn of(command: Command) -> Stage {
         match command {
             Command::Read => Stage::Read,
@@ -116,9 +116,9 @@ pub struct ServerStats {
     pub connections_open: Counter,
     /// Connections closed at once because too many were open.
     pub connections_refused: Counter,
-    /// Connections that did not come through the handshake.
+    /// Connections that failed in the handshake.
     pub handshakes_failed: Counter,
-    /// Connections that ended because the client broke the protocol.
+    /// Connections that ended because the client violated the protocol.
     pub protocol_errors: Counter,
     commands: [CommandStats; Command::COUNT],
     stages: Stages,
@@ -130,13 +130,13 @@ impl ServerStats {
         &self.commands[command.index()]
     }
 
-    /// Notes how long a stage took.
+    /// Records the duration of a stage.
     pub(crate) fn stage(&self, stage: Stage, span: Duration) {
         self.stages.0.add(stage as usize, span);
     }
 
-    /// How long requests took from their arrival to their reply, by kind, and how long replies waited
-    /// for clients to take them.
+    /// Histograms of the time from a request's arrival to its reply, by kind, and of the time until clients
+    /// accepted the replies.
     pub fn stages(&self) -> Vec<StageStatus> {
         self.stages.0.status()
     }

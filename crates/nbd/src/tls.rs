@@ -18,7 +18,7 @@ pub enum TlsError {
     Pem {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// Its expected content.
         wanted: &'static str,
         /// What went wrong.
         source: pem::Error,
@@ -26,7 +26,7 @@ pub enum TlsError {
     /// Certificate and key do not belong together, or one of them is of an unknown kind.
     #[error("the certificate and key cannot be used together: {0}")]
     Certificate(#[source] rustls::Error),
-    /// The authorities that should vouch for clients cannot be used.
+    /// The certificate authorities for clients cannot be used.
     #[error("the client authorities cannot be used: {0}")]
     ClientAuthority(#[source] VerifierBuilderError),
     /// The library refused its own defaults.
@@ -34,7 +34,7 @@ pub enum TlsError {
     Setup(#[source] rustls::Error),
 }
 
-/// TLS as a listener offers it.
+/// The TLS configuration of a listener.
 #[derive(Clone)]
 pub struct TlsConfig {
     acceptor: TlsAcceptor,
@@ -53,7 +53,7 @@ impl TlsConfig {
     /// client must start TLS before it learns anything; otherwise it may.
     ///
     /// # Errors
-    /// A file that cannot be read, or contents that do not belong together.
+    /// A file cannot be read, or certificate and key do not belong together.
     pub fn from_pem_files(
         certificate: &Path,
         key: &Path,

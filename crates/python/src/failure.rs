@@ -9,14 +9,19 @@ use thalweg_store::open;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::{Retry, TxnError};
 
-create_exception!(thalweg, Error, PyException, "What a volume cannot do.");
-create_exception!(thalweg, Conflict, Error, "Another transaction stands against it: try it again.");
+create_exception!(thalweg, Error, PyException, "An error of a volume.");
+create_exception!(
+    thalweg,
+    Conflict,
+    Error,
+    "The transaction conflicts with another: try it again."
+);
 create_exception!(thalweg, Doomed, Error, "A transaction nested in this one was aborted.");
-create_exception!(thalweg, Invalid, Error, "The request makes no sense.");
-create_exception!(thalweg, TooLarge, Error, "More than one transaction, or one process, may have.");
+create_exception!(thalweg, Invalid, Error, "The request is invalid.");
+create_exception!(thalweg, TooLarge, Error, "A transaction, or a process, exceeds a limit.");
 create_exception!(thalweg, NoSpace, Error, "The volume, or the partition, is full.");
 create_exception!(thalweg, Disconnected, Error, "The volume's server is gone.");
-create_exception!(thalweg, Damaged, Error, "What is stored makes no sense.");
+create_exception!(thalweg, Damaged, Error, "Stored data is damaged.");
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();

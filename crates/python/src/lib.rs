@@ -1,8 +1,8 @@
-//! Thalweg for Python: the module `thalweg._thalweg`, which the package `thalweg` shows.
+//! Thalweg for Python: the module `thalweg._thalweg`, which the package `thalweg` re-exports.
 //!
 //! Each method is one call of [`thalweg_ipc::blocking::Volume`], without the interpreter's lock.
 
-// What the bindings' macros make is not documented.
+// The code that the bindings' macros generate has no docs.
 #![allow(missing_docs)]
 
 mod failure;
@@ -35,8 +35,8 @@ struct Volume {
 }
 
 /// Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in place:
-/// through the process that serves it, or in this one. `journal_dev`: the device of the journal, where that is
-/// outside of a volume that is updated in place.
+/// through the process that serves it, or in this one. `journal_dev`: the device of the journal, if a volume
+/// that is updated in place has an external journal.
 #[pyfunction]
 #[pyo3(signature = (path, journal_dev = None))]
 fn open(py: Python<'_>, path: PathBuf, journal_dev: Option<PathBuf>) -> PyResult<Volume> {
@@ -91,14 +91,14 @@ impl Volume {
     }
 
     /// A transaction of this thread, for a `with`: it commits at the end, and is aborted by an exception.
-    /// Inside of another it changes nothing, but that its abort dooms the other.
+    /// Inside another transaction it changes nothing, except that its abort dooms the other.
     #[pyo3(signature = (isolation = "strict"))]
     fn transaction(&self, isolation: &str) -> PyResult<Transaction> {
         Ok(Transaction::new(self.shared.clone(), self::isolation(isolation)?))
     }
 
-    /// Begin, work, commit, retry: calls `work` with a transaction until one commits; what it returned.
-    /// Inside of another transaction it is tried once, as the other has to be tried again.
+    /// Begin, work, commit, retry: calls `work` with a transaction until one commits, and returns its result.
+    /// Inside another transaction it is tried once, since the other must be retried as a whole.
     #[pyo3(signature = (work, isolation = "strict"))]
     fn run<'py>(
         &self,
@@ -124,7 +124,7 @@ impl Volume {
         }
     }
 
-    /// Goes on with a transaction that was released, as this thread's.
+    /// Takes over a released transaction, as this thread's.
     fn takeover(&self, py: Python<'_>, handle: [u8; 16]) -> PyResult<Transaction> {
         let volume = self.shared.get()?;
         let handle = Handle(u128::from_le_bytes(handle));
@@ -132,14 +132,14 @@ impl Volume {
         Ok(Transaction::taken_over(self.shared.clone()))
     }
 
-    /// Blocks from `lba` on. In the middle of a transaction of this thread it is part of that.
+    /// Reads blocks from `lba` on. Inside this thread's transaction it is part of that.
     #[pyo3(signature = (lba, count = 1))]
     fn read<'py>(&self, py: Python<'py>, lba: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
         read(py, &*self.shared.get()?, lba, count)
     }
 
-    /// Writes whole blocks of a volume without partitions; `Invalid` on one with partitions, where raw
-    /// blocks belong into a raw partition. Outside of a transaction it is durable when this returns.
+    /// Writes whole blocks of a volume without partitions; `Invalid` on a volume with partitions, where raw
+    /// blocks are in raw partitions. Outside of a transaction it is durable when this returns.
     fn write(&self, py: Python<'_>, lba: u64, content: &[u8]) -> PyResult<()> {
         let volume = self.shared.get()?;
         py.detach(|| volume.write(Lba(lba), content)).map_err(tree_error)
@@ -152,7 +152,8 @@ impl Volume {
         py.detach(|| volume.discard(Lba(lba), count)).map_err(tree_error)
     }
 
-    /// Makes a partition, "btree", "hash" or "raw": of so many blocks, or of as many as are free in a row.
+    /// Makes a partition, "btree", "hash" or "raw", of `blocks` blocks; without a number, of the longest free
+    /// run.
     #[pyo3(signature = (name, kind, blocks = None))]
     fn create(&self, py: Python<'_>, name: &str, kind: &str, blocks: Option<u64>) -> PyResult<()> {
         let volume = self.shared.get()?;

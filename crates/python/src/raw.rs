@@ -10,8 +10,8 @@ use crate::failure::tree_error;
 use crate::joined;
 use crate::shared::{Held, Shared};
 
-/// A raw partition: blocks numbered from 0. In the middle of a transaction of this thread, calls are part of
-/// it; any other is one of its own.
+/// A raw partition: blocks numbered from 0. Calls inside this thread's transaction are part of it; any other
+/// call is a transaction of its own.
 #[pyclass(frozen, module = "thalweg")]
 pub(crate) struct Raw {
     shared: Shared,
@@ -34,7 +34,7 @@ impl Raw {
         Ok(self.raw.get()?.blocks())
     }
 
-    /// Blocks from `block` on.
+    /// Reads blocks from `block` on.
     #[pyo3(signature = (block, count = 1))]
     fn read<'py>(&self, py: Python<'py>, block: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
         let (volume, raw) = (self.shared.get()?, self.raw.get()?);
@@ -55,7 +55,7 @@ impl Raw {
         py.detach(|| volume.discard_raw(&raw, block, count)).map_err(tree_error)
     }
 
-    /// Says that the last read or write of a block was about `size` bytes from `start` on.
+    /// Narrows the last read or write of a block to `size` bytes from `start` on.
     fn mark_accessed(&self, py: Python<'_>, block: u64, start: usize, size: usize) -> PyResult<()> {
         let (volume, raw) = (self.shared.get()?, self.raw.get()?);
         let range = start..start.saturating_add(size);

@@ -1,4 +1,4 @@
-//! Key-value stores, with the ways of a dictionary.
+//! Key-value stores, used like a dictionary.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use thalweg_store::tree::{self, Iter, Kind};
 use crate::failure::{invalid, tree_error};
 use crate::shared::{Held, Shared};
 
-/// A store. In the middle of a transaction of this thread, calls are part of it; any other is one of its
+/// A store. Calls inside this thread's transaction are part of it; any other call is a transaction of its
 /// own.
 #[pyclass(frozen, module = "thalweg")]
 pub(crate) struct Store {
@@ -77,7 +77,7 @@ impl Store {
         Ok(self.value(py, key)?.map(|value| value.into_any()).or(default))
     }
 
-    /// Keys and values: in order, from `start` to before `stop`, if it is a B-tree.
+    /// Keys and values; in a B-tree in order, from `start` (inclusive) to `stop` (exclusive).
     #[pyo3(signature = (start = None, stop = None))]
     fn scan(&self, py: Python<'_>, start: Option<&[u8]>, stop: Option<&[u8]>) -> PyResult<Scan> {
         let (volume, store) = (self.shared.get()?, self.store.get()?);
@@ -95,7 +95,7 @@ impl Store {
     }
 }
 
-/// A walk through a store.
+/// An iterator over a store.
 #[pyclass(frozen, module = "thalweg")]
 pub(crate) struct Scan {
     shared: Shared,

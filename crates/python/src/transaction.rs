@@ -21,11 +21,11 @@ pub(crate) struct Transaction {
 
 #[derive(Clone, Copy)]
 enum State {
-    /// It begins with the `with`.
+    /// Not begun: it begins with its `with` statement.
     New(Begin),
-    /// It was taken over, and its `with` is still to come.
+    /// Taken over, and its `with` statement has not begun.
     TakenOver(ThreadId),
-    /// It runs, in the thread that began it.
+    /// Running, in the thread that began it.
     Running(ThreadId),
     Ended,
 }
@@ -49,8 +49,8 @@ impl Transaction {
         }
     }
 
-    /// The volume, for a call of the thread whose transaction this is. In any other thread the call would
-    /// be a transaction of its own.
+    /// The volume, for a call of the transaction's own thread. In any other thread the call would be a
+    /// transaction of its own.
     fn running(&self) -> PyResult<std::sync::Arc<Volume>> {
         match *self.state.lock() {
             State::Running(owner) | State::TakenOver(owner) if owner == thread::current().id() => {
@@ -91,11 +91,11 @@ impl Transaction {
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        // An exception says itself why nothing counts.
+        // With an exception, the transaction is aborted and the exception is raised.
         self.finish(py, kind.is_none())
     }
 
-    /// Ends it: all of it counts, or `Conflict`, or `Doomed`. The end of the `with` does it otherwise.
+    /// Commits, or raises `Conflict` or `Doomed`. The end of the `with` commits otherwise.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let volume = self.running()?;
         *self.state.lock() = State::Ended;
@@ -105,14 +105,14 @@ impl Transaction {
         }
     }
 
-    /// Ends it without a trace.
+    /// Aborts, without any effect.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let volume = self.running()?;
         *self.state.lock() = State::Ended;
         py.detach(|| volume.abort()).map_err(txn_error)
     }
 
-    /// Lets go of it, for `Volume.takeover` in another thread or process: 16 bytes.
+    /// Releases it, for `Volume.takeover` in another thread or process. Returns the handle: 16 bytes.
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let volume = self.running()?;
         let handle = py.detach(|| volume.release()).map_err(txn_error)?;
@@ -120,7 +120,7 @@ impl Transaction {
         Ok(PyBytes::new(py, &handle.0.to_le_bytes()))
     }
 
-    /// Blocks from `lba` on.
+    /// Reads blocks from `lba` on.
     #[pyo3(signature = (lba, count = 1))]
     fn read<'py>(&self, py: Python<'py>, lba: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
         crate::read(py, &*self.running()?, lba, count)
@@ -139,7 +139,7 @@ impl Transaction {
         py.detach(|| volume.discard(Lba(lba), count)).map_err(tree_error)
     }
 
-    /// Says that the last read or write of a block was about `size` bytes from `start` on.
+    /// Narrows the last read or write of a block to `size` bytes from `start` on.
     fn mark_accessed(&self, py: Python<'_>, lba: u64, start: usize, size: usize) -> PyResult<()> {
         let volume = self.running()?;
         let range = start..start.saturating_add(size);

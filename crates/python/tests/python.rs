@@ -33,13 +33,13 @@ fn environment(home: &Path) -> Option<PathBuf> {
     };
     let tools = pip().args(["install", "maturin>=1.9,<2"]).output().unwrap();
     if !tools.status.success() {
-        // Not with a macro: what those print is shown of tests that fail.
+        // Not with a macro: the output of macros is shown for failed tests only.
         let why = String::from_utf8_lossy(&tools.stderr);
-        let said = format!("SKIPPED, for want of maturin: {why}\n");
+        let said = format!("SKIPPED, maturin is not available: {why}\n");
         std::io::stderr().write_all(said.as_bytes()).unwrap();
         return None;
     }
-    // With what the tests were built with, beside them.
+    // In the tests' target folder, for the same dependencies.
     let own = std::env::current_exe().unwrap();
     let target = own.ancestors().nth(3).unwrap();
     let wheels = home.join("wheels");
@@ -89,14 +89,14 @@ fn check(python: &Path, volume: &Path, empty: &Path, served: &str) {
     );
 }
 
-/// The programs in a document, which open a volume somewhere under /srv.
+/// The programs in a document, which open a volume under /srv.
 fn programs(document: &str) -> Vec<String> {
     let text = std::fs::read_to_string(format!("{HERE}/../../{document}")).unwrap();
     let programs = text.split("```python\n").skip(1);
     programs.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// Each program of the documents, as it stands there, on a volume of its own; then what it left.
+/// Runs each program of the documents, unchanged, on a volume of its own, and checks its effects.
 async fn check_documents(python: &Path, home: &Path) {
     for (number, document) in ["README.md", "docs/transactions.md"].into_iter().enumerate() {
         let programs = programs(document);

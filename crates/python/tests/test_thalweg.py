@@ -1,4 +1,4 @@
-"""The package, on the volume that VOLUME names; SERVED says whether a server has it open."""
+"""The package, on the volume VOLUME; SERVED says whether a server has it open."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ class Volume(unittest.TestCase):
         self.addCleanup(self.volume.close)
 
     def elsewhere(self, work):
-        """What another thread does, or raises."""
+        """Runs a call in another thread; returns or raises its outcome."""
         result = []
 
         def run():
@@ -176,7 +176,7 @@ class Volume(unittest.TestCase):
 
 class Stores(unittest.TestCase):
     def test_dictionaries_in_one_transaction(self):
-        # On a volume of its own: partitions want it empty.
+        # On a volume of its own: partitions need an empty one.
         with thalweg.open(os.environ["EMPTY_VOLUME"]) as volume:
             with self.assertRaises(thalweg.Invalid):
                 volume.btree("none")
@@ -213,7 +213,7 @@ class Stores(unittest.TestCase):
             self.raw_blocks(volume, names)
 
     def raw_blocks(self, volume, names):
-        """Beside partitions raw blocks are those of a raw partition, and no others."""
+        """On a volume with partitions, raw blocks are in raw partitions only."""
         for refused in (
             lambda: volume.write(7, block(1)),
             lambda: volume.discard(7),

@@ -35,14 +35,14 @@ mod fixed_order {
     pub(super) type Set<K> = std::collections::HashSet<K, foldhash::fast::FixedState>;
 }
 
-/// Threads for the runtime of a process that serves volumes: half of the processors. Clients and the
-/// kernel have work too, and of two threads that share a few connections each wakes the other, which
-/// costs a lone small write more than the second thread gains.
+/// Threads for the runtime of a process that serves volumes: half of the processors. The other half is for
+/// clients and the kernel. Two threads that share a few connections wake each other, which costs a lone small
+/// write more than the second thread gains.
 pub fn server_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |processors| (processors.get() / 2).max(1))
 }
 
-/// A point in the environment's time: nanoseconds since the environment was made.
+/// A point in the environment's time, in nanoseconds since the environment was made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
@@ -175,8 +175,8 @@ impl Env {
         }
     }
 
-    /// The wall clock, as nanoseconds since 1970: what people are shown, never for ordering. In virtual
-    /// time it counts from the start of 1970.
+    /// The wall clock, as nanoseconds since 1970: for display, never for ordering. In virtual time it counts
+    /// from the start of 1970.
     #[allow(clippy::disallowed_methods)]
     pub fn wall_nanos(&self) -> u64 {
         match self.shared.scale {
@@ -193,12 +193,12 @@ impl Env {
         tokio::time::sleep(self.shared.scale.in_tokio(span)).await;
     }
 
-    /// Sleeps for a span below the timer's grain, as well as the system can.
+    /// Sleeps for a span below the timer's grain, as precisely as the system allows.
     #[allow(clippy::disallowed_methods)]
     pub async fn nap(&self, span: Duration) {
         match self.shared.scale {
             Scale::Simulated => self.sleep(span).await,
-            // Nothing else wakes in time: the runtime's timers know whole milliseconds.
+            // The runtime's timers know whole milliseconds only: a thread that sleeps wakes in time.
             Scale::Real => {
                 drop(tokio::task::spawn_blocking(move || std::thread::sleep(span)).await)
             }
@@ -212,7 +212,7 @@ impl Env {
         tokio::time::sleep_until(self.shared.start + span).await;
     }
 
-    /// Runs `future` for at most `span`; `None` when the time is up first.
+    /// Runs `future` for at most `span`; `None` when the time runs out first.
     #[allow(clippy::disallowed_methods)]
     pub async fn timeout<F: Future>(&self, span: Duration, future: F) -> Option<F::Output> {
         tokio::time::timeout(self.shared.scale.in_tokio(span), future).await.ok()
@@ -228,17 +228,17 @@ impl Env {
         Task { handle: Some(tokio::spawn(future)) }
     }
 
-    /// A generator of its own. Each call gives the next stream of the environment's seed.
+    /// An independent generator: each call returns the next stream of the environment's seed.
     pub fn rng(&self) -> Rng {
         let stream = self.shared.streams.fetch_add(1, Ordering::Relaxed);
         Rng::seed_from_u64(self.shared.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// 128 bits that cannot be guessed: the system's, not a stream of the environment's seed. In
-    /// virtual time they are a function of the seed, as all else.
+    /// 128 bits that cannot be guessed, from the system's generator. In virtual time they are a function of
+    /// the seed.
     ///
     /// # Errors
-    /// The system's, when it gives no random bytes.
+    /// The system has no random bytes.
     pub fn secret(&self) -> std::io::Result<u128> {
         let mut bytes = [0; 16];
         match self.shared.scale {
@@ -248,7 +248,7 @@ impl Env {
         Ok(u128::from_le_bytes(bytes))
     }
 
-    /// A new random identity. It is unique, and may be guessed: see [`Env::secret`].
+    /// A new random identity. It is unique, but can be guessed: see [`Env::secret`].
     pub fn uuid(&self) -> uuid::Uuid {
         let mut bytes = [0; 16];
         rand::Rng::fill_bytes(&mut self.rng(), &mut bytes);
@@ -269,7 +269,7 @@ pub struct Task<T> {
 }
 
 impl<T> Task<T> {
-    /// Lets the task run to its end on its own.
+    /// Lets the task run to its end without a handle.
     pub fn detach(mut self) {
         self.handle = None;
     }

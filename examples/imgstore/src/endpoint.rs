@@ -13,25 +13,25 @@ use crate::ImgError;
 /// A transaction on the volume that both stores are on.
 pub type Txn = Arc<dyn Transaction>;
 
-/// What a store can do.
+/// A call of a store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Call {
     /// Finds the value of a key.
     Get(Bytes),
-    /// Gives a key a value.
+    /// Sets the value of a key.
     Put(Bytes, Bytes),
-    /// Takes a key out, if it is there.
+    /// Deletes a key, if it is present.
     Delete(Bytes),
-    /// Finds the keys from one on, up to another one.
+    /// Finds the keys from the first (inclusive) to the second (exclusive).
     Range(Bytes, Bytes),
 }
 
 /// A store, wherever it runs.
 #[async_trait]
 pub trait Endpoint: Send + Sync + 'static {
-    /// Makes some calls inside of a transaction, in order; what they found.
+    /// Makes calls inside a transaction, in order, and returns their results.
     ///
-    /// The store may run where the transaction has to be handed over to, so it goes along and comes back.
+    /// The store may run in another thread or process: the transaction is passed there and back.
     ///
     /// # Errors
     /// [`ImgError`]; the transaction is aborted then.
@@ -64,11 +64,11 @@ async fn perform(store: &Store, txn: &Txn, calls: Vec<Call>) -> Result<Vec<Bytes
     Ok(found)
 }
 
-/// Lends a transaction to a store that runs elsewhere: lets go of it, has its handle answered, and takes
-/// it back.
+/// Lends a transaction to a store that runs elsewhere: releases it, passes its handle to `ask`, and takes it
+/// over again.
 ///
-/// A store that dies once it has let go of the transaction leaves it to nobody: it is aborted when its
-/// time is up.
+/// If a store dies after it has released the transaction, the transaction has no owner and is aborted after
+/// its time limit.
 pub(crate) async fn lend(
     volume: &dyn Transact,
     txn: Txn,
@@ -78,7 +78,7 @@ pub(crate) async fn lend(
     match ask(handle).await {
         Ok((handle, found)) => Ok((volume.takeover(handle).await?, found)),
         Err(error) => {
-            // A store that died before it took it over has left it here.
+            // A store that died before its takeover has left the transaction here.
             if let Ok(txn) = volume.takeover(handle).await {
                 txn.abort().await;
             }
@@ -87,8 +87,8 @@ pub(crate) async fn lend(
     }
 }
 
-/// The other side of [`lend`]: takes the transaction over, makes the calls, and lets go of it again.
-/// When a call fails, the transaction is dropped here, which aborts it.
+/// The other side of [`lend`]: takes over the transaction, makes the calls, and releases it again. When a
+/// call fails, the transaction is dropped here, which aborts it.
 pub(crate) async fn answer(
     store: &Store,
     handle: Handle,

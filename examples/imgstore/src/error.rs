@@ -1,24 +1,23 @@
-//! What can go wrong.
+//! Errors of ImgStore.
 
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::{Retry, TxnError};
 
-/// What can go wrong with photos.
+/// An error of ImgStore.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ImgError {
-    /// As the store says, or its transaction.
+    /// An error of a store or of its transaction.
     #[error(transparent)]
     Store(#[from] TreeError),
-    /// The same of a store in another process.
+    /// An error of a store in another process.
     #[error("{why}")]
     Refused {
-        /// What it said.
+        /// The text of the error.
         why: String,
         /// Whether a new attempt may succeed.
         is_retryable: bool,
     },
-    /// The thread or process of the store does not answer. What it has done in the transaction does not
-    /// count.
+    /// The thread or process of the store does not answer. Its changes in the transaction have no effect.
     #[error("a store cannot be reached: {0}")]
     Gone(String),
     /// The partition was not filled by ImgStore.

@@ -1,12 +1,12 @@
-//! ImgStore keeps photos by number in a hash table, and finds them by date through a B-tree (Isotope
-//! 4.1.1, 4.3.3). The two stores know nothing of each other, and ImgStore has no lock and no log: what
-//! it does to both is one transaction.
+//! ImgStore keeps photos by number in a hash table, and finds them by date through a B-tree (Isotope 4.1.1,
+//! 4.3.3). The two stores are independent of each other, and ImgStore has no lock and no log: its changes to
+//! both are one transaction.
 //!
-//! Each call follows one template, which [`ImgStore::add`] shows: begin, work, commit, retry. Where the
-//! stores run is left to their [`Endpoint`]s:
+//! Each call follows one template, which [`ImgStore::add`] shows: begin, work, commit, retry. An [`Endpoint`]
+//! decides where a store runs:
 //!
 //! - *libraries*: a [`Store`] in this process is called on the transaction itself;
-//! - *threads*: a [`StoreThread`] takes the transaction over, and lets go of it again;
+//! - *threads*: a [`StoreThread`] takes over the transaction, and releases it again;
 //! - *processes*: a [`RemoteStore`] does the same from process to process, with the transaction's
 //!   handle in a message.
 
@@ -43,7 +43,7 @@ const DATES_SHARE: u64 = 16;
 pub struct Photo {
     /// When it was taken, in any unit that counts up.
     pub date: u64,
-    /// What it shows.
+    /// The image file.
     pub image: Bytes,
 }
 
@@ -69,7 +69,7 @@ pub struct ImgStore {
 }
 
 impl ImgStore {
-    /// The photos of a volume, with its two stores wherever they are.
+    /// The photos of a volume, with its two stores behind endpoints.
     pub fn new(
         volume: Arc<dyn Transact>,
         images: Arc<dyn Endpoint>,
@@ -78,7 +78,7 @@ impl ImgStore {
         ImgStore { volume, images, dates }
     }
 
-    /// With both stores called in this process.
+    /// Calls both stores in this process.
     ///
     /// # Errors
     /// Those of [`Store::open`].
@@ -91,7 +91,7 @@ impl ImgStore {
     /// With a thread for each store.
     ///
     /// # Errors
-    /// Those of [`Store::open`], and [`ImgError::Gone`] without room for threads.
+    /// Those of [`Store::open`], and [`ImgError::Gone`] when threads cannot be started.
     pub async fn threads(env: &Env, volume: Arc<dyn Transact>) -> Result<ImgStore, ImgError> {
         let images = Store::open_hash(env, volume.clone(), IMAGES).await?;
         let dates = Store::open_btree(env, volume.clone(), DATES).await?;
@@ -107,8 +107,7 @@ impl ImgStore {
         ImgStore::new(volume, images, dates)
     }
 
-    /// Adds the photo `id`, or puts another in its place. It is durable when this returns, under its
-    /// number and its date.
+    /// Adds or replaces the photo `id`. It is durable when this returns, under its number and its date.
     ///
     /// # Errors
     /// [`ImgError`]; nothing has changed then, unless the connection to the volume was lost.
@@ -126,7 +125,7 @@ impl ImgStore {
         .await
     }
 
-    /// Removes the photo `id`; whether it was there.
+    /// Removes the photo `id`; returns whether it was present.
     ///
     /// # Errors
     /// As [`ImgStore::add`].
@@ -170,10 +169,10 @@ impl ImgStore {
     }
 }
 
-/// Attempts, each on a new transaction, until one commits or fails for good. An attempt that fails drops
-/// its transaction, which aborts it.
+/// Repeats `attempt`, each time on a new transaction, until one commits or fails for good. An attempt that
+/// fails drops its transaction, which aborts it.
 ///
-/// [`thalweg_store::txn::run`] does the same for work that keeps its transaction to itself.
+/// [`thalweg_store::txn::run`] does the same for work that does not pass its transaction on.
 async fn retry<T, Attempt>(
     volume: &dyn Transact,
     attempt: impl Fn(Turn) -> Attempt,
@@ -190,7 +189,7 @@ where
     }
 }
 
-/// What takes a photo out of the index, if there was one.
+/// The call that removes the old photo from the index, if there was one.
 fn unindex(id: u64, old: &[Bytes]) -> Result<Vec<Call>, ImgError> {
     old.iter().map(|value| Ok(Call::Delete(entry(decode(value)?.date, id)))).collect()
 }

@@ -56,7 +56,7 @@ enum Stores {
 enum Command {
     /// Make room for photos on an empty volume
     Create,
-    /// Add a photo, or put another in its place
+    /// Add or replace a photo
     Add {
         /// Its number
         id: u64,
@@ -82,7 +82,7 @@ enum Command {
         /// The date after the last one
         to: u64,
     },
-    /// Be the process of a store, on a volume that is served
+    /// Serve a store of a served volume from this process
     Serve {
         /// Its partition: images or dates
         partition: String,

@@ -1,8 +1,8 @@
 //! A store in a process of its own (cross-process): its server, its client, and the process.
 //!
-//! The server has the volume through the volume's own socket, `txn.sock`, and answers on a socket beside
-//! it. A request carries the handle of a released transaction, and so does its answer. There may be any
-//! number of servers for one partition: a store keeps nothing in memory.
+//! The server uses the volume through its socket, `txn.sock`, and listens on a socket beside it. A request
+//! carries the handle of a released transaction, and so does its answer. There may be any number of servers
+//! for one partition: a store keeps nothing in memory.
 //!
 //! ```text
 //! message   length of the rest, u32, little endian; then in postcard:
@@ -36,9 +36,9 @@ const LONGEST: u32 = 16 << 20;
 /// Bytes that are read from a socket at once, and written.
 const BUFFER: usize = 32 << 10;
 const BACKLOG: u32 = 128;
-/// How often a server looks whether the volume is still there.
+/// Interval at which a server checks that the volume is still served.
 const PULSE: Duration = Duration::from_millis(500);
-/// How often it is tried to reach a server that starts.
+/// Interval at which a client tries to connect to a starting server.
 const POLL: Duration = Duration::from_millis(5);
 
 type Stream = BufStream<UnixStream>;
@@ -51,7 +51,7 @@ struct Request {
 
 type Answer = Result<(Handle, Vec<Bytes>), Refusal>;
 
-/// An error as it travels.
+/// An error in a message.
 #[derive(Serialize, Deserialize)]
 struct Refusal {
     why: String,
@@ -65,7 +65,9 @@ fn socket_name(partition: &str) -> String {
 async fn send<T: Serialize>(stream: &mut Stream, message: &T) -> io::Result<()> {
     let message = postcard::to_allocvec(message).map_err(io::Error::other)?;
     let length = u32::try_from(message.len()).ok().filter(|length| *length <= LONGEST);
-    stream.write_u32_le(length.ok_or_else(|| io::Error::other("too much at once"))?).await?;
+    stream
+        .write_u32_le(length.ok_or_else(|| io::Error::other("the message is longer than 16 MiB"))?)
+        .await?;
     stream.write_all(&message).await?;
     stream.flush().await
 }
@@ -73,7 +75,7 @@ async fn send<T: Serialize>(stream: &mut Stream, message: &T) -> io::Result<()> 
 async fn receive<T: DeserializeOwned>(stream: &mut Stream) -> io::Result<T> {
     let length = stream.read_u32_le().await?;
     if length > LONGEST {
-        return Err(io::Error::other("too much at once"));
+        return Err(io::Error::other("the message is longer than 16 MiB"));
     }
     let mut message = vec![0; length as usize];
     stream.read_exact(&mut message).await?;
@@ -84,10 +86,10 @@ fn gone(error: impl ToString) -> ImgError {
     ImgError::Gone(error.to_string())
 }
 
-/// Serves the store in a partition of the volume that is served in `folder`, for as long as it is.
+/// Serves the store in a partition of the volume in `folder`, as long as the volume is served.
 ///
 /// # Errors
-/// Always, in the end: nobody serves the volume, or not any more, or it has no such store.
+/// It always ends with an error: the volume is not served, or not any more, or has no such store.
 pub async fn serve(env: &Env, folder: &Path, partition: &str) -> Result<(), ImgError> {
     let volume =
         Connection::open(env, folder).await?.ok_or_else(|| gone("its volume is not served"))?;
@@ -97,7 +99,7 @@ pub async fn serve(env: &Env, folder: &Path, partition: &str) -> Result<(), ImgE
         loop {
             let (stream, _) = listener.accept().await.map_err(gone)?;
             let store = store.clone();
-            // Its end is the client's, who has no more to ask.
+            // A conversation ends when its client closes the connection.
             env.spawn(async move { drop(converse(&store, stream).await) }).detach();
         }
     };
@@ -139,7 +141,7 @@ impl RemoteStore {
 
     async fn connect(&self) -> io::Result<Stream> {
         let connected = socket::connect(&self.folder, &socket_name(&self.partition)).await?;
-        let stream = connected.ok_or_else(|| io::Error::other("nobody serves it"))?;
+        let stream = connected.ok_or_else(|| io::Error::other("no process serves it"))?;
         Ok(BufStream::with_capacity(BUFFER, BUFFER, stream))
     }
 
@@ -161,7 +163,7 @@ impl Endpoint for RemoteStore {
     async fn call(&self, txn: Txn, calls: Vec<Call>) -> Result<(Txn, Vec<Bytes>), ImgError> {
         endpoint::lend(&*self.volume, txn, async |handle| {
             let answer = self.ask(&Request { handle, calls }).await.map_err(|error| {
-                // The others lead to the same process.
+                // The idle connections lead to the same process.
                 self.idle.lock().clear();
                 gone(error)
             })?;
@@ -176,7 +178,7 @@ impl Endpoint for RemoteStore {
 pub struct StoreProcess(Child);
 
 impl StoreProcess {
-    /// Starts `command`, which has to [`serve`] the store, and waits until it does.
+    /// Starts `command`, which must [`serve`] the store, and waits until it does.
     ///
     /// # Errors
     /// It cannot be started, or ends.
@@ -197,7 +199,7 @@ impl StoreProcess {
         Ok(process)
     }
 
-    /// Its number to the system.
+    /// Its process number.
     pub fn id(&self) -> u32 {
         self.0.id()
     }
@@ -205,7 +207,7 @@ impl StoreProcess {
 
 impl Drop for StoreProcess {
     fn drop(&mut self) {
-        // Neither fails unless it has ended before.
+        // They fail only if the process has ended before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -16,14 +16,14 @@ use crate::endpoint::{self, Call, Endpoint, Txn};
 
 type Answer = Result<(Handle, Vec<Bytes>), ImgError>;
 
-/// A transaction that was released to the thread, what to do in it, and who waits for that.
+/// A released transaction, the calls to make in it, and the channel for the answer.
 struct Request {
     handle: Handle,
     calls: Vec<Call>,
     caller: oneshot::Sender<Answer>,
 }
 
-/// A store that one thread alone calls. The thread ends with this.
+/// A store that a single thread calls. The thread ends when this is dropped.
 pub struct StoreThread {
     volume: Arc<dyn Transact>,
     requests: mpsc::UnboundedSender<Request>,
@@ -33,7 +33,7 @@ impl StoreThread {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no room for it.
+    /// The system cannot start it.
     pub fn start(env: &Env, store: Store) -> io::Result<StoreThread> {
         let volume = store.volume().clone();
         let (requests, waiting) = mpsc::unbounded_channel();
@@ -45,12 +45,13 @@ impl StoreThread {
     }
 }
 
-/// Answers until nobody can ask any more. A request that waits for the volume does not keep the next.
+/// Answers requests until the last sender is dropped. A request that waits for the volume does not delay the
+/// next.
 async fn run(env: Env, store: Store, mut waiting: mpsc::UnboundedReceiver<Request>) {
     while let Some(Request { handle, calls, caller }) = waiting.recv().await {
         let store = store.clone();
         let work = async move {
-            // Nobody waits for it any more if this fails; the transaction is aborted after a time.
+            // This fails when the caller was dropped; the transaction is aborted after its time limit.
             let _ = caller.send(endpoint::answer(&store, handle, calls).await);
         };
         env.spawn(work).detach();

@@ -1,4 +1,4 @@
-/* The calls, their rules one by one, and processes that are killed in the middle. */
+/* The calls and their rules one by one, and processes that are killed in the middle. */
 
 #include <errno.h>
 #include <pthread.h>
@@ -38,7 +38,7 @@ static int get(uint64_t block)
     return content[0];
 }
 
-/* What another thread does has nothing to do with this one's transaction. */
+/* Calls of another thread are not part of this thread's transaction. */
 struct job {
     void (*run)(void *);
     void *with;
@@ -74,7 +74,7 @@ static int seen_elsewhere(uint64_t block)
     return (int)block;
 }
 
-/* While nothing runs here, and with a transaction that is lost: every activity fails with `wanted`. */
+/* Without a transaction, and with a lost one, every call fails with `wanted`. */
 static void all_fail(int wanted)
 {
     unsigned char content[TW_BLOCK_SIZE] = {0};
@@ -105,7 +105,7 @@ static void singletons(void)
     CHECK(tw_end_tx(volume), -ESRCH);
     CHECK(tw_abort_tx(volume), -ESRCH);
     CHECK(tw_release_tx(volume, &handle), -ESRCH);
-    /* A write always commits: it does not matter what runs. */
+    /* A write outside of a transaction always commits, whatever else runs. */
     CHECK(tw_begin_tx(volume, TW_STRICT), 0);
     CHECK(get(12), 0);
     uint64_t block = 12;
@@ -356,7 +356,7 @@ static int raw_get(const tw_raw *raw, uint64_t block)
     return content[0];
 }
 
-/* Beside partitions raw blocks are those of a raw partition, and no others. */
+/* On a volume with partitions, raw blocks are those of a raw partition only. */
 static void raw_blocks(void)
 {
     unsigned char content[2 * TW_BLOCK_SIZE] = {0};
@@ -468,7 +468,7 @@ static void stores(void)
     tw_kv_close(table);
 }
 
-/* The server aborts what does nothing for a second; see the test that starts it. */
+/* The server aborts a transaction that is idle for a second; see the test that starts it. */
 static void preempted(void)
 {
     tw_handle handle;
@@ -554,7 +554,7 @@ static void steps(const char *last, int byte)
             pause_here();
         }
     }
-    /* "commit": dies, or its server does, somewhere in the middle of many. */
+    /* "commit": the client or its server is killed in the middle of many commits. */
     printf("commit\n");
     fflush(stdout);
     int committed = tw_end_tx(volume);
@@ -599,7 +599,7 @@ int main(int count, char **args)
         handing_over();
         bad_input();
         CHECK(tw_close(volume), 0);
-        /* Partitions want an empty volume. */
+        /* Partitions need an empty volume. */
         volume = tw_open(args[4]);
         CHECK(volume != NULL, 1);
         stores();

@@ -1,5 +1,5 @@
-//! Raw blocks of a volume: those of a raw partition, or all of a volume without partitions. A call in the
-//! middle of this thread's transaction is part of it; any other is a transaction of its own.
+//! Raw blocks of a volume: the blocks of a raw partition, or of a volume without partitions. A call inside
+//! this thread's transaction is part of it; any other call is a transaction of its own.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use thalweg_store::tree::{Raw, RawBlocks, TreeError};
 use super::{Fate, Middle, Volume};
 
 impl Volume {
-    /// The blocks of the raw partition of that name.
+    /// Opens the raw partition `name`.
     ///
     /// # Errors
     /// As [`Raw::open`].
@@ -19,7 +19,7 @@ impl Volume {
         self.wait(Raw::open(self.transact.clone(), name))
     }
 
-    /// Blocks from `block` on. Outside of a transaction: as all commits so far have left them.
+    /// Reads blocks from `block` on. Outside of a transaction it sees all commits so far.
     ///
     /// # Errors
     /// As [`Raw::within`] and [`RawBlocks::read`].
@@ -30,11 +30,11 @@ impl Volume {
         }
     }
 
-    /// Writes whole blocks from `block` on. Outside of a transaction it is one of its own, which always
-    /// commits, and survives a crash when this returns.
+    /// Writes whole blocks from `block` on. Outside of a transaction the write is a transaction of its own,
+    /// which always commits and is durable when this returns.
     ///
     /// # Errors
-    /// As [`Raw::within`] and [`RawBlocks::write`]; the block that failed and those behind it are not
+    /// As [`Raw::within`] and [`RawBlocks::write`]; the block that failed and the blocks behind it are not
     /// written then.
     pub fn write_raw(&self, raw: &Raw, block: u64, content: &[u8]) -> Result<(), TreeError> {
         if !content.len().is_multiple_of(BLOCK_SIZE) {
@@ -59,8 +59,8 @@ impl Volume {
         self.change_raw(raw, |raw| places.clone().try_for_each(|place| raw.discard(place)))
     }
 
-    /// Says what this thread's last read or write of a block was about. Outside of a transaction it
-    /// means nothing: that access was a transaction of its own, and is over.
+    /// Narrows this thread's last read or write of a block to `range`. Outside of a transaction it has no
+    /// effect: the access was a transaction of its own, which has ended.
     ///
     /// # Errors
     /// As [`Raw::within`] and [`RawBlocks::mark_accessed`].
@@ -90,7 +90,7 @@ impl Volume {
         }
     }
 
-    /// Does something with raw blocks in this thread's transaction, if it is in the middle of one.
+    /// Runs `work` on raw blocks in this thread's transaction, if it has one.
     fn inside_raw<T>(
         &self,
         raw: &Raw,
@@ -108,7 +108,7 @@ impl Volume {
         done.map(Some)
     }
 
-    /// The raw blocks as the running transaction sees them: it looks at the catalogue once.
+    /// The raw blocks as the running transaction sees them; it reads the catalogue once.
     fn blocks_of(&self, middle: &mut Middle, raw: &Raw) -> Result<RawBlocks, TreeError> {
         if let Some((_, blocks)) = middle.raw.iter().find(|(id, _)| *id == raw.id()) {
             return Ok(blocks.clone());
@@ -123,7 +123,7 @@ impl Volume {
 }
 
 fn places(block: u64, count: u64) -> Result<Range<u64>, TreeError> {
-    // Whether they are there, the transaction says.
+    // The transaction checks whether the blocks exist.
     let end = block.checked_add(count).ok_or_else(|| {
         TreeError::Invalid(format!("{count} blocks from {block} on do not exist"))
     })?;

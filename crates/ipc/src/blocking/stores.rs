@@ -1,5 +1,5 @@
-//! Key-value stores in the partitions of a volume. A call in the middle of this thread's transaction is
-//! part of it, so that one may span several stores and raw blocks; any other is a transaction of its own.
+//! Key-value stores in the partitions of a volume. A call inside this thread's transaction is part of it, so
+//! that a transaction may span several stores and raw blocks; any other call is a transaction of its own.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use thalweg_store::txn::Transaction;
 use super::Volume;
 
 impl Volume {
-    /// Makes a partition of so many blocks, or of as many as there are in a row.
+    /// Makes a partition of `blocks` blocks; without a number, of the longest free run.
     ///
     /// # Errors
-    /// As [`catalogue::create`]; [`TreeError::Invalid`] in the middle of a transaction, which this would
-    /// not be part of.
+    /// As [`catalogue::create`]; [`TreeError::Invalid`] inside a transaction, since the partition would not
+    /// be part of it.
     pub fn create_store(
         &self,
         name: &str,
@@ -30,7 +30,7 @@ impl Volume {
         self.wait(catalogue::create(&self.env, &*self.transact, &new)).map(|_| ())
     }
 
-    /// The store in a partition.
+    /// Opens the store in a partition.
     ///
     /// # Errors
     /// [`TreeError::OfFilesystem`], and as [`Store::open`].
@@ -53,7 +53,7 @@ impl Volume {
         }
     }
 
-    /// Gives a key a value.
+    /// Sets the value of a key.
     ///
     /// # Errors
     /// As [`Store::put_in`].
@@ -65,7 +65,7 @@ impl Volume {
         }
     }
 
-    /// Takes a key out; whether it was there.
+    /// Deletes a key; returns whether it was present.
     ///
     /// # Errors
     /// As [`Store::delete_in`].
@@ -76,7 +76,7 @@ impl Volume {
         }
     }
 
-    /// Makes the changes of a batch: all of them or none.
+    /// Applies a batch: all of its changes or none.
     ///
     /// # Errors
     /// As [`Store::write_in`].
@@ -87,8 +87,8 @@ impl Volume {
         }
     }
 
-    /// Keys and values: in order and from `from` to before `to`, each if given, if the store has an
-    /// order. As this thread's transaction sees them, or as they are now.
+    /// Iterates over keys and values: in a store with an order, sorted, from `from` (inclusive) to `to`
+    /// (exclusive), each optional. It sees what this thread's transaction sees, or the state now.
     ///
     /// # Errors
     /// As [`Store::range_in`].
@@ -114,7 +114,7 @@ impl Volume {
         }
     }
 
-    /// The next of what [`Volume::scan`] finds.
+    /// The next pair of a [`Volume::scan`].
     ///
     /// # Errors
     /// As [`Iter::next`].

@@ -17,26 +17,26 @@ use thalweg_store::txn::{Begin, Durability, Handle, Isolation, Transaction, TxnE
 use super::{Link, unexpected};
 use crate::protocol::{Answer, MAX_RUN, Request};
 
-/// Blocks of its snapshot that a transaction remembers.
+/// Maximum number of blocks that a transaction caches of its snapshot.
 const REMEMBERED: usize = 128;
 
 /// A transaction that runs at a server.
 pub(super) struct RemoteTransaction {
     link: Arc<Link>,
     txn: u64,
-    /// It does not run any more, or somebody else has it.
+    /// The transaction has ended, or was released.
     ended: AtomicBool,
-    /// `None` when it was taken over: what its former owner did is not known here.
+    /// `None` when the transaction was taken over: the accesses of its former owner are unknown here.
     seen: Option<Mutex<Seen>>,
     begin: Option<Begin>,
 }
 
-/// What a transaction did so far.
+/// The accesses of a transaction so far.
 #[derive(Default)]
 struct Seen {
     accessed: HashSet<u64>,
     written: HashSet<u64>,
-    /// Blocks of the snapshot.
+    /// Blocks of the snapshot, by number.
     blocks: HashMap<u64, Bytes>,
 }
 
@@ -62,7 +62,7 @@ impl RemoteTransaction {
         RemoteTransaction { link, txn, ended: AtomicBool::new(false), seen, begin }
     }
 
-    /// The server does not have it.
+    /// Marks the transaction as ended: the server does not have it.
     pub(super) fn forget(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -88,19 +88,19 @@ impl RemoteTransaction {
         }
     }
 
-    /// Whether nobody asks later what was read.
+    /// Whether the server does not validate the transaction's reads.
     fn is_untracked(&self) -> bool {
         self.begin.is_some_and(|it| it.read_only || it.isolation == Isolation::Snapshot)
     }
 
-    /// Blocks that were read before, all of them. A block that was written is read at the server, which
-    /// has to know what a mark that follows is about.
+    /// The blocks, if all of them are cached. A written block is read at the server, which must know the
+    /// access that a later mark narrows.
     fn remembered(&self, lba: Lba, count: u64) -> Option<Vec<Bytes>> {
         let seen = self.seen.as_ref().filter(|_| self.is_untracked())?.lock();
         (lba.0..lba.0 + count).map(|lba| seen.blocks.get(&lba).cloned()).collect()
     }
 
-    /// Notes a read, and what it found.
+    /// Records a read and caches its blocks.
     fn note_read(&self, lba: Lba, blocks: &[Bytes]) {
         let Some(seen) = &self.seen else { return };
         let mut seen = seen.lock();
@@ -115,7 +115,7 @@ impl RemoteTransaction {
 
     fn note_write(&self, lba: Lba) -> Result<(), TxnError> {
         if self.begin.is_some_and(|begin| begin.read_only) {
-            return Err(TxnError::Invalid("the transaction is for reading".to_owned()));
+            return Err(TxnError::Invalid("the transaction is read-only".to_owned()));
         }
         let Some(seen) = &self.seen else { return Ok(()) };
         let mut seen = seen.lock();
@@ -136,16 +136,16 @@ impl RemoteTransaction {
         if payload.len() as u64 != count * BLOCK_SIZE as u64 {
             return Err(unexpected());
         }
-        // Each in memory of its own: they came in one piece with other answers, and are kept for as long
-        // as anybody likes.
+        // Copied, each into memory of its own: callers keep blocks, and a slice would keep the whole receive
+        // buffer.
         Ok(payload.chunks(BLOCK_SIZE).map(FrameBuf::copy_block).collect())
     }
 }
 
-/// The first byte of a range in a block, and the one after the last.
+/// The first byte of a range in a block, and the byte after the last.
 fn ends(range: Range<usize>) -> Result<(u16, u16), TxnError> {
     match range.start <= range.end && range.end <= BLOCK_SIZE {
-        // Not beyond a block, so it fits.
+        // Both are at most the size of a block.
         true => Ok((range.start as u16, range.end as u16)),
         false => Err(TxnError::Invalid(format!(
             "bytes {} to {} are not in a block",
@@ -208,7 +208,7 @@ impl Transaction for RemoteTransaction {
     }
 
     fn please_cache(&self, lba: Lba) {
-        // A hint: nobody minds when it is lost with the connection.
+        // A hint may be lost with the connection.
         let _ = self.link.tell(&Request::PleaseCache { txn: self.txn, lba: lba.0 }, &[]);
     }
 
@@ -222,7 +222,7 @@ impl Transaction for RemoteTransaction {
 
     async fn abort(&self) {
         if self.end().is_ok() {
-            // When the connection is lost, it has been aborted.
+            // With the connection lost, the server has aborted it.
             let _ = self.link.ask(&Request::Abort { txn: self.txn }).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Peers that send what makes no sense.
+//! Peers that send invalid bytes.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::rig::{BLOCKS, Rig, block};
 const BEGIN: Request = Request::Begin { txn: 1, begin: Begin::STRICT };
 const COMMIT: Request = Request::Commit { txn: 1, durability: Durability::Synced };
 
-/// The connection of whoever sends `bytes` ends, his transactions with it, and others go on.
+/// A connection that sends `bytes` ends with its transactions, and other connections go on.
 async fn ends(rig: &Rig, bytes: &[u8]) {
     let mut raw = rig.raw().await;
     raw.send(1, &BEGIN, &[]).await;
@@ -42,20 +42,20 @@ fn frame(id: u64, request: &Request, payload: &[u8]) -> Vec<u8> {
 async fn garbage_ends_the_connection_that_sent_it() {
     let rig = Rig::new();
     let write = Request::Write { txn: 1, lba: 0, class: Class::Data };
-    // No length can be that.
+    // A length below the minimum.
     ends(&rig, &[0xff; 64]).await;
     ends(&rig, &[0; 64]).await;
-    // A message longer than its frame, and a payload longer than any.
+    // A message longer than its frame, and a payload above the maximum.
     ends(&rig, &[4, 0, 0, 0, 9, 0, 1, 2]).await;
     ends(&rig, &frame(0, &write, &vec![0; MAX_REQUEST_PAYLOAD + 1])).await;
-    // A message that does not decode, and one with something behind it.
+    // A message that does not decode, and one with a trailing byte.
     ends(&rig, &[6, 0, 0, 0, 4, 0, 1, 99, 0, 0]).await;
     let mut longer = frame(9, &COMMIT, &[]);
     longer.push(0);
     longer[0] += 1;
     longer[4] += 1;
     ends(&rig, &longer).await;
-    // Answers to what has none, none to what has one, and a number that is taken.
+    // An answer wanted where there is none, none wanted where there is one, and a number in use.
     ends(&rig, &frame(7, &write, &block(1))).await;
     ends(&rig, &frame(0, &COMMIT, &[])).await;
     ends(&rig, &frame(7, &BEGIN, &[])).await;
@@ -169,7 +169,7 @@ async fn requests_for_what_does_not_run_are_refused() {
     }
 }
 
-/// A client that asks and does not read the answers costs a bounded amount, and no other client.
+/// A client that does not read its answers costs bounded memory, and delays no other client.
 #[tokio::test]
 async fn who_does_not_read_is_not_read_from() {
     let config = Config { unread: 1 << 20, ..Config::default() };
@@ -191,7 +191,7 @@ async fn who_does_not_read_is_not_read_from() {
     rig.wait_for_running(0).await;
 }
 
-/// A client holds on to nothing when the server is a liar.
+/// A client fails cleanly when the server sends invalid answers.
 #[tokio::test]
 async fn a_server_that_answers_nonsense_is_left() {
     let env = Env::real();

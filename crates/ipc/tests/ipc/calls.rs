@@ -1,4 +1,4 @@
-//! The calls do over a socket what they do in one process.
+//! Calls over a socket have the same results as calls in one process.
 
 use std::sync::Arc;
 
@@ -74,7 +74,8 @@ async fn marks_travel() {
     assert_eq!((both[0], both[64]), (1, 1));
 }
 
-/// Under snapshot isolation reads are remembered here; a mark must not be taken for one of a write.
+/// Under snapshot isolation the client caches reads; the server must not take a mark of a read for one of a
+/// write.
 #[tokio::test]
 async fn what_is_remembered_of_a_snapshot_does_not_move_marks() {
     let rig = Rig::new();
@@ -146,7 +147,7 @@ async fn a_released_transaction_goes_on_elsewhere() {
         assert!(matches!(result, Err(TxnError::UnknownHandle)));
     };
     unknown(two.takeover(Handle(handle.0 ^ 1)).await);
-    // Whoever released it may be gone.
+    // The connection that released it may be closed.
     drop((txn, one));
     let txn = two.takeover(handle).await.unwrap();
     unknown(two.takeover(handle).await);

@@ -1,4 +1,4 @@
-//! Connections that end in the middle.
+//! Connections that end in the middle of a transaction.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use thalweg_store::txn::{Begin, Durability, Options, Transact, TxnError};
 
 use crate::rig::{Rig, block};
 
-/// Whatever a client got to, its transactions end with it, all but the released one.
+/// At every step of a client, its transactions end with its connection, except for the released one.
 #[tokio::test]
 async fn a_client_that_dies_leaves_nothing_but_what_it_released() {
     let rig = Rig::new();
@@ -43,7 +43,7 @@ async fn a_client_that_dies_leaves_nothing_but_what_it_released() {
     raw.answer().await.unwrap();
     drop(raw);
     rig.wait_for_running(1).await;
-    // And whoever takes it over has it: it ends with him.
+    // The connection that takes it over owns it: it ends with that connection.
     let mut raw = rig.raw().await;
     raw.send(1, &Request::Takeover { txn: 5, handle }, &[]).await;
     raw.answer().await.unwrap();

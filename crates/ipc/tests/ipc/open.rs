@@ -1,4 +1,4 @@
-//! Volumes of either kind are opened by a path, whether a process serves them or not.
+//! Volumes of either kind are opened by path, with a server or without.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ async fn file(path: &Path, bytes: u64) -> DeviceRef {
     Arc::new(FileDevice::create(path, bytes, &FileOptions::default()).await.unwrap())
 }
 
-/// A volume that is updated in place, in a file; with a journal in another one if `journal`.
+/// A volume that is updated in place, in a file; its journal is in a second file if `journal`.
 async fn in_place(journal: bool) -> (TempDir, PathBuf, PathBuf) {
     let home = tempfile::tempdir().unwrap();
     let [data, log] = ["data", "journal"].map(|name| home.path().join(name));
@@ -32,7 +32,7 @@ async fn in_place(journal: bool) -> (TempDir, PathBuf, PathBuf) {
     (home, data, log)
 }
 
-/// Calls that wait, from a thread that may.
+/// Runs blocking calls on a thread that may block.
 async fn threaded(work: impl FnOnce() + Send + 'static) {
     tokio::task::spawn_blocking(work).await.unwrap();
 }
@@ -46,7 +46,7 @@ async fn a_volume_in_place_that_nobody_serves_is_opened_by_its_file() {
         volume.write(Lba(9), &block(9)).unwrap();
         volume.close().unwrap();
         drop(volume);
-        // What was acknowledged is there also without a close.
+        // Acknowledged writes are present also without a close.
         let volume = Volume::open(&data).unwrap();
         assert_eq!(volume.read(Lba(9), 1).unwrap(), [block(9)]);
         volume.write(Lba(10), &block(10)).unwrap();

@@ -1,4 +1,4 @@
-//! Raw blocks beside stores: nothing that a program writes lands in what others keep.
+//! Raw blocks beside stores: raw writes never reach the blocks of a store.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use thalweg_store::txn::{Begin, Transact, Transaction, TxnError};
 
 use crate::rig::{Rig, block};
 
-/// Runs `work` on a volume that a server has, in a thread of its own.
+/// Runs `work` on a served volume, in a thread of its own.
 async fn on_a_volume(work: impl FnOnce(&Volume, &Rig) + Send + 'static) {
     let rig = Rig::new();
     let thread = move || {
@@ -19,7 +19,7 @@ async fn on_a_volume(work: impl FnOnce(&Volume, &Rig) + Send + 'static) {
     tokio::task::spawn_blocking(thread).await.unwrap();
 }
 
-/// Ends the thread's transaction, which has to commit.
+/// Ends the thread's transaction, which must commit.
 fn committed(volume: &Volume) {
     let outcome = volume.end();
     assert!(matches!(outcome, Ok(Outcome::Committed)), "{outcome:?}");
@@ -50,10 +50,10 @@ async fn writes_to_a_volume_with_partitions_are_refused_and_say_what_lies_there(
                     assert!(said.contains(there) && said.contains("--kind raw"), "{said}");
                 }
             }
-            // A mark could take back a part of what a store has written.
+            // A mark could undo a part of a store's write.
             let marked = volume.mark_accessed(Lba(20), 0..16);
             assert_eq!(marked.is_err(), inside, "{marked:?}");
-            // Reads harm nothing.
+            // Reads are allowed.
             assert_ne!(volume.read(Lba(0), 1).unwrap()[0], block(0));
         }
         committed(volume);
@@ -86,7 +86,7 @@ async fn a_raw_partition_is_numbered_from_zero_and_has_an_end() {
             }
         }
         volume.abort().unwrap();
-        // One transaction over a store and raw blocks: all of it, or nothing.
+        // One transaction over a store and raw blocks is atomic.
         for commit in [false, true] {
             volume.begin(Begin::STRICT).unwrap();
             volume.put(&names, b"key", b"value").unwrap();
@@ -168,7 +168,7 @@ async fn a_raw_write_conflicts_with_the_end_of_its_partition() {
     }
 }
 
-/// Raw writes of different blocks do not meet at the catalogue.
+/// Raw writes of different blocks do not conflict at the catalogue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn raw_writes_do_not_conflict_with_each_other() {
     on_a_volume(|volume, rig| {

@@ -46,7 +46,7 @@ impl Rig {
         Connection::open(&self.env, self.folder.path()).await.unwrap().unwrap()
     }
 
-    /// A peer that sends what it likes.
+    /// A peer that may send any bytes.
     pub(crate) async fn raw(&self) -> Raw {
         let stream = socket::connect(self.folder.path(), SOCKET).await.unwrap().unwrap();
         let mut raw = Raw { stream, input: BytesMut::new() };
@@ -63,7 +63,7 @@ impl Rig {
         found[0].as_ref().map_or(0, |content| content[0])
     }
 
-    /// Waits until so many transactions run: what a dead client leaves behind goes in the background.
+    /// Waits until `count` transactions run: those of a dead client are aborted in the background.
     pub(crate) async fn wait_for_running(&self, count: u64) {
         for _ in 0..2000 {
             if self.manager.status().running == count {
@@ -71,7 +71,7 @@ impl Rig {
             }
             self.env.sleep(Duration::from_millis(5)).await;
         }
-        panic!("{} transactions run, and not {count}", self.manager.status().running);
+        panic!("{} transactions run instead of {count}", self.manager.status().running);
     }
 }
 
@@ -88,7 +88,7 @@ impl Raw {
         self.stream.write_all(&frame).await.unwrap();
     }
 
-    /// The next frame; `None` when the server hung up.
+    /// The next frame; `None` when the server closed the connection.
     pub(crate) async fn frame<T: serde::de::DeserializeOwned>(&mut self) -> Option<Frame<T>> {
         loop {
             if let Some(frame) = protocol::decode(&mut self.input, MAX_ANSWER_PAYLOAD).unwrap() {

@@ -1,4 +1,4 @@
-//! Threads that wait for their calls, and meet each other.
+//! Threads with blocking calls and conflicts.
 
 use thalweg_ipc::Config;
 use thalweg_ipc::blocking::{Outcome, Volume};
@@ -7,7 +7,7 @@ use thalweg_store::txn::{Begin, Options, TxnError};
 
 use crate::rig::{Rig, block};
 
-/// A transaction of this thread that another thread stands against.
+/// A transaction of this thread that conflicts with another thread.
 fn conflict(volume: &Volume) {
     volume.begin(Begin::STRICT).unwrap();
     volume.read(Lba(0), 1).unwrap();
@@ -19,7 +19,7 @@ fn conflict(volume: &Volume) {
     assert!(matches!(outcome, Outcome::Aborted(TxnError::Conflict)), "{outcome:?}");
 }
 
-/// Whether somebody else could try again now.
+/// Whether another thread could retry now.
 fn is_free(volume: &Volume) -> bool {
     volume.wait(volume.transact().contention().turn()).is_held()
 }
@@ -46,7 +46,7 @@ async fn who_met_a_conflict_tries_again_in_turn() {
             assert!(!is_free(&volume), "an inner pair changes nothing");
             end(&volume);
             assert!(is_free(&volume));
-            // Only what follows a conflict is another attempt.
+            // Only a transaction that follows a conflict is a retry.
             volume.begin(Begin::STRICT).unwrap();
             assert!(is_free(&volume));
             volume.abort().unwrap();
@@ -55,7 +55,7 @@ async fn who_met_a_conflict_tries_again_in_turn() {
     tokio::task::spawn_blocking(thread).await.unwrap();
 }
 
-/// A turn ends with what it was for, whatever became of that.
+/// A turn ends with its transaction, whatever the outcome.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_is_kept_by_no_failure() {
     let rig = Rig::with(Options { max_running: 2, ..Options::default() }, Config::default());

@@ -1,5 +1,5 @@
-//! A client that can do what no proper client does. It has its own idea of the layouts, so that a
-//! mistake in the server's does not go unseen.
+//! A client that can send invalid bytes. It has its own code for the layouts, so that a mistake in the
+//! server's code is found.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Other people's clients. Who lacks one sees a line about it, and the test passes.
+//! Foreign clients. Where one is not installed, the test prints a line and passes.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -182,7 +182,7 @@ async fn libnbd_speaks_tls_over_tcp() {
     run("nbdcopy", &[&uri, target.to_str().unwrap()]);
     assert!(fs::read(&target).unwrap() == image);
     assert!(!output("nbdinfo", &[&format!("nbd://{server}")]).status.success(), "in the clear");
-    // Without its certificate the client is turned away.
+    // Without its certificate the client is refused.
     fs::remove_file(pki.join("client-cert.pem")).unwrap();
     fs::remove_file(pki.join("client-key.pem")).unwrap();
     assert!(!output("nbdinfo", &[&uri]).status.success(), "an unknown client");

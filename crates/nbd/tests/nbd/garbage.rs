@@ -9,7 +9,7 @@ use crate::client::READ;
 
 /// Sends bytes, closes the sending side, and reads until the server closes.
 async fn throw(client: &mut crate::client::Client, bytes: &[u8]) {
-    // The server may close before everything is sent; then the rest is lost, as it should be.
+    // The server may close before all bytes are sent; the rest is lost then.
     let _ = client.stream.write_all(bytes).await;
     let _ = client.stream.shutdown().await;
     let mut sink = Vec::new();

@@ -161,7 +161,7 @@ async fn meta_contexts_are_listed_and_selected() {
     assert_eq!(replies, [context(1), (1, vec![])]);
     assert_eq!(client.verdict(10, &context_request("nothing", &[])).await, UNKNOWN);
     assert_eq!(client.verdict(10, &[0, 0, 0, 4]).await, INVALID);
-    // The failed selection took the earlier one with it.
+    // The failed selection also cleared the earlier one.
     client.go("disk").await;
     assert_eq!(client.call(7, 0, 0, 4096).await, 22);
 }

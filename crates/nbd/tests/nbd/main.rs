@@ -1,4 +1,4 @@
-//! The server as its clients see it: a client of our own for every rule, and other people's.
+//! The server as its clients see it: our own test client for every rule, and foreign clients.
 #![allow(unreachable_pub, clippy::unwrap_used)]
 
 mod client;

@@ -1,4 +1,4 @@
-//! A sparse volume in RAM that counts what it is asked for, and can be told to stall or to fail.
+//! A sparse volume in RAM that counts its calls, and stalls or fails on demand.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -27,7 +27,7 @@ pub struct MemoryVolume {
     /// While set, a write waits for a permit of `gate`.
     pub stalls_writes: AtomicBool,
     pub gate: Semaphore,
-    /// What every call but `size` answers while it is set.
+    /// The error of every call but `size` while it is set.
     pub failure: Mutex<Option<StoreError>>,
 }
 
@@ -88,7 +88,7 @@ impl MemoryVolume {
             let take = (BLOCK - first).min(len - done);
             let piece = content(done, take);
             if take == BLOCK {
-                // A block of a long payload is copied, or it would keep the whole of it in memory.
+                // A block of a long payload is copied: a slice would keep the whole payload in memory.
                 blocks[block] = match piece {
                     Some(bytes) if len > BLOCK => Some(AlignedBuf::copy_of(&bytes).freeze()),
                     piece => piece,

@@ -11,7 +11,7 @@
 ...         blocks.mark_accessed(7, 0, 5)
 
 A transaction belongs to the thread that began it. It commits at the end of the ``with``, which raises
-``Conflict`` when another stands against it; ``volume.run(work)`` tries again until it commits.
+``Conflict`` when it conflicts with another; ``volume.run(work)`` tries again until it commits.
 """
 
 from ._thalweg import (

@@ -1,8 +1,8 @@
 //! Threads that may block.
 //!
-//! A thread of the runtime must not wait in a system call, since others wait for it. One that serves
-//! a single request at a time, and has others beside it, may: for a short wait that is cheaper than to
-//! be put to sleep and woken by way of the runtime.
+//! A thread of the runtime must not wait in a system call: other tasks wait for it. A thread that serves one
+//! request at a time beside other threads may: for a short wait, a system call is cheaper than a sleep and a
+//! wake-up by the runtime.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ thread_local! {
     static MAY_BLOCK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`, in which this thread may block.
+/// Runs `work`; this thread may block in it.
 pub fn allow_blocking<T>(work: impl FnOnce() -> T) -> T {
     let _restore = Restore(MAY_BLOCK.replace(true));
     work()

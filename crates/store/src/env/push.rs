@@ -1,8 +1,7 @@
-//! Tasks that others push on.
+//! Tasks that callers advance.
 //!
-//! A task that serves others sleeps until one of them asks for something, and is then woken on a thread
-//! of the runtime: for a request that is short, and for one caller who is alone, that wake-up costs more
-//! than the work. Who asks can take the task's next step itself instead.
+//! A serving task sleeps until a request comes, and is then woken on a thread of the runtime. For one caller
+//! with a short request, that wake-up costs more than the work. The caller can poll the task itself instead.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,19 +13,19 @@ use parking_lot::Mutex;
 
 use super::{Env, Task};
 
-/// Pushes a task on that was started with [`Env::spawn_pushed`].
+/// Advances a task that was started with [`Env::spawn_pushed`].
 #[derive(Clone, Default)]
 pub struct Push(Arc<Shared>);
 
-/// What the task and those who push it share. It is the waker that the future gets, whoever polls it.
+/// The state that the task and its callers share. It is also the waker that the future gets on every poll.
 #[derive(Default)]
 struct Shared {
-    /// Nothing while there is no task, and while it is dropped. Nobody waits for this lock but who drops
-    /// the task: who has it may be in a system call.
+    /// `None` while there is no task, and while the task is dropped. Only the drop of the task waits for this
+    /// lock: its holder may be in a system call.
     future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
-    /// Somebody is about to poll the future, or does.
+    /// A thread polls the future, or is about to.
     busy: AtomicBool,
-    /// It is to be polled once more than by who does.
+    /// A wake-up arrived during a poll: poll again.
     again: AtomicBool,
     /// Wakes the task.
     task: Mutex<Option<Waker>>,
@@ -35,7 +34,7 @@ struct Shared {
 impl Wake for Shared {
     fn wake(self: Arc<Shared>) {
         self.again.store(true, Ordering::SeqCst);
-        // Who is busy looks at `again` after that.
+        // A thread that is busy looks at `again` after it clears `busy`.
         if !self.busy.load(Ordering::SeqCst) {
             self.wake_task();
         }
@@ -43,8 +42,8 @@ impl Wake for Shared {
 }
 
 impl Push {
-    /// Does `ask`, which wakes the task, and has the task go as far as it gets without waiting, here and
-    /// now; where it is running already, it is woken. The caller must hold no lock that the task takes.
+    /// Calls `ask`, which wakes the task, and polls the task on this thread until it has to wait. A task that
+    /// another thread polls is woken instead. The caller must hold no lock that the task takes.
     pub fn push(&self, ask: impl FnOnce()) {
         // A task that has never run cannot be woken yet.
         let has_run = self.0.task.lock().is_some();
@@ -58,10 +57,10 @@ impl Push {
         }
     }
 
-    /// Does `ask` and polls the future, unless somebody else does. A future that panics is dropped.
+    /// Calls `ask` and polls the future, unless another thread polls it. A future that panics is dropped.
     fn step<Ask: FnOnce()>(&self, ask: Ask) -> Result<Poll<()>, Ask> {
         let shared = &self.0;
-        // Declared before the lock, so dropped after it: who is woken then needs the lock.
+        // Declared before the lock, so dropped after it: the task that it wakes needs the lock.
         let _idle;
         let Some(mut slot) = shared.future.try_lock() else { return Err(ask) };
         _idle = Idle(shared);
@@ -78,7 +77,7 @@ impl Push {
     }
 }
 
-/// Dropped when the future was polled and the lock is free.
+/// Clears `busy`. Dropped after the poll, when the lock is free.
 struct Idle<'a>(&'a Shared);
 
 impl Drop for Idle<'_> {
@@ -112,7 +111,7 @@ impl Future for Pushed {
                 *task = Some(cx.waker().clone());
             }
         }
-        // Before the look at the lock: who has it sees this when it is free.
+        // Set before the lock is tried: the thread that holds it looks at `again` after it releases the lock.
         shared.again.store(true, Ordering::SeqCst);
         self.0.step(|| ()).unwrap_or(Poll::Pending)
     }
@@ -120,14 +119,14 @@ impl Future for Pushed {
 
 impl Drop for Pushed {
     fn drop(&mut self) {
-        // Dropped without the lock: what it owns may push when it goes.
+        // Dropped without the lock: what the future owns may push in its `drop`.
         let future = self.0.0.future.lock().take();
         drop(future);
     }
 }
 
 impl Env {
-    /// Starts a task as [`Env::spawn`] does, which `push` pushes on.
+    /// Starts a task as [`Env::spawn`] does, which `push` advances.
     pub fn spawn_pushed(
         &self,
         push: &Push,
@@ -159,12 +158,12 @@ mod tests {
                 }
             }
         });
-        // Nobody is to be woken yet.
+        // The task has not run, so there is no waker yet.
         push.push(|| ());
         tokio::task::yield_now().await;
         push.push(|| wanted.notify_one());
         assert_eq!(done.load(Ordering::Relaxed), 1);
-        // Without a push it goes on by itself, also after one.
+        // Without a push the runtime polls the task, also after a push.
         wanted.notify_one();
         tokio::task::yield_now().await;
         assert_eq!(done.load(Ordering::Relaxed), 2);
@@ -192,8 +191,8 @@ mod tests {
         assert_eq!(Arc::strong_count(&owned), 1);
     }
 
-    /// The runtime's only thread goes on while a step blocks on another one, and what was asked for
-    /// meanwhile is done.
+    /// The runtime's only thread goes on while a step blocks on another thread, and requests made meanwhile
+    /// are carried out.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "real threads, and a limit in real time")]
     fn a_step_that_blocks_keeps_no_thread_of_the_runtime() {
@@ -225,11 +224,11 @@ mod tests {
             std::thread::yield_now();
         }
         push.push(|| wanted.notify_one());
-        // As somebody does who wanted it just before the step began.
+        // As a caller does that asked just before the step began.
         push.0.wake_task();
         let limit = std::time::Duration::from_secs(20);
         let (sender, others) = std::sync::mpsc::channel();
-        // Twice through the worker: the first may come before the task that was woken.
+        // Yields once: the first poll may come before that of the woken task.
         runtime.spawn(async move {
             tokio::task::yield_now().await;
             sender.send(()).unwrap();

@@ -35,14 +35,14 @@ async fn an_error_of_the_second_store_leaves_nothing_in_the_first() {
         assert_eq!(photos.get(id).await.unwrap(), None, "{composition:?}");
         assert_eq!(photos.taken(0..u64::MAX).await.unwrap(), added);
         rig.check().await;
-        // And with room again it goes on.
+        // With free space again, calls succeed.
         assert!(photos.remove(id - 1).await.unwrap());
         photos.add(id, &photo(id, 5, 0)).await.unwrap();
         assert_eq!(photos.get(id).await.unwrap(), Some(photo(id, 5, 0)));
     }
 }
 
-/// A store that others get ahead of: before its first call it lets another add the same photo.
+/// A store with a conflict: before its first call, another client adds the same photo.
 struct Meddled {
     dates: Arc<dyn Endpoint>,
     other: ImgStore,
@@ -54,7 +54,7 @@ impl Endpoint for Meddled {
     async fn call(&self, txn: Txn, calls: Vec<Call>) -> Result<(Txn, Vec<Bytes>), ImgError> {
         if self.calls.fetch_add(1, Ordering::Relaxed) == 0 {
             self.other.add(1, &photo(1, 77, 1)).await?;
-            // What the first store has done so far nobody else sees.
+            // Other transactions do not see the first store's changes so far.
             assert_eq!(self.other.get(1).await?, Some(photo(1, 77, 1)));
         }
         self.dates.call(txn, calls).await
@@ -71,7 +71,7 @@ async fn a_conflict_leaves_nothing_and_is_tried_again() {
         let meddled = Arc::new(Meddled { dates, other, calls: AtomicU64::new(0) });
         let photos = ImgStore::new(volume, images, meddled.clone());
         photos.add(1, &photo(1, 55, 2)).await.unwrap();
-        // The second attempt found what the other has added, and took its date out.
+        // The second attempt found the other client's photo, and removed its date.
         assert_eq!(meddled.calls.load(Ordering::Relaxed), 2, "{composition:?}");
         assert_eq!(rig.manager.status().conflicts, 1);
         assert_eq!(photos.get(1).await.unwrap(), Some(photo(1, 55, 2)));

@@ -20,7 +20,7 @@ async fn photos_are_added_replaced_found_by_date_and_removed() {
         assert_eq!(photos.taken(0..u64::MAX).await.unwrap(), all);
         assert_eq!(photos.taken(20..30).await.unwrap(), all[1..3]);
         assert_eq!(photos.taken(21..30).await.unwrap(), []);
-        // Its old date goes, also when it is the new one.
+        // Its old date is removed, also when it equals the new one.
         photos.add(7, &photo(7, 25, 1)).await.unwrap();
         photos.add(9, &photo(9, 20, 2)).await.unwrap();
         assert_eq!(photos.get(7).await.unwrap(), Some(photo(7, 25, 1)));
@@ -33,7 +33,7 @@ async fn photos_are_added_replaced_found_by_date_and_removed() {
     }
 }
 
-/// What a store refuses is said wherever it runs, and nothing has changed.
+/// A store's error is reported wherever the store runs, and nothing has changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_photo_that_is_too_large_is_refused() {
     for composition in Composition::ALL {

@@ -1,4 +1,4 @@
-//! Many at the same time.
+//! Many clients at the same time.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::rig::{Composition, Rig, photo};
 
 const TASKS: u64 = 12;
 const STEPS: u64 = 40;
-/// Photos that a task has to itself.
+/// Number of photos of each task's own.
 const OWN: u64 = 6;
-/// Photos that all tasks have a hand in, from this number on.
+/// The first number of the photos that all tasks share.
 const SHARED: u64 = 1000;
 
-/// Adds and removes photos at random; what it has left of its own, by number: date and stamp.
+/// Adds and removes photos at random; returns its own remaining photos by number: date and stamp.
 async fn work(env: Env, photos: ImgStore, task: u64) -> BTreeMap<u64, (u64, u64)> {
     let mut rng = env.rng();
     let mut model = BTreeMap::new();
@@ -61,7 +61,7 @@ async fn a_crowd_leaves_what_a_sorted_map_has() {
             let wanted = model.get(&id).map(|(date, stamp)| photo(id, *date, *stamp));
             assert_eq!(photos.get(id).await.unwrap(), wanted);
         }
-        // Each has one date, its own.
+        // Each photo has exactly its own date.
         let mut found = Vec::new();
         for id in SHARED..SHARED + 3 {
             found.extend(photos.get(id).await.unwrap().map(|photo| (photo.date, id)));

@@ -1,4 +1,4 @@
-//! A block store whose reads can be held up, so that a call is in the middle for as long as a test wants.
+//! A block store whose reads can be blocked, so that a test can keep a call in its middle.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{Lba, StoreError};
 use tokio::sync::watch;
 
-/// Has reads of some blocks wait.
+/// Blocks the reads of chosen blocks.
 #[derive(Debug)]
 pub(crate) struct Held {
     held: watch::Sender<Range<u64>>,
@@ -27,12 +27,12 @@ pub(crate) fn store(blocks: u64) -> HeldStore {
 }
 
 impl Held {
-    /// From now on reads of these blocks wait, and no others.
+    /// Blocks the reads of these blocks, and of no others, from now on.
     pub(crate) fn hold_up(&self, blocks: Range<u64>) {
         self.held.send_replace(blocks);
     }
 
-    /// Reads that have been held up since the store was made.
+    /// Number of reads that have been blocked since the store was made.
     pub(crate) fn held_up(&self) -> u64 {
         self.waiting.load(Ordering::SeqCst)
     }
@@ -47,7 +47,7 @@ impl Around for Held {
             self.waiting.fetch_add(1, Ordering::SeqCst);
         }
         held.wait_for(is_free).await.unwrap();
-        // As a device would, it lets others go on meanwhile.
+        // As on a device, other calls go on meanwhile.
         tokio::task::yield_now().await;
         Ok(())
     }

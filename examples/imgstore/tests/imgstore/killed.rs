@@ -1,4 +1,4 @@
-//! Stores in processes that end in the middle.
+//! Stores in processes that are killed in the middle of a call.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -17,10 +17,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::rig::{Composition, Rig, photo, program};
 
-/// An attempt to replace photo 1 was given up with an error, and nothing has changed.
+/// An attempt to replace photo 1 has failed, and nothing has changed.
 async fn is_given_up(rig: &Rig, attempt: Result<(), ImgError>) {
     assert!(matches!(attempt, Err(ImgError::Gone(_))), "{attempt:?}");
-    // Long before the time of a transaction that nobody has is up.
+    // Long before the time limit of a transaction without an owner.
     rig.wait_for_running(0).await;
     let photos = rig.open(Composition::Libraries).await;
     assert_eq!(photos.get(1).await.unwrap(), Some(photo(1, 10, 0)));
@@ -46,7 +46,7 @@ async fn a_store_is_killed_that_has_taken_the_transaction_over() {
         rig.wait_for_running(0).await;
         rig.store.around.hold_up(0..0);
         is_given_up(&rig, attempt).await;
-        // Until somebody serves it again.
+        // Until another process serves it.
         let refused = photos.add(2, &photo(2, 5, 0)).await;
         assert!(matches!(refused, Err(ImgError::Gone(_))), "{refused:?}");
         rig.start(name).await;
@@ -56,7 +56,7 @@ async fn a_store_is_killed_that_has_taken_the_transaction_over() {
     }
 }
 
-/// Then nobody has the transaction but its handle.
+/// The transaction has no owner then, only a handle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_is_killed_that_has_not_taken_the_transaction_over() {
     for name in [IMAGES, DATES] {
@@ -78,7 +78,7 @@ async fn a_store_is_killed_that_has_not_taken_the_transaction_over() {
     }
 }
 
-/// Connections to it that were kept for later are not tried one after the other.
+/// The client does not try its idle connections one after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_was_killed_is_missed_once() {
     let rig = Rig::new().await;
@@ -92,7 +92,7 @@ async fn a_store_that_was_killed_is_missed_once() {
     rig.check().await;
 }
 
-/// Adds photos until told to stop; those that were added, by number: date and stamp.
+/// Adds photos until told to stop; returns the added ones by number: date and stamp.
 async fn add_on(
     env: Env,
     photos: ImgStore,
@@ -108,7 +108,7 @@ async fn add_on(
         let (id, date) = (rng.random_range(0..6) * 100 + task, rng.random_range(0..9));
         match photos.add(id, &photo(id, date, stamp)).await {
             Ok(()) => drop(model.insert(id, (date, stamp))),
-            // It is this process that commits: whoever cannot reach a store has not.
+            // This process commits: a call that could not reach a store has not committed.
             Err(ImgError::Gone(_)) => env.sleep(Duration::from_millis(2)).await,
             Err(error) => panic!("{error}"),
         }
@@ -118,7 +118,7 @@ async fn add_on(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stores_are_killed_at_any_moment_of_many_adders() {
-    // One that is killed between its release and its answer leaves a transaction to nobody.
+    // A store that is killed between its release and its answer leaves a transaction without an owner.
     let options = Options { idle: Duration::from_secs(1), ..Options::default() };
     let rig = Rig::with(options).await;
     let photos = rig.open(Composition::Processes).await;
@@ -147,7 +147,7 @@ async fn stores_are_killed_at_any_moment_of_many_adders() {
     rig.check().await;
 }
 
-/// What listens is no store, and answers what it likes, or hangs up.
+/// The listener is not a store: it sends other answers, or closes the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nonsense_from_a_store_ends_the_transaction() {
     let answers: [&[u8]; 4] = [b"", &[9, 0, 0, 0, 1], &[0xff; 8], &[3, 0, 0, 0, 7, 7, 7]];
@@ -171,7 +171,7 @@ async fn nonsense_from_a_store_ends_the_transaction() {
 async fn nonsense_to_a_store_ends_the_connection_alone() {
     let rig = Rig::new().await;
     let photos = rig.open(Composition::Processes).await;
-    // Too long, a message that is none, and a handle that nobody has.
+    // Too long, an invalid message, and an unknown handle.
     let handle = [&[2, 0, 0, 0][..], &[5, 0]].concat();
     for (request, is_answered) in
         [(&[0xff; 8][..], false), (&[1, 0, 0, 0, 7], false), (&handle, true)]

@@ -1,4 +1,4 @@
-//! The program, as a person uses it.
+//! The program, as a user runs it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Po
 
 use crate::rig::program;
 
-/// What the program prints when all goes well.
+/// The program's output; it must succeed.
 async fn good(folder: &Path, args: &[&str]) -> Vec<u8> {
     let mut command = program(folder, args);
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
@@ -18,7 +18,7 @@ async fn good(folder: &Path, args: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// What it says when it does not.
+/// The program's error; it must fail.
 async fn bad(folder: &Path, args: &[&str]) -> String {
     let mut command = program(folder, args);
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
@@ -68,7 +68,7 @@ async fn a_person_keeps_photos_on_a_volume() {
     let server = Server::start(&env, pool.transactions(), &folder, Config::default()).unwrap();
     use_it(&folder, "libraries").await;
     assert!(
-        bad(&folder, &["--stores", "processes", "get", "7"]).await.contains("nobody serves it")
+        bad(&folder, &["--stores", "processes", "get", "7"]).await.contains("no process serves it")
     );
     let mut stores = Vec::new();
     for name in [IMAGES, DATES] {

@@ -37,7 +37,7 @@ impl Composition {
 /// A photo whose image shows its number and a stamp.
 pub(crate) fn photo(id: u64, date: u64, stamp: u64) -> Photo {
     let pattern = [id.to_be_bytes(), stamp.to_be_bytes()].concat();
-    // More than a record has room for, and not always as much.
+    // Longer than a record can hold, and of varying length.
     let image = Bytes::from(pattern.repeat(200 + (stamp % 3) as usize * 300));
     Photo { date, image }
 }
@@ -112,7 +112,7 @@ impl Rig {
         }
     }
 
-    /// Gets a photo as many times at once: each waits for the volume before any of them goes on.
+    /// Gets a photo `readers` times at once: all calls wait for the volume before any of them continues.
     pub(crate) async fn get_at_once(&self, photos: &ImgStore, id: u64, readers: u64) {
         let wanted = self.store.around.held_up() + readers;
         self.store.around.hold_up(0..BLOCKS);
@@ -130,7 +130,7 @@ impl Rig {
         }
     }
 
-    /// Starts the process of a store, if it does not run.
+    /// Starts the process of a store, unless it runs.
     pub(crate) async fn start(&self, name: &'static str) {
         if !self.processes.lock().contains_key(name) {
             let command = program(self.folder.path(), &["serve", name]);
@@ -139,12 +139,12 @@ impl Rig {
         }
     }
 
-    /// Stops the process of a store: it does nothing more, and does not end.
+    /// Stops the process of a store (SIGSTOP).
     pub(crate) async fn stop(&self, name: &str) {
         let id = self.processes.lock()[name].id();
         let sent = Command::new("kill").args(["-STOP", &id.to_string()]).status();
         assert!(sent.unwrap().success());
-        // Each of its threads stops by itself.
+        // Its threads stop one by one.
         let is_stopped = |thread: std::io::Result<DirEntry>| {
             let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
             stat.rsplit(')').next().unwrap().starts_with(" T")
@@ -159,7 +159,7 @@ impl Rig {
         drop(self.processes.lock().remove(name).unwrap());
     }
 
-    /// Both stores are sound, and nobody has left a transaction behind.
+    /// Checks that both stores are sound and that no transaction is left.
     pub(crate) async fn check(&self) {
         for name in [IMAGES, DATES] {
             let store = Store::open(&self.env, self.volume(), name).await.unwrap();
@@ -168,7 +168,7 @@ impl Rig {
         self.wait_for_running(0).await;
     }
 
-    /// Waits until so many transactions run: what a dead process leaves behind goes in the background.
+    /// Waits until `count` transactions run: those of a dead process are aborted in the background.
     pub(crate) async fn wait_for_running(&self, count: u64) {
         for _ in 0..2000 {
             if self.manager.status().running == count {
@@ -176,6 +176,6 @@ impl Rig {
             }
             self.env.sleep(Duration::from_millis(5)).await;
         }
-        panic!("{} transactions run, and not {count}", self.manager.status().running);
+        panic!("{} transactions run instead of {count}", self.manager.status().running);
     }
 }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::{Env, Task, Time};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{Chain, Cleaning, Options as ChainOptions};
 use thalweg_store::device::{DeviceRef, Purpose, Stripe};
-use thalweg_store::env::{Env, Task, Time};
 
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, Placement, Plan, Rig, SEGMENT, failed, mb_per_s, rounded};

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{
     Counters, Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Purpose, QueueDepth, Tallies,
     total_len,
 };
-use thalweg_store::env::Env;
 use uuid::Uuid;
 
 use crate::rig::{self, SEGMENT, failed, rounded};

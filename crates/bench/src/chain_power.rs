@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{Cleaning, Options as ChainOptions};
-use thalweg_store::env::Env;
 
 use crate::replay::{Places, Played, Player};
 use crate::rig::{self, Placement, Plan, Rig, SEGMENT, failed, rounded};

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{Cleaning, Options as ChainOptions};
-use thalweg_store::env::Env;
 
 use crate::plot::{Chart, Series, Shape};
 use crate::replay::{self, Places, Played, Player};

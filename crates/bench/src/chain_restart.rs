@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_store::block::BlockStore;
 use thalweg_store::chain::{Cleaning, Options as ChainOptions};
-use thalweg_store::env::Env;
 
 use crate::rig::{self, Placement, Plan, Restart, Rig, SEGMENT, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};

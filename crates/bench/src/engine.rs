@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, catalogue};
 

@@ -16,11 +16,11 @@ use std::sync::Arc;
 
 use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
+use thalweg_env::{Env, Rng, server_threads};
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_fuse::mounted;
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
-use thalweg_store::env::{Env, Rng, server_threads};
 use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options as StoreOptions, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 

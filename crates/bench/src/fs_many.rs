@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use rand::{RngExt, SeedableRng};
 use tempfile::NamedTempFile;
+use thalweg_env::{Env, Rng, Time, server_threads};
 use thalweg_fs::local::{self, Format, Local, check};
 use thalweg_fs::{Filesystem, Ino, NewNode, Node};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
-use thalweg_store::env::{Env, Rng, Time, server_threads};
 use thalweg_store::inplace::{InPlace, NewInPlace, Options as StoreOptions, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 

@@ -25,9 +25,9 @@ use ::imgstore::process::{self, StoreProcess};
 use ::imgstore::{DATES, IMAGES, ImgStore, Photo};
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
+use thalweg_env::{Env, Rng, Time, server_threads};
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::env::{Env, Rng, Time, server_threads};
 use thalweg_store::txn::{TransactionManager, TxnStatus};
 
 use crate::engine;

@@ -22,7 +22,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
-use thalweg_store::env::{Env, Rng, Time, server_threads};
+use thalweg_env::{Env, Rng, Time, server_threads};
 
 use crate::engine::{self, Contender, Engine, Pair, clients};
 use crate::plot::{Chart, Series, Shape};

@@ -12,11 +12,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::{Env, server_threads};
 use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions, Partition};
-use thalweg_store::env::{Env, server_threads};
 use thalweg_store::volume::StoreVolume;
 use uuid::Uuid;
 

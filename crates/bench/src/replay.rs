@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use thalweg_store::block::{BlockStore, Lba, StoreError};
 use thalweg_store::chain::Chain;
-use thalweg_store::env::Env;
 
 use crate::BenchError;
 use crate::rig;
@@ -175,7 +175,7 @@ pub(crate) fn start(
     env: &Env,
     players: &[Arc<Player>],
     window: usize,
-) -> Vec<thalweg_store::env::Task<()>> {
+) -> Vec<thalweg_env::Task<()>> {
     let of_player = |player: &Arc<Player>| {
         (0..window).map(|_| env.spawn(player.clone().play())).collect::<Vec<_>>()
     };

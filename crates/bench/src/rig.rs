@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::{Env, Task};
 use thalweg_sim::busy::{BusyTimes, Kind};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, Recovered};
 use thalweg_store::device::{Device, DeviceRef, Mirror, Side, Stripe};
-use thalweg_store::env::{Env, Task};
 use uuid::Uuid;
 
 use crate::BenchError;

@@ -30,12 +30,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use thalweg_env::{Env, Task};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts, Status};
 use thalweg_store::device::{DeviceRef, Partition};
-use thalweg_store::env::{Env, Task};
 use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
 

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rand::RngExt;
+use thalweg_env::{Env, Time};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
 use thalweg_store::chain::{Cleaning, Options as ChainOptions};
 use thalweg_store::device::{AlignedBuf, DeviceRef};
-use thalweg_store::env::{Env, Time};
 use thalweg_store::txn::{
     Begin, Durability, FRAGMENT, Options as TxnOptions, Transact, Transaction, TransactionManager,
     TxnError,

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{AlignedBuf, MemoryDevice};
-use thalweg_store::env::Env;
 use thalweg_store::txn::{
     Begin, Durability, FRAGMENT, Options as TxnOptions, Transact, Transaction, TransactionManager,
     TxnError,
@@ -190,7 +190,7 @@ async fn client(
     while !stop.load(Ordering::Relaxed) {
         // On devices of memory a lone client waits for nothing, and whoever is to stop it gets no turn.
         tokio::task::yield_now().await;
-        let segment = |rng: &mut thalweg_store::env::Rng| {
+        let segment = |rng: &mut thalweg_env::Rng| {
             let lba = Lba(rng.random_range(0..BLOCKS));
             (lba, rng.random_range(0..BLOCK_SIZE / FRAGMENT) * FRAGMENT)
         };

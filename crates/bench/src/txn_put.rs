@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
-use thalweg_store::env::{Env, Rng, server_threads};
+use thalweg_env::{Env, Rng, server_threads};
 use thalweg_store::tree::Kind;
 
 use crate::engine::{self, Contender, Engine, Ours, Pair, clients};

@@ -9,10 +9,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::{FileDevice, FileOptions};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
 use thalweg_store::tree::{Kind, NewPartition, Store, catalogue};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 
 use crate::control::{Client, Handler};
 use crate::failure::Outcome;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use thalweg_env::Env;
 use thalweg_fuse::stale::recover_stale;
 use thalweg_fuse::{disk, mounts};
-use thalweg_store::env::Env;
 
 use crate::background;
 use crate::control::Client;

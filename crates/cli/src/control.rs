@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use thalweg_env::{Env, Task};
 use thalweg_ipc::socket;
-use thalweg_store::env::{Env, Task};
 use thalweg_store::open::unique;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};

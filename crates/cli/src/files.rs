@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use thalweg_env::Env;
 use thalweg_fs::check;
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_fs::{Filesystem, FsError};
 use thalweg_store::block::StoreError;
-use thalweg_store::env::Env;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::{Begin, Durability, Preempted, Retry, Transact, TxnError};
 

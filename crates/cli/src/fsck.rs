@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use clap::Args;
+use thalweg_env::Env;
 use thalweg_fs::check::{self, Damage, Finding, LostRange, Report};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::Mend;
 
 use crate::ask::ask;

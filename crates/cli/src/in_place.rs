@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
+use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::device::{Access, FileDevice, FileOptions, Purpose, Tallies};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{
     self, InPlace, InPlaceError, InPlaceStatus, NewInPlace, Parts, Recovered,
 };

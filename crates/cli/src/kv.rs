@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
+use thalweg_env::Env;
 use thalweg_ipc::Connection;
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::env::Env;
 use thalweg_store::tree::{
     Batch, Iter, Kind, NewPartition, Partition, State, Store, TreeError, catalogue,
 };

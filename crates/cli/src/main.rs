@@ -59,7 +59,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use thalweg_store::env::{Env, server_threads};
+use thalweg_env::{Env, server_threads};
 use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, Outcome};

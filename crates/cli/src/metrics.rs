@@ -10,6 +10,7 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use thalweg_env::{Env, HashMap, Task};
 use thalweg_fs::Statistics;
 use thalweg_nbd::ServerStats;
 use thalweg_nbd::stats::LATENCY_BUCKETS;
@@ -17,7 +18,6 @@ use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::Status;
 use thalweg_store::chain::cache::CacheStats;
 use thalweg_store::device::Tallies;
-use thalweg_store::env::{Env, HashMap, Task};
 use thalweg_store::inplace::{InPlaceStatus, Mode};
 use thalweg_store::latency::{Histogram, StageStatus};
 use thalweg_store::txn::TxnStatus;

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use clap::Args;
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 
 use crate::ask::ask;
 use crate::failure::{Failure, Outcome};

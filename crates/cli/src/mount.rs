@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use thalweg_env::Env;
 use thalweg_fuse::mounts::{self, Mount as Mounted};
 use thalweg_fuse::state;
 use thalweg_store::device::Access;
-use thalweg_store::env::Env;
 
 use crate::background;
 use crate::control::Client;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use thalweg_env::{Env, Task};
 use thalweg_fs::{Filesystem, Ino};
 use thalweg_fuse::mounted::{self as fuse, Mounted, mount};
 use thalweg_fuse::{mounts, state};
-use thalweg_store::env::{Env, Task};
 use thalweg_store::latency::StageStatus;
 
 use crate::failure::{Failure, Outcome};

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
+use thalweg_env::Env;
 use thalweg_fs::Statistics;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{ChainError, Cleaning, Rebuild, RebuildReport, Status};
 use thalweg_store::device::{Access, DeviceError};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlaceError, InPlaceStatus, Mend};
 use thalweg_store::latency::StageStatus;
 use thalweg_store::pool::{

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 
 use crate::ask::ask;
 use crate::control::Client;

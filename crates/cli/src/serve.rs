@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use thalweg_env::{Env, Task};
 use thalweg_fuse::state;
 use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
-use thalweg_store::env::{Env, Task};
 use tokio::sync::watch;
 
 use crate::control::{self, Control, Owned};

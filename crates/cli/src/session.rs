@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_fs::Statistics;
 use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
 use thalweg_fuse::stale::recover_stale;
 use thalweg_nbd::{Export, Server, ServerConfig, ServerStats};
-use thalweg_store::env::Env;
 use thalweg_store::latency::StageStatus;
 use thalweg_store::txn::Occupation;
 use thalweg_store::volume::VolumeRef;

@@ -1,6 +1,6 @@
 //! Ends a server on a signal: the first one cleanly, the second one at once.
 
-use thalweg_store::env::{Env, Task};
+use thalweg_env::{Env, Task};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 

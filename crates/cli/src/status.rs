@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::Value;
+use thalweg_env::{Env, HashMap};
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::env::{Env, HashMap};
 
 use crate::ask::ask;
 use crate::date;

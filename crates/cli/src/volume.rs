@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, FromArgMatches, Subcommand, ValueEnum};
+use thalweg_env::Env;
 use thalweg_store::chain;
-use thalweg_store::env::Env;
 use thalweg_store::pool::Preallocation;
 use thalweg_store::pool::manifest::Settings;
 

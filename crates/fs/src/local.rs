@@ -31,8 +31,8 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::Task;
 use thalweg_store::block::StoreError;
-use thalweg_store::env::Task;
 use thalweg_store::txn::{Durability, Transaction, TxnError};
 use tokio::sync::RwLock;
 

@@ -17,8 +17,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_store::block::StoreError;
-use thalweg_store::env::Env;
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::watch;
 

@@ -21,9 +21,9 @@ use fuser::{
     ReplyWrite, Request, Session, WriteFlags,
 };
 use parking_lot::Mutex;
+use thalweg_env::{Env, Time};
 use thalweg_store::block::StoreError;
 use thalweg_store::device::{DeviceError, FrameBuf};
-use thalweg_store::env::{Env, Time};
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::watch;
 

@@ -38,11 +38,11 @@ use fuser::{
     ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use thalweg_env::{Env, allow_blocking};
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Change, Cookie, Filesystem, FsError, Ino, Kind,
     NewNode, Node, Rename, Seek, SetXattr, WriteAt, WriteHow,
 };
-use thalweg_store::env::{Env, allow_blocking};
 use tokio::sync::watch;
 
 use crate::attributes::{file_attr, file_type, nothing, time_change};

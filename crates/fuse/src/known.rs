@@ -1,8 +1,8 @@
 //! The inodes that the kernel knows.
 
 use parking_lot::Mutex;
+use thalweg_env::HashMap;
 use thalweg_fs::{Filesystem, Ino};
-use thalweg_store::env::HashMap;
 
 /// The inodes that the kernel knows, until it forgets them.
 #[derive(Debug, Default)]

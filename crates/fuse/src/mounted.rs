@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use thalweg_env::Env;
 use thalweg_fs::{Change, Filesystem};
-use thalweg_store::env::Env;
 use thalweg_store::latency::StageStatus;
 use tokio::sync::watch;
 

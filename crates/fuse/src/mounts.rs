@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use thalweg_store::env::HashSet;
+use thalweg_env::HashSet;
 
 /// One mounted filesystem, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_store::env::{Env, Time};
+use thalweg_env::{Env, Time};
 use thalweg_store::latency::{StageHistograms, StageStatus};
 
 /// A timed stage: a wait, or the whole of a request.

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 
 use crate::attach::{AttachError, blocking};
 use crate::disk::{FILE_NAME, SOURCE};

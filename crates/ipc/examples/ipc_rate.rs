@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::{Env, Task};
 use thalweg_ipc::{Config, Connection, Server};
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
-use thalweg_store::env::{Env, Task};
 use thalweg_store::txn::{Begin, Durability, Options, Transact, TransactionManager};
 
 const SPAN: Duration = Duration::from_secs(3);

@@ -13,8 +13,8 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::{Env, HashMap, server_threads};
 use thalweg_store::block::Lba;
-use thalweg_store::env::{Env, HashMap, server_threads};
 use thalweg_store::open::{self, AnyVolume, Options, VolumePath};
 use thalweg_store::tree::{Raw, RawBlocks, TreeError, catalogue};
 use thalweg_store::txn::nest::{Began, End, Nest};

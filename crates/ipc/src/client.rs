@@ -20,7 +20,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
-use thalweg_store::env::{Env, HashMap, Task};
+use thalweg_env::{Env, HashMap, Task};
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
-use thalweg_store::env::Env;
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/nbd/memory.rs"]

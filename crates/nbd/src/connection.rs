@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, Stream};
-use thalweg_store::env::{Env, Time};
+use thalweg_env::{Env, Time};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::execute::{Answer, execute};

@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::task::Context;
 use std::time::Duration;
 
-use thalweg_store::env::{Env, Time};
+use thalweg_env::{Env, Time};
 
 /// Longest wait that is spent awake.
 const LONGEST: Duration = Duration::from_micros(100);

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
+use thalweg_env::{Env, Task};
 use thalweg_store::block::StoreError;
-use thalweg_store::env::{Env, Task};
 use thalweg_store::volume::VolumeRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};

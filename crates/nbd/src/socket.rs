@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use tokio::net::{UnixListener, UnixSocket};
 
 use crate::server::ServerError;

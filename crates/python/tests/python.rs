@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
 use thalweg_store::device::{FileDevice, FileOptions};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
 

@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::HashMap;
 use thalweg_store::device::AlignedBuf;
-use thalweg_store::env::HashMap;
 
 /// Bytes in a page, the unit of allocation.
 pub const PAGE: usize = 4096;
@@ -213,7 +213,7 @@ impl fmt::Debug for Content {
 mod tests {
     use super::*;
     use rand::{RngExt, SeedableRng};
-    use thalweg_store::env::Rng;
+    use thalweg_env::Rng;
 
     #[test]
     fn random_writes_read_back_as_from_a_plain_buffer() {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use rand::seq::{IteratorRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
+use thalweg_env::{HashMap, Rng};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::{HashMap, Rng};
 
 use crate::content::Content;
 use crate::ramdisk::RamDisk;

@@ -12,11 +12,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use thalweg_store::device::{
     AlignedBuf, Device, DeviceError, DeviceRef, Geometry, Operation, Power, Purpose, QueueDepth,
     Role, Tallies, total_len,
 };
-use thalweg_store::env::Env;
 
 /// What is wrong with a sector.
 #[derive(Clone, Debug)]

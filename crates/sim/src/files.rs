@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
+use thalweg_env::{Env, Time};
 use thalweg_fs::filesystem::{
     MAX_FILE, MAX_LINKS, MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE,
 };
@@ -19,7 +20,6 @@ use thalweg_fs::{
     NewNode, Node, Rename, Seek, SetXattr, Statistics, TimeChange, Timestamp, Watcher, WriteAt,
     WriteHow,
 };
-use thalweg_store::env::{Env, Time};
 
 use crate::acl::Acl;
 

@@ -20,10 +20,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_env::{Env, Task};
 use thalweg_store::device::{
     Counters, Device, DeviceError, Geometry, Power, Purpose, QueueDepth, Tallies, total_len,
 };
-use thalweg_store::env::{Env, Task};
 
 use crate::busy::BusyTimes;
 use crate::content::Content;

@@ -238,7 +238,7 @@ impl BlockModel {
 mod tests {
     use super::*;
     use rand::{RngExt, SeedableRng};
-    use thalweg_store::env::Rng;
+    use thalweg_env::Rng;
 
     fn block(byte: u8) -> Bytes {
         Bytes::from(vec![byte; BLOCK_SIZE])

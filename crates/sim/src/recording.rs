@@ -13,10 +13,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_store::device::{
     Counters, Device, DeviceError, DeviceRef, Geometry, Purpose, QueueDepth, Tallies, total_len,
 };
-use thalweg_store::env::{Env, Rng};
 
 use crate::content::{Content, PATTERN};
 use crate::crash::{CrashImage, Images, Policy, Shape};

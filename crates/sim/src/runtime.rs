@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 
 /// The longest simulated time of a run: what tokio's timers can hold in the environment's scale.
 pub const MAX_RUN: Duration = Duration::from_secs(18 * 3600);

@@ -12,10 +12,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::{Env, Time};
 use thalweg_store::device::{
     Counters, Device, DeviceError, Geometry, Operation, Purpose, QueueDepth, Tallies, total_len,
 };
-use thalweg_store::env::{Env, Time};
 
 use crate::busy::{BusyTimes, Kind, ServiceTime};
 use crate::content::Content;

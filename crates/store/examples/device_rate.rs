@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_store::device::{AlignedBuf, Device, Engine, FileDevice, FileOptions, Purpose};
-use thalweg_store::env::Env;
 
 const SIZE: u64 = 256 << 20;
 const BLOCK: usize = 4096;

@@ -46,6 +46,7 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
+use thalweg_env::{Env, Push, Task};
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
@@ -65,7 +66,6 @@ use waiting::Which;
 
 use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
 use crate::device::{DeviceError, DeviceRef};
-use crate::env::{Env, Push, Task};
 use crate::journal::{Journal, JournalError};
 use crate::latency::{SlowRequest, StageStatus};
 use crate::rate::Rate;
@@ -503,7 +503,7 @@ impl Inner {
 
 /// Merges several writes of one block into the last, with the bytes that any of them changed.
 fn only_last(writes: Vec<Write>) -> Vec<Write> {
-    let mut at: crate::env::HashMap<u64, usize> = crate::env::HashMap::default();
+    let mut at: thalweg_env::HashMap<u64, usize> = thalweg_env::HashMap::default();
     let mut last: Vec<Write> = Vec::with_capacity(writes.len());
     for write in writes {
         match at.get(&write.lba.0) {

@@ -193,7 +193,7 @@ impl<A: Address> Journal<A> {
     /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; the device's.
     /// A rotten middle is no error here: see [`Replay::end`].
     pub async fn open(
-        env: &crate::env::Env,
+        env: &thalweg_env::Env,
         device: DeviceRef,
         owner: Uuid,
         barrier: bool,
@@ -213,7 +213,7 @@ impl<A: Address> Journal<A> {
     /// # Errors
     /// [`JournalError::NoJournal`] when nothing shows that the journal is on this device; the device's.
     pub async fn open_lost(
-        env: &crate::env::Env,
+        env: &thalweg_env::Env,
         device: DeviceRef,
         lost: &Lost,
         barrier: bool,
@@ -228,7 +228,7 @@ impl<A: Address> Journal<A> {
     }
 
     async fn start(
-        env: &crate::env::Env,
+        env: &thalweg_env::Env,
         device: DeviceRef,
         superblock: Superblock,
         barrier: bool,

@@ -13,15 +13,13 @@
 //! - [`journal`]: a redo log of byte ranges (Okeanos);
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
 //! - [`latency`]: how long the stages of a request take;
-//! - [`device`]: files and raw devices, memory, mirrors, stripes;
-//! - [`env`](mod@env): clock, randomness, tasks: the only way to them.
+//! - [`device`]: files and raw devices, memory, mirrors, stripes.
 
 pub mod block;
 pub mod chain;
 pub mod checksum;
 mod copies;
 pub mod device;
-pub mod env;
 mod gate;
 pub mod inplace;
 pub mod journal;

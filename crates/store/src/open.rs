@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::Env;
+
 use crate::block::{BlockStore, Frozen};
 use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions, Overlay};
-use crate::env::Env;
 use crate::inplace::{self, InPlace, InPlaceError, Parts, Recovered};
 use crate::pool::{self, Pool, PoolError, manifest};
 use crate::tree::catalogue;

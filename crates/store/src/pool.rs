@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use uuid::Uuid;
 
 pub use assemble::PoolMirror;
@@ -46,7 +47,6 @@ pub use status::{MemberState, MemberStatus, PoolStatus};
 
 use crate::block::{BlockStore, Frozen, Hold, StoreError};
 use crate::chain::{Chain, ChainError, Rebuild, RebuildReport, Recovered};
-use crate::env::Env;
 use crate::tree::catalogue;
 use crate::txn::{Fenced, TransactionManager};
 use crate::volume::{StoreVolume, Volume, VolumeRef};

@@ -30,9 +30,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_env::HashSet;
 
 use crate::block::{Class, Lba, Write};
-use crate::env::HashSet;
 pub use contention::{Contention, Turn};
 pub use error::{Preempted, TxnError};
 pub use fence::{Fenced, Occupation};

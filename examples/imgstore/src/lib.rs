@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use thalweg_store::tree::{Kind, NewPartition, Store, TreeError, catalogue};
 use thalweg_store::txn::{Begin, Durability, Retry, Transact, Turn};
 

@@ -25,8 +25,8 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use imgstore::{ImgStore, Photo, process};
+use thalweg_env::{Env, server_threads};
 use thalweg_ipc::Connection;
-use thalweg_store::env::{Env, server_threads};
 use thalweg_store::pool::{OpenOptions, Pool};
 use thalweg_store::txn::Transact;
 

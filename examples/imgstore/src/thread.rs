@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use thalweg_store::tree::Store;
 use thalweg_store::txn::{Handle, Transact};
 use tokio::runtime::Builder;

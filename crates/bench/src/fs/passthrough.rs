@@ -13,11 +13,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::HashMap;
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Cookie, Entry, Filesystem, FsError, Ino, Kind,
     NewNode, Node, Rename, Seek, SetXattr, Statistics, Timestamp, Watcher, WriteAt, WriteHow,
 };
-use thalweg_store::env::HashMap;
 
 /// Files that are kept open.
 const OPEN: usize = 4096;

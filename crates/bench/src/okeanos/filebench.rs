@@ -22,8 +22,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rand::RngExt;
 use rand_distr::{Distribution, Gamma};
+use thalweg_env::{Env, Rng, Time};
 use thalweg_fs::{Filesystem, Ino, WriteAt};
-use thalweg_store::env::{Env, Rng, Time};
 use thalweg_store::inplace::Mode;
 use tokio::sync::Semaphore;
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand_distr::{Distribution, Exp, LogNormal};
+use thalweg_env::{Env, Rng};
 use thalweg_fs::{Allocation, Filesystem, Ino, WriteAt};
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::Mode;
 
 use super::rig::{Caches, Plan, Rig, bytes, millis};

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use thalweg_fs::{Ino, WriteAt};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::Mode;
 
 use super::rig::{Caches, Plan, Rig, Traffic, bytes};

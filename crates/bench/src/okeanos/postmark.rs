@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_fs::{Filesystem, Ino, WriteAt};
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::Mode;
 
 use super::rig::{Caches, Plan, Rig, bytes};

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use thalweg_fs::{Filesystem, Ino, WriteAt};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{Mode, Recovered};
 
 use super::rig::{Caches, Plan, Rig};

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_fs::{Filesystem, Ino, NewNode, Node, WriteAt, WriteHow};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_store::block::{BlockStore, StoreError};
 use thalweg_store::device::{Device, DeviceRef, Purpose};
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options, Parts, Recovered};
 use thalweg_store::txn::{self, TransactionManager};
 

@@ -12,9 +12,9 @@
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_fs::{Allocation, Filesystem, Ino, WriteAt};
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::env::Env;
 use thalweg_store::inplace::Mode;
 
 use super::rig::{Caches, Plan, Rig, Traffic, bytes, millis};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
+use thalweg_env::Rng;
 use thalweg_store::device::AlignedBuf;
-use thalweg_store::env::Rng;
 
 use super::machine::{Machine, Mount, execute};
 use super::pace::{Load, Outcome, write_file};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
-use thalweg_store::env::{Env, Rng, Time};
+use thalweg_env::{Env, Rng, Time};
 
 use crate::BenchError;
 use crate::nbd::pause;

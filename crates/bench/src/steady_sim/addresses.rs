@@ -3,7 +3,7 @@
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
-use thalweg_store::env::Rng;
+use thalweg_env::Rng;
 
 use crate::BenchError;
 use crate::rig::failed;

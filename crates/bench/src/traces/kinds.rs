@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
-use thalweg_store::env::Rng;
+use thalweg_env::Rng;
 
 use super::Access;
 

@@ -17,7 +17,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use rand::{RngExt, SeedableRng};
-use thalweg_store::env::{HashMap, Rng};
+use thalweg_env::{HashMap, Rng};
 
 use super::Access;
 use crate::BenchError;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use thalweg_store::pool::{OpenOptions, Pool};
 use thalweg_store::tree::Store;
 

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use thalweg_store::txn::Transact;
 
 use super::inner::{Found, Inner};

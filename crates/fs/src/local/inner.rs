@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use thalweg_store::env::{Env, HashMap, HashSet};
+use thalweg_env::{Env, HashMap, HashSet};
 use thalweg_store::tree::Store;
 use thalweg_store::txn::{self, Begin, Durability, Transact, Transaction};
 use tokio::sync::Notify;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use thalweg_store::block::Lba;
-use thalweg_store::env::Env;
 use thalweg_store::tree::{
     Kind as PartitionKind, NewPartition, Partition, Store, TreeError, catalogue,
 };

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::{HashMap, HashSet};
 use thalweg_store::block::{BLOCK_SIZE, ByteRanges, Class, Write};
-use thalweg_store::env::{HashMap, HashSet};
 use thalweg_store::txn::{Aside, FRAGMENT, Transaction, TxnError};
 
 use super::area::DataArea;

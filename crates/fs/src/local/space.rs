@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use parking_lot::Mutex;
-use thalweg_store::env::HashMap;
+use thalweg_env::HashMap;
 
 /// Places where directories may begin.
 const LANES: usize = 16;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_fs::check::{Damage, Finding, How, Outcome, Report, check};
 use thalweg_fs::local::Local;
 use thalweg_fs::local::format::{
@@ -11,7 +12,6 @@ use thalweg_fs::local::format::{
 use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
 use thalweg_store::block::Lba;
-use thalweg_store::env::Env;
 use thalweg_store::tree::{Store, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};
 use zerocopy::{FromBytes, IntoBytes};

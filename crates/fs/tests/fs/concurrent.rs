@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{How, check};
 use thalweg_fs::local::Local;
 use thalweg_fs::{AttributeChange, Filesystem, FsError, Ino, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::run;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
 
 use crate::support::*;

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Atime, Format, Local, Options};
 use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{Class, Lba, StoreError, Write};
-use thalweg_store::env::Env;
 use thalweg_store::txn::{self, Transact, TransactionManager};
 
 use crate::support::*;

@@ -13,13 +13,13 @@ use rand::RngExt;
 use rand::seq::IndexedRandom;
 use rig::{Rig, SIZES, Volume};
 use state::State;
+use thalweg_env::{Env, Rng};
 use thalweg_fs::Filesystem;
 use thalweg_fs::check::{How, Report, check};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::run;
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::Mode;
 use user::User;
 

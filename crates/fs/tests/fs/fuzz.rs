@@ -5,8 +5,8 @@ mod image;
 
 use image::{Image, use_and_repair, used};
 use rand::{RngExt, SeedableRng};
+use thalweg_env::Rng;
 use thalweg_sim::run;
-use thalweg_store::env::Rng;
 
 use crate::support::*;
 

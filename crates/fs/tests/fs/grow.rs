@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_fs::check::{Damage, How, Outcome, Report, check};
 use thalweg_fs::local::format::{BITS_PER_PAGE, Extent, Tag, extent_key, key};
 use thalweg_fs::local::{self, Format, Growth, Local, Options};
 use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, SetXattr};
 use thalweg_sim::run;
 use thalweg_store::block::Lba;
-use thalweg_store::env::Env;
 use thalweg_store::tree::{
     Kind, NewPartition, Partition, State, Store, TreeError, catalogue, catalogue::growth,
 };

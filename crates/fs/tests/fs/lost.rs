@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_fs::check::{Damage, How, LostRange, Outcome, Report, check};
 use thalweg_fs::local::format::{
     Extent, FIRST_VERSION, FORMAT_VERSION, InodeRecord, LOST_VERSION, SuperRecord, Tag, extent_key,
@@ -15,7 +16,6 @@ use thalweg_fs::local::{Local, Options};
 use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Kind, Seek};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
-use thalweg_store::env::Env;
 use thalweg_store::tree::format::{PAGE_MAGIC, PageHeader, PageKind};
 use thalweg_store::tree::{Store, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};

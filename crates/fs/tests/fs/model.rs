@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use thalweg_env::Env;
 use thalweg_fs::check::{How, check};
 use thalweg_fs::local::{self, Atime, Local, Options};
 use thalweg_fs::{
@@ -13,7 +14,6 @@ use thalweg_fs::{
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::env::Env;
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
 
 use crate::support::*;

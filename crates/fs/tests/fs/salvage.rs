@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_fs::check::{Damage, Finding, How, Outcome, Report, check};
 use thalweg_fs::local::Local;
 use thalweg_fs::local::format::{Tag, key, parse_key};
 use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
-use thalweg_store::env::Env;
 use thalweg_store::tree::format::{PAGE_MAGIC, PageHeader, PageKind};
 use thalweg_store::tree::{Store, TreeError, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};

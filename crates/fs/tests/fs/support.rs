@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rand::RngExt;
 use rand::seq::IteratorRandom;
+use thalweg_env::{Env, Rng};
 use thalweg_fs::local::{self, Format, Local, Options};
 use thalweg_fs::{
     AttributeChange, Attributes, Cookie, Entry, Filesystem, FsError, Ino, NewNode, Node, WriteAt,
     WriteHow,
 };
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::Store;
 use thalweg_store::txn::{self, Transact, TransactionManager};
 

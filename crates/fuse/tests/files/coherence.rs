@@ -6,10 +6,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_fs::{Filesystem, Ino, NewNode, Node, Rename, WriteAt, WriteHow};
 use thalweg_fuse::mounted::MountOptions;
 use thalweg_sim::files::NaiveFiles;
-use thalweg_store::env::Env;
 
 use crate::names::errno;
 use crate::rig::Rig;

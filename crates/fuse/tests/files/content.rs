@@ -7,8 +7,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use thalweg_fuse::mounted::MountOptions;
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlace};
 
 use crate::names::errno;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{Format, Local, Options};
 use thalweg_fuse::mounted::{MountOptions, Mounted, mount};
@@ -14,7 +15,6 @@ use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::BlockStore;
 use thalweg_store::device::{Geometry, MemoryDevice};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlace, Mode, NewInPlace, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 use tokio::runtime::Runtime;

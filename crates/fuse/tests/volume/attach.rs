@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_fuse::attach::{AttachError, AttachOptions, Attached, Force, attach};
 use thalweg_fuse::loopdev;
 use thalweg_fuse::stale::recover_stale;
-use thalweg_store::env::Env;
 
 use crate::common::{MemoryVolume, Place, can_attach, run, text, umount};
 

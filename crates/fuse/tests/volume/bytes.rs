@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use thalweg_env::Env;
 use thalweg_fuse::bytes::{ByteVolume, Seek};
 use thalweg_store::block::StoreError;
-use thalweg_store::env::Env;
 use thalweg_store::volume::{Extent, Volume};
 
 use crate::common::MemoryVolume;

@@ -9,9 +9,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
+use thalweg_env::{HashMap, HashSet};
 use thalweg_store::block::{BLOCK_SIZE, Class, Lba};
 use thalweg_store::device::FrameBuf;
-use thalweg_store::env::{HashMap, HashSet};
 use thalweg_store::txn::{Begin, Durability, Handle, Isolation, Transaction, TxnError};
 
 use super::{Link, unexpected};

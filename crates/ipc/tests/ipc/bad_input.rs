@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use proptest::prelude::*;
+use thalweg_env::Env;
 use thalweg_ipc::protocol::{self, Answer, MAX_REQUEST_PAYLOAD, Request};
 use thalweg_ipc::{Config, Connection, SOCKET, socket};
 use thalweg_store::block::{BLOCK_SIZE, Class, Lba};
-use thalweg_store::env::Env;
 use thalweg_store::txn::{Begin, Durability, Handle, Options, Transact, TxnError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_ipc::blocking::{OpenError, Volume};
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::Lba;
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{InPlace, InPlaceError, NewInPlace, Parts};
 use thalweg_store::open::{self, AnyVolume, Options, VolumePath};
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_ipc::protocol::{self, Answer, Frame, MAX_ANSWER_PAYLOAD, Request, Welcome};
 use thalweg_ipc::{Config, Connection, SOCKET, Server, socket};
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version};
-use thalweg_store::env::Env;
 use thalweg_store::txn::{Options, TransactionManager};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::Fixture;

@@ -3,8 +3,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use thalweg_env::Env;
 use thalweg_nbd::{Export, Server, ServerError, UnixSocketOptions};
-use thalweg_store::env::Env;
 
 use crate::client::{FLUSH, Reply, WRITE};
 use crate::memory::MemoryVolume;

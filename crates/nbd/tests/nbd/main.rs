@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use memory::MemoryVolume;
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
-use thalweg_store::env::Env;
 
 /// A server on a Unix socket in a directory of its own.
 struct Fixture {

@@ -269,7 +269,7 @@ async fn requests_in_flight_are_bounded() {
         client.request(FLUSH, 0, 0, 0).await;
     }
     client.request(READ, 0, 0, 4096).await;
-    let env = thalweg_store::env::Env::real();
+    let env = thalweg_env::Env::real();
     let early = env.timeout(std::time::Duration::from_millis(200), client.reply()).await;
     assert_eq!(early, None, "the fifth request waits");
     fixture.volume.gate.add_permits(4);
@@ -294,7 +294,7 @@ async fn bytes_in_flight_are_bounded() {
         }
     };
     let mut sending = std::pin::pin!(sending);
-    let env = thalweg_store::env::Env::real();
+    let env = thalweg_env::Env::real();
     let early = env.timeout(std::time::Duration::from_millis(300), sending.as_mut()).await;
     assert_eq!(early, None, "8 MiB were taken although 1 MiB is in flight");
     fixture.volume.gate.add_permits(32);
@@ -317,7 +317,7 @@ async fn connections_share_the_bytes_in_flight() {
     assert_eq!(client.reply().await.error(), 0);
     let _other = fixture.client().await;
     client.request(READ, 0, 8192, 4096).await;
-    let env = thalweg_store::env::Env::real();
+    let env = thalweg_env::Env::real();
     let early = env.timeout(std::time::Duration::from_millis(200), client.reply()).await;
     assert_eq!(early, None, "the request waits");
     fixture.volume.gate.add_permits(8);
@@ -333,7 +333,7 @@ async fn a_client_that_takes_no_replies_is_not_read_further() {
     for _ in 0..64 {
         client.request(READ, DF, 0, 1 << 20).await;
     }
-    let env = thalweg_store::env::Env::real();
+    let env = thalweg_env::Env::real();
     env.sleep(std::time::Duration::from_millis(300)).await;
     let served = fixture.server.stats().command(Command::Read).requests.get();
     assert!(served < 8, "{served} replies of 1 MiB are waiting");

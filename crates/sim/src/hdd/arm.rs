@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::{Env, Time};
 use thalweg_store::device::{self, AlignedBuf, DeviceError, Power, Purpose, total_len};
-use thalweg_store::env::{Env, Time};
 use tokio::sync::{Notify, oneshot};
 
 use super::cache::WriteCache;

@@ -184,7 +184,7 @@ fn scale(value: u64, numerator: u64, denominator: u64) -> u64 {
 mod tests {
     use super::*;
     use rand::{RngExt, SeedableRng};
-    use thalweg_store::env::Rng;
+    use thalweg_env::Rng;
 
     #[test]
     fn the_seek_curve_meets_the_data_sheet() {

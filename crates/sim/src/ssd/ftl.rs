@@ -191,7 +191,7 @@ impl Ftl {
 mod tests {
     use super::*;
     use rand::{RngExt, SeedableRng};
-    use thalweg_store::env::Rng;
+    use thalweg_env::Rng;
 
     fn spec(over_provisioning: f64) -> SolidStateSpec {
         SolidStateSpec {

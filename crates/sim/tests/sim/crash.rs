@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::SeedableRng;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::crash::{CrashImage, Points, Policy, Shape};
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::run;
 use thalweg_store::device::{DeviceRef, Geometry, Purpose};
-use thalweg_store::env::{Env, Rng};
 
 const SECTOR: u64 = 512;
 const SLOT: u64 = 4096;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::run;
 use thalweg_store::device::{Device, DeviceError, Geometry, Operation, Purpose};
-use thalweg_store::env::Env;
 
 /// A device of 16 sectors in which every byte of sector n is n + 1, and its faults.
 fn with_faults<Fut: Future<Output = ()>>(body: impl FnOnce(Env, Arc<Faulty>, Faults) -> Fut) {

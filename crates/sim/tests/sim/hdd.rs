@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_sim::busy::Kind;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec, Scheduling};
 use thalweg_sim::run;
 use thalweg_store::device::{Device, Power, Purpose};
-use thalweg_store::env::Env;
 
 const GIB: u64 = 1 << 30;
 const SIZE: u64 = 64 * GIB;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_sim::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec, WriteCache};
 use thalweg_store::device::{Device, Purpose};
-use thalweg_store::env::Env;
 
 const SIZE: u64 = 1 << 30;
 

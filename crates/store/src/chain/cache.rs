@@ -39,11 +39,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::StreamExt;
 use parking_lot::Mutex;
+use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 
 use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceError, DeviceRef, FrameBuf, Purpose};
-use crate::env::{Env, Task};
 pub use policy::{CacheStats, RamOrder, Tier};
 use policy::{Found, Move, Policy};
 

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared, join_all, try_join, try_join_all};
+use thalweg_env::Time;
 use tokio::sync::oneshot;
 
 use super::format::Position;
@@ -20,7 +21,6 @@ use super::write::{drain, write_batch};
 use super::{Counts, Inner};
 use crate::block::{StoreError, Version};
 use crate::device::{DeviceRef, Purpose};
-use crate::env::Time;
 
 /// Maximum blocks in a short round: recovery reads and checks that many.
 pub(super) const SHORT_BLOCKS: u32 = 256;

@@ -19,10 +19,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use thalweg_env::HashMap;
 
 use crate::block::Holds;
 use crate::block::Version;
-use crate::env::HashMap;
 
 /// Array slots in a chunk.
 pub(super) const CHUNK: usize = 8192;

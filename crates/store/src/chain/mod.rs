@@ -69,12 +69,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 use crate::device::{DeviceError, DeviceRef};
-use crate::env::{Env, Task};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
 use cache::Cache;

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use roaring::RoaringBitmap;
+use thalweg_env::{Env, HashMap};
 use tokio::sync::Notify;
 use zerocopy::IntoBytes;
 
@@ -37,7 +38,6 @@ use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, 
 use crate::block::Holds;
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
-use crate::env::{Env, HashMap};
 use crate::lock::BriefMutex;
 
 /// Counts of an opening.

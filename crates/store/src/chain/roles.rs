@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use thalweg_env::HashMap;
 use uuid::Uuid;
 
 use super::format::NO_SEGMENT;
 use super::stream::Stream;
 use super::{Inner, State};
 use crate::device::{DeviceRef, Role};
-use crate::env::HashMap;
 
 impl State {
     /// The links that the logs write: of the oldest block that is not yet durable, of the open segment, and

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use thalweg_env::Time;
+
 use super::Inner;
-use crate::env::Time;
 use crate::latency::{SlowRequest, Slowest, StageHistograms, StageStatus};
 
 /// A stage that takes longer is logged.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use roaring::RoaringBitmap;
+use thalweg_env::HashMap;
 
 use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
 use super::index::{Index, Location, Place, is_slot};
@@ -18,7 +19,6 @@ use super::wishes::Wishes;
 use crate::block::Holds;
 use crate::block::{Lba, StoreError, Version, Write};
 use crate::device::Purpose;
-use crate::env::HashMap;
 
 /// Blocks with several versions that are examined when a hold ends.
 const AGE_AT_ONCE: usize = 64;

@@ -10,10 +10,10 @@
 use std::time::Duration;
 
 use futures::future::select;
+use thalweg_env::Time;
 
 use super::Inner;
 use super::stream::USERS;
-use crate::env::Time;
 
 /// Reads that fill a batch.
 const GROUP: usize = 64;

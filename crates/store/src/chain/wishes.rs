@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use thalweg_env::HashMap;
 
 use super::index::Location;
-use crate::env::HashMap;
 
 /// The requested blocks, and their contents.
 #[derive(Debug, Default)]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::MutexGuard;
+use thalweg_env::Time;
 
 use super::format::{Position, block_checksum};
 use super::index::is_slot;
@@ -17,7 +18,6 @@ use super::stream::{BODY, Batch, Stream, USERS};
 use super::{Counts, Inner, State};
 use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
 use crate::device::{FrameBuf, Purpose};
-use crate::env::Time;
 
 /// Blocks in one request to a device.
 pub(super) const BATCH_BLOCKS: usize = 256;

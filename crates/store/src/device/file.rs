@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_env::may_block;
 
 use self::locked::Locked;
 use self::open::Opened;
 use self::transfer::Transfer;
 use self::uring::Driver;
-use crate::env::may_block;
 
 use super::{
     AlignedBuf, Counters, Device, DeviceError, Geometry, Operation, Purpose, QueueDepth, Tallies,

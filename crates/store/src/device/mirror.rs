@@ -24,6 +24,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::join_all;
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use tokio::sync::{oneshot, watch};
 
 use self::range_lock::RangeLocks;
@@ -32,7 +33,6 @@ use super::{
     Counters, Device, DeviceError, DeviceRef, Geometry, Operation, Power, Purpose, QueueDepth,
     Role, Tallies, total_len,
 };
-use crate::env::Env;
 
 /// The state of a side when the mirror is assembled.
 #[derive(Clone, Debug)]

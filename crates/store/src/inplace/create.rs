@@ -1,5 +1,6 @@
 //! Creation of an in-place store.
 
+use thalweg_env::Env;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
@@ -8,7 +9,6 @@ use super::{InPlace, InPlaceError, Parts};
 use crate::block::{BLOCK_SIZE, Lba};
 use crate::copies;
 use crate::device::{AlignedBuf, DeviceRef, Geometry, Partition, Purpose};
-use crate::env::Env;
 use crate::journal::{self, Journal, Note};
 
 /// Bytes of one write.

@@ -413,7 +413,7 @@ impl Inner {
         }
         let now = self.env.now().as_nanos();
         let span = u64::try_from(expire.as_nanos()).unwrap_or(u64::MAX);
-        let old = crate::env::Time::from_nanos(now.saturating_sub(span));
+        let old = thalweg_env::Time::from_nanos(now.saturating_sub(span));
         self.write_back(Which::Old(old)).await
     }
 }

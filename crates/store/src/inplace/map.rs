@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use thalweg_env::HashMap;
 use uuid::Uuid;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -9,7 +10,6 @@ use super::format::{ENTRIES, Entry, MAP_SECTOR, MapSector};
 use super::live::Live;
 use crate::block::{BLOCK_SIZE, Lba, StoreError};
 use crate::device::AlignedBuf;
-use crate::env::HashMap;
 
 /// Sectors in a page.
 pub(super) const SECTORS: u64 = BLOCK_SIZE as u64 / MAP_SECTOR;

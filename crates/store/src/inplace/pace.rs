@@ -8,11 +8,12 @@
 
 use std::time::Duration;
 
+use thalweg_env::Time;
+
 use super::Inner;
 use super::stages::Stage;
 use super::state::State;
 use crate::block::BLOCK_SIZE;
-use crate::env::Time;
 
 /// The part of the journal that is not shared out: the forecast may be a little wrong.
 const RESERVE: f64 = 0.02;

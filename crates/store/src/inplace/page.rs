@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
+use thalweg_env::Time;
 
 use super::format::Entry;
 use super::route::Sequence;
 use crate::block::{Class, Holds, Version};
-use crate::env::Time;
 
 /// A block's content; `None` for a hole, which reads as zeros.
 pub(super) type Content = Option<Bytes>;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt;
 use parking_lot::{Mutex, RwLock};
+use thalweg_env::{Env, Push};
 use tokio::sync::{Notify, watch};
 
 use super::create::journal_device;
@@ -23,7 +24,6 @@ use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use crate::copies;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
-use crate::env::{Env, Push};
 use crate::journal::{Base, End, Journal, JournalError, Lost, Plan, Replay};
 
 /// Blocks that are replayed together.

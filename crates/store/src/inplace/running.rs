@@ -1,12 +1,12 @@
 //! The running transaction, and what it will put into the journal.
 
 use bytes::Bytes;
+use thalweg_env::{HashMap, Time};
 
 use super::format::{NOTE_CLEARED, NOTE_DIRECT};
 use super::page::Content;
 use super::route::Route;
 use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Version, Write};
-use crate::env::{HashMap, Time};
 use crate::journal::{Record, Update, Void};
 
 /// Typical size of a tag in bytes: shorter gaps between ranges are journaled too.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use thalweg_env::Time;
+
 use super::Inner;
-use crate::env::Time;
 use crate::latency::{SlowRequest, Slowest, StageHistograms, StageStatus};
 
 /// A device operation that takes longer is logged.

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::{HashMap, Time};
 
 use super::format::Entry;
 use super::live::Live;
@@ -24,7 +25,6 @@ use super::route::{Request, Route, Sequence, route};
 use super::running::{Change, Closed, Running, difference};
 use super::waiting::{Waiting, Which};
 use crate::block::{BLOCK_SIZE, Class, Holds, Lba, StoreError, Version, Write};
-use crate::env::{HashMap, Time};
 
 #[derive(Debug)]
 pub(super) struct State {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use thalweg_env::{HashMap, Time};
+
 use super::page::{Due, Page};
 use crate::block::Version;
-use crate::env::{HashMap, Time};
 
 /// Which dirty blocks to write back.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,7 @@
 //! of a released transaction may overwrite it while the transaction that revokes them is not
 //! durable.
 
+use thalweg_env::HashMap;
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
@@ -19,7 +20,6 @@ use super::address::Address;
 use super::format::{COMMIT_MAGIC, CommitRecord, Geography, Superblock};
 use super::recovery::{Reader, Scanned};
 use crate::device::{DeviceRef, Purpose};
-use crate::env::HashMap;
 
 /// Bytes that are read at a time.
 const RUN: u64 = 1 << 20;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
+use thalweg_env::Env;
 use zerocopy::FromBytes;
 
 use super::address::Address;
@@ -13,7 +14,6 @@ use super::record::{Checksum, Tag, Void, decode_tags};
 use super::{Journal, JournalError};
 use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceRef, Purpose};
-use crate::env::Env;
 
 /// Bytes of one read.
 const AHEAD: u64 = 256 << 10;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::Env;
 use uuid::Uuid;
 
 use super::PoolError;
@@ -14,7 +15,6 @@ use super::media::{Media, Opened};
 use super::sync::{SideLabels, Standing, diverged, judge};
 use crate::chain::{Link, Parts};
 use crate::device::{Access, DeviceError, DeviceRef, Mirror, Partition, Side, Stripe};
-use crate::env::Env;
 
 /// How often a device that is in use is tried again, and the pause before each attempt.
 const TRIES: usize = 10;

@@ -10,6 +10,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use thalweg_env::Env;
 use uuid::Uuid;
 
 use super::PoolError;
@@ -24,7 +25,6 @@ use super::sizing;
 use super::spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume};
 use crate::block::BLOCK_SIZE;
 use crate::chain::{Chain, Create};
-use crate::env::Env;
 
 /// Size of a file for a cache, if none is given.
 const SMALLEST_CACHE: u64 = 4 << 20;

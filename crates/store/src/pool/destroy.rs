@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use thalweg_env::Env;
+
 use super::PoolError;
 use super::assemble::{Seat, take_all, take_seats};
 use super::format::{Role, Sharing};
@@ -10,7 +12,6 @@ use super::label;
 use super::manifest::{Manifest, Stage};
 use super::media::Media;
 use super::prepare::lock_directory;
-use crate::env::Env;
 
 /// Wipes the labels of the volume in `folder`, and removes its manifest. Files are left where they are.
 /// Missing devices are skipped, with a warning.

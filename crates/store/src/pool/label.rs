@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use thalweg_env::Env;
+
 use super::PoolError;
 use super::format::{
     COPY, DATA_START, Fault, Header, Member, PAIR, RECORD, SLOTS, Sharing, slot_offset,
 };
 use crate::device::{AlignedBuf, Device, DeviceError, DeviceRef, Purpose};
-use crate::env::Env;
 
 /// The label at the start of a device.
 #[derive(Debug)]

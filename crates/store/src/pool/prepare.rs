@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
+use thalweg_env::Env;
 use uuid::Uuid;
 
 use super::PoolError;
@@ -14,7 +15,6 @@ use super::probe;
 use super::spec::{DeviceSpec, LinkSpec, Preallocation};
 use crate::block::BLOCK_SIZE;
 use crate::device::{Access, AlignedBuf, DeviceError, DeviceRef, Purpose};
-use crate::env::Env;
 
 /// An extent to be taken on a device. On a shared device its place is chosen when it is labelled.
 #[derive(Clone, Debug)]

@@ -10,6 +10,7 @@ pub mod growth;
 use std::ops::Range;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
@@ -25,7 +26,6 @@ use super::format::{
 use super::page::Page;
 use super::work::Work;
 use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
-use crate::env::Env;
 use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
 
 /// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems

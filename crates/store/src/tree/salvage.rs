@@ -23,6 +23,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use roaring::RoaringBitmap;
+use thalweg_env::Env;
 
 use super::area::Area;
 use super::catalogue::header_of;
@@ -34,7 +35,6 @@ use super::value::Stored;
 use super::work::Work;
 use super::{btree, space};
 use crate::block::{BLOCK_SIZE, Class};
-use crate::env::Env;
 use crate::txn::{Begin, Durability, Transact, run};
 
 /// Leaves that join the tree in one transaction.

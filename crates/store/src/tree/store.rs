@@ -10,6 +10,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 
 use super::area::Area;
 use super::catalogue::Partition;
@@ -20,7 +21,6 @@ use super::salvage::{self, Salvage};
 use super::value::Stored;
 use super::work::Work;
 use super::{btree, catalogue, hash};
-use crate::env::Env;
 use crate::txn::{Begin, Durability, Isolation, Transact, Transaction, run};
 
 /// A key and its value.

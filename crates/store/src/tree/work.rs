@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::area::Area;
@@ -18,7 +19,6 @@ use super::format::{
 };
 use super::page::{Page, damaged};
 use crate::block::{BLOCK_SIZE, Class};
-use crate::env::{Env, Rng};
 use crate::txn::Transaction;
 
 /// One call in so many asks the volume to keep the pages on its path in memory. The volume forgets such

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use thalweg_env::HashMap;
 
 use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::{Isolation, TxnError};
 use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba};
-use crate::env::HashMap;
 
 /// The kind of the last access of a block, which the next mark refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

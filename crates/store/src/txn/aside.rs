@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::HashSet;
 
 use super::commit;
 use super::manager::{Inner, LocalTransaction, ZEROS};
 use super::order::Snapshot;
 use super::{Aside, TxnError};
 use crate::block::{ByteRanges, Class, Lba, Version, Write};
-use crate::env::HashSet;
 
 /// Blocks that are written or discarded as one version of the store.
 const AT_ONCE: usize = 64;

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use thalweg_env::Env;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Durability, Transaction, TxnError};
-use crate::env::Env;
 
 /// The longest wait for a turn: its holder may itself wait for the waiter.
 const PATIENCE: Duration = Duration::from_millis(10);

@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_env::HashMap;
 
 use super::TxnError;
 use super::commit::{self, Past};
 use super::intent::Intent;
 use super::manager::{Inner, TransactionManager};
 use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
-use crate::env::HashMap;
 
 /// The block that raises the fence.
 const HEAD: Lba = Lba(0);

@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::MutexGuard;
+use thalweg_env::{Env, HashSet, Task};
 use tokio::sync::Notify;
 
 use super::access::{Accesses, Own};
@@ -18,7 +19,6 @@ use super::running::{OwnerId, Phase, Registry, Running, Work};
 use super::{Begin, Contention, Durability, Handle, Preempted, Transact, Transaction, TxnError};
 use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::device::AlignedBuf;
-use crate::env::{Env, HashSet, Task};
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use thalweg_env::HashMap;
 
 use super::access::Accesses;
 use super::order::Snapshot;
 use super::{Begin, Handle, Preempted, TxnError};
-use crate::env::HashMap;
 
 /// The phase of a transaction.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
@@ -12,7 +13,6 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Version};
 use thalweg_store::chain::{Chain, Cleaning, Link, Parts};
 use thalweg_store::device::{DeviceRef, Geometry};
-use thalweg_store::env::{Env, Rng};
 
 use crate::support::{self, Pair, Shape, Step, link_id, options, random_step_in_parts};
 

@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
-use thalweg_store::env::Env;
 
 use crate::support::crash::{Plan, Tally, explore};
 use crate::support::{Shape, content, options, read_all};

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_store::device::{
     Access, AlignedBuf, Device, DeviceError, DeviceRef, Engine, FileDevice, FileOptions,
     MemoryDevice, Mirror, Partition, Purpose, Side, Stripe,
 };
-use thalweg_store::env::Env;
 
 use crate::common::{FaultyDevice, for_random_requests, run_against_model};
 

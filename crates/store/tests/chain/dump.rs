@@ -4,11 +4,11 @@ use std::io::Cursor;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::dump::dump;
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, format};
 use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose};
-use thalweg_store::env::Env;
 
 const SEGMENT_BLOCKS: u32 = format::ENTRIES_PER_PAGE;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::content::Content;
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::model::BlockModel;
@@ -13,7 +14,6 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Link, Options, Parts};
 use thalweg_store::device::{Device, DeviceRef, Geometry, Mirror, Operation, Side};
-use thalweg_store::env::{Env, Rng};
 
 use crate::support::{
     SEGMENT, Shape, Step, content, link_id, options, random_step, random_step_in_parts, read_all,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
 use thalweg_store::device::{DeviceRef, Geometry};
-use thalweg_store::env::Env;
 
 use crate::support::{SEGMENT, Shape, content, options, part, read_all};
 

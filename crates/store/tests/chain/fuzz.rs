@@ -2,11 +2,11 @@
 //! `fuzz/`.
 
 use rand::{RngExt, SeedableRng};
+use thalweg_env::Rng;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
 use thalweg_store::chain::{Chain, Cleaning, Label, fuzz};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::Rng;
 use uuid::Uuid;
 
 use crate::support::Shape;

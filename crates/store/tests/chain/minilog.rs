@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_sim::content::Content;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
@@ -11,7 +12,6 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Rebuild};
 use thalweg_store::device::{Device, DeviceRef, Purpose, Tallies};
-use thalweg_store::env::Env;
 
 use crate::support::{Shape, content, lose_checkpoints, options, part, read_all};
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
+use thalweg_env::Env;
 use thalweg_sim::crash::{CrashImage, Points, Policy, Shape as CrashShape};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
@@ -16,7 +17,6 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options, Rebuild};
 use thalweg_store::device::{Device, DeviceRef};
-use thalweg_store::env::Env;
 
 use crate::support::{LABELS, SEGMENT, Shape, content, lose_checkpoints, options, read_all};
 

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use thalweg_store::device::{
     Device, DeviceError, Mirror, MirrorError, Power, Purpose, Role, Side, SideState, SyncRecord,
 };
-use thalweg_store::env::Env;
 
 use crate::common::{FaultyDevice, for_random_requests, run_against_model};
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_sim::crash::Policy;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
@@ -11,7 +12,6 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Version};
 use thalweg_store::chain::{Chain, Cleaning, Link, Parts};
 use thalweg_store::device::{DeviceRef, Geometry, Mirror, Side};
-use thalweg_store::env::Env;
 
 use crate::support::{self, Pair, Shape, link_id, options, random_step_in_parts};
 

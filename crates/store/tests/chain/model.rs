@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::Rng;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{DeviceRef, MemoryDevice};
-use thalweg_store::env::Rng;
 
 use crate::support::{Pair, Shape, Step, random_step, random_step_in_parts};
 

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_store::device::DeviceError;
-use thalweg_store::env::Env;
 use thalweg_store::pool::{
     self, CacheSpec, DeviceSpec, LinkSpec, MemberState, NewVolume, OpenOptions, Pool, PoolError,
     PoolStatus,

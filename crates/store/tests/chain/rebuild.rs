@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_sim::content::Content;
 use thalweg_sim::crash::{Points, Policy};
 use thalweg_sim::model::BlockModel;
@@ -15,7 +16,6 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Label, Options, Rebuild, RebuildReport};
 use thalweg_store::device::{Device, DeviceRef, Purpose};
-use thalweg_store::env::Env;
 
 use crate::support::crash::{Plan, Tally, explore};
 use crate::support::trio::Trio;

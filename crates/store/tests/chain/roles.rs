@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_sim::busy::Kind;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{Device, DeviceRef, MemoryDevice, Mirror, Purpose, Role, Side};
-use thalweg_store::env::Env;
 use uuid::Uuid;
 
 use crate::support::{SEGMENT, content, link_id, options};

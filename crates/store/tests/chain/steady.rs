@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Task};
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Write};
@@ -15,7 +16,6 @@ use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{
     Device, DeviceError, DeviceRef, Geometry, Partition, Purpose, QueueDepth, Tallies,
 };
-use thalweg_store::env::{Env, Task};
 
 use crate::support::{Shape, content, link_id, options};
 
@@ -107,7 +107,7 @@ async fn fill(chain: &Chain, blocks: std::ops::Range<u64>) {
 fn writers(
     env: &Env,
     chain: &Arc<Chain>,
-    next: impl Fn(&mut thalweg_store::env::Rng) -> u64 + Copy + Send + 'static,
+    next: impl Fn(&mut thalweg_env::Rng) -> u64 + Copy + Send + 'static,
 ) -> (Vec<Task<()>>, Arc<AtomicU64>) {
     let written = Arc::new(AtomicU64::new(0));
     let write = |number: u64| {
@@ -183,7 +183,7 @@ fn a_nearly_full_chain_writes_evenly() {
 async fn moved_per_write(
     env: &Env,
     chain: &Arc<Chain>,
-    next: impl Fn(&mut thalweg_store::env::Rng) -> u64 + Copy + Send + 'static,
+    next: impl Fn(&mut thalweg_env::Rng) -> u64 + Copy + Send + 'static,
     rounds: u64,
 ) -> f64 {
     let (_writers, written) = writers(env, chain, next);
@@ -196,7 +196,7 @@ async fn moved_per_write(
 }
 
 /// Nine tenths of the blocks stay; the others are overwritten again and again.
-fn hot_tenth(blocks: u64) -> impl Fn(&mut thalweg_store::env::Rng) -> u64 + Copy + Send + 'static {
+fn hot_tenth(blocks: u64) -> impl Fn(&mut thalweg_env::Rng) -> u64 + Copy + Send + 'static {
     move |rng| match rng.random_bool(0.98) {
         true => rng.random_range(0..blocks / 10),
         false => rng.random_range(0..blocks),

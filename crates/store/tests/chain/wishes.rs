@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, ByteRanges, Lba, Version, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
 use thalweg_store::device::Device;
-use thalweg_store::env::Env;
 
 use crate::support::{Shape, content, options};
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_sim::crash::Shape as Survival;
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
@@ -12,7 +13,6 @@ use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write};
 use thalweg_store::device::{DeviceRef, MemoryDevice, Operation, Purpose, Tallies};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{InPlace, InPlaceError, Mend, Mode, NewInPlace, Options, Parts};
 use thalweg_store::journal::JournalError;
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, StoreError, Version};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::{InPlace, InPlaceError, Mode};
 
 use crate::support::{Shape, transaction};

@@ -2,7 +2,7 @@
 //! time. Runs the targets of `fuzz/` for a few seconds.
 
 use rand::{RngExt, SeedableRng};
-use thalweg_store::env::Rng;
+use thalweg_env::Rng;
 use thalweg_store::inplace::Mode;
 
 use crate::journal_support;

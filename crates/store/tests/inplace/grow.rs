@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::crash::{Points, Policy};
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::model::BlockModel;
@@ -23,7 +24,6 @@ use thalweg_store::device::{
     Device, DeviceError, DeviceRef, FileDevice, FileOptions, Geometry, MemoryDevice, Overlay,
     Purpose, QueueDepth, Tallies,
 };
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::format::{
     COPIES, COPY, ENTRIES, FORMAT_VERSION, MAP_SECTOR, SECOND_PART, START, Superblock,
     ZEROS_ARE_EMPTY,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_sim::crash::Policy;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice, Purpose};
-use thalweg_store::env::Env;
 use thalweg_store::journal::{End, Journal, JournalError, Record, Update, Void};
 use uuid::Uuid;
 

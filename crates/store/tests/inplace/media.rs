@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
 use thalweg_store::checksum::crc32c;
 use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::format::{
     COPIES, COPY, ENTRIES, FORMAT_VERSION, MAP_SECTOR, MapSector, START, Superblock,
 };

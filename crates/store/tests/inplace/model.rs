@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
+use thalweg_env::Rng;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Hold, Lba, Version};
-use thalweg_store::env::Rng;
 use thalweg_store::inplace::{InPlace, Mend, Mode, Options};
 
 use crate::support::{Shape, transaction};

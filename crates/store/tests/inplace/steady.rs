@@ -7,12 +7,12 @@ use std::time::Duration;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use rand::RngExt;
+use thalweg_env::{Env, Task, Time};
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Write};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::{Env, Task, Time};
 use thalweg_store::inplace::{InPlace, Mode, Options, Parts};
 
 use crate::support::Shape;

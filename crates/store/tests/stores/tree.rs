@@ -6,10 +6,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
+use thalweg_env::{Env, HashMap};
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
-use thalweg_store::env::{Env, HashMap};
 use thalweg_store::tree::{
     Batch, Kind, MAX_KEY, MAX_VALUE, NewPartition, Raw, RawBlocks, State, Store, TreeError,
     catalogue, format,

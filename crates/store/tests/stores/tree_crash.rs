@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::Lba;
 use thalweg_store::chain::{Chain, Cleaning};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::{Batch, Kind, Store, TreeError, catalogue};
 use thalweg_store::txn::{self, Begin, Durability, Transact};
 

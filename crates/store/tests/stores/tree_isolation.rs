@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::runtime::run;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::{Kind, Store, TreeError};
 use thalweg_store::txn::{self, Begin, Durability, Isolation, Transact, Transaction, TxnError};
 

@@ -4,8 +4,8 @@ use std::ops::Bound;
 
 use proptest::prelude::*;
 use rand::RngExt;
+use thalweg_env::Rng;
 use thalweg_sim::runtime::run;
-use thalweg_store::env::Rng;
 use thalweg_store::tree::{Kind, MAX_KEY, MAX_VALUE};
 use thalweg_store::txn::{Begin, Durability};
 

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::join_all;
+use thalweg_env::Env;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::recording::Recorder;
@@ -18,7 +19,6 @@ use thalweg_store::block::{
 };
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef};
-use thalweg_store::env::Env;
 use thalweg_store::txn::{
     self, Begin, Durability, Handle, Isolation, Options, Preempted, Transact, Transaction,
     TransactionManager, TxnError,

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use rand::seq::IteratorRandom;
 use serde_json::json;
+use thalweg_env::Env;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
@@ -19,7 +20,6 @@ use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BlockStore, Lba};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef, MemoryDevice};
-use thalweg_store::env::Env;
 use thalweg_store::txn::{
     Begin, Bug, Durability, Isolation, Options, Transact, Transaction, TransactionManager, TxnError,
 };

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use proptest::prelude::*;
+use thalweg_env::Env;
 use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::volume::MemoryVolume;
 use thalweg_store::block::{BlockStore, StoreError};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{FrameBuf, MemoryDevice};
-use thalweg_store::env::Env;
 use thalweg_store::volume::{Extent, StoreVolume, Volume};
 use uuid::Uuid;
 

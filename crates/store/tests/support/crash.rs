@@ -9,6 +9,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
 use rand::seq::IteratorRandom;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
@@ -16,7 +17,6 @@ use thalweg_sim::recording::Recorder;
 use thalweg_store::block::{BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Options, Rebuild, Recovered};
 use thalweg_store::device::{Device, DeviceRef, Overlay};
-use thalweg_store::env::{Env, Rng};
 
 use super::{Shape, Step, lose_checkpoints, options, random_step, read_all, some_parts};
 

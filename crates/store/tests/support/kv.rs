@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{BlockStore, Lba, StoreError};
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, TreeError, catalogue};
 use thalweg_store::txn::{Options, Transact, TransactionManager};
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
@@ -19,7 +20,6 @@ use thalweg_store::chain::{
     Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Recovered, format,
 };
 use thalweg_store::device::{DeviceRef, Geometry, Partition, Purpose};
-use thalweg_store::env::{Env, Rng};
 use uuid::Uuid;
 
 /// Bytes of both copies of the label.

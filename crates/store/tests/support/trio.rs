@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::model::BlockModel;
 use thalweg_store::block::{Lba, Version};
 use thalweg_store::chain::ChainError;
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::{Env, Rng};
 
 use super::{Pair, Shape, random_step_in_parts, read_all};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use imgstore::ImgStore;
 use rand::RngExt;
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 
 use crate::rig::{Composition, Rig, photo};
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use imgstore::process::StoreProcess;
 use imgstore::{DATES, IMAGES};
+use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
-use thalweg_store::env::Env;
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
 
 use crate::rig::program;

@@ -12,8 +12,8 @@ use imgstore::process::{RemoteStore, StoreProcess};
 use imgstore::{DATES, Endpoint, IMAGES, ImgStore, Photo, StoreThread};
 use parking_lot::Mutex;
 use tempfile::TempDir;
+use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
-use thalweg_store::env::Env;
 use thalweg_store::tree::Store;
 use thalweg_store::txn::{Options, Transact, TransactionManager};
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use thalweg_store::env::Env;
+use thalweg_env::Env;
 use thalweg_store::tree::{KeyRange, Salvage, Store, catalogue};
 use thalweg_store::txn::{Begin, Transact};
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_fs::check::{How, Report, check};
 use thalweg_fs::{FsError, Ino};
 use thalweg_sim::crash::{Images, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::run;
-use thalweg_store::env::Env;
 
 use super::rig::{Rig, Volume};
 use super::state::State;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_fs::local::{self, Atime, Local, Options};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{Chain, Cleaning};
 use thalweg_store::device::{DeviceRef, Geometry};
-use thalweg_store::env::Env;
 use thalweg_store::inplace::{self, InPlace, Mode};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 

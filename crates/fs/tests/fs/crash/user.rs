@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_fs::local::Local;
 use thalweg_fs::{
     Allocation, AttributeChange, Filesystem, Ino, Node, Rename, SetXattr, WriteAt, WriteHow,
 };
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::txn::{Begin, Durability};
 
 use super::rig::Volume;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
+use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{Damage, How, Outcome, Report, check};
 use thalweg_fs::local::{Local, Options};
 use thalweg_fs::{
@@ -16,7 +17,6 @@ use thalweg_sim::run;
 use thalweg_sim::scribble::Disks;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::device::Geometry;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::tree::catalogue;
 use thalweg_store::txn::{Begin, Transact};
 

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
+use thalweg_env::HashMap;
 
 use super::super::ChainError;
 use super::super::format::{Kind, MapEntry, block_checksum};
@@ -18,7 +19,6 @@ use super::format::{Fragment, open};
 use super::slots::{Overlay, Slot};
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, Purpose};
-use crate::env::HashMap;
 
 /// Reads at a time.
 const READS: usize = 32;

@@ -1,10 +1,11 @@
 //! The content of each logical block, decided from map entries in any order.
 
+use thalweg_env::HashMap;
+
 use super::super::format::{Kind, MapEntry, Position};
 use super::super::index::{CHUNK, Content, Location, Place, Versions};
 use super::super::minilog::format::Fragment;
 use crate::block::Version;
-use crate::env::HashMap;
 
 /// An entry that may decide a block's content. Bit 0 of `stamp`: a copy by cleaning; bit 1: a discard; the
 /// rest is its version.

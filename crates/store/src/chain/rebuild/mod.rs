@@ -21,6 +21,7 @@ mod survey;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use zerocopy::IntoBytes;
 
 use super::checkpoint::{self, Area};
@@ -44,7 +45,6 @@ use super::stream::{BODY, USERS};
 use super::{Chain, ChainError, Inner, Options, Parts, scrub};
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, Purpose};
-use crate::env::Env;
 use gather::{Gather, content};
 use survey::{Gap, Life, Maps, Reach, Sector, Shown, follow, shown};
 

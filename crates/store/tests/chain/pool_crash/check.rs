@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::{Env, Rng};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::media::SimMedia;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Version};
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::pool::manifest::{FILE, Manifest, Stage};
 use thalweg_store::pool::{
     DeviceSpec, LinkSpec, Media, MemberState, NewVolume, Pool, PoolError, create_on, destroy_on,

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::media::SimMedia;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba};
-use thalweg_store::env::Env;
 use thalweg_store::pool::{Media, Pool};
 
 use super::history::{BLOCKS, Layout, Op, Parts, open, path, perform, write};

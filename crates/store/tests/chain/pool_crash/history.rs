@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::seq::IteratorRandom;
+use thalweg_env::{Env, Rng};
 use thalweg_sim::media::SimMedia;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write};
 use thalweg_store::chain::Cleaning;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::pool::{
     CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, Media, MemberState, NewVolume, OpenOptions,
     Pool, PoolError, ShrinkRequest, create_on, destroy_on,

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::journal::{Base, End, Journal, Record, Replay, Update, Void};
 use uuid::Uuid;
 

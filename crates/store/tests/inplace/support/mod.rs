@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::{Env, Rng};
 use thalweg_store::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Write};
 use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice};
-use thalweg_store::env::{Env, Rng};
 use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options, Parts, Recovered};
 
 /// A small store.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_env::Env;
 use thalweg_sim::content::Content;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
@@ -11,7 +12,6 @@ use thalweg_sim::runtime::run;
 use thalweg_sim::scribble::{Disks, reseal};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::env::Env;
 use thalweg_store::inplace::format::{COPIES, COPY, ENTRIES, MAP_SECTOR, MapSector, Superblock};
 use thalweg_store::inplace::{InPlace, Mend, Mode};
 

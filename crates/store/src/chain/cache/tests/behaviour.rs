@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_env::Env;
 use tokio::sync::Semaphore;
 
 use crate::block::BLOCK_SIZE;
@@ -12,7 +13,6 @@ use crate::chain::cache::{Cache, RamOrder, Tier};
 use crate::device::{
     Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Operation, Purpose, QueueDepth, Tallies,
 };
-use crate::env::Env;
 
 /// An SSD whose requests can be made to wait or to fail.
 #[derive(Debug)]

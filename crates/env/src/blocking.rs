@@ -17,7 +17,7 @@ pub fn allow_blocking<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Whether this thread may block now.
-pub(crate) fn may_block() -> bool {
+pub fn may_block() -> bool {
     MAY_BLOCK.get()
 }
 

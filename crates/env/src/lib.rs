@@ -20,8 +20,8 @@ use rand::rngs::SysRng;
 use rand::{SeedableRng, TryRng};
 pub use rand_xoshiro::Xoshiro256PlusPlus as Rng;
 
-pub use self::blocking::allow_blocking;
-pub(crate) use self::blocking::may_block;
+pub use self::blocking::{allow_blocking, may_block};
+
 pub use self::push::Push;
 
 /// A hash map whose order depends on nothing but its contents and history.

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use parking_lot::Mutex;
 
-use super::{Env, Task};
+use crate::{Env, Task};
 
 /// Advances a task that was started with [`Env::spawn_pushed`].
 #[derive(Clone, Default)]

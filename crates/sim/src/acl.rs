@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 const VERSION: u32 = 2;
-/// What an entry without a user or a group has in that place.
+/// The id field of an entry that names neither a user nor a group.
 const NOBODY: u32 = u32::MAX;
 const OWNER: u16 = 0x01;
 const USER: u16 = 0x02;
@@ -24,8 +24,8 @@ struct Entry {
 pub(crate) struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// Reads a list: owner, named users, owning group, named groups, mask, others, in this order; there
-    /// is a mask where somebody is named.
+    /// Decodes a list. Entries stand in the order owner, named users, owning group, named groups, mask,
+    /// others; a list with named entries has a mask.
     pub(crate) fn decode(value: &[u8]) -> Option<Acl> {
         let (version, entries) = value.split_first_chunk::<4>()?;
         let (entries, []) = entries.as_chunks::<8>() else { return None };
@@ -61,7 +61,8 @@ impl Acl {
         bytes.freeze()
     }
 
-    /// The entries that the mode shows, and where in it: others, the group's or the mask, the owner.
+    /// The entries that the mode bits mirror, each with its shift in the mode: others, then the mask or
+    /// else the owning group, then the owner.
     fn classes(&mut self) -> impl Iterator<Item = (&mut u16, u16)> {
         let is_masked = self.0.iter().any(|entry| entry.tag == MASK);
         self.0.iter_mut().filter_map(move |entry| {
@@ -76,22 +77,22 @@ impl Acl {
         })
     }
 
-    /// The permission bits that the list amounts to.
+    /// The permission bits that the list is equivalent to.
     pub(crate) fn mode(&self) -> u16 {
         self.clone().classes().fold(0, |mode, (permissions, shift)| mode | *permissions << shift)
     }
 
-    /// Whether the mode alone says as much.
+    /// Whether the mode alone expresses the list.
     pub(crate) fn is_only_mode(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The mode was changed.
+    /// Updates the entries after a change of the mode.
     pub(crate) fn set_mode(&mut self, mode: u16) {
         self.classes().for_each(|(permissions, shift)| *permissions = mode >> shift & 7);
     }
 
-    /// Something is made with at most these permissions.
+    /// Restricts the list to the permissions of a newly created file's mode.
     pub(crate) fn mask_with(&mut self, mode: u16) {
         self.classes().for_each(|(permissions, shift)| *permissions &= mode >> shift);
     }

@@ -1,4 +1,4 @@
-//! What a simulated drive spent its time on.
+//! Busy time of a simulated drive.
 
 use std::time::Duration;
 
@@ -15,19 +15,19 @@ pub enum Kind {
     Write,
 }
 
-/// The time that requests of one kind and purpose took of a drive.
+/// Time that a drive spent on requests of one kind and purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ServiceTime {
     /// Moving the arm.
     pub seek: Duration,
-    /// Waiting for the sector to come round.
+    /// Waiting for the sector to pass under the head.
     pub rotation: Duration,
     /// Moving bytes.
     pub transfer: Duration,
 }
 
 impl ServiceTime {
-    /// All of it.
+    /// The sum of the three parts.
     pub fn total(&self) -> Duration {
         self.seek + self.rotation + self.transfer
     }
@@ -55,8 +55,8 @@ impl std::ops::Sub for ServiceTime {
 
 /// The busy time of a drive by kind and purpose.
 ///
-/// The arm's way back to a stream of writes after a read is a seek of the next *write*: a drive
-/// whose writes spend nothing on seeks and rotation was not disturbed.
+/// The seek back to a stream of writes after a read counts as a seek of the next *write*. So a drive
+/// whose writes spend no time on seeks and rotation served an undisturbed sequential stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusyTimes {
     reads: [ServiceTime; PURPOSES],
@@ -89,7 +89,7 @@ impl BusyTimes {
         self.sum(Kind::Read).total() + self.sum(Kind::Write).total()
     }
 
-    /// What was added since `earlier`.
+    /// The difference between this and `earlier`.
     pub fn since(&self, earlier: &BusyTimes) -> BusyTimes {
         BusyTimes {
             reads: std::array::from_fn(|i| self.reads[i] - earlier.reads[i]),

@@ -1,4 +1,4 @@
-//! What a simulated medium holds: sparse, and cheap to clone.
+//! The content of a simulated medium: sparse, and cheap to clone.
 //!
 //! Pages are shared between clones until one of them is written. A page that repeats its first
 //! [`PATTERN`] bytes is kept as those bytes alone, so that a load which writes such pages fits tens
@@ -94,7 +94,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize, usize)> {
 }
 
 impl Content {
-    /// Content that reads as zeros everywhere.
+    /// Content of zeros.
     pub fn new() -> Content {
         Content::default()
     }
@@ -169,7 +169,7 @@ impl Content {
         }
     }
 
-    /// Makes `len` bytes at `offset` read as zeros, and frees what it can.
+    /// Makes `len` bytes at `offset` read as zeros, and frees the whole pages among them.
     pub fn zero(&mut self, offset: u64, len: u64) {
         for (page, first, take) in pieces(offset, len) {
             if take == PAGE {

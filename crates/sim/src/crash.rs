@@ -1,8 +1,8 @@
 //! The images that a crash could leave of recorded devices.
 //!
-//! A crash comes after a number of events. A write that ended before a flush of its device began is
-//! durable once that flush has ended. Of every other write that had begun, any part may have
-//! survived, sector by sector and in any order.
+//! A crash happens after a number of events. A write that ended before a flush of its device began
+//! is durable once that flush has ended. Every other write that had begun may survive in any part,
+//! sector by sector and in any order.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use crate::content::Content;
 use crate::ramdisk::RamDisk;
 use crate::recording::{Change, Event, Log};
 
-/// After which events to crash.
+/// The events after which to crash.
 #[derive(Clone, Debug)]
 pub enum Points {
     /// Just before and just after the end of every flush, and at the end of the log.
     Flushes,
     /// After every event, and before the first.
     Every,
-    /// At so many random points, and at the end of the log.
+    /// At this many random points, and at the end of the log.
     Sampled(usize),
-    /// After so many events each.
+    /// After each of these numbers of events.
     At(Vec<usize>),
 }
 
@@ -34,11 +34,11 @@ pub enum Points {
 pub struct Policy {
     /// Where to crash.
     pub points: Points,
-    /// When at most so many writes are not durable, every subset of them is made.
+    /// Every subset is made when at most this many writes are volatile.
     pub exhaustive: usize,
-    /// At most so many prefixes, besides nothing and everything.
+    /// Maximum number of prefixes, besides nothing and everything.
     pub prefixes: usize,
-    /// At most so many images in which a single write is missing.
+    /// Maximum number of images in which a single write is missing.
     pub missing: usize,
     /// Random subsets of whole writes.
     pub subsets: usize,
@@ -50,7 +50,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Some fifty images around every flush.
+    /// About fifty images around every flush.
     pub fn thorough() -> Policy {
         Policy {
             points: Points::Flushes,
@@ -63,7 +63,7 @@ impl Policy {
         }
     }
 
-    /// A dozen images at each of `points` random points.
+    /// About a dozen images at each of `points` random points.
     pub fn sampled(points: usize) -> Policy {
         Policy {
             points: Points::Sampled(points),
@@ -83,21 +83,21 @@ impl Policy {
     }
 }
 
-/// Which of the writes that are not durable at a crash point survive, in the order in which they
-/// ended; those still under way come last.
+/// Which volatile writes survive at a crash point. Writes are in the order in which they ended; those
+/// in flight come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// None of them.
     Nothing,
     /// All of them.
     Everything,
-    /// The first so many.
+    /// The first writes, this many.
     Prefix(usize),
-    /// All but this one.
+    /// All but the write with this index.
     Missing(usize),
-    /// Those whose bit is set.
+    /// The writes whose bit is set.
     Mask(u64),
-    /// A random subset.
+    /// A random subset, from this seed.
     Subset(u64),
     /// A random subset of their sectors.
     Torn(u64),
@@ -113,7 +113,7 @@ struct Replay {
     log: Arc<Log>,
     point: usize,
     durable: Vec<Content>,
-    /// Changes not durable: first those ended, in the order of their ends, then the others.
+    /// Changes that are not durable: first those that ended, in that order, then those in flight.
     volatile: Vec<Volatile>,
     flushes_begun: HashMap<usize, usize>,
 }
@@ -168,7 +168,7 @@ impl Replay {
         self.volatile.insert(ended, write);
     }
 
-    /// Everything on `device` that had ended when the flush began is durable.
+    /// Makes every change on `device` durable that had ended when the flush began.
     fn end_flush(&mut self, device: usize, begun: usize) {
         let durable = &mut self.durable[device];
         self.volatile.retain(|write| {
@@ -180,7 +180,7 @@ impl Replay {
         });
     }
 
-    /// Every device's content when `shape` says what survives.
+    /// Every device's content when the writes that `shape` selects survive.
     fn contents(&self, shape: Shape) -> Vec<Content> {
         let mut contents = self.durable.clone();
         match shape {
@@ -224,7 +224,7 @@ impl Replay {
         }
     }
 
-    /// What to make here, without shapes that give the same image for certain.
+    /// The shapes to make here, without those that certainly give the same image.
     fn shapes(&self, policy: &Policy, rng: &mut Rng) -> Vec<Shape> {
         let count = self.volatile.len();
         if count == 0 {
@@ -269,10 +269,10 @@ impl Replay {
     }
 }
 
-/// What a crash could have left of every device.
+/// The devices as a crash could have left them.
 #[derive(Debug)]
 pub struct CrashImage {
-    /// The devices, in the order in which they were recorded. They may be written.
+    /// The devices, in the order of recording. They may be written.
     pub devices: Vec<DeviceRef>,
     disks: Vec<Arc<RamDisk>>,
     log: Arc<Log>,
@@ -289,22 +289,22 @@ impl CrashImage {
         replay.image(shape)
     }
 
-    /// The same devices with their content.
+    /// The same devices as RAM disks, which expose their content.
     pub fn disks(&self) -> &[Arc<RamDisk>] {
         &self.disks
     }
 
-    /// How many events had happened when the crash came.
+    /// Number of events before the crash.
     pub fn point(&self) -> usize {
         self.point
     }
 
-    /// What survived.
+    /// Which volatile writes survived.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The marks that had been made when the crash came, the newest first.
+    /// The marks made before the crash, the newest first.
     pub fn acknowledged(&self) -> impl Iterator<Item = u64> + '_ {
         let events = self.log.events[..self.point].iter().rev();
         events.filter_map(|event| match event {
@@ -313,7 +313,7 @@ impl CrashImage {
         })
     }
 
-    /// Where the crash came and what survived, for a message.
+    /// Crash point and surviving writes, for a message.
     pub fn describe(&self) -> String {
         let last = self.point.checked_sub(1).map(|i| self.name_event(self.log.events[i]));
         format!(

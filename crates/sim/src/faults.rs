@@ -1,7 +1,7 @@
 //! A wrapper that makes any device fail on command.
 //!
-//! Damage lives in the wrapper, not on the device below: it is seen through the wrapper alone, and
-//! a write of the damaged sectors mends them, as on a drive that remaps.
+//! Damage is kept in the wrapper, not on the device below: only reads through the wrapper see it. A
+//! write of a damaged sector repairs it, as on a drive that remaps.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,18 +18,18 @@ use thalweg_store::device::{
     Role, Tallies, total_len,
 };
 
-/// What is wrong with a sector.
+/// The damage of a sector.
 #[derive(Clone, Debug)]
 enum Damage {
     /// Reads of it fail.
     Unreadable,
-    /// These bits are flipped.
+    /// Reads flip these bits of its first byte.
     Rotten(u8),
-    /// It reads as it did before.
+    /// Reads return this old content.
     Stale(Bytes),
 }
 
-/// What happens to the next writes that touch a range, instead of what should.
+/// A fault that replaces the next writes that touch a range.
 #[derive(Clone, Debug)]
 struct Mishap {
     range: Range<u64>,
@@ -45,20 +45,20 @@ enum MishapKind {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By sector.
+    /// Damage by sector.
     damage: BTreeMap<u64, Damage>,
     mishaps: Vec<Mishap>,
-    /// Requests of a kind that fail from now on.
+    /// Number of coming requests that fail, by kind.
     failing: BTreeMap<Operation, usize>,
     short_reads: usize,
     full: bool,
-    /// Requests left until the drive is dead.
+    /// Number of requests until the drive dies.
     life: Option<usize>,
     factor: f64,
     delay: Duration,
 }
 
-/// A device that does as its [`Faults`] say.
+/// A device with the faults that its [`Faults`] inject.
 #[derive(Debug)]
 pub struct Faulty {
     env: Env,
@@ -66,8 +66,8 @@ pub struct Faulty {
     state: Arc<Mutex<State>>,
 }
 
-/// Controls a [`Faulty`] device. Clones control the same one. Ranges are bytes; damage spreads to
-/// the whole sectors that they touch.
+/// Controls a [`Faulty`] device. Clones control the same device. Ranges are in bytes; damage extends
+/// to all sectors that a range touches.
 #[derive(Clone, Debug)]
 pub struct Faults {
     inner: DeviceRef,
@@ -75,7 +75,7 @@ pub struct Faults {
 }
 
 impl Faulty {
-    /// Wraps `inner`; nothing is wrong with it yet.
+    /// Wraps `inner`, at first without faults.
     pub fn wrap(env: &Env, inner: DeviceRef) -> (Arc<Faulty>, Faults) {
         let state = Arc::new(Mutex::new(State { factor: 1.0, ..State::default() }));
         let faults = Faults { inner: Arc::clone(&inner), state: Arc::clone(&state) };
@@ -90,7 +90,7 @@ impl Faulty {
         DeviceError::io(&self.inner.name(), operation, io::Error::other(why))
     }
 
-    /// Lets a request in, or refuses it.
+    /// Admits a request, or fails it.
     fn admit(&self, operation: Operation) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         match &mut state.life {
@@ -108,7 +108,7 @@ impl Faulty {
         Ok(())
     }
 
-    /// Runs a request as slowly as the device is now.
+    /// Runs a request at the device's present speed.
     async fn drag<F: Future>(&self, request: F) -> F::Output {
         let start = self.env.now();
         let output = request.await;
@@ -123,7 +123,7 @@ impl Faulty {
         output
     }
 
-    /// What a read gives after damage.
+    /// Applies the damage to the bytes of a read.
     fn damaged(&self, offset: u64, data: Bytes) -> Result<Bytes, DeviceError> {
         let mut state = self.state.lock();
         let sector = u64::from(self.inner.geometry().sector);
@@ -154,7 +154,7 @@ impl Faulty {
         Ok(buffer.freeze())
     }
 
-    /// Where a write goes: `None` when it is lost.
+    /// The offset at which a write lands; `None` when it is lost.
     fn direct(&self, offset: u64, len: u64) -> Option<u64> {
         let mut state = self.state.lock();
         let hit = state.mishaps.iter_mut().find(|mishap| {
@@ -172,7 +172,7 @@ impl Faulty {
         }
     }
 
-    /// A write mends what it covers, except that stale sectors stay stale.
+    /// Repairs the sectors that a write covers. Stale sectors stay stale.
     fn mend(&self, offset: u64, len: u64) {
         let touched = self.sectors(offset, len);
         let mut state = self.state.lock();
@@ -223,11 +223,10 @@ impl Faults {
         self.damage(&range, |_| Damage::Rotten(mask));
     }
 
-    /// Stale reads: the range reads as it does now, whatever is written to it, until
-    /// [`Faults::heal`].
+    /// Stale reads: the range reads as now, regardless of later writes, until [`Faults::heal`].
     ///
     /// # Errors
-    /// What the device says when it is asked for the range.
+    /// The device's error when it reads the range.
     pub async fn freeze(&self, range: Range<u64>) -> Result<(), DeviceError> {
         let geometry = self.inner.geometry();
         let sector = u64::from(geometry.sector);
@@ -238,12 +237,12 @@ impl Faults {
         Ok(())
     }
 
-    /// Short reads: of the next `count` reads the second half of the bytes is zeros.
+    /// Short reads: the second half of each of the next `count` reads is zeros.
     pub fn shorten_reads(&self, count: usize) {
         self.state.lock().short_reads = count;
     }
 
-    /// Lost writes: the next `count` writes that touch the range are acknowledged and not done.
+    /// Lost writes: the next `count` writes that touch the range are acknowledged but not done.
     pub fn lose_writes(&self, range: Range<u64>, count: usize) {
         let mishap = Mishap { range, left: count, kind: MishapKind::Lost };
         self.state.lock().mishaps.push(mishap);
@@ -255,34 +254,34 @@ impl Faults {
         self.state.lock().mishaps.push(mishap);
     }
 
-    /// The next `count` requests of a kind fail; `usize::MAX` for all of them.
+    /// Fails the next `count` requests of a kind; `usize::MAX` fails all of them.
     pub fn fail(&self, operation: Operation, count: usize) {
         self.state.lock().failing.insert(operation, count);
     }
 
-    /// The drive dies after `count` more requests: everything fails from then on.
+    /// The drive dies after `count` more requests: every later request fails.
     pub fn die_after(&self, count: usize) {
         self.state.lock().life = Some(count);
     }
 
-    /// The medium is full, or has room again.
+    /// Makes the medium full, or gives it space again.
     pub fn fill(&self, full: bool) {
         self.state.lock().full = full;
     }
 
-    /// Every request takes `factor` times as long as the device needs, and `delay` on top.
+    /// Every request takes `factor` times as long, plus `delay`.
     pub fn slow(&self, factor: f64, delay: Duration) {
         let mut state = self.state.lock();
         state.factor = factor;
         state.delay = delay;
     }
 
-    /// Ends every fault. What was lost or misdirected stays so.
+    /// Ends every fault. Lost and misdirected writes stay lost and misdirected.
     pub fn heal(&self) {
         *self.state.lock() = State { factor: 1.0, ..State::default() };
     }
 
-    /// How many sectors are damaged.
+    /// Number of damaged sectors.
     pub fn damaged_sectors(&self) -> usize {
         self.state.lock().damage.len()
     }

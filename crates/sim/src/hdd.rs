@@ -1,15 +1,15 @@
 //! A hard disk in virtual time.
 //!
-//! One arm serves a queue: it seeks along a fitted curve, waits for the sector to come round, and
-//! moves bytes at the rate of their zone. Time is kept in nanoseconds, and a request is answered at
-//! the next whole microsecond, so that rounding does not add up.
+//! One arm serves a queue: it seeks along a fitted curve, waits for the sector to pass, and transfers
+//! bytes at the rate of their zone. Time is kept in nanoseconds, and a request is answered at the
+//! next whole microsecond, so that rounding errors do not accumulate.
 //!
 //! - A request that continues where the last one of its kind ended needs neither seek nor rotation
-//!   when it is queued or arrives within [`HardDiskSpec::streaming_gap`]. A read may come later: the
-//!   disk has read ahead meanwhile.
-//! - With a write cache, a write is acknowledged after the bus and written back when no request
-//!   waits, when a flush does, or when the cache is half full. A power cut loses the cache, and tears
-//!   the write under the head between two sectors.
+//!   when it is queued or arrives within [`HardDiskSpec::streaming_gap`]. A read may arrive later,
+//!   because the disk reads ahead.
+//! - With a write cache, a write is acknowledged after the bus transfer. It is written back when no
+//!   request is queued, when a flush waits for it, or when the cache is half full. A power cut loses
+//!   the cache, and tears the write under the head between two sectors.
 
 mod arm;
 mod cache;
@@ -30,29 +30,29 @@ use crate::content::Content;
 use arm::{Operation, Shared};
 pub use mechanics::SeekTimes;
 
-/// In which order waiting requests are served.
+/// The order in which queued requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheduling {
-    /// As they come.
+    /// First in, first out.
     Fifo,
-    /// The one that the head reaches first, among the oldest `depth`; the oldest when it has waited
-    /// there for `max_wait`. A sequential stream gives way to others after 1 MiB. This is what native
-    /// command queueing does.
+    /// Native command queueing: the request that the head reaches first, among the oldest `depth`. A
+    /// request that has waited in the queue for `max_wait` is served next. A sequential stream yields
+    /// to other requests after 1 MiB.
     ShortestAccess {
-        /// Requests that the disk looks at.
+        /// Length of the disk's queue.
         depth: usize,
         /// The longest that a request is passed over.
         max_wait: Duration,
     },
-    /// The next higher address, among the oldest `depth`, and from the lowest again at the end.
+    /// The next higher address, among the oldest `depth`; after the highest, the lowest.
     Elevator {
-        /// Requests that the disk looks at.
+        /// Length of the disk's queue.
         depth: usize,
     },
 }
 
 impl Scheduling {
-    /// Requests that the disk looks at; others wait at the host.
+    /// Length of the disk's queue; further requests wait at the host.
     fn depth(self) -> usize {
         match self {
             Scheduling::Fifo => 1,
@@ -63,7 +63,7 @@ impl Scheduling {
     }
 }
 
-/// What a hard disk is like.
+/// The parameters of a hard disk.
 #[derive(Clone, Debug)]
 pub struct HardDiskSpec {
     /// Size in bytes.
@@ -74,7 +74,7 @@ pub struct HardDiskSpec {
     pub rpm: u32,
     /// Seeks before reads.
     pub read_seek: SeekTimes,
-    /// Seeks before writes, which settle longer.
+    /// Seeks before writes, which take longer to settle.
     pub write_seek: SeekTimes,
     /// Sustained bytes per second at the outer edge, where address 0 is.
     pub outer_rate: u64,
@@ -82,13 +82,13 @@ pub struct HardDiskSpec {
     pub inner_rate: u64,
     /// Bytes per second between host and disk.
     pub bus_rate: u64,
-    /// How late a write may follow the one before it without losing a revolution.
+    /// Maximum delay of a sequential write after the one before it that loses no revolution.
     pub streaming_gap: Duration,
     /// Bytes that the disk reads ahead of a sequential reader while it is idle.
     pub read_ahead: u64,
     /// Bytes of volatile write cache; 0 turns it off.
     pub write_cache: u64,
-    /// Stretches of the disk that the write cache holds something of at a time.
+    /// Maximum number of separate ranges of the disk in the write cache.
     pub write_segments: usize,
     /// The order of service.
     pub scheduling: Scheduling,
@@ -96,7 +96,7 @@ pub struct HardDiskSpec {
     pub spin_up: Duration,
 }
 
-/// Native command queueing as drives have it.
+/// Native command queueing with the parameters of common drives.
 const QUEUED: Scheduling =
     Scheduling::ShortestAccess { depth: 32, max_wait: Duration::from_millis(250) };
 
@@ -161,7 +161,7 @@ impl HardDiskSpec {
     }
 }
 
-/// A simulated hard disk. Its arm rests when the device is dropped.
+/// A simulated hard disk. Dropping it stops its arm.
 #[derive(Debug)]
 pub struct HardDisk {
     shared: Arc<Shared>,
@@ -182,29 +182,28 @@ impl HardDisk {
         HardDisk { shared, counters: Counters::default(), _arm: arm }
     }
 
-    /// What the disk is like.
+    /// The disk's parameters.
     pub fn spec(&self) -> &HardDiskSpec {
         &self.shared.spec
     }
 
-    /// What the arm spent its time on.
+    /// The disk's busy time.
     pub fn busy(&self) -> BusyTimes {
         self.shared.busy()
     }
 
-    /// The time spent in stand-by, and how often the disk spun up from it.
+    /// Time in stand-by, and number of spin-ups from it.
     pub fn standby(&self) -> (Duration, u64) {
         self.shared.standby()
     }
 
-    /// What is on the medium: the write cache is not in it.
+    /// The content of the medium, without the write cache.
     pub fn medium(&self) -> Content {
         self.shared.medium()
     }
 
-    /// Cuts the power: the write cache is lost, the write under the head is torn between two
-    /// sectors, every waiting request fails, and so does every new one until
-    /// [`HardDisk::power_on`].
+    /// Cuts the power: the write cache is lost, the write under the head is torn between two sectors.
+    /// Queued requests fail, and so does every new one until [`HardDisk::power_on`].
     pub fn power_cut(&self) {
         self.shared.power_cut();
     }

@@ -1,9 +1,9 @@
 //! Simulated disks in virtual time, crashes, faults and reference models for Thalweg.
 //!
 //! - [`runtime`]: runs a future in virtual time, as a function of a seed;
-//! - [`content`]: what a simulated medium holds, sparse and cheap to clone; [`ramdisk`]: the same
+//! - [`content`]: the content of a simulated medium, sparse and cheap to clone; [`ramdisk`]: the same
 //!   as a device that takes no time;
-//! - [`hdd`], [`ssd`]: a hard disk and a solid-state drive that take the time of real ones;
+//! - [`hdd`], [`ssd`]: a hard disk and a solid-state drive with the timing of real ones;
 //! - [`recording`]: devices that log every write and flush in one order; [`crash`]: the images that
 //!   a crash could leave of them;
 //! - [`faults`]: a wrapper that makes any device fail on command;

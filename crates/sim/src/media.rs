@@ -1,9 +1,10 @@
-//! Named files on simulated devices: what a volume needs of a file system, to be crashed with it.
+//! Named files on simulated devices: the file system operations that a volume needs, so that a crash
+//! covers its manifest too.
 //!
 //! The names are in one sector of a device of their own, so that each change of them is atomic, and
-//! durable once [`Media::sync_folder`] has flushed it. Texts lie on a second device; a text that was
-//! not synced may be there in part. Every other device is a file of its own. On the devices of a
-//! [`Recorder`] all of it has one order of events.
+//! durable once [`Media::sync_folder`] has flushed it. Texts are on a second device; a text that was
+//! not synced may survive in part. Every other device is a file of its own. On the devices of a
+//! [`Recorder`] all of these share one order of events.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,17 +23,17 @@ use crate::recording::Recorder;
 
 /// Bytes of the sector that holds all names.
 const NAMES: usize = 4096;
-/// Bytes that each text has room for.
+/// Capacity of each text in bytes.
 const TEXT: u64 = 16 * 1024;
-/// Texts that may be written in one run.
+/// Maximum number of texts in one run.
 const TEXTS: u64 = 1024;
 
-/// What has a name.
+/// The target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum File {
     /// A device, by its number.
     Device(usize),
-    /// A text, by its place.
+    /// A text, by its slot.
     Text(u64),
 }
 
@@ -44,7 +45,7 @@ pub struct SimMedia {
     /// The names, the texts, then one device for each file.
     devices: Mutex<Vec<DeviceRef>>,
     names: tokio::sync::Mutex<BTreeMap<PathBuf, File>>,
-    /// The place of the next text.
+    /// The next free slot for a text.
     next: Mutex<u64>,
 }
 
@@ -72,7 +73,7 @@ fn decode(bytes: &[u8]) -> BTreeMap<PathBuf, File> {
 }
 
 impl SimMedia {
-    /// No files yet, on new devices of `recorder` with sectors of `sector` bytes.
+    /// An empty set of files, on new devices of `recorder` with sectors of `sector` bytes.
     pub fn recorded(recorder: &Recorder, sector: u32) -> SimMedia {
         let names = recorder.device("names", Geometry { size: NAMES as u64, sector: NAMES as u32 });
         let texts = recorder.device("texts", Geometry { size: TEXT * TEXTS, sector: 512 });
@@ -85,8 +86,7 @@ impl SimMedia {
         }
     }
 
-    /// The files that a crash left of recorded ones, on devices that take no time. Each call gives
-    /// a copy of its own.
+    /// The files of a crash image, on devices that take no time. Each call returns a new copy.
     pub async fn of_image(image: &CrashImage, sector: u32) -> Result<SimMedia, DeviceError> {
         let copy = |disk: &Arc<RamDisk>| -> DeviceRef {
             use thalweg_store::device::Device;
@@ -95,8 +95,8 @@ impl SimMedia {
         SimMedia::on(image.disks().iter().map(copy).collect(), None, sector).await
     }
 
-    /// The files on `devices`, which stand in the order of [`SimMedia::recorded`]; new ones are
-    /// recorded too where there is a recorder.
+    /// The files on `devices`, in the order of [`SimMedia::recorded`]. New devices are recorded too when
+    /// there is a recorder.
     pub async fn on(
         devices: Vec<DeviceRef>,
         recorder: Option<Recorder>,
@@ -119,10 +119,10 @@ impl SimMedia {
         devices.map(|(path, _)| path.clone()).collect()
     }
 
-    /// Puts what `how` makes of the device at `path` in its place: for faults.
+    /// Replaces the device at `path` by what `how` returns for it: to inject faults.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotFound`] when no device is there.
+    /// [`io::ErrorKind::NotFound`] when there is no device at `path`.
     pub async fn wrap(
         &self,
         path: &Path,
@@ -140,7 +140,7 @@ impl SimMedia {
         self.devices.lock()[number].clone()
     }
 
-    /// Changes the names, all at once.
+    /// Changes the names atomically.
     async fn change<T>(
         &self,
         how: impl FnOnce(&mut BTreeMap<PathBuf, File>) -> T,

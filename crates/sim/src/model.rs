@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use bytes::Bytes;
 use thalweg_store::block::{BLOCK_SIZE, Lba, Version, Write};
 
-/// The content of a block from a version on. Content of zeros and no content are the same.
+/// The content of a block from a version on. No content is the same as zeros.
 #[derive(Clone, Debug)]
 struct Entry {
     since: Version,
@@ -24,7 +24,7 @@ pub struct BlockModel {
     history: BTreeMap<Lba, Vec<Entry>>,
 }
 
-/// What was recovered is the state of no version that the crash rule allows.
+/// The recovered state is not that of any version that the crash rule allows.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "block {} recovered to {found}, but the blocks before it allow only versions {allowed}; \
@@ -32,13 +32,13 @@ pub struct BlockModel {
     lba.0
 )]
 pub struct Mismatch {
-    /// The first block that fits no version which the blocks before it fit.
+    /// The first block that matches none of the versions that the blocks before it match.
     pub lba: Lba,
-    /// What was read, and in which versions the block held that.
+    /// The content found, and the versions in which the block had it.
     pub found: String,
-    /// The versions that the blocks before it fit.
+    /// The versions that the blocks before it match.
     pub allowed: Versions,
-    /// What the block held in and around the versions allowed.
+    /// The block's content in and around the allowed versions.
     pub nearby: String,
 }
 
@@ -47,12 +47,12 @@ pub struct Mismatch {
 pub struct Versions(Vec<RangeInclusive<u64>>);
 
 impl Versions {
-    /// Whether `version` is one of them.
+    /// Whether `version` is in a range.
     pub fn contains(&self, version: Version) -> bool {
         self.0.iter().any(|range| range.contains(&version.0))
     }
 
-    /// The newest of them.
+    /// The newest version.
     pub fn newest(&self) -> Option<Version> {
         self.0.last().map(|range| Version(*range.end()))
     }
@@ -94,7 +94,7 @@ fn digest(content: Option<&Bytes>) -> u64 {
     foldhash::fast::FixedState::default().hash_one(content.map(|bytes| &bytes[..]))
 }
 
-/// Content of zeros as no content.
+/// Represents content of zeros as no content.
 fn normal(content: Option<Bytes>) -> Option<Bytes> {
     content.filter(|bytes| bytes.iter().any(|byte| *byte != 0))
 }
@@ -166,7 +166,7 @@ impl BlockModel {
         entries[..newer].last()?.content.clone()
     }
 
-    /// Forgets the versions after `version`: after a crash the store continues from there.
+    /// Drops the versions after `version`: after a crash the store continues from there.
     pub fn rewind(&mut self, version: Version) {
         self.now = self.now.min(version);
         for entries in self.history.values_mut() {
@@ -175,11 +175,12 @@ impl BlockModel {
         self.history.retain(|_, entries| !entries.is_empty());
     }
 
-    /// Checks the crash rule: the state that `read` gives must be that of *one* version, no older
-    /// than `acknowledged` and no newer than `attempted`. The versions whose state it is.
+    /// Checks the crash rule: the state that `read` returns must be that of *one* version, no older than
+    /// `acknowledged` and no newer than `attempted`. Returns the versions with that state.
     ///
     /// # Errors
-    /// [`Mismatch`] names the first block that fits no version which the blocks before it fit.
+    /// [`Mismatch`] with the first block that matches none of the versions that the blocks before it
+    /// match.
     pub fn check(
         &self,
         acknowledged: Version,
@@ -221,7 +222,7 @@ impl BlockModel {
         Versions(ranges)
     }
 
-    /// What a block held in the versions allowed, and in the one before.
+    /// A block's content in the allowed versions, and in the version before them.
     fn nearby(&self, lba: Lba, allowed: &Versions) -> String {
         let Some(entries) = self.history.get(&lba) else {
             return "never written".to_owned();

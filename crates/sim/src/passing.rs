@@ -1,4 +1,4 @@
-//! A block store that passes everything on to another, with something of a test's own around it.
+//! A block store that forwards every request to another, with hooks for tests.
 
 use std::sync::Arc;
 
@@ -6,52 +6,52 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
 
-/// A change that is asked for.
+/// A requested change.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// These writes.
+    /// Apply these writes.
     Apply(&'a [Write]),
-    /// So many blocks from there on are discarded.
+    /// Discard this many blocks from there on.
     Discard(Lba, u64),
 }
 
-/// What happens around the requests of a [`Passing`]. The defaults do nothing. An error is what the
-/// caller gets; the request did not come further then.
+/// Hooks around the requests of a [`Passing`]. The defaults do nothing. When a hook fails, its error
+/// is returned to the caller, and the request is not forwarded.
 #[async_trait]
 pub trait Around: std::fmt::Debug + Send + Sync + 'static {
-    /// Before blocks are read.
+    /// Runs before blocks are read.
     async fn before_read(&self, _lba: Lba, _count: u64) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// When they were read, before the caller has them.
+    /// Runs after blocks were read, before the caller gets them.
     async fn after_read(&self) {}
 
-    /// Before a change.
+    /// Runs before a change.
     async fn before_change(&self, _change: Change<'_>) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// When the change is there, before the caller is told.
+    /// Runs after a change was applied, before it is acknowledged.
     async fn after_change(&self) {}
 
-    /// Before somebody is held back who wrote.
+    /// Runs before backpressure is applied to a writer.
     async fn before_holding_back(&self) {}
 
-    /// Before changes are made durable.
+    /// Runs before changes are made durable.
     async fn before_sync(&self) {}
 }
 
-/// A store with something around it.
+/// A block store with hooks around it.
 #[derive(Debug)]
 pub struct Passing<A> {
     store: Arc<dyn BlockStore>,
-    /// What is around it.
+    /// The hooks.
     pub around: A,
 }
 
 impl<A: Around> Passing<A> {
-    /// Passes on to `store`.
+    /// Wraps `store`.
     pub fn new(store: Arc<dyn BlockStore>, around: A) -> Passing<A> {
         Passing { store, around }
     }

@@ -1,9 +1,9 @@
 //! Devices that log every write, discard and flush in one order.
 //!
 //! The devices of one [`Recorder`] share an order of events, so that a volume of several devices
-//! crashes as a whole. A request has a beginning and an end in it: what matters for durability is
-//! whether a write *ended* before a flush *began*. [`Recorder::mark`] puts a checker's own events
-//! into the same order: what had been acknowledged when the crash came.
+//! crashes as a whole. A request has a beginning and an end in that order: a write is durable when
+//! it *ended* before a flush *began*. [`Recorder::mark`] adds a checker's own events to the same
+//! order, for example which writes had been acknowledged before the crash.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use thalweg_store::device::{
 use crate::content::{Content, PATTERN};
 use crate::crash::{CrashImage, Images, Policy, Shape};
 
-/// One step in the common order. Numbers of writes and flushes count from 0 over all devices.
+/// One event in the common order. Writes and flushes are numbered from 0 over all devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A write or discard was submitted.
@@ -55,18 +55,18 @@ pub struct Change {
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// What the range holds afterwards.
+    /// The content of the range afterwards.
     pub payload: Payload,
 }
 
-/// What a range holds after a change.
+/// The content of a range after a change.
 #[derive(Clone, Debug)]
 pub enum Payload {
     /// The buffers of a write, one after the other.
     Data(Vec<Bytes>),
-    /// A repeated pattern: one of the things that a discarded range may read as.
+    /// A repeated pattern: one possible content of a discarded range.
     Fill([u8; PATTERN]),
-    /// What it held before: another.
+    /// The old content: another possible content of a discarded range.
     Keep,
 }
 
@@ -80,7 +80,7 @@ impl Change {
         }
     }
 
-    /// Applies those pieces of `unit` bytes for which `keep` says so.
+    /// Applies the pieces of `unit` bytes that `keep` selects.
     pub fn apply_torn(&self, content: &mut Content, unit: u64, mut keep: impl FnMut() -> bool) {
         match &self.payload {
             Payload::Data(data) => {
@@ -95,7 +95,7 @@ impl Change {
             }
             Payload::Fill(pattern) => {
                 let end = self.offset + self.len;
-                // A discard may span a whole device: a few large pieces tell as much.
+                // A discard may span a whole device: a few large pieces test as much.
                 let unit = unit * (self.len / unit).div_ceil(64).max(1);
                 let mut at = self.offset;
                 while at < end {
@@ -111,14 +111,14 @@ impl Change {
     }
 }
 
-/// A device as it was when it was first recorded.
+/// A device at the start of its recording.
 #[derive(Clone, Debug)]
 pub struct Origin {
     /// The device's name.
     pub name: String,
     /// Its size and sector.
     pub geometry: Geometry,
-    /// What it held.
+    /// Its content.
     pub content: Content,
 }
 
@@ -134,7 +134,7 @@ pub struct Log {
     flushes: usize,
 }
 
-/// Makes devices in RAM that record into one common order. Clones share it.
+/// Makes devices in RAM that record into one common order. Clones share that order.
 #[derive(Clone)]
 pub struct Recorder {
     shared: Arc<Shared>,
@@ -158,14 +158,14 @@ impl Recorder {
     }
 
     /// A recorder whose requests take a random time of at most `latency` each, so that writes and
-    /// flushes overlap and end in another order than they began.
+    /// flushes overlap and end in an order of their own.
     pub fn with_latency(env: &Env, latency: Duration) -> Recorder {
         let state = Mutex::new(State { log: Log::default(), rng: env.rng() });
         Recorder { shared: Arc::new(Shared { env: env.clone(), latency, state }) }
     }
 
-    /// A recorder that starts from a crash image, and its devices in their order: for crashes
-    /// during recovery.
+    /// A recorder that starts from a crash image, and its devices in their order: to crash during
+    /// recovery.
     pub fn from_image(
         env: &Env,
         latency: Duration,
@@ -205,27 +205,27 @@ impl Recorder {
         })
     }
 
-    /// Puts the caller's mark into the order of events.
+    /// Adds the caller's mark to the order of events.
     pub fn mark(&self, tag: u64) {
         self.push(Event::Mark(tag));
     }
 
-    /// The number of events so far. A crash at point `n` comes after the first `n` events.
+    /// Number of events so far. A crash at point `n` comes after the first `n` events.
     pub fn position(&self) -> usize {
         self.shared.state.lock().log.events.len()
     }
 
-    /// What was recorded so far.
+    /// The record so far.
     pub fn log(&self) -> Log {
         self.shared.state.lock().log.clone()
     }
 
-    /// The images that a crash could leave, as many as `policy` asks for.
+    /// The images that a crash could leave, as many as `policy` requests.
     pub fn images(&self, rng: &mut Rng, policy: &Policy) -> Images {
         Images::new(Arc::new(self.log()), rng, policy)
     }
 
-    /// One image, as another image's [`CrashImage::point`] and [`CrashImage::shape`] named it.
+    /// One image, identified by another image's [`CrashImage::point`] and [`CrashImage::shape`].
     pub fn image(&self, point: usize, shape: Shape) -> CrashImage {
         CrashImage::at(&Arc::new(self.log()), point, shape)
     }
@@ -251,7 +251,7 @@ impl Recorder {
         flush
     }
 
-    /// What a discarded range reads as is undefined: zeros, what it held, or anything else.
+    /// The content of a discarded range is undefined: zeros, the old content, or anything else.
     fn discarded(&self) -> Payload {
         match self.shared.state.lock().rng.random_range(0..3) {
             0 => Payload::Fill([0; PATTERN]),
@@ -286,8 +286,8 @@ pub struct RecordedDevice {
     counters: Counters,
 }
 
-/// A change on its way. It ends when dropped: a device finishes what was submitted even when
-/// nobody waits for it any more.
+/// A change in progress. It ends when dropped: a device completes a submitted request even when its
+/// caller has gone.
 struct Applying<'a> {
     device: &'a RecordedDevice,
     number: usize,
@@ -302,7 +302,7 @@ impl Drop for Applying<'_> {
 }
 
 impl RecordedDevice {
-    /// What a read would return now, durable or not.
+    /// The content that reads return now, durable or not.
     pub fn content(&self) -> Content {
         self.content.lock().clone()
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thalweg_env::Env;
 
-/// The longest simulated time of a run: what tokio's timers can hold in the environment's scale.
+/// The longest simulated time of a run: the range of tokio's timers in the environment's scale.
 pub const MAX_RUN: Duration = Duration::from_secs(18 * 3600);
 
 /// Runs `body` in virtual time to its end. Equal seeds give equal runs.
@@ -13,8 +13,8 @@ pub const MAX_RUN: Duration = Duration::from_secs(18 * 3600);
 /// Tasks that `body` leaves behind end with it.
 ///
 /// # Panics
-/// When `body` has not ended after [`MAX_RUN`] of simulated time. A body that waits for something
-/// that never happens gets there at once, since time jumps while nothing is runnable.
+/// When `body` has not ended after [`MAX_RUN`] of simulated time. A body that waits for an event that
+/// never happens reaches that limit at once, because time jumps while no task is runnable.
 pub fn run<F, Fut, T>(seed: u64, body: F) -> T
 where
     F: FnOnce(Env) -> Fut,
@@ -26,11 +26,11 @@ where
     }
 }
 
-/// Runs `body` in virtual time for at most `limit` of simulated time; `None` when that is over
+/// Runs `body` in virtual time for at most `limit` of simulated time; returns `None` when `limit` ends
 /// first. Equal seeds give equal runs.
 ///
 /// # Panics
-/// When the system refuses to make a runtime.
+/// When tokio cannot build a runtime.
 pub fn run_within<F, Fut, T>(seed: u64, limit: Duration, body: F) -> Option<T>
 where
     F: FnOnce(Env) -> Fut,

@@ -1,4 +1,4 @@
-//! Disks that somebody scribbled on, as bytes say.
+//! Disks with arbitrary damage, chosen by the bytes of a fuzzer or a test.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use crate::ramdisk::RamDisk;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// Bytes that say one stroke.
+/// Bytes that encode one change.
 pub const STROKE: usize = 8;
-/// Strokes at most.
+/// Maximum number of changes.
 const MOST: usize = 64;
 
-/// Disks at rest.
+/// A snapshot of disks.
 #[derive(Clone, Debug)]
 pub struct Disks {
     disks: Vec<(String, Geometry, Content)>,
-    /// Pages of each disk that hold something, roughly: strokes on others would meet nothing.
+    /// Pages of each disk that hold data, approximately: changes elsewhere would have no effect.
     used: Vec<Vec<u64>>,
 }
 
 impl Disks {
-    /// Disks as they are now.
+    /// Takes a snapshot of disks.
     pub fn of<'a>(disks: impl IntoIterator<Item = &'a Arc<RamDisk>>) -> Disks {
         let at_rest = |disk: &Arc<RamDisk>| (disk.name(), disk.geometry(), disk.content());
         let disks: Vec<_> = disks.into_iter().map(at_rest).collect();
@@ -33,13 +33,14 @@ impl Disks {
         Disks { used: disks.iter().map(stored).collect(), disks }
     }
 
-    /// What they hold.
+    /// The content of each disk.
     pub fn contents(&self) -> Vec<Content> {
         self.disks.iter().map(|(_, _, content)| content.clone()).collect()
     }
 
-    /// What they hold after strokes of [`STROKE`] bytes each: what `place` makes of the first byte, the
-    /// disk and how many of its used pages may be met; a page and a byte of it; what is done there.
+    /// The contents after changes of [`STROKE`] bytes each. `place` maps a change's first byte to a disk and
+    /// a number of its used pages. The other bytes select the page among these, the byte in it, and the
+    /// kind of change.
     pub fn scribbled(&self, strokes: &[u8], place: impl Fn(u8) -> (usize, usize)) -> Vec<Content> {
         let mut contents = self.contents();
         for stroke in strokes.chunks_exact(STROKE).take(MOST) {
@@ -63,7 +64,7 @@ impl Disks {
     }
 }
 
-/// One stroke on one of `pages`.
+/// Makes one change to one of `pages`.
 fn draw(content: &mut Content, pages: &[u64], stroke: &[u8]) {
     let number = |at: usize| u64::from(u16::from_le_bytes([stroke[at], stroke[at + 1]]));
     let page = pages[number(1) as usize % pages.len()] * PAGE;
@@ -84,8 +85,8 @@ fn draw(content: &mut Content, pages: &[u64], stroke: &[u8]) {
     }
 }
 
-/// Has a superblock of a journal or of an in-place store say again that it is whole, so that what is
-/// wrong in it is believed. Both have their checksum at the same place.
+/// Recomputes the checksum of a journal's or an in-place store's superblock, so that a reader accepts
+/// its invalid fields. Both have their checksum at the same offset.
 pub fn reseal(content: &mut Content, at: u64) {
     const CHECKSUM: std::ops::Range<usize> = 12..16;
     let mut sector = content.read(at, 512).to_vec();

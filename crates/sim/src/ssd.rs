@@ -1,8 +1,8 @@
 //! A solid-state drive in virtual time.
 //!
-//! Flash pages lie on units (dies on channels) that work in parallel, each at one thing at a time:
-//! reading, programming, erasing. All units share the bus to the host. Writes wear the flash through
-//! a translation layer that collects garbage greedily.
+//! Flash pages are on units (dies on channels) that work in parallel, each on one operation at a time:
+//! read, program, erase. All units share the bus to the host. Writes wear the flash through a
+//! translation layer with greedy garbage collection.
 
 mod ftl;
 
@@ -22,18 +22,18 @@ use crate::content::Content;
 pub use ftl::Wear;
 use ftl::{Ftl, Work};
 
-/// What becomes of writes that a drive has acknowledged and not yet programmed.
+/// Handling of writes that a drive has acknowledged but not yet programmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteCache {
-    /// There are none: a write is acknowledged when it is on flash.
+    /// No write cache: a write is acknowledged when it is on flash.
     Off,
     /// A power cut loses them; a flush waits for them.
     Volatile,
-    /// Capacitors keep the drive alive until they are on flash; a flush returns at once.
+    /// Capacitors power the drive until they are on flash; a flush returns at once.
     Protected,
 }
 
-/// What a solid-state drive is like.
+/// The parameters of a solid-state drive.
 #[derive(Clone, Debug)]
 pub struct SolidStateSpec {
     /// Size in bytes.
@@ -46,19 +46,19 @@ pub struct SolidStateSpec {
     pub block_pages: u32,
     /// Flash units that work in parallel.
     pub units: usize,
-    /// From a request to the start of its work.
+    /// Time from a request's arrival to the start of its work.
     pub overhead: Duration,
-    /// To read a page.
+    /// Time to read a page.
     pub read: Duration,
-    /// To program a page.
+    /// Time to program a page.
     pub program: Duration,
-    /// To erase a block.
+    /// Time to erase a block.
     pub erase: Duration,
     /// Bytes per second between host and drive.
     pub bus_rate: u64,
-    /// What becomes of acknowledged writes.
+    /// Handling of acknowledged writes that are not yet programmed.
     pub write_cache: WriteCache,
-    /// Bytes of writes that may be acknowledged and not programmed.
+    /// Maximum number of bytes that are acknowledged and not yet programmed.
     pub cache_bytes: u64,
     /// Flash beyond the drive's size, as a fraction of it.
     pub over_provisioning: f64,
@@ -88,11 +88,11 @@ impl SolidStateSpec {
 /// A write that is acknowledged before it is on flash.
 #[derive(Debug)]
 struct Unsettled {
-    /// When it and all writes before it are on flash.
+    /// Time at which this write and all writes before it are on flash.
     settled: u64,
     offset: u64,
     len: u64,
-    /// What it overwrote; empty where nothing can be lost.
+    /// The bytes that it overwrote; empty for a drive that cannot lose writes.
     before: Bytes,
 }
 
@@ -100,10 +100,10 @@ struct Unsettled {
 struct State {
     content: Content,
     ftl: Ftl,
-    /// When each unit is free.
+    /// Time at which each unit becomes idle.
     units: Vec<u64>,
     bus: u64,
-    /// Writes not on flash, oldest first, with times that never fall.
+    /// Writes not on flash, oldest first, in order of time.
     unsettled: VecDeque<Unsettled>,
     unsettled_bytes: u64,
     settled: u64,
@@ -144,19 +144,18 @@ impl SolidState {
         }
     }
 
-    /// How worn the flash is.
+    /// Wear of the flash.
     pub fn wear(&self) -> Wear {
         self.state.lock().ftl.wear()
     }
 
-    /// What the units spent their time on, added up over the units; garbage collection counts
-    /// under the write that set it off.
+    /// Busy time, summed over the units; garbage collection counts under the write that triggered it.
     pub fn busy(&self) -> BusyTimes {
         self.state.lock().busy
     }
 
-    /// Cuts the power: writes in a volatile cache are lost from the oldest one on that is not on
-    /// flash, and requests fail until [`SolidState::power_on`].
+    /// Cuts the power. A volatile cache loses its oldest write that is not on flash and all later writes.
+    /// Requests fail until [`SolidState::power_on`].
     pub fn power_cut(&self) {
         let state = &mut *self.state.lock();
         state.powered = false;
@@ -175,7 +174,7 @@ impl SolidState {
         self.state.lock().powered = true;
     }
 
-    /// Locks the state of a powered drive, with what is on flash by now taken off the cache.
+    /// Locks the state of a powered drive, and removes the writes from the cache that are on flash by now.
     fn powered(
         &self,
         operation: Operation,
@@ -207,31 +206,31 @@ impl SolidState {
         (self.env.now() + self.spec.overhead).as_nanos()
     }
 
-    /// Occupies the bus for `len` bytes that are ready at `ready`; when they are over.
+    /// Occupies the bus for `len` bytes that are ready at `ready`; returns the end of the transfer.
     fn use_bus(&self, state: &mut State, ready: u64, len: u64) -> u64 {
         state.bus =
             state.bus.max(ready) + len.saturating_mul(1_000_000_000) / self.spec.bus_rate.max(1);
         state.bus
     }
 
-    /// Reads the pages from flash; when their bytes are with the host.
+    /// Reads the pages from flash; returns the time at which the host has their bytes.
     fn read_flash(&self, state: &mut State, offset: u64, len: u64, purpose: Purpose) -> u64 {
         let start = self.start();
         let mut ready = start;
         for page in self.pages(offset, len) {
-            // What was never written is answered from the map.
+            // Pages that were never written are answered from the map.
             let Some(unit) = state.ftl.unit_of(page) else { continue };
             ready = ready.max(occupy(state, unit, start, self.spec.read));
             state.busy.add(Kind::Read, purpose, transfer(self.spec.read));
         }
-        // Pages stream over the bus as they come: only the last has to wait for its turn.
+        // Pages are transferred as they arrive: only the last one is transferred after all reads.
         let last = len.min(u64::from(self.spec.page));
         let streamed = self.use_bus(state, start, len);
         let tail = last.saturating_mul(1_000_000_000) / self.spec.bus_rate.max(1);
         streamed.max(ready + tail)
     }
 
-    /// Programs the pages; when the bytes are with the drive, and when they are on flash.
+    /// Programs the pages; returns when the drive has the bytes, and when they are on flash.
     fn program(&self, state: &mut State, offset: u64, len: u64, purpose: Purpose) -> (u64, u64) {
         let start = self.start();
         let received = self.use_bus(state, start, len);
@@ -250,7 +249,7 @@ impl SolidState {
         (received, done)
     }
 
-    /// Takes a write in; when it is to be acknowledged.
+    /// Accepts a write; returns the time of its acknowledgement.
     fn accept(&self, offset: u64, data: &[Bytes], purpose: Purpose) -> Result<u64, DeviceError> {
         let state = &mut *self.powered(Operation::Write)?;
         let len = total_len(data);
@@ -270,7 +269,7 @@ impl SolidState {
         })
     }
 
-    /// When no more than the cache holds will be waiting for flash.
+    /// Time at which the writes that wait for flash fit the cache.
     fn room_at(&self, state: &State) -> u64 {
         let mut excess = state.unsettled_bytes.saturating_sub(self.spec.cache_bytes);
         let mut room = 0;
@@ -285,7 +284,7 @@ impl SolidState {
     }
 }
 
-/// Gives a unit work from `start` on, after what it has; when it will be done.
+/// Adds work to a unit, from `start` on and after its present work; returns its end.
 fn occupy(state: &mut State, unit: usize, start: u64, time: Duration) -> u64 {
     let free = &mut state.units[unit];
     *free = (Time::from_nanos(start.max(*free)) + time).as_nanos();

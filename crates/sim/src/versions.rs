@@ -1,4 +1,4 @@
-//! A naive block store in memory: the reference for those who build on the contract.
+//! A naive block store in memory: the reference for users of the block-store contract.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,8 +21,8 @@ struct State {
     full: bool,
 }
 
-/// Every version of every block, in memory. It holds writers to their word: bytes of a block that a
-/// write does not list as changed have to be what they were.
+/// Every version of every block, in memory. It checks its callers: a write must not change bytes of a
+/// block that it does not list as changed.
 pub struct VersionedMemory {
     blocks: u64,
     state: Arc<Mutex<State>>,
@@ -43,27 +43,27 @@ impl VersionedMemory {
         VersionedMemory { blocks, state: Arc::default(), syncs, trusting: false }
     }
 
-    /// The same, for writers who may break their word.
+    /// The same without that check.
     pub fn trusting(blocks: u64) -> VersionedMemory {
         VersionedMemory { trusting: true, ..VersionedMemory::new(blocks) }
     }
 
-    /// How often somebody asked for durability.
+    /// Number of requests for durability.
     pub fn syncs(&self) -> u64 {
         self.syncs.load(Ordering::Relaxed)
     }
 
-    /// How many versions somebody holds.
+    /// Number of pinned versions.
     pub fn held(&self) -> usize {
         self.state.lock().holds.len()
     }
 
-    /// Refuses writes from now on, or takes them again.
+    /// Starts or stops refusing writes for lack of space.
     pub fn set_full(&self, full: bool) {
         self.state.lock().full = full;
     }
 
-    /// Fails every write from now on.
+    /// Fails every later write.
     pub fn poison(&self, why: &str) {
         self.state.lock().poison = Some(why.into());
     }
@@ -95,7 +95,7 @@ impl State {
     }
 
     /// # Panics
-    /// When a write changes bytes that it does not name.
+    /// When a write changes bytes that it does not list.
     fn apply(&mut self, write: &Write, version: Version, trusting: bool) {
         let lba = write.lba.0;
         if let Some(content) = write.content.as_ref().filter(|_| !trusting) {

@@ -10,7 +10,7 @@ use thalweg_store::volume::{Extent, Volume};
 
 use crate::content::{Content, PAGE};
 
-/// A volume in RAM that is sparse by pages of 4 KiB: for tests of what serves a volume.
+/// A volume in RAM, sparse by pages of 4 KiB: to test servers of volumes.
 #[derive(Debug)]
 pub struct MemoryVolume {
     size: AtomicU64,
@@ -37,7 +37,7 @@ impl MemoryVolume {
         }
     }
 
-    /// Grows or shrinks the volume; what is cut off is forgotten.
+    /// Grows or shrinks the volume; a shrink drops the bytes beyond the new size.
     pub fn resize(&self, size: u64) {
         let old = self.size.swap(size, Ordering::SeqCst);
         if size < old {
@@ -45,12 +45,12 @@ impl MemoryVolume {
         }
     }
 
-    /// Refuses writes from now on, or accepts them again.
+    /// Starts or stops refusing writes.
     pub fn set_read_only(&self, read_only: bool) {
         self.read_only.store(read_only, Ordering::SeqCst);
     }
 
-    /// The flushes so far, those of writes with `fua` among them.
+    /// Number of flushes so far, including those of writes with `fua`.
     pub fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::SeqCst)
     }
@@ -70,7 +70,7 @@ impl MemoryVolume {
         }
     }
 
-    /// Checks and makes a change.
+    /// Checks a change and applies it.
     fn change(
         &self,
         offset: u64,

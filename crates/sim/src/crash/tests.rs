@@ -1,4 +1,4 @@
-//! Each rule of the medium on small logs.
+//! Each rule of the medium, on small logs.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::*;
 use crate::recording::{Origin, Payload};
 use Event::{FlushBegan, FlushEnded, Mark, WriteBegan, WriteEnded};
 
-/// A log of two devices, and of writes (device, first sector, one byte for each sector).
+/// A log of two devices with writes given as (device, first sector, one byte for each sector).
 fn log(writes: &[(usize, u64, &[u8])], events: &[Event]) -> Arc<Log> {
     let geometry = Geometry { size: 8192, sector: 512 };
     let origin = |name: &str| Origin { name: name.to_owned(), geometry, content: Content::new() };

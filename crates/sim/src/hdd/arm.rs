@@ -1,4 +1,4 @@
-//! The arm of a hard disk: which request it serves next, and how long that takes.
+//! The arm of a hard disk: which request it serves next, and how long the request takes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use super::{HardDiskSpec, Scheduling};
 use crate::busy::{BusyTimes, Kind, ServiceTime};
 use crate::content::Content;
 
-/// The clock's grain: an event less than this after the arm was free came at once.
+/// Resolution of the clock: an event within this time after the arm became idle came at once.
 const GRAIN: u64 = 1_000;
 
-/// Bytes that a sequential stream moves before the arm turns to others that wait.
+/// Bytes of a sequential stream after which the arm serves other requests.
 const BURST: u64 = 1 << 20;
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Debug)]
 pub(super) enum Operation {
     Read { len: usize },
@@ -50,12 +50,12 @@ struct Request {
     operation: Operation,
     offset: u64,
     purpose: Purpose,
-    /// When the disk got it; `None` while it waits for room in the disk's queue.
+    /// Time of arrival in the disk's queue; `None` while the request waits at the host.
     taken: Option<u64>,
     reply: oneshot::Sender<Result<Bytes, DeviceError>>,
 }
 
-/// What the arm does next: serve a waiting request, or write back a cached run.
+/// The arm's next job: serve a queued request, or write back a cached run.
 #[derive(Debug)]
 enum Job {
     Serve(Request),
@@ -63,7 +63,7 @@ enum Job {
 }
 
 impl Job {
-    /// The bytes that it puts on the medium.
+    /// The bytes that the job puts on the medium.
     fn written(&self) -> Option<(u64, &[Bytes])> {
         match self {
             Job::Serve(Request { operation: Operation::Write { data }, offset, .. }) => {
@@ -97,7 +97,7 @@ impl Request {
     }
 }
 
-/// A range to be moved under the head.
+/// A range to transfer.
 #[derive(Clone, Copy, Debug)]
 struct Access {
     kind: Kind,
@@ -105,13 +105,13 @@ struct Access {
     len: u64,
 }
 
-/// The course of one access, in nanoseconds of the environment's time.
+/// The timing of one access, in nanoseconds of the environment's time.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     start: u64,
     positioning: Positioning,
     transfer: u64,
-    /// The address that the head has reached at the end.
+    /// The address under the head at the end.
     reached: u64,
 }
 
@@ -136,7 +136,7 @@ impl Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spindle {
     Spinning,
-    /// To be stopped once nothing is left to do.
+    /// Stops when no request is left.
     Stopping,
     Standby {
         since: Time,
@@ -150,32 +150,32 @@ struct State {
     cache: WriteCache,
     /// Flushes wait for the cached writes up to this number.
     flush_to: u64,
-    /// When the arm is free.
+    /// When the arm becomes idle.
     free_at: u64,
-    /// When the bus is free.
+    /// When the bus becomes idle.
     bus_free_at: u64,
     /// Kind of the last access.
     last: Option<Kind>,
     /// The address after the last access.
     head: u64,
-    /// The address that the head had reached at `free_at`; beyond `head` after reading ahead.
+    /// The address under the head at `free_at`; beyond `head` after reading ahead.
     reached: u64,
-    /// Bytes moved in sequence up to `head`.
+    /// Length in bytes of the sequential stream that ends at `head`.
     streamed: u64,
     /// Bytes written back since the last request.
     destaged: u64,
-    /// The job under the head.
+    /// The job in progress.
     moving: Option<(Job, Plan)>,
     busy: BusyTimes,
     spindle: Spindle,
     standby: Duration,
     spin_ups: u64,
     powered: bool,
-    /// Counts power cuts.
+    /// Number of power cuts.
     epoch: u64,
 }
 
-/// What the device and its arm share.
+/// State shared by the device and its arm.
 #[derive(Debug)]
 pub(super) struct Shared {
     env: Env,
@@ -185,11 +185,11 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Wakes the arm.
     work: Notify,
-    /// Wakes those who wait for the cache.
+    /// Wakes callers that wait for space in the cache or for a flush.
     destaged: Notify,
 }
 
-/// Runs the arm for ever.
+/// Runs the arm until the device is dropped.
 pub(super) async fn serve(shared: Arc<Shared>) {
     loop {
         match shared.begin() {
@@ -203,7 +203,7 @@ pub(super) async fn serve(shared: Arc<Shared>) {
 }
 
 impl State {
-    /// The course of `access` when the arm turns to it at `now`.
+    /// The timing of `access` when it starts at `now`.
     fn plan(&self, shared: &Shared, access: Access, now: u64) -> Plan {
         let Access { kind, offset, len } = access;
         let start = if now < self.free_at + GRAIN { self.free_at } else { now };
@@ -231,7 +231,7 @@ impl State {
         }
     }
 
-    /// The waiting request to serve next, by index.
+    /// The queued request to serve next, by index.
     fn choose(&self, shared: &Shared, now: u64) -> Option<usize> {
         let oldest = self.pending.front()?;
         match shared.spec.scheduling {
@@ -243,7 +243,7 @@ impl State {
             }
             Scheduling::ShortestAccess { depth, .. } => {
                 let oldest = self.pending.iter().take(depth.max(1)).enumerate();
-                // A stream is always the shortest: left alone it would starve the others.
+                // A stream always has the shortest access: without a limit it would starve other requests.
                 let near = 8 * BURST;
                 let stream = self.head.saturating_sub(near)..self.head + near;
                 let had_its_turn = |request: &Request| {
@@ -263,8 +263,8 @@ impl State {
         }
     }
 
-    /// Takes the next job: a request before a cached run, except that runs come in bursts between
-    /// requests while the cache is half full or a flush waits.
+    /// Takes the next job: requests go before cached runs. While the cache is half full or a flush waits,
+    /// runs are written in bursts between requests.
     fn take_job(&mut self, shared: &Shared, now: u64) -> Option<Job> {
         let pressing = self.cache.bytes() > shared.spec.write_cache / 2
             || self.cache.segments() > shared.spec.write_segments / 2
@@ -285,9 +285,8 @@ impl State {
         Some(Job::Serve(request))
     }
 
-    /// Notes the requests that came into the disk's queue. Those behind wait at the host and do not
-    /// age for the disk, which knows nothing of them: else a long wait there would make it serve in
-    /// the order of arrival just when there is most to choose from.
+    /// Moves requests from the host into the disk's queue. Requests at the host do not age: otherwise a
+    /// long wait there would make the disk serve in order of arrival just when it has the most choice.
     fn take_in(&mut self, shared: &Shared, now: u64) {
         let depth = shared.spec.scheduling.depth();
         for request in self.pending.iter_mut().take(depth) {
@@ -305,7 +304,7 @@ impl State {
         self.spindle = Spindle::Spinning;
     }
 
-    /// Puts a finished job on the medium, and answers it.
+    /// Applies a finished job to the medium, and answers its request.
     fn finish(&mut self, job: Job) {
         if let Some((offset, data)) = job.written() {
             self.content.write_all(offset, data);
@@ -320,7 +319,7 @@ impl State {
                         Bytes::new()
                     }
                 };
-                // A requester that has gone away needs no answer.
+                // The requester may have been dropped.
                 let _ = reply.send(Ok(data));
             }
         }
@@ -368,7 +367,7 @@ impl Shared {
         }
     }
 
-    /// Starts the next job. When it will be done, and the epoch in which it was started.
+    /// Starts the next job, and returns when it ends and the epoch in which it started.
     fn begin(&self) -> Option<(u64, u64)> {
         let now = self.env.now();
         let state = &mut *self.state.lock();
@@ -408,7 +407,7 @@ impl Shared {
         }
     }
 
-    /// Queues a request, and waits for its answer.
+    /// Queues a request and waits for its answer.
     pub(super) async fn request(
         &self,
         operation: Operation,
@@ -432,7 +431,7 @@ impl Shared {
         answer.await.unwrap_or_else(|_| Err(self.no_power(name)))
     }
 
-    /// The range when all of it is in the write cache.
+    /// The range, when all of it is in the write cache.
     pub(super) async fn read_cached(
         &self,
         offset: u64,
@@ -456,7 +455,7 @@ impl Shared {
         Ok(Some(data))
     }
 
-    /// Puts a write into the cache as soon as there is room, and returns after the bus.
+    /// Adds a write to the cache as soon as there is space, and returns after the bus transfer.
     pub(super) async fn write_cached(
         &self,
         offset: u64,
@@ -594,7 +593,7 @@ impl Shared {
     }
 }
 
-/// Writes those whole sectors of `data` that lie in its first `passed` bytes.
+/// Writes the whole sectors among the first `passed` bytes of `data`.
 fn write_part(content: &mut Content, offset: u64, data: &[Bytes], passed: u64, sector: u32) {
     let mut left = passed - passed % u64::from(sector.max(1));
     let mut at = offset;

@@ -1,4 +1,4 @@
-//! A disk's volatile write cache: what was acknowledged and is not on the medium.
+//! A disk's volatile write cache: acknowledged writes that are not on the medium.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use thalweg_store::device::Purpose;
 pub(super) struct Dirty {
     pub(super) data: Bytes,
     pub(super) purpose: Purpose,
-    /// The oldest write whose durability hangs on this run.
+    /// The oldest write whose durability depends on this run.
     seq: u64,
-    /// Tells the run from a later one at the same place.
+    /// Distinguishes the run from a later one at the same offset.
     id: u64,
 }
 
@@ -24,14 +24,14 @@ pub(super) struct Destaging {
     id: u64,
 }
 
-/// Runs that do not overlap, by offset; the newest bytes win.
+/// Runs that do not overlap, by offset. A later write replaces the bytes that it covers.
 #[derive(Debug, Default)]
 pub(super) struct WriteCache {
     runs: BTreeMap<u64, Dirty>,
     bytes: u64,
-    /// Runs of which none ends where the next begins.
+    /// Number of separate ranges: runs that touch count as one.
     segments: usize,
-    /// How many runs have each `seq`.
+    /// Number of runs with each `seq`.
     seqs: BTreeMap<u64, usize>,
     destaging: Option<Destaging>,
     next_seq: u64,
@@ -43,12 +43,12 @@ impl WriteCache {
         self.bytes
     }
 
-    /// Stretches of the disk that it holds something of.
+    /// Number of separate ranges of the disk in the cache.
     pub(super) fn segments(&self) -> usize {
         self.segments
     }
 
-    /// Whether a write adds no stretch, or one of at most `most`.
+    /// Whether a write extends a range, or adds one without exceeding `most`.
     pub(super) fn has_segment(&self, offset: u64, len: u64, most: usize) -> bool {
         self.segments < most
             || self.ends_at(offset)
@@ -71,15 +71,15 @@ impl WriteCache {
         self.next_seq
     }
 
-    /// Whether no byte of a write up to `seq` is missing on the medium.
+    /// Whether every byte of the writes up to `seq` is on the medium.
     pub(super) fn is_durable(&self, seq: u64) -> bool {
         let waiting = self.seqs.first_key_value().is_some_and(|(oldest, _)| *oldest <= seq);
         !waiting && self.destaging.is_none_or(|run| run.seq > seq)
     }
 
-    /// Takes in a write. A write that it covers in part must still become durable or be
-    /// superseded before a flush that came in between returns: its number goes over to the bytes
-    /// that cover it, unless the arm is writing it already.
+    /// Adds a write. Where it covers a part of an older write that a pending flush covers, that part
+    /// must be durable or superseded before the flush returns: the covering bytes inherit the older
+    /// number, unless the arm is already writing the older bytes.
     pub(super) fn insert(&mut self, offset: u64, data: &[Bytes], purpose: Purpose) {
         self.next_seq += 1;
         let mut at = offset;
@@ -125,8 +125,8 @@ impl WriteCache {
         reaching.into_iter().chain(inside).map(|(start, _)| *start).collect()
     }
 
-    /// Forgets what is cached of `len` bytes at `offset`. The oldest number among it, apart from
-    /// the run being written.
+    /// Drops `len` cached bytes at `offset`. Returns the oldest number among them, apart from the run
+    /// under writeback.
     pub(super) fn remove(&mut self, offset: u64, len: u64) -> Option<u64> {
         let end = offset + len;
         let mut oldest = None;
@@ -148,7 +148,7 @@ impl WriteCache {
         oldest
     }
 
-    /// Overlays what is cached of the range that starts at `offset`. Whether that was all of it.
+    /// Copies the cached bytes of the range at `offset` over `into`. Returns whether they were all of it.
     pub(super) fn overlay(&self, offset: u64, into: &mut [u8]) -> bool {
         let end = offset + into.len() as u64;
         let mut covered = 0;
@@ -162,20 +162,20 @@ impl WriteCache {
         covered == into.len() as u64
     }
 
-    /// The next run for an arm that sweeps upwards and returns to the lowest run at the end.
+    /// The next run for an arm that sweeps upwards; after the highest run, the lowest.
     pub(super) fn next_after(&self, head: u64) -> Option<(u64, &Dirty)> {
         let ahead = self.runs.range(head..).next();
         ahead.or_else(|| self.runs.first_key_value()).map(|(offset, run)| (*offset, run))
     }
 
-    /// Notes that the arm writes the run at `offset` from now on; its bytes.
+    /// Starts writeback of the run at `offset`, and returns its bytes.
     pub(super) fn begin(&mut self, offset: u64) -> Option<Bytes> {
         let run = self.runs.get(&offset)?;
         self.destaging = Some(Destaging { offset, seq: run.seq, id: run.id });
         Some(run.data.clone())
     }
 
-    /// Notes that the run being written is on the medium.
+    /// Ends the writeback: the run is on the medium.
     pub(super) fn end(&mut self) {
         let Some(done) = self.destaging.take() else { return };
         if self.runs.get(&done.offset).is_some_and(|run| run.id == done.id) {
@@ -183,7 +183,7 @@ impl WriteCache {
         }
     }
 
-    /// Forgets everything, as a power cut does.
+    /// Drops everything, as a power cut does.
     pub(super) fn clear(&mut self) {
         let (next_seq, next_id) = (self.next_seq, self.next_id);
         *self = WriteCache { next_seq, next_id, ..WriteCache::default() };

@@ -1,15 +1,15 @@
-//! Where a byte lies on a disk, and how long the arm takes to get there.
+//! The position of a byte on a disk, and the time to reach it.
 //!
-//! All times are nanoseconds, all positions bytes. Tracks run in one spiral from the outer edge,
+//! All times are in nanoseconds, all positions in bytes. Tracks form one spiral from the outer edge,
 //! so that a sequential stream never waits: the rates are the sustained ones of a data sheet, which
-//! have switches of head and track in them.
+//! include switches of head and track.
 
 use std::time::Duration;
 
 use super::HardDiskSpec;
 use crate::busy::Kind;
 
-/// Zones of equal capacity that the rate falls over.
+/// Number of zones of equal capacity, from the outer rate to the inner.
 const ZONES: u64 = 16;
 
 /// Seek times as data sheets state them.
@@ -40,13 +40,13 @@ impl SeekCurve {
     ///
     /// The distance of two random points of the unit interval has the density 2(1-d). With
     /// t(d) = base + root*sqrt(d) below the knee and linear from there to the full stroke, the mean
-    /// is linear in `root`, which is therefore found directly.
+    /// is linear in `root`, so `root` has a closed form.
     fn fit(times: SeekTimes) -> SeekCurve {
         let base = times.track_to_track.as_nanos() as f64;
         let average = times.average.as_nanos() as f64;
         let full = times.full_stroke.as_nanos() as f64;
-        // Integrals of 2(1-d): over [0, knee], weighted by sqrt(d) there; over [knee, 1], weighted
-        // by the way from the knee.
+        // Integrals of 2(1-d): over [0, knee], there weighted by sqrt(d); over [knee, 1], weighted
+        // by the distance from the knee.
         let below = 1.0 - (1.0 - KNEE).powi(2);
         let roots = 2.0 * (KNEE.powf(1.5) * 2.0 / 3.0 - KNEE.powf(2.5) * 2.0 / 5.0);
         let above = (1.0 - KNEE).powi(2);
@@ -68,7 +68,7 @@ impl SeekCurve {
     }
 }
 
-/// Tracks of one length, side by side.
+/// Adjacent tracks of equal length.
 #[derive(Clone, Copy, Debug)]
 struct Zone {
     start: u64,
@@ -76,22 +76,22 @@ struct Zone {
     track_bytes: u64,
 }
 
-/// A place on the disk.
+/// A position on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     track: u64,
-    /// Nanoseconds of rotation from the index mark.
+    /// Rotation from the index mark, in nanoseconds.
     angle: u64,
 }
 
-/// The parts of the time to reach a place.
+/// The components of a positioning time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Positioning {
     pub(super) seek: u64,
     pub(super) rotation: u64,
 }
 
-/// The geometry and the kinematics of one disk.
+/// The geometry and kinematics of one disk.
 #[derive(Debug)]
 pub(super) struct Mechanics {
     zones: Vec<Zone>,
@@ -136,7 +136,7 @@ impl Mechanics {
         Place { track: zone.first_track + within / zone.track_bytes, angle }
     }
 
-    /// The time to get from `head` to `target` when starting at `start`.
+    /// The time to move from `head` to `target`, starting at `start`.
     pub(super) fn position(&self, head: u64, target: u64, kind: Kind, start: u64) -> Positioning {
         let (from, to) = (self.place(head), self.place(target));
         let distance = from.track.abs_diff(to.track);
@@ -153,7 +153,7 @@ impl Mechanics {
         Positioning { seek, rotation }
     }
 
-    /// The time that `len` bytes at `offset` take to pass under the head.
+    /// The time in which `len` bytes at `offset` pass under the head.
     pub(super) fn transfer(&self, offset: u64, len: u64) -> u64 {
         let (mut index, _) = self.zone(offset);
         let (mut at, end) = (offset, offset + len);
@@ -168,7 +168,7 @@ impl Mechanics {
         nanos
     }
 
-    /// The bytes that pass under the head in `nanos` from `offset` on.
+    /// Number of bytes that pass under the head in `nanos`, from `offset` on.
     pub(super) fn bytes_in(&self, offset: u64, nanos: u64) -> u64 {
         scale(nanos, self.zone(offset).1.track_bytes, self.revolution)
     }

@@ -1,17 +1,17 @@
-//! A flash translation layer: where each logical page lies, and what writing it wears out.
+//! A flash translation layer: maps logical pages to physical ones, and counts the wear of writes.
 //!
-//! Every unit (a die on a channel) has an open block that takes pages in order. When its free
-//! blocks run short, the block with the fewest valid pages is emptied into the open one and erased.
+//! Every unit (a die on a channel) has an open block that takes pages in order. When its free blocks
+//! run short, the block with the fewest valid pages is copied into the open one and erased.
 
 use super::SolidStateSpec;
 
-/// Free blocks of a unit below which it collects garbage.
+/// A unit with fewer free blocks than this collects garbage.
 const RESERVE: usize = 2;
 
-/// A page address that is not in use.
+/// The address of an unmapped page.
 const NONE: u32 = 0;
 
-/// Work that the flash of one unit has to do.
+/// Flash operations that one unit has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Work {
     pub(super) unit: usize,
@@ -20,21 +20,21 @@ pub(super) struct Work {
     pub(super) erases: u64,
 }
 
-/// How worn a drive's flash is.
+/// The wear of a drive's flash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Wear {
-    /// Pages that the host wrote.
+    /// Pages written by the host.
     pub host_pages: u64,
     /// Pages programmed, for the host and for garbage collection.
     pub programs: u64,
     /// Blocks erased.
     pub erases: u64,
-    /// Erases of the most worn block.
+    /// Number of erases of the most worn block.
     pub worst_block: u32,
 }
 
 impl Wear {
-    /// Pages programmed for each page that the host wrote; 1 before it wrote any.
+    /// Pages programmed for each page that the host wrote; 1 before the first write.
     pub fn write_amplification(&self) -> f64 {
         match self.host_pages {
             0 => 1.0,
@@ -47,7 +47,7 @@ impl Wear {
 struct Unit {
     free: Vec<u32>,
     open: u32,
-    /// Pages taken of the open block.
+    /// Number of pages used in the open block.
     filled: u32,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Ftl {
     forward: Vec<u32>,
     /// Physical page to logical page plus one.
     backward: Vec<u32>,
-    /// Valid pages by block.
+    /// Number of valid pages by block.
     valid: Vec<u32>,
     erases: Vec<u32>,
     units: Vec<Unit>,
@@ -73,12 +73,12 @@ impl Ftl {
         let units = spec.units.max(1);
         let raw = (pages as f64 * (1.0 + spec.over_provisioning.max(0.0))) as u64;
         let per_unit = raw.div_ceil(u64::from(spec.block_pages) * units as u64);
-        // The open block and the reserve come on top, or a full drive could not collect.
+        // The open block and the reserve are extra, or a full drive could not collect garbage.
         let blocks_per_unit = per_unit as u32 + RESERVE as u32 + 2;
         let blocks = blocks_per_unit as usize * units;
         let unit = |i: usize| {
             let first = i as u32 * blocks_per_unit;
-            // Taken from the end: lowest first.
+            // Blocks are taken from the end, so the lowest comes first.
             let free = (first + 1..first + blocks_per_unit).rev().collect();
             Unit { free, open: first, filled: 0 }
         };
@@ -99,15 +99,15 @@ impl Ftl {
         self.wear
     }
 
-    /// The unit that holds a page; `None` when it was never written.
+    /// The unit of a page; `None` when the page was never written.
     pub(super) fn unit_of(&self, page: u64) -> Option<usize> {
         let physical = self.forward[page as usize].checked_sub(1)?;
         Some((physical / self.block_pages / self.blocks_per_unit) as usize)
     }
 
-    /// Writes a logical page to the next unit in turn. The work that it makes there.
+    /// Writes a logical page to the next unit in turn. Returns the operations that it takes there.
     pub(super) fn write(&mut self, page: u64) -> Work {
-        // With a page's old place given up first, a unit never holds more than its share for long.
+        // Freeing the old place first keeps a unit from holding more than its share for long.
         self.discard(page);
         let unit = self.roomiest_from_next();
         self.next_unit = (unit + 1) % self.units.len();
@@ -120,7 +120,7 @@ impl Ftl {
         work
     }
 
-    /// Forgets a logical page.
+    /// Unmaps a logical page.
     pub(super) fn discard(&mut self, page: u64) {
         let old = std::mem::replace(&mut self.forward[page as usize], NONE);
         if let Some(physical) = old.checked_sub(1) {
@@ -129,7 +129,7 @@ impl Ftl {
         }
     }
 
-    /// The next unit in turn, unless it has fewer free blocks than another: then the roomiest.
+    /// The next unit in turn, or the unit with the most free blocks when the next has fewer.
     fn roomiest_from_next(&self) -> usize {
         let count = self.units.len();
         let turn = (0..count).map(|i| (self.next_unit + i) % count);
@@ -137,14 +137,14 @@ impl Ftl {
             let unit = &self.units[*unit];
             unit.free.len().min(RESERVE + 1)
         };
-        // The first of the greatest wins.
+        // `max_by_key` returns the last maximum, and the iterator is reversed: the first one wins.
         turn.rev().max_by_key(room).unwrap_or(0)
     }
 
     fn append(&mut self, page: u32, work: &mut Work) {
         let unit = &mut self.units[work.unit];
         if unit.filled == self.block_pages {
-            // The reserve keeps a block free here: a unit is chosen by its room.
+            // There is a free block because of the reserve: units are chosen by their free blocks.
             if let Some(block) = unit.free.pop() {
                 unit.open = block;
                 unit.filled = 0;
@@ -158,7 +158,7 @@ impl Ftl {
         work.programs += 1;
     }
 
-    /// Empties blocks until the unit has its reserve of free ones.
+    /// Collects garbage until the unit has its reserve of free blocks.
     fn collect(&mut self, work: &mut Work) {
         while self.units[work.unit].free.len() < RESERVE {
             let Some(victim) = self.victim(work.unit) else { return };
@@ -176,7 +176,7 @@ impl Ftl {
         }
     }
 
-    /// The closed block with the fewest valid pages, if it has any to give up.
+    /// The closed block with the fewest valid pages, if collecting it frees any page.
     fn victim(&self, unit: usize) -> Option<u32> {
         let Unit { free, open, .. } = &self.units[unit];
         let first = unit as u32 * self.blocks_per_unit;

@@ -1,4 +1,4 @@
-//! Crash images find the store that forgets a flush, and no fault in the one that does not.
+//! Crash images expose a store that omits a flush, and show no fault in a correct one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ const SECTOR: u64 = 512;
 const SLOT: u64 = 4096;
 const GEOMETRY: Geometry = Geometry { size: 1 << 20, sector: SECTOR as u32 };
 
-/// A store of one value: versions in slots of a data device, and a pointer to the newest one on
-/// another. Correct if the data is flushed before the pointer is written.
+/// A store of one value: versions in slots of a data device, and on another device a pointer to the
+/// newest version. Correct if the data is flushed before the pointer is written.
 struct Store {
     data: DeviceRef,
     pointer: DeviceRef,

@@ -1,4 +1,4 @@
-//! A run of one seed gives one trace.
+//! Runs with the same seed give the same trace.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use thalweg_sim::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::device::{DeviceRef, Geometry, Purpose};
 
-/// A digest of when every request of a random load ended and what it gave, and of the log.
+/// A digest of the end time and the result of every request of a random load, and of the log.
 fn trace(seed: u64) -> u64 {
     run(seed, |env| async move {
         const SIZE: u64 = 256 << 20;

@@ -1,4 +1,4 @@
-//! Each fault does what it says, and ends when it says.
+//! Each fault has its documented effect, and ends as documented.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Hard disks against what their data sheets say.
+//! Hard disks against their data sheets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,7 +136,7 @@ fn requests_beyond_the_queue_slow_nothing_down() {
     assert!(beyond < 1.05 * full, "{full} s with 32 requests, {beyond} s with 256");
 }
 
-/// How long a read at the inner edge takes while eight readers keep the arm at the outer one.
+/// Latency of a read at the inner edge while eight readers keep the arm at the outer one.
 fn far_read(sequential: bool) -> Duration {
     run(4, |env| async move {
         let disk = Arc::new(HardDisk::new(&env, "disk", HardDiskSpec::sas_15k(SIZE)));

@@ -1,4 +1,4 @@
-//! Simulated disks: how they take their time, fail and crash.
+//! Simulated disks: timing, faults and crashes.
 
 #![allow(clippy::unwrap_used)]
 

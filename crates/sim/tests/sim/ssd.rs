@@ -1,4 +1,4 @@
-//! Solid-state drives against what their data sheets say.
+//! Solid-state drives against their data sheets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +87,7 @@ fn units_work_in_parallel() {
     assert!(one > 8 * sixteen && one < 17 * sixteen, "{one:?} {sixteen:?}");
 }
 
-/// Whether a flushed and an unflushed write survive a power cut, and what the flush took.
+/// Whether a flushed and an unflushed write survive a power cut, and the duration of the flush.
 fn cut(write_cache: WriteCache) -> (bool, bool, Duration) {
     run(3, |env| async move {
         let spec = SolidStateSpec { write_cache, ..SolidStateSpec::sata(SIZE) };

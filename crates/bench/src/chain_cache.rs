@@ -1,12 +1,11 @@
-//! `chain-cache`: how well the tail cache keeps reads from the tail (Gecko, 3.2.2).
+//! `chain-cache`: the share of reads of the tail that the tail cache serves (Gecko, 3.2.2).
 //!
-//! A mix of servers writes until the tail is full, beginning with an empty tail. A read counts if
-//! its block lies on the tail: a hit when the cache has it, else a miss. Reads of anything else
-//! belong to the body of the chain and are left out, as in the paper. Everything is counted in
-//! 4 KiB blocks.
+//! A mix of servers writes until the tail is full, beginning with an empty tail. A read counts if its
+//! block is on the tail: a hit when the cache has it, else a miss. Reads of other blocks go to the
+//! body of the chain and do not count, as in the paper. All counts are in 4 KiB blocks.
 //!
 //! The cache is the product's policy, run without devices. The paper's sizes are 512 GB of tail,
-//! 2 GB of RAM and 32 GB of SSD; all of them, and what the servers store, shrink together.
+//! 2 GB of RAM and 32 GB of SSD; these and the servers' data are scaled down together.
 
 use serde_json::json;
 use thalweg_store::chain::cache::RamOrder;
@@ -32,9 +31,9 @@ const DEFAULT_SCALE: f64 = 1.0 / 64.0;
 const FIFTHS: usize = 5;
 /// Days that an SSD of 32 GB lasts for 10,000 erase cycles under 40 MB/s (Gecko, 3.2.2).
 const SSD_ONLY_DAYS: f64 = 32e9 * 10_000.0 / 40e6 / 86_400.0;
-/// The paper's hit rates: at least this for so many of its 21 mixes, best first.
+/// The paper's hit rates: at least this rate for this many of its 21 mixes, best first.
 const PAPER_HITS: [(usize, f64); 3] = [(6, 0.95), (7, 0.90), (8, 0.86)];
-/// The paper's reduction of SSD writes, alike.
+/// The paper's reduction of SSD writes, in the same form.
 const PAPER_REDUCTIONS: [(usize, f64); 2] = [(13, 4.0), (8, 2.0)];
 
 /// Sizes in blocks.
@@ -53,7 +52,7 @@ impl Sizes {
     }
 }
 
-/// What was counted while one tail was filled, in blocks.
+/// Counts while one tail is filled, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Outcome {
     ram_hits: u64,
@@ -74,14 +73,14 @@ impl Outcome {
         share(self.ram_hits, self.ram_hits + self.ssd_hits + self.misses)
     }
 
-    /// A cache of SSD alone writes every block that is written. What it would write after misses
-    /// is left out, though ours is counted: the comparison favours the other side.
+    /// A cache of SSD alone writes every block that users write. Its writes after misses are left out,
+    /// though ours are counted: the comparison favours that cache.
     fn ssd_write_reduction(&self) -> f64 {
         self.written as f64 / self.ssd_writes.max(1) as f64
     }
 }
 
-/// A share of nothing is whole: there was no read to miss.
+/// Without any reads the share is 1: no read missed.
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
 }
@@ -105,7 +104,7 @@ fn fill_tail(accesses: impl Iterator<Item = Access>, span: u64, sizes: Sizes) ->
 
 /// A tail drive that is filled block by block, and its cache.
 struct Tail {
-    /// Where on the tail each logical block lies.
+    /// The position of each logical block on the tail.
     places: Vec<Option<u32>>,
     cache: Policy<()>,
     next: u64,
@@ -187,7 +186,7 @@ fn run_mixes(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// Blocks of a tail.
+/// Length of the tail in blocks.
 fn tail_blocks(scale: f64) -> u64 {
     (TAIL_GB * BLOCKS_PER_GB * scale) as u64
 }
@@ -203,12 +202,12 @@ fn fill_tails(mixes: &[Vec<usize>], scale: f64, seed: u64) -> Vec<Outcome> {
     (0..).zip(mixes).map(fill).collect()
 }
 
-/// The share of reads of the tail that its cache serves, for each mix.
+/// The cache's hit rate on reads of the tail, for each mix.
 pub(crate) fn hit_rates(mixes: &[Vec<usize>], scale: f64, seed: u64) -> Vec<f64> {
     fill_tails(mixes, scale, seed).iter().map(Outcome::hit_rate).collect()
 }
 
-/// Recorded traces are short: each fills a tail of the size that it writes.
+/// Recorded traces are short: the tail of each has the size of the trace's writes.
 fn run_recorded(options: &Options) -> Result<Report, BenchError> {
     let mut outcomes = Vec::new();
     let mut tells_writes = Vec::new();
@@ -217,7 +216,7 @@ fn run_recorded(options: &Options) -> Result<Report, BenchError> {
         let written = trace.accesses.iter().filter(|access| access.write).count() as u64;
         let sizes = Sizes::of_tail(written);
         tells_writes.push(trace.tells_writes);
-        // The last write fills the tail, and reads after it have nobody to disturb.
+        // The last write fills the tail; reads after it disturb no writes.
         outcomes.push(fill_tail(trace.accesses.into_iter(), trace.span, sizes));
     }
     let mut report = report(options, &outcomes);

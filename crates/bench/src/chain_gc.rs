@@ -1,10 +1,10 @@
-//! `chain-gc`: what writers get while the volume is cleaned (Gecko, 3.2.1).
+//! `chain-gc`: the rate of user writes while the volume is cleaned (Gecko, 3.2.1).
 //!
-//! A drive's worth of the log holds blocks that stay, all of them or every second one at random;
-//! the other drive takes random writes of 4 KiB from several writers, whose blocks only replace
-//! each other. Midway, cleaning begins. The same code runs over a stripe of both drives, and the
-//! same writes go in place to a stripe. What writers get is taken over the time in which cleaning
-//! is at work, after a moment for the queue to fill up with what it moves.
+//! One drive's share of the log holds long-lived blocks: all of them stay live, or every second one at
+//! random. The other drive takes random writes of 4 KiB from several writers, whose blocks only
+//! replace each other. Cleaning begins midway. The same code also runs over a stripe of both drives,
+//! and the same writes go in place to a stripe. The rate is measured while cleaning runs, after a
+//! short time in which the queue fills with the blocks that cleaning moves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,11 +30,11 @@ pub const ENTRY: BenchEntry = BenchEntry {
 /// Bytes on a drive of the paper.
 const DRIVE_BYTES: f64 = 600e9;
 const DEFAULT_SCALE: f64 = 1.0 / 256.0;
-/// A drive's sequential rate in bytes per second.
+/// Sequential rate of a drive in bytes per second.
 const RATE: f64 = 120e6;
 const WRITERS: u64 = 4;
 const WRITES_IN_FLIGHT: u64 = 16;
-/// Addresses that the dead half of the body was written to.
+/// Number of addresses of the body's dead blocks.
 const SCRATCH: u64 = 64;
 /// Samples of the rate before and during cleaning.
 const SAMPLES: [usize; 2] = [8, 24];
@@ -42,7 +42,7 @@ const SAMPLES: [usize; 2] = [8, 24];
 /// cleaning, until cleaning is steady, and cleaning.
 const PHASES: [f64; 4] = [0.05, 0.15, 0.05, 0.35];
 
-/// One chain and the state of its body.
+/// One chain, and the fill of its body.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     name: &'static str,
@@ -75,13 +75,13 @@ struct Sample {
 
 #[derive(Clone, Debug)]
 struct Outcome {
-    /// MB/s that writers got before cleaning, and during it.
+    /// User writes in MB/s before cleaning, and during it.
     before: f64,
     users: f64,
-    /// MB/s that cleaning moved, and that it went through.
+    /// MB/s that cleaning moved, and MB/s that it cleaned.
     moved: f64,
     cleaned: f64,
-    /// Seconds that the tail's drives spent on reads while cleaning, and on the way to writes.
+    /// Seconds of the tail's drives during cleaning: on reads, and on seeks and rotation of writes.
     nonwrite: f64,
     positioning: f64,
     samples: Vec<Sample>,
@@ -128,7 +128,7 @@ fn plan(case: Case, drive_segments: u32) -> Plan {
     }
 }
 
-/// Addresses that writers write to.
+/// Number of addresses that writers use.
 fn written_span(drive: u64) -> u64 {
     drive / 4
 }
@@ -189,7 +189,7 @@ async fn fill_body(rig: &mut Rig, valid: f64, count: u64) -> Result<(), BenchErr
     .await
 }
 
-/// Starts writers of random blocks in `span` addresses from `first` on, until they are dropped.
+/// Starts writers of random blocks among the `span` addresses from `first` on; dropping them stops them.
 fn start_writers(env: &Env, chain: &Arc<Chain>, first: u64, span: u64) -> Vec<Task<()>> {
     let write = |nth: u64| {
         let (chain, mut rng) = (chain.clone(), env.rng());
@@ -207,7 +207,7 @@ fn start_writers(env: &Env, chain: &Arc<Chain>, first: u64, span: u64) -> Vec<Ta
     (0..WRITERS * WRITES_IN_FLIGHT).map(write).collect()
 }
 
-/// Reads rates off the chain's counters.
+/// Samples rates from the chain's counters.
 struct Meter<'a> {
     rig: &'a Rig,
     start: Time,
@@ -249,7 +249,7 @@ fn mean(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
     samples.iter().map(value).sum::<f64>() / samples.len().max(1) as f64
 }
 
-/// The same writes, each to its own place on a stripe of both drives; MB/s.
+/// The same writes, each in place on a stripe of both drives; in MB/s.
 async fn write_in_place(env: &Env, drive_segments: u32) -> Result<f64, BenchError> {
     const SECONDS: u64 = 5;
     let size = u64::from(drive_segments) * u64::from(SEGMENT) * BLOCK_SIZE as u64;
@@ -274,7 +274,7 @@ async fn write_in_place(env: &Env, drive_segments: u32) -> Result<f64, BenchErro
     };
     let _writers: Vec<Task<()>> = (0..WRITERS * WRITES_IN_FLIGHT).map(write).collect();
     env.sleep(Duration::from_secs(1)).await;
-    // The stripe counts a request when it is made; those under way are the same at both ends.
+    // The stripe counts a request when it starts; the number in flight is the same at both ends.
     let before = stripe.tallies().of(Purpose::UserData).writes;
     env.sleep(Duration::from_secs(SECONDS)).await;
     let written = stripe.tallies().of(Purpose::UserData).writes - before;
@@ -304,7 +304,7 @@ fn report(options: &Options, scale: f64, outcomes: &[Outcome], in_place: f64) ->
     report
 }
 
-/// What the paper's figures show while cleaning, in MB/s.
+/// Rates in MB/s during cleaning, from the paper's figures.
 const PAPER: [(&str, f64); 4] =
     [("mtt_50", 60.0), ("mtt_100", 60.0), ("log_raid0_50", 10.0), ("log_raid0_100", 40.0)];
 

@@ -1,7 +1,7 @@
 //! `chain-memory`: RAM for each stored block while it has one version (Isotope, 4.2.3).
 //!
-//! Real memory: what of the process is resident, before and after blocks are written to a chain
-//! whose devices keep no blocks. The checksum of each block is at hand.
+//! Real memory: the resident size of the process before and after blocks are written to a chain whose
+//! devices keep no blocks. The checksum of each block is in memory.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub const ENTRY: BenchEntry =
 /// Blocks that are written at scale 1.
 const BLOCKS: f64 = 16e6;
 const DEFAULT_SCALE: f64 = 0.5;
-/// Transactions on the same blocks before anything is measured.
+/// Transactions on the same blocks before the measurement.
 const WARM_UP: u64 = 1000;
 /// Blocks in a transaction.
 const BATCH: u64 = 240;
@@ -73,7 +73,7 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
     Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
     let (chain, _) = Chain::open(env, parts, options).await.map_err(failed)?;
     let empty = chain.status().index_bytes;
-    // The buffers that are on their way at any moment are not the index's.
+    // Allocates the buffers of requests in flight, which are no part of the index.
     for _ in 0..WARM_UP {
         chain.apply((0..BATCH).map(|lba| rig::block(lba, 0)).collect()).await.map_err(failed)?;
     }
@@ -90,7 +90,7 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
     })
 }
 
-/// Writes all of a device, so that it takes no memory later.
+/// Writes all of a device, so that its memory is allocated before the measurement.
 async fn touch(device: &MemoryDevice) -> Result<(), BenchError> {
     const PIECE: u64 = 1 << 20;
     let size = device.geometry().size;
@@ -102,7 +102,7 @@ async fn touch(device: &MemoryDevice) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// A device that keeps nothing: it reads as zeros.
+/// A device that drops all writes: it reads as zeros.
 #[derive(Debug)]
 struct Sink {
     size: u64,

@@ -1,8 +1,8 @@
-//! `chain-power`: how long the body's second drives rest (Gecko, 3.1.4).
+//! `chain-power`: time in stand-by of the body's second drives (Gecko, 3.1.4).
 //!
-//! Eight servers run on a chain of three mirrored pairs at about the rate of the real ones, and
-//! write the chain over and over, so that it is cleaned all the while. The second side of a pair in
-//! the body is needed by nobody.
+//! Eight servers run on a chain of three mirrored pairs at about their recorded rate. They write the
+//! whole chain several times, so that cleaning runs all the time. The second side of a pair in the
+//! body serves no requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const DEFAULT_SCALE: f64 = 1.0 / 512.0;
 /// The servers A to D and F to I of table 3.1 write 2.6 TB in a week.
 const SERVERS: [usize; 8] = [0, 1, 2, 3, 5, 6, 7, 8];
 const BYTES_PER_SECOND: f64 = 2.6e12 / (7.0 * 86_400.0);
-/// How often the log comes round.
+/// Number of times that the servers write the whole log.
 const ROUNDS: f64 = 1.5;
 
 fn run(options: &Options) -> Result<Report, BenchError> {
@@ -58,7 +58,7 @@ async fn measure(env: Env, scale: f64, seed: u64) -> Result<Measured, BenchError
     let segment_bytes = f64::from(SEGMENT) * BLOCK_SIZE as f64;
     let drive_segments = ((DRIVE_BYTES * scale / segment_bytes) as u32).max(16);
     let drive = u64::from(drive_segments) * u64::from(SEGMENT);
-    // Half of the chain is live: a body, and what the servers write.
+    // Half of the chain is live: a body, and the addresses that the servers write.
     let (body, room) = (drive / 2, drive);
     let plan = Plan {
         placement: Placement::Chained,
@@ -83,7 +83,7 @@ async fn measure(env: Env, scale: f64, seed: u64) -> Result<Measured, BenchError
     let played = Arc::new(Played::default());
     let places = Arc::new(Places::new(body, room));
     let players = Player::all(&SERVERS, scale, seed, &rig.chain, &places, &played);
-    // The second sides start to rest as soon as the chain is idle.
+    // The second sides go to stand-by as soon as the chain is idle.
     env.sleep(Duration::from_secs(30)).await;
     let rest = |rig: &Rig| {
         let second = rig.disks.iter().map(|sides| sides[1].standby());
@@ -102,8 +102,8 @@ async fn measure(env: Env, scale: f64, seed: u64) -> Result<Measured, BenchError
     })
 }
 
-/// Plays the servers in turn at their rate until they have written so many blocks; how often the
-/// tail went to another link.
+/// Plays the servers in turn at their rate until they have written `blocks` blocks; returns how often
+/// the tail moved to another link.
 async fn play(rig: &Rig, players: &[Arc<Player>], blocks: f64) -> Result<u64, BenchError> {
     let mut rng = rig.env.rng();
     let (mut written, mut moves, mut tail) = (0.0, 0, rig.tail());

@@ -1,12 +1,12 @@
 //! `chain-reads`: traces with reads, chained and striped (Gecko, 3.2.3).
 //!
-//! The most and the least cacheable mix of eight servers are played as fast as possible, 24
-//! requests of each server at a time, on a chain of three mirrored pairs and on the same log over
-//! RAID-10, with as much SSD each. The chain gives all of it to the tail's cache, as a volume does
-//! that was made with one cache device: what the tail misses stops its writers, what the body misses
-//! nobody. The paper gave half of it to a cache of the body: measured too (`halves`). The body is
-//! full, and 200 GB of the tail's 512 are filled before anything is measured; all of it is scaled
-//! down. Then chains of two to seven drives are compared with RAID-0.
+//! The most and the least cacheable mix of eight servers run as fast as possible, 24 requests of each
+//! server at a time, on a chain of three mirrored pairs and on the same log over RAID-10, with the
+//! same amount of SSD. The chain gives all of the SSD to the tail's cache, as a volume with one cache
+//! device does: a cache miss at the tail stops the writers, a miss in the body does not. The paper
+//! gave half of it to a cache of the body; that is measured too (`halves`). The body is full, and
+//! 200 GB of the tail's 512 are filled before the measurement; all sizes are scaled down. Then chains
+//! of two to seven drives are compared with RAID-0.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,15 +33,15 @@ const DRIVE_BYTES: f64 = 512e9;
 const RAM_BYTES: f64 = 2e9;
 const SSD_BYTES: f64 = 32e9;
 const DEFAULT_SCALE: f64 = 1.0 / 512.0;
-/// Requests of one server at a time.
+/// Requests in flight of one server.
 const WINDOW: usize = 24;
 /// The share of the tail that is filled before the measurement.
 const FILLED: f64 = 200.0 / 512.0;
-/// The share of a drive that its full rate would write while it is measured.
+/// Bytes written during the measurement at the full rate, as a share of a drive.
 const MEASURED: f64 = 0.4;
 /// Bytes per second of a drive.
 const RATE: f64 = 120e6;
-/// The share of the body that is live where it is cleaned.
+/// Live share of the body in runs with cleaning.
 const CLEANED_VALID: f64 = 0.25;
 const SCRATCH: u64 = 64;
 const LENGTHS: std::ops::RangeInclusive<usize> = 2..=7;
@@ -53,12 +53,12 @@ struct Case {
     drives: usize,
     mirrored: bool,
     cleaning: bool,
-    /// Whether the body has a cache, half of the SSD.
+    /// Whether half of the SSD caches the body.
     halves: bool,
     servers: Vec<usize>,
 }
 
-/// MB/s.
+/// Rates in MB/s.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rates {
     read: f64,
@@ -71,7 +71,7 @@ impl Rates {
     }
 }
 
-/// A chain and its twin over a stripe of the same drives.
+/// A chain, and the same log over a stripe of the same drives.
 #[derive(Clone, Copy, Debug, Default)]
 struct Twins {
     chained: Rates,
@@ -131,7 +131,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// Of the mixes of eight servers, those with the highest and the lowest hit rate at the tail.
+/// The mixes of eight servers with the highest and the lowest hit rate at the tail.
 fn extreme_mixes(scale: f64, seed: u64) -> (Vec<usize>, Vec<usize>) {
     let mixes: Vec<Vec<usize>> = traces::mixes().into_iter().filter(|mix| mix.len() == 8).collect();
     let rates = chain_cache::hit_rates(&mixes, scale, seed);
@@ -182,7 +182,7 @@ fn body_blocks(plan: &Plan, case: &Case) -> u64 {
     }
 }
 
-/// Addresses for what the traces write.
+/// Number of addresses for the blocks that the traces write.
 fn room(plan: &Plan) -> u64 {
     plan.drive_blocks() / 2
 }
@@ -224,7 +224,7 @@ async fn measure(env: Env, case: Case, scale: f64, seed: u64) -> Result<Rates, B
     })
 }
 
-/// Writes `log` blocks of which `live` stay, at random places; what dies has the last addresses.
+/// Writes `log` blocks, of which `live` at random places stay live. Blocks that die have the last addresses.
 async fn fill_body(rig: &mut Rig, live: u64, log: u64, blocks: u64) -> Result<(), BenchError> {
     let mut rng = rig.env.rng();
     let (mut next, mut left) = (0, log);
@@ -268,7 +268,7 @@ fn fill_report(report: &mut Report, raid10: &[Twins], halves: &[Twins], raid0: &
     }
 }
 
-/// The paper's rates in MB/s under cleaning: of applications, for the most and the least cacheable
+/// The applications' rates in MB/s during cleaning, from the paper: the most and the least cacheable
 /// mix.
 const PAPER_CLEANING: [[f64; 2]; 2] = [[33.0, 27.0], [13.0, 12.0]];
 

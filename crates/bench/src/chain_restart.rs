@@ -1,8 +1,8 @@
-//! `chain-restart`: what opening reads after a crash (Gecko, 3.1.1).
+//! `chain-restart`: bytes read by opening after a crash (Gecko, 3.1.1).
 //!
-//! Random blocks are written to volumes of the same size; then the power is cut at every drive, and
-//! the volume is opened again. What is read besides the checkpoint must not grow with what the
-//! volume holds.
+//! Random blocks are written to volumes of the same size; then the power of every drive is cut, and
+//! the volume is opened again. Reads other than those of the checkpoint must not grow with the
+//! amount of data in the volume.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ const WRITES: [f64; 3] = [1e5, 1e6, 1e7];
 const BLOCKS: f64 = 1e6;
 /// Blocks in a transaction.
 const BATCH: u64 = 20;
-/// Blocks from one `sync` to the next.
+/// Blocks between two calls of `sync`.
 const SYNC_EVERY: u64 = 25 * BATCH;
 /// From the cut until every drive spins again.
 const POWER_OFF: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 }
 
 async fn crash(env: Env, blocks: u64, writes: u64) -> Result<Restart, BenchError> {
-    // Twice the logical blocks, and what cleaning needs.
+    // Twice the logical blocks, plus the reserve of cleaning.
     let drive_segments = (blocks * 2 / 3).div_ceil(u64::from(SEGMENT)) as u32 + 8;
     let plan = Plan {
         placement: Placement::Chained,

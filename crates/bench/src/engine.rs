@@ -1,8 +1,7 @@
-//! Key-value engines that take turns in a benchmark: our stores, and, with the feature `rivals`,
-//! others.
+//! Key-value engines that benchmarks compare: our stores, and, with the feature `rivals`, others.
 //!
-//! Every put and delete is durable when it returns. Ours is asynchronous and its clients are
-//! tasks; the others keep a thread until they are done, so each of their clients has one.
+//! Every put and delete is durable when it returns. Our engine is asynchronous and its clients are
+//! tasks; calls of the others block a thread, so each of their clients has a thread.
 
 #[cfg(feature = "rivals")]
 mod rivals;
@@ -19,27 +18,27 @@ use thalweg_store::tree::{Batch, Kind, NewPartition, Store, catalogue};
 use crate::BenchError;
 use crate::rig::{self, failed};
 
-/// RAM for the content of one of our volumes. The others read through the system's page cache, whose
-/// bound is the machine's memory; ours is bypassed.
+/// RAM that caches the content of one of our volumes. The other engines read through the system's page
+/// cache, which the machine's memory bounds; our engine bypasses it.
 const RAM_CACHE: u64 = 256 << 20;
 
 /// A key and its value.
 pub(crate) type Pair = (Bytes, Bytes);
 
-/// Puts in one batch of a load: with values of a few blocks, about what one transaction may write.
+/// Puts in one batch of a load: with values of a few blocks, about the maximum of one transaction.
 const LOAD_BATCH: usize = 32;
 /// Clients of a load.
 const LOADERS: u64 = 8;
 
-/// An engine whose calls keep a thread until they are done. Closed when dropped.
+/// An engine whose calls block. It is closed when dropped.
 pub(crate) trait Rival: Send + Sync {
-    /// Gives a key a value, durably.
+    /// Sets the value of a key, durably.
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), BenchError>;
     /// The value of a key.
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, BenchError>;
-    /// Takes a key out, durably.
+    /// Deletes a key, durably.
     fn delete(&self, key: &[u8]) -> Result<(), BenchError>;
-    /// Puts all pairs at once, durably.
+    /// Puts all pairs in one batch, durably.
     fn write(&self, pairs: &[Pair]) -> Result<(), BenchError>;
 }
 
@@ -50,7 +49,7 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// A store on a volume of its own, as [`create_volume`] makes it.
+    /// A store on a volume of its own, which [`create_volume`] makes.
     pub(crate) async fn create(
         env: &Env,
         folder: &Path,
@@ -67,9 +66,9 @@ impl Ours {
     }
 }
 
-/// A new volume of `size` bytes on the device or file at `path`, made as `thalweg volume create --link`
-/// --ram-cache 256M` makes it: the map lies on the link. A file gets `room` bytes. The manifest goes to
-/// `folder`.
+/// A new volume of `size` bytes on the device or file at `path`, like one that
+/// `thalweg volume create --link --ram-cache 256M` makes: the map is on the link. A file gets a size of
+/// `room` bytes. The manifest goes to `folder`.
 pub(crate) async fn create_volume(
     env: &Env,
     folder: &Path,
@@ -136,7 +135,7 @@ impl Engine {
         }
     }
 
-    /// Writes what is not written yet, and closes.
+    /// Writes back dirty data, and closes.
     pub(crate) async fn close(self) -> Result<(), BenchError> {
         match self {
             Engine::Ours(ours) => ours.pool.close().await.map_err(failed),
@@ -147,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Puts what `pair` says for each number below `count`.
+    /// Puts the pair that `pair` returns for each number below `count`.
     pub(crate) async fn load(
         self: &Arc<Self>,
         env: &Env,
@@ -166,7 +165,7 @@ impl Engine {
     }
 }
 
-/// Runs as many clients of an engine at the same time, each with its number, until all are done.
+/// Runs this many clients of an engine concurrently, each with its number, until all have ended.
 pub(crate) async fn clients<Work>(
     env: &Env,
     engine: &Arc<Engine>,
@@ -188,7 +187,7 @@ where
     rig::all(tasks).await.map(drop)
 }
 
-/// Who takes part in a benchmark.
+/// The engines of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contender {
     Btree,
@@ -211,8 +210,8 @@ impl Contender {
         }
     }
 
-    /// Opens a new one in `folder`, which is empty. Ours gets a volume of `size` bytes in a file
-    /// with room for `room`.
+    /// Opens a new one in `folder`, which is empty. Our engine gets a volume of `size` bytes in a file
+    /// of `room` bytes.
     pub(crate) async fn create(
         self,
         env: &Env,
@@ -234,7 +233,7 @@ impl Contender {
     }
 }
 
-/// Closes an engine that nobody else uses any more.
+/// Closes an engine that has no other users.
 pub(crate) async fn close(engine: Arc<Engine>) -> Result<(), BenchError> {
     match Arc::into_inner(engine) {
         Some(engine) => engine.close().await,

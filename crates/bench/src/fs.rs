@@ -1,9 +1,10 @@
-//! Filesystems beside each other on the same disk, in real time: ours through FUSE, in two modes; the
-//! kernel's ext4 on loop devices, with `data=ordered` and `data=journal`; and a folder on ext4 passed
-//! through FUSE and nothing else.
+//! Filesystems on the same disk, in real time: ours through FUSE, in two modes; the kernel's ext4 on loop
+//! devices, with `data=ordered` and `data=journal`; and a folder on ext4 behind a plain FUSE
+//! pass-through.
 //!
-//! Each has a loop device of its own over a file that was written once, whose counters say what reached
-//! it. They take turns; a figure is the median over the rounds.
+//! Each has a loop device of its own over a file that was written once; the device's counters tell
+//! which bytes and flushes reached it. The filesystems are measured in turns; a figure is the median
+//! over the rounds.
 
 mod passthrough;
 
@@ -60,12 +61,12 @@ const SYSTEMS: [(System, &str); 5] = [
     (System::Passthrough, "passthrough"),
 ];
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
-    /// Operations in a second, or 1 over the seconds that it took.
+    /// Operations per second; for a load of one operation, 1 over its seconds.
     rate: f64,
-    /// Of small writes: their bytes, and how many were synced.
+    /// For small writes: their bytes, and the number of synced ones.
     written: Option<(u64, u64)>,
     reached: Reached,
 }
@@ -78,11 +79,11 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> BenchError {
     BenchError::Failed(Box::new(error))
 }
 
-/// A filesystem that is there until this is dropped.
+/// A mounted filesystem; dropping it unmounts and deletes it.
 struct Subject {
     name: &'static str,
     point: PathBuf,
-    // In the order in which they have to go.
+    // In the order in which they have to be dropped.
     ours: Option<(mounted::Mounted, Option<Arc<InPlace>>, tokio::runtime::Runtime)>,
     _ext4: Option<Mounted>,
     device: LoopDevice,
@@ -137,7 +138,7 @@ impl Subject {
         Ok(Subject { name, point, ours, _ext4: ext4, device, _folder: folder })
     }
 
-    /// Times a load, which says how many operations it did, and has all of it reach the device.
+    /// Times a load, which returns its number of operations, until all of it is on the device.
     fn measure(&self, clock: &Env, load: impl FnOnce() -> Outcome) -> Result<Measured, BenchError> {
         settle()?;
         let (before, begun) = (self.device.reached()?, clock.now());
@@ -148,7 +149,7 @@ impl Subject {
     }
 }
 
-/// Nothing is on its way to any disk.
+/// Waits until no writes are in flight to any disk.
 fn settle() -> Result<(), BenchError> {
     let synced = Command::new("sync").status().map_err(other)?;
     if synced.success() { Ok(()) } else { Err(failed("sync failed")) }
@@ -244,7 +245,7 @@ fn tell(report: &mut Report, load: &str, subjects: &[Subject], measured: &[Vec<M
     }
 }
 
-/// One turn of a load.
+/// One run of a load.
 struct Turn<'a> {
     round: usize,
     seed: u64,
@@ -257,7 +258,7 @@ type Outcome = Result<(f64, Option<(u64, u64)>), BenchError>;
 
 struct Load {
     name: &'static str,
-    /// What has to be there before anything is counted.
+    /// Preparation, which is not measured.
     prepare: fn(&Path, &Turn<'_>) -> Result<(), BenchError>,
     run: fn(&Path, &Turn<'_>) -> Outcome,
 }
@@ -304,7 +305,7 @@ fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Runs a piece of work in each of some threads.
+/// Runs a function in each of several threads.
 fn threads(
     count: usize,
     work: impl Fn(usize) -> std::io::Result<()> + Sync,
@@ -313,7 +314,7 @@ fn threads(
         let work = &work;
         let running: Vec<_> = (0..count).map(|at| scope.spawn(move || work(at))).collect();
         let mut joined = running.into_iter().map(|thread| thread.join());
-        // The scope waits for those that are left after a failure.
+        // After a failure the scope waits for the other threads.
         joined.try_for_each(|done| done.map_err(|_| failed("a client died"))?.map_err(other))
     })
 }
@@ -332,7 +333,7 @@ fn prepare_blocks(folder: &Path, turn: &Turn<'_>, writers: usize) -> Result<(), 
     Ok(())
 }
 
-/// Each thread overwrites 128 bytes somewhere in its block, synchronously.
+/// Each thread overwrites 128 bytes at a random offset of its block, synchronously.
 fn overwrite(folder: &Path, turn: &Turn<'_>, writers: usize) -> Outcome {
     let each = ((WRITES * turn.scale) as usize / writers).max(1);
     let count = each * writers;
@@ -369,7 +370,7 @@ fn create(folder: &Path, turn: &Turn<'_>) -> Outcome {
     Ok((count as f64, None))
 }
 
-/// Small files that come, grow and go; each is synced when it was written.
+/// Small files that are created, appended to and deleted; each is synced after each write.
 fn postmark(folder: &Path, turn: &Turn<'_>) -> Outcome {
     const THREADS: usize = 16;
     let each = (WRITES * turn.scale) as usize / 4 / THREADS;

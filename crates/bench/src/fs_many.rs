@@ -1,7 +1,7 @@
 //! `fs-many`: a filesystem with ten million files, a million of them in one directory (real time).
 //!
-//! What making, finding and opening take with all of them, beside what they take with a tenth, and what a
-//! check of everything takes. Times are to be compared within a run.
+//! Times of creating, finding and opening with all of the files, beside those with a tenth of them, and
+//! the time of a check of the whole filesystem. Compare times within a run only.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,15 +30,15 @@ const DEFAULT_SCALE: f64 = 0.03;
 /// Files at scale 1. Every tenth is in one directory.
 const FILES: f64 = 1e7;
 const IN_ONE: u64 = 10;
-/// Of this many neighbours the others share a directory.
+/// Files in each of the other directories.
 const IN_OTHERS: u64 = 1000;
-/// Files that are looked for.
+/// Number of lookups.
 const FOUND: u64 = 20_000;
-/// Bytes of memory for blocks at scale 1: too few for all names.
+/// Bytes of memory for blocks at scale 1: too few to cache all names.
 const CACHE: f64 = 256e6;
-/// Bytes of the volume for each file, for what describes it.
+/// Bytes of the volume for each file's metadata.
 const PER_FILE: u64 = 1 << 10;
-/// Bytes of the volume beside that.
+/// Bytes of the volume besides those.
 const BASE: u64 = 1 << 30;
 
 fn run(options: &Options) -> Result<Report, BenchError> {
@@ -63,7 +63,7 @@ async fn measure(report: &mut Report, dir: &Path, seed: u64, scale: f64) -> Resu
     let mut rng = Rng::seed_from_u64(seed);
     report.figure("files", files).figure("in_one_directory", files / IN_ONE);
     Many::make(&env, &device, cache, files).await?.close().await?;
-    // The last tenth that is made is timed each time.
+    // Each time the last tenth of the files is timed.
     for (name, made, last) in [("few", 0, tenth), ("all", tenth, files)] {
         let mut figure = |what: &str, value: f64| {
             report.figure(&format!("{name}_{what}"), rounded(value));
@@ -124,7 +124,7 @@ impl Many {
         Ok((store, Arc::new(volume)))
     }
 
-    /// Makes it, empty, with room for so many files.
+    /// Makes an empty filesystem with space for `files` files.
     async fn make(
         env: &Env,
         device: &DeviceRef,
@@ -160,7 +160,7 @@ impl Many {
         self.store.close().await.map_err(failed)
     }
 
-    /// Makes files, and the directories that they are the first in.
+    /// Creates files, and the directories whose first file is among them.
     async fn create(&self, files: std::ops::Range<u64>) -> Result<(), BenchError> {
         let mut folders = [None, None];
         for file in files {
@@ -176,7 +176,7 @@ impl Many {
         Ok(())
     }
 
-    /// A directory, made if it is not there.
+    /// A directory, created if it does not exist.
     async fn folder(&self, number: u64) -> Result<Ino, BenchError> {
         let name = folder_name(number);
         if let Ok(found) = self.fs.lookup(Ino::ROOT, name.as_bytes()).await {
@@ -193,7 +193,7 @@ impl Many {
         found.map(drop).map_err(failed)
     }
 
-    /// Checks everything, and closes; the seconds that it took.
+    /// Checks the filesystem, and closes it; returns the seconds of the check.
     async fn check(self) -> Result<(f64, check::Report), BenchError> {
         let Many { env, store, volume, fs } = self;
         drop(fs);
@@ -209,7 +209,7 @@ impl Many {
     }
 }
 
-/// The number of a file's directory, 0 for the large one, and its name.
+/// The number of a file's directory, 0 for the large one, and the file's name.
 fn place(file: u64) -> (u64, String) {
     let folder = if file.is_multiple_of(IN_ONE) { 0 } else { 1 + file / IN_OTHERS };
     (folder, format!("file-{file:08}"))
@@ -236,7 +236,7 @@ mod tests {
         let report = run(&Options { scale: Some(0.002), ..Options::default() }).unwrap();
         let figure = |name: &str| report.number(name).unwrap();
         assert_eq!(figure("files"), 20_000.0);
-        // One name for each file, the large directory, and those of a thousand.
+        // One name for each file, one for the large directory, and one for each of the others.
         assert_eq!(figure("all_checked_names"), 20_000.0 + 1.0 + 20.0);
         assert!(figure("all_lookup_reads") > 0.0, "memory had room for everything");
     }

@@ -1,19 +1,20 @@
-//! `imgstore`: the example ImgStore under YCSB A, wherever its two stores run (Isotope, figure 4.8; real
-//! time).
+//! `imgstore`: the example ImgStore under YCSB A, with its two stores as libraries, in threads and in
+//! processes (Isotope, figure 4.8; real time).
 //!
-//! Half of the operations get a photo, half put another in its place, with another date: one transaction
-//! over a hash table and a B-tree, durable when it returns. A photo has 16 KiB with its date; which one
-//! it is follows Zipf's law with 0.99. The volume is a file, open in the process of the clients. Each of
-//! them is a thread, as in the paper, and waits for its calls. The stores are:
+//! Half of the operations get a photo, half replace one by another with another date: one transaction
+//! over a hash table and a B-tree, durable when it returns. A photo and its date have 16 KiB; photos
+//! are drawn by Zipf's law with exponent 0.99. The volume is a file, open in the process of the
+//! clients. Each client is a thread, as in the paper, and waits for its calls. The stores are:
 //!
 //! - *libraries*: called by the clients;
-//! - *threads*: in a thread each, to which transactions are released and which gives them back;
-//! - *processes*: in a process each, the same over a socket.
+//! - *threads*: each in a thread, which takes over a transaction and releases it again;
+//! - *processes*: each in a process, which does the same over a socket.
 //!
-//! The three take turns in short slices on the same photos; a ratio is the median over the rounds of two
-//! rates in the same round. `conflict_share` is the share of attempts to change a photo that met another
-//! change and were made again. The paper has curves and no numbers, so the chart shows what was measured
-//! alone. In words it has threads and libraries alike, processes below them, and the peak at 32 threads.
+//! The three take turns in short slices on the same photos; a ratio is the median over the rounds of the
+//! ratio of two rates in the same round. `conflict_share` is the share of attempts to change a photo
+//! that conflicted with another change and were repeated. The paper has curves and no numbers, so the
+//! chart shows measured values alone. Its text says that threads and libraries are equal, processes are
+//! below them, and the peak is at 32 threads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,15 +47,15 @@ const THREADS: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 const ROUNDS: usize = 15;
 /// Seconds of a slice at scale 1.
 const SECONDS: f64 = 0.2;
-/// Photos that are there at scale 1.
+/// Number of photos at scale 1.
 const PHOTOS: f64 = 8_192.0;
-/// Bytes of an image: with its date four blocks.
+/// Bytes of an image: four blocks with its date.
 const IMAGE: usize = 4 * BLOCK_SIZE - size_of::<u64>();
 const DAYS: u64 = 20_000;
 const ZIPF: f64 = 0.99;
 /// Clients that fill the stores.
 const LOADERS: u64 = 8;
-/// Bytes of the volume and its file.
+/// Bytes of the volume, and of its file.
 const SIZES: (u64, u64) = (512 << 20, 1 << 30);
 
 const LIBRARIES: &str = "libraries";
@@ -64,10 +65,10 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     measure(options, rig::scale(options, 1.0)?, &THREADS)
 }
 
-/// Is the process of a store: serves it for as long as its volume is served.
+/// Runs as the process of a store: serves the store for as long as its volume is served.
 ///
 /// # Errors
-/// Why it does not any more.
+/// Why it stopped.
 pub fn serve_store(folder: &Path, partition: &str) -> Result<(), BenchError> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(server_threads()).enable_all().build().map_err(failed)?;
@@ -75,12 +76,12 @@ pub fn serve_store(folder: &Path, partition: &str) -> Result<(), BenchError> {
     runtime.block_on(serving).map_err(failed)
 }
 
-/// What a composition did in its turn.
+/// The result of a composition in one turn.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// Operations.
+    /// Operations per second.
     per_s: f64,
-    /// The share of attempts to change something that met another change.
+    /// The share of attempts to change a photo that conflicted with another change.
     conflict_share: f64,
 }
 
@@ -159,7 +160,7 @@ async fn turns(
     let mut turns = Turns::new();
     for &threads in threads {
         for round in 0..ROUNDS {
-            // Another one begins each round.
+            // Each round begins with another one.
             for turn in 0..COMPOSITIONS.len() {
                 let at = (round + turn) % COMPOSITIONS.len();
                 let slice = Slice { photos, span, seed: options.seed * 1000 + round as u64 };
@@ -177,7 +178,7 @@ async fn turns(
     Ok(turns)
 }
 
-/// The share of attempts to change something that met another change.
+/// The share of attempts to change a photo that conflicted with another change.
 fn conflict_share(before: &TxnStatus, after: &TxnStatus) -> f64 {
     let conflicts = (after.conflicts - before.conflicts) as f64;
     let commits = (after.commits - before.commits) as f64;
@@ -233,7 +234,7 @@ fn photo(rng: &mut Rng) -> Photo {
     Photo { date: rng.random_range(0..DAYS), image: image.into() }
 }
 
-/// One composition's turn.
+/// One turn of a composition.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     photos: u64,
@@ -263,7 +264,7 @@ struct Client {
 }
 
 impl Client {
-    /// Works until the time is up; the number of operations.
+    /// Works until the end of the turn; returns the number of operations.
     async fn run(mut self, env: Env, start: Time, span: Duration) -> Result<u64, BenchError> {
         let mut done = 0;
         while env.now().since(start) < span {
@@ -280,7 +281,7 @@ impl Client {
         Ok(done)
     }
 
-    /// Every photo is there, and whole.
+    /// Gets a photo, which must exist and be whole.
     async fn get(&self, id: u64) -> Result<(), BenchError> {
         let found = self.store.get(id).await.map_err(failed)?;
         match found.map(|photo| photo.image.len()) {
@@ -318,7 +319,7 @@ mod tests {
             for threads in [1, 8] {
                 assert!(report.number(&format!("ops_s_{name}_{threads}")).unwrap() > 0.0, "{name}");
                 let share = report.number(&format!("conflict_share_{name}_{threads}")).unwrap();
-                // A lone client meets nobody.
+                // A lone client meets no conflict.
                 assert!(share < 1.0 && (threads > 1 || share == 0.0), "{name}: {share}");
             }
         }
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!(chart.series.len(), COMPOSITIONS.len());
     }
 
-    /// With nobody to serve them, only those in this process are there.
+    /// Without a program for store processes, only the compositions in this process run.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_stores_of_processes_are_elsewhere() {
         let (env, folder) = (Env::real(), tempfile::tempdir().unwrap());

@@ -4,14 +4,14 @@
 //! short slices on files in one folder; a ratio is the median over the rounds of our rate over the
 //! other's in the same round. The loads, each with 4 to 128 threads:
 //!
-//! - *fill*: puts to keys drawn evenly, most of which are there;
+//! - *fill*: puts to keys drawn uniformly, most of which exist;
 //! - *read*: gets of such keys;
-//! - *delete*: of keys that are there, no key twice. They are put back uncounted;
-//! - YCSB A: half gets, half puts, keys by Zipf's law with 0.99;
+//! - *delete*: deletes of existing keys, no key twice. They are put back, which is not measured;
+//! - YCSB A: half gets, half puts, keys by Zipf's law with exponent 0.99;
 //! - YCSB F: half gets, half a get and then a put of the same key, which is not atomic, as in YCSB.
 //!
 //! Our stores run with strict serializability, their default, and not with the snapshot isolation of
-//! 4.4.2. The paper has curves and no numbers, so charts show what was measured alone.
+//! 4.4.2. The paper has curves and no numbers, so charts show measured values alone.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,12 +41,12 @@ const ROUNDS: usize = 3;
 const VALUE: usize = 8 << 10;
 /// Seconds of a slice at scale 1.
 const SECONDS: f64 = 0.4;
-/// Keys that are there at scale 1.
+/// Number of keys at scale 1.
 const KEYS: f64 = 16_384.0;
-/// Share of the keys that a slice deletes at most, so that putting them back stays short.
+/// A slice deletes at most one in this many of the keys, so that putting them back stays short.
 const DELETED: u64 = 8;
 const ZIPF: f64 = 0.99;
-/// Bytes of our volumes and their files.
+/// Bytes of our volumes, and of their files.
 const SIZES: (u64, u64) = (512 << 20, 1 << 30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ fn spread(number: u64) -> u64 {
 }
 
 fn key(number: u64) -> Bytes {
-    // Neighbours in number, and popular keys, are not neighbours in an order of keys.
+    // Consecutive numbers, and popular keys, are not adjacent in the order of keys.
     Bytes::from([spread(number).to_be_bytes(), number.to_be_bytes()].concat())
 }
 
@@ -170,7 +170,7 @@ async fn rates(folder: &Path, seed: u64, scale: f64, threads: &[u64]) -> Result<
     for work in Work::ALL {
         for &threads in threads {
             for round in 0..ROUNDS {
-                // Another one begins each round.
+                // Each round begins with another engine.
                 for turn in 0..engines.len() {
                     let at = (round + turn) % engines.len();
                     let slice = Slice { work, keys, span, seed: seed * 1000 + round as u64 };
@@ -188,7 +188,7 @@ async fn rates(folder: &Path, seed: u64, scale: f64, threads: &[u64]) -> Result<
     Ok(rates)
 }
 
-/// One engine's turn.
+/// One turn of an engine.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     work: Work,
@@ -233,12 +233,12 @@ struct Client {
     engine: Arc<Engine>,
     rng: Rng,
     zipf: Zipf<f64>,
-    /// The next key to delete: keys lie in no order, so that one after the other is at random.
+    /// The number of the next key to delete. Numbers are not in the order of keys, so keys are random.
     deleted: Arc<AtomicU64>,
 }
 
 impl Client {
-    /// Works until the time is up; the number of operations.
+    /// Works until the end of the turn; returns the number of operations.
     async fn run(mut self, env: &Env, start: Time) -> Result<u64, BenchError> {
         let mut done = 0;
         while env.now().since(start) < self.slice.span && self.operate().await? {
@@ -277,7 +277,7 @@ impl Client {
         self.engine.put(key, &value(self.rng.random())).await
     }
 
-    /// Every key is there, and has a whole value.
+    /// Gets a key, which must exist and have a whole value.
     async fn get(&self, key: &[u8]) -> Result<(), BenchError> {
         match self.engine.get(key).await?.map(|value| value.len()) {
             Some(VALUE) => Ok(()),

@@ -1,30 +1,30 @@
 //! Workloads, figures and plots for Thalweg.
 //!
 //! A benchmark is one file with one function `run(&Options) -> Result<Report, BenchError>`, and one
-//! line in [`list`]. Its figures are counts or virtual time wherever that is possible, so that
-//! they are a function of the seed and the sizes alone.
+//! line in [`list`]. Its figures are counts or virtual times where possible, so that they are a
+//! function of the seed and the sizes alone.
 //!
-//! - [`report`]: what a run returns, as JSON and as SVG;
+//! - [`report`]: the result of a run, as JSON and as SVG;
 //! - [`plot`]: bars and lines, the paper's values beside ours;
 //! - [`traces`]: generated block traces of servers, and readers of recorded ones;
-//! - [`chain_cache`]: how well the tail cache keeps reads from the tail;
-//! - [`chain_gc`]: what writers get while the volume is cleaned;
+//! - [`chain_cache`]: hit rate of the tail cache;
+//! - [`chain_gc`]: rate of user writes while the volume is cleaned;
 //! - [`chain_reads`]: traces with reads, chained and striped;
-//! - [`chain_power`]: how long the body's second drives rest;
-//! - [`chain_restart`]: what opening reads after a crash;
+//! - [`chain_power`]: time in stand-by of the body's second drives;
+//! - [`chain_restart`]: bytes read by opening after a crash;
 //! - [`chain_memory`]: RAM of the index for each stored block;
-//! - [`txn_cpu`]: what transactions cost in processor time;
-//! - [`txn_contention`]: what transactions get that want the same blocks;
+//! - [`txn_cpu`]: processor time of transactions;
+//! - [`txn_contention`]: rate of transactions that conflict;
 //! - [`imgstore`](mod@imgstore): two stores in one transaction, as libraries, in threads, in processes;
-//! - `engine`: our key-value stores and other engines, behind one face;
+//! - `engine`: our key-value stores and other engines, behind one interface;
 //! - [`kv`]: our stores beside other engines under load;
-//! - [`txn_put`]: what a durable small put costs a device;
-//! - [`mod@fs`]: filesystems beside each other on the same disk;
+//! - [`txn_put`]: bytes and flushes that a durable small put costs a device;
+//! - [`mod@fs`]: filesystems on the same disk, ours and others;
 //! - [`fs_many`]: a filesystem with millions of files;
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
-//! - [`nbd`]: volumes over NBD beside other servers on the same disk;
+//! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
 //! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
-//! - [`steady`]: nearly full volumes and filesystems beside their peers on the same disk.
+//! - [`steady`]: nearly full volumes and filesystems, beside their peers on the same disk.
 
 pub mod chain_cache;
 pub mod chain_gc;
@@ -56,10 +56,10 @@ use std::path::PathBuf;
 
 pub use report::{Figures, Report};
 
-/// What a run may be told. Every benchmark takes what concerns it.
+/// The settings of a run. A benchmark ignores those that do not concern it.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Seed of everything that is random.
+    /// Seed of all random choices.
     pub seed: u64,
     /// The size of the run as a share of the paper's; `None` for the benchmark's own default.
     pub scale: Option<f64>,
@@ -67,8 +67,8 @@ pub struct Options {
     pub traces: Vec<PathBuf>,
     /// The names of the loads to run, where the benchmark has several; all when empty.
     pub loads: Vec<String>,
-    /// Where benchmarks that use a real disk put their files; the system's folder for temporary
-    /// files when not given.
+    /// Folder for the files of benchmarks that use a real disk; the system's folder for temporary files
+    /// when absent.
     pub dir: Option<PathBuf>,
     /// A command that calls [`imgstore::serve_store`] with its last two arguments, for benchmarks that
     /// have stores in processes of their own. Its first word is the program `thalweg`, which other
@@ -90,7 +90,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether a load is to be run.
+    /// Whether a load is selected.
     fn runs(&self, load: &str) -> bool {
         self.loads.is_empty() || self.loads.iter().any(|name| name == load)
     }
@@ -101,9 +101,9 @@ impl Options {
 pub struct BenchEntry {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it shows, in one line.
+    /// What it measures, in one line.
     pub about: &'static str,
-    /// Runs it to its end.
+    /// Runs the benchmark.
     pub run: fn(&Options) -> Result<Report, BenchError>,
 }
 
@@ -140,20 +140,20 @@ pub fn list() -> &'static [BenchEntry] {
 /// Runs the benchmark called `name`.
 ///
 /// # Errors
-/// [`BenchError::Unknown`], or what the benchmark met.
+/// [`BenchError::Unknown`], or the error of the benchmark.
 pub fn run(name: &str, options: &Options) -> Result<Report, BenchError> {
     let entry = list().iter().find(|entry| entry.name == name);
     let entry = entry.ok_or_else(|| BenchError::Unknown(name.to_owned()))?;
     (entry.run)(options)
 }
 
-/// What can go wrong in a benchmark.
+/// Errors of a benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// There is no such benchmark.
     #[error("there is no benchmark called {0}; `thalweg bench --list` names them")]
     Unknown(String),
-    /// The options make no sense.
+    /// The options are invalid.
     #[error("invalid option: {0}")]
     Invalid(String),
     /// A file could not be read or written.
@@ -161,23 +161,23 @@ pub enum BenchError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A trace is in no format that is known, or breaks off.
+    /// A trace has no known format, or is damaged.
     #[error("{}, line {line}: {detail}", path.display())]
     Trace {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What was expected.
+        /// Why it was refused.
         detail: String,
     },
     /// A plot could not be drawn.
     #[error("cannot draw the plot: {0}")]
     Plot(String),
-    /// What is measured failed.
+    /// The system under test failed.
     #[error(transparent)]
     Failed(Box<dyn std::error::Error + Send + Sync>),
 }

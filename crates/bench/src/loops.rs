@@ -1,6 +1,6 @@
-//! Loop devices, filesystems on them, and what reached them.
+//! Loop devices, filesystems on them, and the kernel's counters of their writes.
 //!
-//! Whatever is made here ends when it is dropped. It takes root.
+//! Everything made here is removed when it is dropped. It needs root.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,7 +27,7 @@ fn tool<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> Result<String, Bench
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// What has reached a block device, by the kernel's account.
+/// The writes to a block device, by the kernel's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reached {
     /// Bytes written.
@@ -44,13 +44,13 @@ impl Reached {
         Some(Reached { bytes: fields.get(6)? * 512, flushes: *fields.get(15)? })
     }
 
-    /// What came since `earlier`.
+    /// The difference between this and `earlier`.
     pub(crate) fn since(self, earlier: Reached) -> Reached {
         Reached { bytes: self.bytes - earlier.bytes, flushes: self.flushes - earlier.flushes }
     }
 }
 
-/// A loop device over a file of its own. Both go when this is dropped.
+/// A loop device over a file of its own. Dropping it removes both.
 #[derive(Debug)]
 pub(crate) struct LoopDevice {
     device: PathBuf,
@@ -72,7 +72,7 @@ impl LoopDevice {
         }
     }
 
-    /// Over a new file all of whose blocks are written, so that the file is not extended later.
+    /// Over a new file all of whose blocks were written, so that the file is not extended later.
     pub(crate) fn create_written(folder: &Path, size: u64) -> Result<LoopDevice, BenchError> {
         let device = LoopDevice::create(folder, size)?;
         let write = || {
@@ -94,7 +94,7 @@ impl LoopDevice {
         &self.device
     }
 
-    /// What has reached it.
+    /// The device's counters.
     pub(crate) fn reached(&self) -> Result<Reached, BenchError> {
         let name = self.device.file_name().unwrap_or_default();
         let path = Path::new("/sys/block").join(name).join("stat");
@@ -112,15 +112,15 @@ impl Drop for LoopDevice {
     }
 }
 
-/// An ext4 that is mounted until this is dropped.
+/// A mounted ext4; dropping it unmounts it.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     point: PathBuf,
 }
 
 impl Mounted {
-    /// Makes an ext4 on `device`, and mounts it on a new folder in `folder`. All of its tables are
-    /// written at once: nothing is left for the kernel to write while somebody counts.
+    /// Makes an ext4 on `device`, and mounts it on a new folder in `folder`. All of its tables are written
+    /// at once, so that the kernel writes none of them during a measurement.
     pub(crate) fn create(device: &LoopDevice, folder: &Path) -> Result<Mounted, BenchError> {
         Mounted::create_with(device, folder, "defaults")
     }
@@ -144,7 +144,7 @@ impl Mounted {
         &self.point
     }
 
-    /// Writes what the kernel still keeps in memory.
+    /// Writes back the kernel's dirty pages.
     pub(crate) fn sync(&self) -> Result<(), BenchError> {
         tool("sync", &[OsStr::new("--file-system"), self.point.as_os_str()]).map(drop)
     }
@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// `None`, and a word of it, where loop devices cannot be had.
+    /// A device; prints why and returns `None` where there are no loop devices.
     fn device(folder: &Path) -> Option<LoopDevice> {
         match LoopDevice::create(folder, 64 << 20) {
             Ok(device) => Some(device),
@@ -219,7 +219,7 @@ mod tests {
             let attached = tool("losetup", &["--all"]).unwrap();
             attached.lines().any(|line| line.starts_with(&name) && line.contains(own))
         };
-        // While another process looks at the device, the kernel detaches it when that closes it.
+        // While another process has the device open, the kernel detaches it when that process closes it.
         for _ in 0..100 {
             if !is_attached() {
                 return;

@@ -1,10 +1,9 @@
-//! Volumes over NBD beside other servers on the same disk (real time).
+//! Volumes over NBD, beside other servers on the same disk (real time).
 //!
-//! Three servers take turns: a chain of one link whose map lies on the same file, so that one
+//! Three servers are measured in turns: a chain of one link whose map is on the same file, so that one
 //! `fdatasync` makes a write durable, as for the others; `qemu-nbd` in its default cache mode; and
-//! `nbdkit file`. Each serves a preallocated file that was written once. `fio` loads them over a
-//! Unix socket, and a figure is the median over the rounds of our rate over the peer's in the same
-//! round.
+//! `nbdkit file`. Each serves a preallocated file that was written once. `fio` loads them over a Unix
+//! socket, and a figure is the median over the rounds of our rate over the peer's in the same round.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,13 +31,13 @@ pub const ENTRY: BenchEntry = BenchEntry {
 
 /// Bytes that the load covers on each server.
 const SIZE: u64 = 512 << 20;
-/// Bytes of the chain's link: room for cleaning.
+/// Bytes of the chain's link, including space for cleaning.
 const LINK: u64 = 1 << 30;
 /// Blocks in a segment.
 const SEGMENT: u32 = 240 * 8;
 /// Seconds of one measurement, at scale 1.
 const SECONDS: f64 = 1.0;
-/// Turns.
+/// Number of rounds.
 const ROUNDS: usize = 3;
 
 /// One row of the table.
@@ -79,7 +78,7 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> BenchError {
     BenchError::Failed(Box::new(error))
 }
 
-/// A server of its own process; it ends with this.
+/// A server in a process of its own; dropping it ends the process.
 pub(crate) struct Peer(Child);
 
 impl Drop for Peer {
@@ -116,7 +115,7 @@ impl Peer {
     }
 }
 
-/// A pause of the benchmark itself, which runs outside of every environment.
+/// Blocks the calling thread: the benchmark itself runs outside of every environment.
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn pause(span: Duration) {
     std::thread::sleep(span);
@@ -130,7 +129,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
     let dir =
         tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
-    // As `thalweg serve` makes it.
+    // Like that of `thalweg serve`.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(server_threads())
         .enable_all()
@@ -157,7 +156,7 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// The rates of the three servers, a triple for each round.
+/// The rates of the three servers, three values for each round.
 fn measure(
     row: &Row,
     sockets: &[PathBuf; 3],
@@ -166,7 +165,7 @@ fn measure(
     let mut rounds = Vec::new();
     for round in 0..ROUNDS {
         let mut rates = [0.0; 3];
-        // Another one begins each round.
+        // Each round begins with another one.
         for turn in 0..3 {
             let at = (round + turn) % 3;
             rates[at] = load(&sockets[at], row, options, round as u64)?;
@@ -194,7 +193,7 @@ fn load(socket: &Path, row: &Row, options: &Options, round: u64) -> Result<f64, 
     fio(socket, &arguments, &format!("--size={SIZE}"))
 }
 
-/// Runs fio and returns its requests per second, reads and writes together.
+/// Runs fio and returns its requests per second, reads plus writes.
 fn fio(socket: &Path, arguments: &[&str], size: &str) -> Result<f64, BenchError> {
     let mut all: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
     all.push(size.to_owned());
@@ -203,7 +202,7 @@ fn fio(socket: &Path, arguments: &[&str], size: &str) -> Result<f64, BenchError>
     Ok(rate("read") + rate("write"))
 }
 
-/// Runs one job of fio on an export, and returns what fio reports of it.
+/// Runs one job of fio on an export, and returns fio's report of it.
 pub(crate) fn fio_job(uri: &str, arguments: &[String]) -> Result<serde_json::Value, BenchError> {
     let output = Command::new("fio")
         .args(["--name=load", "--ioengine=nbd", "--output-format=json", &format!("--uri={uri}")])

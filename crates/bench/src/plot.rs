@@ -9,13 +9,13 @@ use crate::BenchError;
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 420;
-/// The share of a group of bars that is left empty.
+/// The share of a group of bars that stays empty.
 const GAP: f64 = 0.2;
 
-/// Whether a value is the paper's or was measured here.
+/// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The paper says so.
+    /// From the paper.
     Paper,
     /// Measured in this run.
     Measured,
@@ -26,14 +26,14 @@ pub enum Origin {
 pub struct Series {
     /// Its name in the legend.
     pub label: String,
-    /// Whose values they are.
+    /// The source of its values.
     pub origin: Origin,
     /// The values as (x, y).
     pub points: Vec<(f64, f64)>,
 }
 
 impl Series {
-    /// Values that were measured here.
+    /// Values of this run.
     pub fn measured(label: &str, points: Vec<(f64, f64)>) -> Series {
         Series { label: label.to_owned(), origin: Origin::Measured, points }
     }
@@ -44,7 +44,7 @@ impl Series {
     }
 }
 
-/// How values are drawn.
+/// How a chart is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// One group of bars for each x, one bar for each series.
@@ -58,13 +58,13 @@ pub enum Shape {
 pub struct Chart {
     /// Its caption.
     pub title: String,
-    /// What x is, with its unit.
+    /// The quantity on the x axis, with its unit.
     pub x: String,
-    /// What y is, with its unit.
+    /// The quantity on the y axis, with its unit.
     pub y: String,
     /// How it is drawn.
     pub shape: Shape,
-    /// What is drawn.
+    /// The series to draw.
     pub series: Vec<Series>,
 }
 

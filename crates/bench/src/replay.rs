@@ -1,8 +1,9 @@
 //! Plays traces on a chain.
 //!
-//! The chain's addresses are a body, which is written beforehand, and a part for what the traces
-//! write, in the order of the first write: a trace's address space is far larger than what it
-//! writes. A read of what was never written goes to a place in the body that is always the same.
+//! The chain's addresses are a body, which is written beforehand, and a region for the traces' writes,
+//! which is assigned in order of first write: a trace's address space is far larger than the set of
+//! blocks that it writes. A read of a block that was never written goes to a fixed address in the
+//! body.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +19,10 @@ use crate::traces::{Access, Generator, KINDS};
 
 /// Not written yet.
 const NOWHERE: u32 = u32::MAX;
-/// Blocks of a trace that stay together when they are read from the body.
+/// Blocks of a trace that stay adjacent when they are read from the body.
 const TOGETHER: u64 = 64;
 
-/// Addresses that a trace's blocks have in the chain.
+/// Maps the blocks of traces to addresses of the chain.
 #[derive(Debug)]
 pub(crate) struct Places {
     /// Blocks of the body, from address 0 on.
@@ -36,13 +37,13 @@ impl Places {
         Places { body, room, next: AtomicU64::new(0) }
     }
 
-    /// The address of a block that is written for the first time. When there is no room left, the
-    /// oldest address serves a second block.
+    /// The address of a block that is written for the first time. When all addresses are used, the oldest
+    /// one serves a second block.
     fn take(&self) -> u32 {
         (self.body + self.next.fetch_add(1, Ordering::Relaxed) % self.room) as u32
     }
 
-    /// Where a read of the block `block` of trace `trace` goes that was never written.
+    /// The address in the body for reads of the block `block` of trace `trace`, which was never written.
     fn in_body(&self, trace: u64, block: u64) -> u32 {
         let mixed = ((block / TOGETHER) ^ (trace << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let slots = (self.body / TOGETHER).max(1);
@@ -50,7 +51,7 @@ impl Places {
     }
 }
 
-/// Blocks that were read and written.
+/// Number of blocks read and written.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
     pub(crate) read: AtomicU64,
@@ -62,7 +63,7 @@ impl Played {
     /// Blocks read and written so far.
     ///
     /// # Errors
-    /// What a player met.
+    /// The error of a player.
     pub(crate) fn now(&self) -> Result<(u64, u64), BenchError> {
         match self.failure.lock().clone() {
             Some(error) => Err(rig::failed(error)),
@@ -71,7 +72,7 @@ impl Played {
     }
 }
 
-/// One trace and where its blocks lie.
+/// One trace and the addresses of its blocks.
 #[derive(Debug)]
 pub(crate) struct Player {
     number: u64,
@@ -89,7 +90,7 @@ struct Course {
 }
 
 impl Player {
-    /// Players of the servers with these positions in [`KINDS`].
+    /// Players of the servers at these positions in [`KINDS`].
     pub(crate) fn all(
         kinds: &[usize],
         scale: f64,
@@ -114,10 +115,11 @@ impl Player {
         kinds.iter().enumerate().map(player).collect()
     }
 
-    /// Plays the next request, a write until it is durable; the blocks that it read and wrote.
+    /// Plays the next request, a write until it is durable; returns the number of blocks that it read and
+    /// wrote.
     ///
     /// # Errors
-    /// The chain's.
+    /// Errors of the chain.
     pub(crate) async fn step(&self) -> Result<(u64, u64), StoreError> {
         let (write, addresses, stamp) = self.next();
         let blocks = addresses.len() as u64;
@@ -140,7 +142,7 @@ impl Player {
         Ok((blocks, 0))
     }
 
-    /// Plays requests one after the other, for ever or until the chain fails.
+    /// Plays requests one after the other until the chain fails.
     pub(crate) async fn play(self: Arc<Player>) {
         loop {
             if let Err(error) = self.step().await {
@@ -150,7 +152,7 @@ impl Player {
         }
     }
 
-    /// The next request: whether it writes, and its addresses in the chain.
+    /// The next request: whether it is a write, and its addresses in the chain.
     fn next(&self) -> (bool, Vec<u32>, u64) {
         let mut course = self.course.lock();
         let Access { write, block, blocks } = course.trace.access();
@@ -170,7 +172,7 @@ impl Player {
     }
 }
 
-/// Starts `window` requests at a time of each player, until the tasks are dropped.
+/// Keeps `window` requests of each player in flight, until the tasks are dropped.
 pub(crate) fn start(
     env: &Env,
     players: &[Arc<Player>],

@@ -1,4 +1,4 @@
-//! What a run returns, as JSON and as SVG.
+//! The result of a run, as JSON and as SVG.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub struct Report {
     pub bench: &'static str,
     /// The seed of the run.
     pub seed: u64,
-    /// What was measured.
+    /// The measured figures.
     pub figures: Figures,
     /// The paper's figures with ours beside them.
     #[serde(skip)]

@@ -18,37 +18,37 @@ use crate::BenchError;
 
 /// Blocks in a segment: 28 MB.
 pub(crate) const SEGMENT: u32 = 7_200;
-/// How long reads at the tail wait for each other: all drives here have arms.
+/// How long reads at the tail wait to be batched: all drives here are rotational disks.
 pub(crate) const TAIL_READ_WAIT: Duration = Duration::from_millis(100);
 /// Bytes in a stripe unit.
 const STRIPE_UNIT: u64 = 64 * 1024;
 /// Blocks in the transactions that fill a chain.
 const FILL: u64 = 240;
 
-/// How drives make a chain.
+/// How drives form a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// Each is a link.
     Chained,
-    /// They are one link, striped over all of them (RAID-0, RAID-10).
+    /// All drives are one link, striped over them (RAID-0, RAID-10).
     Striped,
 }
 
-/// A chain to be built.
+/// The parameters of a chain.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) placement: Placement,
     /// Drives, or mirrored pairs of drives.
     pub(crate) drives: usize,
     pub(crate) mirrored: bool,
-    /// Second sides rest in the body.
+    /// Whether second sides in the body go to stand-by.
     pub(crate) standby: bool,
-    /// Segments that fit on one drive.
+    /// Number of segments on one drive.
     pub(crate) drive_segments: u32,
     /// Logical blocks.
     pub(crate) blocks: u64,
     pub(crate) cleaning: Cleaning,
-    /// Blocks of the SSDs that cache the tail and the body; 0 for none.
+    /// Blocks of the SSDs that cache the tail and the body; 0 for no cache.
     pub(crate) tail_ssd: u64,
     pub(crate) body_ssd: u64,
     pub(crate) options: Options,
@@ -65,14 +65,14 @@ impl Plan {
 pub(crate) struct Rig {
     pub(crate) env: Env,
     pub(crate) chain: Arc<Chain>,
-    /// The drives in the order of the links, a mirror's sides beside each other.
+    /// The drives in the order of the links, a mirror's sides adjacent.
     pub(crate) disks: Vec<Vec<Arc<HardDisk>>>,
     parts: Parts,
     map: Arc<SolidState>,
     stamp: u64,
 }
 
-/// What opening after a crash took.
+/// The cost of opening after a crash.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Restart {
     pub(crate) recovered: Recovered,
@@ -88,7 +88,7 @@ impl Rig {
         Rig::assemble(env, plan, disks, drives).await
     }
 
-    /// The same of given drives.
+    /// The same, from given drives.
     pub(crate) async fn assemble(
         env: &Env,
         plan: &Plan,
@@ -131,7 +131,7 @@ impl Rig {
         Ok(Rig { env: env.clone(), chain: Arc::new(chain), disks, parts, map, stamp: 0 })
     }
 
-    /// Cuts the power at every drive but those of caches, waits, and opens the chain again.
+    /// Cuts the power of every drive except caches, waits, and opens the chain again.
     pub(crate) async fn cut_power_and_open(
         self,
         wait: Duration,
@@ -155,7 +155,7 @@ impl Rig {
         Ok(Restart { recovered, bytes_read: read() - before, time })
     }
 
-    /// Writes `count` blocks, each to the address that `lba` gives for it, in large transactions.
+    /// Writes `count` blocks, each to the address that `lba` returns for it, in large transactions.
     pub(crate) async fn fill(
         &mut self,
         count: u64,
@@ -178,18 +178,18 @@ impl Rig {
         self.chain.sync(self.chain.now()).await.map_err(failed)
     }
 
-    /// The number of the link that the tail is on.
+    /// The number of the link that has the tail.
     pub(crate) fn tail(&self) -> usize {
         self.chain.status().links.iter().position(|link| link.tail).unwrap_or(0)
     }
 
-    /// What the arms of a link's drives spent their time on.
+    /// Busy times of a link's drives.
     pub(crate) fn busy(&self, link: usize) -> Vec<BusyTimes> {
         self.disks[link].iter().map(|disk| disk.busy()).collect()
     }
 
-    /// Seconds that a link's drives spent on anything but writing since `before`, and those that
-    /// their writes spent on seeks and rotation, added up over the drives.
+    /// Seconds since `before` of a link's drives: on requests other than writes, and on seeks and rotation
+    /// of writes; summed over the drives.
     pub(crate) fn disturbance(&self, link: usize, before: &[BusyTimes]) -> (f64, f64) {
         let mut sum = (0.0, 0.0);
         for (now, before) in self.busy(link).iter().zip(before) {
@@ -204,7 +204,7 @@ impl Rig {
 
 type Drives = (Vec<Vec<Arc<HardDisk>>>, Vec<DeviceRef>);
 
-/// The drives, and what stands for each of them or for each pair.
+/// The drives, and the device for each drive or pair.
 fn drives(env: &Env, plan: &Plan) -> Result<Drives, BenchError> {
     let mut disks = Vec::new();
     let mut devices: Vec<DeviceRef> = Vec::new();
@@ -246,23 +246,23 @@ pub(crate) fn mb_per_s(blocks: u64, seconds: f64) -> f64 {
     blocks as f64 * BLOCK_SIZE as f64 / 1e6 / seconds.max(1e-9)
 }
 
-/// Rounds a figure to what is worth printing.
+/// Rounds a figure for printing.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// The value in the middle; there is at least one.
+/// The median; there must be at least one value.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// What is measured failed.
+/// Wraps an error of the system under test.
 pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> BenchError {
     BenchError::Failed(Box::new(error))
 }
 
-/// Bytes of the process that are in memory, whichever allocator it has.
+/// Resident memory of the process in bytes, with any allocator.
 pub(crate) fn resident() -> Result<u64, BenchError> {
     let path = PathBuf::from("/proc/self/status");
     let status = std::fs::read_to_string(&path);
@@ -273,7 +273,7 @@ pub(crate) fn resident() -> Result<u64, BenchError> {
         .ok_or_else(|| failed(std::io::Error::other("the system does not tell of memory")))
 }
 
-/// The scale of a run, if it is in range.
+/// The scale of a run; an error when it is out of range.
 pub(crate) fn scale(options: &crate::Options, default: f64) -> Result<f64, BenchError> {
     let scale = options.scale.unwrap_or(default);
     match (1e-4..=1.0).contains(&scale) {
@@ -292,7 +292,7 @@ pub(crate) fn in_thread<T: Send + 'static>(
     env.spawn(async move { thread.await.map_err(failed)? })
 }
 
-/// Waits for all clients, also after a failure: nobody may work on when this returns.
+/// Waits for all clients, also after a failure: no client may be running when this returns.
 pub(crate) async fn all<T>(
     clients: Vec<Task<Result<T, BenchError>>>,
 ) -> Result<Vec<T>, BenchError> {

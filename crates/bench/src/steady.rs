@@ -1,6 +1,6 @@
 //! `steady`: nearly full volumes and filesystems under small durable writes (real time).
 //!
-//! Three parts, each beside its peers on the same disk and in turns with them, three rounds:
+//! Three parts, each measured in turns with its peers on the same disk, three rounds:
 //!
 //! - `nbd`: random 4 KiB writes of fio over NBD to a chained volume, as `thalweg volume create` makes
 //!   it, filled to 50, 80 and 95 %; the peer is `qemu-nbd --cache=none` on a file that was written once.
@@ -13,7 +13,7 @@
 //! are the maximum. A stall is the longest time in which no write (`nbd`) or no `fsync` completed. A
 //! ratio is the median over the rounds of ratios within a round.
 //!
-//! It takes root, fio, qemu-nbd and FUSE, and a disk that does nothing else.
+//! It needs root, fio, qemu-nbd and FUSE, and an otherwise idle disk.
 
 mod files;
 mod machine;
@@ -31,7 +31,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
     run,
 };
 
-/// Turns of each system.
+/// Number of rounds.
 const ROUNDS: usize = 3;
 
 struct Part {
@@ -75,7 +75,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// A latency in milliseconds, with microseconds.
+/// A latency in milliseconds, rounded to microseconds.
 fn millis(seconds: f64) -> f64 {
     rig::rounded(seconds * 1e3)
 }
@@ -85,7 +85,7 @@ fn maximum(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, f64::max)
 }
 
-/// The median over the rounds of one value over another.
+/// The median over the rounds of the ratio of two values.
 fn ratio<T>(rows: &[T], peers: &[T], value: impl Fn(&T) -> f64) -> f64 {
     let ratios = rows.iter().zip(peers).map(|(row, peer)| value(row) / value(peer).max(1e-12));
     rig::median(ratios.collect())

@@ -1,7 +1,7 @@
 //! `steady-sim`: write amplification and evenness of a chain that is nearly full (virtual time).
 //!
-//! A case fills a share of the chain's capacity and then overwrites single blocks for ever, uniformly
-//! or by Zipf's law. 32 writers work in a closed loop, and a task syncs after every 64 writes; at most
+//! A case fills a share of the chain's capacity and then keeps overwriting single blocks, uniformly or
+//! by Zipf's law. 32 writers work in a closed loop, and a task syncs after every 64 writes; at most
 //! 256 writes are not durable. Measurement starts when the write amplification has settled. Two links
 //! share a solid-state drive, or have one each; for the highest fill there are hard disks too, with
 //! the map on a drive of its own.
@@ -19,7 +19,7 @@
 //! The references (`reference`) get the same blocks and the same segments. The better one of SepBIT's
 //! two ways to choose a victim counts. `greedy` and `sepbit` keep as many segments open or free as the
 //! chain withholds from its capacity. `greedy_tight` and `sepbit_tight` keep one free segment besides
-//! the open ones, as late cleaning can: they do not depend on what the chain withholds.
+//! the open ones, as late cleaning can; they do not depend on how much the chain withholds.
 
 mod addresses;
 mod reference;
@@ -65,7 +65,7 @@ const WRITERS: usize = 32;
 /// A sync follows this many writes, or this much time.
 const SYNC_WRITES: usize = 64;
 const SYNC_INTERVAL: Duration = Duration::from_millis(5);
-/// Writes that may wait to become durable.
+/// Maximum number of writes that are not durable.
 const UNSYNCED: usize = 256;
 /// Blocks in the transactions that fill the chain.
 const FILL_BLOCKS: u64 = 240;
@@ -74,14 +74,14 @@ const SAMPLES_PER_SECOND: usize = 4;
 /// Time without a user write after which a case fails.
 const STANDSTILL: Duration = Duration::from_secs(600);
 
-/// How long a case runs.
+/// The duration of a case.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     link_segments: u32,
     segment_blocks: u32,
-    /// Overwrites of all live blocks before measurement: at least, and at most.
+    /// Overwrites of all live blocks before measurement: minimum and maximum.
     settle: (usize, usize),
-    /// Overwrites of all live blocks, and seconds, that are measured at least.
+    /// Minimum overwrites of all live blocks, and minimum seconds, of the measurement.
     overwrites: usize,
     seconds: usize,
 }
@@ -98,7 +98,7 @@ impl Plan {
     }
 }
 
-/// What the links lie on.
+/// The drives of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Drives {
     /// One solid-state drive has both links and the map.
@@ -112,7 +112,7 @@ enum Drives {
 /// A kind of chain.
 type Kind = (Cleaning, Drives);
 
-/// What `thalweg volume create` makes of two files on one filesystem.
+/// The kind that `thalweg volume create` makes of two files on one filesystem.
 const DEFAULT_KIND: Kind = (Cleaning::CompactInBody, Drives::Shared);
 
 const KINDS: [Kind; 6] = [
@@ -152,7 +152,7 @@ impl Case {
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    // The longest first.
+    // Longest first.
     for fill in FILLS.into_iter().rev() {
         for load in Load::ALL {
             for kind in KINDS {
@@ -165,7 +165,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// What was measured of a case.
+/// The measurements of a case.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     space: Geometry,
@@ -190,7 +190,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     report(options, scale, Plan::of_scale(scale), &chosen)
 }
 
-/// The cases, on all processors.
+/// Runs the cases, on all processors.
 fn outcomes(seed: u64, plan: Plan, cases: &[Case]) -> Result<Vec<(Case, Outcome)>, BenchError> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -213,7 +213,7 @@ fn outcomes(seed: u64, plan: Plan, cases: &[Case]) -> Result<Vec<(Case, Outcome)
     })
 }
 
-/// The parts of a chain, its map in front of the first link or on a drive of its own.
+/// The parts of a chain; its map is at the start of the first link or on a drive of its own.
 fn parts(env: &Env, plan: Plan, drives: Drives) -> Result<Parts, BenchError> {
     let map = Chain::map_bytes(plan.segment_blocks, LINKS * plan.link_segments);
     let map = map.next_multiple_of(1 << 20);
@@ -267,7 +267,7 @@ async fn open(env: &Env, plan: Plan, case: Case) -> Result<Arc<Chain>, BenchErro
         max_segments: LINKS * plan.link_segments,
         cleaning: case.kind.0,
     };
-    // The capacity depends on the links and the way of cleaning: a chain of one block tells it.
+    // The capacity depends on the links and the kind of cleaning: a chain of one block reports it.
     let probe = make(env, &parts, create(1)).await?;
     let capacity = probe.status().capacity_blocks;
     probe.close().await.map_err(failed)?;
@@ -275,10 +275,10 @@ async fn open(env: &Env, plan: Plan, case: Case) -> Result<Arc<Chain>, BenchErro
     make(env, &parts, create(capacity * u64::from(case.fill) / 100)).await.map(Arc::new)
 }
 
-/// What the tasks of a case share.
+/// State that the tasks of a case share.
 struct Traffic {
     addresses: Mutex<Addresses>,
-    /// Writes that may begin before a sync ends.
+    /// Permits for writes that may begin before a sync ends.
     gate: Semaphore,
     /// Writes since the last sync began.
     written: AtomicUsize,
@@ -337,7 +337,7 @@ async fn fill(chain: &Chain, live: u64) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Counters at one moment.
+/// Counters at one point in time.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
     user: u64,
@@ -393,7 +393,7 @@ impl Run {
         Reading::of(&self.chain.status())
     }
 
-    /// Lets a sample pass.
+    /// Runs for the time of one sample.
     async fn sample(&mut self) -> Result<(), BenchError> {
         let before = self.reading().user;
         self.env.sleep(Duration::from_secs(1) / SAMPLES_PER_SECOND as u32).await;
@@ -409,7 +409,7 @@ impl Run {
         }
     }
 
-    /// Lets users write `blocks` blocks.
+    /// Runs until users have written `blocks` more blocks.
     async fn advance(&mut self, blocks: u64) -> Result<Reading, BenchError> {
         let before = self.reading();
         loop {
@@ -500,8 +500,7 @@ fn outcome(space: Geometry, live: u32, run: &Run, done: Reading) -> Outcome {
 /// Write amplification of the references, by [`REFERENCES`].
 type References = [f64; 4];
 
-/// The names of the references, how they place blocks, and whether they keep no more than one segment
-/// free.
+/// The names of the references, their placement of blocks, and whether they keep only one segment free.
 const REFERENCES: [(&str, Placement, bool); 4] = [
     ("greedy", Placement::Single, false),
     ("sepbit", Placement::SepBit, false),

@@ -13,10 +13,10 @@ pub use recorded::{Recorded, read};
 /// One request, in 4 KiB blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Whether it writes.
+    /// Whether it is a write.
     pub write: bool,
     /// The first block.
     pub block: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u32,
 }

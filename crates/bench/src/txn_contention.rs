@@ -1,10 +1,10 @@
-//! `txn-contention`: what transactions get when they want the same blocks (Isotope, figures 4.5, 4.6).
+//! `txn-contention`: rate of transactions that want the same blocks (Isotope, figures 4.5, 4.6).
 //!
 //! Virtual time. Sixty-four clients each run transactions that read three random blocks, change a
 //! random 16-byte segment of each, and write them back. The blocks come from a prefix of the volume:
-//! the shorter it is, the more transactions meet. With marks a transaction says which segment it was
-//! about; without, each access is of a whole block. The chains are those of the paper: three hard
-//! disks with an SSD that caches the tail, and two SSDs.
+//! the shorter it is, the more transactions conflict. With marks, a transaction names the segments that
+//! it accessed; without marks, each access is of a whole block. The chains are those of the paper: three
+//! hard disks with an SSD that caches the tail, and two SSDs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,11 +36,11 @@ pub const ENTRY: BenchEntry = BenchEntry {
 const DRIVE_BYTES: f64 = 600e9;
 const DEFAULT_SCALE: f64 = 1.0 / 1024.0;
 const CLIENTS: usize = 64;
-/// Virtual time of a call: nothing else of a transaction on cached blocks takes any.
+/// Virtual time of a call; the rest of a transaction on cached blocks takes no virtual time.
 const CALL: Duration = Duration::from_micros(10);
 /// Blocks that transactions choose from, besides the whole space.
 const PREFIXES: [u64; 7] = [3, 16, 64, 256, 1024, 8192, 65_536];
-/// Virtual time until the rate is steady, and that in which it is measured.
+/// Virtual time until the rate is steady, and the duration of the measurement.
 const WARM_UP: Duration = Duration::from_millis(200);
 const MEASURED: Duration = Duration::from_millis(1000);
 
@@ -79,7 +79,7 @@ const CASES: [Case; 4] = [
     Case { drives: Drives::SolidStates, fine: true },
 ];
 
-/// What one point of a line is.
+/// The values of one point of a line.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     prefix: u64,
@@ -201,12 +201,12 @@ async fn measure(env: &Env, case: Case, scale: f64) -> Result<Vec<Outcome>, Benc
 
 type Segment = (u64, usize);
 
-/// One attempt, for the account of who stood against whom. Moments are numbers of events.
+/// One attempt, to account for conflicts. Times are numbers of events.
 #[derive(Clone, Debug)]
 struct Attempt {
     segments: [Segment; 3],
     began: u64,
-    /// Just before its commit got its timestamp, and when that was known to count or not.
+    /// Just before its commit got its timestamp, and just after its decision was known.
     asked: u64,
     answered: u64,
     committed: bool,
@@ -225,8 +225,8 @@ impl Account {
         self.events
     }
 
-    /// Attempts that were refused although no commit changed one of their segments between their
-    /// snapshot and their timestamp.
+    /// Attempts that were refused although no commit between their snapshot and their timestamp changed one
+    /// of their segments.
     fn false_conflicts(&self) -> u64 {
         let mut commits: std::collections::BTreeMap<Segment, Vec<&Attempt>> = Default::default();
         for commit in self.attempts.iter().filter(|attempt| attempt.committed) {
@@ -300,7 +300,7 @@ impl Client {
             let segments = [segment(), segment(), segment()];
             let stamp = rng.random();
             let mut began = self.account.lock().event();
-            // Refused ones are tried again, on a new snapshot.
+            // Refused transactions are repeated, on a new snapshot.
             while !self.attempt(segments, stamp, began).await? && self.env.now() < self.until {
                 began = self.account.lock().event();
             }
@@ -321,7 +321,7 @@ impl Client {
         }
         self.env.sleep(CALL).await;
         let asked = self.account.lock().event();
-        // What is decided is known before it is durable.
+        // The decision is known before it is durable.
         let committed = match txn.commit(Durability::Visible).await {
             Ok(()) => true,
             Err(error) if error.is_retryable() => false,

@@ -1,10 +1,9 @@
-//! `txn-cpu`: what transactions cost in processor time (Isotope, 4.4.1: conflict detection takes a few
-//! percent).
+//! `txn-cpu`: processor time of transactions (Isotope, 4.4.1: conflict detection takes a few percent).
 //!
-//! Real time on devices of memory. Each client runs transactions that read three random blocks,
-//! change 16 bytes of each, and commit durably: on two threads, and (`_one_thread`) on one, as a server
-//! on two processors has it. Then a decision alone: a transaction that comes after
-//! so many commits and conflicts with the last of them, so that nothing is applied.
+//! Real time on devices of memory. Each client runs transactions that read three random blocks, change
+//! 16 bytes of each, and commit durably: on two threads, and (`_one_thread`) on one, like a server with
+//! two processors. Then a decision alone: a transaction that begins before this many commits and
+//! conflicts with the last of them, so that no change is applied.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -129,13 +128,13 @@ async fn chain(env: &Env) -> Result<Arc<Chain>, BenchError> {
     Ok(Arc::new(chain))
 }
 
-/// What a number of clients got.
+/// The result for a number of clients.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     clients: u64,
     per_s: f64,
-    /// Processor time for a transaction, of all threads, in microseconds: other load on the machine
-    /// changes it little.
+    /// Processor time per transaction, of all threads, in microseconds: other load on the machine changes
+    /// it little.
     cpu_us: f64,
 }
 
@@ -149,7 +148,7 @@ fn processor() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// What each number of clients gets.
+/// The results for each number of clients.
 async fn rates(span: Duration) -> Result<Vec<Rate>, BenchError> {
     let env = Env::real();
     let chain = chain(&env).await?;
@@ -161,7 +160,7 @@ async fn rates(span: Duration) -> Result<Vec<Rate>, BenchError> {
         let tasks: Vec<_> = (0..clients)
             .map(|_| env.spawn(client(env.clone(), manager.clone(), stop.clone(), done.clone())))
             .collect();
-        // A moment until everybody runs.
+        // Time until every client runs.
         env.sleep(span / 10).await;
         let (start, used, before) = (env.now(), processor(), done.load(Ordering::Relaxed));
         env.sleep(span).await;
@@ -188,7 +187,7 @@ async fn client(
 ) -> Result<(), TxnError> {
     let mut rng = env.rng();
     while !stop.load(Ordering::Relaxed) {
-        // On devices of memory a lone client waits for nothing, and whoever is to stop it gets no turn.
+        // On devices of memory a lone client never waits, and would keep the task that stops it from running.
         tokio::task::yield_now().await;
         let segment = |rng: &mut thalweg_env::Rng| {
             let lba = Lba(rng.random_range(0..BLOCKS));
@@ -227,7 +226,7 @@ async fn change(
     Ok(())
 }
 
-/// Nanoseconds of a commit that is refused, for each length of its window.
+/// Nanoseconds of a refused commit, for each length of its window.
 async fn decisions(scale: f64) -> Result<Vec<(u64, f64)>, BenchError> {
     let env = Env::real();
     let chain = chain(&env).await?;
@@ -237,7 +236,7 @@ async fn decisions(scale: f64) -> Result<Vec<(u64, f64)>, BenchError> {
     for window in WINDOWS {
         let mut taken = Duration::ZERO;
         for _ in 0..tries {
-            // Keeps what is remembered, so that forgetting it is not part of what is measured.
+            // Keeps the recent commits, so that dropping them is not part of the measurement.
             let keeper = manager.begin(Begin::STRICT).await.map_err(failed)?;
             let txn = manager.begin(Begin::STRICT).await.map_err(failed)?;
             change(&*txn, &[(Lba(0), 0), (Lba(1), 0), (Lba(2), 0)], 1).await.map_err(failed)?;

@@ -1,16 +1,16 @@
-//! `txn-put`: what a durable put of 174 bytes costs a device in bytes and flushes.
+//! `txn-put`: bytes and flushes that a durable put of 174 bytes costs a device.
 //!
-//! Counts, by the block device's own account: `/sys/block/loopN/stat`. Each engine has a loop device of
-//! its own. Ours is a B-tree on a volume of one link with the map on it, so that one flush covers
-//! both: on the raw loop device, and once more (`_file`) as a file of an ext4 on the loop device, where
-//! the others have their files. A put gives one of the existing keys, drawn evenly, a new value of
-//! 174 bytes; keys have 16 bytes. Keys are loaded first and are not counted.
+//! Counts are those of the block device: `/sys/block/loopN/stat`. Each engine has a loop device of its
+//! own. Our engine is a B-tree on a volume of one link with the map on it, so that one flush covers
+//! both: on the raw loop device, and again (`_file`) in a file of an ext4 on the loop device, like the
+//! files of the other engines. A put gives one of the existing keys, drawn uniformly, a new value of
+//! 174 bytes; keys have 16 bytes. Keys are loaded first, which is not counted.
 //!
-//! Two more runs (`new_put`) add keys rather than values of the same length, so that trees grow: that
-//! is no engine's best case.
+//! Two more runs (`new_put`) add keys instead of replacing values by others of the same length, so that
+//! trees grow: that is not the best case of any engine.
 //!
-//! A run in which everything counts gives `total`: it ends when the engine is closed and the kernel has
-//! written all, so it has checkpoints, cleaning and compaction as far as they came in that many puts.
+//! The run for `total` counts all writes: it ends when the engine is closed and the kernel has written
+//! back all pages, so it includes the checkpoints, cleaning and compaction of that many puts.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,36 +33,36 @@ pub const ENTRY: BenchEntry = BenchEntry {
     run,
 };
 
-/// Keys that are there.
+/// Number of existing keys.
 const KEYS: u64 = 100_000;
 const VALUE: usize = 174;
-/// Puts that are counted with one client and with many, at scale 1.
+/// Number of puts with one client and with many, at scale 1.
 const PUTS_1: f64 = 20_000.0;
 const PUTS_64: f64 = 200_000.0;
-/// Puts of new keys with one client and with many, at scale 1.
+/// Number of puts of new keys with one client and with many, at scale 1.
 const NEW_1: f64 = 5_000.0;
 const NEW_64: f64 = 50_000.0;
-/// Puts of the run in which everything counts, at scale 1.
+/// Number of puts of the run for `total`, at scale 1.
 const TOTAL: f64 = 1e6;
 const MANY: u64 = 64;
-/// Share of that unless somebody asks for more.
+/// The default scale.
 const SCALE: f64 = 0.02;
-/// Bytes of a loop device. Our volume has a quarter of it, so that a long run has to clean.
+/// Bytes of a loop device. Our volume has a quarter of it, so that a long run includes cleaning.
 const DEVICE: u64 = 2 << 30;
 const VOLUME: u64 = 256 << 20;
 const LINK: u64 = 512 << 20;
 
-/// Where an engine lies.
+/// The place of an engine's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// On the loop device itself: ours only.
+    /// On the loop device itself: our engine only.
     Raw,
     /// In a filesystem on it.
     Files,
 }
 
 fn key(number: u64) -> Bytes {
-    // Spread, so that neighbours in number are not neighbours in the tree.
+    // Spread, so that consecutive numbers are not adjacent in the tree.
     let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Bytes::from([spread.to_be_bytes(), number.to_be_bytes()].concat())
 }
@@ -108,7 +108,7 @@ fn measure(options: &Options, scale: f64, keys: u64) -> Result<Report, BenchErro
     Ok(report)
 }
 
-/// One engine, on a loop device of its own, in a task so that the workers run it.
+/// Measures one engine, on a loop device of its own, in a task so that the workers run it.
 async fn case(
     parent: &Path,
     contender: Contender,
@@ -119,7 +119,7 @@ async fn case(
 ) -> Result<Vec<(&'static str, f64)>, BenchError> {
     let folder = tempfile::tempdir_in(parent)
         .map_err(|source| BenchError::Io { path: parent.to_owned(), source })?;
-    // Dropped in the reverse order: the mount before its device, the device before the folder.
+    // Dropped in reverse order: the mount before its device, the device before the folder.
     let device =
         LoopDevice::create(folder.path(), if place == Place::Raw { LINK } else { DEVICE })?;
     let mounted = match place {
@@ -165,7 +165,7 @@ async fn case(
     Ok(counted)
 }
 
-/// What has reached the device once the kernel has written what it kept.
+/// The device's counters once the kernel has written back its dirty pages.
 fn settle(device: &LoopDevice, mounted: &Option<Mounted>) -> Result<Reached, BenchError> {
     if let Some(mounted) = mounted {
         mounted.sync()?;
@@ -173,12 +173,12 @@ fn settle(device: &LoopDevice, mounted: &Option<Mounted>) -> Result<Reached, Ben
     device.reached()
 }
 
-/// Which keys get values.
+/// The keys of puts.
 #[derive(Clone, Debug)]
 enum Keys {
-    /// Any of the first so many.
+    /// Random keys below this number.
     There(u64),
-    /// The next number each time, which is anywhere in the order of keys.
+    /// The next number each time; numbers are spread over the order of keys.
     New(Arc<AtomicU64>),
 }
 
@@ -199,7 +199,7 @@ struct Load {
 }
 
 impl Load {
-    /// `puts` of them by as many clients, each durable when its client goes on.
+    /// Makes `puts` puts by this many clients; a client continues when its put is durable.
     async fn puts(
         &self,
         env: &Env,
@@ -237,7 +237,7 @@ mod tests {
             return;
         }
         let report = measure(&Options::default(), 0.001, 1000).unwrap();
-        // Each put alone is durable by a flush of its own, and has at least its value written.
+        // Each lone put is durable by a flush of its own, and writes at least its value.
         for suffix in ["", "_file"] {
             let number = |name: &str| report.number(&format!("{name}{suffix}")).unwrap();
             assert!(number("flushes_per_put_1") >= 1.0);

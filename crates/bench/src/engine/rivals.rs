@@ -1,6 +1,6 @@
-//! Other key-value engines, as a careful user would set them: every commit is durable when it
-//! returns (`fdatasync`), and nothing is compressed. All else is at its default but for what a
-//! file here says.
+//! Other key-value engines, with the settings of a careful user: every commit is durable when it
+//! returns (`fdatasync`), and compression is off. Other settings have their defaults, except those
+//! named in a module here.
 
 mod levels;
 mod lmdb;
@@ -12,7 +12,7 @@ use std::path::Path;
 use super::Rival;
 use crate::BenchError;
 
-/// Which one.
+/// The engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Lmdb,
@@ -23,7 +23,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// Every engine.
     pub(crate) const ALL: [Kind; 5] =
         [Kind::Lmdb, Kind::RocksDb, Kind::LevelDb, Kind::Sqlite, Kind::Redb];
 

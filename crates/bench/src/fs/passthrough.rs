@@ -1,6 +1,6 @@
-//! A folder of the system, passed through FUSE: what the way through the kernel and back costs alone.
+//! A folder of the system, passed through FUSE: measures the cost of FUSE alone.
 //!
-//! It does what the loads of the benchmark need, and nothing else.
+//! It implements the calls that the benchmark's loads need, and no others.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ use thalweg_fs::{
     NewNode, Node, Rename, Seek, SetXattr, Statistics, Timestamp, Watcher, WriteAt, WriteHow,
 };
 
-/// Files that are kept open.
+/// Maximum number of files that are kept open.
 const OPEN: usize = 4096;
 
 /// A folder.
@@ -31,9 +31,9 @@ pub(super) struct Passthrough {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Where inodes are.
+    /// Path by inode.
     paths: HashMap<u64, PathBuf>,
-    /// The files that were opened last, and in which order.
+    /// The most recently opened files, and their order.
     open: HashMap<u64, Arc<File>>,
     order: VecDeque<u64>,
 }
@@ -94,7 +94,7 @@ impl Passthrough {
         Ok(known.keep_open(ino, opened))
     }
 
-    /// What is at a path, known from now on.
+    /// The attributes of the file at a path, whose inode is remembered.
     fn look(&self, path: PathBuf) -> Result<Attributes, FsError> {
         let found = fs::symlink_metadata(&path).map_err(refused)?;
         let ino = found.ino();

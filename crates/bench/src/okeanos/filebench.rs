@@ -1,20 +1,21 @@
 //! `okeanos-filebench`: servers of files, mail and databases (Okeanos 5.2.2, table 5.1).
 //!
-//! - *fileserver*: each of 50 threads makes a file and writes it, appends to one, reads one, deletes
-//!   one, and looks at one; nothing is synchronous;
+//! - *fileserver*: each of 50 threads creates a file and writes it, appends to one, reads one, deletes
+//!   one, and gets the attributes of one; no operation is synchronous;
 //! - *varmail*: each of 16 threads deletes a mail, writes one and syncs it, reads one, appends to it
 //!   and syncs it, and reads one;
 //! - *oltp*: 200 readers of a database's file, 10 writers of single blocks in it, and one writer of the
 //!   log, whose writes of 128 KiB and more are synchronous.
 //!
-//! Virtual time knows no processor: each operation takes 400 microseconds of one of four.
+//! Virtual time does not include processor time: each operation takes 400 microseconds of one of four
+//! simulated processors.
 //!
-//! The load runs twice as long as it is measured: what comes in goes home as fast only after some minutes.
-//! What is printed of operations is their rate, their mean time, what one of a thousand takes at least, and
+//! A load runs twice as long as it is measured: writeback reaches the rate of the writers only after
+//! some minutes. The figures of operations are their rate, their mean latency, the 99.9th percentile, and
 //! the longest.
 //!
-//! An operation is one call that the original tool counts: a file made, written, appended to, read,
-//! removed, looked at.
+//! An operation is one call that the original tool counts: a file created, written, appended to, read,
+//! deleted, or its attributes read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +45,7 @@ const DEFAULT_SCALE: f64 = 0.3;
 const SECONDS: f64 = 300.0;
 /// Files of the file server at full scale, for a machine of 3 GB of memory.
 const FILES: f64 = 250_000.0;
-/// Mean bytes of a file, of a mail, and of what is written at a time.
+/// Mean bytes of a file, of a mail, and of a write.
 const FILE: f64 = 16_384.0;
 const MAIL: f64 = 16_384.0;
 const IO: usize = 1 << 20;
@@ -52,12 +53,12 @@ const IO: usize = 1 << 20;
 const DATABASE: f64 = 600e6;
 /// Bytes of memory at full scale.
 const MEMORY: f64 = 3e9;
-/// Processors, and what an operation takes of one.
+/// Processors, and the processor time of an operation.
 const PROCESSORS: usize = 4;
 const PROCESSING: Duration = Duration::from_micros(400);
-/// Least seconds of a run: several times what blocks wait before they go home.
+/// Minimum seconds of a run: several times the age at which blocks are written back.
 const LEAST: f64 = 120.0;
-/// What the threads of the database do between two requests.
+/// Pause of a database thread between two requests.
 const THINK: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +69,7 @@ enum Load {
     Database,
 }
 
-/// The loads, and what the paper measured of them.
+/// The loads, and the paper's values for them.
 const LOADS: [(Load, &str, Option<[f64; 4]>); 4] = [
     (Load::FileServer(16_384.0), "fileserver16k", Some([579.2, 493.8, 652.2, 680.4])),
     (Load::FileServer(4_096.0), "fileserver4k", Some([576.8, 559.2, 700.0, 711.0])),
@@ -116,11 +117,11 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 struct Outcome {
     /// Operations per second.
     ops: f64,
-    /// Milliseconds: the mean, what one of a thousand operations takes at least, and the longest.
+    /// Milliseconds: the mean, the 99.9th percentile, and the longest.
     latency: f64,
     p999: f64,
     longest: f64,
-    /// Bytes per operation that reached the journal, and that went home.
+    /// Bytes per operation written to the journal, and in place.
     journal: f64,
     home: f64,
 }
@@ -131,10 +132,10 @@ struct Tree {
     folders: Vec<Ino>,
     files: Mutex<Vec<(usize, String, Ino)>>,
     next: Mutex<usize>,
-    /// How long each operation took that has ended.
+    /// Latency of each operation that has ended.
     took: Mutex<Vec<Duration>>,
     processors: Semaphore,
-    /// When counting begins, and when the threads stop.
+    /// Start of the measurement, and end of the threads.
     begun: Time,
     end: Time,
 }
@@ -167,7 +168,7 @@ impl Tree {
     async fn read(&self, ino: Ino) -> Result<(), BenchError> {
         let mut at = 0;
         loop {
-            // One that was removed meanwhile is at its end.
+            // A file that was deleted meanwhile is read as if it ended here.
             let Ok(read) = self.rig.fs.read(ino, at, IO).await else { return Ok(()) };
             let len: usize = read.iter().map(bytes::Bytes::len).sum();
             if len < IO {
@@ -206,7 +207,7 @@ impl Tree {
         }
     }
 
-    /// Does one operation, and counts it.
+    /// Runs one operation, and counts it.
     async fn op<T>(
         &self,
         work: impl Future<Output = Result<T, BenchError>>,
@@ -262,7 +263,7 @@ impl Tree {
     }
 }
 
-/// A size with this mean, as the tool draws them.
+/// A random size with this mean, from the tool's distribution.
 fn gamma(mean: f64, rng: &mut Rng) -> usize {
     const SHAPE: f64 = 1.5;
     let size = Gamma::new(SHAPE, mean / SHAPE).map_or(mean, |gamma| gamma.sample(rng));
@@ -302,7 +303,7 @@ async fn measure(env: &Env, load: Load, mode: Mode, scale: f64) -> Result<Outcom
     }
     tree.rig.settle().await?;
     let span = Duration::from_secs_f64((SECONDS * scale).max(LEAST));
-    // Nothing is old enough to go home in the beginning.
+    // At first no dirty block is old enough for writeback.
     let begun = env.now() + span;
     tree.begun = begun;
     tree.end = begun + span;

@@ -6,7 +6,7 @@
 //! - *innodb*: a database that commits and flushes its log (*disk*), or writes it at each commit and
 //!   flushes it every second (*cache*), or does both every second (*period*).
 //!
-//! The traces are generated: sizes and gaps are drawn, the same for each instance of a seed.
+//! The traces are generated: sizes and gaps are random, the same for each instance of a seed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
 const DEFAULT_SCALE: f64 = 0.03;
 /// Seconds of the paper's extract.
 const SECONDS: f64 = 900.0;
-/// Bytes that a log has reserved, as both of these servers do; on a disk logs lie that far apart.
+/// Bytes reserved for a log, as both of these servers do; on a disk, logs are this far apart.
 const RESERVED: u64 = 5 << 20;
 const INSTANCES: [usize; 4] = [1, 16, 64, 128];
 
@@ -87,7 +87,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// What a log gets: gaps and sizes.
+/// The gaps and sizes of a log's writes.
 struct Trace {
     rng: Rng,
     gap: f64,
@@ -97,7 +97,7 @@ struct Trace {
 impl Trace {
     fn new(log: Log, rng: Rng) -> Trace {
         match log {
-            // 512 bytes to tens of KiB, in sectors: a median of 2 KiB.
+            // 512 bytes to tens of KiB, in sectors, with a median of 2 KiB.
             Log::Exchange => Trace { rng, gap: 0.15, size: (7.6, 1.2) },
             // A commit of the database: a median of 700 bytes, most below a block.
             _ => Trace { rng, gap: 0.05, size: (6.55, 0.9) },
@@ -114,7 +114,7 @@ impl Trace {
     }
 }
 
-/// The mean latency of what makes the log durable, or of its writes where that is not asked for.
+/// The mean latency of the calls that make the log durable, or of its writes where no call does.
 async fn replay(
     env: &Env,
     log: Log,

@@ -1,5 +1,5 @@
-//! `okeanos-parallel`: the server's side of parallel programs that write checkpoints, each process into
-//! a file of its own (Okeanos 5.2.4, figures 5.5 and 5.6).
+//! `okeanos-parallel`: the server side of parallel programs that write checkpoints, each process to a
+//! file of its own (Okeanos 5.2.4, figures 5.5 and 5.6).
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
 };
 
 const DEFAULT_SCALE: f64 = 0.1;
-/// Writes of all processes together.
+/// Total writes of all processes.
 const WRITES: f64 = 65_000.0;
 const PROCESSES: [usize; 3] = [52, 208, 520];
 const SIZES: [usize; 2] = [1024, 47_001];
@@ -71,7 +71,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         let mut traffic =
             vec![Series::measured("journal", journal), Series::measured("filesystem", home)];
         if size == SIZES[0] {
-            // In the order of modes here; writeback was not measured.
+            // In the order of modes here; the paper did not measure writeback.
             let paper = |points: &[(f64, f64)]| points.to_vec();
             traffic.push(Series::paper(
                 "journal, paper",

@@ -1,5 +1,5 @@
-//! `okeanos-postmark`: small files that come, grow and go, every write synchronous (Okeanos 5.2.2 and
-//! 5.2.6, figures 5.4 a and 5.8).
+//! `okeanos-postmark`: small files that are created, appended to and deleted, every write synchronous
+//! (Okeanos 5.2.2 and 5.2.6, figures 5.4 a and 5.8).
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ pub const ENTRY: BenchEntry = BenchEntry {
     run,
 };
 
-/// Files at first.
+/// Number of files at the start.
 const FILES: usize = 500;
 const THREADS: usize = 100;
-/// Transactions of the paper.
+/// Number of transactions in the paper.
 const TRANSACTIONS: f64 = 10_000.0;
 /// Bytes of a file.
 const SIZES: std::ops::Range<usize> = 500..100_000;
-/// Of ten transactions so many read, and do not append; and so many create, and do not delete.
+/// Of ten transactions, this many read and the others append; this many create and the others delete.
 const READS: u32 = 5;
 const CREATES: u32 = 9;
 /// Bytes of a request.
@@ -83,7 +83,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// The files that there are; one that somebody works on is not among them.
+/// The existing files, except those that a transaction is working on.
 struct Pool {
     rig: Rig,
     folders: Vec<Ino>,
@@ -94,7 +94,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Makes a file, request by request.
+    /// Creates a file, request by request.
     async fn create(&self, rng: &mut Rng, sync: bool) -> Result<(), BenchError> {
         let number = {
             let mut next = self.next.lock();

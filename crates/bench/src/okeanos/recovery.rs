@@ -1,7 +1,7 @@
-//! `okeanos-recovery`: what a mount takes after a crash (Okeanos 5.2.5, figure 5.7).
+//! `okeanos-recovery`: duration of a mount after a crash (Okeanos 5.2.5, figure 5.7).
 //!
-//! 100 writers make 100 synchronous writes of 8 bytes each, and the power is cut before anything of it
-//! was brought home.
+//! 100 writers make 100 synchronous writes of 8 bytes each, and the power is cut before any of them
+//! was written back.
 
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ async fn crash(env: &Env, mode: Mode) -> Result<Recovered, BenchError> {
     Ok(found)
 }
 
-/// What a write holds: no other is the same.
+/// The bytes of a write, different for each.
 fn event(writer: usize, nth: u64) -> bytes::Bytes {
     bytes::Bytes::copy_from_slice(&((writer as u64) << 32 | (nth + 1)).to_le_bytes())
 }

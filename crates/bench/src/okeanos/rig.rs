@@ -19,22 +19,22 @@ use crate::rig::failed;
 
 /// Bytes of the journal: ext3's default, and the paper's.
 pub(crate) const JOURNAL: u64 = 128 << 20;
-/// Bytes of a drive's write cache, and the segments in which it keeps them.
+/// Bytes of a drive's write cache, and the number of its segments.
 const WRITE_CACHE: u64 = 16 << 20;
 const WRITE_SEGMENTS: usize = 32;
 
-/// What the drives do with writes (5.2.6).
+/// Write caching of the drives (5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caches {
-    /// Their caches take writes, and nobody flushes them: the paper's default.
+    /// Write caches are on and are never flushed: the paper's default.
     Loose,
-    /// Their caches take writes, and are flushed.
+    /// Write caches are on and are flushed.
     Flushed,
-    /// They have no write caches.
+    /// There are no write caches.
     Off,
 }
 
-/// A filesystem to be made.
+/// The parameters of a filesystem.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) mode: Mode,
@@ -75,7 +75,7 @@ pub(crate) struct Rig {
     plan: Plan,
 }
 
-/// What reached the drives.
+/// Bytes and flushes that reached the drives.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) journal: u64,
@@ -96,7 +96,7 @@ impl Traffic {
         }
     }
 
-    /// Everything that went home.
+    /// All bytes written in place.
     pub(crate) fn home(&self) -> u64 {
         self.data + self.metadata + self.map
     }
@@ -114,7 +114,7 @@ impl Rig {
         Ok(Rig { env: env.clone(), fs, store, data, journal, plan })
     }
 
-    /// Cuts the power, and mounts again; what recovery found.
+    /// Cuts the power, and mounts again; returns the statistics of recovery.
     pub(crate) async fn crash(self) -> Result<(Rig, Recovered), BenchError> {
         let Rig { env, fs, store, data, journal, plan } = self;
         drop((fs, store));
@@ -127,7 +127,7 @@ impl Rig {
         Ok((Rig { env, fs, store, data, journal, plan }, recovered))
     }
 
-    /// What reached the drives so far.
+    /// The counts of the drives so far.
     pub(crate) fn traffic(&self) -> Traffic {
         let (data, journal) = (self.data.tallies(), self.journal.tallies());
         Traffic {
@@ -139,7 +139,7 @@ impl Rig {
         }
     }
 
-    /// Makes everything durable and brings it home.
+    /// Makes everything durable and writes it back.
     pub(crate) async fn settle(&self) -> Result<(), BenchError> {
         let settled: Result<(), StoreError> = async {
             self.store.sync(self.store.now()).await?;
@@ -149,7 +149,7 @@ impl Rig {
         settled.map_err(failed)
     }
 
-    /// Makes a file, of `size` random bytes.
+    /// Creates a file of `size` random bytes.
     pub(crate) async fn create(
         &self,
         parent: Ino,
@@ -165,7 +165,7 @@ impl Rig {
         Ok(ino)
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     pub(crate) async fn mkdir(&self, parent: Ino, name: &str) -> Result<Ino, BenchError> {
         let made = self.fs.create(parent, name.as_bytes(), &node(Node::Directory)).await;
         Ok(made.map_err(failed)?.ino)
@@ -213,14 +213,14 @@ fn node(node: Node) -> NewNode {
     NewNode { node, mode: 0o755, umask: 0, uid: 0, gid: 0 }
 }
 
-/// Random bytes: none of them are those that are there.
+/// Random bytes, which differ from those that they overwrite.
 pub(crate) fn bytes(rng: &mut Rng, len: usize) -> Bytes {
     let mut bytes = vec![0; len];
     rng.fill(&mut bytes[..]);
     bytes.into()
 }
 
-/// Milliseconds.
+/// A duration in milliseconds.
 pub(crate) fn millis(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }

@@ -1,13 +1,13 @@
 //! `okeanos-streams`: many writers of small writes (Okeanos 3.1 and 5.2.1, figures 3.1, 5.1 to 5.3).
 //!
-//! - *in place*: each writer overwrites 128 bytes somewhere in a block of its file, synchronously, and
-//!   again at once; drives are told to flush.
-//! - *appends*: each writer appends once a second, at a given rate; drives as in the paper, whose caches
-//!   take writes and are not flushed. Each has reserved room for its file, so that they lie apart as on a
-//!   disk that is in use.
-//! - *sizes*: a hundred that append once a second, by the size of what they append (figure 3.1).
-//! - *asynchronous*: a thousand that append once a second and wait for nothing but room in memory, of
-//!   which there is hardly enough for a block each, or plenty (figure 5.3).
+//! - *in place*: each writer overwrites 128 bytes at a random offset of a block of its file,
+//!   synchronously, without pauses; drives are flushed.
+//! - *appends*: each writer appends once a second, at a given rate; the drives' caches take writes and
+//!   are not flushed, as in the paper. Each writer has reserved space for its file, so that files are
+//!   apart as on a disk in use.
+//! - *sizes*: a hundred writers that append once a second, by the size of the appends (figure 3.1).
+//! - *asynchronous*: a thousand writers that append once a second and wait only for memory, of which
+//!   there is hardly enough for a block each, or plenty (figure 5.3).
 
 use std::time::Duration;
 
@@ -33,16 +33,16 @@ pub const ENTRY: BenchEntry = BenchEntry {
 const OVERWRITE: usize = 128;
 /// Overwrites of each writer.
 const OVERWRITES: usize = 100;
-/// Bytes that each appending writer has reserved.
+/// Bytes reserved for each appending writer.
 const RESERVED: u64 = 2 << 20;
 /// Rates of appending writers in bytes per second, and their names.
 const RATES: [(usize, &str); 2] = [(125, "1kbps"), (125_000, "1mbps")];
 /// Writers at each rate.
 const STREAMS: [&[usize]; 2] = [&[100, 1000, 5000], &[20, 60, 100]];
-/// Writers of figure 3.1, and how much each of them writes at a time.
+/// Writers of figure 3.1, and the sizes of their writes.
 const SIZED: usize = 100;
 const SIZES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
-/// Writers of figure 5.3, their writes, and bytes of memory for blocks: half of it may wait to go home.
+/// Writers of figure 5.3, their writes, and bytes of memory for blocks: half of it may be dirty.
 const HASTY: usize = 1000;
 const HASTY_WRITES: f64 = 200.0;
 const HASTY_CACHES: [(usize, &str); 2] = [(8 << 20, "tight"), (64 << 20, "roomy")];
@@ -50,16 +50,16 @@ const HASTY_CACHES: [(usize, &str); 2] = [(8 << 20, "tight"), (64 << 20, "roomy"
 const SECONDS: f64 = 300.0;
 const DEFAULT_SCALE: f64 = 0.1;
 
-/// What one run came to.
+/// The result of one run.
 #[derive(Clone, Debug)]
 struct Outcome {
     writes: u64,
     bytes: u64,
     traffic: Traffic,
-    /// All of the way home in the end, too.
+    /// Including all writeback at the end.
     settled: Traffic,
     mean: Duration,
-    /// The mean of all writers' first writes, of their second ones, and so on.
+    /// The mean over writers of the latency of their first writes, of their second ones, and so on.
     by_write: Vec<Duration>,
     seconds: f64,
 }
@@ -71,7 +71,7 @@ struct Streams {
     /// Bytes of a write.
     rate: usize,
     seconds: f64,
-    /// Whether they wait until it is durable.
+    /// Whether they wait for durability.
     sync: bool,
 }
 
@@ -118,7 +118,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// What goes to the journal, by the size of the writes (figure 3.1).
+/// Bytes written to the journal, by the size of the writes (figure 3.1).
 fn sizes(report: &mut Report, seed: u64, seconds: f64) -> Result<(), BenchError> {
     let mut series = Vec::new();
     for mode in Mode::ALL {
@@ -146,7 +146,7 @@ fn sizes(report: &mut Report, seed: u64, seconds: f64) -> Result<(), BenchError>
     Ok(())
 }
 
-/// How long those wait who wait for nothing but memory (figure 5.3).
+/// Latency of writers that wait only for memory (figure 5.3).
 fn hasty(report: &mut Report, seed: u64, seconds: f64) -> Result<(), BenchError> {
     for (cache, memory) in HASTY_CACHES {
         let mut series = Vec::new();
@@ -175,7 +175,7 @@ fn hasty(report: &mut Report, seed: u64, seconds: f64) -> Result<(), BenchError>
     Ok(())
 }
 
-/// Writers that overwrite parts of a block, each as soon as it may.
+/// Writers that overwrite parts of a block without pauses.
 async fn overwrite(env: &Env, mode: Mode, writers: usize) -> Result<Outcome, BenchError> {
     let rig = Rig::build(env, Plan::new(mode, Caches::Flushed)).await?;
     let files = files(&rig, writers, BLOCK_SIZE).await?;
@@ -211,7 +211,7 @@ async fn overwrite(env: &Env, mode: Mode, writers: usize) -> Result<Outcome, Ben
     })
 }
 
-/// Has streams write.
+/// Runs the streams.
 async fn append(env: &Env, plan: Plan, streams: Streams) -> Result<Outcome, BenchError> {
     let Streams { writers, rate, seconds, sync } = streams;
     let rig = Rig::build(env, plan).await?;
@@ -231,7 +231,7 @@ async fn append(env: &Env, plan: Plan, streams: Streams) -> Result<Outcome, Benc
             let mut next = begun + Duration::from_secs_f64(rng.random_range(0.0..1.0));
             while next < end {
                 rig.env.sleep_until(next).await;
-                // As if it had been sent in time: a stream does not wait for the disk.
+                // The latency counts from the planned time: a stream does not wait for the disk.
                 rig.write(file, WriteAt::End, bytes(&mut rng, rate), sync).await?;
                 waits.push(rig.env.now().since(next));
                 next = (next + Duration::from_secs(1)).max(rig.env.now());

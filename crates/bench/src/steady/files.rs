@@ -1,4 +1,4 @@
-//! Small durable overwrites of files: ours beside ext4.
+//! Small durable overwrites of files: our filesystem and ext4.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};
@@ -29,16 +29,16 @@ const SIZE: u64 = 1 << 30;
 const LEAST: u64 = 192 << 20;
 /// How full the filesystem on a chained volume is.
 const FILL: f64 = 0.94;
-/// Bytes of the files that fill it, at most.
+/// Maximum bytes of the files that fill it.
 const FILLER: u64 = 16 << 20;
 /// Overwrites a second of all threads on the chained volume.
 const PACE: f64 = 1600.0;
 /// Seconds of one measurement at scale 1.
 const CHAIN_SECONDS: f64 = 20.0;
 const IN_PLACE_SECONDS: f64 = 10.0;
-/// Bytes of the files that the neighbours use, at scale 1.
+/// Bytes of the neighbours' files at scale 1.
 const NEIGHBOUR: u64 = 256 << 20;
-/// The writer beside writes 1 MiB in this time, and the reader reads so many bytes at a time.
+/// The neighbouring writer writes 1 MiB in this time.
 const WRITER_PERIOD: Duration = Duration::from_millis(10);
 const READ: usize = 64 << 10;
 
@@ -141,7 +141,7 @@ fn space(point: &Path) -> Result<(u64, u64), BenchError> {
     Ok((stat.f_blocks * stat.f_frsize, stat.f_bfree * stat.f_frsize))
 }
 
-/// Overwrites blocks of files at random, as many as they have.
+/// Overwrites random blocks of files, as many as they have.
 fn overwrite(files: &[(PathBuf, u64)], seed: u64) -> std::io::Result<()> {
     let mut rng = Rng::seed_from_u64(seed);
     let mut block = vec![0; 4096];
@@ -158,12 +158,12 @@ fn overwrite(files: &[(PathBuf, u64)], seed: u64) -> std::io::Result<()> {
     open.iter().try_for_each(|(file, _)| file.sync_all())
 }
 
-/// Has everything reach the disks.
+/// Waits until all writes are on the disks.
 fn settle() -> Result<(), BenchError> {
     execute::<&str>(Path::new("sync"), &[])
 }
 
-/// The outcomes of each subject, one for each round.
+/// The results of each subject, one for each round.
 type Rows = Vec<Vec<Outcome>>;
 
 /// Measures the subjects in turns.
@@ -174,7 +174,7 @@ fn rounds(
     let mut rows: Rows = vec![Vec::new(); subjects.len()];
     for round in 0..ROUNDS {
         for turn in 0..subjects.len() {
-            // Another one begins each round.
+            // Each round begins with another one.
             let nth = (round + turn) % subjects.len();
             settle()?;
             let outcome = measure(&subjects[nth], round)?;
@@ -295,7 +295,7 @@ fn with_neighbours<T>(
     })
 }
 
-/// Overwrites a file from its start to its end again and again, 1 MiB at a time.
+/// Overwrites a file from start to end again and again, 1 MiB at a time.
 fn write_on(path: &Path, bytes: u64, stop: &AtomicBool) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     let piece = vec![7; 1 << 20];
@@ -308,7 +308,7 @@ fn write_on(path: &Path, bytes: u64, stop: &AtomicBool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Reads a file at random, directly.
+/// Reads random blocks of a file with direct I/O.
 fn read_on(path: &Path, bytes: u64, stop: &AtomicBool) -> std::io::Result<()> {
     let file: File = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
     let mut rng = Rng::seed_from_u64(bytes);

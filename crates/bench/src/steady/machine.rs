@@ -1,4 +1,4 @@
-//! What the benchmark needs of the machine: programs, rights, mounts.
+//! The benchmark's requirements of the machine: programs, rights, mounts.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::{BenchError, Options};
 
-/// Something that a part cannot run without.
+/// A requirement of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     /// A program in the search path.
@@ -18,7 +18,7 @@ pub(super) enum Need {
 }
 
 impl Need {
-    /// What is missing and what to do about it, if it is.
+    /// Says what is missing and what to do about it; `None` when the requirement is met.
     fn missing(self) -> Option<String> {
         match self {
             Need::Program(name) => {
@@ -44,14 +44,14 @@ impl Need {
 pub(super) struct Machine {
     /// The program `thalweg`.
     program: PathBuf,
-    /// Where all files go.
+    /// The folder for all files.
     pub(super) folder: TempDir,
     pub(super) scale: f64,
     pub(super) seed: u64,
 }
 
 impl Machine {
-    /// Checks that everything is present that the parts need.
+    /// Checks that the requirements of the parts are met.
     pub(super) fn new(
         options: &Options,
         scale: f64,

@@ -31,26 +31,26 @@ struct Server {
     _process: Peer,
 }
 
-/// What one measurement came to, in seconds.
+/// The result of one measurement, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Measured {
     /// Writes a second.
     rate: f64,
     write_p999: f64,
     write_max: f64,
-    /// Of flushes, when there were any.
+    /// Latencies of flushes, when there were any.
     flush: [f64; 4],
     /// The longest time in which no write completed.
     stall: f64,
 }
 
-/// The rows of flushes: how they are named, and fio's name of the percentile.
+/// The figures of flush latency: our name, and fio's name of the percentile.
 const FLUSH_ROWS: [(&str, &str); 3] =
     [("p50", "50.000000"), ("p99", "99.000000"), ("p999", "99.900000")];
 
 impl Measured {
-    /// From fio's job and the times of completions in its log; `None` when the log lacks more
-    /// than one in a hundred of them, as on a disk that is full.
+    /// From fio's job and the completion times in its log; `None` when the log lacks more than one in a
+    /// hundred of them, as on a full disk.
     fn parse(job: &Value, log: &str, seconds: f64) -> Option<Measured> {
         let seconds_of = |value: &Value| value.as_f64().map(|nanos| nanos / 1e9);
         let write = &job["write"]["clat_ns"];
@@ -78,7 +78,7 @@ impl Measured {
     }
 }
 
-/// What is measured, for each fill and server, with and without flushes.
+/// Results for each fill and server, with and without flushes.
 type Table = BTreeMap<(u64, &'static str, bool), Vec<Measured>>;
 
 /// The part `nbd`.
@@ -99,7 +99,7 @@ pub(super) fn measure(machine: &Machine, report: &mut Report) -> Result<(), Benc
         for round in 0..ROUNDS {
             for flushes in [true, false] {
                 for turn in 0..servers.len() {
-                    // Another server begins each round.
+                    // Each round begins with another server.
                     let server = &servers[(round + turn) % servers.len()];
                     let run = Run { machine, folder: &folder, range, round, flushes };
                     let measured = run.fio(server)?;
@@ -138,7 +138,7 @@ fn serve_qemu(folder: &Path, size: u64) -> Result<Server, BenchError> {
     Ok(Server { name: "qemu", uri, _process: process })
 }
 
-/// Writes the range from where it was written to, and then overwrites all of it twice.
+/// Writes the range from `from` on, and then overwrites all of it twice.
 fn prepare(machine: &Machine, server: &Server, from: u64, range: u64) -> Result<(), BenchError> {
     let sequential = [
         "--rw=write".to_owned(),
@@ -173,7 +173,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn fio(&self, server: &Server) -> Result<Measured, BenchError> {
         let seconds = self.machine.seconds(SECONDS);
-        // fio appends to a log that is there.
+        // fio appends to an existing log.
         let logs = self.folder.join("logs");
         std::fs::remove_dir_all(&logs).ok();
         std::fs::create_dir(&logs)

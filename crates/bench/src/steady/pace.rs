@@ -24,13 +24,13 @@ pub(super) struct Load {
     pub(super) threads: usize,
     /// Bytes of each file.
     pub(super) file_bytes: u64,
-    /// Overwrites a second of all writers together; as many as they can when not given.
+    /// Overwrites a second of all writers together; unlimited when absent.
     pub(super) per_s: Option<f64>,
     pub(super) seconds: f64,
     pub(super) seed: u64,
 }
 
-/// What a load came to, in seconds.
+/// The result of a load, in seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     /// From write to return of `fsync`, ascending.
@@ -41,14 +41,14 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// The latency below which this share of the overwrites stays.
+    /// The latency that this share of the overwrites stays below.
     pub(super) fn quantile(&self, share: f64) -> f64 {
         let nth = (self.latencies.len() as f64 * share) as usize;
         let last = self.latencies.len().saturating_sub(1);
         self.latencies.get(nth.min(last)).copied().unwrap_or_default()
     }
 
-    /// From the time of each completion and its latency, in seconds since the start.
+    /// From the completion time and latency of each overwrite, in seconds since the start.
     fn new(mut completions: Vec<(f64, f64)>, seconds: f64) -> Outcome {
         completions.sort_by(|a, b| a.0.total_cmp(&b.0));
         let times = completions.iter().map(|(time, _)| *time);
@@ -100,8 +100,8 @@ impl Load {
         })
     }
 
-    /// One writer: the time of each completion and its latency. A writer that falls behind its pace
-    /// by a whole period does not catch up.
+    /// One writer; returns the completion time and latency of each overwrite. A writer that falls behind
+    /// its pace by a whole period does not catch up.
     fn write(
         &self,
         folder: &Path,
@@ -170,7 +170,7 @@ mod tests {
             Load { threads: 4, file_bytes: 64 << 10, per_s: Some(100.0), seconds: 1.0, seed: 1 };
         load.prepare(folder.path()).unwrap();
         let outcome = load.run(folder.path()).unwrap();
-        // A slow machine makes fewer.
+        // A slow machine completes fewer.
         assert!(outcome.per_s < 105.0, "{}", outcome.per_s);
         assert!(!outcome.latencies.is_empty() && outcome.quantile(0.5) > 0.0);
         assert!(outcome.stall >= 0.009, "{}", outcome.stall);

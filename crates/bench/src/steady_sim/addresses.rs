@@ -10,12 +10,12 @@ use crate::rig::failed;
 
 const EXPONENT: f64 = 0.99;
 
-/// Which blocks are overwritten how often.
+/// The distribution of overwrites over blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Load {
-    /// All alike.
+    /// All blocks equally often.
     Uniform,
-    /// By Zipf's law with exponent 0.99; hot blocks lie anywhere.
+    /// By Zipf's law with exponent 0.99; hot blocks are anywhere.
     Zipf,
 }
 

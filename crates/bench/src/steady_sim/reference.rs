@@ -1,4 +1,4 @@
-//! Reference simulators of log cleaning: segments and counters, no contents and no I/O.
+//! Reference simulators of log cleaning: segments and counters, without contents and I/O.
 //!
 //! - *Greedy*: one open segment for user writes and moved blocks; the victim is the segment with the
 //!   fewest live blocks.
@@ -64,7 +64,7 @@ struct Segment {
     /// The time when it became full.
     sealed: u64,
     live: u32,
-    /// The logical block in each slot that is filled.
+    /// The logical block in each used slot.
     blocks: Vec<u32>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Log {
     /// The open segment of each class.
     open: Vec<usize>,
     closed: Vec<usize>,
-    /// Segments that hold nothing.
+    /// Empty segments.
     empty: Vec<usize>,
     /// The slot of each logical block: segment times blocks in a segment, plus offset.
     slots: Vec<u32>,
@@ -134,7 +134,7 @@ impl Log {
         }
     }
 
-    /// User writes, and blocks that cleaning moved.
+    /// User writes, and blocks moved by cleaning.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.now, self.moved)
     }
@@ -201,7 +201,7 @@ impl Log {
         }
     }
 
-    /// The victim's place among the closed segments.
+    /// The victim's index among the closed segments.
     fn choose(&self) -> Option<usize> {
         let score = |id: usize| {
             let segment = &self.segments[id];
@@ -230,7 +230,7 @@ impl Log {
                 self.moved += 1;
             }
         }
-        // Appended to no earlier: its slots told which of its blocks live.
+        // Freed only now: its slots told which of its blocks are live.
         self.empty.push(victim);
     }
 

@@ -1,19 +1,19 @@
-//! Nine kinds of servers, modelled (Gecko, table 3.1).
+//! Models of nine kinds of servers (Gecko, table 3.1).
 //!
-//! The table says how much each server wrote in about a week; the rest of a [`Kind`] is what
-//! is generally known of such servers, not fitted to a trace. A server's requests are of these
+//! The table gives the bytes that each server wrote in about a week; the other fields of a [`Kind`] are
+//! general knowledge about such servers, not fitted to a trace. A server's requests are of these
 //! sorts:
 //!
-//! - a *hot* write goes to a place of the hot set, picked by Zipf's law over places that are
+//! - a *hot* write goes to a place of the hot set, drawn by Zipf's law over places that are
 //!   scattered over the address space: database pages, directories, mail indices, logs that wrap;
 //! - a *run* continues one of a few sequential writers through the whole data set: builds, copies,
-//!   mailbox moves. A writer starts over at a random place when its run ends;
+//!   mailbox moves. A writer continues at a random place when its run ends;
 //! - a *rewrite* repeats a recent write: a log that is appended in pieces smaller than a block, a
 //!   journal, a directory that is filled. The distance back in the history of writes is
 //!   log-uniform, from the latest to the whole history kept;
-//! - a *recent* read repeats a write at such a distance: consumers follow producers;
-//! - a *hot* read goes where hot writes go;
-//! - a *scan* reads the data set in runs, written lately or not: backups, indexing, cold files.
+//! - a *recent* read repeats a write at such a distance: consumers read soon after producers;
+//! - a *hot* read goes to the places of hot writes;
+//! - a *scan* reads the data set in runs, recent or not: backups, indexing, cold files.
 
 use std::collections::VecDeque;
 
@@ -23,23 +23,23 @@ use thalweg_env::Rng;
 
 use super::Access;
 
-/// How one server behaves. Shares are of blocks, not of requests: what is known of servers is how
-/// much they read, write and rewrite.
+/// The behaviour of one server. Shares are of blocks, not of requests, because measurements of servers
+/// report the volume of reads, writes and rewrites.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kind {
     /// The server's name in the table.
     pub name: &'static str,
     /// GB that it writes, from the table.
     pub writes_gb: f64,
-    /// The share of what it accesses that it reads.
+    /// The share of its accesses that are reads.
     pub read_share: f64,
     /// GB that it stores.
     pub data_gb: f64,
-    /// GB that are rewritten again and again.
+    /// GB that are rewritten repeatedly.
     pub hot_gb: f64,
-    /// The share of what it writes that rewrites what it wrote lately.
+    /// The share of its writes that rewrite recent ones.
     pub rewrites: f64,
-    /// The share of its other writes that is hot.
+    /// The share of its other writes that are hot.
     pub hot_share: f64,
     /// Zipf's exponent over the hot set.
     pub skew: f64,
@@ -49,7 +49,7 @@ pub struct Kind {
     pub run_blocks: u32,
     /// Requests in a run or scan.
     pub run_requests: u32,
-    /// Of the reads: the share that is recent; then the share that is hot; the rest scans.
+    /// The share of reads that are recent. The share of `hot_reads` comes next; the remaining reads are scans.
     pub recent_reads: f64,
     /// See `recent_reads`.
     pub hot_reads: f64,
@@ -265,7 +265,7 @@ impl Generator {
         let span = blocks(kind.data_gb, scale).max(u64::from(kind.run_blocks) * 16);
         let places = blocks(kind.hot_gb, scale) / u64::from(kind.hot_blocks);
         let hot_places = places.max(16);
-        // The arguments are at least 16 and above 0, all that Zipf asks for.
+        // The arguments are at least 16 and above 0, as Zipf requires.
         let popularity = Zipf::new(hot_places as f64, kind.skew).expect("a valid Zipf law");
         let history_limit = (span as f64 * HISTORY_SHARE) as usize / kind.hot_blocks as usize;
         Generator {
@@ -343,7 +343,7 @@ impl Generator {
         let rank = self.popularity.sample(&mut self.rng) as u64 - 1;
         let slots = self.span / u64::from(self.kind.hot_blocks);
         let stride = slots / self.hot_places.min(slots);
-        // Neighbours in popularity are no neighbours in space: the factor is a large prime.
+        // Places of adjacent ranks are not adjacent: the factor is a large prime.
         let place = (rank * 2_654_435_761) % self.hot_places * stride;
         (place * u64::from(self.kind.hot_blocks), self.kind.hot_blocks)
     }

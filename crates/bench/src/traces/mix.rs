@@ -20,7 +20,7 @@ struct Server {
 }
 
 impl Mix {
-    /// A mix of the servers with these positions in [`KINDS`]; one that is named twice runs twice.
+    /// A mix of the servers at these positions in [`KINDS`]; a position that occurs twice runs twice.
     pub fn new(kinds: &[usize], scale: f64, seed: u64) -> Mix {
         let mut mix = Mix { servers: Vec::new(), span: 0 };
         for (nth, kind) in kinds.iter().map(|kind| KINDS[*kind]).enumerate() {

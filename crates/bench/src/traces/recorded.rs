@@ -1,16 +1,16 @@
-//! Readers of recorded traces. The format is told from the first line:
+//! Readers of recorded traces. The first line of a file tells its format:
 //!
 //! | format | line |
 //! |---|---|
 //! | SNIA MSR Cambridge | `timestamp,host,disk,Read or Write,offset,bytes,response time` |
 //! | SNIA Microsoft Enterprise and Production (ETW text) | `DiskRead, time, process, thread, irp, 0xoffset, 0xbytes, elapsed, disk, ...`, after a header |
-//! | CloudPhysics as libCacheSim has it | `version,time,SCSI operation,bytes,sector`, after a header |
+//! | CloudPhysics, in libCacheSim's form | `version,time,SCSI operation,bytes,sector`, after a header |
 //! | MQSim | `time device sector sectors type`, type 0 writes |
 //! | ARC `.lis` | `first block, blocks, ignored, request`, separated by blanks |
 //!
-//! A file may be compressed by gzip or zstd; its ending says so. Disks get address spaces of their
-//! own, and blocks are numbered in the order of their first use, so that a trace of a few GB does
-//! not need the address space of the disks that it came from.
+//! A file may be compressed by gzip or zstd, according to its extension. Disks get address spaces of
+//! their own, and blocks are numbered in the order of their first use, so that a trace of a few GB does
+//! not need the address space of the recorded disks.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -24,7 +24,7 @@ use crate::BenchError;
 
 const BLOCK: u64 = 4096;
 const SECTOR: u64 = 512;
-/// The longest request believed: 1 GiB. What is longer is a damaged line.
+/// The longest valid request: 1 GiB. A line with a longer one is damaged.
 const LONGEST: u64 = 1 << 30;
 
 /// A recorded trace, one access for each block.
@@ -32,17 +32,17 @@ const LONGEST: u64 = 1 << 30;
 pub struct Recorded {
     /// Accesses of one block each, in order.
     pub accesses: Vec<Access>,
-    /// Different blocks, numbered from 0.
+    /// Number of distinct blocks, which are numbered from 0.
     pub span: u64,
-    /// Whether the format tells reads and writes apart. If not, a coin was tossed for each
-    /// request.
+    /// Whether the format distinguishes reads from writes. If not, each request is one or the other at
+    /// random.
     pub tells_writes: bool,
 }
 
-/// Reads the trace in `path`. `seed` is for formats that do not tell reads and writes apart.
+/// Reads the trace in `path`. `seed` is for formats that do not distinguish reads from writes.
 ///
 /// # Errors
-/// [`BenchError::Io`], or [`BenchError::Trace`] when a line is in no format that is known.
+/// [`BenchError::Io`], or [`BenchError::Trace`] when a line has no known format.
 pub fn read(path: &Path, seed: u64) -> Result<Recorded, BenchError> {
     let io = |source| BenchError::Io { path: path.to_owned(), source };
     let file = BufReader::new(File::open(path).map_err(io)?);
@@ -58,10 +58,10 @@ pub fn read(path: &Path, seed: u64) -> Result<Recorded, BenchError> {
     parse(path, BufReader::new(reader), seed)
 }
 
-/// One request as a line tells it; offsets are bytes.
+/// The request on a line; offsets are in bytes.
 struct Request {
     disk: u64,
-    /// `None` where the format does not say.
+    /// `None` where the format does not distinguish.
     write: Option<bool>,
     offset: u64,
     bytes: u64,
@@ -119,7 +119,7 @@ fn recognise(line: &str) -> Option<Format> {
 
 enum Parsed {
     Request(Request),
-    /// A line that is no read or write of a disk.
+    /// A line that is not a read or write of a disk.
     Other,
     Bad,
 }
@@ -174,7 +174,7 @@ fn etw(line: &str) -> Option<Option<Request>> {
 fn cloud_physics(line: &str) -> Option<Option<Request>> {
     let fields: Vec<&str> = line.split(',').map(str::trim).collect();
     let [_, _, operation, bytes, sector] = fields[..] else { return None };
-    // SCSI READ(6), (10), (16), (12) and WRITE alike.
+    // SCSI READ(6), (10), (16), (12), and the same of WRITE.
     let write = match operation {
         "a" | "0a" | "2a" | "8a" | "aa" => true,
         "8" | "08" | "28" | "88" | "a8" => false,

@@ -1,4 +1,4 @@
-//! RocksDB (its `TransactionDB`) and LevelDB, by the C interfaces of the system's libraries.
+//! RocksDB (its `TransactionDB`) and LevelDB, through the C interfaces of the system's libraries.
 //!
 //! The two interfaces have the same shape, so each is a table of functions, and one database serves
 //! both. RocksDB keeps its defaults; LevelDB's write buffer has 8 MB, as in the paper (4.4.2).
@@ -14,7 +14,7 @@ use super::Rival;
 use crate::BenchError;
 use crate::engine::Pair;
 
-/// A pointer to something that the library knows alone.
+/// A pointer to a type that only the library knows.
 type Opaque = *mut c_void;
 type Make = unsafe extern "C" fn() -> Opaque;
 type Free = unsafe extern "C" fn(Opaque);
@@ -30,7 +30,7 @@ pub(super) struct Api {
     free_options: Free,
     set_create: SetFlag,
     set_compression: SetInt,
-    /// What else is set before the database is opened.
+    /// Further settings before the database is opened.
     tune: unsafe fn(Opaque),
     write_options: Make,
     free_write_options: Free,
@@ -155,7 +155,7 @@ pub(super) static LEVELDB: Api = Api {
     set_sync: leveldb_writeoptions_set_sync,
     read_options: leveldb_readoptions_create,
     free_read_options: leveldb_readoptions_destroy,
-    // SAFETY: the caller's promises are those that the function asks for.
+    // SAFETY: the caller promises what the function requires.
     open: |options, name, error| unsafe { leveldb_open(options, name, error) },
     close: leveldb_close,
     put: leveldb_put,
@@ -171,7 +171,7 @@ pub(super) static LEVELDB: Api = Api {
 /// # Safety
 /// `options` are RocksDB's, `name` ends with a zero, and `error` may be written.
 unsafe fn open_rocksdb(options: Opaque, name: *const c_char, error: *mut *mut c_char) -> Opaque {
-    // SAFETY: the library copies its options, so they may go at once; the rest is the caller's.
+    // SAFETY: the library copies its options, so they may be freed; the caller promises the rest.
     unsafe {
         let locking = rocksdb_transactiondb_options_create();
         let database = rocksdb_transactiondb_open(options, locking, name, error);
@@ -277,7 +277,7 @@ impl Rival for Database {
         if found.is_null() {
             return Ok(None);
         }
-        // SAFETY: what was found has `len` bytes and is ours to free.
+        // SAFETY: the value has `len` bytes and is ours to free.
         unsafe {
             let value = Bytes::copy_from_slice(std::slice::from_raw_parts(found.cast(), len));
             (self.api.free)(found.cast());
@@ -297,7 +297,7 @@ impl Rival for Database {
 
     fn write(&self, pairs: &[Pair]) -> Result<(), BenchError> {
         let mut error = null_mut();
-        // SAFETY: the database is open; a batch copies what is put into it, and is freed once.
+        // SAFETY: the database is open; a batch copies its entries, and is freed once.
         unsafe {
             let batch = (self.api.batch)();
             for (key, value) in pairs {

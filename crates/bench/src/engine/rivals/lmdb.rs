@@ -11,9 +11,9 @@ use crate::BenchError;
 use crate::engine::Pair;
 use crate::rig::failed;
 
-/// Bytes of address space, beyond what any load puts.
+/// Bytes of address space, more than any load needs.
 const MAP: usize = 8 << 30;
-/// Threads that read, more than the default of 126.
+/// Maximum number of reading threads; the default is 126.
 const READERS: u32 = 600;
 
 pub(super) struct Lmdb {
@@ -25,7 +25,7 @@ impl Lmdb {
     pub(super) fn open(folder: &Path) -> Result<Lmdb, BenchError> {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP).max_readers(READERS);
-        // SAFETY: the folder is this benchmark's alone, so nobody else changes or maps its file.
+        // SAFETY: the folder belongs to this benchmark, so no other process changes or maps its file.
         let env = unsafe { options.open(folder) }.map_err(failed)?;
         let mut txn = env.write_txn().map_err(failed)?;
         let database = env.create_database(&mut txn, None).map_err(failed)?;

@@ -19,9 +19,9 @@ const DELETE: &str = "DELETE FROM pairs WHERE key = ?1";
 
 pub(super) struct Sqlite {
     path: PathBuf,
-    /// There is one writer at a time anyway; who waits for a mutex need not poll for it.
+    /// There is one writer at a time anyway; waiting for a mutex avoids polling for SQLite's lock.
     writer: Mutex<Connection>,
-    /// Connections that nobody reads with just now.
+    /// Idle connections for reading.
     readers: Mutex<Vec<Connection>>,
 }
 

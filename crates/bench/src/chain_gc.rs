@@ -157,7 +157,7 @@ async fn measure(env: Env, case: Case, drive_segments: u32) -> Result<Outcome, B
     let (steady, steady_from) = (meter.samples.len(), meter.counts());
     meter.samples(phase(3), SAMPLES[1]).await;
     if cleaner.is_finished() {
-        return Err(BenchError::Invalid("cleaning came to an end early".to_owned()));
+        return Err(BenchError::Invalid("cleaning ended before the measurement did".to_owned()));
     }
     let (nonwrite, positioning) = rig.disturbance(tail, &busy);
     let samples = &meter.samples[steady..];

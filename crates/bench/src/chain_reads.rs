@@ -215,7 +215,7 @@ async fn measure(env: Env, case: Case, scale: f64, seed: u64) -> Result<Rates, B
     env.sleep(time).await;
     let after = played.now()?;
     if cleaner.is_some_and(|cleaner| cleaner.is_finished()) {
-        return Err(BenchError::Invalid("cleaning came to an end early".to_owned()));
+        return Err(BenchError::Invalid("cleaning ended before the measurement did".to_owned()));
     }
     let seconds = time.as_secs_f64();
     Ok(Rates {

@@ -315,7 +315,9 @@ fn threads(
         let running: Vec<_> = (0..count).map(|at| scope.spawn(move || work(at))).collect();
         let mut joined = running.into_iter().map(|thread| thread.join());
         // After a failure the scope waits for the other threads.
-        joined.try_for_each(|done| done.map_err(|_| failed("a client died"))?.map_err(other))
+        joined.try_for_each(|done| {
+            done.map_err(|_| failed("a client thread panicked"))?.map_err(other)
+        })
     })
 }
 

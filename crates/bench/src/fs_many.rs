@@ -22,7 +22,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "fs-many",
-    about: "ten million files, a million in one directory: making, finding, opening, checking (real time)",
+    about: "ten million files, a million in one directory: create, find, open, check (real time)",
     run,
 };
 

@@ -193,7 +193,7 @@ async fn start(
     partition: &str,
 ) -> Result<StoreProcess, BenchError> {
     let Some((program, args)) = options.store_process.split_first() else {
-        return Err(BenchError::Invalid("no command for the process of a store".to_owned()));
+        return Err(BenchError::Invalid("the command for store processes is missing".to_owned()));
     };
     let mut command = Command::new(program);
     command.args(args).arg(folder).arg(partition);

@@ -63,7 +63,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let parts: Vec<&Part> = PARTS.iter().filter(|part| options.runs(part.name)).collect();
     if parts.is_empty() {
         let names = PARTS.map(|part| part.name).join(", ");
-        return Err(BenchError::Invalid(format!("no such load; there are {names}")));
+        return Err(BenchError::Invalid(format!("unknown load; known are: {names}")));
     }
     let needs = parts.iter().flat_map(|part| part.needs);
     let machine = Machine::new(options, scale, needs.copied())?;

@@ -185,7 +185,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let chosen: Vec<Case> = cases().into_iter().filter(|case| options.runs(&case.name())).collect();
     if chosen.is_empty() {
         let names: Vec<String> = cases().iter().map(Case::name).collect();
-        return Err(BenchError::Invalid(format!("no such load; there are {}", names.join(", "))));
+        return Err(BenchError::Invalid(format!("unknown load; known are: {}", names.join(", "))));
     }
     report(options, scale, Plan::of_scale(scale), &chosen)
 }
@@ -207,7 +207,7 @@ fn outcomes(seed: u64, plan: Plan, cases: &[Case]) -> Result<Vec<(Case, Outcome)
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let died = |_| BenchError::Failed("a simulation stopped".into());
+        let died = |_| BenchError::Failed("a thread of the simulation panicked".into());
         let joined = running.into_iter().map(|thread| thread.join().map_err(died)?);
         Ok(joined.collect::<Result<Vec<_>, _>>()?.concat())
     })

@@ -28,7 +28,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-contention",
-    about: "goodput and commit rate of transactions that meet, with and without marks",
+    about: "goodput and commit rate of transactions that conflict, with and without marks",
     run,
 };
 

@@ -27,7 +27,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-cpu",
-    about: "transactions per second on devices of memory, and what a decision takes (real time)",
+    about: "transactions per second on devices of memory, and time of a commit decision (real time)",
     run,
 };
 
@@ -72,7 +72,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         series: lines,
     });
     report.charts.push(Chart {
-        title: "What a decision takes".to_owned(),
+        title: "Time of a commit decision".to_owned(),
         x: "commits in the window".to_owned(),
         y: "nanoseconds".to_owned(),
         shape: Shape::Lines,

@@ -29,7 +29,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-put",
-    about: "bytes and flushes of durable small puts, by a loop device's account (needs root)",
+    about: "bytes and flushes of durable small puts, by a loop device's counters (needs root)",
     run,
 };
 

@@ -1,4 +1,4 @@
-//! `thalweg bench`: measures, and draws the figures.
+//! `thalweg bench`: runs a benchmark, prints its figures and draws them.
 
 use std::path::PathBuf;
 
@@ -6,37 +6,38 @@ use clap::Args;
 
 use crate::failure::{Failure, Outcome};
 
-/// Measure, in virtual time unless a benchmark says otherwise
+/// Run a benchmark, in virtual time unless its description says otherwise
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// The benchmark; --list names them all
+    /// Name of the benchmark; see --list
     #[arg(required_unless_present_any = ["list", "store"])]
     name: Option<String>,
-    /// Name every benchmark
+    /// List the benchmarks
     #[arg(long)]
     list: bool,
     /// Print the figures as one JSON object
     #[arg(long)]
     json: bool,
-    /// Draw the figures into an SVG file, the paper's values beside ours
+    /// Draw the figures into an SVG file, beside the paper's values
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Seed of everything that is random
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Size of the run as a share of the paper's
     #[arg(long, value_name = "SHARE")]
     scale: Option<f64>,
-    /// A recorded trace to replay in place of generated ones; may be given several times
+    /// Recorded trace to replay instead of generated ones; may be repeated
     #[arg(long = "trace", value_name = "FILE")]
     traces: Vec<PathBuf>,
-    /// A load of a benchmark that has several; may be given several times [default: all]
+    /// Load to run, for a benchmark with several; may be repeated [default: all]
     #[arg(long = "load", value_name = "NAME")]
     loads: Vec<String>,
-    /// Where benchmarks of a real disk put their files [default: the system's folder for temporary files]
+    /// Folder for the files of benchmarks that use a real disk [default: the system's folder for
+    /// temporary files]
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
-    /// Run as the store's process of a benchmark, which starts it
+    /// Serve a store to the benchmark that started this process
     #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "PARTITION"])]
     store: Option<Vec<String>>,
 }

@@ -76,13 +76,16 @@ async fn crash(env: &Env, mode: Mode) -> Result<Recovered, BenchError> {
         })
     });
     all(writers.collect()).await?;
-    let rig = Arc::into_inner(rig).ok_or_else(|| BenchError::Failed("somebody writes".into()))?;
+    let rig = Arc::into_inner(rig)
+        .ok_or_else(|| BenchError::Failed("a writer is still running".into()))?;
     let (rig, found) = rig.crash().await?;
     for (writer, file) in files.iter().enumerate() {
         let read = rig.fs.read(*file, 0, SIZE * WRITES as usize).await.map_err(failed)?;
         let expected: Vec<u8> = (0..WRITES).flat_map(|nth| event(writer, nth)).collect();
         if read.concat() != expected {
-            return Err(BenchError::Failed(format!("writer {writer} lost something").into()));
+            return Err(BenchError::Failed(
+                format!("writer {writer} lost acknowledged writes").into(),
+            ));
         }
     }
     Ok(found)

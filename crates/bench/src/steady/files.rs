@@ -288,7 +288,7 @@ fn with_neighbours<T>(
         let outcome = load();
         stop.store(true, Ordering::Relaxed);
         for neighbour in [writer, reader] {
-            let died = |_| BenchError::Failed("a neighbour died".into());
+            let died = |_| BenchError::Failed("a neighbour thread panicked".into());
             neighbour.join().map_err(died)?.map_err(failed)?;
         }
         outcome

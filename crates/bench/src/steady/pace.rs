@@ -93,7 +93,7 @@ impl Load {
             let work = |writer| move || self.write(folder, writer, clock, start);
             let running: Vec<_> =
                 (0..self.threads).map(|writer| scope.spawn(work(writer))).collect();
-            let died = |_| BenchError::Failed("a writer died".into());
+            let died = |_| BenchError::Failed("a writer thread panicked".into());
             let joined = running.into_iter().map(|thread| thread.join().map_err(died)?);
             let completions = joined.collect::<Result<Vec<_>, _>>()?.concat();
             Ok(Outcome::new(completions, clock.now().since(start).as_secs_f64()))

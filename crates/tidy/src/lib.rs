@@ -18,6 +18,8 @@ mod locks;
 mod modules;
 mod ratchet;
 mod sources;
+#[cfg(test)]
+mod test_times;
 mod words;
 
 use std::fmt::{self, Write as _};

@@ -1,0 +1,125 @@
+//! Tests of `scripts/test-times`, which says where the time of `make test` goes.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Prints like `cargo test`: compiling, a unit test that waits for a line of input, a test, doc tests.
+const CARGO: &str = "timeout 60 sh -c '\
+    echo \"   Compiling a v0.1.0 (/a)\" >&2; \
+    echo \"    Finished test profile [optimized] target(s) in 0.1s\" >&2; \
+    echo \"     Running unittests src/lib.rs (target/debug/deps/none-1)\" >&2; \
+    echo ready; read line; echo \"got $line\"; \
+    echo \"     Running tests/t/main.rs (target/debug/deps/none-2)\" >&2; \
+    sleep 0.1; \
+    echo \"   Doc-tests a\" >&2; \
+    exit $0'";
+
+/// A budget file that goes with its test.
+struct BudgetFile(PathBuf);
+
+impl BudgetFile {
+    fn new(name: &str, text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("thalweg-{name}-{}", std::process::id()));
+        fs::write(&path, text).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for BudgetFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn start(budget: &BudgetFile, arguments: &[&str]) -> Child {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/test-times");
+    let mut command = Command::new(script);
+    command.arg("--budget").arg(&budget.0).args(arguments);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("scripts/test-times needs python3")
+}
+
+/// Answers the question of [`CARGO`] when it arrives; the exit status and the output.
+fn finish(mut child: Child) -> (Option<i32>, String) {
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.ends_with("ready\n") && output.read_line(&mut text).unwrap() > 0 {}
+    child.stdin.take().unwrap().write_all(b"the answer\n").unwrap();
+    output.read_to_string(&mut text).unwrap();
+    (child.wait().unwrap().code(), text)
+}
+
+fn row<'a>(output: &'a str, part: &str) -> &'a str {
+    let ends = |line: &&str| line.split("  <- ").next().is_some_and(|row| row.ends_with(part));
+    output.lines().rfind(ends).unwrap_or_else(|| panic!("no row of {part}:\n{output}"))
+}
+
+#[test]
+fn output_passes_through_as_it_comes_and_the_exit_status_is_kept() {
+    let budget = BudgetFile::new("status", "");
+    let (status, output) = finish(start(&budget, &[&format!("{CARGO} 101"), "echo another"]));
+    assert_eq!(status, Some(101));
+    assert!(output.contains("got the answer\n"), "{output}");
+    assert!(!output.contains("another"), "{output}");
+    assert!(row(&output, "total").contains("no budget"), "{output}");
+}
+
+#[test]
+fn times_stand_beside_their_budgets() {
+    let text =
+        "# A comment.\n1000 2.5 2026-01-02 src/lib.rs\n0 - - tests/t/main.rs\n500 - - total\n";
+    let budget = BudgetFile::new("table", text);
+    let (status, output) = finish(start(&budget, &[&format!("{CARGO} 0")]));
+    assert_eq!(status, Some(0), "too slow is no failure: {output}");
+    assert!(
+        row(&output, "src/lib.rs").ends_with("1000      2.5 2026-01-02 src/lib.rs"),
+        "{output}"
+    );
+    assert!(row(&output, "tests/t/main.rs").ends_with("s over budget"), "{output}");
+    assert!(row(&output, "doc a").ends_with("no budget"), "{output}");
+    let last = output.lines().last().unwrap();
+    assert!(
+        last.starts_with("3 test binaries: ") && last.ends_with("% of 500 s; 1 over budget"),
+        "{last}"
+    );
+}
+
+#[test]
+fn a_recorded_run_keeps_budgets_and_adds_those_that_are_missing() {
+    let budget =
+        BudgetFile::new("record", "1000 - - src/lib.rs\n7 3.0 2026-01-02 tests/other.rs\n");
+    let (status, _) = finish(start(&budget, &["--record", &format!("{CARGO} 3")]));
+    assert_eq!(status, Some(3));
+    assert!(
+        fs::read_to_string(&budget.0).unwrap().starts_with("1000 - - "),
+        "a failed run is not recorded"
+    );
+
+    let (status, _) = finish(start(&budget, &["--record", &format!("{CARGO} 0")]));
+    assert_eq!(status, Some(0));
+    let text = fs::read_to_string(&budget.0).unwrap();
+    let fields = |part: &str| row(&text, part).split_whitespace().collect::<Vec<_>>();
+    assert_eq!(fields("src/lib.rs")[0], "1000");
+    assert_ne!(fields("src/lib.rs")[1], "-");
+    assert_eq!(fields("tests/other.rs"), ["7", "3.0", "2026-01-02", "tests/other.rs"]);
+    assert_eq!(fields("doc a")[0], "1");
+}
+
+#[test]
+fn a_damaged_budget_is_refused_before_anything_runs() {
+    let budget = BudgetFile::new("damaged", "ten - - total\n");
+    let output = start(&budget, &["echo ran"]).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.ends_with(": line 1 is not `budget measured date name`: ten - - total\n"),
+        "{error}"
+    );
+}

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_recursion::async_recursion;
 use thalweg_env::Env;
 
 use crate::block::{BlockStore, Frozen};
@@ -208,6 +209,7 @@ impl AnyVolume {
     ///
     /// # Errors
     /// A device's error; flushed writes are safe all the same.
+    #[async_recursion]
     pub async fn close(&self) -> Result<(), OpenError> {
         match self {
             AnyVolume::Chained(pool) => Ok(pool.close().await?),

@@ -29,6 +29,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use parking_lot::Mutex;
 use thalweg_env::Env;
 use uuid::Uuid;
@@ -121,6 +122,7 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::open`].
+    #[async_recursion]
     pub async fn open_on(
         env: &Env,
         media: Arc<dyn Media>,
@@ -333,6 +335,7 @@ impl Pool {
     ///
     /// # Errors
     /// A device's error; flushed writes are safe all the same.
+    #[async_recursion]
     pub async fn close(&self) -> Result<(), PoolError> {
         Ok(self.chain.close().await?)
     }

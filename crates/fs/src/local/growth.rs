@@ -6,6 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
+use async_recursion::async_recursion;
 use thalweg_store::tree::catalogue::{self, growth};
 use thalweg_store::tree::format::MIN_BLOCKS;
 use thalweg_store::tree::{Partition, TreeError};
@@ -100,6 +101,7 @@ impl Local {
     /// [`FsError::Smaller`] when it is larger than `size` already, [`FsError::NoRoom`] when the volume has
     /// less, [`FsError::ReadOnly`], [`FsError::NotSupported`] for a handle from [`Local::within`], and
     /// those of the catalogue of partitions.
+    #[async_recursion]
     pub async fn grow(&self, size: Option<u64>) -> Result<Growth, FsError> {
         match &self.within {
             Some(_) => Err(FsError::NotSupported),
@@ -110,6 +112,7 @@ impl Local {
 }
 
 impl Inner {
+    #[async_recursion]
     async fn grow(&self, size: Option<u64>) -> Result<Growth, FsError> {
         let _one = self.growing.lock().await;
         let volume = &*self.volume;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use thalweg_env::Env;
 use thalweg_store::block::Lba;
 use thalweg_store::tree::{
@@ -40,6 +41,7 @@ const INODES_PER_BLOCK: u64 = 12;
 /// # Errors
 /// [`FsError::Exists`] when the name is in use; [`FsError::Invalid`] when the volume has too few blocks;
 /// those of the catalogue of partitions.
+#[async_recursion]
 pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Result<(), FsError> {
     let [meta, data] = [META_SUFFIX, DATA_SUFFIX].map(|suffix| format.name.clone() + suffix);
     match catalogue::list(&**volume).await {
@@ -207,6 +209,7 @@ async fn largest_gap(volume: &Arc<dyn Transact>) -> Result<u64, FsError> {
 ///
 /// # Errors
 /// Those of the catalogue of partitions.
+#[async_recursion]
 pub async fn remove(env: &Env, volume: &Arc<dyn Transact>, name: &str) -> Result<(), FsError> {
     for suffix in [META_SUFFIX, DATA_SUFFIX, SUPER_SUFFIX] {
         match catalogue::remove(env, &**volume, &(name.to_owned() + suffix)).await {
@@ -286,6 +289,7 @@ impl Local {
     ///
     /// # Errors
     /// [`FsError::Damaged`], [`FsError::Newer`], and those of the catalogue of partitions.
+    #[async_recursion]
     pub async fn open(
         env: &Env,
         volume: Arc<dyn Transact>,

@@ -11,6 +11,7 @@ use super::names::position_of;
 use super::op::{Op, kind_of};
 use crate::attributes::Kind;
 use crate::error::FsError;
+use async_recursion::async_recursion;
 
 /// Extents that one transaction frees.
 pub(super) const EXTENTS_AT_ONCE: usize = 32;
@@ -134,6 +135,7 @@ impl Inner {
     }
 
     /// Frees all blocks that are noted to be freed: first they are emptied, then their bits are cleared.
+    #[async_recursion]
     pub(super) async fn finish_freed(&self) -> Result<(), FsError> {
         let _turn = self.freeing.lock().await;
         loop {

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
@@ -787,6 +788,7 @@ impl Inner {
     ///
     /// # Errors
     /// Those of the transactions; the next call continues.
+    #[async_recursion]
     pub(super) async fn finish_reservations(&self) -> Result<(), FsError> {
         let _turn = self.freeing.lock().await;
         let txn = self.look().await?;

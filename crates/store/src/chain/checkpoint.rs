@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use futures::future::try_join;
 use roaring::RoaringBitmap;
@@ -141,6 +142,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
+#[async_recursion]
 async fn write_next(inner: &Arc<Inner>, area: &mut Area, speed: Speed) -> Result<(), StoreError> {
     let begun = inner.env.now();
     minilog::settle(inner, speed).await.map_err(|error| inner.fail(error))?;

@@ -13,6 +13,7 @@ mod victim;
 
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use futures::future::{Either, select};
 use futures::{StreamExt, stream};
@@ -170,6 +171,7 @@ async fn make_room(inner: &Arc<Inner>, victim: u32) -> Result<(), StoreError> {
 ///
 /// # Errors
 /// [`StoreError::NoSpace`] when there is no room for them, besides device errors.
+#[async_recursion]
 pub(super) async fn clean_segment(
     inner: &Arc<Inner>,
     victim: u32,

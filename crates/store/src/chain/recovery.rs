@@ -15,6 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use async_recursion::async_recursion;
 use roaring::RoaringBitmap;
 use thalweg_env::{Env, HashMap};
 use tokio::sync::Notify;
@@ -101,6 +102,7 @@ pub(super) fn link_record(
 }
 
 /// See [`Chain::create`].
+#[async_recursion]
 pub(super) async fn create(env: &Env, parts: Parts, create: &Create) -> Result<(), ChainError> {
     let per = create.segment_blocks;
     if per == 0 || !per.is_multiple_of(ENTRIES_PER_PAGE) || per > Position::MAX_SLOTS {
@@ -297,6 +299,7 @@ pub(super) fn build(
 }
 
 /// See [`Chain::open`].
+#[async_recursion]
 pub(super) async fn open(
     env: &Env,
     parts: Parts,

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use uuid::Uuid;
 
 use super::format::block_checksum;
@@ -45,6 +46,7 @@ impl Chain {
     /// # Errors
     /// [`ChainError::Invalid`] when the new device is smaller, or the chain has no other link;
     /// [`ChainError::Damaged`] when the link holds blocks of which no copy is whole.
+    #[async_recursion]
     pub async fn replace_link(
         &self,
         old: Uuid,

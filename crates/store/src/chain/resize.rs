@@ -13,6 +13,7 @@ use super::state::reserved_segments;
 use super::stream::{BODY, USERS};
 use super::{Chain, ChainError, Inner, Link, Speed, State, checkpoint};
 use crate::block::Version;
+use async_recursion::async_recursion;
 
 fn invalid(why: impl Into<String>) -> ChainError {
     ChainError::Invalid(why.into())
@@ -24,6 +25,7 @@ impl Chain {
     /// # Errors
     /// [`ChainError::Invalid`] when the links cannot hold so many, or when a block is stored, now or in a
     /// snapshot, beyond the new end.
+    #[async_recursion]
     pub async fn resize(&self, blocks: u64) -> Result<(), ChainError> {
         let inner = &self.inner;
         let _label = inner.label_lock.lock().await;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use zerocopy::FromBytes;
 
 use super::clean::clean_segment;
@@ -51,6 +52,7 @@ impl Chain {
     ///
     /// # Errors
     /// A failure that ends the scrub; damage is in the report, not an error.
+    #[async_recursion]
     pub async fn scrub(
         &self,
         progress: &(dyn Fn(u64, u64) + Send + Sync),

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -92,6 +93,7 @@ impl InPlace {
     /// that is open for reading, closed or poisoned refuses; the device's. An error while
     /// superblocks are written poisons the store: the next opening finds the old volume or the
     /// grown one.
+    #[async_recursion]
     pub async fn grow(&self, size: Option<u64>) -> Result<u64, InPlaceError> {
         let inner = self.inner.clone();
         let (reply, answer) = oneshot::channel();

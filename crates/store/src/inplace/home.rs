@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -319,6 +320,7 @@ impl Inner {
     }
 
     /// [`Inner::write_back`]; the caller holds `writing_back`.
+    #[async_recursion]
     async fn sweep(&self, which: Which) -> Result<(), StoreError> {
         self.check_growth()?;
         let gap = self.gap();

@@ -9,6 +9,7 @@ use super::waiting::Which;
 use super::{InPlace, Inner};
 use crate::block::{BLOCK_SIZE, StoreError};
 use crate::device::Purpose;
+use async_recursion::async_recursion;
 
 /// Blocks of one read.
 const RUN: u64 = 256;
@@ -47,6 +48,7 @@ impl InPlace {
     ///
     /// # Errors
     /// The devices'; failures of single blocks are in the report.
+    #[async_recursion]
     pub async fn scrub(
         &self,
         mend: Mend,

@@ -11,6 +11,7 @@
 
 use std::path::{Path, PathBuf};
 
+use async_recursion::async_recursion;
 use uuid::Uuid;
 
 use super::assemble::{Seat, assemble, split, take_seats};
@@ -78,6 +79,7 @@ impl Pool {
     ///
     /// # Errors
     /// As [`super::create`]; if a link cannot be added, the volume is unchanged.
+    #[async_recursion]
     pub async fn extend(&self, request: &ExtendRequest) -> Result<(), PoolError> {
         self.refuse_if_read_only()?;
         let mut manifest = self.manifest.lock().await;

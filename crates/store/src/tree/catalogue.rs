@@ -9,6 +9,7 @@ pub mod growth;
 
 use std::ops::Range;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use thalweg_env::Env;
 use uuid::Uuid;
@@ -144,6 +145,7 @@ struct Catalogue {
 
 impl Catalogue {
     /// Reads all of it. `None` for a volume that was never written.
+    #[async_recursion]
     async fn read(txn: &dyn Transaction) -> Result<Option<Catalogue>, TreeError> {
         let Some(Stored { partitions, damaged }) = blocks::read(txn).await? else {
             return Ok(None);
@@ -327,6 +329,7 @@ fn check_name(name: &str) -> Result<(), TreeError> {
 ///
 /// # Errors
 /// [`TreeError::NoCatalogue`], [`TreeError::Foreign`], [`TreeError::Damaged`], [`TreeError::Newer`].
+#[async_recursion]
 pub async fn list(volume: &dyn Transact) -> Result<Vec<Partition>, TreeError> {
     run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
         let catalogue = Catalogue::require(&*txn).await?;
@@ -364,6 +367,7 @@ pub async fn repair(volume: &dyn Transact) -> Result<Vec<u64>, TreeError> {
 ///
 /// # Errors
 /// [`TreeError::Missing`], [`TreeError::Unfinished`], and those of [`list`].
+#[async_recursion]
 pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeError> {
     let found = run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
         Ok::<_, TreeError>(Catalogue::require(&*txn).await?.find(name)?.clone())
@@ -377,6 +381,7 @@ pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeEr
 
 /// Makes writes outside of the volume's transactions fail while it has a catalogue:
 /// [`TransactionManager::fenced`]. A catalogue that cannot be read counts as one.
+#[async_recursion]
 pub async fn fence(volume: &TransactionManager) {
     // Not in a transaction: its snapshot would keep old blocks until the next one begins.
     let first = volume.read(Lba(0), 1, volume.now()).await;
@@ -460,6 +465,7 @@ pub(super) async fn listing(
 /// # Errors
 /// [`TreeError::Exists`], [`TreeError::Overlap`], [`TreeError::NoGap`], [`TreeError::Foreign`],
 /// [`TreeError::Invalid`] for an invalid name or size.
+#[async_recursion]
 pub async fn create(
     env: &Env,
     volume: &dyn Transact,
@@ -557,6 +563,7 @@ async fn set_state(
 ///
 /// # Errors
 /// [`TreeError::Missing`], and those of [`list`].
+#[async_recursion]
 pub async fn remove(env: &Env, volume: &dyn Transact, name: &str) -> Result<(), TreeError> {
     let partition = run(volume, Begin::STRICT, Durability::Synced, async |txn| {
         let partition = Catalogue::require(&*txn).await?.find(name)?.clone();

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -44,6 +45,7 @@ impl Raw {
     /// # Errors
     /// [`TreeError::WrongKind`] for a store, [`TreeError::OfFilesystem`], and those of
     /// [`catalogue::open`].
+    #[async_recursion]
     pub async fn open(volume: Arc<dyn Transact>, name: &str) -> Result<Raw, TreeError> {
         let partition = catalogue::open(&*volume, name).await?;
         if partition.kind != Kind::Raw {

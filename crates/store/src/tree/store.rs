@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use bytes::Bytes;
 use thalweg_env::Env;
 
@@ -96,6 +97,7 @@ impl Store {
     ///
     /// # Errors
     /// [`TreeError::WrongKind`] for a raw partition, and those of [`catalogue::open`].
+    #[async_recursion]
     pub async fn open(
         env: &Env,
         volume: Arc<dyn Transact>,
@@ -481,6 +483,7 @@ impl Store {
     ///
     /// # Errors
     /// [`TreeError::Damaged`] with the first damage found.
+    #[async_recursion]
     pub async fn check(&self) -> Result<Report, TreeError> {
         run(&*self.volume, self.begin_reading(), self.durability, async |txn| {
             check::check(&mut self.work(&*txn)).await

@@ -21,6 +21,7 @@ mod survey;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use async_recursion::async_recursion;
 use thalweg_env::Env;
 use zerocopy::IntoBytes;
 
@@ -111,6 +112,7 @@ impl Chain {
     /// # Errors
     /// [`ChainError::Loss`] when durable entries are lost, unless the caller accepts that; nothing was
     /// written then. [`ChainError::NoLabel`] and others as [`Chain::open`].
+    #[async_recursion]
     pub async fn rebuild(
         env: &Env,
         parts: Parts,

@@ -14,6 +14,7 @@ use crate::block::Lba;
 use crate::tree::error::TreeError;
 use crate::tree::format::{Kind, MIN_BLOCKS, State};
 use crate::txn::{Begin, Durability, Transact, Transaction, run};
+use async_recursion::async_recursion;
 
 /// Blocks of the smallest gap that is used.
 const LEAST: u64 = MIN_BLOCKS;
@@ -47,6 +48,7 @@ pub async fn room(volume: &dyn Transact, names: &[&str]) -> Result<u64, TreeErro
 /// [`TreeError::NoGap`] when there are too few blocks between the partitions; [`TreeError::WrongKind`] for a
 /// hash table, whose directory cannot grow; [`TreeError::Missing`], [`TreeError::Invalid`] when the catalogue
 /// is full, and those of [`super::list`].
+#[async_recursion]
 pub async fn reserve(
     volume: &dyn Transact,
     additions: &[Addition<'_>],

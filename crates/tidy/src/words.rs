@@ -44,7 +44,8 @@ const WORDS: &[Word] = &[
     Word {
         // As a subject: before a verb.
         pattern: r"\bothers (are|were|have|had|may|might|can|could|must|would|should|will|do|did|wait|come|came|see|go|went|share|read|write|keep|hold|held|change|changed|take|took|run|open|need|look|know|commit|make|made|get|got|use)\b|\ball that (is|was|comes|came|follows?|lies)\b",
-        except: "",
+        // "The others" and "these and others" refer to what was named.
+        except: r"(?i)\b(the|most|these) others\b|\w and others\b",
         instead: "name what acts",
     },
     Word { pattern: r"[.;!?] What\b", except: r"\bWhat\b[^.]*\?", instead: "begin with the noun" },
@@ -262,6 +263,7 @@ mod tests {
             "The user's home directory, a home of its own.",
             "A node on the way to the leaf.",
             "One of the others, all that I know.",
+            "Some stay; the others have moved. Caches and others share it.",
             "A module `home` with `somebody` in it; [see](who.md).",
             "Users who mount it, and an administrator who looks.",
             "Who may do what?",

@@ -132,7 +132,11 @@ impl Env {
         push: &Push,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> Task<()> {
-        *push.0.future.lock() = Some(Box::pin(future));
+        *push.0.future.lock() = Some(match self.group() {
+            None => Box::pin(future),
+            // A caller from outside of a killed node must not advance the task either.
+            Some(group) => Box::pin(group.guard(future)),
+        });
         self.spawn(Pushed(push.clone()))
     }
 }

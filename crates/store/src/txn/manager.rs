@@ -665,7 +665,7 @@ impl Transaction for LocalTransaction {
         if self.released.swap(true, Ordering::AcqRel) {
             return Err(TxnError::Ended);
         }
-        let handle = Handle(secret);
+        let handle = Handle(u128::from_le_bytes(secret));
         self.running.touch(self.inner.tick());
         self.inner.registry.lock().release(self.running.id, handle);
         Ok(handle)

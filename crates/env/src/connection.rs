@@ -1,0 +1,127 @@
+//! Byte streams between processes. Code that talks to a peer takes a [`Connector`] or a [`Listener`] and
+//! does not know what is below: a Unix socket, TCP, or a simulated network.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+/// A byte stream in both directions.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for S {}
+
+/// A stream of any kind.
+pub type BoxStream = Box<dyn Stream>;
+
+/// A connection that is being made.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<BoxStream>> + Send + 'a>>;
+
+/// Makes connections to one peer.
+pub trait Connector: fmt::Debug + Send + Sync {
+    /// Makes a connection.
+    ///
+    /// # Errors
+    /// Errors of the system or of the network: the peer cannot be reached.
+    fn connect(&self) -> Connecting<'_>;
+}
+
+/// Accepts connections of peers.
+pub trait Listener: Send + Sync + 'static {
+    /// A connection.
+    type Stream: Stream;
+
+    /// Waits for the next connection. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// Errors of the system. Most concern one connection or pass with time, so a caller goes on.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+/// The listener of a Unix socket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnixConnector(pub PathBuf);
+
+impl Connector for UnixConnector {
+    fn connect(&self) -> Connecting<'_> {
+        Box::pin(async { Ok(Box::new(UnixStream::connect(&self.0).await?) as BoxStream) })
+    }
+}
+
+/// The listener of a TCP port.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TcpConnector(pub SocketAddr);
+
+impl Connector for TcpConnector {
+    fn connect(&self) -> Connecting<'_> {
+        Box::pin(async {
+            let stream = TcpStream::connect(self.0).await?;
+            prepare(&stream)?;
+            Ok(Box::new(stream) as BoxStream)
+        })
+    }
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        Ok(UnixListener::accept(self).await?.0)
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        let (stream, _) = TcpListener::accept(self).await?;
+        prepare(&stream)?;
+        Ok(stream)
+    }
+}
+
+/// Small messages must not wait for acknowledgements of earlier ones, and a peer that lost power must not
+/// hold a connection for ever.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    socket2::SockRef::from(stream).set_keepalive(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn echo(listener: impl Listener, connector: impl Connector) {
+        let peer = async {
+            let mut stream = listener.accept().await.unwrap();
+            let mut byte = [0];
+            stream.read_exact(&mut byte).await.unwrap();
+            stream.write_all(&byte).await.unwrap();
+        };
+        let own = async {
+            let mut stream = connector.connect().await.unwrap();
+            stream.write_all(b"x").await.unwrap();
+            let mut found = Vec::new();
+            stream.read_to_end(&mut found).await.unwrap();
+            assert_eq!(found, b"x");
+        };
+        tokio::join!(peer, own);
+    }
+
+    #[tokio::test]
+    async fn peers_meet_over_tcp_and_over_a_unix_socket() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        echo(listener, TcpConnector(address)).await;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        echo(UnixListener::bind(&path).unwrap(), UnixConnector(path)).await;
+    }
+}

@@ -1,0 +1,153 @@
+//! The tasks of a node.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+/// The tasks of a node.
+#[derive(Default)]
+pub(crate) struct Group {
+    /// The node around this one. Tasks are members of both.
+    outer: Option<Arc<Group>>,
+    killed: AtomicBool,
+    tasks: Mutex<Tasks>,
+    emptied: Notify,
+}
+
+#[derive(Default)]
+struct Tasks {
+    started: u64,
+    /// By the order in which they were started. `None` until the runtime has the task.
+    running: BTreeMap<u64, Option<AbortHandle>>,
+}
+
+impl Group {
+    /// `future` as a task of this group, and what the group needs to kill it.
+    pub(crate) fn member<F>(self: &Arc<Self>, future: F) -> (Member<F>, Ticket) {
+        let groups = std::iter::successors(Some(self), |group| group.outer.as_ref());
+        let ticket = Ticket(groups.map(|group| (group.clone(), group.enter())).collect());
+        (Member { future: self.guard(future), _place: Place(ticket.clone()) }, ticket)
+    }
+
+    /// `future`, which is not polled any more once the group is killed.
+    pub(crate) fn guard<F>(self: &Arc<Self>, future: F) -> Guard<F> {
+        Guard { future: Box::pin(future), group: self.clone() }
+    }
+
+    /// A new group without tasks, inside `outer` if that is given.
+    pub(crate) fn new(outer: Option<Arc<Group>>) -> Arc<Group> {
+        Arc::new(Group { outer, ..Group::default() })
+    }
+
+    /// Tasks that have not ended.
+    pub(crate) fn len(&self) -> usize {
+        self.tasks.lock().running.len()
+    }
+
+    /// Returns when every task has ended and was dropped.
+    pub(crate) async fn gone(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.len() == 0 {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    fn is_killed(&self) -> bool {
+        self.killed.load(Ordering::SeqCst)
+            || self.outer.as_ref().is_some_and(|outer| outer.is_killed())
+    }
+
+    fn enter(&self) -> u64 {
+        let mut tasks = self.tasks.lock();
+        tasks.started += 1;
+        let id = tasks.started;
+        tasks.running.insert(id, None);
+        id
+    }
+
+    fn leave(&self, id: u64) {
+        let mut tasks = self.tasks.lock();
+        tasks.running.remove(&id);
+        if tasks.running.is_empty() {
+            self.emptied.notify_waiters();
+        }
+    }
+
+    pub(crate) fn kill(&self) {
+        self.killed.store(true, Ordering::SeqCst);
+        // A task that is not among these yet finds the group killed when it is attached.
+        let running: Vec<AbortHandle> =
+            self.tasks.lock().running.values().flatten().cloned().collect();
+        running.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Where a task stands in its group and in the groups around that.
+#[derive(Clone)]
+pub(crate) struct Ticket(Arc<[(Arc<Group>, u64)]>);
+
+impl Ticket {
+    /// Has the groups abort the task when they are killed.
+    pub(crate) fn attach(&self, task: &AbortHandle) {
+        for (group, id) in self.0.iter() {
+            // It may have ended already.
+            if let Some(entry) = group.tasks.lock().running.get_mut(id) {
+                *entry = Some(task.clone());
+            }
+            if group.is_killed() {
+                task.abort();
+            }
+        }
+    }
+}
+
+/// Takes a task off its groups when dropped.
+struct Place(Ticket);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.0.iter().for_each(|(group, id)| group.leave(*id));
+    }
+}
+
+/// A task of a group. Its fields are dropped in this order: the task has a place until its future is gone.
+pub(crate) struct Member<F> {
+    future: Guard<F>,
+    _place: Place,
+}
+
+impl<F: Future> Future for Member<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        Pin::new(&mut self.future).poll(cx)
+    }
+}
+
+/// A future that is not polled once its group is killed.
+pub(crate) struct Guard<F> {
+    future: Pin<Box<F>>,
+    group: Arc<Group>,
+}
+
+impl<F: Future> Future for Guard<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        match self.group.is_killed() {
+            // The runtime drops it soon.
+            true => Poll::Pending,
+            false => self.future.as_mut().poll(cx),
+        }
+    }
+}

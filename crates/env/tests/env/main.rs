@@ -1,0 +1,3 @@
+//! The environment under the simulator.
+
+mod node;

@@ -1,0 +1,136 @@
+//! Nodes are killed at once, with every task that they started.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use thalweg_env::{Env, Push};
+use thalweg_sim::runtime;
+use tokio::sync::Notify;
+
+/// Counts a millisecond at a time, for ever.
+async fn tick(env: Env, ticks: Arc<AtomicU64>) {
+    loop {
+        env.sleep(Duration::from_millis(1)).await;
+        ticks.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+const WHILE: Duration = Duration::from_millis(100);
+
+#[test]
+fn a_killed_node_takes_its_detached_tasks_along_and_no_others() {
+    runtime::run(1, |env| async move {
+        let [direct, detached, nested, outside] =
+            std::array::from_fn(|_| Arc::<AtomicU64>::default());
+        let (first, second) = (env.node(), env.node());
+        first.env().spawn(tick(first.env().clone(), direct.clone())).detach();
+        let (inner, inner_ticks) = (first.env().clone(), [detached.clone(), nested.clone()]);
+        // A task that ends, and leaves two behind, one of them started by the other.
+        let starter = first.env().spawn(async move {
+            let [detached, nested] = inner_ticks;
+            let inner2 = inner.clone();
+            inner.spawn(tick(inner.clone(), detached)).detach();
+            inner
+                .spawn(async move {
+                    inner2.spawn(tick(inner2.clone(), nested)).detach();
+                })
+                .detach();
+        });
+        assert_eq!(starter.await, Some(()));
+        second.env().spawn(tick(env.clone(), outside.clone())).detach();
+        env.sleep(WHILE).await;
+        let counts = || [&direct, &detached, &nested].map(|ticks| ticks.load(Ordering::Relaxed));
+        assert!(counts().iter().all(|count| *count > 50), "{:?}", counts());
+        assert_eq!((first.tasks(), second.tasks()), (3, 1));
+
+        first.kill();
+        let (killed, others) = (counts(), outside.load(Ordering::Relaxed));
+        first.gone().await;
+        assert_eq!(first.tasks(), 0);
+        env.sleep(WHILE).await;
+        assert_eq!(counts(), killed);
+        assert!(outside.load(Ordering::Relaxed) > others + 50);
+        drop(second);
+        let dropped = outside.load(Ordering::Relaxed);
+        env.sleep(WHILE).await;
+        assert_eq!(outside.load(Ordering::Relaxed), dropped);
+    });
+}
+
+#[test]
+fn a_task_of_a_killed_node_never_runs_and_ends_without_a_result() {
+    runtime::run(2, |env| async move {
+        let node = env.node();
+        let waiting = node.env().spawn(std::future::pending::<u64>());
+        node.kill();
+        let late = node.env().spawn(async { 7 });
+        assert_eq!((waiting.await, late.await), (None, None));
+        node.gone().await;
+    });
+}
+
+#[test]
+fn a_node_inside_a_node_is_killed_with_it_and_not_the_other_way_round() {
+    runtime::run(3, |env| async move {
+        let outer = env.node();
+        let (one, two) = (outer.env().node(), outer.env().node());
+        let ticks = Arc::<AtomicU64>::default();
+        one.env().spawn(tick(env.clone(), ticks.clone())).detach();
+        two.env().spawn(tick(env.clone(), ticks.clone())).detach();
+        one.kill();
+        one.gone().await;
+        assert_eq!((outer.tasks(), two.tasks()), (1, 1));
+        outer.kill();
+        outer.gone().await;
+        assert_eq!(two.tasks(), 0);
+        let killed = ticks.load(Ordering::Relaxed);
+        env.sleep(WHILE).await;
+        assert_eq!(ticks.load(Ordering::Relaxed), killed);
+    });
+}
+
+/// What a task of the node holds is dropped before the node is gone: a disk of its own can be opened again.
+#[test]
+fn a_node_that_is_gone_holds_nothing() {
+    runtime::run(4, |env| async move {
+        let (node, held) = (env.node(), Arc::new(()));
+        for _ in 0..10 {
+            let (held, env2) = (held.clone(), env.clone());
+            node.env()
+                .spawn(async move {
+                    env2.sleep(WHILE).await;
+                    drop(held);
+                })
+                .detach();
+        }
+        assert_eq!(Arc::strong_count(&held), 11);
+        node.kill();
+        node.gone().await;
+        assert_eq!(Arc::strong_count(&held), 1);
+    });
+}
+
+#[test]
+fn a_push_does_not_advance_a_task_of_a_killed_node() {
+    runtime::run(5, |env| async move {
+        let (node, push, wanted) = (env.node(), Push::default(), Arc::new(Notify::new()));
+        let done = Arc::<AtomicU64>::default();
+        let task = node.env().spawn_pushed(&push, {
+            let (wanted, done) = (wanted.clone(), done.clone());
+            async move {
+                loop {
+                    wanted.notified().await;
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        env.sleep(WHILE).await;
+        push.push(|| wanted.notify_one());
+        assert_eq!(done.load(Ordering::Relaxed), 1);
+        node.kill();
+        push.push(|| wanted.notify_one());
+        assert_eq!(done.load(Ordering::Relaxed), 1);
+        assert_eq!(task.await, None);
+    });
+}

@@ -4,12 +4,12 @@
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
 use thalweg_ipc::protocol::{
-    Answer, MAX_ANSWER_PAYLOAD, MAX_REQUEST_PAYLOAD, Request, Welcome, check_hello, decode, encode,
+    Answer, HELLO, MAX_ANSWER_PAYLOAD, MAX_REQUEST_PAYLOAD, Request, Welcome, decode, encode,
 };
 
 fuzz_target!(|data: &[u8]| {
     if let Some(hello) = data.first_chunk() {
-        check_hello(hello).ok();
+        HELLO.check(hello).ok();
     }
     let mut input = BytesMut::from(data);
     while let Ok(Some(frame)) = decode::<Request>(&mut input, MAX_REQUEST_PAYLOAD) {

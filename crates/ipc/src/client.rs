@@ -18,29 +18,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
-use parking_lot::Mutex;
-use thalweg_env::{Env, HashMap, Task};
+use bytes::Bytes;
+use thalweg_env::{Env, Task};
+use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
+use thalweg_net::frame;
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
 
 use self::transaction::RemoteTransaction;
-use crate::output::Output;
-use crate::protocol::{
-    self, Answer, Frame, HELLO, MAX_ANSWER_PAYLOAD, Request, UNANSWERED, Welcome,
-};
-use crate::socket::{self, SOCKET};
+use crate::protocol::{Answer, HELLO, MAX_ANSWER_PAYLOAD, Request, Welcome};
+use crate::{SOCKET, socket};
 
-/// Bytes that are read from the socket at once.
-const READ: usize = 256 << 10;
 /// Time within which a server must send its hello.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Queued bytes above which unanswered requests leave by themselves.
-const CORK: usize = 64 << 10;
-/// Maximum number of queued bytes while the server does not read.
-const MAX_QUEUED: usize = 256 << 20;
+/// The client's side of a connection.
+fn limits() -> Limits {
+    Limits { read: 256 << 10, payload: MAX_ANSWER_PAYLOAD, ..Limits::default() }
+}
 
 /// A volume behind a socket. Clones share the connection; it ends with the last clone and the last of its
 /// transactions.
@@ -74,31 +68,29 @@ impl Connection {
     /// connections.
     pub async fn over(env: &Env, mut stream: UnixStream) -> Result<Connection, TxnError> {
         let greeted = env.timeout(PATIENCE, greet(&mut stream)).await;
-        let (ready, input) =
+        let welcome =
             greeted.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(lost)?;
-        let Welcome::Ready { blocks, max_writes } = ready else {
+        let Welcome::Ready { blocks, max_writes } = welcome else {
             return Err(TxnError::Disconnected(
                 "it has its maximum of connections; try again later".to_owned(),
             ));
         };
-        let stream = Arc::new(stream);
-        let output = Arc::new(Output::new(stream.clone()));
-        let waiting = Arc::new(Mutex::new(Waiting::default()));
-        let writing = output.clone();
-        let reading = (output.clone(), waiting.clone());
-        let tasks = [
-            env.spawn(async move { writing.run().await }),
-            env.spawn(async move { receive(&stream, input, &reading.0, &reading.1).await }),
-        ];
+        let (reader, writer) = stream.into_split();
+        let channel = Channel::new(env, Side::Connecting, limits(), writer);
+        let receiving = channel.clone();
+        let receiver = env.spawn(async move {
+            if let Err(error) = receiving.run(reader, &NoCalls).await {
+                tracing::debug!(%error, "the connection to a volume's server failed");
+            }
+        });
         Ok(Connection {
             link: Arc::new(Link {
-                output,
-                waiting,
+                channel,
                 blocks: blocks.into(),
                 max_writes: usize::try_from(max_writes).unwrap_or(usize::MAX),
                 transactions: 0.into(),
                 contention: Contention::new(env),
-                _tasks: tasks,
+                _receiver: receiver,
             }),
         })
     }
@@ -152,67 +144,33 @@ fn unexpected() -> TxnError {
     TxnError::Disconnected("it sent an answer without a request".to_owned())
 }
 
-async fn greet(stream: &mut UnixStream) -> io::Result<(Welcome, BytesMut)> {
-    stream.write_all(&protocol::hello()).await?;
-    let mut hello = [0; HELLO];
-    stream.read_exact(&mut hello).await?;
-    protocol::check_hello(&hello).map_err(io::Error::other)?;
-    let mut input = BytesMut::new();
-    loop {
-        if let Some(frame) = protocol::decode(&mut input, 0).map_err(io::Error::other)? {
-            return Ok((frame.message, input));
-        }
-        if stream.read_buf(&mut input).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-    }
+fn disconnected(error: CallError) -> TxnError {
+    TxnError::Disconnected(error.to_string())
 }
 
-type Answered = Result<(Answer, Bytes), TxnError>;
-
-/// Callers that wait for an answer.
-#[derive(Debug, Default)]
-struct Waiting {
-    last: u64,
-    callers: HashMap<u64, oneshot::Sender<Answered>>,
-    /// Why no more answers come.
-    lost: Option<String>,
+async fn greet(stream: &mut UnixStream) -> io::Result<Welcome> {
+    HELLO.exchange(stream).await?;
+    match frame::read(stream, 0).await? {
+        Some(frame) => Ok(frame.message),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 /// The state that the transactions of a connection share.
 #[derive(Debug)]
 struct Link {
-    output: Arc<Output>,
-    waiting: Arc<Mutex<Waiting>>,
+    channel: Channel,
     blocks: AtomicU64,
     max_writes: usize,
     transactions: AtomicU64,
     contention: Contention,
-    _tasks: [Task<()>; 2],
+    _receiver: Task<()>,
 }
 
 impl Link {
     /// Sends a request, and waits for the answer.
     async fn ask(&self, request: &Request) -> Result<(Answer, Bytes), TxnError> {
-        let (sender, answer) = oneshot::channel();
-        let is_alone = {
-            let mut waiting = self.waiting.lock();
-            if let Some(why) = &waiting.lost {
-                return Err(TxnError::Disconnected(why.clone()));
-            }
-            waiting.last += 1;
-            let id = waiting.last;
-            waiting.callers.insert(id, sender);
-            // Under the lock, so that requests leave in the order of their numbers.
-            self.output.push(id, request, &[]);
-            waiting.callers.len() == 1
-        };
-        match is_alone {
-            true => self.output.flush(),
-            // Other callers are about to wait, too: one write carries all requests.
-            false => self.output.flush_soon(),
-        }
-        match answer.await.unwrap_or_else(|_| Err(unexpected()))? {
+        match self.channel.call(request, &[]).await.map_err(disconnected)? {
             (Answer::Failed(error), _) => Err(error.into()),
             answered => Ok(answered),
         }
@@ -220,68 +178,6 @@ impl Link {
 
     /// Queues an unanswered request.
     fn tell(&self, request: &Request, payload: &[Bytes]) -> Result<(), TxnError> {
-        if let Some(why) = &self.waiting.lock().lost {
-            return Err(TxnError::Disconnected(why.clone()));
-        }
-        let queued = self.output.pending();
-        if queued > MAX_QUEUED {
-            return Err(TxnError::Disconnected("it does not read its requests".to_owned()));
-        }
-        self.output.push(UNANSWERED, request, payload);
-        if queued > CORK {
-            self.output.flush_soon();
-        }
-        Ok(())
+        self.channel.tell(request, payload).map_err(disconnected)
     }
-}
-
-/// Passes answers to their callers until the server closes the connection.
-async fn receive(
-    stream: &UnixStream,
-    mut input: BytesMut,
-    output: &Output,
-    waiting: &Mutex<Waiting>,
-) {
-    let why = loop {
-        match take_all(&mut input, waiting) {
-            Err(error) => break error.to_string(),
-            Ok(()) => input.reserve(READ),
-        }
-        if let Err(error) = stream.readable().await {
-            break error.to_string();
-        }
-        match stream.try_read_buf(&mut input) {
-            Ok(0) => break "it closed the connection".to_owned(),
-            Ok(_) => {}
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) => {}
-            Err(error) => break error.to_string(),
-        }
-    };
-    output.close();
-    let callers = {
-        let mut waiting = waiting.lock();
-        waiting.lost = Some(why.clone());
-        std::mem::take(&mut waiting.callers)
-    };
-    for (_, caller) in callers {
-        // A caller that was dropped needs no answer.
-        let _ = caller.send(Err(TxnError::Disconnected(why.clone())));
-    }
-}
-
-fn take_all(input: &mut BytesMut, waiting: &Mutex<Waiting>) -> io::Result<()> {
-    while let Some(frame) =
-        protocol::decode::<Answer>(input, MAX_ANSWER_PAYLOAD).map_err(io::Error::other)?
-    {
-        let Frame { id, message, payload } = frame;
-        let caller = waiting.lock().callers.remove(&id);
-        let caller =
-            caller.ok_or_else(|| io::Error::other("it sent an answer without a request"))?;
-        let _ = caller.send(Ok((message, payload)));
-    }
-    Ok(())
 }

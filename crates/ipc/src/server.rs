@@ -7,28 +7,22 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashMap, Task};
+use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
+use thalweg_net::serving::{Reply, Serving};
 use thalweg_store::block::Lba;
 use thalweg_store::device::FrameBuf;
 use thalweg_store::txn::{Client, Transact, Transaction, TransactionManager, TxnError};
-use tokio::io::AsyncReadExt;
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::UnixStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::output::Output;
-use crate::protocol::{
-    self, Answer, Frame, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome,
-};
-use crate::socket::{self, SOCKET};
+use crate::protocol::{Answer, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome};
+use crate::{SOCKET, socket};
 
-/// Bytes that are read from a socket at once.
-const READ: usize = 128 << 10;
 /// The part of a connection's budget that a request takes, beside the blocks that it reads.
 const REQUEST_COST: u64 = 1;
 
@@ -66,6 +60,7 @@ const BACKLOG: u32 = 128;
 pub struct Server {
     path: PathBuf,
     _accept: Task<()>,
+    _stop: watch::Sender<bool>,
 }
 
 impl Drop for Server {
@@ -89,96 +84,63 @@ impl Server {
         config: Config,
     ) -> io::Result<Server> {
         let listener = socket::listen(folder, SOCKET, BACKLOG)?;
-        let host =
-            Arc::new(Host { env: env.clone(), manager: manager.clone(), config, open: 0.into() });
-        Ok(Server { path: folder.join(SOCKET), _accept: env.spawn(accept(host, listener)) })
+        let host = Arc::new(Host { env: env.clone(), manager: manager.clone(), config });
+        let seats =
+            Arc::new(Semaphore::new(host.config.max_connections.min(Semaphore::MAX_PERMITS)));
+        let (stop, stopped) = watch::channel(false);
+        let accept = async move {
+            thalweg_net::accept(&host.env, listener, stopped, |stream| {
+                let (host, seat) = (host.clone(), seats.clone().try_acquire_owned().ok());
+                Some(host.env.clone().spawn(async move {
+                    if let Err(error) = converse(&host, stream, seat).await {
+                        tracing::debug!(%error, "a connection for transactions failed");
+                    }
+                }))
+            })
+            .await;
+        };
+        Ok(Server { path: folder.join(SOCKET), _accept: env.spawn(accept), _stop: stop })
     }
 }
 
-/// What the connections of a server share.
+/// The state that the connections of a server share.
 struct Host {
     env: Env,
     manager: TransactionManager,
     config: Config,
-    open: AtomicUsize,
 }
 
-async fn accept(host: Arc<Host>, listener: UnixListener) {
-    let mut conversations: Vec<Task<()>> = Vec::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                conversations.retain(|task| !task.is_finished());
-                let host2 = host.clone();
-                conversations.push(host.env.spawn(async move {
-                    if let Err(error) = converse(&host2, stream).await {
-                        tracing::debug!(%error, "a connection for transactions failed");
-                    }
-                }));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection for transactions");
-                host.env.sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-/// A seat among the connections.
-struct Seat<'a>(&'a AtomicUsize);
-
-impl<'a> Seat<'a> {
-    fn take(open: &'a AtomicUsize, most: usize) -> Option<Seat<'a>> {
-        let seat = Seat(open);
-        (open.fetch_add(1, Ordering::Relaxed) < most).then_some(seat)
-    }
-}
-
-impl Drop for Seat<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-async fn converse(host: &Arc<Host>, mut stream: UnixStream) -> io::Result<()> {
-    let seat = Seat::take(&host.open, host.config.max_connections);
-    let greeted = host.env.timeout(host.config.patience, greet(&mut stream)).await;
+/// A connection from its hello to its end. Without a seat it is refused.
+async fn converse(
+    host: &Host,
+    mut stream: UnixStream,
+    seat: Option<OwnedSemaphorePermit>,
+) -> io::Result<()> {
+    let greeted = host.env.timeout(host.config.patience, HELLO.exchange(&mut stream)).await;
     greeted.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))?;
-    let stream = Arc::new(stream);
-    let output = Arc::new(Output::new(stream.clone()));
-    let writing = output.clone();
-    let _writer = host.env.spawn(async move { writing.run().await });
+    let (reader, writer) = stream.into_split();
+    let limits =
+        Limits { payload: MAX_REQUEST_PAYLOAD, unread: host.config.unread, ..Limits::default() };
+    let channel = Channel::new(&host.env, Side::Accepting, limits, writer);
+    let welcome = match &seat {
+        None => Welcome::Busy,
+        Some(_) => Welcome::Ready {
+            blocks: host.manager.client().blocks(),
+            max_writes: host.manager.options().max_writes as u64,
+        },
+    };
+    channel.tell(&welcome, &[]).map_err(io::Error::other)?;
+    channel.flush_soon();
     if seat.is_none() {
-        output.push(UNANSWERED, &Welcome::Busy, &[]);
-        output.flush_soon();
-        output.wait_below(0).await;
+        channel.shutdown().await;
         return Ok(());
     }
-    let ready = Welcome::Ready {
-        blocks: host.manager.client().blocks(),
-        max_writes: host.manager.options().max_writes as u64,
-    };
-    output.push(UNANSWERED, &ready, &[]);
-    output.flush_soon();
     let connection = Connection {
-        env: host.env.clone(),
         client: host.manager.client(),
-        output: output.clone(),
-        budget: Arc::new(Semaphore::new(host.config.budget as usize)),
-        config: &host.config,
+        serving: Serving::new(&host.env, channel.clone(), host.config.budget),
         transactions: Arc::default(),
     };
-    let result = connection.run(&stream).await;
-    output.close();
-    result
-}
-
-async fn greet(stream: &mut UnixStream) -> io::Result<()> {
-    use tokio::io::AsyncWriteExt;
-    stream.write_all(&protocol::hello()).await?;
-    let mut hello = [0; HELLO];
-    stream.read_exact(&mut hello).await?;
-    protocol::check_hello(&hello).map_err(io::Error::other)
+    channel.run(reader, &connection).await
 }
 
 /// A transaction of a connection.
@@ -213,68 +175,39 @@ impl Entry {
 
 type Entries = Arc<Mutex<HashMap<u64, Arc<Entry>>>>;
 
-/// An answer and its payload.
-type Answered = Result<(Answer, Vec<Bytes>), TxnError>;
+/// An answer and its payload, or an error.
+type Answered = Result<Reply<Answer>, TxnError>;
 
 fn done(answer: Answer) -> Answered {
     Ok((answer, Vec::new()))
 }
 
 /// A connection.
-struct Connection<'a> {
-    env: Env,
+struct Connection {
     client: Client,
-    output: Arc<Output>,
-    budget: Arc<Semaphore>,
-    config: &'a Config,
+    serving: Serving,
     transactions: Entries,
 }
 
-impl fmt::Debug for Connection<'_> {
+impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").finish_non_exhaustive()
     }
 }
 
-impl Drop for Connection<'_> {
+impl Drop for Connection {
     fn drop(&mut self) {
         // A running request keeps its transaction until the request is done; no new request begins.
         self.transactions.lock().clear();
     }
 }
 
-impl Connection<'_> {
-    /// Answers requests until the client hangs up.
-    async fn run(&self, stream: &UnixStream) -> io::Result<()> {
-        let mut input = BytesMut::new();
-        loop {
-            input.reserve(READ);
-            stream.readable().await?;
-            match stream.try_read_buf(&mut input) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-                {
-                    continue;
-                }
-                Err(error) => return Err(error),
-            }
-            while let Some(frame) =
-                protocol::decode(&mut input, MAX_REQUEST_PAYLOAD).map_err(io::Error::other)?
-            {
-                self.take(frame).await?;
-            }
-            self.output.flush();
-            self.output.wait_below(self.config.unread).await;
-        }
-    }
-
-    /// Carries out a request, or starts it.
-    async fn take(&self, frame: Frame<Request>) -> io::Result<()> {
-        let Frame { id, message, payload } = frame;
+impl Handler for Connection {
+    async fn handle(&self, call: Incoming) -> io::Result<()> {
+        let request = call.decode().map_err(io::Error::other)?;
+        let Incoming { id, payload, .. } = call;
         let refused = || io::Error::other("invalid request: its kind does not allow its number");
-        match message {
+        match request {
             Request::Write { .. }
             | Request::Discard { .. }
             | Request::Mark { .. }
@@ -319,7 +252,7 @@ impl Connection<'_> {
                     }
                     done(Answer::Done)
                 };
-                self.answer(id, REQUEST_COST, Box::pin(ending)).await;
+                self.answer(id, REQUEST_COST, ending).await;
                 Ok(())
             }
             _ if id == UNANSWERED => Err(refused()),
@@ -347,7 +280,7 @@ impl Connection<'_> {
                     usable.unwrap_or(Err(TxnError::Ended))?.commit(durability).await?;
                     done(Answer::Done)
                 };
-                self.answer(id, REQUEST_COST, Box::pin(committing)).await;
+                self.answer(id, REQUEST_COST, committing).await;
                 Ok(())
             }
             Request::Release { txn } => {
@@ -356,7 +289,9 @@ impl Connection<'_> {
             }
         }
     }
+}
 
+impl Connection {
     fn entry(&self, txn: u64) -> Result<Arc<Entry>, TxnError> {
         self.transactions.lock().get(&txn).cloned().ok_or(TxnError::Ended)
     }
@@ -406,7 +341,7 @@ impl Connection<'_> {
                 }
             }
         };
-        self.answer(id, REQUEST_COST, Box::pin(starting)).await;
+        self.answer(id, REQUEST_COST, starting).await;
     }
 
     async fn read(&self, id: u64, txn: u64, lba: u64, count: u64) {
@@ -420,7 +355,7 @@ impl Connection<'_> {
             let blocks = entry?.usable()?.read_run(Lba(lba), count).await?;
             Ok((Answer::Blocks, blocks))
         };
-        self.answer(id, cost, Box::pin(reading)).await;
+        self.answer(id, cost, reading).await;
     }
 
     async fn release(&self, id: u64, txn: u64) {
@@ -431,45 +366,19 @@ impl Connection<'_> {
             entries.lock().remove(&txn);
             done(Answer::Released(handle))
         };
-        self.answer(id, REQUEST_COST, Box::pin(releasing)).await;
+        self.answer(id, REQUEST_COST, releasing).await;
     }
 
-    /// Sends the answer when `work` is done; most work is done at the first poll.
-    async fn answer(&self, id: u64, cost: u64, mut work: BoxFuture<'static, Answered>) {
-        let permit = self.afford(cost).await;
-        match futures::poll!(&mut work) {
-            std::task::Poll::Ready(answered) => push(&self.output, id, answered),
-            std::task::Poll::Pending => {
-                let output = self.output.clone();
-                let task = self.env.spawn(async move {
-                    let answered = work.await;
-                    push(&output, id, answered);
-                    output.flush_soon();
-                    drop(permit);
-                });
-                // Work that has begun runs to its end when the client disconnects.
-                task.detach();
-            }
-        }
-    }
-
-    /// Waits until the connection's budget covers `cost`.
-    async fn afford(&self, cost: u64) -> Option<OwnedSemaphorePermit> {
-        let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.config.budget);
-        if let Ok(permit) = self.budget.clone().try_acquire_many_owned(cost) {
-            return Some(permit);
-        }
-        self.output.flush();
-        self.budget.clone().acquire_many_owned(cost).await.ok()
-    }
-}
-
-fn push(output: &Output, id: u64, answered: Answered) {
-    if id == UNANSWERED {
-        return;
-    }
-    match answered {
-        Ok((answer, payload)) => output.push(id, &answer, &payload),
-        Err(error) => output.push(id, &Answer::Failed(error.into()), &[]),
+    /// Sends the answer when `work` is done.
+    async fn answer(
+        &self,
+        id: u64,
+        cost: u64,
+        work: impl Future<Output = Answered> + Send + 'static,
+    ) {
+        let replying = async move {
+            work.await.unwrap_or_else(|error| (Answer::Failed(error.into()), Vec::new()))
+        };
+        self.serving.answer(id, cost, Box::pin(replying)).await;
     }
 }

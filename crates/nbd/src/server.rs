@@ -1,19 +1,19 @@
 //! The server: exports, listeners, shutdown.
 
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
+use thalweg_env::connection::{Listener, Stream};
 use thalweg_env::{Env, Task};
+use thalweg_net::accept::signalled;
 use thalweg_store::block::StoreError;
 use thalweg_store::volume::VolumeRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::server::TlsStream;
 
@@ -23,9 +23,6 @@ use crate::handshake::{Agreement, HandshakeError, Negotiation, Outcome, Security
 use crate::socket::{self, SocketFile, UnixSocketOptions};
 use crate::stats::ServerStats;
 use crate::tls::TlsConfig;
-
-/// Pause after a failed accept: a cause such as the limit of open files rarely passes at once.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
@@ -188,7 +185,7 @@ impl Server {
         tls: Option<TlsConfig>,
     ) -> Result<(), ServerError> {
         let (listener, file) = socket::bind(&self.shared.env, path, options)?;
-        self.start(Unix { listener, _file: file }, tls);
+        self.start(Unix { listener, _file: file }, &self.shared.unix_slots, tls);
         Ok(())
     }
 
@@ -205,13 +202,19 @@ impl Server {
         let fail = |source| ServerError::Tcp { address, source };
         let listener = TcpListener::bind(address).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
-        self.start(listener, tls);
+        self.start(listener, &self.shared.tcp_slots, tls);
         Ok(address)
     }
 
-    fn start<A: Accept>(&self, listener: A, tls: Option<TlsConfig>) {
-        let task = self.shared.env.spawn(accept_all(self.shared.clone(), listener, tls));
-        self.listeners.lock().push(task);
+    /// Starts to accept connections, each of which takes one of `slots`.
+    fn start<L: Listener>(&self, listener: L, slots: &Arc<Semaphore>, tls: Option<TlsConfig>) {
+        let (shared, slots) = (self.shared.clone(), slots.clone());
+        let accepting = async move {
+            let stop = shared.stop.subscribe();
+            let admit = |stream| admit(&shared, &slots, stream, &tls);
+            thalweg_net::accept(&shared.env, listener, stop, admit).await;
+        };
+        self.listeners.lock().push(self.shared.env.spawn(accepting));
     }
 
     /// Stops accepting, lets requests in flight finish within the grace, closes all connections,
@@ -241,16 +244,6 @@ async fn flush(served: &Served) -> Result<(), ServerError> {
     served.volume().flush().await.map_err(|source| ServerError::Flush { name, source })
 }
 
-/// A listener of one kind.
-trait Accept: Send + 'static {
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-
-    /// The slots that connections of this kind share.
-    fn slots(shared: &Shared) -> &Arc<Semaphore>;
-
-    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-}
-
 /// The fields are dropped in this order: the socket's name is removed while the listener still listens. A
 /// name without a listener is a dead server's, and another server may replace it at any moment.
 struct Unix {
@@ -258,67 +251,21 @@ struct Unix {
     listener: UnixListener,
 }
 
-impl Accept for Unix {
+impl Listener for Unix {
     type Stream = UnixStream;
 
-    fn slots(shared: &Shared) -> &Arc<Semaphore> {
-        &shared.unix_slots
-    }
-
     async fn accept(&self) -> io::Result<UnixStream> {
-        Ok(self.listener.accept().await?.0)
+        Listener::accept(&self.listener).await
     }
-}
-
-impl Accept for TcpListener {
-    type Stream = TcpStream;
-
-    fn slots(shared: &Shared) -> &Arc<Semaphore> {
-        &shared.tcp_slots
-    }
-
-    async fn accept(&self) -> io::Result<TcpStream> {
-        let (stream, _) = TcpListener::accept(self).await?;
-        // Small replies must not wait for acknowledgements of earlier ones, and a peer that lost power must
-        // not hold a connection for ever.
-        stream.set_nodelay(true)?;
-        socket2::SockRef::from(&stream).set_keepalive(true)?;
-        Ok(stream)
-    }
-}
-
-/// Accepts connections until the server stops, then waits for the open connections.
-async fn accept_all<A: Accept>(shared: Arc<Shared>, listener: A, tls: Option<TlsConfig>) {
-    let mut stop = shared.stop.subscribe();
-    let mut connections: FuturesUnordered<Task<()>> = FuturesUnordered::new();
-    loop {
-        tokio::select! {
-            biased;
-            () = signalled(&mut stop) => break,
-            Some(_) = connections.next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok(stream) => connections.extend(admit(&shared, A::slots(&shared), stream, &tls)),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    shared.env.sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    drop(listener);
-    while connections.next().await.is_some() {}
 }
 
 /// Starts a connection's task if there is a slot for it.
-fn admit<S>(
+fn admit<S: Stream>(
     shared: &Arc<Shared>,
     slots: &Arc<Semaphore>,
     stream: S,
     tls: &Option<TlsConfig>,
-) -> Option<Task<()>>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+) -> Option<Task<()>> {
     let Ok(slot) = slots.clone().try_acquire_owned() else {
         shared.stats.connections_refused.add(1);
         let refused = shared.stats.connections_refused.get();
@@ -473,9 +420,4 @@ async fn stopped(mut server: watch::Receiver<bool>, mut export: watch::Receiver<
         () = signalled(&mut server) => {}
         () = signalled(&mut export) => {}
     }
-}
-
-/// Returns when the signal is given, or its sender is dropped.
-async fn signalled(stop: &mut watch::Receiver<bool>) {
-    let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -8,9 +8,6 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
-/// The name of the socket for transactions in a volume's folder.
-pub const SOCKET: &str = "txn.sock";
-
 /// A socket's address is at most 107 bytes long, and the path of a folder may be longer: the address refers
 /// to the folder by a descriptor.
 struct Address {
@@ -79,8 +76,10 @@ mod tests {
 
     use super::*;
 
+    const SOCKET: &str = "test.sock";
+
     #[tokio::test]
-    async fn who_waits_for_a_listener_that_ends_finds_nobody() {
+    async fn a_client_in_the_queue_of_a_listener_that_ends_finds_no_server() {
         let folder = tempfile::tempdir().unwrap();
         let listener = listen(folder.path(), SOCKET, 1).unwrap();
         let mut connecting = Box::pin(connect(folder.path(), SOCKET));

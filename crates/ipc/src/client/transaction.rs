@@ -51,7 +51,7 @@ impl Drop for RemoteTransaction {
         if !self.ended.load(Ordering::Acquire)
             && self.link.tell(&Request::Abort { txn: self.txn }, &[]).is_ok()
         {
-            self.link.output.flush_soon();
+            self.link.channel.flush_soon();
         }
     }
 }

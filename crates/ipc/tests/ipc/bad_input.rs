@@ -64,14 +64,14 @@ async fn garbage_ends_the_connection_that_sent_it() {
 #[tokio::test]
 async fn a_hello_of_another_kind_is_refused_on_both_sides() {
     let rig = Rig::new();
-    let mut other = protocol::hello();
-    other[8..].copy_from_slice(&(protocol::VERSION + 1).to_le_bytes());
+    let mut other = protocol::HELLO.encode();
+    other[8..].copy_from_slice(&(protocol::HELLO.version + 1).to_le_bytes());
     for hello in [*b"GET / HTTP/1", other] {
         let mut stream = socket::connect(rig.folder.path(), SOCKET).await.unwrap().unwrap();
         stream.write_all(&hello).await.unwrap();
         let mut said = Vec::new();
         stream.read_to_end(&mut said).await.unwrap();
-        assert_eq!(said, protocol::hello());
+        assert_eq!(said, protocol::HELLO.encode());
         let (near, mut far) = tokio::net::UnixStream::pair().unwrap();
         far.write_all(&hello).await.unwrap();
         let refused = Connection::over(&rig.env, near).await;
@@ -86,7 +86,7 @@ async fn who_says_nothing_is_not_waited_for() {
     let mut stream = socket::connect(rig.folder.path(), SOCKET).await.unwrap().unwrap();
     let mut said = Vec::new();
     stream.read_to_end(&mut said).await.unwrap();
-    assert_eq!(said, protocol::hello());
+    assert_eq!(said, protocol::HELLO.encode());
 }
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn a_server_that_answers_nonsense_is_left() {
     }
     for answer in answers {
         let (near, mut far) = tokio::net::UnixStream::pair().unwrap();
-        let mut welcome = BytesMut::from(&protocol::hello()[..]);
+        let mut welcome = BytesMut::from(&protocol::HELLO.encode()[..]);
         let ready = protocol::Welcome::Ready { blocks: 9, max_writes: 9 };
         protocol::encode(0, &ready, 0, &mut welcome);
         far.write_all(&welcome).await.unwrap();

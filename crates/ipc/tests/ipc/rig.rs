@@ -50,10 +50,7 @@ impl Rig {
     pub(crate) async fn raw(&self) -> Raw {
         let stream = socket::connect(self.folder.path(), SOCKET).await.unwrap().unwrap();
         let mut raw = Raw { stream, input: BytesMut::new() };
-        raw.stream.write_all(&protocol::hello()).await.unwrap();
-        let mut hello = [0; protocol::HELLO];
-        raw.stream.read_exact(&mut hello).await.unwrap();
-        protocol::check_hello(&hello).unwrap();
+        protocol::HELLO.exchange(&mut raw.stream).await.unwrap();
         assert!(matches!(raw.frame::<Welcome>().await, Some(Frame { id: 0, .. })));
         raw
     }

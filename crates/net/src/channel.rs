@@ -1,0 +1,366 @@
+//! Calls and answers, in both directions over one connection.
+//!
+//! Calls have numbers, and an answer carries the number of its call. Those of the side that connected count
+//! from 1, those of the other side from 2^63 + 1, so that a number says whether a frame is a call or an
+//! answer. The number 0 is a call that is not answered. Answers come in any order.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thalweg_env::{Env, HashMap, Task};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::sync::{Notify, oneshot};
+
+use crate::frame::{self, FrameError, RawFrame};
+use crate::output::Output;
+
+/// The number of a call that is not answered.
+pub const UNANSWERED: u64 = 0;
+/// The bit of the numbers of the accepting side's calls.
+const ACCEPTOR: u64 = 1 << 63;
+
+/// Which side of a connection a channel is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// The side that connected.
+    Connecting,
+    /// The side that accepted the connection.
+    Accepting,
+}
+
+impl Side {
+    fn numbers(self) -> u64 {
+        match self {
+            Side::Connecting => 0,
+            Side::Accepting => ACCEPTOR,
+        }
+    }
+
+    /// Whether a received frame with this number is an answer to a call of this side.
+    fn is_answer(self, id: u64) -> bool {
+        id != UNANSWERED && id & ACCEPTOR == self.numbers()
+    }
+}
+
+/// Limits of one side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes that are read from the stream at once.
+    pub read: usize,
+    /// Longest payload of a received frame in bytes. A longer one ends the connection.
+    pub payload: usize,
+    /// Unwritten bytes above which no further calls are read: the peer does not read its answers.
+    pub unread: usize,
+    /// Unwritten bytes above which unanswered calls leave by themselves.
+    pub cork: usize,
+    /// Unwritten bytes above which calls fail.
+    pub queued: usize,
+    /// Calls without an answer above which calls fail, those whose deadline has passed included.
+    pub calls: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            read: 128 << 10,
+            payload: 1 << 20,
+            unread: 16 << 20,
+            cork: 64 << 10,
+            queued: 256 << 20,
+            calls: 1 << 16,
+        }
+    }
+}
+
+/// Why a call has no answer.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CallError {
+    /// The connection is lost, for this reason. Whether the peer carried out the call is unknown.
+    #[error("{0}")]
+    Lost(String),
+    /// The peer did not answer in time, and may still carry out the call. The connection goes on.
+    #[error("it did not answer within {} ms", .0.as_millis())]
+    Late(Duration),
+    /// Too much is under way already. The call was not sent.
+    #[error("{0}")]
+    Overloaded(&'static str),
+}
+
+/// A call of the peer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Incoming {
+    /// Its number, [`UNANSWERED`] if it wants no answer.
+    pub id: u64,
+    /// The call, in postcard.
+    pub message: Bytes,
+    /// What comes with it. A slice of the receive buffer, which it keeps in memory.
+    pub payload: Bytes,
+}
+
+impl Incoming {
+    /// Decodes the call.
+    ///
+    /// # Errors
+    /// [`FrameError::Message`].
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
+        frame::message_of(&self.message)
+    }
+}
+
+/// Carries out the calls of a peer.
+pub trait Handler: Send + Sync {
+    /// Carries out a call, or starts it. No further call is read until this returns: so a handler applies
+    /// backpressure.
+    ///
+    /// # Errors
+    /// An error ends the connection.
+    fn handle(&self, call: Incoming) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+/// Refuses calls: for a side that only makes some.
+#[derive(Clone, Copy, Debug)]
+pub struct NoCalls;
+
+impl Handler for NoCalls {
+    async fn handle(&self, _call: Incoming) -> io::Result<()> {
+        Err(io::Error::other("it sent an answer without a request"))
+    }
+}
+
+type Answered = Result<(Bytes, Bytes), CallError>;
+
+/// The calls of this side.
+#[derive(Debug, Default)]
+struct Calls {
+    last: u64,
+    /// The callers of the calls without an answer. A caller may be gone.
+    waiting: HashMap<u64, oneshot::Sender<Answered>>,
+    /// Why no further call is sent.
+    over: Option<String>,
+}
+
+/// One side of a connection. Clones are the same side; the connection ends with the last of them.
+#[derive(Clone)]
+pub struct Channel {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    side: Side,
+    limits: Limits,
+    output: Arc<Output>,
+    calls: Mutex<Calls>,
+    /// A call was answered.
+    answered: Notify,
+    _writer: Task<()>,
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel").field("side", &self.shared.side).finish_non_exhaustive()
+    }
+}
+
+impl Channel {
+    /// A channel that sends to `writer`. [`Channel::run`] receives.
+    pub fn new(
+        env: &Env,
+        side: Side,
+        limits: Limits,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+    ) -> Channel {
+        let output = Arc::new(Output::new(Box::new(writer)));
+        let writing = output.clone();
+        let _writer = env.spawn(async move { writing.run().await });
+        let (calls, answered) = Default::default();
+        Channel { shared: Arc::new(Shared { side, limits, output, calls, answered, _writer }) }
+    }
+
+    /// Makes a call and waits for the answer. Dropping the future does not stop the peer.
+    ///
+    /// # Errors
+    /// [`CallError::Lost`], [`CallError::Overloaded`].
+    pub async fn call<C: Serialize, A: DeserializeOwned>(
+        &self,
+        call: &C,
+        payload: &[Bytes],
+    ) -> Result<(A, Bytes), CallError> {
+        let shared = &self.shared;
+        let (sender, answer) = oneshot::channel();
+        let is_alone = {
+            let mut calls = shared.calls.lock();
+            self.check(&calls)?;
+            if calls.waiting.len() >= shared.limits.calls {
+                return Err(CallError::Overloaded("it does not answer its calls"));
+            }
+            calls.last += 1;
+            let id = shared.side.numbers() | calls.last;
+            calls.waiting.insert(id, sender);
+            // Under the lock, so that calls leave in the order of their numbers.
+            shared.output.push(id, call, payload);
+            calls.waiting.len() == 1
+        };
+        match is_alone {
+            true => shared.output.flush(),
+            // Other callers are about to wait, too: one write carries all calls.
+            false => shared.output.flush_soon(),
+        }
+        let lost = || CallError::Lost("it closed the connection".to_owned());
+        let (message, payload) = answer.await.unwrap_or_else(|_| Err(lost()))?;
+        match frame::message_of(&message) {
+            Ok(answer) => Ok((answer, payload)),
+            Err(error) => {
+                self.close(&error.to_string());
+                Err(CallError::Lost(error.to_string()))
+            }
+        }
+    }
+
+    /// As [`Channel::call`], with a deadline.
+    ///
+    /// # Errors
+    /// [`CallError`]. After [`CallError::Late`] the channel ignores the answer of this call.
+    pub async fn call_within<C: Serialize, A: DeserializeOwned>(
+        &self,
+        env: &Env,
+        span: Duration,
+        call: &C,
+        payload: &[Bytes],
+    ) -> Result<(A, Bytes), CallError> {
+        let answered = env.timeout(span, self.call(call, payload)).await;
+        answered.unwrap_or(Err(CallError::Late(span)))
+    }
+
+    /// Queues a call that is not answered. It leaves with the next one that is, or by itself when many bytes
+    /// are queued.
+    ///
+    /// # Errors
+    /// [`CallError::Lost`], [`CallError::Overloaded`].
+    pub fn tell<C: Serialize>(&self, call: &C, payload: &[Bytes]) -> Result<(), CallError> {
+        self.check(&self.shared.calls.lock())?;
+        self.shared.output.push(UNANSWERED, call, payload);
+        if self.shared.output.pending() > self.shared.limits.cork {
+            self.flush_soon();
+        }
+        Ok(())
+    }
+
+    fn check(&self, calls: &Calls) -> Result<(), CallError> {
+        match &calls.over {
+            Some(why) => Err(CallError::Lost(why.clone())),
+            None if self.shared.output.pending() > self.shared.limits.queued => {
+                Err(CallError::Overloaded("it does not read its calls"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Queues the answer to the peer's call `id`; nothing for one that is not answered.
+    pub fn answer<A: Serialize>(&self, id: u64, answer: &A, payload: &[Bytes]) {
+        if id != UNANSWERED {
+            self.shared.output.push(id, answer, payload);
+        }
+    }
+
+    /// Writes queued frames here and now, as far as the stream accepts them.
+    pub fn flush(&self) {
+        self.shared.output.flush();
+    }
+
+    /// Has queued frames written soon, together with those that are queued until then.
+    pub fn flush_soon(&self) {
+        self.shared.output.flush_soon();
+    }
+
+    /// Receives calls and answers until the peer closes the connection. Then, or on an error, the channel is
+    /// closed. Dropping the future leaves it open.
+    ///
+    /// # Errors
+    /// Errors of the connection, a peer that violates the protocol, and errors of `handler`.
+    pub async fn run(
+        &self,
+        reader: impl AsyncRead + Unpin,
+        handler: &impl Handler,
+    ) -> io::Result<()> {
+        let result = self.receive(reader, handler).await;
+        match &result {
+            Ok(()) => self.close("it closed the connection"),
+            Err(error) => self.close(&error.to_string()),
+        }
+        result
+    }
+
+    async fn receive(
+        &self,
+        mut reader: impl AsyncRead + Unpin,
+        handler: &impl Handler,
+    ) -> io::Result<()> {
+        let Shared { side, limits, output, .. } = &*self.shared;
+        let mut input = BytesMut::new();
+        loop {
+            while let Some(frame) =
+                frame::decode_raw(&mut input, limits.payload).map_err(io::Error::other)?
+            {
+                let RawFrame { id, message, payload } = frame;
+                match side.is_answer(id) {
+                    true => self.take_answer(id, message, payload)?,
+                    false => handler.handle(Incoming { id, message, payload }).await?,
+                }
+            }
+            output.flush();
+            output.wait_below(limits.unread).await;
+            input.reserve(limits.read);
+            if reader.read_buf(&mut input).await? == 0 {
+                return match input.is_empty() {
+                    true => Ok(()),
+                    false => Err(io::ErrorKind::UnexpectedEof.into()),
+                };
+            }
+        }
+    }
+
+    fn take_answer(&self, id: u64, message: Bytes, payload: Bytes) -> io::Result<()> {
+        let caller = self.shared.calls.lock().waiting.remove(&id);
+        let caller =
+            caller.ok_or_else(|| io::Error::other("it sent an answer without a request"))?;
+        // A caller that was dropped, or whose deadline has passed, needs no answer.
+        let _ = caller.send(Ok((message, payload)));
+        self.shared.answered.notify_waiters();
+        Ok(())
+    }
+
+    /// Ends the connection in order: no further call is sent, calls that were sent get their answers, queued
+    /// frames are written, and then the peer sees the end of the stream.
+    pub async fn shutdown(&self) {
+        self.shared.calls.lock().over.get_or_insert_with(|| "it is closed".to_owned());
+        loop {
+            let answered = self.shared.answered.notified();
+            if self.shared.calls.lock().waiting.is_empty() {
+                break;
+            }
+            answered.await;
+        }
+        self.shared.output.finish().await;
+    }
+
+    /// Ends the connection at once: calls without an answer fail for this reason, queued frames are dropped.
+    pub fn close(&self, why: &str) {
+        self.shared.output.close();
+        let callers = {
+            let mut calls = self.shared.calls.lock();
+            calls.over.get_or_insert_with(|| why.to_owned());
+            std::mem::take(&mut calls.waiting)
+        };
+        for (_, caller) in callers {
+            let _ = caller.send(Err(CallError::Lost(why.to_owned())));
+        }
+        self.shared.answered.notify_waiters();
+    }
+}

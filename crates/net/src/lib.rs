@@ -1,0 +1,27 @@
+//! Framed calls in both directions over a byte stream.
+//!
+//! A connection passes through these modules:
+//!
+//! - [`accept`](mod@accept): the accept loop of a server; [`socket`]: Unix sockets in the folder of a volume;
+//! - [`hello`]: both sides name their protocol and its version;
+//! - [`frame`]: the layout of a frame, with its limits;
+//! - [`channel`]: calls and answers; [`serving`] limits the calls that run at a time;
+//! - `output`: the send queue, many frames in one write.
+//!
+//! A protocol on top defines its messages, in postcard, and nothing else: `thalweg-ipc` is one.
+//!
+//! # Lock order
+//!
+//! A channel's `calls`, then its output's `writer`, then the output's `queue`.
+
+pub mod accept;
+pub mod channel;
+pub mod frame;
+pub mod hello;
+mod output;
+pub mod serving;
+pub mod socket;
+
+pub use accept::accept;
+pub use channel::{CallError, Channel, Incoming, Side};
+pub use serving::Serving;

@@ -13,7 +13,6 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use thalweg_env::{Env, HashMap, Task};
 use thalweg_fs::Statistics;
 use thalweg_nbd::ServerStats;
-use thalweg_nbd::stats::LATENCY_BUCKETS;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::Status;
 use thalweg_store::chain::cache::CacheStats;
@@ -28,6 +27,7 @@ use crate::opened::{Numbers, StoreNumbers};
 /// How often the counters are copied.
 const INTERVAL: Duration = Duration::from_secs(1);
 const LATENCY: &str = "thalweg_nbd_request_duration_seconds";
+const SEND: &str = "thalweg_nbd_send_duration_seconds";
 const STAGES: &str = "thalweg_stage_duration_seconds";
 
 /// The source of the metrics.
@@ -48,12 +48,11 @@ pub(crate) fn start(
         let failure = Failure::of(error).while_doing(format!("cannot serve metrics on {address}"));
         failure.help("choose a free port of this machine, such as --metrics 127.0.0.1:9464")
     };
-    let builder = PrometheusBuilder::new()
-        .with_http_listener(address)
-        .set_buckets_for_metric(Matcher::Full(LATENCY.to_owned()), &latency_bounds())
-        .and_then(|builder| {
-            let bounds = stage_bounds();
-            builder.set_buckets_for_metric(Matcher::Full(STAGES.to_owned()), &bounds)
+    let builder = PrometheusBuilder::new().with_http_listener(address);
+    let builder = [LATENCY, SEND, STAGES]
+        .into_iter()
+        .try_fold(builder, |builder, metric| {
+            builder.set_buckets_for_metric(Matcher::Full(metric.to_owned()), &bounds())
         })
         .map_err(|error| failed(&error))?;
     let (recorder, exporter) = builder.build().map_err(|error| failed(&error))?;
@@ -66,8 +65,7 @@ pub(crate) fn start(
     });
     let env2 = env.clone();
     let refresh = env.spawn(async move {
-        let mut seen = [[0; LATENCY_BUCKETS]; thalweg_nbd::protocol::Command::COUNT];
-        let mut stages = SeenStages::default();
+        let (mut requests, mut stages) = (SeenRequests::default(), SeenStages::default());
         loop {
             for volume in source.volumes().await {
                 record_volume(&volume);
@@ -79,8 +77,7 @@ pub(crate) fn start(
                 record_stages(&volume.name, all, &mut stages);
             }
             if let Some(stats) = source.server() {
-                record_server(stats, &mut seen);
-                record_stages("", &stats.stages(), &mut stages);
+                record_server(stats, &mut requests);
             }
             env2.sleep(INTERVAL).await;
         }
@@ -88,13 +85,8 @@ pub(crate) fn start(
     Ok([exporter, refresh])
 }
 
-/// The upper bounds of the NBD server's own buckets, in seconds; the last one has none.
-fn latency_bounds() -> Vec<f64> {
-    (0..LATENCY_BUCKETS - 1).map(|power| (1u64 << power) as f64 / 1e6).collect()
-}
-
-/// The upper bounds of the buckets of stages, in seconds.
-fn stage_bounds() -> Vec<f64> {
+/// The upper bounds of the buckets, in seconds.
+fn bounds() -> Vec<f64> {
     Histogram::bounds().map(|micros| micros as f64 / 1e6).collect()
 }
 
@@ -185,7 +177,12 @@ fn describe() {
     for (name, unit, about) in gauges {
         describe_gauge!(name, unit, about);
     }
+    describe_durations();
+}
+
+fn describe_durations() {
     describe_histogram!(LATENCY, Unit::Seconds, "Time from an NBD request to its answer");
+    describe_histogram!(SEND, Unit::Seconds, "Time until an NBD client has accepted its replies");
     describe_histogram!(STAGES, Unit::Seconds, "Time that a stage of writes and flushes takes");
 }
 
@@ -322,8 +319,7 @@ fn record_chain(name: &str, status: &Status) {
     }
 }
 
-/// Counts that the histograms of stages have already, by volume and stage; the NBD server's stages have no
-/// volume.
+/// The durations that the histograms of stages have already, by volume and stage.
 type SeenStages = HashMap<(String, &'static str), Vec<u64>>;
 
 fn record_stages<'a>(
@@ -335,18 +331,23 @@ fn record_stages<'a>(
         let labels = [("volume", volume.to_owned()), ("stage", stage.stage.to_owned())];
         let histogram = histogram!(STAGES, &labels);
         let seen = seen.entry((volume.to_owned(), stage.stage)).or_default();
-        seen.resize(stage.cumulative.len(), 0);
-        let mut below = 0;
-        for ((bound, count), seen) in stage.cumulative.iter().zip(seen) {
-            // Buckets are exact. For the sum, a duration counts as three quarters of its bound.
-            let inside = count - below;
-            below = *count;
-            let more = usize::try_from(inside.saturating_sub(*seen)).unwrap_or(usize::MAX);
-            if more > 0 {
-                histogram.record_many(*bound as f64 * 0.75 / 1e6, more);
-            }
-            *seen = inside;
+        record_durations(&histogram, &stage.cumulative, seen);
+    }
+}
+
+/// Adds the durations that were counted since the last call; `seen` has the earlier ones of each bucket.
+fn record_durations(to: &metrics::Histogram, cumulative: &[(u64, u64)], seen: &mut Vec<u64>) {
+    seen.resize(cumulative.len(), 0);
+    let mut below = 0;
+    for ((bound, count), seen) in cumulative.iter().zip(seen) {
+        // Buckets are exact. For the sum, a duration counts as three quarters of its bound.
+        let inside = count - below;
+        below = *count;
+        let more = usize::try_from(inside.saturating_sub(*seen)).unwrap_or(usize::MAX);
+        if more > 0 {
+            to.record_many(*bound as f64 * 0.75 / 1e6, more);
         }
+        *seen = inside;
     }
 }
 
@@ -380,26 +381,20 @@ fn record_cache(volume: &str, cache: &'static str, stats: &CacheStats) {
     counter!("thalweg_cache_misses_total", &both).absolute(stats.misses);
 }
 
-/// Counts that the histograms have already, by command and bucket.
-type Seen = [[u64; LATENCY_BUCKETS]; thalweg_nbd::protocol::Command::COUNT];
+/// The durations that the NBD server's histograms have already, by command; those of replies have none.
+type SeenRequests = HashMap<Option<&'static str>, Vec<u64>>;
 
-fn record_server(stats: &ServerStats, seen: &mut Seen) {
+fn record_server(stats: &ServerStats, seen: &mut SeenRequests) {
     counter!("thalweg_nbd_connections_total").absolute(stats.connections.get());
     gauge!("thalweg_nbd_connections").set(stats.connections_open.get() as f64);
-    for ((command, stats), seen) in stats.commands().zip(seen) {
+    for (command, stats) in stats.commands() {
         counter!("thalweg_nbd_requests_total", "command" => command).absolute(stats.requests.get());
         counter!("thalweg_nbd_errors_total", "command" => command).absolute(stats.errors.get());
         counter!("thalweg_nbd_bytes_total", "command" => command).absolute(stats.bytes.get());
         let requests = histogram!(LATENCY, "command" => command);
-        for ((bound, count), seen) in stats.latency().zip(seen) {
-            // Buckets are exact. For the sum, a bucket's requests count as three quarters of its
-            // bound, the middle between it and the bound below.
-            let micros = bound.min(1 << (LATENCY_BUCKETS - 1)) as f64 * 0.75;
-            let more = count.saturating_sub(*seen);
-            if more > 0 {
-                requests.record_many(micros / 1e6, usize::try_from(more).unwrap_or(usize::MAX));
-            }
-            *seen = count;
-        }
+        let seen = seen.entry(Some(command)).or_default();
+        record_durations(&requests, &stats.latency.cumulative(), seen);
     }
+    let seen = seen.entry(None).or_default();
+    record_durations(&histogram!(SEND), &stats.send.cumulative(), seen);
 }

@@ -30,9 +30,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::signal::ctrl_c().await?;
     server.shutdown().await?;
     for (name, stats) in server.stats().commands() {
-        let (requests, nanos) = (stats.requests.get(), stats.latency_nanos.get());
-        if let Some(mean) = nanos.checked_div(requests) {
-            println!("{name}: {requests} requests, {} bytes, mean {mean} ns", stats.bytes.get());
+        let latency = stats.latency.latency();
+        if latency.count > 0 {
+            let (requests, bytes) = (latency.count, stats.bytes.get());
+            println!("{name}: {requests} requests, {bytes} bytes, mean {:.1} us", latency.mean_us);
         }
     }
     Ok(())

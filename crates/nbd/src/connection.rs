@@ -25,7 +25,7 @@ use crate::input::{Arrival, Input};
 use crate::output::Output;
 use crate::patience::Patience;
 use crate::protocol::{Command, ProtocolError, Request};
-use crate::stats::{ServerStats, Stage};
+use crate::stats::ServerStats;
 
 /// Bytes of unsent replies above which no request is admitted: replies leave before more are made, and the
 /// server stops reading from a client that accepts none.
@@ -252,7 +252,6 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
         let latency = now.since(started);
         let stats = self.stats.command(request.command);
         stats.record(u64::from(request.len), answer.is_error(), latency);
-        self.stats.stage(Stage::of(request.command), latency);
         if self.failure.is_none() {
             self.unsent_since.get_or_insert(now);
             self.output.reply(&request, answer);
@@ -269,7 +268,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Connection<'a, S> {
             Poll::Pending => self.output.len() < before,
             Poll::Ready(Ok(())) => {
                 if let Some(since) = self.unsent_since.take() {
-                    self.stats.stage(Stage::Send, self.session.env.now().since(since));
+                    self.stats.send.add(self.session.env.now().since(since));
                 }
                 true
             }

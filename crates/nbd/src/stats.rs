@@ -3,13 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use thalweg_store::latency::{StageHistograms, StageStatus};
+use thalweg_store::latency::{Histogram, StageStatus};
 
 use crate::protocol::Command;
-
-/// Latency is counted in this many buckets: bucket `i` holds requests of at most 2^i µs that no
-/// lower bucket holds, and the last one holds the rest.
-pub const LATENCY_BUCKETS: usize = 28;
 
 /// A counter that threads add to.
 #[derive(Debug, Default)]
@@ -39,9 +35,8 @@ pub struct CommandStats {
     pub errors: Counter,
     /// Bytes that the requests without an error covered.
     pub bytes: Counter,
-    /// Sum of latencies in nanoseconds.
-    pub latency_nanos: Counter,
-    latency: [Counter; LATENCY_BUCKETS],
+    /// Time from a request's arrival to its reply.
+    pub latency: Histogram,
 }
 
 impl CommandStats {
@@ -52,60 +47,22 @@ impl CommandStats {
         } else {
             self.bytes.add(bytes);
         }
-        let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self.latency_nanos.add(nanos);
-        self.latency[bucket(nanos)].add(1);
-    }
-
-    /// The latency histogram: (upper bound in microseconds, requests in this bucket alone). The
-    /// last bucket has no bound and says `u64::MAX`.
-    pub fn latency(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.latency.iter().enumerate().map(|(index, counter)| {
-            let last = index == LATENCY_BUCKETS - 1;
-            (if last { u64::MAX } else { 1 << index }, counter.get())
-        })
+        self.latency.add(latency);
     }
 }
 
-fn bucket(nanos: u64) -> usize {
-    let micros = nanos.div_ceil(1_000).max(1);
-    (micros.next_power_of_two().trailing_zeros() as usize).min(LATENCY_BUCKETS - 1)
-}
-
-/// Stages with a histogram: whole requests by kind, and the sending of replies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    Read,
-    Write,
-    Flush,
-    /// Any other request.
-    Other,
-    /// From the oldest unsent reply until the client has accepted all replies.
-    Send,
-}
-
-const STAGES: [&str; 5] = ["nbd_read", "nbd_write", "nbd_flush", "nbd_other", "nbd_send"];
-
-impl Stage {
-    /// The stage of a whole request.
-    pub(crate) fn of(command: Command) -> Stage {
-        match command {
-            Command::Read => Stage::Read,
-            Command::Write => Stage::Write,
-            Command::Flush => Stage::Flush,
-            _ => Stage::Other,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Stages(StageHistograms);
-
-impl Default for Stages {
-    fn default() -> Stages {
-        Stages(StageHistograms::new(&STAGES))
-    }
-}
+/// The names of the commands as stages, in the order of [`Command::index`].
+const STAGES: [&str; Command::COUNT] = [
+    "nbd_read",
+    "nbd_write",
+    "nbd_disconnect",
+    "nbd_flush",
+    "nbd_trim",
+    "nbd_cache",
+    "nbd_write_zeroes",
+    "nbd_block_status",
+    "nbd_unknown",
+];
 
 /// Counters of a server.
 #[derive(Debug, Default)]
@@ -121,7 +78,8 @@ pub struct ServerStats {
     /// Connections that ended because the client violated the protocol.
     pub protocol_errors: Counter,
     commands: [CommandStats; Command::COUNT],
-    stages: Stages,
+    /// Time from the oldest unsent reply until the client has accepted all replies.
+    pub send: Histogram,
 }
 
 impl ServerStats {
@@ -130,15 +88,14 @@ impl ServerStats {
         &self.commands[command.index()]
     }
 
-    /// Records the duration of a stage.
-    pub(crate) fn stage(&self, stage: Stage, span: Duration) {
-        self.stages.0.add(stage as usize, span);
-    }
-
-    /// Histograms of the time from a request's arrival to its reply, by kind, and of the time until clients
-    /// accepted the replies.
+    /// Histograms of the commands that clients have sent, and of [`ServerStats::send`], as stages.
     pub fn stages(&self) -> Vec<StageStatus> {
-        self.stages.0.status()
+        let commands = STAGES.into_iter().zip(self.commands.iter().map(|stats| &stats.latency));
+        let stages = commands.chain([("nbd_send", &self.send)]).map(|(stage, histogram)| {
+            let (latency, cumulative) = (histogram.latency(), histogram.cumulative());
+            StageStatus { stage, latency, cumulative }
+        });
+        stages.filter(|stage| stage.latency.count > 0).collect()
     }
 
     /// The counters of all commands with their names in metrics.
@@ -152,12 +109,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_latency_falls_into_the_lowest_bucket_that_holds_it() {
-        assert_eq!(bucket(0), 0);
-        assert_eq!(bucket(1_000), 0);
-        assert_eq!(bucket(1_001), 1);
-        assert_eq!(bucket(4_000), 2);
-        assert_eq!(bucket(4_001), 3);
-        assert_eq!(bucket(u64::MAX), LATENCY_BUCKETS - 1);
+    fn a_stage_is_named_after_its_command() {
+        let named = STAGES.map(|stage| stage.trim_start_matches("nbd_"));
+        assert_eq!(named, Command::NAMES);
+    }
+
+    #[test]
+    fn commands_that_were_sent_are_stages() {
+        let stats = ServerStats::default();
+        stats.command(Command::Trim).record(10, false, Duration::from_micros(3));
+        stats.send.add(Duration::from_micros(5));
+        let stages: Vec<_> =
+            stats.stages().iter().map(|it| (it.stage, it.latency.max_us)).collect();
+        assert_eq!(stages, [("nbd_trim", 3), ("nbd_send", 5)]);
     }
 }

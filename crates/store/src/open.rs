@@ -61,6 +61,13 @@ pub enum VolumePath {
 }
 
 impl VolumePath {
+    /// The path: of the folder, or of the device or file.
+    pub fn path(&self) -> &Path {
+        match self {
+            VolumePath::Folder(path) | VolumePath::Device(path) => path,
+        }
+    }
+
     /// Finds out which kind of volume is at a path.
     ///
     /// # Errors
@@ -139,12 +146,27 @@ fn user_folders() -> Vec<PathBuf> {
 /// Options for opening a volume of either kind.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A chained volume.
-    pub chained: pool::OpenOptions,
-    /// An in-place volume.
+    /// Whether to open it read-only: no byte of it changes. If it needs recovery, it is recovered in memory.
+    /// Other processes may read it at the same time.
+    pub read_only: bool,
+    /// Whether to open an in-place volume whose journal may be damaged in the middle: transactions before
+    /// the damage are replayed, later ones are given up. Chained volumes open as without this.
+    pub repair: bool,
+    /// The limits of its transactions. A chained volume's own settings override them.
+    pub transactions: txn::Options,
+    /// The run-time options of an in-place volume.
     pub in_place: inplace::Options,
     /// The journal's device, if the journal is outside of an in-place volume.
     pub journal: Option<PathBuf>,
+}
+
+impl Options {
+    fn access(&self) -> Access {
+        match self.read_only {
+            true => Access::ReadOnly,
+            false => Access::Exclusive,
+        }
+    }
 }
 
 /// An open volume of either kind.
@@ -171,19 +193,16 @@ impl AnyVolume {
                 Err(OpenError::NoJournal { path: path.clone() })
             }
             VolumePath::Folder(folder) => {
-                let pool = Pool::open(env, folder, &options.chained).await?;
+                let options = pool::OpenOptions {
+                    read_only: options.read_only,
+                    transactions: options.transactions.clone(),
+                    ..pool::OpenOptions::default()
+                };
+                let pool = Pool::open(env, folder, &options).await?;
                 Ok(AnyVolume::Chained(Box::new(pool)))
             }
             VolumePath::Device(device) => {
-                let access = match options.chained.read_only {
-                    true => Access::ReadOnly,
-                    false => Access::Exclusive,
-                };
-                let journal = options.journal.as_deref();
-                let parts = in_place_parts(env, device, journal, access).await?;
-                let opened = InPlace::open(env, parts, options.in_place).await?;
-                let transactions = options.chained.transactions.clone();
-                let volume = InPlaceVolume::start(env, opened, access, transactions).await?;
+                let volume = InPlaceVolume::open(env, device, options).await?;
                 Ok(AnyVolume::InPlace(Box::new(volume)))
             }
         }
@@ -232,6 +251,21 @@ pub struct InPlaceVolume {
 }
 
 impl InPlaceVolume {
+    async fn open(
+        env: &Env,
+        device: &Path,
+        options: &Options,
+    ) -> Result<InPlaceVolume, OpenError> {
+        let access = options.access();
+        let parts = in_place_parts(env, device, options.journal.as_deref(), access).await?;
+        let opened = match options.repair {
+            true => InPlace::open_damaged(env, parts, options.in_place).await?,
+            false => InPlace::open(env, parts, options.in_place).await?,
+        };
+        let transactions = options.transactions.clone();
+        Ok(InPlaceVolume::start(env, opened, access, transactions).await?)
+    }
+
     /// Runs transactions over a store that was opened. With [`Access::ReadOnly`] changes are refused.
     ///
     /// # Errors

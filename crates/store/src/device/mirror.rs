@@ -65,6 +65,18 @@ pub enum SideState {
     Missing,
 }
 
+impl fmt::Display for SideState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SideState::InSync => "in sync",
+            SideState::Rebuilding { .. } => "being rebuilt",
+            SideState::Stale => "stale",
+            SideState::Failed => "failed",
+            SideState::Missing => "missing",
+        })
+    }
+}
+
 /// The durable record of a mirror's owner: which sides may be read after a restart.
 #[async_trait]
 pub trait SyncRecord: Send + Sync {
@@ -116,7 +128,7 @@ pub enum MirrorError {
         side: usize,
     },
     /// Only a side that is out can be replaced or rebuilt.
-    #[error("side {side} is {state:?}; only a side that is out can be replaced or rebuilt")]
+    #[error("side {side} is {state}; only a side that is out can be replaced or rebuilt")]
     NotOut {
         /// The number, from 0.
         side: usize,

@@ -5,7 +5,8 @@
 # make check      formatting, lints, documentation, unit tests
 # make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
 # make python     the package for Python
-# make bench-rivals  a binary whose benchmarks measure other engines too
+# make build      the program, and its benchmarks (thalweg bench), in target/release
+# make bench-rivals  the same; the benchmarks measure other engines too
 # make setup      what the others need from the system
 
 CARGO ?= cargo
@@ -46,7 +47,7 @@ python: setup
 	target/python/bin/maturin build --release --manifest-path crates/python/Cargo.toml --out target/wheels
 
 build:
-	$(CARGO) build --release -p thalweg
+	$(CARGO) build --release -p thalweg -p thalweg-bench
 
 setup:
 	@scripts/setup
@@ -54,4 +55,4 @@ setup:
 # RocksDB, LevelDB and SQLite come from the system; LMDB and redb are built.
 bench-rivals:
 	@scripts/setup rivals
-	$(CARGO) build --release -p thalweg --features rivals
+	$(CARGO) build --release -p thalweg -p thalweg-bench --features thalweg-bench/rivals

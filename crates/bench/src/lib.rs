@@ -70,9 +70,10 @@ pub struct Options {
     /// Folder for the files of benchmarks that use a real disk; the system's folder for temporary files
     /// when absent.
     pub dir: Option<PathBuf>,
+    /// The program `thalweg`, for benchmarks that serve or mount volumes with it.
+    pub program: Option<PathBuf>,
     /// A command that calls [`imgstore::serve_store`] with its last two arguments, for benchmarks that
-    /// have stores in processes of their own. Its first word is the program `thalweg`, which other
-    /// benchmarks start with other arguments.
+    /// have stores in processes of their own.
     pub store_process: Vec<OsString>,
 }
 
@@ -84,6 +85,7 @@ impl Default for Options {
             traces: Vec::new(),
             loads: Vec::new(),
             dir: None,
+            program: None,
             store_process: Vec::new(),
         }
     }

@@ -101,7 +101,7 @@ mod tests {
         let refused = run(&unknown).unwrap_err().to_string();
         assert!(refused.contains("nbd, fs-chain, in-place"), "{refused}");
         let refused = run(&Options::default()).unwrap_err().to_string();
-        assert!(refused.contains("thalweg bench steady"), "{refused}");
+        assert!(refused.contains("the program thalweg"), "{refused}");
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! Errors as the user sees them: what failed, and what to do next.
 
+mod causes;
+
 use std::error::Error;
 use std::fmt;
 
 use miette::Diagnostic;
 use serde::{Deserialize, Serialize};
-use thalweg_bench::BenchError;
-use thalweg_fuse::attach::AttachError;
-use thalweg_nbd::{ServerError, TlsError};
 
 /// An error as the user sees it. It is text only, so that it can be sent over control sockets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,53 +60,5 @@ impl Error for Failure {}
 impl Diagnostic for Failure {
     fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
         self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
-    }
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Failure {
-        Failure::of(&error)
-    }
-}
-
-impl From<serde_json::Error> for Failure {
-    fn from(error: serde_json::Error) -> Failure {
-        Failure::of(&error)
-    }
-}
-
-impl From<ServerError> for Failure {
-    fn from(error: ServerError) -> Failure {
-        Failure::of(&error)
-    }
-}
-
-impl From<TlsError> for Failure {
-    fn from(error: TlsError) -> Failure {
-        Failure::of(&error).help("give PEM files that belong together: --tls-cert, --tls-key, and --tls-ca for the clients' authority")
-    }
-}
-
-impl From<BenchError> for Failure {
-    fn from(error: BenchError) -> Failure {
-        Failure::of(&error)
-    }
-}
-
-impl From<AttachError> for Failure {
-    fn from(error: AttachError) -> Failure {
-        let help = match &error {
-            AttachError::Unavailable(_) => {
-                Some("serve the volume and use an NBD client instead: thalweg serve VOLUME")
-            }
-            AttachError::Busy { .. } => Some("unmount what is on it, then detach again"),
-            AttachError::Occupied { .. } => Some("detach it first: thalweg detach VOLUME"),
-            _ => None,
-        };
-        let failure = Failure::of(&error);
-        match help {
-            Some(help) => failure.help(help),
-            None => failure,
-        }
     }
 }

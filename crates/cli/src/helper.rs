@@ -7,6 +7,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use crate::places::NAME;
+
 /// The exit codes that a caller expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Codes {
@@ -38,7 +40,7 @@ pub(crate) fn translate(words: &mut Vec<OsString>) -> Codes {
     let known = NAMES.into_iter().find(|(name, ..)| called.is_some_and(|called| called == *name));
     match known {
         Some((_, command, codes)) => {
-            words[0] = crate::NAME.into();
+            words[0] = NAME.into();
             words.insert(1, command.into());
             codes
         }

@@ -1,13 +1,13 @@
 //! `thalweg`: volumes whose small writes are durable, atomic and steady under load.
 //!
-//! One file for each group of commands (`volume`, `kv`, `serve`, `attach`, `mkfs`, `mount`, `umount`, `fsck`,
-//! `tx`, `resize`, `dump`, `bench`, `shell`); `helper` has the names under which mount(8) and its like call
-//! this program. A volume that is in use is administered through the process that has it open:
+//! The layers, each of which uses those below it only:
 //!
-//! - `request`: the requests on a volume;
-//! - `ask`: has a request answered, by the volume's server (`control`) or in this process;
-//! - `session`: the volumes that this process has open, and their clients;
-//! - `opened`: one open volume, chained or `in_place`; `files`: its filesystem; `mounts`: its mounts.
+//! - `commands`: the command line; `helper` has the names under which mount(8) and its like call this program;
+//! - `daemon`: the process that has volumes open and serves them;
+//! - `volume`: one open volume, with its filesystem;
+//! - `control`: the control socket, by which a command reaches the daemon;
+//! - `request`: the requests on a volume, and their answers;
+//! - `target`, `places`: names of volumes and of their files; `failure`, `progress`, `size` and the like.
 
 /// The program allocates and frees hundreds of thousands of 4 KiB blocks a second.
 #[global_allocator]
@@ -17,88 +17,29 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[macro_use]
 mod output;
 
-mod ask;
-mod attach;
-mod background;
-mod bench;
+mod commands;
 mod control;
+mod daemon;
 mod date;
-mod dump;
 mod failure;
-mod files;
-mod fsck;
 mod helper;
 mod holder;
-mod in_place;
-mod kv;
-mod leftover;
 mod listen;
-mod metrics;
-mod mkfs;
-mod mount;
-mod mount_options;
-mod mounts;
-mod opened;
-mod parts;
+mod places;
 mod progress;
 mod request;
-mod resize;
-mod serve;
-mod session;
-mod shell;
-mod signals;
 mod size;
-mod status;
 mod target;
-mod tx;
-mod umount;
 mod volume;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
-use thalweg_env::{Env, server_threads};
+use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::failure::{Failure, Outcome};
-
-/// Volumes whose small writes are durable, atomic and steady under load
-#[derive(Debug, Parser)]
-#[command(name = "thalweg", version, max_term_width = 100)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-    /// Print more messages on standard error; twice for all
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    verbose: u8,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    #[command(subcommand)]
-    Volume(volume::Volume),
-    Status(volume::Status),
-    Scrub(volume::Scrub),
-    Serve(serve::Serve),
-    Attach(attach::Attach),
-    Detach(attach::Detach),
-    Mkfs(mkfs::Mkfs),
-    Mount(mount::Mount),
-    Umount(umount::Umount),
-    Fsck(fsck::Fsck),
-    Tx(tx::Tx),
-    Resize(resize::Resize),
-    Kv(kv::Kv),
-    Dump(dump::DumpArgs),
-    Bench(bench::Bench),
-    Completions(shell::Completions),
-    Man(shell::Man),
-}
-
-/// The program's own name.
-pub(crate) const NAME: &str = "thalweg";
+use crate::commands::{Cli, Command, tx};
 
 fn main() -> ExitCode {
     let mut words: Vec<OsString> = std::env::args_os().collect();
@@ -123,7 +64,7 @@ fn main() -> ExitCode {
         tracing::debug!(%error, "this process is no I/O flusher; it can attach nothing without root");
     }
     let failed = if matches!(cli.command, Command::Tx(_)) { tx::FAILED } else { codes.failed };
-    match run(cli.command).and_then(|code| output::finish().map(|()| code)) {
+    match commands::run(cli.command).and_then(|code| output::finish().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             eprintln!("{:?}", miette::Report::new(failure));
@@ -142,42 +83,4 @@ fn start_log(verbose: u8) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-}
-
-/// Runs a command; its exit code.
-fn run(command: Command) -> Outcome<u8> {
-    match command {
-        Command::Bench(args) => bench::run(args),
-        Command::Completions(args) => shell::completions(&args, Cli::command()),
-        Command::Man(args) => shell::man(&args, Cli::command()),
-        command => return serve_or_ask(command),
-    }
-    .map(|()| 0)
-}
-
-/// Runs a command that needs volumes or devices, and so the runtime.
-fn serve_or_ask(command: Command) -> Outcome<u8> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(server_threads()).enable_all().build()?;
-    runtime.block_on(async {
-        let env = Env::real();
-        match command {
-            Command::Volume(command) => return volume::run(&env, command).await,
-            Command::Status(args) => return volume::run(&env, volume::Volume::Status(args)).await,
-            Command::Scrub(args) => return volume::run(&env, volume::Volume::Scrub(args)).await,
-            Command::Kv(args) => kv::run(&env, args).await,
-            Command::Serve(args) => serve::run(&env, args).await,
-            Command::Attach(args) => attach::attach(&env, args).await,
-            Command::Detach(args) => attach::detach(&env, args).await,
-            Command::Mkfs(args) => mkfs::run(&env, args).await,
-            Command::Mount(args) => mount::mount(&env, args).await,
-            Command::Umount(args) => umount::umount(args).await,
-            Command::Fsck(args) => return fsck::run(&env, args).await,
-            Command::Dump(args) => dump::run(args).await,
-            Command::Tx(args) => return tx::run(args).await,
-            Command::Resize(args) => resize::run(&env, args).await,
-            _ => Err(Failure::new("this command needs no volume")),
-        }
-        .map(|()| 0)
-    })
 }

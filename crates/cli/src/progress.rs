@@ -52,6 +52,11 @@ impl Drop for Bar {
     }
 }
 
+/// Reports progress.
+pub(crate) fn share_done(what: &str, report: &dyn Report) -> impl Fn(u64, u64) + Send + Sync {
+    move |done, total| report.step(Step { what: what.to_owned(), done, total })
+}
+
 fn style() -> ProgressStyle {
     let template = "{msg} {wide_bar} {percent}%, {eta} left";
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())

@@ -1,13 +1,17 @@
 //! The requests on a volume and their answers, for the process that has the volume open.
 
+pub(crate) mod devices;
+pub(crate) mod mount_options;
+pub(crate) mod sizes;
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thalweg_store::pool::manifest::Settings;
 
-use crate::files::NewFilesystem;
-use crate::mount_options::MountOptions;
-use crate::parts::{DeviceArg, LinkArg};
+use self::devices::{DeviceArg, LinkArg};
+use self::mount_options::MountOptions;
+use crate::failure::Failure;
 
 /// One request. Paths in it are absolute.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -16,60 +20,12 @@ pub(crate) enum Request {
     Status,
     /// The snapshots, and the space of each.
     ListSnapshots,
-    /// Keep the present state under a name.
-    CreateSnapshot {
-        /// The name.
-        name: String,
-    },
-    /// Delete a snapshot.
-    DeleteSnapshot {
-        /// Its name.
-        name: String,
-    },
-    /// Roll the volume back to a snapshot.
-    Rollback {
-        /// Its name.
-        name: String,
-    },
-    /// Add a link, change the volume's size, or both.
-    Extend {
-        /// The new link.
-        link: Option<LinkArg>,
-        /// The new size in bytes.
-        size: Option<u64>,
-        /// Overwrite devices that hold something else.
-        force: bool,
-    },
-    /// Make the volume smaller, remove a link, or both.
-    Shrink {
-        /// The path of one of the link's devices.
-        link: Option<PathBuf>,
-        /// The new size in bytes.
-        size: Option<u64>,
-    },
+    /// Change the volume alone.
+    Change(Change),
     /// Make the volume larger, and grow its filesystem into it.
     Resize {
         /// The volume's new size in bytes; of an in-place volume in a file, the file's.
         size: Option<u64>,
-    },
-    /// Replace a device.
-    Replace {
-        /// The path of the old one.
-        old: PathBuf,
-        /// The new one.
-        new: DeviceArg,
-        /// Overwrite a device that holds something else.
-        force: bool,
-    },
-    /// Rebuild the sides of mirrors that missed writes.
-    Rebuild {
-        /// One side; `None` for all.
-        device: Option<PathBuf>,
-    },
-    /// Change the volume's settings, from the next opening on.
-    Set {
-        /// The settings to change; others are `None`.
-        settings: Settings,
     },
     /// Read and verify everything that is stored, and repair bad copies.
     Scrub,
@@ -129,6 +85,61 @@ pub(crate) enum Request {
     },
 }
 
+/// A change of a volume that needs none of its clients.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Change {
+    /// Keep the present state under a name.
+    CreateSnapshot {
+        /// The name.
+        name: String,
+    },
+    /// Delete a snapshot.
+    DeleteSnapshot {
+        /// Its name.
+        name: String,
+    },
+    /// Roll the volume back to a snapshot.
+    Rollback {
+        /// Its name.
+        name: String,
+    },
+    /// Add a link, change the volume's size, or both.
+    Extend {
+        /// The new link.
+        link: Option<LinkArg>,
+        /// The new size in bytes.
+        size: Option<u64>,
+        /// Overwrite devices that hold something else.
+        force: bool,
+    },
+    /// Make the volume smaller, remove a link, or both.
+    Shrink {
+        /// The path of one of the link's devices.
+        link: Option<PathBuf>,
+        /// The new size in bytes.
+        size: Option<u64>,
+    },
+    /// Replace a device.
+    Replace {
+        /// The path of the old one.
+        old: PathBuf,
+        /// The new one.
+        new: DeviceArg,
+        /// Overwrite a device that holds something else.
+        force: bool,
+    },
+    /// Rebuild the sides of mirrors that missed writes.
+    Rebuild {
+        /// One side; `None` for all.
+        device: Option<PathBuf>,
+    },
+    /// Change the volume's settings, from the next opening on.
+    Set {
+        /// The settings to change; others are `None`.
+        settings: Settings,
+    },
+}
+
 impl Request {
     /// Whether it changes the volume itself, and so is refused on a read-only volume.
     pub(crate) fn changes_volume(&self) -> bool {
@@ -147,6 +158,19 @@ impl Request {
                 | Request::EndView { .. }
         )
     }
+}
+
+/// A filesystem to be made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct NewFilesystem {
+    /// The root directory's owner.
+    pub(crate) uid: u32,
+    /// The root directory's group.
+    pub(crate) gid: u32,
+    /// The root directory's mode.
+    pub(crate) mode: u16,
+    /// Replace an existing one.
+    pub(crate) force: bool,
 }
 
 /// How to mount.
@@ -220,4 +244,10 @@ pub(crate) enum Answer {
     Conflict,
     /// The process that has the volume open is about to end: wait for that, then open it.
     Ending,
+}
+
+/// The error for an answer that does not belong to the request.
+pub(crate) fn unexpected_answer() -> Failure {
+    Failure::new("the volume's server gave an answer that does not belong to the request")
+        .help("it may be of another version; restart it")
 }

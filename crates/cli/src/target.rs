@@ -1,32 +1,28 @@
 //! Names of volumes on the command line: a folder, with a snapshot after an `@`; or the device of an in-place
 //! volume.
 
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use thalweg_fuse::state;
-use thalweg_store::open::{sockets_name, unique};
+use thalweg_store::open::{VolumePath, sockets_name, unique};
+use thalweg_store::pool::manifest;
 
 use crate::failure::{Failure, Outcome};
-
-/// The file that marks a folder as a volume.
-pub(crate) const CONFIG: &str = "volume.toml";
-/// The prefix of folders, among this user's, with second sockets of volumes that have folders of their own.
-pub(crate) const SERVED: &str = "volume-";
+use crate::places::SERVED;
 
 /// A volume, or one of its snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// The volume's folder, absolute.
+    /// The volume's folder or device, canonical.
+    pub(crate) place: VolumePath,
+    /// The folder with the sockets of the volume's server: its own, or for an in-place volume one of this
+    /// user's.
     pub(crate) folder: PathBuf,
-    /// The volume's name: its folder's.
+    /// The volume's name: that of its folder or device.
     pub(crate) name: String,
     /// The snapshot.
     pub(crate) snapshot: Option<String>,
-    /// The device of an in-place volume. It has no folder of its own; its server's sockets are in a folder of
-    /// this user's.
-    pub(crate) device: Option<PathBuf>,
     /// The journal's device, if the journal is outside of the volume.
     pub(crate) journal: Option<PathBuf>,
 }
@@ -42,18 +38,18 @@ pub(crate) struct JournalDev {
 impl Target {
     /// Finds a volume by a folder, `FOLDER@SNAPSHOT`, or a device or file.
     pub(crate) fn find(text: &str) -> Outcome<Target> {
-        if is_volume(Path::new(text)) {
-            return Target::of(Path::new(text), None);
+        if let Ok(place) = VolumePath::find(Path::new(text)) {
+            return Target::at(place, None);
         }
-        if is_device(Path::new(text)) {
-            return Target::in_place(Path::new(text));
-        }
-        match text.rsplit_once('@') {
-            Some((folder, snapshot)) if is_volume(Path::new(folder)) => {
-                Target::of(Path::new(folder), Some(snapshot.to_owned()))
+        let with_snapshot = text.rsplit_once('@').and_then(|(volume, snapshot)| {
+            Some((VolumePath::find(Path::new(volume)).ok()?, snapshot))
+        });
+        match with_snapshot {
+            Some((place @ VolumePath::Folder(_), snapshot)) => {
+                Target::at(place, Some(snapshot.to_owned()))
             }
-            Some((device, _)) if is_device(Path::new(device)) => Err(no_snapshots(device)),
-            _ => Err(not_there(Path::new(text))),
+            Some((VolumePath::Device(device), _)) => Err(no_snapshots(device.display())),
+            None => Err(not_there(Path::new(text))),
         }
     }
 
@@ -69,9 +65,9 @@ impl Target {
 
     /// Refuses an in-place volume, for requests that only chained volumes carry out.
     pub(crate) fn chained(self) -> Outcome<Target> {
-        match self.device {
-            None => Ok(self),
-            Some(_) => Err(self.refused()),
+        match self.is_in_place() {
+            false => Ok(self),
+            true => Err(self.refused()),
         }
     }
 
@@ -90,46 +86,45 @@ impl Target {
 
     /// The in-place volume on a device or in a file.
     pub(crate) fn in_place(device: &Path) -> Outcome<Target> {
-        let device = device.canonicalize()?;
-        let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = name.ok_or_else(|| Failure::new("the path has no file name"))?;
-        let folder = state::find(&sockets_name(&device))?;
-        Ok(Target { folder, name, snapshot: None, device: Some(device), journal: None })
+        Target::at(VolumePath::Device(device.canonicalize()?), None)
+    }
+
+    /// Whether it is an in-place volume.
+    pub(crate) fn is_in_place(&self) -> bool {
+        matches!(self.place, VolumePath::Device(_))
     }
 
     /// The volume's folder or device.
     pub(crate) fn place(&self) -> &Path {
-        self.device.as_deref().unwrap_or(&self.folder)
+        self.place.path()
     }
 
-    fn of(folder: &Path, snapshot: Option<String>) -> Outcome<Target> {
-        let folder = folder.canonicalize()?;
-        let name = folder.file_name().and_then(|name| name.to_str());
-        let name = name.ok_or_else(|| {
-            Failure::new(format!(
-                "{}: its name is not UTF-8, so clients cannot use it",
-                folder.display()
-            ))
-            .help("give the folder a name in UTF-8")
-        })?;
-        Ok(Target { name: name.to_owned(), folder, snapshot, device: None, journal: None })
+    fn at(place: VolumePath, snapshot: Option<String>) -> Outcome<Target> {
+        let name = place.path().file_name().unwrap_or_default();
+        let (name, folder) = match &place {
+            VolumePath::Device(device) => {
+                (name.to_string_lossy().into_owned(), state::find(&sockets_name(device))?)
+            }
+            VolumePath::Folder(folder) => (utf8_name(folder)?, folder.clone()),
+        };
+        Ok(Target { place, folder, name, snapshot, journal: None })
     }
 
     /// Makes the folder for the sockets of an in-place volume, which is missing while the volume is not
     /// served.
     pub(crate) fn make_folder(&self) -> Outcome<()> {
-        match self.device {
-            Some(_) => Ok(state::make(&self.folder)?),
-            None => Ok(()),
+        match self.is_in_place() {
+            true => Ok(state::make(&self.folder)?),
+            false => Ok(()),
         }
     }
 
     /// A folder of this user's with second sockets of this process, which serves the volume. It stays in its
     /// place when the volume is moved.
     pub(crate) fn served(&self) -> Outcome<PathBuf> {
-        match self.device {
-            Some(_) => Ok(self.folder.clone()),
-            None => {
+        match self.is_in_place() {
+            true => Ok(self.folder.clone()),
+            false => {
                 let name = unique(&std::process::id().to_string(), &self.folder);
                 Ok(state::folder()?.join(format!("{SERVED}{name}")))
             }
@@ -157,12 +152,16 @@ pub(crate) fn export(name: &str, snapshot: Option<&str>) -> String {
     }
 }
 
-fn is_volume(folder: &Path) -> bool {
-    folder.join(CONFIG).exists()
-}
-
-fn is_device(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|it| it.is_file() || it.file_type().is_block_device())
+/// A folder's name, which clients use.
+fn utf8_name(folder: &Path) -> Outcome<String> {
+    let name = folder.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+    name.ok_or_else(|| {
+        Failure::new(format!(
+            "{}: its name is not UTF-8, so clients cannot use it",
+            folder.display()
+        ))
+        .help("give the folder a name in UTF-8")
+    })
 }
 
 /// The error for snapshots of an in-place volume.
@@ -173,8 +172,12 @@ pub(crate) fn no_snapshots(device: impl std::fmt::Display) -> Failure {
 
 fn not_there(folder: &Path) -> Failure {
     match folder.is_dir() {
-        true => Failure::new(format!("{} is not a volume: it has no {CONFIG}", folder.display()))
-            .help("name a volume's folder, or make one: thalweg volume create FOLDER --size SIZE"),
+        true => Failure::new(format!(
+            "{} is not a volume: it has no {}",
+            folder.display(),
+            manifest::FILE
+        ))
+        .help("name a volume's folder, or make one: thalweg volume create FOLDER --size SIZE"),
         false => Failure::new(format!("there is no volume {}", folder.display()))
             .help("name a volume's folder, or make one: thalweg volume create FOLDER --size SIZE"),
     }
@@ -190,7 +193,7 @@ mod tests {
         for name in ["plain", "with@sign"] {
             let folder = home.path().join(name);
             std::fs::create_dir(&folder).unwrap();
-            std::fs::write(folder.join(CONFIG), "").unwrap();
+            std::fs::write(folder.join(manifest::FILE), "").unwrap();
             let whole = Target::find(folder.to_str().unwrap()).unwrap();
             assert_eq!((whole.name.as_str(), whole.snapshot), (name, None));
             let text = format!("{}@monday", folder.display());

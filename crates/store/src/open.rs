@@ -251,11 +251,7 @@ pub struct InPlaceVolume {
 }
 
 impl InPlaceVolume {
-    async fn open(
-        env: &Env,
-        device: &Path,
-        options: &Options,
-    ) -> Result<InPlaceVolume, OpenError> {
+    async fn open(env: &Env, device: &Path, options: &Options) -> Result<InPlaceVolume, OpenError> {
         let access = options.access();
         let parts = in_place_parts(env, device, options.journal.as_deref(), access).await?;
         let opened = match options.repair {
@@ -267,10 +263,7 @@ impl InPlaceVolume {
     }
 
     /// Runs transactions over a store that was opened. With [`Access::ReadOnly`] changes are refused.
-    ///
-    /// # Errors
-    /// [`InPlaceError::Store`] when a store that is open for reading changes meanwhile.
-    pub async fn start(
+    async fn start(
         env: &Env,
         (store, recovered): (InPlace, Recovered),
         access: Access,

@@ -60,9 +60,9 @@ impl Machine {
         let mut missing: Vec<String> = needs.filter_map(Need::missing).collect();
         missing.sort_unstable();
         missing.dedup();
-        let program = options.store_process.first().map(PathBuf::from);
+        let program = options.program.clone();
         if program.is_none() {
-            missing.push("the program thalweg (run `thalweg bench steady`)".to_owned());
+            missing.push("the program thalweg beside thalweg-bench (make build)".to_owned());
         }
         let (Some(program), true) = (program, missing.is_empty()) else {
             return Err(BenchError::Invalid(format!("missing: {}", missing.join("; "))));
@@ -161,8 +161,7 @@ mod tests {
 
     #[test]
     fn sizes_and_times_follow_the_scale() {
-        let store_process = vec!["thalweg".into()];
-        let options = Options { store_process, ..Options::default() };
+        let options = Options { program: Some("thalweg".into()), ..Options::default() };
         let machine = Machine::new(&options, 0.5, std::iter::empty()).unwrap();
         assert_eq!(machine.size(1 << 30, 1 << 20), 512 << 20);
         assert_eq!(machine.size(1 << 20, 8 << 20), 8 << 20);

@@ -4,6 +4,7 @@
 
 mod administration;
 mod bad_input;
+mod bench;
 mod block_device;
 #[path = "../../../fuse/tests/common/busy.rs"]
 mod busy;

@@ -1,0 +1,252 @@
+//! `thalweg mount`: mounts a volume's filesystem.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use thalweg_env::Env;
+use thalweg_fuse::mounts;
+use thalweg_store::device::Access;
+
+use super::mounted::{canonical, is_dead, mount_on, no_server, server_folder, take_away};
+use super::status;
+use crate::control::Client;
+use crate::daemon::background;
+use crate::daemon::mount_flags::change_flags;
+use crate::daemon::running::Running;
+use crate::daemon::session::{Purpose, Session};
+use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
+use crate::places::{MOUNT_KIND, MOUNT_LOG};
+use crate::progress::Silent;
+use crate::request::mount_options::{MountOptions, Unknown};
+use crate::request::{Answer, MountRequest, Request, unexpected_answer};
+use crate::target::{Target, export};
+use crate::volume::opened::Opened;
+
+/// A server may be about to end: how often it is asked again, and the pause in between.
+const ENDING_TRIES: u32 = 200;
+const ENDING_PAUSE: Duration = Duration::from_millis(20);
+
+/// Mount the filesystem of a volume
+///
+/// Returns when the filesystem is mounted. A background process serves it until it is unmounted; if the
+/// volume is served already, its server does that. With a link mount.thalweg to this program in /sbin,
+/// mount(8) and /etc/fstab know the type thalweg.
+#[derive(Debug, Args)]
+#[command(after_long_help = OPTIONS)]
+pub(crate) struct Mount {
+    /// The volume's folder, FOLDER@SNAPSHOT, or the device or file of one that is updated in place
+    volume: Option<String>,
+    /// The directory to mount on
+    directory: Option<PathBuf>,
+    /// Options, with commas between them
+    #[arg(short = 'o', value_name = "OPTION,…")]
+    options: Vec<String>,
+    /// Serve the mount in this process
+    #[arg(long)]
+    foreground: bool,
+    /// Ignore unknown options
+    #[arg(short, long)]
+    sloppy: bool,
+    /// Do everything but mount
+    #[arg(short, long)]
+    fake: bool,
+    /// For mount(8): ignored, there is no /etc/mtab to write
+    #[arg(short = 'n', hide = true)]
+    no_mtab: bool,
+    /// For mount(8): the type, which is thalweg
+    #[arg(short = 't', hide = true)]
+    kind: Option<String>,
+    /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<ListenAddress>,
+    /// Report the result to the parent process, as one line of JSON
+    #[arg(long, hide = true, requires = "foreground")]
+    tell: bool,
+}
+
+const OPTIONS: &str = "\
+Options behind -o:
+  ro, rw, sync, async, dirsync, suid, nosuid, dev, nodev, exec, noexec
+  relatime, strictatime, noatime  when a read updates the access time (relatime)
+  allow_other       all users may use the mount, subject to permissions; default for root's mounts
+  writeback_cache   the kernel collects writes, page by page, until it or fsync writes them
+  threads=N         threads that serve the kernel's requests (2)
+  remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
+On a volume that is updated in place also:
+  data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
+  commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, gap=SIZE|auto,
+  rotational=0|1|auto, discard, nodiscard
+  All but journal_dev can change at remount.";
+
+pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
+    let unknown = if args.sloppy { Unknown::Ignore } else { Unknown::Refuse };
+    let options = MountOptions::parse(&args.options, unknown)?;
+    if options.remount {
+        // mount(8) passes the volume too, a user the directory alone.
+        let at = args.directory.take().or(args.volume.take().map(PathBuf::from));
+        let at = at.ok_or_else(|| Failure::new("a remount needs a directory"))?;
+        return if args.fake { Ok(()) } else { remount(&at, &options).await };
+    }
+    let (Some(volume), Some(directory)) = (&args.volume, &args.directory) else {
+        return Err(Failure::new("a mount needs a volume and a directory")
+            .help("thalweg mount VOLUME DIRECTORY"));
+    };
+    let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
+    let options = match (&target.snapshot, options.read_only) {
+        (Some(_), Some(false)) => {
+            return Err(Failure::new(format!("{volume} is a snapshot, which is read-only"))
+                .help("mount it with -o ro"));
+        }
+        (Some(_), _) => MountOptions { read_only: Some(true), ..options },
+        (None, _) => options,
+    };
+    let directory = usable(directory)?;
+    if args.fake {
+        return Ok(());
+    }
+    let request = MountRequest { snapshot: target.snapshot.clone(), directory, options };
+    match args.foreground {
+        true => foreground(env, &args, target, request).await,
+        false => {
+            if !through_server(env, &target, &request).await? {
+                in_background(&args, &target, &request)?;
+            }
+            warn_if_degraded(&target).await;
+            Ok(())
+        }
+    }
+}
+
+/// Warns if the mounted volume is degraded. A failure of this check does not undo the mount.
+async fn warn_if_degraded(target: &Target) {
+    let Ok(Some(mut client)) = Client::connect(&target.folder).await else { return };
+    if let Ok(Answer::Json(found)) = client.ask(&Request::Status, &Silent).await {
+        status::warn(&target.name, &found["degraded"]);
+    }
+}
+
+/// The canonical path of the directory, after removing a dead server's mount on it.
+fn usable(directory: &Path) -> Outcome<PathBuf> {
+    let directory = canonical(directory)?;
+    if let Some(found) = mounts::at(&directory)?.filter(|found| found.kind == MOUNT_KIND)
+        && is_dead(&directory)
+    {
+        tracing::warn!(volume = found.source, "the server of an earlier mount has died");
+        take_away(&directory, libc::MNT_DETACH)?;
+    }
+    match std::fs::metadata(&directory) {
+        Ok(found) if found.is_dir() => Ok(directory),
+        Ok(_) => Err(Failure::new(format!("{} is no directory", directory.display()))),
+        Err(error) => {
+            Err(Failure::of(&error).while_doing(format!("cannot use {}", directory.display())))
+        }
+    }
+}
+
+/// Asks the volume's server to mount it, if it has one that is not about to end.
+async fn through_server(env: &Env, target: &Target, request: &MountRequest) -> Outcome<bool> {
+    let request = Request::Mount(request.clone());
+    for _ in 0..ENDING_TRIES {
+        let Some(mut client) = Client::connect(&target.folder).await? else { return Ok(false) };
+        match client.try_ask(&request, &Silent).await? {
+            Ok(Answer::Mounted { .. }) => return Ok(true),
+            Ok(Answer::Ending) => client.closed().await,
+            Ok(_) => return Err(unexpected_answer()),
+            // The server was about to end.
+            Err(error) => tracing::debug!(%error, "the volume's server went away"),
+        }
+        env.sleep(ENDING_PAUSE).await;
+    }
+    Err(Failure::new(format!("the process that serves {} does not answer", target.name)))
+}
+
+async fn foreground(env: &Env, args: &Mount, target: Target, request: MountRequest) -> Outcome<()> {
+    let started = start(env, args, target, request).await;
+    if args.tell {
+        let told = started.as_ref().map(|(_, recovery)| recovery.clone()).map_err(Failure::clone);
+        background::tell(&told)?;
+    }
+    started?.0.until_stopped().await
+}
+
+/// Opens and mounts the volume. Also returns how the volume was recovered in memory, if it was.
+async fn start(
+    env: &Env,
+    args: &Mount,
+    target: Target,
+    request: MountRequest,
+) -> Outcome<(Running, Option<String>)> {
+    let access = match request.options.read_only {
+        Some(true) => Access::ReadOnly,
+        _ => Access::Exclusive,
+    };
+    let target = Target { snapshot: None, ..target };
+    let opened = Opened::open_for(env, &target, &request.options.journal, access).await?;
+    let recovery = opened.recovery();
+    if let Some(recovery) = &recovery {
+        tracing::warn!(volume = target.name, "{recovery}");
+    }
+    let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
+    let mounted = session.mounts.mount(&session.volumes[0], &request).await;
+    let running = match &mounted {
+        Ok(_) => Running::start(&session, args.metrics.as_ref()),
+        Err(failure) => Err(failure.clone()),
+    };
+    if running.is_err() {
+        session.close().await?;
+    }
+    Ok((running?, recovery))
+}
+
+/// Starts this program again as a daemon, and waits until it serves the mount.
+fn in_background(args: &Mount, target: &Target, request: &MountRequest) -> Outcome<()> {
+    let mut command: Vec<OsString> = ["mount", "--foreground", "--tell"].map(Into::into).into();
+    for list in &args.options {
+        command.extend(["-o".into(), list.into()]);
+    }
+    if args.sloppy {
+        command.push("--sloppy".into());
+    }
+    if let Some(address) = &args.metrics {
+        command.extend(["--metrics".into(), address.to_string().into()]);
+    }
+    let place = match &target.snapshot {
+        None => target.place().into(),
+        Some(_) => export(&target.place().display().to_string(), target.snapshot.as_deref()).into(),
+    };
+    command.extend(["--".into(), place, request.directory.clone().into()]);
+    target.make_folder()?;
+    let recovery = background::start::<Option<String>>(&command, &target.folder, MOUNT_LOG)?;
+    if let Some(recovery) = recovery {
+        eprintln!("{}: {recovery}", target.name);
+    }
+    Ok(())
+}
+
+async fn remount(directory: &Path, options: &MountOptions) -> Outcome<()> {
+    let found = mount_on(&canonical(directory)?)?;
+    let folder = server_folder(&found).await?.ok_or_else(|| no_server(&found))?;
+    let mut client = Client::connect(&folder).await?.ok_or_else(|| no_server(&found))?;
+    let request = Request::Remount { device: found.device, options: options.clone() };
+    match client.ask(&request, &Silent).await? {
+        Answer::Done => match change_flags(&found.mountpoint, options) {
+            // An ordinary user may not change the mount's flags; the atime mode then is the server's alone.
+            Err(error) if is_not_permitted(&error) && !options.changes_flags() => Ok(()),
+            Err(error) => {
+                let place = found.mountpoint.display();
+                let failure = Failure::of(&error);
+                Err(failure.while_doing(format!("cannot change the mount on {place}")))
+            }
+            Ok(()) => Ok(()),
+        },
+        _ => Err(unexpected_answer()),
+    }
+}
+
+fn is_not_permitted(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EPERM)
+}

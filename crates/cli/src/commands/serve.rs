@@ -1,0 +1,276 @@
+//! `thalweg serve`: serves volumes over NBD and over the transaction sockets.
+
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use thalweg_env::Env;
+use thalweg_fuse::state;
+use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
+
+use crate::daemon::running::Running;
+use crate::daemon::session::{Purpose, Session};
+use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
+use crate::output;
+use crate::target::{JournalDev, Target};
+use crate::volume::opened::Opened;
+
+/// Serve volumes over NBD, and their transactions to programs on this machine
+///
+/// Programs that use Thalweg's library for C, Python or Rust find the socket for transactions in the volume's
+/// folder.
+///
+/// A volume's snapshots are served beside it, read-only, as NAME@SNAPSHOT; FOLDER@SNAPSHOT serves that
+/// snapshot alone. The first SIGINT or SIGTERM shuts the server down cleanly, the second one at once.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// Folders of volumes, FOLDER@SNAPSHOT, or devices of in-place volumes
+    #[arg(required = true, value_name = "VOLUME")]
+    volumes: Vec<String>,
+    #[command(flatten)]
+    journal: JournalDev,
+    /// Let clients write to whole volumes that have partitions, for example to restore an image; by default
+    /// these are read-only
+    #[arg(long)]
+    writable: bool,
+    /// The Unix socket, made with mode 0600 [default: NAME.sock under /run/thalweg; for
+    /// other users than root under $XDG_RUNTIME_DIR/thalweg or /tmp/thalweg-UID]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Also listen on TCP, for example localhost:10809 or 0.0.0.0:10809: on every address of the host
+    #[arg(long, value_name = "HOST:PORT")]
+    tcp: Option<ListenAddress>,
+    /// Certificate chain for TCP; clients must then use TLS
+    #[arg(long, value_name = "FILE.pem", requires_all = ["tcp", "tls_key"])]
+    tls_cert: Option<PathBuf>,
+    /// Key of the certificate
+    #[arg(long, value_name = "FILE.pem", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Authority that must have signed the clients' certificates
+    #[arg(long, value_name = "FILE.pem", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+    /// Maximum number of NBD clients, for each kind of socket
+    #[arg(long, value_name = "N", default_value_t = ServerConfig::default().max_connections)]
+    max_connections: usize,
+    /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<ListenAddress>,
+    /// Print the sockets and URIs as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Opens each volume once, even if several targets name it.
+async fn open_all(env: &Env, targets: &[Target]) -> Outcome<Vec<Opened>> {
+    let mut opened: Vec<Opened> = Vec::new();
+    for target in targets {
+        if opened.iter().any(|known| known.target.folder == target.folder) {
+            continue;
+        }
+        if let Some(other) = opened.iter().find(|known| known.target.name == target.name) {
+            let (one, two) = (other.target.place().display(), target.place().display());
+            return Err(Failure::new(format!(
+                "{one} and {two} would both be called {}",
+                target.name
+            ))
+            .help("serve them with two servers, or rename one of the folders"));
+        }
+        let whole = Target { snapshot: None, ..target.clone() };
+        opened.push(Opened::open(env, &whole).await?);
+    }
+    Ok(opened)
+}
+
+pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
+    let targets = args.volumes.iter().map(|text| Target::find(text));
+    let mut targets = targets.collect::<Outcome<Vec<_>>>()?;
+    if let Some(journal) = &args.journal.journal_dev {
+        let mut in_place = targets.iter_mut().filter(|target| target.is_in_place());
+        let (Some(target), None) = (in_place.next(), in_place.next()) else {
+            return Err(Failure::new("--journal-dev is for one volume that is updated in place"));
+        };
+        target.journal = Some(journal.clone());
+    }
+    let volumes = open_all(env, &targets).await?;
+    let limits = ServerConfig { max_connections: args.max_connections, ..ServerConfig::default() };
+    raise_file_limit();
+    let session = Arc::new(Session::with(env, volumes, Purpose::Serve, limits));
+    if args.writable {
+        session.exports.allow_writes();
+    }
+    let running = Running::start(&session, args.metrics.as_ref())?;
+    let served = start(&session, &args, &targets).await;
+    match served {
+        Ok(place) => {
+            announce(&session, &place, args.json);
+            running.until_stopped().await
+        }
+        Err(failure) => {
+            running.close().await?;
+            Err(failure)
+        }
+    }
+}
+
+/// Raises the limit of open files to the hard limit: each connection takes a descriptor, and the soft limit
+/// is often 1,024.
+fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for both calls, which use no other memory.
+    let raised = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0
+        }
+    };
+    if !raised {
+        let error = std::io::Error::last_os_error();
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// The addresses of a server.
+struct Place {
+    socket: PathBuf,
+    tcp: Vec<SocketAddr>,
+    /// Whether clients on TCP must use TLS.
+    tls: bool,
+}
+
+async fn start(session: &Session, args: &Serve, targets: &[Target]) -> Outcome<Place> {
+    for volume in &session.volumes {
+        let of = || targets.iter().filter(|target| target.folder == volume.target.folder);
+        match of().any(|target| target.snapshot.is_none()) {
+            true => session.exports.export_all(volume)?,
+            false => {
+                of().try_for_each(|it| session.exports.export(volume, it.snapshot.as_deref()))?
+            }
+        }
+    }
+    let socket = match &args.socket {
+        Some(path) => std::path::absolute(path)?,
+        None => default_socket(&targets[0].name)?,
+    };
+    session.exports.server().listen_unix(&socket, UnixSocketOptions::default(), None)?;
+    let tcp = match &args.tcp {
+        None => Vec::new(),
+        Some(address) => listen_tcp(session.exports.server(), address, tls(args)?).await?,
+    };
+    let is_tls = args.tls_cert.is_some();
+    if let Some(address) = tcp.iter().find(|it| !is_tls && !it.ip().is_loopback()) {
+        tracing::warn!(%address, "without --tls-cert nothing is encrypted");
+    }
+    Ok(Place { socket, tcp, tls: is_tls })
+}
+
+/// Listens on every address of a host, all with one port. An address of a family that this machine lacks is
+/// skipped if another one works.
+async fn listen_tcp(
+    server: &Server,
+    address: &ListenAddress,
+    tls: Option<TlsConfig>,
+) -> Outcome<Vec<SocketAddr>> {
+    let (mut listening, mut refused) = (Vec::new(), None);
+    for place in address.all() {
+        let mut place = *place;
+        if let (0, Some(first)) = (place.port(), listening.first().map(SocketAddr::port)) {
+            place.set_port(first);
+        }
+        match server.listen_tcp(place, tls.clone()).await {
+            Ok(place) => listening.push(place),
+            Err(ServerError::Tcp { address, source }) if is_absent(&source) => {
+                refused = Some(ServerError::Tcp { address, source });
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match (listening.is_empty(), refused) {
+        (true, Some(error)) => Err(error.into()),
+        _ => Ok(listening),
+    }
+}
+
+/// Whether this machine does not have such an address.
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
+}
+
+fn tls(args: &Serve) -> Outcome<Option<TlsConfig>> {
+    let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    Ok(Some(TlsConfig::from_pem_files(cert, key, args.tls_ca.as_deref(), true)?))
+}
+
+/// A path for the socket that only this user can reach.
+fn default_socket(name: &str) -> Outcome<PathBuf> {
+    match state::folder() {
+        Ok(folder) => Ok(folder.join(format!("{name}.sock"))),
+        Err(error) => Err(Failure::of(&error).help("name another place: --socket PATH")),
+    }
+}
+
+fn announce(session: &Session, place: &Place, json: bool) {
+    let exports = session.exports.server().exports();
+    let uris: Vec<String> = exports.iter().flat_map(|name| uris(name, place)).collect();
+    if json {
+        let tcp = place.tcp.first().map(|address| address.to_string());
+        let object = serde_json::json!({
+            "socket": place.socket, "tcp": tcp, "exports": exports, "uris": uris,
+        });
+        println!("{object}");
+    } else {
+        uris.iter().for_each(|uri| println!("{uri}"));
+    }
+    output::flush();
+}
+
+/// All URIs of an export.
+fn uris(export: &str, place: &Place) -> Vec<String> {
+    let export = escaped(export.as_bytes(), "");
+    let socket = escaped(place.socket.as_os_str().as_bytes(), "/");
+    let scheme = if place.tls { "nbds" } else { "nbd" };
+    let unix = format!("nbd+unix:///{export}?socket={socket}");
+    let tcp = place.tcp.iter().map(|address| format!("{scheme}://{address}/{export}"));
+    std::iter::once(unix).chain(tcp).collect()
+}
+
+/// Percent-encodes a part of a URI, except unreserved characters (RFC 3986, 2.3) and those in `kept`.
+fn escaped(bytes: &[u8], kept: &str) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'-' | b'.' | b'_' | b'~' | b'@' => {
+                text.push(char::from(*byte));
+            }
+            byte if kept.as_bytes().contains(byte) => text.push(char::from(*byte)),
+            byte => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_name_the_scheme_and_escape_what_is_no_name() {
+        let place = |tls| Place {
+            socket: "/run/a b?.sock".into(),
+            tcp: vec!["127.0.0.1:10809".parse().unwrap(), "[::1]:10809".parse().unwrap()],
+            tls,
+        };
+        let unix = "nbd+unix:///my%20vol%23%2F%C3%A9@monday?socket=/run/a%20b%3F.sock";
+        assert_eq!(
+            uris("my vol#/é@monday", &place(true)),
+            [
+                unix,
+                "nbds://127.0.0.1:10809/my%20vol%23%2F%C3%A9@monday",
+                "nbds://[::1]:10809/my%20vol%23%2F%C3%A9@monday",
+            ]
+        );
+        assert_eq!(uris("vol", &place(false))[1], "nbd://127.0.0.1:10809/vol");
+    }
+}

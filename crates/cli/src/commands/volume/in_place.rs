@@ -1,0 +1,106 @@
+//! `thalweg volume create-in-place`: makes an in-place volume.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use thalweg_env::Env;
+use thalweg_store::device::{Access, FileDevice, FileOptions, Purpose};
+use thalweg_store::inplace::{self, InPlace, NewInPlace};
+use thalweg_store::open::in_place_parts;
+use thalweg_store::pool::PoolError;
+
+use crate::commands::status::{self, Shown};
+use crate::control::Client;
+use crate::failure::{Failure, Outcome};
+use crate::size::Size;
+use crate::target::{JournalDev, Target};
+
+/// Bytes at the start of a device in which filesystems and partition tables have their magic numbers.
+const LOOKED_AT: u64 = 128 << 10;
+
+/// Make an in-place volume, with a journal
+///
+/// The volume is empty; thalweg mkfs makes such a volume and a filesystem in one step.
+#[derive(Debug, Args)]
+pub(crate) struct CreateInPlace {
+    /// The device, or a file
+    device: PathBuf,
+    /// Make the file first, of this size
+    #[arg(long)]
+    size: Option<Size>,
+    #[command(flatten)]
+    new: New,
+    /// Overwrite the device if it is not empty
+    #[arg(long)]
+    force: bool,
+    /// Print the new volume's status as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Options for a new in-place volume on a device or in a file.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct New {
+    #[command(flatten)]
+    pub(crate) journal: JournalDev,
+    /// Size of the journal in the volume [default: a sixteenth of it, at most 128M]
+    #[arg(long, value_name = "SIZE", conflicts_with = "journal_dev")]
+    pub(crate) journal_size: Option<Size>,
+}
+
+impl New {
+    /// Whether the user gave any option for the journal.
+    pub(crate) fn is_said(&self) -> bool {
+        self.journal.journal_dev.is_some() || self.journal_size.is_some()
+    }
+}
+
+/// Creates an in-place volume; with `file`, in a new file of that size.
+pub(crate) async fn create(
+    env: &Env,
+    device: &Path,
+    file: Option<Size>,
+    new: &New,
+    force: bool,
+) -> Outcome<Target> {
+    if let Some(size) = file {
+        let made = FileDevice::create(device, size.0, &FileOptions::default()).await;
+        drop(made.map_err(PoolError::from)?);
+    }
+    let journal = new.journal.journal_dev.as_deref();
+    let target = Target::in_place(device)?.with_journal(journal);
+    if Client::connect(&target.folder).await?.is_some() {
+        return Err(Failure::new(format!("{} is mounted or served", device.display()))
+            .help("unmount it first: thalweg umount DIRECTORY, or end its server"));
+    }
+    let parts = in_place_parts(env, device, journal, Access::Exclusive).await;
+    let parts = parts.map_err(PoolError::from)?;
+    for part in std::iter::once(&parts.data).chain(&parts.journal) {
+        let len = part.geometry().size.min(LOOKED_AT) as usize;
+        let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;
+        if !force && start.iter().any(|byte| *byte != 0) {
+            return Err(Failure::new(format!("{} is not empty", part.name()))
+                .help("--force writes over it"));
+        }
+    }
+    let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
+    let mut name = name.unwrap_or_default();
+    while name.len() > inplace::format::NAME {
+        name.pop();
+    }
+    let journal_size = new.journal_size.map(|size| size.0);
+    InPlace::create(env, &parts, &NewInPlace { name, journal_size, size: None }).await?;
+    Ok(target)
+}
+
+pub(crate) async fn run(env: &Env, args: CreateInPlace) -> Outcome<()> {
+    let CreateInPlace { device, size, new, force, json } = args;
+    let target = create(env, &device, size, &new, force).await?;
+    match json {
+        true => status::show(env, &target, Shown::JSON).await,
+        false => {
+            println!("{}", target.place().display());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The settings of a volume on the command line.
+
+use clap::Args;
+use thalweg_store::pool::manifest::Settings;
+
+use crate::size::Size;
+
+/// Settings that the volume keeps.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct SettingsArgs {
+    /// RAM of the tail cache, 1 MiB or more [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    ram_cache: Option<Size>,
+    /// RAM of the body cache [default: none]
+    #[arg(long, value_name = "SIZE")]
+    body_ram_cache: Option<Size>,
+    /// Whether the second sides of mirrored links spin down while they are not written
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    standby: Option<bool>,
+    /// How many milliseconds a read that misses the caches may wait for others, so that they go together to
+    /// the drive that the log writes; 100 suits rotational disks [default: 0]
+    #[arg(long, value_name = "MILLIS")]
+    tail_read_wait: Option<u32>,
+    /// Seconds after which an idle transaction is aborted [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    transaction_idle: Option<u32>,
+}
+
+impl From<SettingsArgs> for Settings {
+    fn from(args: SettingsArgs) -> Settings {
+        Settings {
+            standby: args.standby,
+            ram_cache: args.ram_cache.map(|size| size.0),
+            body_ram_cache: args.body_ram_cache.map(|size| size.0),
+            tail_read_wait: args.tail_read_wait,
+            transaction_idle: args.transaction_idle,
+        }
+    }
+}

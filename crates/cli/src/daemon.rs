@@ -1,0 +1,24 @@
+//! The process that has volumes open and serves them: over NBD, as block devices, as mounts, to transactions,
+//! and to requests on control sockets.
+//!
+//! - `session`: the open volumes with their clients; `answers`: the requests on them;
+//! - `exports`, `attachments`, `mounts` (with `views`): the clients of each kind;
+//! - `lifetime`: when the process ends; `signals`;
+//! - `running`: a session with its control sockets (`control`), metrics (`metrics`) and signals;
+//! - `background`: starts this program as a daemon; `leftover`: removes the files of killed ones.
+
+pub(crate) mod answers;
+pub(crate) mod attachments;
+pub(crate) mod background;
+pub(crate) mod control;
+pub(crate) mod exports;
+pub(crate) mod leftover;
+pub(crate) mod lifetime;
+pub(crate) mod metrics;
+pub(crate) mod mount_flags;
+pub(crate) mod mounts;
+pub(crate) mod published;
+pub(crate) mod running;
+pub(crate) mod session;
+pub(crate) mod signals;
+pub(crate) mod views;

@@ -1,0 +1,100 @@
+//! The volumes that this process has open, with their clients.
+//!
+//! # Lock order
+//!
+//! 1. the list of [`Mounts`];
+//! 2. the list of [`Attachments`];
+//! 3. the changes of an [`Opened`];
+//! 4. all others, none of which is held while another is taken or anything is awaited.
+
+use std::sync::Arc;
+
+use thalweg_env::Env;
+use thalweg_nbd::{ServerConfig, ServerStats};
+
+use super::attachments::Attachments;
+use super::exports::Exports;
+use super::lifetime::Lifetime;
+use super::metrics;
+use super::mounts::Mounts;
+use crate::failure::Outcome;
+use crate::volume::numbers::Numbers;
+use crate::volume::opened::Opened;
+
+/// The open volumes of a process, with their clients.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) env: Env,
+    pub(crate) volumes: Vec<Arc<Opened>>,
+    pub(crate) exports: Exports,
+    pub(crate) attachments: Arc<Attachments>,
+    pub(crate) mounts: Arc<Mounts>,
+    pub(crate) lifetime: Arc<Lifetime>,
+    /// Whether new snapshots are exported.
+    pub(crate) exports_snapshots: bool,
+}
+
+/// The purpose of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// One request on an idle volume.
+    Request,
+    /// Clients that connect.
+    Serve,
+    /// Block devices and mounts; the session ends with the last of them.
+    Attach,
+}
+
+impl Session {
+    /// A session over volumes that are open.
+    pub(crate) fn new(env: &Env, volumes: Vec<Opened>, purpose: Purpose) -> Session {
+        Session::with(env, volumes, purpose, ServerConfig::default())
+    }
+
+    /// As [`Session::new`], with limits for the NBD server.
+    pub(crate) fn with(
+        env: &Env,
+        volumes: Vec<Opened>,
+        purpose: Purpose,
+        limits: ServerConfig,
+    ) -> Session {
+        let lifetime = Arc::new(Lifetime::new(purpose == Purpose::Attach));
+        Session {
+            env: env.clone(),
+            exports: Exports::new(env, limits, volumes.len()),
+            volumes: volumes.into_iter().map(Arc::new).collect(),
+            attachments: Arc::new(Attachments::new(env, lifetime.clone())),
+            mounts: Arc::new(Mounts::new(env, lifetime.clone())),
+            lifetime,
+            exports_snapshots: purpose == Purpose::Serve,
+        }
+    }
+
+    /// Ends everything in order: clients, mounts, block devices, volumes. Goes on after a failure, and returns
+    /// the first.
+    pub(crate) async fn close(&self) -> Outcome<()> {
+        let mut result = self.exports.close().await;
+        self.mounts.unmount_all().await;
+        self.attachments.detach_all().await;
+        for volume in &self.volumes {
+            result = result.and(volume.close().await);
+        }
+        result
+    }
+}
+
+impl metrics::Source for Session {
+    async fn volumes(&self) -> Vec<Numbers> {
+        let mut all = Vec::with_capacity(self.volumes.len());
+        for volume in &self.volumes {
+            let files = self.mounts.statistics_of(volume).await;
+            let mount_stages = self.mounts.mount_stages(volume).await;
+            all.push(Numbers { files, mount_stages, ..volume.numbers() });
+        }
+        all
+    }
+
+    fn server(&self) -> Option<&ServerStats> {
+        Some(self.exports.server().stats())
+    }
+}

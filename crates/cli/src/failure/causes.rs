@@ -1,0 +1,184 @@
+//! Errors of other crates, as the user sees them: most with the next step.
+
+use std::path::Path;
+
+use thalweg_fs::FsError;
+use thalweg_fuse::attach::AttachError;
+use thalweg_nbd::{ServerError, TlsError};
+use thalweg_store::chain::ChainError;
+use thalweg_store::device::DeviceError;
+use thalweg_store::inplace::InPlaceError;
+use thalweg_store::journal::JournalError;
+use thalweg_store::open::OpenError;
+use thalweg_store::pool::PoolError;
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::TxnError;
+
+use super::Failure;
+use crate::holder;
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Failure {
+        Failure::of(&error)
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Failure {
+        Failure::of(&error)
+    }
+}
+
+impl From<ServerError> for Failure {
+    fn from(error: ServerError) -> Failure {
+        Failure::of(&error)
+    }
+}
+
+impl From<TlsError> for Failure {
+    fn from(error: TlsError) -> Failure {
+        Failure::of(&error).help("give PEM files that belong together: --tls-cert, --tls-key, and --tls-ca for the clients' authority")
+    }
+}
+
+impl From<AttachError> for Failure {
+    fn from(error: AttachError) -> Failure {
+        let help = match &error {
+            AttachError::Unavailable(_) => {
+                Some("serve the volume and use an NBD client instead: thalweg serve VOLUME")
+            }
+            AttachError::Busy { .. } => Some("unmount what is on it, then detach again"),
+            AttachError::Occupied { .. } => Some("detach it first: thalweg detach VOLUME"),
+            _ => None,
+        };
+        let failure = Failure::of(&error);
+        match help {
+            Some(help) => failure.help(help),
+            None => failure,
+        }
+    }
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Failure {
+        match error {
+            OpenError::Chained(error) => error.into(),
+            OpenError::InPlace(error) => error.into(),
+            error => Failure::of(&error),
+        }
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Failure {
+        let help = match &error {
+            PoolError::Device(DeviceError::Locked { device }) => {
+                let failure = Failure::of(&error);
+                return match holder::of(Path::new(device)) {
+                    Some(holder) => failure.help(format!("{holder} has it open")),
+                    None => failure.help("another process has it open"),
+                };
+            }
+            PoolError::Missing { .. } => Some("thalweg dump DEVICE shows whose a device is"),
+            PoolError::Unfinished { .. } => Some("thalweg volume destroy FOLDER --yes"),
+            PoolError::Chain(ChainError::Loss(_)) => {
+                Some("--dry-run shows them; --accept-loss goes on without them")
+            }
+            PoolError::OtherVolume { .. } | PoolError::Foreign { .. } => {
+                Some("--force writes over it")
+            }
+            _ => None,
+        };
+        let failure = Failure::of(&error);
+        match help {
+            Some(help) => failure.help(help),
+            None => failure,
+        }
+    }
+}
+
+impl From<ChainError> for Failure {
+    fn from(error: ChainError) -> Failure {
+        PoolError::from(error).into()
+    }
+}
+
+impl From<InPlaceError> for Failure {
+    fn from(error: InPlaceError) -> Failure {
+        match error {
+            InPlaceError::Device(error) => PoolError::from(error).into(),
+            InPlaceError::JournalElsewhere { .. } => {
+                Failure::of(&error).help("-o journal_dev=PATH, or --journal-dev PATH")
+            }
+            InPlaceError::NoStore { .. } => {
+                Failure::of(&error).help("make one, and a filesystem on it: thalweg mkfs DEVICE")
+            }
+            InPlaceError::NoSuperblock { .. } => Failure::of(&error).help(
+                "thalweg fsck -y DEVICE, if nothing else was put on the device since; nothing was \
+                 changed",
+            ),
+            InPlaceError::Journal(
+                JournalError::Rotten { .. } | JournalError::NoSuperblock { .. },
+            ) => Failure::of(&error).help("thalweg fsck -y DEVICE; nothing was changed"),
+            InPlaceError::Journal(JournalError::NoJournal { .. }) => Failure::of(&error).help(
+                "name the journal's device; if this is it, its superblocks are damaged: \
+                 thalweg fsck -y --journal-dev PATH DEVICE",
+            ),
+            InPlaceError::Unreadable { .. } => {
+                Failure::of(&error).help("thalweg fsck -y DEVICE gives it up, if it stays so")
+            }
+            error => Failure::of(&error),
+        }
+    }
+}
+
+impl From<FsError> for Failure {
+    fn from(error: FsError) -> Failure {
+        let help = match &error {
+            FsError::Exists => Some("--force makes a new one in its place, which loses its files"),
+            FsError::Tree(TreeError::NoCatalogue | TreeError::Missing(_)) => {
+                Some("make one: thalweg mkfs VOLUME")
+            }
+            FsError::Damaged(_) => Some("thalweg fsck VOLUME says what is damaged"),
+            FsError::Newer(_) => Some("use a newer program"),
+            error if error.is_damage_below() => Some("thalweg fsck VOLUME says what is damaged"),
+            _ => None,
+        };
+        let failure = match &error {
+            FsError::Exists => Failure::new("the volume has a filesystem already"),
+            FsError::Tree(TreeError::NoCatalogue | TreeError::Missing(_)) => {
+                Failure::new("the volume has no filesystem")
+            }
+            error => Failure::of(error),
+        };
+        match help {
+            Some(help) => failure.help(help),
+            None => failure,
+        }
+    }
+}
+
+impl From<TreeError> for Failure {
+    fn from(error: TreeError) -> Failure {
+        let failure = Failure::of(&error);
+        match &error {
+            TreeError::NoCatalogue => {
+                failure.help("thalweg kv VOLUME create NAME --kind btree --size SIZE")
+            }
+            TreeError::Foreign(_) => failure.help("use another volume, or make one"),
+            TreeError::OfFilesystem(_) => failure.help("thalweg mount VOLUME DIRECTORY"),
+            TreeError::Missing(_) => failure.help("thalweg kv VOLUME list shows the partitions"),
+            TreeError::Unfinished(_) => failure.help("thalweg kv VOLUME drop NAME --yes"),
+            TreeError::Damaged { .. } => {
+                failure.help("thalweg volume scrub VOLUME looks for damage underneath")
+            }
+            _ => failure,
+        }
+    }
+}
+
+impl From<TxnError> for Failure {
+    fn from(error: TxnError) -> Failure {
+        Failure::of(&error)
+    }
+}

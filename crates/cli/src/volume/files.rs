@@ -1,0 +1,208 @@
+//! The filesystem of one open volume.
+
+use std::sync::Arc;
+
+use thalweg_env::Env;
+use thalweg_fs::check;
+use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::{Filesystem, FsError};
+use thalweg_store::block::StoreError;
+use thalweg_store::tree::TreeError;
+use thalweg_store::txn::{Begin, Durability, Preempted, Retry, Transact, TxnError};
+
+use super::opened::Opened;
+use crate::failure::{Failure, Outcome};
+use crate::request::NewFilesystem;
+use crate::request::mount_options::MountOptions;
+use crate::request::sizes::{Grown, Room};
+
+/// The filesystem of one open volume.
+#[derive(Debug)]
+pub(crate) struct Files {
+    local: Local,
+    volume: Arc<dyn Transact>,
+}
+
+/// The filesystem as one transaction sees it.
+#[derive(Debug)]
+pub(crate) struct View {
+    local: Local,
+}
+
+/// The outcome of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Committed {
+    Yes,
+    /// It conflicts with another transaction: nothing of it was applied.
+    Conflict,
+}
+
+fn transact(volume: &Opened) -> Arc<dyn Transact> {
+    Arc::new(volume.transactions().clone())
+}
+
+/// The transactions of a volume, or read-only ones on a snapshot.
+fn transact_on(env: &Env, volume: &Opened, snapshot: Option<&str>) -> Outcome<Arc<dyn Transact>> {
+    match snapshot {
+        None => Ok(transact(volume)),
+        Some(name) => Ok(Arc::new(volume.snapshot_transactions(env, name)?)),
+    }
+}
+
+/// Makes an empty filesystem on a volume.
+pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Outcome<()> {
+    let volume = transact(volume);
+    let format = Format { mode: new.mode, uid: new.uid, gid: new.gid, ..Format::default() };
+    match local::make(env, &volume, &format).await {
+        Err(FsError::Exists) if new.force => {
+            local::remove(env, &volume, &format.name).await?;
+            Ok(local::make(env, &volume, &format).await?)
+        }
+        made => Ok(made?),
+    }
+}
+
+/// Grows a volume's unmounted filesystem into the volume's free space.
+pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Grown> {
+    let name = Format::default().name;
+    let options = local::Options::default();
+    let local = Local::open(env, transact(volume), &name, options).await?;
+    let grown = local.grow(None).await;
+    local.close().await?;
+    Ok(grown?.into())
+}
+
+/// The size of a volume's filesystem, and the size that it could have; `None` without a filesystem.
+pub(crate) async fn room(volume: &Opened) -> Outcome<Option<Room>> {
+    let transact = transact(volume);
+    let name = Format::default().name;
+    match local::room(&*transact, &name).await {
+        Ok((filesystem, most)) => Ok(Some(Room { filesystem, most })),
+        Err(FsError::Tree(
+            TreeError::NoCatalogue | TreeError::Foreign(_) | TreeError::Missing(_),
+        )) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Checks the filesystem of a volume that no other process has open.
+pub(crate) async fn check(env: &Env, volume: &Opened, how: check::How) -> Outcome<check::Report> {
+    Ok(check::check(env, transact(volume), &Format::default().name, how).await?)
+}
+
+/// Checks a snapshot's filesystem on a thread of its own, since the volume is served meanwhile.
+pub(crate) async fn check_snapshot(
+    env: &Env,
+    volume: &Opened,
+    name: &str,
+    how: check::How,
+) -> Outcome<check::Report> {
+    let volume = transact_on(env, volume, Some(name))?;
+    let (env, runtime) = (env.clone(), tokio::runtime::Handle::current());
+    let work = move || {
+        let name = Format::default().name;
+        runtime.block_on(check::check(&env, volume, &name, how))
+    };
+    let checked = tokio::task::spawn_blocking(work).await;
+    Ok(checked.map_err(|error| Failure::of(&error).while_doing("the check ended early"))??)
+}
+
+impl Files {
+    /// Opens the filesystem of a volume, or of a snapshot.
+    pub(crate) async fn open(
+        env: &Env,
+        volume: &Opened,
+        snapshot: Option<&str>,
+        options: &MountOptions,
+    ) -> Outcome<Files> {
+        volume.keep_journal(&options.journal)?;
+        let volume = transact_on(env, volume, snapshot)?;
+        let name = Format::default().name;
+        let local = Local::open(env, volume.clone(), &name, options.for_files()).await?;
+        Ok(Files { local, volume })
+    }
+
+    /// Applies the options that a remount may change.
+    pub(crate) async fn remount(&self, volume: &Opened, options: &MountOptions) -> Outcome<()> {
+        volume.keep_journal(&options.journal)?;
+        if options.atime.is_some() {
+            self.local.set_atime(options.for_files().atime);
+        }
+        if options.read_only == Some(true) {
+            self.local.sync_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Grows it into the volume's free space.
+    pub(crate) async fn grow(&self) -> Outcome<Grown> {
+        Ok(self.local.grow(None).await?.into())
+    }
+
+    /// The filesystem that the kernel is shown.
+    pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
+        Arc::new(self.local.clone())
+    }
+
+    /// Makes everything durable and finishes background work.
+    pub(crate) async fn close(&self) -> Outcome<()> {
+        Ok(self.local.close().await?)
+    }
+
+    /// Begins a transaction on the whole filesystem.
+    pub(crate) async fn begin(&self) -> Outcome<View> {
+        self.local.prepare().await?;
+        let transaction = self.volume.begin(Begin::STRICT).await.map_err(FsError::from)?;
+        Ok(View { local: self.local.within(transaction) })
+    }
+}
+
+/// Whether another attempt may succeed. A limit would be exceeded again.
+fn may_retry(error: &FsError) -> bool {
+    let is_limit = matches!(error, FsError::Transaction(TxnError::Preempted(Preempted::Memory)));
+    error.is_retryable() && !is_limit
+}
+
+/// The user's error for a failed transaction.
+fn refuse(error: FsError) -> Failure {
+    let help = "nothing was changed; do the work in several transactions";
+    match &error {
+        FsError::Transaction(TxnError::TooLarge(most)) => Failure::new(format!(
+            "the transaction changes more than {most} blocks of metadata, and this volume takes no more at once"
+        ))
+        .help(help),
+        FsError::Transaction(TxnError::Store(StoreError::TooLarge { .. })) => {
+            Failure::of(&error).help(help)
+        }
+        FsError::Transaction(TxnError::Preempted(Preempted::Memory)) => Failure::of(&error).help(help),
+        _ => error.into(),
+    }
+}
+
+impl View {
+    /// The filesystem that the kernel is shown.
+    pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
+        Arc::new(self.local.clone())
+    }
+
+    /// Commits durably: all changes appear, or none.
+    pub(crate) async fn commit(&self) -> Outcome<Committed> {
+        let failure = self.local.failure();
+        let committed = self.local.commit(Durability::Synced).await;
+        match failure.map_or(committed, Err) {
+            Ok(()) => Ok(Committed::Yes),
+            Err(error) if may_retry(&error) => Ok(Committed::Conflict),
+            Err(error) => Err(refuse(error)),
+        }
+    }
+
+    /// Discards all changes. The outcome says whether a commit would have succeeded, and if not, why.
+    pub(crate) async fn abort(&self) -> Outcome<Committed> {
+        self.local.abort().await;
+        match self.local.failure() {
+            None => Ok(Committed::Yes),
+            Some(error) if may_retry(&error) => Ok(Committed::Conflict),
+            Some(error) => Err(refuse(error)),
+        }
+    }
+}

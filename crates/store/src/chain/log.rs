@@ -1,5 +1,12 @@
 //! The logs as recovery reads them from the map: each from its position in the checkpoint to its end.
 
+//!
+//! - `scan`: the entries that count, segment by segment;
+//! - `cases`: the decision about each sector.
+
+mod cases;
+mod scan;
+
 use bytes::Bytes;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -8,12 +15,12 @@ use super::format::{
     PAGE, Position, SECTOR, SectorHead, block_checksum,
 };
 use super::read::{Verified, read_verified};
-use super::recovery::Recovered;
 use super::state::State;
 use super::stream::USERS;
 use super::{ChainError, minilog};
-use crate::block::{BLOCK_SIZE, Lba, Version};
+use crate::block::{BLOCK_SIZE, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
+use scan::{Scan, Sector};
 
 /// A log's entries after the checkpoint.
 pub(super) struct Log {
@@ -30,6 +37,20 @@ pub(super) struct Log {
     pub(super) top: u64,
     /// The highest position below which a sector declares data durable. It may lie beyond the end.
     pub(super) durable: Position,
+    pub(super) counts: LogCounts,
+}
+
+/// What reading a log took, and gave.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LogCounts {
+    /// Bytes of map read.
+    pub(super) map_bytes: u64,
+    /// Bytes of blocks read to verify by checksum that they were written.
+    pub(super) checked_bytes: u64,
+    /// Entries up to the end.
+    pub(super) replayed: u64,
+    /// Entries beyond the end.
+    pub(super) dropped: u64,
 }
 
 /// A segment of a log.
@@ -54,99 +75,24 @@ impl Replay {
         state: &State,
         number: usize,
         from: LogRecord,
-        found: &mut Recovered,
     ) -> Result<Log, ChainError> {
         let start = Position::new(from.seq.get(), from.slot.get());
-        let mut log = Log {
-            number,
-            segments: Vec::new(),
-            entries: Vec::new(),
-            end: start,
-            stale: Vec::new(),
-            top: from.seq.get(),
-            durable: start,
-        };
-        let mut durable = start;
-        let (mut id, mut slot, mut seq) = (from.segment.get(), from.slot.get(), Some(start.seq()));
-        let first_new = state.next_seq;
-        let mut open = true;
-        while id != NO_SEGMENT && state.segments.exists(id) && !log.visited(id) {
+        let mut scan = Scan::new(&state.label, self.tag, number, start, state.next_seq);
+        let mut counts = LogCounts::default();
+        let mut id = from.segment.get();
+        while id != NO_SEGMENT && state.segments.exists(id) && !scan.has(id) {
             // The last page of a full segment names the next one.
-            let page = slot.min(state.label.segment_blocks - 1) / ENTRIES_PER_PAGE;
+            let page = scan.next_slot().min(state.label.segment_blocks - 1) / ENTRIES_PER_PAGE;
             let first = page * (ENTRIES_PER_PAGE / ENTRIES_PER_SECTOR);
-            let sectors = self.read_sectors(state, id, first, found).await?;
-            let expected = seq.or_else(|| {
-                let heads = sectors.iter().filter_map(Sector::head);
-                let mut ours = heads.filter(|head| {
-                    // An interrupted recovery may have left a segment that the next one opened again.
-                    let cut = state.label.is_cut(head.log, head.seq);
-                    let new = head.seq >= first_new && head.seq > log.top;
-                    usize::from(head.log) == number && new && !cut
-                });
-                ours.next().map(|head| head.seq)
-            });
-            let Some(expected) = expected else {
-                let hidden = |(index, sector): (usize, &Sector)| sector.hides(self.tag, index);
-                if open && sectors.iter().enumerate().any(hidden) {
-                    return Err(damaged_map(id, 0));
-                }
-                break;
-            };
-            log.top = log.top.max(expected);
-            let mut segment = LogSegment::new(id, expected, first);
-            let gap_before = !open;
-            for (at, sector) in sectors.into_iter().enumerate() {
-                let index = first + at as u32;
-                match sector {
-                    Sector::Unreadable if open => return Err(damaged_map(id, index)),
-                    // A sector is written whole or not at all, so no crash explains this one.
-                    Sector::Other(sector)
-                        if sector.resembles(self.tag, index as u16, expected, number as u8) =>
-                    {
-                        if open {
-                            return Err(damaged_map(id, index));
-                        }
-                        log.stale.push((id, index as u16));
-                    }
-                    Sector::Whole(head, _) if head.seq > expected && head.seq >= first_new => {
-                        return Err(missed_checkpoint(id));
-                    }
-                    Sector::Whole(head, entries)
-                        if head.seq == expected && usize::from(head.log) == number =>
-                    {
-                        // Data of compaction is durable before its entries are.
-                        let end = index * ENTRIES_PER_SECTOR + u32::from(head.count);
-                        durable = durable.max(match number {
-                            USERS => head.durable,
-                            _ => Position::new(head.seq, end),
-                        });
-                        segment.next = head.next;
-                        if open {
-                            segment.entries.extend_from_slice(&entries);
-                            open = u32::from(head.count) == ENTRIES_PER_SECTOR;
-                            continue;
-                        }
-                        let committed = (index * ENTRIES_PER_SECTOR)
-                            .saturating_sub(u32::from(head.uncommitted));
-                        let known = head.uncommitted != u16::MAX;
-                        if known && (gap_before || committed > segment.entries.len() as u32) {
-                            return Err(damaged_map(id, index));
-                        }
-                        log.stale.push((id, index as u16));
-                    }
-                    _ => open = false,
-                }
+            let sectors = self.read_sectors(state, id, first, &mut counts).await?;
+            match scan.add(id, first, &sectors)? {
+                Some(next) => id = next,
+                None => break,
             }
-            // Entries before the checkpoint's position were durable before the checkpoint.
-            if segment.entries.len() < slot as usize {
-                return Err(damaged_map(id, segment.entries.len() as u32 / ENTRIES_PER_SECTOR));
-            }
-            let next = segment.next;
-            log.take(segment, start, state.label.segment_blocks)?;
-            (id, slot, seq) = (next, 0, None);
         }
-        self.settle(state, &mut log, start, durable, found).await?;
-        log.durable = durable;
+        let mut log = scan.into_log();
+        log.counts = counts;
+        settle(state, &mut log, start).await?;
         Ok(log)
     }
 
@@ -156,13 +102,13 @@ impl Replay {
         state: &State,
         id: u32,
         first: u32,
-        found: &mut Recovered,
+        counts: &mut LogCounts,
     ) -> Result<Vec<Sector>, ChainError> {
         let layout = state.label.layout();
         let len = layout.segment_map() - first as usize * SECTOR;
         let at = layout.map_of(id) + u64::from(first) * SECTOR as u64;
         let mut sectors = Vec::new();
-        found.map_bytes += len as u64;
+        counts.map_bytes += len as u64;
         let whole = match self.map.copies() {
             1 => self.map.read(at, len, Purpose::Map).await.ok(),
             _ => None,
@@ -212,38 +158,6 @@ impl Replay {
         Ok(Some(agreed))
     }
 
-    /// Ends a log at the first block that was never written, and then at the last whole transaction.
-    async fn settle(
-        &self,
-        state: &State,
-        log: &mut Log,
-        start: Position,
-        durable: Position,
-        found: &mut Recovered,
-    ) -> Result<(), ChainError> {
-        let all = log.entries.len();
-        let doubtful = log.entries.partition_point(|(at, _, _)| *at < durable);
-        let mut whole = all;
-        for (number, (_, block, entry)) in log.entries.iter().enumerate().skip(doubtful) {
-            if matches!(entry.kind, Kind::Data | Kind::Moved | Kind::Mini) {
-                found.checked_bytes += BLOCK_SIZE as u64;
-                if !holds(state, *block, entry).await? {
-                    whole = number;
-                    break;
-                }
-            }
-        }
-        while whole > 0 && !log.entries[whole - 1].2.last {
-            whole -= 1;
-        }
-        log.entries.truncate(whole);
-        log.check_versions(state.version)?;
-        found.dropped += (all - whole) as u64;
-        found.replayed += whole as u64;
-        log.cut(log.entries.last().map_or(start, |(at, _, _)| Position(at.0 + 1)));
-        Ok(())
-    }
-
     /// Overwrites sectors beyond a log's end, so that a later recovery does not join them to new entries.
     pub(super) async fn seal(&self, state: &State, log: &Log) -> Result<(), ChainError> {
         for (id, index) in &log.stale {
@@ -280,61 +194,53 @@ impl Replay {
     }
 }
 
-/// A map sector as read.
-enum Sector {
-    /// It is valid for this volume and index.
-    Whole(SectorHead, Vec<Entry>),
-    /// It is not: never written, of another volume, or damaged.
-    Other(Box<MapSector>),
-    /// No copy could be read.
-    Unreadable,
+/// Ends a log at the first block that was never written, and then at the last whole transaction.
+async fn settle(state: &State, log: &mut Log, start: Position) -> Result<(), ChainError> {
+    let all = log.entries.len();
+    let doubtful = log.entries.partition_point(|(at, _, _)| *at < log.durable);
+    let checked = &mut log.counts.checked_bytes;
+    let written = written_entries(state, &log.entries, doubtful, checked).await?;
+    let whole = whole_entries(&log.entries, 0, written);
+    log.entries.truncate(whole);
+    log.check_versions(state.version)?;
+    log.counts.dropped += (all - whole) as u64;
+    log.counts.replayed += whole as u64;
+    log.cut(log.entries.last().map_or(start, |(at, _, _)| Position(at.0 + 1)));
+    Ok(())
 }
 
-impl Sector {
-    fn decode(bytes: Option<&[u8]>, tag: u32, index: u16) -> Sector {
-        let Some(sector) = bytes.and_then(|bytes| MapSector::ref_from_bytes(bytes).ok()) else {
-            return Sector::Unreadable;
-        };
-        match sector.verify(tag, index) {
-            Some(head) => Sector::Whole(head, sector.entries().to_vec()),
-            None => Sector::Other(Box::new(*sector)),
+/// How many of a log's entries come before the first one, from `doubtful` on, whose block was never written.
+/// Adds the bytes that it had to read to `checked`.
+pub(super) async fn written_entries(
+    state: &State,
+    entries: &[(Position, u32, MapEntry)],
+    doubtful: usize,
+    checked: &mut u64,
+) -> Result<usize, ChainError> {
+    for (number, (_, block, entry)) in entries.iter().enumerate().skip(doubtful) {
+        if matches!(entry.kind, Kind::Data | Kind::Moved | Kind::Mini) {
+            *checked += BLOCK_SIZE as u64;
+            if !holds(state, *block, entry).await? {
+                return Ok(number);
+            }
         }
     }
-
-    /// Whether it may be the damaged remnant of a sector that counted.
-    fn hides(&self, tag: u32, index: usize) -> bool {
-        match self {
-            Sector::Whole(..) => false,
-            Sector::Other(sector) => sector.is_marked(tag, index as u16),
-            Sector::Unreadable => true,
-        }
-    }
-
-    fn head(&self) -> Option<&SectorHead> {
-        match self {
-            Sector::Whole(head, _) => Some(head),
-            _ => None,
-        }
-    }
+    Ok(entries.len())
 }
 
-fn damaged_map(segment: u32, sector: u32) -> ChainError {
-    ChainError::Damaged(format!(
-        "the map of segment {segment} is damaged before or at sector {sector}, in entries that \
-         were durable"
-    ))
-}
-
-/// A segment was opened again after the checkpoint that is being replayed: a newer checkpoint is missing.
-fn missed_checkpoint(segment: u32) -> ChainError {
-    ChainError::Damaged(format!(
-        "segment {segment} was written after a checkpoint that is missing or damaged"
-    ))
+/// How many of the first `written` entries of a log belong to whole transactions; at least `committed`.
+pub(super) fn whole_entries(
+    entries: &[(Position, u32, MapEntry)],
+    committed: usize,
+    written: usize,
+) -> usize {
+    let ends = |number: &usize| entries.get(number - 1).is_some_and(|(_, _, entry)| entry.last);
+    (committed + 1..=written).rev().find(ends).unwrap_or(committed)
 }
 
 /// Whether a block holds the content that its entry names. True for a block that cannot be read: no crash
 /// explains that, and its readers get the error.
-pub(super) async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
+async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result<bool, ChainError> {
     let Some((link, offset)) = state.segments.place(block) else { return Ok(false) };
     let device = &state.segments.links[link].device;
     let right = |content: &[u8]| match entry.kind {
@@ -347,20 +253,7 @@ pub(super) async fn holds(state: &State, block: u32, entry: &MapEntry) -> Result
     }
 }
 
-impl LogSegment {
-    fn new(id: u32, seq: u64, first: u32) -> LogSegment {
-        let pad =
-            MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version: Version(0), check: 0 };
-        let entries = vec![Entry::encode(&pad); (first * ENTRIES_PER_SECTOR) as usize];
-        LogSegment { id, seq, next: NO_SEGMENT, entries }
-    }
-}
-
 impl Log {
-    fn visited(&self, id: u32) -> bool {
-        self.segments.iter().any(|segment| segment.id == id)
-    }
-
     /// Adds a segment's entries from `start` on.
     fn take(&mut self, segment: LogSegment, start: Position, per: u32) -> Result<(), ChainError> {
         for (slot, entry) in segment.entries.iter().enumerate() {

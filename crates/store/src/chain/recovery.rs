@@ -29,7 +29,7 @@ use super::format::{
 };
 use super::index::{Content, Index, Location, MAX_PHYSICAL, Place, is_slot};
 use super::label::{Cut, Label, Layout, Void};
-use super::log::{Log, Replay};
+use super::log::{Log, LogCounts, Replay};
 use super::minilog::replay::{Minis, read_minis};
 use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
@@ -60,6 +60,15 @@ pub struct Recovered {
     pub minis: u64,
     /// Blocks that got a place of their own because of them.
     pub slots: u64,
+}
+
+impl Recovered {
+    fn add(&mut self, log: &LogCounts) {
+        self.map_bytes += log.map_bytes;
+        self.checked_bytes += log.checked_bytes;
+        self.replayed += log.replayed;
+        self.dropped += log.dropped;
+    }
 }
 
 /// The layout of a map area for this many segments.
@@ -323,12 +332,15 @@ pub(super) async fn open(
     let mut idle = state.segments.ids(|segment| segment.live == 0);
     let first_new = state.next_seq;
     let replay = Replay { map: parts.map.clone(), tag: volume_tag(state.label.volume) };
-    let users = replay.read_log(&state, USERS, logs[USERS], &mut found).await?;
+    let users = replay.read_log(&state, USERS, logs[USERS]).await?;
     let body = match logs[BODY].segment.get() {
         NO_SEGMENT => None,
-        _ => Some(replay.read_log(&state, BODY, logs[BODY], &mut found).await?),
+        _ => Some(replay.read_log(&state, BODY, logs[BODY]).await?),
     };
-    let minis = read_minis(&state, &users).await?;
+    for log in std::iter::once(&users).chain(&body) {
+        found.add(&log.counts);
+    }
+    let minis = read_minis(&state, &users.entries).await?;
     found.minis = minis.len() as u64;
     apply_logs(&mut state, &users, body.as_ref(), &minis, &mut found);
     let in_use = users.segments.iter().chain(body.iter().flat_map(|body| &body.segments));

@@ -10,9 +10,8 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use thalweg_env::HashMap;
 
 use super::super::ChainError;
-use super::super::format::{Kind, MapEntry, block_checksum};
+use super::super::format::{Kind, MapEntry, Position, block_checksum};
 use super::super::index::{Location, Place, is_slot};
-use super::super::log::Log;
 use super::super::read::{Verified, read_verified};
 use super::super::state::State;
 use super::format::{Fragment, open};
@@ -45,8 +44,11 @@ pub(in super::super) async fn read_mini(
 ///
 /// # Errors
 /// [`ChainError::Damaged`] when a block is damaged: its content was durable.
-pub(in super::super) async fn read_minis(state: &State, log: &Log) -> Result<Minis, ChainError> {
-    let entries = log.entries.iter().filter(|(_, _, entry)| entry.kind == Kind::Mini);
+pub(in super::super) async fn read_minis(
+    state: &State,
+    entries: &[(Position, u32, MapEntry)],
+) -> Result<Minis, ChainError> {
+    let entries = entries.iter().filter(|(_, _, entry)| entry.kind == Kind::Mini);
     let reads = entries.map(|(_, block, entry)| async move {
         let fragments = read_mini(state, *block, entry).await;
         fragments.map(|fragments| (*block, fragments)).ok_or_else(|| {

@@ -32,7 +32,7 @@ use super::format::{
 };
 use super::index::{Location, Place, is_slot};
 use super::label::Label;
-use super::log::{Log, LogSegment, Replay, holds};
+use super::log::{Log, LogCounts, LogSegment, Replay, whole_entries, written_entries};
 use super::minilog::format::Fragment;
 use super::minilog::replay::read_mini;
 use super::minilog::slots::{Overlay, Slot};
@@ -333,7 +333,6 @@ impl Scan {
         reach: &mut Reach,
         gaps: &[Gap],
     ) -> Result<Option<Log>, ChainError> {
-        let doubtful = reach.committed.max(reach.durable);
         let mut entries: Vec<(Position, u32, MapEntry)> = Vec::new();
         let mut last = None;
         let lives: Vec<Life> = self.of_log(number).into_iter().cloned().collect();
@@ -352,21 +351,15 @@ impl Scan {
             last = Some((life.clone(), slots));
         }
         let all = entries.len();
-        let mut whole = all;
-        let committed = entries.partition_point(|(at, _, _)| *at < reach.committed);
-        for (index, (at, block, entry)) in entries.iter().enumerate().skip(committed) {
-            let written = matches!(entry.kind, Kind::Data | Kind::Moved | Kind::Mini);
-            if number == USERS && *at >= doubtful && written {
-                self.report.checked_bytes += BLOCK_SIZE as u64;
-                if !holds(state, *block, entry).await? {
-                    whole = index;
-                    break;
-                }
-            }
-        }
-        while whole > committed && !entries[whole - 1].2.last {
-            whole -= 1;
-        }
+        let before = |end: Position| entries.partition_point(|(at, _, _)| *at < end);
+        let committed = before(reach.committed);
+        let doubtful = match number {
+            USERS => before(reach.committed.max(reach.durable)),
+            _ => all,
+        };
+        let checked = &mut self.report.checked_bytes;
+        let written = written_entries(state, &entries, doubtful, checked).await?;
+        let whole = whole_entries(&entries, committed, written);
         if whole < all {
             // Not before the committed position, which may lie behind the last entry below it.
             let end = entries[..whole].last().map(|(at, _, _)| Position(at.0 + 1));
@@ -408,6 +401,7 @@ impl Scan {
             stale: stale.into_iter().map(|index| (life.id, index)).collect(),
             top: self.top,
             durable: if number == USERS { reach.durable } else { reach.end },
+            counts: LogCounts::default(),
         })
     }
 

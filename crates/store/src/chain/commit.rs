@@ -15,9 +15,9 @@ use thalweg_env::Time;
 use tokio::sync::oneshot;
 
 use super::format::Position;
+use super::queue::{BATCH_BLOCKS, drain, write_batch};
 use super::stages::Stage;
 use super::stream::{BODY, Batch, MapWrite, Sealed, USERS};
-use super::write::{drain, write_batch};
 use super::{Counts, Inner};
 use crate::block::{StoreError, Version};
 use crate::device::{DeviceRef, Purpose};
@@ -35,8 +35,7 @@ struct Round {
     written: Shared<oneshot::Receiver<()>>,
 }
 
-/// The previous round.
-#[derive(Clone, Default)]
+/// The previous round, unless this is the first.
 struct Before(Option<Round>);
 
 impl Before {
@@ -211,8 +210,7 @@ async fn flush_ahead(inner: Arc<Inner>) -> Result<(), StoreError> {
         state.seal_mini(true)?;
         Part { log: USERS, target: state.users.tail() }
     };
-    drain(&inner, part.log, part.target).await?;
-    wait_written(&inner, &part).await?;
+    write_data(&inner, &part).await?;
     // A round may have taken the marks of these writes without having flushed yet. So this flushes every
     // device, and leaves the marks to the round.
     let devices: Vec<DeviceRef> = {
@@ -240,8 +238,10 @@ async fn commit_body(inner: Arc<Inner>) -> Result<(), StoreError> {
         }
         Part { log: BODY, target: body.tail() }
     };
-    let mut times = RoundTimes::default();
-    let sealed = write_long(&inner, &part, &Before::default(), &mut times).await?;
+    let since = inner.env.now();
+    write_data(&inner, &part).await?;
+    let mut times = RoundTimes { data: inner.stage(Stage::RoundData, since), ..Default::default() };
+    let sealed = write_entries(&inner, &part, &mut times).await?;
     flush_maps(&inner, &mut times).await?;
     let mut state = inner.state.lock();
     state.poison_check()?;
@@ -286,7 +286,14 @@ async fn run(
     let is_short = short.is_some();
     let sealed = match short {
         Some(short) => write_short(inner, &part, short, times).await?,
-        None => write_long(inner, &part, before, times).await?,
+        None => {
+            let since = inner.env.now();
+            write_data(inner, &part).await?;
+            // The entries will say that all data before them is durable, including the previous round's.
+            before.ended().await;
+            times.data = inner.stage(Stage::RoundData, since);
+            write_entries(inner, &part, times).await?
+        }
     };
     let release = async {
         before.ended().await;
@@ -342,7 +349,7 @@ fn begin(inner: &Inner) -> Result<Option<Begun>, StoreError> {
         return Ok(Some(Begun { part, version, held, short: None }));
     }
     let mut batches = Vec::new();
-    while let Some(batch) = users.take_batch(part.target, super::write::BATCH_BLOCKS) {
+    while let Some(batch) = users.take_batch(part.target, BATCH_BLOCKS) {
         batches.push(batch);
     }
     // Whether blocks before these are still being written by another task.
@@ -386,19 +393,19 @@ async fn flush_short(inner: &Inner, part: &Part, times: &mut RoundTimes) -> Resu
     Ok(())
 }
 
-/// Data, flush, map entries; the final flush is the caller's. Recovery then has no blocks to check.
-async fn write_long(
-    inner: &Arc<Inner>,
+/// Writes the data of a long round.
+async fn write_data(inner: &Arc<Inner>, part: &Part) -> Result<(), StoreError> {
+    drain(inner, part.log, part.target).await?;
+    wait_written(inner, part).await
+}
+
+/// Flushes the data of a long round and writes its map entries; the final flush is the caller's. Recovery then
+/// has no blocks to check.
+async fn write_entries(
+    inner: &Inner,
     part: &Part,
-    before: &Before,
     times: &mut RoundTimes,
 ) -> Result<Sealed, StoreError> {
-    let since = inner.env.now();
-    drain(inner, part.log, part.target).await?;
-    wait_written(inner, part).await?;
-    // The entries will say that all data before them is durable, including the previous round's.
-    before.ended().await;
-    times.data = inner.stage(Stage::RoundData, since);
     let devices = take_unflushed(inner, part).into_iter();
     flush_links(inner, devices.map(|(device, _)| device)).await?;
     times.flushed = inner.stage(Stage::RoundFlush, times.data);

@@ -9,7 +9,7 @@
 //!    users' log (`stream`), map entries and index slots (`index`): all of it in memory and under one lock.
 //!    It is visible now. A write that changes little of its block shares a physical block with others
 //!    (`minilog`).
-//! 2. Queued blocks go to the tail link in large runs (`write`).
+//! 2. Queued blocks go to the tail link in large runs (`queue`).
 //! 3. A *round* (`commit`) makes them durable: data, flush, map sectors, flush. A short round
 //!    writes both at once and flushes once; recovery then checks the contents of the blocks above
 //!    the last `durable` position. Concurrent callers of `sync` share a round.
@@ -30,11 +30,26 @@
 //!    index (`rebuild`).
 //! 5. After a failed write or flush nothing is acknowledged: the store is poisoned, and serves reads until it
 //!    is reopened.
+//!
+//! # Locks
+//!
+//! A task takes them in this order only:
+//!
+//! 1. `label_lock`, for changes of the label;
+//! 2. `cleaning_lock`, for moves of live blocks;
+//! 3. `checkpoints`, for the checkpoint area;
+//! 4. `line`, held by the first writer that waits for room. With it held, a writer takes `state` alone;
+//! 5. `rounds` or `state`, neither under the other and never across an await. All else that changes in memory
+//!    is under `state`;
+//! 6. the locks within the caches, the latency histograms and [`Env`], which take no other.
+//!
+//! `Freeze` keeps users from writing without a lock held: it counts in `State::frozen`.
 
 pub mod cache;
 mod checkpoint;
 mod clean;
 mod commit;
+mod counts;
 pub mod dump;
 pub mod format;
 #[doc(hidden)]
@@ -44,6 +59,7 @@ mod label;
 mod log;
 pub mod minilog;
 mod options;
+mod queue;
 mod read;
 mod rebuild;
 mod recovery;
@@ -78,6 +94,8 @@ use crate::device::{DeviceError, DeviceRef};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
 use cache::Cache;
+pub use counts::CountStatus;
+use counts::Counts;
 pub use format::Cleaning;
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
@@ -89,8 +107,7 @@ pub use scrub::ScrubReport;
 pub use snapshot::SnapshotUse;
 pub use stages::WaitStatus;
 use state::State;
-use status::Counts;
-pub use status::{CountStatus, LinkStatus, Status};
+pub use status::{LinkStatus, Status};
 
 /// Errors of making, opening or changing a chain.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -233,8 +250,8 @@ impl Chain {
         }
         let env = inner.env.clone();
         let tasks = vec![
-            env.spawn(write::run_writer(inner.clone(), stream::USERS)),
-            env.spawn(write::run_writer(inner.clone(), stream::BODY)),
+            env.spawn(queue::run_writer(inner.clone(), stream::USERS)),
+            env.spawn(queue::run_writer(inner.clone(), stream::BODY)),
             env.spawn(commit::run_timer(inner.clone())),
             env.spawn(clean::run_cleaner(inner.clone())),
             env.spawn(checkpoint::run_checkpoints(inner.clone())),
@@ -436,6 +453,19 @@ impl Inner {
         match self.options.read_only {
             true => Err(StoreError::ReadOnly),
             false => Ok(()),
+        }
+    }
+
+    /// Refuses blocks beyond the end of the volume.
+    fn check_range(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
+        let blocks = self.blocks();
+        match lba.0.checked_add(count) {
+            Some(end) if end <= blocks => Ok(()),
+            _ => Err(StoreError::Invalid(format!(
+                "blocks {} to {} leave a volume of {blocks} blocks",
+                lba.0,
+                lba.0.saturating_add(count)
+            ))),
         }
     }
 

@@ -7,7 +7,6 @@ use futures::future::{join_all, try_join_all};
 
 use super::format::block_checksum;
 use super::index::Location;
-use super::write::check_range;
 use super::{Counts, Inner, State};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use crate::device::{DeviceRef, FrameBuf, Purpose};
@@ -34,7 +33,7 @@ pub(super) async fn read(
     count: u64,
     at: Version,
 ) -> Result<Vec<Option<Bytes>>, StoreError> {
-    check_range(inner, lba, count)?;
+    inner.check_range(lba, count)?;
     Counts::add(&inner.counts.user_blocks_read, count);
     let Plan { mut blocks, fetch, wished } = plan(inner, lba, count, at);
     if fetch.is_empty() {

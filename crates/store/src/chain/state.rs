@@ -1,4 +1,7 @@
 //! All state under the chain's main lock.
+//!
+//! Circles that stand: [`State`] holds data of `minilog` ([`Minis`], [`Slots`]) and of `clean` (its pace), whose
+//! methods on the whole state are in those modules, beside their subject.
 
 use std::sync::Arc;
 
@@ -638,3 +641,6 @@ impl State {
 pub(super) fn reserved_segments(links: u32, compaction: bool) -> u32 {
     links * KEEP_PER_LINK as u32 + if compaction { 6 } else { 4 }
 }
+
+#[cfg(test)]
+mod tests;

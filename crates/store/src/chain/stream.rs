@@ -429,9 +429,12 @@ mod tests {
 
     use zerocopy::FromBytes;
 
-    use super::super::format::Kind;
+    use std::sync::Arc;
+
+    use super::super::format::{Kind, LinkRecord};
     use super::*;
     use crate::block::{Lba, Version};
+    use crate::device::MemoryDevice;
 
     const PER: u32 = 2 * ENTRIES_PER_SECTOR;
     const TAG: u32 = 7;
@@ -458,6 +461,34 @@ mod tests {
             stream.append(&pad(), None, Purpose::Map);
         }
         stream
+    }
+
+    #[test]
+    fn links_of_entries_that_are_not_durable_are_still_to_be_flushed() {
+        let mut segments = Segments::new(PER);
+        for (number, base) in [(1, 3), (2, 4), (3, 5)] {
+            let record = LinkRecord {
+                id: [number; 16],
+                base: base.into(),
+                segments: 1.into(),
+                leaving: 0,
+                reserved: [0; 7],
+            };
+            segments.add_link(&record, Arc::new(MemoryDevice::new(0)));
+        }
+        let links = |stream: &Stream| Vec::from_iter(stream.links_of_uncommitted(&segments));
+        let mut stream = full();
+        assert_eq!(links(&stream), [0]);
+        stream.set_next(4);
+        let first = seal(&mut stream);
+        stream.roll(4, 11);
+        stream.append(&pad(), None, Purpose::Map);
+        let second = seal(&mut stream);
+        assert_eq!(links(&stream), [0, 1], "a round that took them may not have flushed them");
+        stream.commit(&first);
+        assert_eq!(links(&stream), [1]);
+        stream.commit(&second);
+        assert_eq!(links(&stream), [1], "the open segment is written again");
     }
 
     #[test]

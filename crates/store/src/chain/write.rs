@@ -1,34 +1,21 @@
-//! Writes: from a transaction to the tail's device.
+//! Writes: from a transaction to the queue of its log.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
-use futures::stream::{FuturesUnordered, StreamExt};
 use parking_lot::MutexGuard;
 use thalweg_env::Time;
 
-use super::format::{Position, block_checksum};
+use super::format::block_checksum;
 use super::index::is_slot;
 use super::minilog::format::MAX_COST;
 use super::minilog::{blocks_for, small_writes};
 use super::stages::{Cause, Stage};
 use super::state::{Dead, Need, Room};
-use super::stream::{BODY, Batch, Stream, USERS};
-use super::{Counts, Inner, State};
+use super::stream::BODY;
+use super::{Counts, Inner, State, queue};
 use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
-use crate::device::{FrameBuf, Purpose};
 
-/// Blocks in one request to a device.
-pub(super) const BATCH_BLOCKS: usize = 256;
-/// Queued blocks from which on a writer sends them without a flush.
-pub(super) const LAZY_BLOCKS: usize = 128;
-/// Large requests of one log at a time: one is written while the next waits. With more, a disk that reorders
-/// requests by its head's position leaves gaps behind and seeks back for them.
-const REQUESTS: usize = 2;
-/// Small requests of one log at a time, with less than [`BATCH_BLOCKS`] together: mini-log blocks that are
-/// not contiguous. One after the other, each would cost a device's whole latency.
-const SMALL_REQUESTS: usize = 32;
 /// Maximum blocks in one transaction on any volume. It may span several segments.
 const MAX_TRANSACTION: usize = 1 << 16;
 /// Minimum of that maximum on a small volume.
@@ -73,7 +60,7 @@ pub(super) async fn discard(
     lba: Lba,
     count: u64,
 ) -> Result<Version, StoreError> {
-    check_range(inner, lba, count)?;
+    inner.check_range(lba, count)?;
     let mut version = inner.state.lock().version;
     let mut at = lba.0;
     while at < lba.0 + count {
@@ -86,18 +73,6 @@ pub(super) async fn discard(
         at += run;
     }
     Ok(version)
-}
-
-pub(super) fn check_range(inner: &Inner, lba: Lba, count: u64) -> Result<(), StoreError> {
-    let blocks = inner.blocks();
-    match lba.0.checked_add(count) {
-        Some(end) if end <= blocks => Ok(()),
-        _ => Err(StoreError::Invalid(format!(
-            "blocks {} to {} leave a volume of {blocks} blocks",
-            lba.0,
-            lba.0.saturating_add(count)
-        ))),
-    }
 }
 
 /// Whether an ordinary transaction finds room once the devices have written the queued blocks.
@@ -121,7 +96,7 @@ fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
         )));
     }
     let highest = writes.iter().map(|write| write.lba).max().unwrap_or(Lba(0));
-    check_range(inner, highest, 1)?;
+    inner.check_range(highest, 1)?;
     for write in writes {
         if write.content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
             return Err(StoreError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
@@ -278,7 +253,7 @@ impl Inner {
     /// Wakes the tasks that an append concerns.
     pub(super) fn after_append(&self, state: &mut State) {
         for log in [super::stream::USERS, super::stream::BODY] {
-            if state.stream(log).queued() >= LAZY_BLOCKS {
+            if state.stream(log).queued() >= queue::LAZY_BLOCKS {
                 self.queue_kick[log].notify_one();
             }
         }
@@ -317,127 +292,5 @@ impl Inner {
     pub(super) fn bury_all(&self) {
         let dead = std::mem::take(&mut self.state.lock().dead);
         self.bury(dead);
-    }
-}
-
-/// Writes a batch to its link and records that it arrived.
-pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), StoreError> {
-    let (device, link, offset) = {
-        let state = inner.state.lock();
-        let place = state.segments.place(batch.first);
-        // A link leaves the chain only when nothing is written to it any more.
-        let (link, offset) = place.expect("a batch is written to a segment of the chain");
-        (state.segments.links[link].device.clone(), link, offset)
-    };
-    let contents = batch.contents.clone();
-    let (bytes, since) = (contents.iter().map(Bytes::len).sum(), inner.env.now());
-    let under_way = inner.rates[batch.log].begin(bytes);
-    let written = device.write(offset, contents, batch.purpose).await;
-    under_way.end(inner.stage(Stage::DeviceWrite, since).since(since));
-    written.map_err(|error| inner.fail(error))?;
-    finish(inner, &batch, link);
-    inner.written.notify_waiters();
-    inner.room.notify_waiters();
-    Ok(())
-}
-
-/// Takes the blocks of a batch from `pending`; live ones go to the tail cache.
-fn finish(inner: &Inner, batch: &Batch, link: usize) {
-    let mut kept: Vec<(u64, Bytes)> = Vec::with_capacity(batch.contents.len());
-    {
-        let state = inner.state.lock();
-        let cached = batch.purpose == Purpose::UserData || link == state.tail_link();
-        for at in 0..batch.contents.len() {
-            let block = batch.first + at as u32;
-            if let Some(content) = state.pending.get(&block).filter(|_| cached) {
-                kept.push((u64::from(block), content.clone()));
-            }
-        }
-    }
-    if batch.purpose != Purpose::UserData {
-        // Blocks that cleaning read are slices of long runs, which they would keep alive.
-        kept.iter_mut().for_each(|(_, content)| *content = FrameBuf::copy_block(content));
-    }
-    inner.tail_cache.put_all(kept);
-    let mut state = inner.state.lock();
-    for at in 0..batch.contents.len() {
-        state.pending.remove(&(batch.first + at as u32));
-    }
-    state.unwritten -= batch.contents.len();
-    if batch.purpose == Purpose::Cleaning {
-        state.moving[batch.log] -= batch.contents.len();
-    }
-    if batch.log == USERS {
-        state.turns.wrote(inner.env.now());
-    }
-    state.stream(batch.log).finish_batch(batch.start, link);
-}
-
-/// Whether a log has the maximum of requests under way.
-fn is_busy(stream: &Stream) -> bool {
-    let (requests, blocks) = stream.in_flight();
-    requests >= SMALL_REQUESTS || (requests >= REQUESTS && blocks >= BATCH_BLOCKS)
-}
-
-/// Takes queued blocks below `until` and writes them, several requests at a time.
-pub(super) async fn drain(
-    inner: &Arc<Inner>,
-    log: usize,
-    until: Position,
-) -> Result<(), StoreError> {
-    let mut requests = FuturesUnordered::new();
-    loop {
-        let written = inner.written.notified();
-        let waits = loop {
-            let mut state = inner.state.lock();
-            state.poison_check()?;
-            let held = log == USERS && state.turns.holds_writers();
-            let stream = state.stream(log);
-            if is_busy(stream) || held {
-                break stream.is_queued(until);
-            }
-            match stream.take_batch(until, BATCH_BLOCKS) {
-                Some(batch) => requests.push(write_batch(inner, batch)),
-                None => break false,
-            }
-        };
-        match requests.next().await {
-            Some(result) => result?,
-            // Another task has the maximum of requests under way, or reads hold the drive.
-            None if waits => written.await,
-            None => return Ok(()),
-        }
-    }
-}
-
-/// Writes a log's queue as it fills.
-pub(super) async fn run_writer(inner: Arc<Inner>, log: usize) {
-    loop {
-        inner.queue_kick[log].notified().await;
-        let mut requests = FuturesUnordered::new();
-        loop {
-            loop {
-                let batch = {
-                    let mut state = inner.state.lock();
-                    // Without a log of compaction there is one writer, which keeps the order.
-                    let exists = log == USERS || state.body.is_some();
-                    let held = log == USERS && state.turns.holds_writers();
-                    let stream = state.stream(log);
-                    let enough =
-                        exists && !held && stream.wants_writing(LAZY_BLOCKS) && !is_busy(stream);
-                    let until = stream.tail();
-                    enough.then(|| stream.take_batch(until, BATCH_BLOCKS)).flatten()
-                };
-                match batch {
-                    Some(batch) => requests.push(write_batch(&inner, batch)),
-                    None => break,
-                }
-            }
-            match requests.next().await {
-                Some(Ok(())) => {}
-                Some(Err(_)) => return,
-                None => break,
-            }
-        }
     }
 }

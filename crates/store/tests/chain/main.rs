@@ -22,6 +22,7 @@ mod pool;
 mod pool_crash;
 mod rebuild;
 mod roles;
+mod rounds;
 mod steady;
 #[path = "../support/mod.rs"]
 mod support;

@@ -29,8 +29,9 @@ use super::format::{
 };
 use super::index::{Content, Index, Location, MAX_PHYSICAL, Place, is_slot};
 use super::label::{Cut, Label, Layout, Void};
-use super::log::{Log, LogCounts, Replay};
+use super::log::{Log, Replay};
 use super::minilog::replay::{Minis, read_minis};
+use super::recovered::Recovered;
 use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
@@ -40,36 +41,6 @@ use crate::block::Holds;
 use crate::block::{BLOCK_SIZE, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::lock::BriefMutex;
-
-/// Counts of an opening.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub struct Recovered {
-    /// Bytes of the checkpoint: a base and its deltas.
-    pub checkpoint_bytes: u64,
-    /// Bytes of map read after it.
-    pub map_bytes: u64,
-    /// Bytes of blocks read to verify by checksum that they were written.
-    pub checked_bytes: u64,
-    /// Entries of the logs after the checkpoint.
-    pub replayed: u64,
-    /// Entries beyond the end of the logs.
-    pub dropped: u64,
-    /// The version that was recovered.
-    pub version: u64,
-    /// Mini-log blocks read.
-    pub minis: u64,
-    /// Blocks that got a place of their own because of them.
-    pub slots: u64,
-}
-
-impl Recovered {
-    fn add(&mut self, log: &LogCounts) {
-        self.map_bytes += log.map_bytes;
-        self.checked_bytes += log.checked_bytes;
-        self.replayed += log.replayed;
-        self.dropped += log.dropped;
-    }
-}
 
 /// The layout of a map area for this many segments.
 pub(super) fn layout_for(segment_blocks: u32, max_segments: u32) -> Layout {

@@ -178,8 +178,7 @@ fn a_nearly_full_chain_writes_evenly() {
     }
 }
 
-/// Blocks that cleaning moves for each one that users write, after `rounds` times as many writes as there are
-/// blocks.
+/// Blocks that cleaning moves for each one that users write, once each block was written `rounds` times.
 async fn moved_per_write(
     env: &Env,
     chain: &Arc<Chain>,

@@ -97,8 +97,7 @@ impl State {
             .max(self.freeing_urgency())
     }
 
-    /// Whether a checkpoint should begin. One that has many blocks to settle begins early, so that it can
-    /// settle them slowly.
+    /// Whether a checkpoint should begin: early if it has many blocks to settle, so that it settles them slowly.
     pub(super) fn wants_checkpoint(&self, options: &Options) -> bool {
         let urgency = self.checkpoint_urgency(options);
         urgency >= 1.0 || (urgency >= minilog::EARLY && self.slots.len() > minilog::FEW)

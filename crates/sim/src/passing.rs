@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use parking_lot::Mutex;
+use thalweg_store::block::{
+    Applied, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Throttle, Version, Write,
+    WriteList,
+};
 
 /// A requested change.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +39,8 @@ pub trait Around: std::fmt::Debug + Send + Sync + 'static {
     /// Runs after a change was applied, before it is acknowledged.
     async fn after_change(&self) {}
 
-    /// Runs before backpressure is applied to a writer.
-    async fn before_holding_back(&self) {}
+    /// Runs before a writer waits for its backpressure.
+    async fn before_backpressure(&self) {}
 
     /// Runs before changes are made durable.
     async fn before_sync(&self) {}
@@ -47,13 +51,30 @@ pub trait Around: std::fmt::Debug + Send + Sync + 'static {
 pub struct Passing<A> {
     store: Arc<dyn BlockStore>,
     /// The hooks.
-    pub around: A,
+    pub around: Arc<A>,
 }
 
 impl<A: Around> Passing<A> {
     /// Wraps `store`.
     pub fn new(store: Arc<dyn BlockStore>, around: A) -> Passing<A> {
-        Passing { store, around }
+        Passing { store, around: Arc::new(around) }
+    }
+}
+
+/// The store's backpressure, with something before it.
+struct Delayed<A> {
+    around: Arc<A>,
+    own: Mutex<Option<Backpressure>>,
+}
+
+#[async_trait]
+impl<A: Around> Throttle for Delayed<A> {
+    async fn throttle(&self, _blocks: usize) {
+        self.around.before_backpressure().await;
+        let own = self.own.lock().take();
+        if let Some(own) = own {
+            own.wait().await;
+        }
     }
 }
 
@@ -79,16 +100,13 @@ impl<A: Around> BlockStore for Passing<A> {
         blocks
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
         self.around.before_change(Change::Apply(&writes)).await?;
-        let version = self.store.apply(writes).await;
+        let applied = self.store.submit(writes, retention).await;
         self.around.after_change().await;
-        version
-    }
-
-    async fn hold_back(&self, blocks: usize) {
-        self.around.before_holding_back().await;
-        self.store.hold_back(blocks).await;
+        let (version, hold, backpressure) = applied?.into_parts();
+        let throttle = Delayed { around: self.around.clone(), own: Mutex::new(Some(backpressure)) };
+        Ok(Applied::new(version, hold, Backpressure::new(Arc::new(throttle), 0)))
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

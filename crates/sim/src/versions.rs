@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::block::{
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Version,
+    Write, WriteList,
+};
 
 type History = Vec<(Version, Option<Bytes>)>;
 
@@ -137,8 +140,8 @@ impl BlockStore for VersionedMemory {
         }
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        for write in &writes {
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
+        for write in writes.iter() {
             self.check(write.lba, 1)?;
         }
         let mut state = self.state.lock();
@@ -146,7 +149,9 @@ impl BlockStore for VersionedMemory {
         let version = state.now.next();
         writes.iter().for_each(|write| state.apply(write, version, self.trusting));
         state.now = version;
-        Ok(version)
+        drop(state);
+        let hold = (retention == Retention::Hold).then(|| self.hold(version)).flatten();
+        Ok(Applied::new(version, hold, Backpressure::NONE))
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

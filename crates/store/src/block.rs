@@ -7,8 +7,10 @@
 //! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
 //! transaction in part.
 
+mod backpressure;
 mod frozen;
 mod holds;
+mod list;
 mod ranges;
 
 use std::fmt;
@@ -18,8 +20,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::device::DeviceError;
+pub use backpressure::{Applied, Backpressure, Throttle};
 pub use frozen::Frozen;
 pub(crate) use holds::Holds;
+pub use list::WriteList;
 pub use ranges::ByteRanges;
 
 /// Bytes in a block.
@@ -78,6 +82,19 @@ impl Write {
     }
 }
 
+/// What a store keeps of the versions before and after a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Retention {
+    /// The new version is readable until the next one; older versions as long as they are held.
+    #[default]
+    Newest,
+    /// The new version is held from the start.
+    Hold,
+    /// No reader of an older version needs the former content of the blocks, since they held nothing. Such
+    /// a reader may find the new content instead, so the store need not remember when they were written.
+    Unversioned,
+}
+
 /// Blocks with versions, applied atomically and made durable on request.
 #[async_trait]
 pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
@@ -104,23 +121,22 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError>;
 
-    /// Applies one transaction's writes as the next version, atomically; later writes to the same block win.
-    /// The version is visible when this returns, and durable after a [`BlockStore::sync`].
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError>;
+    /// Applies one transaction's writes as the next version, atomically. The version is visible when this
+    /// returns, and durable after a [`BlockStore::sync`]. The caller waits for the [`Backpressure`] that is
+    /// returned before it writes more.
+    ///
+    /// # Errors
+    /// [`StoreError`]: nothing was applied.
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError>;
 
-    /// [`BlockStore::apply`], with the new version held; `None` when it is gone already.
-    async fn apply_and_hold(
-        &self,
-        writes: Vec<Write>,
-    ) -> Result<(Version, Option<Hold>), StoreError> {
-        let version = self.apply(writes).await?;
-        Ok((version, self.hold(version)))
-    }
-
-    /// [`BlockStore::apply`] to blocks that hold nothing which a reader of an older version needs. Such a
-    /// reader may find the new content instead, so the store need not remember when the blocks were written.
-    async fn apply_unversioned(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.apply(writes).await
+    /// [`BlockStore::submit`] and its backpressure, for a caller that nothing else waits for. A block may be
+    /// written several times: see [`WriteList`].
+    ///
+    /// # Errors
+    /// As [`BlockStore::submit`], and [`WriteList::new`].
+    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+        let applied = self.submit(WriteList::new(writes)?, Retention::Newest).await?;
+        Ok(applied.settle().await)
     }
 
     /// Whether a write may fail for lack of room because older versions are held. False for a store in which
@@ -133,11 +149,6 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     fn max_transaction(&self) -> usize {
         usize::MAX
     }
-
-    /// Applies backpressure: delays a caller that just wrote `blocks` blocks while the store is behind with
-    /// its background work. Each caller waits for its own writes alone; a wait inside [`BlockStore::apply`]
-    /// would delay the callers queued behind it too.
-    async fn hold_back(&self, _blocks: usize) {}
 
     /// Discards `count` blocks from `lba` on as the next version: they read as zeros, and their
     /// space may be reclaimed.

@@ -64,7 +64,10 @@ use state::{Found, State};
 use turns::Turns;
 use waiting::Which;
 
-use crate::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::block::{
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Throttle,
+    Version, Write, WriteList,
+};
 use crate::device::{DeviceError, DeviceRef};
 use crate::journal::{Journal, JournalError};
 use crate::latency::{SlowRequest, StageStatus};
@@ -414,19 +417,18 @@ impl Inner {
 
     async fn apply(
         self: &Arc<Inner>,
-        writes: Vec<Write>,
-        hold: bool,
-        history: History,
-    ) -> Result<(Version, Option<Hold>), StoreError> {
-        let mut blocks: Vec<Write> = Vec::with_capacity(writes.len());
-        for write in writes {
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        let history = match retention {
+            Retention::Unversioned => History::Dropped,
+            Retention::Newest | Retention::Hold => History::Kept,
+        };
+        for write in writes.iter() {
             self.check(write.lba, 1)?;
-            if write.content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
-                return Err(StoreError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
-            }
-            blocks.push(write);
         }
-        let blocks = only_last(blocks);
+        let blocks = writes.into_vec();
+        let count = blocks.len();
         let most = self.journal.size() / 2;
         let needed = blocks.iter().map(running::most_room).sum::<usize>() as u64;
         if needed > most {
@@ -443,12 +445,14 @@ impl Inner {
                     let version = state.apply(blocks, history, self.env.now())?;
                     let taken = state.running.bytes.saturating_sub(before);
                     state.pace.owe(taken);
-                    let hold = hold.then(|| self.hold(&mut state, version));
+                    let hold =
+                        (retention == Retention::Hold).then(|| self.hold(&mut state, version));
                     drop(state);
                     if self.is_short() {
                         self.pressed.notify_one();
                     }
-                    return Ok((version, hold));
+                    let backpressure = Backpressure::new(self.clone(), count);
+                    return Ok(Applied::new(version, hold, backpressure));
                 }
                 unmapped
             };
@@ -501,33 +505,19 @@ impl Inner {
     }
 }
 
-/// Merges several writes of one block into the last, with the bytes that any of them changed.
-fn only_last(writes: Vec<Write>) -> Vec<Write> {
-    let mut at: thalweg_env::HashMap<u64, usize> = thalweg_env::HashMap::default();
-    let mut last: Vec<Write> = Vec::with_capacity(writes.len());
-    for write in writes {
-        match at.get(&write.lba.0) {
-            Some(at) => {
-                let before = &mut last[*at];
-                let mut changed = write.changed.clone();
-                changed.add_all(&before.changed);
-                *before = Write { changed, ..write };
-            }
-            None => {
-                at.insert(write.lba.0, last.len());
-                last.push(write);
-            }
-        }
-    }
-    last
-}
-
 /// A journal's error as a store error.
 fn journal_error(error: JournalError) -> StoreError {
     match error {
         JournalError::Device(error) => error.into(),
         JournalError::Poisoned(why) => StoreError::Poisoned(why),
         error => StoreError::Poisoned(error.to_string().into()),
+    }
+}
+
+#[async_trait]
+impl Throttle for Inner {
+    async fn throttle(&self, blocks: usize) {
+        self.hold_back(blocks).await;
     }
 }
 
@@ -551,27 +541,12 @@ impl BlockStore for InPlace {
         self.inner.read(range, at).await
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        Ok(self.inner.apply(writes, false, History::Kept).await?.0)
-    }
-
-    async fn apply_and_hold(
-        &self,
-        writes: Vec<Write>,
-    ) -> Result<(Version, Option<Hold>), StoreError> {
-        self.inner.apply(writes, true, History::Kept).await
-    }
-
-    async fn apply_unversioned(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        Ok(self.inner.apply(writes, false, History::Dropped).await?.0)
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
+        self.inner.apply(writes, retention).await
     }
 
     fn holds_take_room(&self) -> bool {
         false
-    }
-
-    async fn hold_back(&self, blocks: usize) {
-        self.inner.hold_back(blocks).await;
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use super::{Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, WriteList};
 
 /// A block store at one version: its newest, or that of a snapshot. Changes fail with
 /// [`StoreError::ReadOnly`].
@@ -79,7 +79,11 @@ impl BlockStore for Frozen {
         self.store.read(lba, count, self.now()).await
     }
 
-    async fn apply(&self, _writes: Vec<Write>) -> Result<Version, StoreError> {
+    async fn submit(
+        &self,
+        _writes: WriteList,
+        _retention: Retention,
+    ) -> Result<Applied, StoreError> {
         Err(StoreError::ReadOnly)
     }
 

@@ -78,14 +78,7 @@ pub struct MiniCounts {
 /// Which writes of a transaction become fragments of at most `most` bytes, heads included.
 pub(super) fn small_writes(writes: &[Write], most: usize) -> Vec<bool> {
     let small = |write: &Write| write.content.is_some() && cost(&write.changed) <= most;
-    let mut chosen: Vec<bool> = writes.iter().map(small).collect();
-    let mut lbas: Vec<Lba> = writes.iter().map(|write| write.lba).collect();
-    lbas.sort_unstable();
-    // The last write to a block wins; fragments do not keep an order relative to whole blocks.
-    if most == 0 || lbas.windows(2).any(|pair| pair[0] == pair[1]) {
-        chosen.fill(false);
-    }
-    chosen
+    writes.iter().map(small).map(|small| small && most > 0).collect()
 }
 
 /// Maximum mini-log blocks for these fragments, including the open one.

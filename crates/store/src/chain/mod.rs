@@ -91,7 +91,7 @@ use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::block::{Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, WriteList};
 use crate::device::{DeviceError, DeviceRef};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
@@ -345,17 +345,9 @@ impl BlockStore for Chain {
         self.inner.options.read_only
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
         self.inner.check_writable()?;
-        Ok(write::apply(&self.inner, writes, false).await?.0)
-    }
-
-    async fn apply_and_hold(
-        &self,
-        writes: Vec<Write>,
-    ) -> Result<(Version, Option<Hold>), StoreError> {
-        self.inner.check_writable()?;
-        write::apply(&self.inner, writes, true).await
+        write::apply(&self.inner, &writes, retention).await
     }
 
     fn holds_take_room(&self) -> bool {

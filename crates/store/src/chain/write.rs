@@ -15,7 +15,9 @@ use super::stages::{Cause, Stage};
 use super::state::Dead;
 use super::stream::BODY;
 use super::{Counts, Inner, State, queue};
-use crate::block::{BLOCK_SIZE, Hold, Lba, StoreError, Version, Write};
+use crate::block::{
+    Applied, BLOCK_SIZE, Backpressure, Lba, Retention, StoreError, Version, Write, WriteList,
+};
 
 /// Maximum blocks in one transaction on any volume. It may span several segments.
 const MAX_TRANSACTION: usize = 1 << 16;
@@ -27,14 +29,16 @@ const TRANSACTIONS: usize = 8;
 /// Maximum blocks in one discard record, which bounds the time under the lock.
 const DISCARD_BLOCKS: u64 = 64 * 1024;
 
-/// See [`crate::block::BlockStore::apply`], and with `hold` [`crate::block::BlockStore::apply_and_hold`].
+/// See [`crate::block::BlockStore::submit`]. Writers wait for cleaning before they are applied, each in its
+/// turn, so that no backpressure is left for afterwards.
 pub(super) async fn apply(
     inner: &Arc<Inner>,
-    writes: Vec<Write>,
-    hold: bool,
-) -> Result<(Version, Option<Hold>), StoreError> {
-    check_writes(inner, &writes)?;
-    let small = small_writes(&writes, inner.options.mini_bytes.min(MAX_COST));
+    writes: &WriteList,
+    retention: Retention,
+) -> Result<Applied, StoreError> {
+    let hold = retention == Retention::Hold;
+    check_writes(inner, writes)?;
+    let small = small_writes(writes, inner.options.mini_bytes.min(MAX_COST));
     let check = |(write, small): (&Write, &bool)| match &write.content {
         Some(content) if !small => block_checksum(write.lba, content),
         _ => 0,
@@ -42,9 +46,9 @@ pub(super) async fn apply(
     let checks: Vec<u32> = writes.iter().zip(&small).map(check).collect();
     let blocks = writes.len() as u32;
     let slots = small.iter().filter(|small| **small).count() as u32;
-    let need = Need { live: blocks, blocks: blocks - slots + blocks_for(&writes, &small), slots };
+    let need = Need { live: blocks, blocks: blocks - slots + blocks_for(writes, &small), slots };
     let version = with_room(inner, need, |state| {
-        let version = state.apply(&writes, &checks, &small)?;
+        let version = state.apply(writes, &checks, &small)?;
         if hold {
             state.holds.take(version);
         }
@@ -52,7 +56,8 @@ pub(super) async fn apply(
     })
     .await?;
     Counts::add(&inner.counts.user_blocks_written, u64::from(blocks));
-    Ok((version, hold.then(|| inner.release_later(version))))
+    let hold = hold.then(|| inner.release_later(version));
+    Ok(Applied::new(version, hold, Backpressure::NONE))
 }
 
 /// See [`crate::block::BlockStore::discard`].
@@ -97,13 +102,7 @@ fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
         )));
     }
     let highest = writes.iter().map(|write| write.lba).max().unwrap_or(Lba(0));
-    inner.check_range(highest, 1)?;
-    for write in writes {
-        if write.content.as_ref().is_some_and(|content| content.len() != BLOCK_SIZE) {
-            return Err(StoreError::Invalid(format!("a block has {BLOCK_SIZE} bytes")));
-        }
-    }
-    Ok(())
+    inner.check_range(highest, 1)
 }
 
 /// Runs `change` under the lock as soon as there is room for it, and wakes the tasks that it concerns.

@@ -12,7 +12,7 @@ use super::commit;
 use super::manager::{Inner, LocalTransaction, ZEROS};
 use super::order::Snapshot;
 use super::{Aside, TxnError};
-use crate::block::{ByteRanges, Class, Lba, Version, Write};
+use crate::block::{ByteRanges, Class, Lba, Retention, Version, Write, WriteList};
 
 /// Blocks that are written or discarded as one version of the store.
 const AT_ONCE: usize = 64;
@@ -43,13 +43,13 @@ impl Drop for Floor<'_> {
 
 impl LocalTransaction {
     async fn apply_aside(&self, writes: Vec<Write>) -> Result<(), TxnError> {
-        let count = writes.len();
-        {
+        let writes = WriteList::new(writes)?;
+        let applied = {
             let _floor = Floor::take(&self.inner).await;
             self.check_active()?;
-            self.inner.store.apply_unversioned(writes).await?;
-        }
-        self.inner.store.hold_back(count).await;
+            self.inner.store.submit(writes, Retention::Unversioned).await?
+        };
+        applied.settle().await;
         self.check_active()
     }
 }

@@ -19,7 +19,7 @@ use super::manager::{Counts, Inner};
 use super::order::{Snapshot, Step};
 use super::window::Window;
 use super::{Preempted, TxnError};
-use crate::block::{Hold, Lba, StoreError, Version};
+use crate::block::{Backpressure, Hold, Lba, Retention, StoreError, Version, WriteList};
 
 /// What a write outside of transactions may bypass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,7 +107,7 @@ pub(super) async fn discard(
     })?;
     match pass(inner, way, async || inner.store.discard(lba, count).await).await {
         Some(written) => written,
-        None => note(inner, way, Intent::of_swath(lba.0..end)).await,
+        None => Ok(note(inner, way, Intent::of_swath(lba.0..end)).await?.0),
     }
 }
 
@@ -121,8 +121,12 @@ fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> 
     Snapshot { hold, ..snapshot }
 }
 
-/// Decides on a transaction, and applies it if it commits. Returns its version.
-pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, TxnError> {
+/// Decides on a transaction, and applies it if it commits. Returns its version, and the delay that its owner
+/// owes.
+pub(super) async fn commit(
+    inner: &Inner,
+    intent: Intent,
+) -> Result<(Version, Backpressure), TxnError> {
     let intent = Arc::new(intent);
     let (slot, window) = enter(inner, &intent)?;
     #[cfg(feature = "seeded-bugs")]
@@ -145,7 +149,8 @@ pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Version, Txn
         return Err(TxnError::Conflict);
     }
     Counts::add(&inner.counts.commits, 1);
-    Ok(outcome(inner, &intent).await?)
+    let version = outcome(inner, &intent).await?;
+    Ok((version, intent.take_backpressure()))
 }
 
 /// Gives a transaction its timestamp and its window.
@@ -167,15 +172,21 @@ fn enter(inner: &Inner, intent: &Arc<Intent>) -> Result<(u64, Window), TxnError>
     Err(refused)
 }
 
-/// Enters a change that nothing can conflict with into the stream. Returns its version.
-pub(super) async fn note(inner: &Inner, way: Past, intent: Intent) -> Result<Version, StoreError> {
+/// Enters a change that nothing can conflict with into the stream. Returns its version, and the delay that its
+/// writer owes.
+pub(super) async fn note(
+    inner: &Inner,
+    way: Past,
+    intent: Intent,
+) -> Result<(Version, Backpressure), StoreError> {
     let intent = Arc::new(intent);
     intent.set_verdict(Verdict::Commit);
     while !push_past(inner, way, &intent)? {
         inner.decided().await;
     }
     Counts::add(&inner.counts.singletons, 1);
-    outcome(inner, &intent).await
+    let version = outcome(inner, &intent).await?;
+    Ok((version, intent.take_backpressure()))
 }
 
 /// Enters a write outside of transactions into the stream. False while a commit that may raise the fence is
@@ -317,7 +328,13 @@ async fn hand_over(inner: &Inner, intent: &Intent) -> Result<(Version, Option<Ho
             let version = inner.store.discard(Lba(swath.start), count).await?;
             Ok((version, inner.store.hold(version)))
         }
-        None => inner.store.apply_and_hold(intent.to_writes()).await,
+        None => {
+            let writes = WriteList::new(intent.to_writes())?;
+            let applied = inner.store.submit(writes, Retention::Hold).await?;
+            let (version, hold, backpressure) = applied.into_parts();
+            intent.set_backpressure(backpressure);
+            Ok((version, hold))
+        }
     }
 }
 

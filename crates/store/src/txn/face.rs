@@ -8,7 +8,9 @@ use super::commit::{self, Past};
 use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::manager::TransactionManager;
-use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::block::{
+    Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, Write, WriteList,
+};
 
 /// Each write is a transaction of its own that always commits (4.1).
 #[async_trait]
@@ -34,12 +36,8 @@ impl BlockStore for TransactionManager {
         self.inner.store.read(lba, count, at).await
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.apply_past(Past::Anything, writes).await
-    }
-
-    async fn hold_back(&self, blocks: usize) {
-        self.inner.store.hold_back(blocks).await;
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
+        self.submit_past(Past::Anything, writes, retention).await
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
@@ -69,40 +67,29 @@ impl BlockStore for TransactionManager {
 
 impl TransactionManager {
     /// Applies writes that belong to no transaction.
-    pub(super) async fn apply_past(
+    pub(super) async fn submit_past(
         &self,
         way: Past,
-        writes: Vec<Write>,
-    ) -> Result<Version, StoreError> {
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
         let inner = &self.inner;
         // A write that changes part of a block carries a copy of the rest, which may be outdated: it is
         // merged with the block's content when its turn comes.
         if writes.iter().all(|write| write.changed.is_whole()) {
-            let passed =
-                commit::pass(inner, way, async || inner.store.apply(writes.clone()).await).await;
-            if let Some(written) = passed {
-                let version = written?;
-                self.hold_back(writes.len()).await;
-                return Ok(version);
+            let submit = async || inner.store.submit(writes.clone(), retention).await;
+            if let Some(applied) = commit::pass(inner, way, submit).await {
+                return applied;
             }
         }
-        let mut blocks: Vec<IntentWrite> = Vec::with_capacity(writes.len());
-        for write in writes {
+        let singleton = |write: Write| {
             let fragments = Fragments::from(&write.changed);
-            // Of two writes of one block the later one wins.
-            blocks.retain(|before| before.lba != write.lba);
-            blocks.push(IntentWrite::new(
-                write.lba,
-                write.content,
-                write.changed,
-                write.class,
-                fragments,
-            ));
-        }
+            IntentWrite::new(write.lba, write.content, write.changed, write.class, fragments)
+        };
+        let mut blocks: Vec<IntentWrite> = writes.into_vec().into_iter().map(singleton).collect();
         blocks.sort_unstable_by_key(|write| write.lba);
-        let count = blocks.len();
-        let version = commit::note(inner, way, Intent::singleton(blocks)).await?;
-        self.hold_back(count).await;
-        Ok(version)
+        let (version, backpressure) = commit::note(inner, way, Intent::singleton(blocks)).await?;
+        let hold = (retention == Retention::Hold).then(|| inner.store.hold(version)).flatten();
+        Ok(Applied::new(version, hold, backpressure))
     }
 }

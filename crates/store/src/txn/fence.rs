@@ -23,7 +23,7 @@ use super::TxnError;
 use super::commit::{self, Past};
 use super::intent::Intent;
 use super::manager::{Inner, TransactionManager};
-use crate::block::{BlockStore, Hold, Lba, StoreError, Version, Write};
+use crate::block::{Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, WriteList};
 
 /// The block that raises the fence.
 const HEAD: Lba = Lba(0);
@@ -195,12 +195,8 @@ impl BlockStore for Fenced {
         self.manager.read(lba, count, at).await
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        self.manager.apply_past(Past::Fence, writes).await
-    }
-
-    async fn hold_back(&self, blocks: usize) {
-        self.manager.hold_back(blocks).await;
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
+        self.manager.submit_past(Past::Fence, writes, retention).await
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {

@@ -5,10 +5,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::fragments::Fragments;
-use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, StoreError, Version, Write};
+use crate::block::{BLOCK_SIZE, Backpressure, ByteRanges, Class, Lba, StoreError, Version, Write};
 use crate::device::AlignedBuf;
 
 /// A transaction with this many times fewer blocks than another is compared block by block.
@@ -95,6 +96,8 @@ pub(super) struct Intent {
     verdict: AtomicU8,
     /// Its outcome in the store.
     outcome: OnceLock<Result<Version, StoreError>>,
+    /// The delay that its owner owes, whichever task applied it.
+    backpressure: Mutex<Option<Backpressure>>,
     /// Notified when there is an outcome, and when its owner may have to apply it itself.
     pub(super) changed: Notify,
 }
@@ -112,6 +115,7 @@ impl Intent {
             since,
             verdict: AtomicU8::new(Verdict::Open as u8),
             outcome: OnceLock::new(),
+            backpressure: Mutex::new(None),
             changed: Notify::new(),
         }
     }
@@ -216,6 +220,16 @@ impl Intent {
         self.outcome.set(outcome).ok();
         self.changed.notify_waiters();
         self.changed.notify_one();
+    }
+
+    /// Leaves the delay for the owner, before there is an outcome.
+    pub(super) fn set_backpressure(&self, backpressure: Backpressure) {
+        *self.backpressure.lock() = Some(backpressure);
+    }
+
+    /// The delay that the owner owes.
+    pub(super) fn take_backpressure(&self) -> Backpressure {
+        self.backpressure.lock().take().unwrap_or(Backpressure::NONE)
     }
 
     /// Whether other transactions see it.

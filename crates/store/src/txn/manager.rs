@@ -17,7 +17,7 @@ use super::options::Options;
 use super::order::{Order, Snapshot};
 use super::running::{OwnerId, Phase, Registry, Running, Work};
 use super::{Begin, Contention, Durability, Handle, Preempted, Transact, Transaction, TxnError};
-use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
+use crate::block::{BLOCK_SIZE, Backpressure, BlockStore, Class, Lba};
 use crate::device::AlignedBuf;
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
@@ -625,8 +625,7 @@ impl Transaction for LocalTransaction {
         let isolation = self.running.begin.isolation;
         let until = snapshot.until.unwrap_or(u64::MAX);
         let intent = accesses.into_intent(isolation, until);
-        let written = intent.writes.len();
-        let version = match intent.writes.is_empty() {
+        let (version, backpressure) = match intent.writes.is_empty() {
             true => {
                 let (version, is_durable) = (snapshot.hold.version(), snapshot.until.is_none());
                 self.inner.let_go(snapshot);
@@ -634,7 +633,7 @@ impl Transaction for LocalTransaction {
                 if is_durable {
                     return Ok(());
                 }
-                version
+                (version, Backpressure::NONE)
             }
             false => {
                 // No more reads: the store need not keep the snapshot any longer.
@@ -645,9 +644,7 @@ impl Transaction for LocalTransaction {
         if durability == Durability::Synced {
             self.inner.store.sync(version).await?;
         }
-        if written > 0 {
-            self.inner.store.hold_back(written).await;
-        }
+        backpressure.wait().await;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use thalweg_env::{Env, Task, Time};
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Retention, Write, WriteList};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::{InPlace, Mode, Options, Parts};
 
@@ -100,7 +100,6 @@ async fn load_with(
                 let write = whole(lba, rng.random(), Class::Metadata);
                 let begun = env.now();
                 store.apply(vec![write]).await.unwrap();
-                store.hold_back(1).await;
                 waits.lock().writes.push(env.now().since(begun));
                 env.sleep(pause).await;
             }
@@ -154,9 +153,10 @@ fn log(env: &Env, store: &Arc<InPlace>, end: Time) -> Task<u64> {
         while inner.now() < end {
             let first = (written % 8) * 64;
             let writes = (first..first + 64).map(|lba| whole(lba, written as u8, Class::Data));
-            store.apply(writes.collect()).await.unwrap();
+            let writes = WriteList::new(writes.collect()).unwrap();
+            let applied = store.submit(writes, Retention::Newest).await.unwrap();
             store.sync(store.now()).await.unwrap();
-            store.hold_back(64).await;
+            applied.settle().await;
             written += 1;
         }
         written
@@ -209,7 +209,8 @@ fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
         .await;
         let write = |lba| whole(lba, 3, Class::Metadata);
         load(&env, &store, [8, 0], env.now() + Duration::from_secs(20)).await;
-        store.apply((0..MANY as u64).map(write).collect()).await.unwrap();
+        let many = WriteList::new((0..MANY as u64).map(write).collect()).unwrap();
+        let applied = store.submit(many, Retention::Newest).await.unwrap();
         let fail = async {
             env.sleep(Duration::from_millis(100)).await;
             drives.iter().for_each(|drive| drive.die_after(0));
@@ -218,11 +219,11 @@ fn who_is_held_back_does_not_wait_for_a_store_that_failed() {
             env.now()
         };
         let held = async {
-            store.hold_back(MANY).await;
+            applied.settle().await;
             env.now()
         };
         let (failed, released) = tokio::join!(fail, held);
-        assert!(released > failed, "nobody was held back");
+        assert!(released > failed, "no writer was throttled");
         let longer = released.since(failed);
         assert!(longer < Duration::from_millis(50), "{longer:?}");
     });

@@ -13,3 +13,4 @@ mod tree_salvage;
 mod txn;
 mod txn_history;
 mod volume;
+mod writes;

@@ -9,7 +9,10 @@ use rand::RngExt;
 use thalweg_env::{Env, HashMap};
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Hold, Lba, StoreError, Version, Write};
+use thalweg_store::block::{
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Version,
+    WriteList,
+};
 use thalweg_store::tree::{
     Batch, Kind, MAX_KEY, MAX_VALUE, NewPartition, Raw, RawBlocks, State, Store, TreeError,
     catalogue, format,
@@ -420,9 +423,13 @@ impl BlockStore for Counting {
         Ok((lba.0..lba.0 + count).map(|lba| blocks.get(&lba).cloned()).collect())
     }
 
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
+    async fn submit(
+        &self,
+        writes: WriteList,
+        _retention: Retention,
+    ) -> Result<Applied, StoreError> {
         let (mut blocks, mut cost) = (self.blocks.lock(), self.cost.lock());
-        for write in writes {
+        for write in writes.into_vec() {
             cost.blocks += 1;
             match write.content {
                 Some(content) => {
@@ -435,7 +442,7 @@ impl BlockStore for Counting {
         }
         let mut now = self.now.lock();
         *now = now.next();
-        Ok(*now)
+        Ok(Applied::new(*now, self.hold(*now), Backpressure::NONE))
     }
 
     async fn discard(&self, _lba: Lba, _count: u64) -> Result<Version, StoreError> {

@@ -636,7 +636,7 @@ struct Behind(AtomicBool);
 
 #[async_trait]
 impl Around for Behind {
-    async fn before_holding_back(&self) {
+    async fn before_backpressure(&self) {
         if !self.0.swap(true, Ordering::Relaxed) {
             std::future::pending().await
         }
@@ -653,7 +653,7 @@ impl Around for Refusing {
         Err(StoreError::Poisoned("it takes none".into()))
     }
 
-    async fn before_holding_back(&self) {
+    async fn before_backpressure(&self) {
         std::future::pending().await
     }
 }

@@ -179,7 +179,7 @@ impl Many {
     /// A directory, created if it does not exist.
     async fn folder(&self, number: u64) -> Result<Ino, BenchError> {
         let name = folder_name(number);
-        if let Ok(found) = self.fs.lookup(Ino::ROOT, name.as_bytes()).await {
+        if let Ok(found) = self.fs.find(Ino::ROOT, name.as_bytes()).await {
             return Ok(found.ino);
         }
         let made = self.fs.create(Ino::ROOT, name.as_bytes(), &node(Node::Directory)).await;
@@ -188,8 +188,8 @@ impl Many {
 
     async fn find(&self, file: u64) -> Result<(), BenchError> {
         let (folder, name) = place(file);
-        let found = self.fs.lookup(Ino::ROOT, folder_name(folder).as_bytes()).await;
-        let found = self.fs.lookup(found.map_err(failed)?.ino, name.as_bytes()).await;
+        let found = self.fs.find(Ino::ROOT, folder_name(folder).as_bytes()).await;
+        let found = self.fs.find(found.map_err(failed)?.ino, name.as_bytes()).await;
         found.map(drop).map_err(failed)
     }
 

@@ -1,8 +1,13 @@
 //! Errors of a filesystem.
 
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
 use thalweg_store::block::StoreError;
+use thalweg_store::device::DeviceError;
 use thalweg_store::tree::TreeError;
-use thalweg_store::txn::{Retry, TxnError};
+use thalweg_store::txn::{Preempted, Retry, TxnError};
 
 /// Why a call failed. Adapters turn this into their own numbers.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -98,22 +103,148 @@ pub enum FsError {
     /// Stop: stored structures are invalid.
     #[error("the filesystem is damaged: {0}; run fsck")]
     Damaged(String),
-    /// An error of the store below.
+    /// Give up: the volume holds no filesystem of that name.
     #[error(transparent)]
-    Tree(TreeError),
-    /// An error of the transaction.
+    NoFilesystem(Failure),
+    /// Give up: the volume holds something else, which a filesystem would overwrite.
     #[error(transparent)]
-    Transaction(TxnError),
+    Foreign(Failure),
+    /// The store below failed. [`Failure::action`] says what to do.
+    #[error(transparent)]
+    Store(Failure),
+    /// The transaction around the call is aborted. [`Failure::action`] says what to do.
+    #[error(transparent)]
+    Aborted(Failure),
+    /// Give up: the transaction around the call has ended. Its own end said why.
+    #[error("the transaction has ended already")]
+    Ended,
+    /// Retry later: another owner holds a lock that conflicts.
+    #[error("another process holds a lock that conflicts")]
+    Locked,
+    /// Give up, and release locks: the owners of locks would wait for each other forever.
+    #[error("the lock would wait for itself: a deadlock")]
+    Deadlock,
+    /// Give up, or release some: an inode has at most so many locks.
+    #[error("the file has too many locks")]
+    TooManyLocks,
+}
+
+/// What the caller must do about a [`Failure`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Retry the whole transaction.
+    Retry,
+    /// Retry the whole transaction when other transactions have released memory, or do less in one.
+    RetrySmaller,
+    /// Wait until some transactions have ended, then retry.
+    Wait,
+    /// Do the work in several transactions.
+    Divide,
+    /// Free space, or make the volume larger.
+    FreeSpace,
+    /// Give up on these bytes: a block cannot be read. Restore it, or run fsck.
+    Restore,
+    /// Stop, and run fsck: stored structures are invalid.
+    Repair,
+    /// Stop until the volume is opened again for writing: it refuses writes.
+    Reopen,
+    /// Stop: the server cannot be reached. An unanswered commit may count or not.
+    Reconnect,
+    /// Give up on this request.
+    GiveUp,
+}
+
+/// A failure below the filesystem: what the caller must do, and the cause.
+///
+/// Its message is that of the cause, which keeps the store's own type: a caller that knows the type gets the
+/// details from [`Failure::cause`].
+#[derive(Clone)]
+pub struct Failure {
+    action: Action,
+    cause: Arc<dyn Error + Send + Sync>,
+}
+
+impl Failure {
+    /// A failure with its cause.
+    pub fn new(action: Action, cause: impl Error + Send + Sync + 'static) -> Failure {
+        Failure { action, cause: Arc::new(cause) }
+    }
+
+    /// What the caller must do.
+    pub fn action(&self) -> Action {
+        self.action
+    }
+
+    /// The cause, if it is of this type.
+    pub fn cause<E: Error + 'static>(&self) -> Option<&E> {
+        self.cause.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {:?}", self.action, self.cause)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        // Its own message is the cause's, so that the chain goes on behind the cause.
+        self.cause.source()
+    }
 }
 
 impl FsError {
     /// Whether blocks or structures of the store below are unreadable or invalid.
     pub fn is_damage_below(&self) -> bool {
         match self {
-            FsError::Tree(error) => error.is_damage(),
-            FsError::Transaction(error) => error.is_damage(),
+            FsError::Store(failure) | FsError::Aborted(failure) => {
+                matches!(failure.action, Action::Restore | Action::Repair)
+            }
             _ => false,
         }
+    }
+
+    /// The error of a transaction that is to be aborted because of it.
+    pub(crate) fn aborted(error: TxnError) -> FsError {
+        FsError::Aborted(Failure::new(action_after(&error), error))
+    }
+
+    /// Whether the transaction around the call cannot go on.
+    pub(crate) fn ends_transaction(&self) -> bool {
+        matches!(self, FsError::Aborted(_) | FsError::Ended)
+    }
+
+    /// The error as one that ends the transaction around the call.
+    pub(crate) fn ending_transaction(self) -> FsError {
+        match self {
+            FsError::Conflict => FsError::aborted(TxnError::Conflict),
+            FsError::NoSpace => FsError::aborted(TxnError::Store(StoreError::NoSpace)),
+            other => other,
+        }
+    }
+}
+
+/// What to do after an error of a transaction.
+fn action_after(error: &TxnError) -> Action {
+    match error {
+        TxnError::Preempted(Preempted::Memory) => Action::RetrySmaller,
+        TxnError::Conflict | TxnError::Preempted(_) => Action::Retry,
+        TxnError::TooMany(_) => Action::Wait,
+        TxnError::TooLarge(_) | TxnError::Store(StoreError::TooLarge { .. }) => Action::Divide,
+        TxnError::Store(StoreError::NoSpace | StoreError::Device(DeviceError::NoSpace { .. })) => {
+            Action::FreeSpace
+        }
+        TxnError::Store(StoreError::ReadOnly | StoreError::Poisoned(_)) => Action::Reopen,
+        TxnError::Disconnected(_) => Action::Reconnect,
+        error if error.is_damage() => Action::Restore,
+        _ => Action::GiveUp,
     }
 }
 
@@ -121,9 +252,10 @@ impl From<TxnError> for FsError {
     fn from(error: TxnError) -> FsError {
         match error {
             TxnError::Conflict => FsError::Conflict,
+            TxnError::Ended => FsError::Ended,
             TxnError::Store(StoreError::NoSpace) => FsError::NoSpace,
             TxnError::Store(StoreError::ReadOnly) => FsError::ReadOnly,
-            other => FsError::Transaction(other),
+            other => FsError::aborted(other),
         }
     }
 }
@@ -133,7 +265,12 @@ impl From<TreeError> for FsError {
         match error {
             TreeError::Txn(error) => error.into(),
             TreeError::Full(_) => FsError::NoSpace,
-            other => FsError::Tree(other),
+            TreeError::NoCatalogue | TreeError::Missing(_) => {
+                FsError::NoFilesystem(Failure::new(Action::GiveUp, error))
+            }
+            TreeError::Foreign(_) => FsError::Foreign(Failure::new(Action::GiveUp, error)),
+            TreeError::Damaged { .. } => FsError::Store(Failure::new(Action::Repair, error)),
+            other => FsError::Store(Failure::new(Action::GiveUp, other)),
         }
     }
 }
@@ -142,8 +279,56 @@ impl Retry for FsError {
     fn is_retryable(&self) -> bool {
         match self {
             FsError::Conflict => true,
-            FsError::Transaction(error) => error.is_retryable(),
+            FsError::Aborted(failure) => {
+                matches!(failure.action, Action::Retry | Action::RetrySmaller)
+            }
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_store::block::Lba;
+
+    use super::*;
+
+    #[test]
+    fn errors_below_say_what_to_do() {
+        let store = |error| FsError::from(TxnError::Store(error));
+        let action = |error: &FsError| match error {
+            FsError::Store(failure) | FsError::Aborted(failure) => Some(failure.action()),
+            _ => None,
+        };
+        let retry = FsError::from(TxnError::Preempted(Preempted::Idle));
+        let smaller = FsError::from(TxnError::Preempted(Preempted::Memory));
+        assert_eq!(
+            [&retry, &smaller].map(action),
+            [Some(Action::Retry), Some(Action::RetrySmaller)]
+        );
+        assert!(retry.is_retryable() && smaller.is_retryable() && FsError::Conflict.is_retryable());
+        let large = FsError::from(TxnError::TooLarge(12));
+        assert_eq!((action(&large), large.is_retryable()), (Some(Action::Divide), false));
+        let FsError::Aborted(failure) = &large else { panic!("{large:?}") };
+        assert!(matches!(failure.cause(), Some(TxnError::TooLarge(12))));
+        assert_eq!(failure.to_string(), TxnError::TooLarge(12).to_string());
+        let poisoned = store(StoreError::Poisoned("x".into()));
+        assert_eq!((action(&poisoned), poisoned.ends_transaction()), (Some(Action::Reopen), true));
+        let corrupt = StoreError::Corrupt { lba: Lba(7), detail: "x".to_owned() };
+        assert_eq!(action(&store(corrupt.clone())), Some(Action::Restore));
+        assert!(store(corrupt).is_damage_below());
+        let damaged = TreeError::Damaged { what: "x".to_owned(), detail: "y".to_owned() };
+        let damaged = FsError::from(damaged);
+        assert!(damaged.is_damage_below() && !damaged.ends_transaction());
+        assert_eq!(action(&damaged), Some(Action::Repair));
+        for full in [TreeError::Full("x".to_owned()), StoreError::NoSpace.into()] {
+            let full = FsError::from(full);
+            assert!(matches!(full, FsError::NoSpace) && !full.ends_transaction());
+            assert_eq!(action(&full.ending_transaction()), Some(Action::FreeSpace));
+        }
+        assert_eq!(action(&FsError::Conflict.ending_transaction()), Some(Action::Retry));
+        assert!(FsError::from(TxnError::Ended).ends_transaction());
+        let missing = FsError::from(TreeError::Missing("fs.meta".to_owned()));
+        assert!(matches!(missing, FsError::NoFilesystem(_)));
     }
 }

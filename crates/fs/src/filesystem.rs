@@ -11,8 +11,12 @@ use std::fmt;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::attributes::{AttributeChange, Attributes, Ino, Kind};
+use crate::answer::{Answer, Lookup};
+use crate::attributes::{AttributeChange, Ino, Kind};
 use crate::error::FsError;
+use crate::handle::{Caller, Handle, OpenFlags, Opened};
+use crate::invalidation::Watcher;
+use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -98,7 +102,7 @@ pub struct Entry {
     /// The place behind this entry.
     pub cookie: Cookie,
     /// The inode's attributes, if they were asked for.
-    pub attributes: Option<Attributes>,
+    pub attributes: Option<Answer>,
 }
 
 /// Where a write goes.
@@ -169,39 +173,28 @@ pub struct Statistics {
     pub inodes: (u64, u64),
 }
 
-/// A change that came through another handle, for callers that cache.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// Attributes, or also bytes, of an inode.
-    Inode {
-        /// The inode.
-        ino: Ino,
-        /// Whether its bytes changed.
-        content: bool,
-    },
-    /// The inode of a name in a directory.
-    Name {
-        /// The directory.
-        parent: Ino,
-        /// The name.
-        name: Bytes,
-    },
-}
-
-/// Is told of changes that did not come through the handle where it watches.
-pub type Watcher = Box<dyn Fn(&Change) + Send + Sync>;
-
 /// Files and directories. A handle to the same ones may be shared by any number of tasks.
 #[async_trait]
 pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// Whether changes are refused.
     fn is_read_only(&self) -> bool;
 
-    /// The inode behind a name.
+    /// The inode of a name.
     ///
     /// # Errors
-    /// [`FsError::NotFound`], [`FsError::NotDirectory`], [`FsError::NameTooLong`].
-    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attributes, FsError>;
+    /// [`FsError::NotDirectory`], [`FsError::NameTooLong`].
+    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError>;
+
+    /// [`Filesystem::lookup`] for callers that do not cache.
+    ///
+    /// # Errors
+    /// [`FsError::NotFound`] also for an absent name.
+    async fn find(&self, parent: Ino, name: &[u8]) -> Result<Answer, FsError> {
+        match self.lookup(parent, name).await? {
+            Lookup::Found(answer) => Ok(answer),
+            Lookup::Absent(_) => Err(FsError::NotFound),
+        }
+    }
 
     /// The parent of a directory; of the root, the root.
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError>;
@@ -210,26 +203,22 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`FsError::Stale`]
-    async fn attributes(&self, ino: Ino) -> Result<Attributes, FsError>;
+    async fn attributes(&self, ino: Ino) -> Result<Answer, FsError>;
 
     /// Sets attributes.
-    async fn set_attributes(
-        &self,
-        ino: Ino,
-        change: &AttributeChange,
-    ) -> Result<Attributes, FsError>;
+    async fn set_attributes(&self, ino: Ino, change: &AttributeChange) -> Result<Answer, FsError>;
 
     /// Makes an inode with a name.
     ///
     /// # Errors
     /// [`FsError::Exists`], [`FsError::NotFound`] in a directory that was removed.
-    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Attributes, FsError>;
+    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Answer, FsError>;
 
     /// Gives an inode another name.
     ///
     /// # Errors
     /// [`FsError::NotPermitted`] for a directory; [`FsError::TooManyLinks`].
-    async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attributes, FsError>;
+    async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer, FsError>;
 
     /// Removes a name of an inode that is no directory. The inode lives on while it has other names or
     /// references.
@@ -330,14 +319,56 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// How full it is.
     async fn statistics(&self) -> Result<Statistics, FsError>;
 
-    /// Takes a reference to an inode: it lives, with or without names, until [`Filesystem::forget`] has
+    /// Takes a reference to an inode: it lives, with or without names, until [`Filesystem::unreference`] has
     /// released all of its references. This is FUSE's lookup count.
-    fn remember(&self, ino: Ino);
+    fn reference(&self, ino: Ino);
 
     /// Releases `count` references. An inode without names is removed with the last.
-    fn forget(&self, ino: Ino, count: u64);
+    fn unreference(&self, ino: Ino, count: u64);
 
-    /// Has changes told that did not come through this handle. There is one watcher; a later one takes
-    /// its place.
+    /// Opens an inode, which the caller has a reference to. The caller's kernel has checked permissions; a server
+    /// of untrusted callers checks them again here.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`], [`FsError::ReadOnly`].
+    async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened, FsError>;
+
+    /// A descriptor of an open file is closed, by a process that is the owner of POSIX locks: these end. Returns
+    /// the errors of earlier writes, if the filesystem delays writes.
+    async fn flush(&self, ino: Ino, handle: Handle, owner: LockOwner) -> Result<(), FsError>;
+
+    /// The last descriptor of an open file is closed: its handle and all locks that were taken through it end.
+    async fn release(&self, ino: Ino, handle: Handle);
+
+    /// Takes a lock, or changes the owner's own; with `wait`, when it is free. To end the wait, drop the future.
+    ///
+    /// # Errors
+    /// [`FsError::Locked`] without `wait`; [`FsError::Deadlock`] when owners of POSIX locks would wait for each
+    /// other; [`FsError::TooManyLocks`].
+    async fn lock(&self, ino: Ino, lock: &Lock, wait: bool) -> Result<(), FsError>;
+
+    /// Releases an owner's locks of a range of bytes.
+    ///
+    /// # Errors
+    /// [`FsError::TooManyLocks`] when that would split one.
+    async fn unlock(
+        &self,
+        ino: Ino,
+        kind: LockKind,
+        owner: LockOwner,
+        range: LockRange,
+    ) -> Result<(), FsError>;
+
+    /// A lock of another owner that excludes this one, if there is one.
+    async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError>;
+
+    /// Sets the watcher, in place of an earlier one: it is told of every change that does not come through this
+    /// handle.
     fn watch(&self, watcher: Watcher);
+
+    /// Whether the watcher may be told of [`Change::Everything`](crate::Change::Everything). The adapter then
+    /// keeps a list of the names that its caller caches.
+    fn may_change_everything(&self) -> bool {
+        false
+    }
 }

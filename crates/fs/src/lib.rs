@@ -1,21 +1,31 @@
 //! Files and directories.
 //!
 //! - [`filesystem`]: the one trait that adapters see: inodes, names, byte ranges and typed errors;
-//! - [`attributes`]: what an inode says of itself;
-//! - [`error`]: what can go wrong, named after what the caller must do;
+//! - [`attributes`]: the attributes of an inode; [`answer`]: with the time for which they may be cached;
+//! - [`handle`]: open files and directories; [`locks`]: locks on files;
+//! - [`invalidation`]: changes that a caller's caches do not know of;
+//! - [`error`]: errors, named after what the caller must do;
 //! - [`local`]: files and directories in two partitions of a volume.
 
 mod acl;
+pub mod answer;
 pub mod attributes;
 pub mod error;
 pub mod filesystem;
+pub mod handle;
+pub mod invalidation;
 pub mod local;
+pub mod locks;
 
 pub use local::check;
 
+pub use answer::{Answer, Lookup, Validity};
 pub use attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
-pub use error::FsError;
+pub use error::{Action, Failure, FsError};
 pub use filesystem::{
-    Allocation, Change, Cookie, Entry, Filesystem, NewNode, Node, Rename, Seek, SetXattr,
-    Statistics, Watcher, WriteAt, WriteHow,
+    Allocation, Cookie, Entry, Filesystem, NewNode, Node, Rename, Seek, SetXattr, Statistics,
+    WriteAt, WriteHow,
 };
+pub use handle::{Caller, Handle, OpenFlags, Opened, PageCache};
+pub use invalidation::{Change, Invalidation, Watcher};
+pub use locks::{Lock, LockKind, LockMode, LockOwner, LockRange};

@@ -7,6 +7,7 @@
 
 mod area;
 mod blocks;
+mod calls;
 pub mod check;
 mod content;
 mod extents;
@@ -19,29 +20,25 @@ mod op;
 mod options;
 mod orphans;
 mod quota;
+mod references;
 mod reservation;
 mod space;
 mod superblock;
 mod xattrs;
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::Task;
-use thalweg_store::block::StoreError;
-use thalweg_store::txn::{Durability, Transaction, TxnError};
+use thalweg_store::txn::{Durability, Transaction};
 use tokio::sync::RwLock;
 
+use crate::answer::Answer;
 use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange};
 use crate::error::FsError;
-use crate::filesystem::{
-    Allocation, Cookie, Entry, Filesystem, NewNode, Rename, Seek, SetXattr, Statistics, Watcher,
-    WriteAt, WriteHow,
-};
+use crate::filesystem::WriteAt;
 use content::BLOCK;
 pub use growth::{Growth, room, size};
 use inner::Inner;
@@ -66,7 +63,7 @@ const COPIED_AT_ONCE: u64 = MAX_ATOMIC_WRITE;
 ///
 /// Two handles on one filesystem, also in two processes, see each other's changes. But an inode without
 /// names lives only while it has references in the handle that removed its last name, and each handle
-/// estimates [`Statistics`] from the changes that it has seen.
+/// estimates [`Statistics`](crate::Statistics) from the changes that it has seen.
 #[derive(Clone)]
 pub struct Local {
     inner: Arc<Inner>,
@@ -118,7 +115,7 @@ impl Local {
     ///
     /// Commit with [`Local::commit`], or drop the handle after the transaction has ended; watchers are told
     /// then. To undo everything, abort the transaction. A failed call has changed nothing, except with
-    /// [`FsError::Transaction`]: then the transaction is aborted.
+    /// [`FsError::Aborted`]: then the transaction is aborted.
     pub fn within(&self, txn: Arc<dyn Transaction>) -> Local {
         if let Some(aside) = txn.aside() {
             aside.make_large();
@@ -210,9 +207,9 @@ impl Local {
         };
         let _order = within.order.write().await;
         let mut done = work(within.txn.clone()).await;
-        if !matches!(done, Err(FsError::Transaction(_))) {
+        if !matches!(&done, Err(error) if error.ends_transaction()) {
             let written = within.reservation.write_released(&self.inner, &within.txn).await;
-            done = written.map_err(as_fatal).and(done);
+            done = written.map_err(FsError::ending_transaction).and(done);
         }
         match done {
             Ok((done, effects)) => {
@@ -220,7 +217,7 @@ impl Local {
                 Ok(done)
             }
             Err(error) => {
-                if matches!(error, FsError::Transaction(_)) {
+                if error.ends_transaction() {
                     // It may have been changed in part.
                     within.fail(&error).await;
                 }
@@ -263,11 +260,12 @@ impl Local {
         Ok(())
     }
 
-    fn show(&self, attributes: Attributes) -> Attributes {
-        match self.within {
+    /// Attributes as a caller is told of them.
+    fn answer(&self, attributes: Attributes) -> Answer {
+        Answer::until_changed(match self.within {
             None => self.inner.with_access(attributes),
             Some(_) => attributes,
-        }
+        })
     }
 
     /// The limits and the usage of a directory that is the root of a quota.
@@ -403,341 +401,6 @@ impl Local {
                 .await?;
         }
         Ok(())
-    }
-}
-
-/// Marks an error after which a transaction has to be aborted.
-fn as_fatal(error: FsError) -> FsError {
-    match error {
-        FsError::Conflict => FsError::Transaction(TxnError::Conflict),
-        FsError::NoSpace => FsError::Transaction(TxnError::Store(StoreError::NoSpace)),
-        other => other,
-    }
-}
-
-/// Cuts buffers where their bytes reach multiples of [`MAX_ATOMIC_WRITE`] in the file.
-fn cut(offset: u64, data: Vec<Bytes>) -> Vec<Vec<Bytes>> {
-    let (mut pieces, mut piece, mut at) = (Vec::new(), Vec::new(), offset);
-    for mut buffer in data {
-        while !buffer.is_empty() {
-            let room = MAX_ATOMIC_WRITE - at % MAX_ATOMIC_WRITE;
-            let some = room.min(buffer.len() as u64);
-            piece.push(buffer.split_to(some as usize));
-            at += some;
-            if some == room {
-                pieces.push(std::mem::take(&mut piece));
-            }
-        }
-    }
-    if !piece.is_empty() {
-        pieces.push(piece);
-    }
-    pieces
-}
-
-#[async_trait]
-impl Filesystem for Local {
-    fn is_read_only(&self) -> bool {
-        self.inner.options.read_only
-    }
-
-    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attributes, FsError> {
-        let found = self.look(async |txn| self.op(&txn).lookup(parent.0, name).await).await?;
-        Ok(self.show(found))
-    }
-
-    async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
-        self.look(async |txn| Ok(Ino(self.op(&txn).directory(directory.0).await?.parent.get())))
-            .await
-    }
-
-    async fn attributes(&self, ino: Ino) -> Result<Attributes, FsError> {
-        let found =
-            self.look(async |txn| attributes_of(ino.0, &self.op(&txn).inode(ino.0).await?)).await?;
-        Ok(self.show(found))
-    }
-
-    async fn set_attributes(
-        &self,
-        ino: Ino,
-        change: &AttributeChange,
-    ) -> Result<Attributes, FsError> {
-        if change.accessed.is_some() && self.within.is_none() {
-            self.inner.drop_access(ino.0);
-        }
-        let set = self
-            .change(async |txn| {
-                let mut op = self.op(&txn);
-                let attributes = op.set_attributes(ino.0, change).await?;
-                Ok((attributes, op.finish().await?))
-            })
-            .await?;
-        Ok(self.show(set))
-    }
-
-    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Attributes, FsError> {
-        let ino = self.inner.number(parent.0).await?;
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            let attributes = op.create(parent.0, name, new, ino).await?;
-            Ok((attributes, op.finish().await?))
-        })
-        .await
-    }
-
-    async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attributes, FsError> {
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            let attributes = op.link(ino.0, parent.0, name).await?;
-            Ok((attributes, op.finish().await?))
-        })
-        .await
-    }
-
-    async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            op.unlink(parent.0, name).await?;
-            Ok(((), op.finish().await?))
-        })
-        .await
-    }
-
-    async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            op.remove_directory(parent.0, name).await?;
-            Ok(((), op.finish().await?))
-        })
-        .await
-    }
-
-    async fn rename(
-        &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
-        how: Rename,
-    ) -> Result<(), FsError> {
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            op.rename((from.0.0, from.1), (to.0.0, to.1), how).await?;
-            Ok(((), op.finish().await?))
-        })
-        .await
-    }
-
-    async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
-        self.look(async |txn| {
-            let mut op = self.op(&txn);
-            let target = op.read_link(ino.0).await?;
-            self.accessed(ino, &mut op).await?;
-            Ok(target)
-        })
-        .await
-    }
-
-    async fn read_directory(
-        &self,
-        ino: Ino,
-        from: Cookie,
-        most: usize,
-        attributes: bool,
-    ) -> Result<Vec<Entry>, FsError> {
-        let mut entries = self
-            .look(async |txn| {
-                let mut op = self.op(&txn);
-                let entries = op.read_directory(ino.0, from, most, attributes).await?;
-                self.accessed(ino, &mut op).await?;
-                Ok(entries)
-            })
-            .await?;
-        for entry in &mut entries {
-            entry.attributes = entry.attributes.map(|attributes| self.show(attributes));
-        }
-        Ok(entries)
-    }
-
-    async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        self.look(async |txn| {
-            let mut op = self.op(&txn);
-            let buffers = op.read(ino.0, offset, len).await?;
-            self.accessed(ino, &mut op).await?;
-            Ok(buffers)
-        })
-        .await
-    }
-
-    async fn write(
-        &self,
-        ino: Ino,
-        at: WriteAt,
-        data: Vec<Bytes>,
-        how: WriteHow,
-    ) -> Result<u64, FsError> {
-        let durable = match how.sync {
-            true => Durability::Synced,
-            false => Durability::Visible,
-        };
-        let len: usize = data.iter().map(Bytes::len).sum();
-        if len as u64 <= MAX_ATOMIC_WRITE || self.within.is_some() {
-            return self.write_piece(ino, at, data, how.clear_suid, durable).await;
-        }
-        let start = match at {
-            WriteAt::Offset(offset) => offset,
-            WriteAt::End => self.attributes(ino).await?.size,
-        };
-        let end = start.checked_add(len as u64);
-        if end.is_none_or(|end| end > crate::filesystem::MAX_FILE) {
-            return Err(FsError::FileTooLarge);
-        }
-        let mut pieces = cut(start, data).into_iter().peekable();
-        let (mut first, mut next) = (None, at);
-        while let Some(piece) = pieces.next() {
-            let durable = if pieces.peek().is_none() { durable } else { Durability::Visible };
-            let len: usize = piece.iter().map(Bytes::len).sum();
-            let offset = self.write_piece(ino, next, piece, how.clear_suid, durable).await?;
-            first.get_or_insert(offset);
-            next = WriteAt::Offset(offset + len as u64);
-        }
-        Ok(first.unwrap_or(start))
-    }
-
-    async fn allocate(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: u64,
-        how: Allocation,
-    ) -> Result<(), FsError> {
-        let end = offset.checked_add(len).ok_or(FsError::FileTooLarge)?;
-        if len == 0 {
-            return Err(FsError::Invalid("nothing is to be allocated"));
-        }
-        match how {
-            Allocation::Punch => {
-                self.punch(ino, offset, end.min(crate::filesystem::MAX_FILE)).await
-            }
-            _ if end > crate::filesystem::MAX_FILE => Err(FsError::FileTooLarge),
-            Allocation::Reserve { keep_size } => self.reserve(ino, offset, end, keep_size).await,
-            Allocation::Zero { keep_size } => self.zero(ino, offset, end, keep_size).await,
-        }
-    }
-
-    async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
-        self.look(async |txn| self.op(&txn).seek(ino.0, offset, what).await).await
-    }
-
-    async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
-        let size = self
-            .look(async |txn| {
-                let mut op = self.op(&txn);
-                op.file(to.0.0).await?;
-                Ok(op.file(from.0.0).await?.size.get())
-            })
-            .await?;
-        let len = len.min(size.saturating_sub(from.1));
-        let overlaps = from.0 == to.0 && from.1 < to.1 + len && to.1 < from.1 + len;
-        if overlaps {
-            return Err(FsError::Invalid("the two ranges overlap"));
-        }
-        let mut done = 0;
-        while done < len {
-            let room = COPIED_AT_ONCE - (to.1 + done) % COPIED_AT_ONCE;
-            let some = room.min(len - done);
-            let data = self.read(from.0, from.1 + done, some as usize).await?;
-            let read: usize = data.iter().map(Bytes::len).sum();
-            if read == 0 {
-                break;
-            }
-            let at = WriteAt::Offset(to.1 + done);
-            self.write(to.0, at, data, WriteHow::default()).await?;
-            done += read as u64;
-        }
-        Ok(done)
-    }
-
-    async fn sync(&self, ino: Ino, _content_only: bool) -> Result<(), FsError> {
-        match self.within {
-            None => self.inner.sync(Some(ino.0)).await,
-            Some(_) => Ok(()),
-        }
-    }
-
-    async fn sync_all(&self) -> Result<(), FsError> {
-        match self.within {
-            None => self.inner.sync(None).await,
-            Some(_) => Ok(()),
-        }
-    }
-
-    async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
-        self.look(async |txn| self.op(&txn).xattr(ino.0, name).await).await
-    }
-
-    async fn set_xattr(
-        &self,
-        ino: Ino,
-        name: &[u8],
-        value: Bytes,
-        how: SetXattr,
-    ) -> Result<(), FsError> {
-        if quota::is_attribute(name) {
-            let limit = Some(quota::parse_limit(&value)?);
-            return match name == quota::MAX_BYTES {
-                true => self.set_quota(ino, limit, None).await,
-                false => self.set_quota(ino, None, limit).await,
-            };
-        }
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            op.set_xattr(ino.0, name, value.clone(), how).await?;
-            Ok(((), op.finish().await?))
-        })
-        .await
-    }
-
-    async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
-        self.look(async |txn| self.op(&txn).xattrs(ino.0).await).await
-    }
-
-    async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
-        if quota::is_attribute(name) {
-            self.xattr(ino, name).await?;
-            return match name == quota::MAX_BYTES {
-                true => self.set_quota(ino, Some(0), None).await,
-                false => self.set_quota(ino, None, Some(0)).await,
-            };
-        }
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            op.remove_xattr(ino.0, name).await?;
-            Ok(((), op.finish().await?))
-        })
-        .await
-    }
-
-    async fn statistics(&self) -> Result<Statistics, FsError> {
-        let used = self.inner.inodes();
-        // The table of reservations is no file's.
-        let table = u64::from(self.inner.table.get().is_some());
-        Ok(Statistics {
-            block: BLOCK as u32,
-            blocks: self.inner.area.blocks() - table,
-            free: self.inner.space.free(),
-            inodes: (used, used.max(self.inner.max_inodes.load(Ordering::Relaxed))),
-        })
-    }
-
-    fn remember(&self, ino: Ino) {
-        self.inner.remember(ino.0);
-    }
-
-    fn forget(&self, ino: Ino, count: u64) {
-        self.inner.forget(ino.0, count);
-    }
-
-    fn watch(&self, watcher: Watcher) {
-        self.inner.watch(watcher);
     }
 }
 

@@ -15,8 +15,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::HashMap;
 use thalweg_fs::{
-    Allocation, AttributeChange, Attributes, Cookie, Entry, Filesystem, FsError, Ino, Kind,
-    NewNode, Node, Rename, Seek, SetXattr, Statistics, Timestamp, Watcher, WriteAt, WriteHow,
+    Allocation, Answer, AttributeChange, Attributes, Caller, Cookie, Entry, Filesystem, FsError,
+    Handle, Ino, Kind, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, Node, OpenFlags,
+    Opened, Rename, Seek, SetXattr, Statistics, Timestamp, Watcher, WriteAt, WriteHow,
 };
 
 /// Maximum number of files that are kept open.
@@ -120,6 +121,10 @@ impl Passthrough {
             created: time(found.ctime(), found.ctime_nsec()),
         })
     }
+
+    fn answer(&self, path: PathBuf) -> Result<Answer, FsError> {
+        self.look(path).map(Answer::until_changed)
+    }
 }
 
 #[async_trait]
@@ -128,8 +133,12 @@ impl Filesystem for Passthrough {
         false
     }
 
-    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attributes, FsError> {
-        self.look(self.child(parent, name)?)
+    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
+        match self.answer(self.child(parent, name)?) {
+            Ok(found) => Ok(Lookup::Found(found)),
+            Err(FsError::NotFound) => Ok(Lookup::ABSENT),
+            Err(error) => Err(error),
+        }
     }
 
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
@@ -137,15 +146,11 @@ impl Filesystem for Passthrough {
         Ok(self.look(path.parent().ok_or(FsError::Stale)?.to_owned())?.ino)
     }
 
-    async fn attributes(&self, ino: Ino) -> Result<Attributes, FsError> {
-        self.look(self.path(ino)?)
+    async fn attributes(&self, ino: Ino) -> Result<Answer, FsError> {
+        self.answer(self.path(ino)?)
     }
 
-    async fn set_attributes(
-        &self,
-        ino: Ino,
-        change: &AttributeChange,
-    ) -> Result<Attributes, FsError> {
+    async fn set_attributes(&self, ino: Ino, change: &AttributeChange) -> Result<Answer, FsError> {
         if let Some(size) = change.size {
             self.file(ino)?.set_len(size).map_err(refused)?;
         }
@@ -156,7 +161,7 @@ impl Filesystem for Passthrough {
         self.attributes(ino).await
     }
 
-    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Attributes, FsError> {
+    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Answer, FsError> {
         let path = self.child(parent, name)?;
         match &new.node {
             Node::Directory => fs::create_dir(&path).map_err(refused)?,
@@ -172,10 +177,10 @@ impl Filesystem for Passthrough {
             }
             _ => return Err(FsError::NotSupported),
         }
-        self.look(path)
+        self.answer(path)
     }
 
-    async fn link(&self, _: Ino, _: Ino, _: &[u8]) -> Result<Attributes, FsError> {
+    async fn link(&self, _: Ino, _: Ino, _: &[u8]) -> Result<Answer, FsError> {
         Err(FsError::NotSupported)
     }
 
@@ -208,7 +213,7 @@ impl Filesystem for Passthrough {
         let listed = fs::read_dir(self.path(ino)?).map_err(refused)?;
         let listed = listed.flatten().enumerate().skip(from.0 as usize).take(most);
         let entries = listed.map(|(at, entry)| {
-            let found = self.look(entry.path())?;
+            let found = self.answer(entry.path())?;
             Ok(Entry {
                 name: Bytes::copy_from_slice(entry.file_name().as_bytes()),
                 ino: found.ino,
@@ -291,9 +296,9 @@ impl Filesystem for Passthrough {
         Ok(Statistics { block: 4096, blocks: 1 << 20, free: 1 << 19, inodes: (1, 1 << 20) })
     }
 
-    fn remember(&self, _: Ino) {}
+    fn reference(&self, _: Ino) {}
 
-    fn forget(&self, ino: Ino, _: u64) {
+    fn unreference(&self, ino: Ino, _: u64) {
         let inner = self.inner(ino);
         if inner != self.root {
             let mut known = self.known.lock();
@@ -301,6 +306,28 @@ impl Filesystem for Passthrough {
             known.open.remove(&inner);
             known.order.retain(|open| *open != inner);
         }
+    }
+
+    async fn open(&self, _: &Caller, _: Ino, _: OpenFlags) -> Result<Opened, FsError> {
+        Ok(Opened::default())
+    }
+
+    async fn flush(&self, _: Ino, _: Handle, _: LockOwner) -> Result<(), FsError> {
+        Ok(())
+    }
+
+    async fn release(&self, _: Ino, _: Handle) {}
+
+    async fn lock(&self, _: Ino, _: &Lock, _: bool) -> Result<(), FsError> {
+        Err(FsError::NotSupported)
+    }
+
+    async fn unlock(&self, _: Ino, _: LockKind, _: LockOwner, _: LockRange) -> Result<(), FsError> {
+        Err(FsError::NotSupported)
+    }
+
+    async fn conflicting_lock(&self, _: Ino, _: &Lock) -> Result<Option<Lock>, FsError> {
+        Err(FsError::NotSupported)
     }
 
     fn watch(&self, _: Watcher) {}

@@ -136,9 +136,7 @@ impl From<FsError> for Failure {
     fn from(error: FsError) -> Failure {
         let help = match &error {
             FsError::Exists => Some("--force makes a new one in its place, which loses its files"),
-            FsError::Tree(TreeError::NoCatalogue | TreeError::Missing(_)) => {
-                Some("make one: thalweg mkfs VOLUME")
-            }
+            FsError::NoFilesystem(_) => Some("make one: thalweg mkfs VOLUME"),
             FsError::Damaged(_) => Some("thalweg fsck VOLUME says what is damaged"),
             FsError::Newer(_) => Some("use a newer program"),
             error if error.is_damage_below() => Some("thalweg fsck VOLUME says what is damaged"),
@@ -146,9 +144,7 @@ impl From<FsError> for Failure {
         };
         let failure = match &error {
             FsError::Exists => Failure::new("the volume has a filesystem already"),
-            FsError::Tree(TreeError::NoCatalogue | TreeError::Missing(_)) => {
-                Failure::new("the volume has no filesystem")
-            }
+            FsError::NoFilesystem(_) => Failure::new("the volume has no filesystem"),
             error => Failure::of(error),
         };
         match help {

@@ -229,6 +229,7 @@ impl MountOptions {
             dirsync: self.dirsync,
             noatime: self.atime == Some(AtimeWord::Never),
             private: false,
+            locks: defaults.locks,
         }
     }
 

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use thalweg_env::Env;
 use thalweg_fs::check;
 use thalweg_fs::local::{self, Format, Local};
-use thalweg_fs::{Filesystem, FsError};
-use thalweg_store::block::StoreError;
-use thalweg_store::tree::TreeError;
-use thalweg_store::txn::{Begin, Durability, Preempted, Retry, Transact, TxnError};
+use thalweg_fs::{Action, Filesystem, FsError};
+use thalweg_store::txn::{Begin, Durability, Retry, Transact, TxnError};
 
 use super::opened::Opened;
 use crate::failure::{Failure, Outcome};
@@ -78,9 +76,7 @@ pub(crate) async fn room(volume: &Opened) -> Outcome<Option<Room>> {
     let name = Format::default().name;
     match local::room(&*transact, &name).await {
         Ok((filesystem, most)) => Ok(Some(Room { filesystem, most })),
-        Err(FsError::Tree(
-            TreeError::NoCatalogue | TreeError::Foreign(_) | TreeError::Missing(_),
-        )) => Ok(None),
+        Err(FsError::NoFilesystem(_) | FsError::Foreign(_)) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -157,24 +153,28 @@ impl Files {
     }
 }
 
+fn action(error: &FsError) -> Option<Action> {
+    match error {
+        FsError::Aborted(failure) => Some(failure.action()),
+        _ => None,
+    }
+}
+
 /// Whether another attempt may succeed. A limit would be exceeded again.
 fn may_retry(error: &FsError) -> bool {
-    let is_limit = matches!(error, FsError::Transaction(TxnError::Preempted(Preempted::Memory)));
-    error.is_retryable() && !is_limit
+    error.is_retryable() && action(error) != Some(Action::RetrySmaller)
 }
 
 /// The user's error for a failed transaction.
 fn refuse(error: FsError) -> Failure {
     let help = "nothing was changed; do the work in several transactions";
-    match &error {
-        FsError::Transaction(TxnError::TooLarge(most)) => Failure::new(format!(
+    let FsError::Aborted(failure) = &error else { return error.into() };
+    match (failure.cause(), failure.action()) {
+        (Some(TxnError::TooLarge(most)), _) => Failure::new(format!(
             "the transaction changes more than {most} blocks of metadata, and this volume takes no more at once"
         ))
         .help(help),
-        FsError::Transaction(TxnError::Store(StoreError::TooLarge { .. })) => {
-            Failure::of(&error).help(help)
-        }
-        FsError::Transaction(TxnError::Preempted(Preempted::Memory)) => Failure::of(&error).help(help),
+        (_, Action::Divide | Action::RetrySmaller) => Failure::of(&error).help(help),
         _ => error.into(),
     }
 }

@@ -21,7 +21,8 @@ use super::space::Space;
 use super::superblock::Copies;
 use crate::attributes::{Attributes, Ino};
 use crate::error::FsError;
-use crate::filesystem::{Change, Watcher};
+use crate::invalidation::{Change, Watcher};
+use crate::locks::LockTable;
 
 /// Inode numbers that a lane gets at a time.
 const NUMBERS: u64 = 256;
@@ -61,15 +62,18 @@ pub(super) struct Inner {
     /// Serializes the freeing of blocks that records mark for it.
     pub(super) freeing: tokio::sync::Mutex<()>,
     numbers: tokio::sync::Mutex<Numbers>,
-    remembered: Mutex<HashMap<u64, u64>>,
+    pub(super) references: Mutex<HashMap<u64, u64>>,
+    /// Locks of callers of this handle; in memory, as those of the kernel.
+    pub(super) locks: LockTable,
+    pub(super) next_handle: AtomicU64,
     durable: Mutex<Durable>,
     atimes: Mutex<HashMap<u64, u64>>,
     inodes: Mutex<i64>,
     usage: Mutex<HashMap<u64, (i64, i64)>>,
     watcher: Mutex<Option<Arc<Watcher>>>,
-    duties: Mutex<Duties>,
+    pub(super) duties: Mutex<Duties>,
     /// There is something in `duties`.
-    wake: Notify,
+    pub(super) wake: Notify,
 }
 
 /// Inode numbers that were reserved and are not used yet.
@@ -92,10 +96,10 @@ struct Durable {
 
 /// The keeper's pending work.
 #[derive(Debug, Default)]
-struct Duties {
+pub(super) struct Duties {
     /// Inodes with pending work, to be done once they have no references.
-    orphans: HashSet<u64>,
-    due: Vec<u64>,
+    pub(super) orphans: HashSet<u64>,
+    pub(super) due: Vec<u64>,
     freed: bool,
     /// Pages of bits that are to be counted again.
     recount: Vec<u64>,
@@ -146,7 +150,9 @@ impl Inner {
             table: OnceLock::new(),
             freeing: tokio::sync::Mutex::new(()),
             numbers: tokio::sync::Mutex::default(),
-            remembered: Mutex::default(),
+            references: Mutex::default(),
+            locks: LockTable::default(),
+            next_handle: AtomicU64::new(1),
             durable: Mutex::default(),
             atimes: Mutex::default(),
             inodes: Mutex::new(found.inodes),
@@ -243,11 +249,15 @@ impl Inner {
     /// Tells the watcher of changes that did not come through its handle.
     pub(super) fn tell(&self, effects: &Effects) {
         let Some(watcher) = self.watcher.lock().clone() else { return };
+        // Never waited for: the call may come from a request of the cache's own kernel.
         for (ino, content) in &effects.inodes {
-            watcher(&Change::Inode { ino: Ino(*ino), content: *content });
+            drop(watcher(Change::Inode {
+                ino: Ino(*ino),
+                content: content.then_some(0..u64::MAX),
+            }));
         }
         for (parent, name) in &effects.names {
-            watcher(&Change::Name { parent: Ino(*parent), name: name.clone() });
+            drop(watcher(Change::Name { parent: Ino(*parent), name: name.clone() }));
         }
     }
 
@@ -314,34 +324,6 @@ impl Inner {
     /// Inodes in use, as far as is known.
     pub(super) fn inodes(&self) -> u64 {
         (*self.inodes.lock()).max(1) as u64
-    }
-
-    pub(super) fn remember(&self, ino: u64) {
-        *self.remembered.lock().entry(ino).or_default() += 1;
-    }
-
-    pub(super) fn forget(&self, ino: u64, count: u64) {
-        {
-            let mut remembered = self.remembered.lock();
-            let Some(there) = remembered.get_mut(&ino) else { return };
-            *there = there.saturating_sub(count);
-            if *there > 0 {
-                return;
-            }
-            remembered.remove(&ino);
-        }
-        self.space.release(ino);
-        let mut duties = self.duties.lock();
-        if duties.orphans.contains(&ino) {
-            duties.due.push(ino);
-            drop(duties);
-            self.wake.notify_one();
-        }
-    }
-
-    /// Whether an inode has references.
-    pub(super) fn is_remembered(&self, ino: u64) -> bool {
-        self.remembered.lock().contains_key(&ino)
     }
 
     /// The usage under the root of a quota, as far as this handle knows.
@@ -475,7 +457,7 @@ impl Inner {
             }
             for ino in due {
                 self.finish_orphan(ino).await?;
-                if !self.is_remembered(ino) {
+                if !self.is_referenced(ino) {
                     self.duties.lock().orphans.remove(&ino);
                 }
             }

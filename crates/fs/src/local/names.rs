@@ -16,6 +16,7 @@ use super::inner::Inner;
 use super::op::{Op, attributes_of, kind_of};
 use super::xattrs;
 use crate::acl::Acl;
+use crate::answer::Answer;
 use crate::attributes::{Attributes, Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::{Cookie, Entry, MAX_LINKS, MAX_NAME, MAX_TARGET, NewNode, Node, Rename};
@@ -541,6 +542,7 @@ impl Op<'_> {
                 true => Some(attributes_of(entry.ino, &self.named_inode(entry.ino).await?)?),
                 false => None,
             };
+            let attributes = attributes.map(Answer::until_changed);
             let (name, cookie) = (entry.name, Cookie(position));
             entries.push(Entry { name, ino: Ino(entry.ino), kind: entry.kind, cookie, attributes });
         }

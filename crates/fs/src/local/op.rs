@@ -249,7 +249,7 @@ impl<'a> Op<'a> {
     pub(super) async fn inode(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
         let record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
         // An inode without names and references is gone, even if records of it are left.
-        let is_gone = record.links.get() == 0 && !self.inner.is_remembered(ino);
+        let is_gone = record.links.get() == 0 && !self.inner.is_referenced(ino);
         match is_gone && !self.is_repair {
             true => Err(FsError::Stale),
             false => Ok(record),

@@ -416,7 +416,7 @@ impl Reservation {
             let Some(block) = blocks.get(page) else { continue };
             let content = page_of(inner, ListKind::Released, token, (blocks, entries), page);
             let lba = inner.area.lba(*block);
-            txn.write_as(lba, content, Class::Metadata).map_err(FsError::Transaction)?;
+            txn.write_as(lba, content, Class::Metadata).map_err(FsError::aborted)?;
         }
         Ok(())
     }
@@ -444,7 +444,7 @@ pub(super) async fn empty(
     run: Run,
 ) -> Result<(), FsError> {
     let discarded = aside(txn)?.discard(inner.area.lba(run.start), run.blocks).await;
-    discarded.map_err(FsError::Transaction)
+    discarded.map_err(FsError::aborted)
 }
 
 /// Writes to reserved blocks. Those without content get zeros.
@@ -468,7 +468,7 @@ pub(super) async fn write(
 /// Blocks of the transaction's own, as they are now.
 ///
 /// # Errors
-/// [`FsError::Transaction`]
+/// Those of the transaction.
 pub(super) async fn read(
     inner: &Inner,
     txn: &Arc<dyn Transaction>,
@@ -722,8 +722,7 @@ impl Op<'_> {
                 let mut seen = BTreeSet::new();
                 while let Some(block) = at {
                     if !self.inner.area.has(block, 1) || !seen.insert(block) {
-                        let what = "a list of reservations leads to a block that does not exist"
-                            .to_owned();
+                        let what = "a list of reservations has a bad block".to_owned();
                         return Err(FsError::Damaged(what));
                     }
                     let page = self.read_list(block, kind, false).await?;

@@ -18,8 +18,8 @@ fn files_are_made_written_read_and_removed() {
         let fs = make(&env, &volume).await;
         let before = fs.statistics().await.unwrap();
         let a = create(&fs, ROOT, "a").await;
-        assert_eq!(fs.lookup(ROOT, b"a").await.unwrap().ino, a);
-        assert!(matches!(fs.lookup(ROOT, b"b").await, Err(FsError::NotFound)));
+        assert_eq!(fs.find(ROOT, b"a").await.unwrap().ino, a);
+        assert!(matches!(fs.find(ROOT, b"b").await, Err(FsError::NotFound)));
         let data = pattern(1, 10_000);
         write(&fs, a, 0, &data).await;
         write(&fs, a, 5000, b"some bytes in the middle").await;
@@ -38,7 +38,7 @@ fn files_are_made_written_read_and_removed() {
         let fs = open(&env, &volume).await;
         assert_eq!(content(&fs, a).await, expected);
         fs.unlink(ROOT, b"a").await.unwrap();
-        assert!(matches!(fs.lookup(ROOT, b"a").await, Err(FsError::NotFound)));
+        assert!(matches!(fs.find(ROOT, b"a").await, Err(FsError::NotFound)));
         assert!(matches!(fs.attributes(a).await, Err(FsError::Stale)));
         let after = fs.statistics().await.unwrap();
         assert_eq!((before.free, before.blocks), (after.free, after.blocks));
@@ -54,24 +54,24 @@ fn an_inode_without_names_lives_while_somebody_remembers_it() {
         let free = fs.statistics().await.unwrap().free;
         let a = create(&fs, ROOT, "a").await;
         write(&fs, a, 0, &pattern(3, 9000)).await;
-        fs.remember(a);
-        fs.remember(a);
+        fs.reference(a);
+        fs.reference(a);
         fs.unlink(ROOT, b"a").await.unwrap();
         assert_eq!(attributes(&fs, a).await.links, 0);
         write(&fs, a, 9000, b"more").await;
         assert_eq!(content(&fs, a).await.len(), 9004);
         assert!(matches!(fs.link(a, ROOT, b"again").await, Err(FsError::NotFound)));
-        fs.forget(a, 1);
+        fs.unreference(a, 1);
         fs.close().await.unwrap();
         assert_eq!(attributes(&fs, a).await.size, 9004);
-        fs.forget(a, 1);
+        fs.unreference(a, 1);
         fs.close().await.unwrap();
         assert!(matches!(fs.attributes(a).await, Err(FsError::Stale)));
         assert_eq!(fs.statistics().await.unwrap().free, free);
         // A crash keeps no references.
         let b = create(&fs, ROOT, "b").await;
         write(&fs, b, 0, &pattern(3, 900_000)).await;
-        fs.remember(b);
+        fs.reference(b);
         fs.unlink(ROOT, b"b").await.unwrap();
         drop(fs);
         let fs = open(&env, &volume).await;
@@ -106,13 +106,13 @@ fn directories_have_names_and_links() {
         });
         assert_eq!(names(&fs, dir).await, expected);
         for name in &expected {
-            fs.lookup(dir, name.as_bytes()).await.unwrap();
+            fs.find(dir, name.as_bytes()).await.unwrap();
         }
         let sub = mkdir(&fs, dir, "sub").await;
         assert_eq!(attributes(&fs, dir).await.links, 3);
         assert_eq!(fs.parent(sub).await.unwrap(), dir);
-        assert_eq!(fs.lookup(sub, b"..").await.unwrap().ino, dir);
-        assert_eq!(fs.lookup(sub, b".").await.unwrap().ino, sub);
+        assert_eq!(fs.find(sub, b"..").await.unwrap().ino, dir);
+        assert_eq!(fs.find(sub, b".").await.unwrap().ino, sub);
         assert!(matches!(fs.remove_directory(ROOT, b"dir").await, Err(FsError::NotEmpty)));
         assert!(matches!(fs.unlink(dir, b"sub").await, Err(FsError::IsDirectory)));
         assert!(matches!(
@@ -124,12 +124,12 @@ fn directories_have_names_and_links() {
         for name in &expected {
             fs.unlink(dir, name.as_bytes()).await.unwrap();
         }
-        fs.remember(dir);
+        fs.reference(dir);
         fs.remove_directory(ROOT, b"dir").await.unwrap();
         let gone = fs.create(dir, b"too late", &node(Node::File, 0o600)).await;
         assert!(matches!(gone, Err(FsError::NotFound)));
         assert!(names(&fs, dir).await.is_empty());
-        fs.forget(dir, 1);
+        fs.unreference(dir, 1);
         fs.close().await.unwrap();
         assert!(matches!(fs.attributes(dir).await, Err(FsError::Stale)));
         assert_eq!(fs.statistics().await.unwrap().inodes.0, 1);
@@ -175,7 +175,7 @@ fn hard_links_share_an_inode() {
         assert!(matches!(fs.link(a, dir, b"b").await, Err(FsError::Exists)));
         assert!(matches!(fs.link(dir, ROOT, b"c").await, Err(FsError::NotPermitted)));
         fs.unlink(ROOT, b"a").await.unwrap();
-        assert_eq!(fs.lookup(dir, b"b").await.unwrap().links, 1);
+        assert_eq!(fs.find(dir, b"b").await.unwrap().links, 1);
         // Two names of one inode: nothing happens.
         fs.link(a, dir, b"c").await.unwrap();
         fs.rename((dir, b"b"), (dir, b"c"), Rename::Replace).await.unwrap();
@@ -207,7 +207,7 @@ fn symbolic_links_and_others_are_kept() {
             let rdev = if let Node::BlockDevice(it) | Node::CharDevice(it) = new { it } else { 0 };
             let made = fs.create(ROOT, name.as_bytes(), &node(new, 0o600)).await.unwrap();
             assert_eq!((made.kind, made.rdev), (kind, rdev));
-            assert_eq!(fs.lookup(ROOT, name.as_bytes()).await.unwrap(), made);
+            assert_eq!(fs.find(ROOT, name.as_bytes()).await.unwrap(), made);
             assert!(fs.read(made.ino, 0, 1).await.is_err());
         }
     });
@@ -221,13 +221,13 @@ fn names_that_cannot_be_are_refused() {
         let new = node(Node::File, 0o600);
         assert!(matches!(fs.create(ROOT, &[b'x'; 256], &new).await, Err(FsError::NameTooLong)));
         fs.create(ROOT, &[b'x'; 255], &new).await.unwrap();
-        assert!(matches!(fs.lookup(ROOT, &[b'x'; 256]).await, Err(FsError::NameTooLong)));
+        assert!(matches!(fs.find(ROOT, &[b'x'; 256]).await, Err(FsError::NameTooLong)));
         for name in [&b"a/b"[..], b"a\0", b".", b".."] {
             assert!(fs.create(ROOT, name, &new).await.is_err(), "{name:?}");
         }
         assert!(matches!(fs.create(ROOT, b"a", &new).await, Err(FsError::Exists)));
         assert!(matches!(fs.create(file, b"b", &new).await, Err(FsError::NotDirectory)));
-        assert!(matches!(fs.lookup(file, b"b").await, Err(FsError::NotDirectory)));
+        assert!(matches!(fs.find(file, b"b").await, Err(FsError::NotDirectory)));
         assert!(matches!(fs.create(Ino(99_999), b"b", &new).await, Err(FsError::Stale)));
         assert!(matches!(
             fs.read_directory(file, Default::default(), 1, false).await,
@@ -248,10 +248,10 @@ fn a_rename_does_what_it_is_told() {
         let result = rename((x, "a"), (y, "b"), Rename::NoReplace).await;
         assert!(matches!(result, Err(FsError::Exists)));
         rename((x, "a"), (y, "b"), Rename::Exchange).await.unwrap();
-        assert_eq!(fs.lookup(y, b"b").await.unwrap().ino, a);
-        assert_eq!(fs.lookup(x, b"a").await.unwrap().ino, b);
+        assert_eq!(fs.find(y, b"b").await.unwrap().ino, a);
+        assert_eq!(fs.find(x, b"a").await.unwrap().ino, b);
         rename((x, "a"), (y, "b"), Rename::Replace).await.unwrap();
-        assert_eq!(fs.lookup(y, b"b").await.unwrap().ino, b);
+        assert_eq!(fs.find(y, b"b").await.unwrap().ino, b);
         assert!(matches!(fs.attributes(a).await, Err(FsError::Stale)));
         assert!(names(&fs, x).await.is_empty());
         rename((y, "b"), (y, "c"), Rename::NoReplace).await.unwrap();
@@ -278,7 +278,7 @@ fn a_rename_does_what_it_is_told() {
         assert_eq!((attributes(&fs, x).await.links, attributes(&fs, y).await.links), (2, 3));
         rename((y, "moved"), (ROOT, "x"), Rename::Replace).await.unwrap();
         assert_eq!((attributes(&fs, ROOT).await.links, attributes(&fs, y).await.links), (4, 2));
-        assert_eq!(fs.lookup(ROOT, b"x").await.unwrap().ino, sub);
+        assert_eq!(fs.find(ROOT, b"x").await.unwrap().ino, sub);
         let above = rename((sub, "deep"), (ROOT, "x"), Rename::Exchange).await;
         assert!(matches!(above, Err(FsError::Invalid(_))), "{above:?}");
         rename((ROOT, "x"), (y, "c"), Rename::Exchange).await.unwrap();
@@ -429,7 +429,7 @@ fn attributes_are_set() {
             clear_suid: false,
         };
         let now = fs.set_attributes(a, &change).await.unwrap();
-        assert_eq!(now, attributes(&fs, a).await);
+        assert_eq!(*now, attributes(&fs, a).await);
         assert_eq!((now.mode, now.uid, now.gid, now.size), (0o6755, 77, 78, 5));
         assert_eq!(now.accessed, Timestamp { seconds: -5, nanos: 999_999_999 });
         assert_eq!(now.modified, Timestamp { seconds: 4_000_000_000, nanos: 1 });

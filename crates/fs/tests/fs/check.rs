@@ -230,7 +230,7 @@ fn inodes_that_are_missing_are_made() {
             damaged(&env, make, |it| matches!(it, Damage::MissingInode { .. })).await;
         let bytes = content(&fs, rig.file).await;
         assert_eq!(bytes[..50_000], rig.content);
-        assert_eq!(fs.lookup(rig.sub, b"file").await.unwrap().links, 2);
+        assert_eq!(fs.find(rig.sub, b"file").await.unwrap().links, 2);
         let make = async |rig: &Rig| rig.delete(key(rig.dir.0, Tag::Inode, &[])).await;
         let (rig, _, fs) =
             damaged(&env, make, |it| matches!(it, Damage::MissingInode { .. })).await;
@@ -250,7 +250,7 @@ fn inodes_that_are_missing_are_made() {
                 true => rig.put(key(1, Tag::Inode, &[]), "short").await,
             };
             let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::NoRoot)).await;
-            assert_eq!(fs.lookup(ROOT, b"dir").await.unwrap().ino, rig.dir);
+            assert_eq!(fs.find(ROOT, b"dir").await.unwrap().ino, rig.dir);
         }
     });
 }
@@ -265,7 +265,7 @@ fn names_that_lead_nowhere_or_astray() {
         let (rig, _, fs) =
             damaged(&env, make, |it| matches!(it, Damage::DanglingName { .. })).await;
         assert_eq!(names(&fs, rig.dir).await, ["sub"]);
-        let lost = fs.lookup(ROOT, b"lost+found").await.unwrap().ino;
+        let lost = fs.find(ROOT, b"lost+found").await.unwrap().ino;
         assert_eq!(entries(&fs, lost).await[0].ino, rig.other);
         assert_eq!(read(&fs, rig.other, 3 * BLOCK, 100).await, b"behind a hole");
         let make = async |rig: &Rig| {
@@ -291,7 +291,7 @@ fn names_that_lead_nowhere_or_astray() {
             let (rig, findings, fs) =
                 damaged(&env, make, |it| matches!(it, Damage::MisplacedName { .. })).await;
             assert!(is_whole(&findings), "{findings:?}");
-            assert_eq!(fs.lookup(rig.dir, b"other").await.unwrap().ino, rig.other);
+            assert_eq!(fs.find(rig.dir, b"other").await.unwrap().ino, rig.other);
         }
         let make = async |rig: &Rig| {
             let (key, entry) = rig.place(rig.dir, "other").await;
@@ -307,7 +307,7 @@ fn names_that_lead_nowhere_or_astray() {
             rig.change_inode(rig.dir, |record| record.size = 3.into()).await;
         };
         let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::DoubleName { .. })).await;
-        assert_eq!(fs.lookup(rig.dir, b"other").await.unwrap().ino, rig.other);
+        assert_eq!(fs.find(rig.dir, b"other").await.unwrap().ino, rig.other);
         assert_eq!(names(&fs, rig.dir).await, ["other", "sub"]);
     });
 }
@@ -332,7 +332,7 @@ fn directories_that_are_not_a_tree() {
             rig.put(key, Place::Taken(entry).encode()).await;
         };
         let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::Cycle { .. })).await;
-        let lost = fs.lookup(ROOT, b"lost+found").await.unwrap().ino;
+        let lost = fs.find(ROOT, b"lost+found").await.unwrap().ino;
         let found = entries(&fs, lost).await[0].ino;
         assert!(found == rig.dir || found == rig.sub);
         // A whole tree without a name.
@@ -341,7 +341,7 @@ fn directories_that_are_not_a_tree() {
             rig.put(key, Place::Vacant.encode()).await;
         };
         let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::Unreachable { .. })).await;
-        let lost = fs.lookup(ROOT, b"lost+found").await.unwrap().ino;
+        let lost = fs.find(ROOT, b"lost+found").await.unwrap().ino;
         assert_eq!(names(&fs, lost).await, [format!("#{}", rig.dir)]);
         assert_eq!(fs.parent(rig.dir).await.unwrap(), lost);
         assert_eq!(content(&fs, rig.file).await, rig.content);
@@ -388,7 +388,7 @@ fn inodes_that_do_not_know_what_they_have() {
         damaged(&env, make, |it| matches!(it, Damage::BadList { .. })).await;
         let make = async |rig: &Rig| rig.delete(key(rig.link.0, Tag::Target, &[])).await;
         let (_, _, fs) = damaged(&env, make, |it| matches!(it, Damage::NoTarget { .. })).await;
-        assert!(fs.lookup(ROOT, b"link").await.is_err());
+        assert!(fs.find(ROOT, b"link").await.is_err());
         let make = async |rig: &Rig| rig.change_inode(rig.link, |it| it.size = 3.into()).await;
         let (_, findings, _) =
             damaged(&env, make, |it| matches!(it, Damage::NoTarget { .. })).await;
@@ -448,7 +448,7 @@ fn blocks_that_are_not_where_they_should_be() {
             };
             let (rig, findings, fs) = damaged(&env, make, bad).await;
             assert!(is_whole(&findings), "{findings:?}");
-            assert_eq!(fs.lookup(ROOT, b"dir").await.unwrap().ino, rig.dir);
+            assert_eq!(fs.find(ROOT, b"dir").await.unwrap().ino, rig.dir);
         }
         let make = async |rig: &Rig| rig.write(rig.data + 3000, Some(vec![7; 4096])).await;
         damaged(&env, make, |it| matches!(it, Damage::NotEmpty { .. })).await;

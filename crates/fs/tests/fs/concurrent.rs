@@ -49,16 +49,16 @@ async fn step(fs: &dyn Filesystem, directories: &[Ino], rng: &mut Rng) -> Result
             fs.rename((from, &a), (to, &b), how).await?;
         }
         8 => {
-            let there = fs.lookup(from, &a).await?.ino;
+            let there = fs.find(from, &a).await?.ino;
             fs.link(there, to, &b).await?;
         }
         9 => {
-            let there = fs.lookup(from, &a).await?.ino;
+            let there = fs.find(from, &a).await?.ino;
             let change = AttributeChange { size: Some(at), ..AttributeChange::default() };
             fs.set_attributes(there, &change).await?;
         }
         _ => {
-            let there = fs.lookup(from, &a).await?.ino;
+            let there = fs.find(from, &a).await?.ino;
             fs.write(there, WriteAt::Offset(at), data, WriteHow::default()).await?;
         }
     }

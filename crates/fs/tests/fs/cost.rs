@@ -71,7 +71,7 @@ async fn used(env: &Env, files: usize) -> (Local, Arc<Passing<Counting>>) {
 fn a_small_change_touches_few_bytes() {
     run(1, |env| async move {
         let (fs, store) = used(&env, 2000).await;
-        let file = fs.lookup(ROOT, b"file 777").await.unwrap().ino;
+        let file = fs.find(ROOT, b"file 777").await.unwrap().ino;
         let (_, reads) = store.around.cost();
         // A path of three nodes for the name, and one for the inode.
         assert!(reads <= 6, "{reads}");

@@ -171,7 +171,7 @@ fn what_a_leaf_had_of_files_is_told_and_is_not_zeros() {
                         let way = directory.split('/').filter(|part| !part.is_empty());
                         let mut parent = ROOT;
                         for part in way {
-                            parent = fs.lookup(parent, part.as_bytes()).await.unwrap().ino;
+                            parent = fs.find(parent, part.as_bytes()).await.unwrap().ino;
                         }
                         fs.unlink(parent, name.as_bytes()).await.unwrap();
                     }

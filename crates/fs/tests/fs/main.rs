@@ -11,6 +11,7 @@ mod fuzz;
 mod grow;
 #[path = "../../../store/tests/inplace/support/mod.rs"]
 mod in_place;
+mod locks;
 mod lost;
 mod model;
 mod quota;

@@ -114,7 +114,8 @@ fn agree(step: &Step, ours: Answer, theirs: Answer) {
 }
 
 /// Attributes without those that differ by nature.
-fn shown(attributes: Attributes) -> String {
+fn shown(answer: thalweg_fs::Answer) -> String {
+    let attributes = answer.attributes;
     let size = if attributes.kind == Kind::Directory { 0 } else { attributes.size };
     format!("{:?}", Attributes { ino: Ino(0), size, ..attributes })
 }
@@ -362,16 +363,16 @@ impl Pair {
                 let (ours, theirs, count) = &mut self.inodes[at];
                 if naive.attributes(*theirs).await.is_ok() {
                     *count += 1;
-                    fs.remember(*ours);
-                    naive.remember(*theirs);
+                    fs.reference(*ours);
+                    naive.reference(*theirs);
                 }
             }
             Step::Forget(number) if self.within.is_none() => {
                 let at = number % self.inodes.len();
                 let (ours, theirs, count) = &mut self.inodes[at];
                 if *count > 0 {
-                    fs.forget(*ours, *count);
-                    naive.forget(*theirs, *count);
+                    fs.unreference(*ours, *count);
+                    naive.unreference(*theirs, *count);
                     *count = 0;
                     self.env.sleep(std::time::Duration::from_secs(1)).await;
                 }
@@ -386,7 +387,7 @@ impl Pair {
             Step::Reopen => {
                 self.end().await;
                 for (_, theirs, count) in &mut self.inodes {
-                    naive.forget(*theirs, *count);
+                    naive.unreference(*theirs, *count);
                     *count = 0;
                 }
                 self.fs.close().await.unwrap();

@@ -163,11 +163,11 @@ fn names_need_room_too() {
         // Everything can be removed, also files in use.
         for (number, entry) in entries(&fs, ROOT).await.into_iter().enumerate() {
             if number % 2 == 0 {
-                fs.remember(entry.ino);
+                fs.reference(entry.ino);
             }
             fs.unlink(ROOT, &entry.name).await.unwrap();
             if number % 2 == 0 {
-                fs.forget(entry.ino, 1);
+                fs.unreference(entry.ino, 1);
             }
         }
         fs.close().await.unwrap();

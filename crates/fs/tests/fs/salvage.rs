@@ -13,7 +13,7 @@ use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::tree::format::{PAGE_MAGIC, PageHeader, PageKind};
-use thalweg_store::tree::{Store, TreeError, catalogue};
+use thalweg_store::tree::{Store, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};
 use zerocopy::FromBytes;
 
@@ -50,7 +50,7 @@ impl Seen {
             Kind::Symlink => target = fs.read_link(ino).await.unwrap(),
             Kind::Directory => {
                 for entry in entries(fs, ino).await {
-                    assert_eq!(fs.lookup(ino, &entry.name).await.unwrap().ino, entry.ino);
+                    assert_eq!(fs.find(ino, &entry.name).await.unwrap().ino, entry.ino);
                     names.insert(entry.name, entry.ino);
                 }
             }
@@ -465,6 +465,6 @@ fn a_filesystem_that_was_never_made_gets_no_superblock() {
         assert!(tree.iter().await.unwrap().collect().await.unwrap().is_empty());
         // That is no business of the tree.
         let missing = check(&env, volume, "none", how).await;
-        assert!(matches!(missing, Err(FsError::Tree(TreeError::Missing(_)))), "{missing:?}");
+        assert!(matches!(missing, Err(FsError::NoFilesystem(_))), "{missing:?}");
     });
 }

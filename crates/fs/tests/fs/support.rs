@@ -123,7 +123,7 @@ pub async fn content(fs: &dyn Filesystem, ino: Ino) -> Vec<u8> {
 
 /// The attributes of an inode.
 pub async fn attributes(fs: &dyn Filesystem, ino: Ino) -> Attributes {
-    fs.attributes(ino).await.unwrap()
+    *fs.attributes(ino).await.unwrap()
 }
 
 /// Changes a size.

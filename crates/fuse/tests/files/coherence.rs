@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_env::Env;
-use thalweg_fs::{Filesystem, Ino, NewNode, Node, Rename, WriteAt, WriteHow};
+use thalweg_fs::{
+    Change, Filesystem, Ino, Invalidation, NewNode, Node, Rename, Validity, WriteAt, WriteHow,
+};
 use thalweg_fuse::mounted::MountOptions;
 use thalweg_sim::files::NaiveFiles;
 
@@ -62,7 +64,7 @@ fn an_append_goes_behind_what_others_appended() {
     file.write_all(b"1").unwrap();
     let ino = Ino(fs::metadata(rig.path("log")).unwrap().ino());
     // The kernel is not told, and so has a place in mind that is wrong.
-    rig.filesystem().watch(Box::new(|_: &thalweg_fs::Change| {}));
+    rig.filesystem().watch(Box::new(|_| Invalidation::complete()));
     rig.block_on(write(&other, ino, WriteAt::End, "2"));
     file.write_all(b"3").unwrap();
     rig.settle();
@@ -78,8 +80,7 @@ fn a_name_that_others_took_is_not_opened_unchecked() {
     let Some((rig, other)) = shared() else { return };
     // The kernel believes that there is no such name, and is not told.
     assert_eq!(errno(fs::metadata(rig.path("a"))), libc::ENOENT);
-    let quiet = Box::new(|_: &thalweg_fs::Change| {});
-    rig.filesystem().watch(quiet);
+    rig.filesystem().watch(Box::new(|_| Invalidation::complete()));
     let new = NewNode { node: Node::File, mode: 0o600, umask: 0, uid: 0, gid: 0 };
     let made = rig.block_on(other.create(Ino::ROOT, b"a", &new)).unwrap();
     rig.block_on(write(&other, made.ino, WriteAt::End, "theirs"));
@@ -113,4 +114,55 @@ fn a_read_only_filesystem_refuses_changes() {
     assert_eq!(errno(OpenOptions::new().append(true).open(rig.path("a"))), libc::EROFS);
     assert_eq!(errno(fs::remove_file(rig.path("a"))), libc::EROFS);
     assert_eq!(fs::read(rig.path("a")).unwrap(), b"x");
+}
+
+/// Renames `a` to `b` behind the kernel's back, which believes in `a` and in the absence of `b`.
+fn rename_unseen(rig: &Rig, other: &NaiveFiles) {
+    fs::write(rig.path("a"), "before").unwrap();
+    assert_eq!(fs::read(rig.path("a")).unwrap(), b"before");
+    assert_eq!(errno(fs::metadata(rig.path("b"))), libc::ENOENT);
+    rig.filesystem().watch(Box::new(|_| Invalidation::complete()));
+    rig.block_on(async {
+        let ino = other.find(Ino::ROOT, b"a").await.unwrap().ino;
+        write(other, ino, WriteAt::Offset(0), "after!").await;
+        other.rename((Ino::ROOT, b"a"), (Ino::ROOT, b"b"), Rename::Replace).await.unwrap();
+    });
+}
+
+#[test]
+fn answers_are_cached_as_long_as_they_say() {
+    for valid in [Validity::UNTIL_CHANGED, Validity::NONE] {
+        let Some((rig, other)) = shared() else { return };
+        other.set_validity(valid);
+        rename_unseen(&rig, &other);
+        let is_stale = valid == Validity::UNTIL_CHANGED;
+        assert_eq!(fs::metadata(rig.path("a")).is_ok(), is_stale, "{valid:?}");
+        assert_eq!(fs::metadata(rig.path("b")).is_err(), is_stale, "{valid:?}");
+    }
+}
+
+#[test]
+fn everything_is_invalidated() {
+    let Some((rig, other)) = shared() else { return };
+    let mounted = rig.watcher();
+    rename_unseen(&rig, &other);
+    assert!(fs::metadata(rig.path("a")).is_ok() && fs::metadata(rig.path("b")).is_err());
+    rig.filesystem().watch(mounted);
+    rig.block_on(other.change_everything());
+    assert_eq!(errno(fs::metadata(rig.path("a"))), libc::ENOENT);
+    assert_eq!(fs::read(rig.path("b")).unwrap(), b"after!");
+}
+
+#[test]
+fn an_invalidation_can_be_waited_for() {
+    let Some((rig, other)) = shared() else { return };
+    fs::write(rig.path("a"), "before").unwrap();
+    assert_eq!(fs::read(rig.path("a")).unwrap(), b"before");
+    let ino = Ino(fs::metadata(rig.path("a")).unwrap().ino());
+    let mounted = rig.watcher();
+    rig.filesystem().watch(Box::new(|_| Invalidation::complete()));
+    rig.block_on(write(&other, ino, WriteAt::Offset(0), "after!"));
+    assert_eq!(fs::read(rig.path("a")).unwrap(), b"before");
+    rig.block_on(mounted(Change::Inode { ino, content: Some(0..6) }).wait());
+    assert_eq!(fs::read(rig.path("a")).unwrap(), b"after!");
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use thalweg_env::Env;
-use thalweg_fs::Filesystem;
 use thalweg_fs::local::{Format, Local, Options};
+use thalweg_fs::{Filesystem, Watcher};
 use thalweg_fuse::mounted::{MountOptions, Mounted, mount};
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
@@ -132,6 +132,11 @@ impl Rig {
     /// Runs a future on the rig's runtime.
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.as_ref().unwrap().block_on(future)
+    }
+
+    /// The watcher of the mount.
+    pub(crate) fn watcher(&self) -> Watcher {
+        self.mounted.as_ref().unwrap().watcher()
     }
 
     /// Waits until the kernel has heard of all changes.

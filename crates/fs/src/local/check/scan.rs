@@ -701,7 +701,7 @@ impl Scan {
         let read = Op::new(inner, txn, false).reserved_runs(table).await;
         let (runs, count) = match read {
             Ok(read) => read,
-            Err(FsError::Damaged(_) | FsError::Transaction(_)) => {
+            Err(FsError::Damaged(_) | FsError::Aborted(_)) => {
                 self.damages.push(Damage::BadRecord(table_key().into()));
                 return Ok(());
             }
@@ -767,7 +767,7 @@ impl Scan {
             };
             let stored = match read().await {
                 Ok(stored) => stored,
-                Err(FsError::Damaged(_) | FsError::Transaction(_)) => {
+                Err(FsError::Damaged(_) | FsError::Aborted(_)) => {
                     self.damages.push(Damage::BadBitmap { page });
                     continue;
                 }

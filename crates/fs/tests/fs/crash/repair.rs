@@ -89,7 +89,12 @@ fn crash_repair(seed: u64, rig: Rig) -> Option<(u64, u64)> {
         let report = match repair(&env, &volume).await {
             Ok(report) => report,
             // Nothing says where it is.
-            Err(FsError::Damaged(_) | FsError::Tree(_) | FsError::Newer(_)) => return None,
+            Err(
+                FsError::Damaged(_)
+                | FsError::Store(_)
+                | FsError::NoFilesystem(_)
+                | FsError::Newer(_),
+            ) => return None,
             Err(error) => panic!("{error}"),
         };
         assert!(!report.is_damaged(), "{:#?}", report.findings);

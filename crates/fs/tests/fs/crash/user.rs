@@ -31,7 +31,7 @@ impl User {
     pub(crate) async fn new(env: &Env, volume: Volume) -> User {
         let fs = volume.files(env).await;
         let file = create(&fs, ROOT, "open").await;
-        fs.remember(file);
+        fs.reference(file);
         fs.sync_all().await.unwrap();
         let (rng, directories, files) = (env.rng(), vec![Ino::ROOT], vec![file]);
         User { env: env.clone(), volume, fs, directories, files, rng, made: 0 }

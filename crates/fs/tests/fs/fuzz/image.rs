@@ -109,7 +109,7 @@ pub(crate) async fn used(env: &Env, rng: &mut Rng) -> Arc<dyn Transact> {
     // Some work is left to be done.
     let open = create(&fs, ROOT, "open").await;
     write(&fs, open, 0, &pattern(1, 400_000)).await;
-    fs.remember(open);
+    fs.reference(open);
     fs.unlink(ROOT, b"open").await.unwrap();
     fs.close().await.unwrap();
     volume
@@ -149,7 +149,7 @@ async fn exercise(fs: &Local, rng: &mut Rng) -> Result<(), FsError> {
         let data = vec![Bytes::from(vec![1; len as usize])];
         let size = AttributeChange { size: Some(at), mode: Some(0o640), ..Default::default() };
         let done = match rng.random_range(0..16) {
-            0 => fs.lookup(ino, a.as_bytes()).await.map(drop),
+            0 => fs.find(ino, a.as_bytes()).await.map(drop),
             1 => fs.attributes(ino).await.map(drop),
             2 => fs.set_attributes(ino, &size).await.map(drop),
             3 => fs.create(ino, b"new", &node(Node::File, 0o600)).await.map(drop),
@@ -166,7 +166,9 @@ async fn exercise(fs: &Local, rng: &mut Rng) -> Result<(), FsError> {
             14 => fs.xattrs(ino).await.map(drop),
             _ => fs.quota(ino).await.map(drop),
         };
-        if let Err(error @ (FsError::Damaged(_) | FsError::Tree(_))) = done {
+        if let Err(error @ (FsError::Damaged(_) | FsError::Store(_) | FsError::NoFilesystem(_))) =
+            done
+        {
             failed = Err(error);
         }
     }
@@ -185,7 +187,9 @@ pub(crate) async fn use_and_repair(env: &Env, volume: &Arc<dyn Transact>, rng: &
     let repaired = match check_all(env, volume, true).await {
         Ok(repaired) => repaired,
         // Nothing says where it is.
-        Err(FsError::Damaged(_) | FsError::Tree(_) | FsError::Newer(_)) => return true,
+        Err(
+            FsError::Damaged(_) | FsError::Store(_) | FsError::NoFilesystem(_) | FsError::Newer(_),
+        ) => return true,
         Err(error) => panic!("{error}"),
     };
     let unrepaired = repaired

@@ -1,4 +1,4 @@
-//! A kernel block device from a volume: the file of [`crate::disk`] under a loop device.
+//! A kernel block device from a volume: the file of [`disk`](mod@super::disk) under a loop device.
 //!
 //! **What is durable.** A flush of the block device, as `sync` on a filesystem above it makes one,
 //! becomes `fsync` of the file, and that becomes `Volume::flush`. Neither the loop device (direct
@@ -22,11 +22,11 @@ use thalweg_store::block::StoreError;
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::watch;
 
-use crate::disk::{self, FILE_NAME, MountOptions, Mounted};
-use crate::loopdev::{self, LoopDevice, LoopError, LoopOptions};
+use super::disk::{self, FILE_NAME, MountOptions, Mounted};
+use super::loopdev::{self, LoopDevice, LoopError, LoopOptions};
+use super::probe::{Method, probe};
+use super::stale::{canonical, gone, mounted};
 use crate::mounts::{self, unmount};
-use crate::probe::{Method, probe};
-use crate::stale::{canonical, gone, mounted};
 
 /// How long a device that is not mounted may stay open elsewhere before it counts as in use.
 const PATIENCE: Duration = Duration::from_secs(3);

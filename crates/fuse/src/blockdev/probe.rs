@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
 
-use crate::loopdev;
+use super::loopdev;
 
 /// A way to a kernel block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl fmt::Display for Method {
 pub struct Availability {
     /// The method.
     pub method: Method,
-    /// Whether [`attach`](crate::attach::attach) can use it.
+    /// Whether [`attach`](super::attach::attach) can use it.
     pub usable: bool,
     /// The reason, and the remedy if there is one.
     pub reason: String,

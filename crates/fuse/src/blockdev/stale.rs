@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use thalweg_env::Env;
 
-use crate::attach::{AttachError, blocking};
-use crate::disk::{FILE_NAME, SOURCE};
-use crate::loopdev::{self, LoopDevice};
+use super::attach::{AttachError, blocking};
+use super::disk::{FILE_NAME, SOURCE};
+use super::loopdev::{self, LoopDevice};
 use crate::mounts::{self, unmount};
 
 /// How long the kernel may take to release a file.

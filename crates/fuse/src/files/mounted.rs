@@ -4,89 +4,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use fuser::{BackgroundSession, Session};
 use thalweg_env::Env;
-use thalweg_fs::{Change, Filesystem};
+use thalweg_fs::{Filesystem, Watcher};
 use thalweg_store::latency::StageStatus;
 use tokio::sync::watch;
 
-use crate::coherence::Coherence;
-use crate::files::Adapter;
+use super::adapter::Adapter;
+use super::coherence::Coherence;
+pub use super::options::MountOptions;
+use super::stages::Stages;
 use crate::mounts::{self, Identity};
-use crate::stages::Stages;
-
-/// How a filesystem is mounted.
-#[derive(Clone, Debug)]
-pub struct MountOptions {
-    /// Threads that take requests from the kernel, each with a queue of its own.
-    pub threads: usize,
-    /// The source, as the mount table shows it.
-    pub source: String,
-    /// The kernel refuses changes.
-    pub read_only: bool,
-    /// All users may use the mount, as far as permissions go; otherwise its owner alone.
-    pub allow_other: bool,
-    /// The kernel collects writes and hands them over later, page by page.
-    pub writeback_cache: bool,
-    /// Set-user-id and set-group-id count.
-    pub suid: bool,
-    /// Devices can be opened.
-    pub dev: bool,
-    /// Programs can be run.
-    pub exec: bool,
-    /// Every write is durable when it returns.
-    pub sync: bool,
-    /// Every change of a directory is durable when it returns.
-    pub dirsync: bool,
-    /// Reads of inodes are not noted.
-    pub noatime: bool,
-    /// No other handle changes the filesystem, so there is nothing to watch.
-    pub private: bool,
-}
-
-impl Default for MountOptions {
-    fn default() -> MountOptions {
-        MountOptions {
-            threads: 2,
-            source: "thalweg".to_owned(),
-            read_only: false,
-            allow_other: false,
-            writeback_cache: false,
-            suid: true,
-            dev: true,
-            exec: true,
-            sync: false,
-            dirsync: false,
-            noatime: false,
-            private: false,
-        }
-    }
-}
-
-impl MountOptions {
-    fn config(&self) -> Config {
-        let flag = |is_set, yes, no| if is_set { yes } else { no };
-        let mut options = vec![
-            MountOption::FSName(self.source.replace([',', '\0'], "_")),
-            // As an option, since the library itself keeps the subtype from the kernel.
-            MountOption::CUSTOM("subtype=thalweg".to_owned()),
-            MountOption::DefaultPermissions,
-            flag(self.read_only, MountOption::RO, MountOption::RW),
-            flag(self.suid, MountOption::Suid, MountOption::NoSuid),
-            flag(self.dev, MountOption::Dev, MountOption::NoDev),
-            flag(self.exec, MountOption::Exec, MountOption::NoExec),
-        ];
-        options.extend(self.sync.then_some(MountOption::Sync));
-        options.extend(self.dirsync.then_some(MountOption::DirSync));
-        options.extend(self.noatime.then_some(MountOption::NoAtime));
-        let mut config = Config::default();
-        config.mount_options = options;
-        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
-        config.n_threads = Some(self.threads.max(1));
-        config.clone_fd = self.threads > 1;
-        config
-    }
-}
 
 /// A mounted filesystem. Dropping it unmounts, unless a file on it is in use.
 #[derive(Debug)]
@@ -125,6 +53,11 @@ impl Mounted {
     pub async fn ended(&self) {
         let mut alive = self.alive.clone();
         while alive.changed().await.is_ok() {}
+    }
+
+    /// The watcher of the mount, which its filesystem has unless the mount is private.
+    pub fn watcher(&self) -> Watcher {
+        watcher_of(&self.coherence)
     }
 
     /// Returns when every change told so far has reached the kernel's caches.
@@ -166,6 +99,11 @@ impl Mounted {
     }
 }
 
+fn watcher_of(coherence: &Coherence) -> Watcher {
+    let coherence = coherence.clone();
+    Box::new(move |change| coherence.change(change))
+}
+
 /// Mounts `filesystem` on the directory `mountpoint`. It blocks until the kernel has sent its first
 /// request; requests run on the runtime.
 ///
@@ -184,16 +122,10 @@ pub fn mount(
     let (served, stages) = (adapter.served().clone(), adapter.stages().clone());
     let session = Session::new(adapter, &mountpoint, &options.config())?;
     let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
-    let coherence = Coherence::start(session.notifier())?;
+    let coherence = Coherence::start(session.notifier(), served.known.clone())?;
     served.greet(session.notifier(), coherence.clone());
     if !options.private {
-        let told = coherence.clone();
-        filesystem.watch(Box::new(move |change| {
-            if let Change::Inode { ino, .. } = change {
-                served.granted(*ino);
-            }
-            told.invalidate(change.clone());
-        }));
+        filesystem.watch(watcher_of(&coherence));
     }
     let session = session.spawn()?;
     Ok(Mounted { session, mountpoint, identity, coherence, stages, alive })

@@ -23,11 +23,12 @@ use fuser::{
 use parking_lot::Mutex;
 use thalweg_env::{Env, Time};
 use thalweg_store::block::StoreError;
-use thalweg_store::device::{DeviceError, FrameBuf};
+use thalweg_store::device::FrameBuf;
 use thalweg_store::volume::VolumeRef;
 use tokio::sync::watch;
 
-use crate::bytes::{ByteVolume, Seek};
+use super::bytes::{ByteVolume, Seek};
+use crate::errno::of_store;
 
 /// The name of the one file.
 pub const FILE_NAME: &str = "volume";
@@ -140,7 +141,7 @@ impl Disk {
             async move {
                 match result.await {
                     Ok(()) => reply.ok(),
-                    Err(error) => reply.error(errno(operation, &error)),
+                    Err(error) => reply.error(of_store(operation, &error)),
                 }
             }
         });
@@ -230,7 +231,7 @@ impl Filesystem for Disk {
         self.run(|served| async move {
             match served.attributes(FILE).await {
                 Ok(attr) => reply.entry(&TTL, &attr, Generation(0)),
-                Err(error) => reply.error(errno("lookup", &error)),
+                Err(error) => reply.error(of_store("lookup", &error)),
             }
         });
     }
@@ -239,7 +240,7 @@ impl Filesystem for Disk {
         self.run(move |served| async move {
             match served.attributes(ino).await {
                 Ok(attr) => reply.attr(&TTL, &attr),
-                Err(error) => reply.error(errno("getattr", &error)),
+                Err(error) => reply.error(of_store("getattr", &error)),
             }
         });
     }
@@ -277,7 +278,7 @@ impl Filesystem for Disk {
             }
             match served.bytes.read(offset, len).await {
                 Ok(data) => reply.data(&data),
-                Err(error) => reply.error(errno("read", &error)),
+                Err(error) => reply.error(of_store("read", &error)),
             }
         });
     }
@@ -306,7 +307,7 @@ impl Filesystem for Disk {
         self.run(move |served| async move {
             match served.bytes.write_vectored(offset, data, fua).await {
                 Ok(()) => reply.written(written),
-                Err(error) => reply.error(errno("write", &error)),
+                Err(error) => reply.error(of_store("write", &error)),
             }
         });
     }
@@ -402,7 +403,7 @@ impl Filesystem for Disk {
                 Ok(Some(Ok(at))) => reply.offset(at),
                 Ok(Some(Err(_))) => reply.error(Errno::EOVERFLOW),
                 Ok(None) => reply.error(Errno::ENXIO),
-                Err(error) => reply.error(errno("seek", &error)),
+                Err(error) => reply.error(of_store("seek", &error)),
             }
         });
     }
@@ -433,7 +434,7 @@ impl Filesystem for Disk {
         self.run(move |served| async move {
             match served.attributes(ino).await {
                 Ok(attr) => reply.attr(&TTL, &attr),
-                Err(error) => reply.error(errno("setattr", &error)),
+                Err(error) => reply.error(of_store("setattr", &error)),
             }
         });
     }
@@ -464,43 +465,5 @@ impl Filesystem for Disk {
         // A loop device takes its discard granularity from here.
         let unit = volume.preferred_block();
         reply.statfs(volume.size() / u64::from(unit.max(1)), 0, 0, 1, 0, unit, 255, unit);
-    }
-}
-
-/// The errno of a failure; the log gets the rest.
-fn errno(operation: &'static str, error: &StoreError) -> Errno {
-    match error {
-        StoreError::Invalid(_) | StoreError::TooLarge { .. } => Errno::EINVAL,
-        StoreError::NoSpace | StoreError::Device(DeviceError::NoSpace { .. }) => Errno::ENOSPC,
-        StoreError::ReadOnly => Errno::EROFS,
-        StoreError::Poisoned(_) => {
-            tracing::error!(operation, %error, "refused");
-            Errno::EROFS
-        }
-        StoreError::Corrupt { .. } | StoreError::Gone(_) | StoreError::Device(_) => {
-            tracing::error!(operation, %error, "failed");
-            Errno::EIO
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kind_of_failure_has_an_errno() {
-        let full = DeviceError::NoSpace { device: "d".to_owned() };
-        let cases = [
-            (StoreError::Invalid("x".to_owned()), libc::EINVAL),
-            (StoreError::NoSpace, libc::ENOSPC),
-            (StoreError::Device(full), libc::ENOSPC),
-            (StoreError::Poisoned("x".into()), libc::EROFS),
-            (StoreError::ReadOnly, libc::EROFS),
-            (StoreError::Device(DeviceError::Closed { device: "d".to_owned() }), libc::EIO),
-        ];
-        for (error, expected) in cases {
-            assert_eq!(errno("test", &error).code(), expected, "{error}");
-        }
     }
 }

@@ -1,0 +1,134 @@
+//! Keeps the kernel's caches coherent when files change through other handles, and when direct writes bypass
+//! them.
+//!
+//! The kernel takes locks while it drops something from its caches, and a holder of these locks may wait for
+//! an answer of this process. So invalidations run on a thread of their own that no request waits for.
+
+use std::ffi::OsStr;
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use fuser::{INodeNo, Notifier};
+use thalweg_fs::invalidation::{Completion, Invalidation};
+use thalweg_fs::{Change, Ino};
+
+use super::known::Known;
+
+/// Sends changes to the thread. It ends when the last of these is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Coherence {
+    tasks: Sender<(Task, Completion)>,
+    known: Arc<Known>,
+}
+
+#[derive(Debug)]
+enum Task {
+    Invalidate(Change),
+    /// Nothing: it completes when all earlier tasks have.
+    Settle,
+}
+
+impl Coherence {
+    pub(crate) fn start(notifier: Notifier, known: Arc<Known>) -> io::Result<Coherence> {
+        let (sender, tasks) = channel();
+        let thread = std::thread::Builder::new().name("thalweg-caches".to_owned());
+        let of_thread = known.clone();
+        thread.spawn(move || serve(&notifier, &of_thread, &tasks))?;
+        Ok(Coherence { tasks: sender, known })
+    }
+
+    /// Takes note of a change through another handle, and has the kernel drop its cache of it.
+    pub(crate) fn change(&self, change: Change) -> Invalidation {
+        match &change {
+            // The inode may have privileges from now on.
+            Change::Inode { ino, .. } => self.known.granted(*ino),
+            Change::Name { .. } => {}
+            Change::Everything => self.known.begin_epoch(),
+        }
+        self.invalidate(change)
+    }
+
+    /// Has the kernel drop its cache of a change.
+    pub(crate) fn invalidate(&self, change: Change) -> Invalidation {
+        self.send(Task::Invalidate(change))
+    }
+
+    /// Returns when the kernel has dropped the pages of a range that it had in its cache.
+    pub(crate) async fn drop_pages(&self, ino: Ino, offset: u64, len: u64) {
+        let content = Some(offset..offset.saturating_add(len));
+        self.invalidate(Change::Inode { ino, content }).wait().await;
+    }
+
+    /// Returns when all earlier invalidations have reached the kernel.
+    pub(crate) async fn settle(&self) {
+        self.send(Task::Settle).wait().await;
+    }
+
+    fn send(&self, task: Task) -> Invalidation {
+        let (invalidation, completion) = Invalidation::pending();
+        // Without the thread there is no mount, and so no cache: the completion is dropped.
+        let _ = self.tasks.send((task, completion));
+        invalidation
+    }
+}
+
+fn serve(notifier: &Notifier, known: &Known, tasks: &Receiver<(Task, Completion)>) {
+    for (task, completion) in tasks {
+        match task {
+            Task::Invalidate(change) => invalidate(notifier, known, &change),
+            Task::Settle => {}
+        }
+        drop(completion);
+    }
+}
+
+fn invalidate(notifier: &Notifier, known: &Known, change: &Change) {
+    let report = |result: io::Result<()>| {
+        if let Err(error) = result {
+            tracing::debug!(%error, "the kernel keeps something in its caches");
+        }
+    };
+    match change {
+        Change::Inode { ino, content } => {
+            let (from, len) = kernel_range(content.as_ref());
+            report(notifier.inval_inode(INodeNo(ino.0), from, len));
+        }
+        Change::Name { parent, name } => {
+            report(notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)));
+        }
+        Change::Everything => {
+            for (parent, name) in known.take_names() {
+                report(notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(&name)));
+            }
+            for ino in known.inodes() {
+                report(notifier.inval_inode(INodeNo(ino.0), 0, 0));
+            }
+        }
+    }
+}
+
+/// A range of bytes as the kernel takes it: no offset for the attributes alone, no length for all that follow.
+fn kernel_range(content: Option<&Range<u64>>) -> (i64, i64) {
+    let Some(content) = content else { return (-1, 0) };
+    let place = |at| i64::try_from(at).unwrap_or(i64::MAX);
+    match content.end {
+        u64::MAX => (place(content.start), 0),
+        end => (place(content.start), place(end) - place(content.start)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_given_to_the_kernel() {
+        assert_eq!(kernel_range(None), (-1, 0));
+        assert_eq!(kernel_range(Some(&(0..u64::MAX))), (0, 0));
+        assert_eq!(kernel_range(Some(&(4096..u64::MAX))), (4096, 0));
+        assert_eq!(kernel_range(Some(&(4096..8192))), (4096, 4096));
+    }
+}

@@ -1,0 +1,131 @@
+//! Bytes of files, as the kernel writes, reserves, seeks and copies them.
+
+use bytes::Bytes;
+use fuser::{
+    Errno, FileHandle, INodeNo, OpenFlags, ReplyEmpty, ReplyLseek, ReplyWrite, Request, WriteFlags,
+};
+use thalweg_fs::{Allocation, Change, Ino, Seek, WriteAt, WriteHow};
+
+use super::adapter::Adapter;
+use super::opening::KernelHandle;
+
+/// Most bytes that one request copies: fits the answer's 32 bits.
+const MAX_COPY: u64 = 1 << 30;
+
+impl Adapter {
+    pub(super) fn write_content(
+        &self,
+        ino: INodeNo,
+        (handle, flags, write_flags): (FileHandle, OpenFlags, WriteFlags),
+        offset: u64,
+        data: &[u8],
+        reply: ReplyWrite,
+    ) {
+        let Ok(len) = u32::try_from(data.len()) else { return reply.error(Errno::EINVAL) };
+        let is_direct = KernelHandle::of(handle).is_direct;
+        // A write of the kernel's cache has its offset already, and belongs to no handle.
+        let cached = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = !cached && flags.0 & libc::O_APPEND != 0;
+        let at = if appends { WriteAt::End } else { WriteAt::Offset(offset) };
+        let how = WriteHow {
+            // O_SYNC includes this bit. Where it keeps the pages, the kernel itself asks for a sync
+            // after the write.
+            sync: is_direct && !cached && flags.0 & libc::O_DSYNC != 0,
+            clear_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+        };
+        let (ino, data) = (Ino(ino.0), Bytes::copy_from_slice(data));
+        let bypasses = !cached && (is_direct || flags.0 & libc::O_DIRECT != 0);
+        self.run(
+            "write",
+            reply,
+            move |served| async move {
+                let write = served.filesystem.write(ino, at, vec![data], how);
+                let went = served.change_content(ino, write).await?;
+                let Some(coherence) = served.coherence() else { return Ok(()) };
+                if went != offset {
+                    // Another handle made the file longer: the kernel has the page at a wrong offset.
+                    drop(coherence.invalidate(Change::content(ino)));
+                } else if bypasses && served.known.is_cached(ino) {
+                    match is_direct {
+                        true => coherence.drop_pages(ino, offset, u64::from(len)).await,
+                        // The flag was set after the open. If it comes and goes, the kernel may hold the pages
+                        // until this write is answered, so the answer does not wait.
+                        false => drop(coherence.invalidate(Change::content(ino))),
+                    }
+                }
+                Ok(())
+            },
+            move |reply, ()| reply.written(len),
+        );
+    }
+
+    pub(super) fn allocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        (offset, len): (u64, u64),
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let how = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => Allocation::Reserve { keep_size },
+            libc::FALLOC_FL_PUNCH_HOLE if keep_size => Allocation::Punch,
+            libc::FALLOC_FL_ZERO_RANGE => Allocation::Zero { keep_size },
+            _ => return reply.error(Errno::EOPNOTSUPP),
+        };
+        let (ino, is_root) = (Ino(ino.0), request.uid() == 0);
+        self.run_empty("fallocate", reply, move |served| async move {
+            let change = async {
+                served.filesystem.allocate(ino, offset, len, how).await?;
+                if is_root { Ok(()) } else { served.clear_suid(ino).await }
+            };
+            served.change_content(ino, change).await
+        });
+    }
+
+    pub(super) fn seek(&self, ino: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
+        let what = match whence {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        self.run(
+            "lseek",
+            reply,
+            move |served| async move { served.filesystem.seek(Ino(ino.0), offset, what).await },
+            |reply, at| match i64::try_from(at) {
+                Ok(at) => reply.offset(at),
+                Err(_) => reply.error(Errno::EOVERFLOW),
+            },
+        );
+    }
+
+    pub(super) fn copy(
+        &self,
+        request: &Request,
+        (from, from_offset): (INodeNo, u64),
+        (to, to_offset): (INodeNo, u64),
+        len: u64,
+        reply: ReplyWrite,
+    ) {
+        let (from, to) = ((Ino(from.0), from_offset), (Ino(to.0), to_offset));
+        let is_root = request.uid() == 0;
+        self.run(
+            "copy",
+            reply,
+            move |served| async move {
+                let change = async {
+                    let copied = served.filesystem.copy(from, to, len.min(MAX_COPY)).await?;
+                    if copied > 0 && !is_root {
+                        served.clear_suid(to.0).await?;
+                    }
+                    Ok(copied)
+                };
+                served.change_content(to.0, change).await
+            },
+            |reply, copied| reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! Locks on files: requests of the kernel, and waits that a signal ends.
+//!
+//! By default the kernel keeps the locks of a mount by itself: no request is sent, and only processes that use
+//! this mount see them. With [`Locks`](super::Locks) the kernel forwards them to the filesystem, where other mounts
+//! and other machines see them.
+//!
+//! The FUSE library does not say whether a request is of flock or of fcntl. So where both are forwarded, a lock
+//! of flock is a POSIX lock of the whole file, as NFS does it (flock(2)): the two kinds then exclude each other.
+//!
+//! The library answers FUSE_INTERRUPT by itself, and its users do not learn of it; the kernel then waits for the
+//! answer, whatever signal the process gets. So a waiting request looks at the process's pending signals, and
+//! answers `EINTR` when there is one.
+
+use std::time::Duration;
+
+use fuser::{Errno, FileHandle, ReplyEmpty, ReplyLock};
+use thalweg_env::Env;
+use thalweg_fs::{Ino, Lock, LockMode, LockOwner, LockRange};
+
+use super::adapter::Adapter;
+use super::opening::KernelHandle;
+use crate::errno::of_filesystem;
+
+impl Adapter {
+    /// The lock that the kernel wants, or `None` for an unlock.
+    pub(super) fn wanted_lock(
+        &self,
+        (file, owner): (FileHandle, fuser::LockOwner),
+        (start, end): (u64, u64),
+        mode: i32,
+        pid: u32,
+    ) -> Result<Option<Lock>, Errno> {
+        let lock = |mode| Lock {
+            kind: self.locks.kind(),
+            owner: LockOwner(owner.0),
+            handle: KernelHandle::of(file).handle,
+            pid,
+            mode,
+            range: range(start, end),
+        };
+        Ok(wanted_mode(mode)?.map(lock))
+    }
+
+    /// Answers with a lock that excludes the wanted one.
+    pub(super) fn show_lock(&self, ino: Ino, lock: Result<Option<Lock>, Errno>, reply: ReplyLock) {
+        let lock = match lock {
+            Ok(Some(lock)) => lock,
+            Ok(None) => return reply.error(Errno::EINVAL),
+            Err(errno) => return reply.error(errno),
+        };
+        self.run(
+            "getlk",
+            reply,
+            move |served| async move { served.filesystem.conflicting_lock(ino, &lock).await },
+            |reply, found| {
+                let (first, last, mode, pid) = shown(found);
+                reply.locked(first, last, mode, pid);
+            },
+        );
+    }
+
+    pub(super) fn release_lock(
+        &self,
+        ino: Ino,
+        owner: fuser::LockOwner,
+        range: LockRange,
+        reply: ReplyEmpty,
+    ) {
+        let (kind, owner) = (self.locks.kind(), LockOwner(owner.0));
+        self.run_empty("unlock", reply, move |served| async move {
+            served.filesystem.unlock(ino, kind, owner, range).await
+        });
+    }
+
+    /// Takes a lock for a thread, which a signal may keep from waiting.
+    pub(super) fn take_lock(
+        &self,
+        (ino, thread): (Ino, u32),
+        lock: Lock,
+        wait: bool,
+        reply: ReplyEmpty,
+    ) {
+        let (served, env) = (self.served.clone(), self.env.clone());
+        self.start("lock", async move {
+            let locked = served.filesystem.lock(ino, &lock, wait);
+            let answer = tokio::select! {
+                biased;
+                locked = locked => locked.map_err(|error| of_filesystem("lock", &error)),
+                () = interrupted(&env, thread), if wait => Err(Errno::EINTR),
+            };
+            match answer {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            }
+        });
+    }
+}
+
+/// How often a waiting request looks for signals.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// The last byte of a lock up to the end of the file, for the kernel.
+const END: u64 = i64::MAX as u64;
+
+/// The range that the kernel means, both ends included.
+pub(super) fn range(start: u64, end: u64) -> LockRange {
+    LockRange { first: start, last: if end >= END { u64::MAX } else { end } }
+}
+
+/// What the kernel wants: a mode, or `None` to unlock.
+///
+/// # Errors
+/// `EINVAL`
+fn wanted_mode(kind: i32) -> Result<Option<LockMode>, Errno> {
+    match kind {
+        libc::F_RDLCK => Ok(Some(LockMode::Shared)),
+        libc::F_WRLCK => Ok(Some(LockMode::Exclusive)),
+        libc::F_UNLCK => Ok(None),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// A lock in the kernel's terms: first and last byte, mode and process.
+fn shown(lock: Option<Lock>) -> (u64, u64, i32, u32) {
+    let Some(lock) = lock else { return (0, 0, libc::F_UNLCK, 0) };
+    let mode = match lock.mode {
+        LockMode::Shared => libc::F_RDLCK,
+        LockMode::Exclusive => libc::F_WRLCK,
+    };
+    (lock.range.first.min(END), lock.range.last.min(END), mode, lock.pid)
+}
+
+/// Returns when the thread that waits for an answer has a signal, or has ended. Of one that this process cannot
+/// see it never does.
+async fn interrupted(env: &Env, thread: u32) {
+    if thread == 0 {
+        return std::future::pending().await;
+    }
+    loop {
+        env.sleep(PERIOD).await;
+        match std::fs::read_to_string(format!("/proc/{thread}/status")) {
+            Ok(status) if !has_signal(&status) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Whether a thread with this `/proc/PID/status` has a signal that it neither blocks nor ignores.
+fn has_signal(status: &str) -> bool {
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    };
+    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") & !mask("SigIgn:") != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pending_signals_are_seen() {
+        let status = |pending: &str, shared: &str, blocked: &str, ignored: &str| {
+            format!(
+                "Name:\tx\nSigPnd:\t{pending}\nShdPnd:\t{shared}\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\n"
+            )
+        };
+        let none = "0000000000000000";
+        let int = "0000000000000002";
+        assert!(!has_signal(&status(none, none, none, none)));
+        assert!(has_signal(&status(int, none, none, none)));
+        assert!(has_signal(&status(none, int, none, none)));
+        assert!(!has_signal(&status(int, none, int, none)));
+        assert!(!has_signal(&status(none, int, none, int)));
+        assert!(has_signal(&status(none, "0000000000000100", int, int)));
+    }
+
+    #[test]
+    fn ranges_up_to_the_end_are_without_end() {
+        assert_eq!(range(0, END), LockRange::ALL);
+        assert_eq!(range(7, 9), LockRange { first: 7, last: 9 });
+        assert_eq!(shown(None).2, libc::F_UNLCK);
+    }
+}

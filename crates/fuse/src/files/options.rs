@@ -1,0 +1,114 @@
+//! How a filesystem is mounted.
+
+use fuser::{Config, MountOption, SessionACL};
+use thalweg_fs::LockKind;
+
+/// How a filesystem is mounted.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Threads that take requests from the kernel, each with a queue of its own.
+    pub threads: usize,
+    /// The source, as the mount table shows it.
+    pub source: String,
+    /// The kernel refuses changes.
+    pub read_only: bool,
+    /// All users may use the mount, as far as permissions go; otherwise its owner alone.
+    pub allow_other: bool,
+    /// The kernel collects writes and hands them over later, page by page.
+    pub writeback_cache: bool,
+    /// Set-user-id and set-group-id count.
+    pub suid: bool,
+    /// Devices can be opened.
+    pub dev: bool,
+    /// Programs can be run.
+    pub exec: bool,
+    /// Every write is durable when it returns.
+    pub sync: bool,
+    /// Every change of a directory is durable when it returns.
+    pub dirsync: bool,
+    /// Reads of inodes are not noted.
+    pub noatime: bool,
+    /// No other handle changes the filesystem, so there is nothing to watch.
+    pub private: bool,
+    /// Which locks the kernel forwards to the filesystem.
+    pub locks: Locks,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            threads: 2,
+            source: "thalweg".to_owned(),
+            read_only: false,
+            allow_other: false,
+            writeback_cache: false,
+            suid: true,
+            dev: true,
+            exec: true,
+            sync: false,
+            dirsync: false,
+            noatime: false,
+            private: false,
+            locks: Locks::Kernel,
+        }
+    }
+}
+
+impl MountOptions {
+    pub(super) fn config(&self) -> Config {
+        let flag = |is_set, yes, no| if is_set { yes } else { no };
+        let mut options = vec![
+            MountOption::FSName(self.source.replace([',', '\0'], "_")),
+            // As an option, since the library itself keeps the subtype from the kernel.
+            MountOption::CUSTOM("subtype=thalweg".to_owned()),
+            MountOption::DefaultPermissions,
+            flag(self.read_only, MountOption::RO, MountOption::RW),
+            flag(self.suid, MountOption::Suid, MountOption::NoSuid),
+            flag(self.dev, MountOption::Dev, MountOption::NoDev),
+            flag(self.exec, MountOption::Exec, MountOption::NoExec),
+        ];
+        options.extend(self.sync.then_some(MountOption::Sync));
+        options.extend(self.dirsync.then_some(MountOption::DirSync));
+        options.extend(self.noatime.then_some(MountOption::NoAtime));
+        let mut config = Config::default();
+        config.mount_options = options;
+        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
+        config.n_threads = Some(self.threads.max(1));
+        config.clone_fd = self.threads > 1;
+        config
+    }
+}
+
+/// Which locks the kernel forwards to the filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Locks {
+    /// None: the kernel keeps them, which costs no request.
+    #[default]
+    Kernel,
+    /// Those of fcntl.
+    Posix,
+    /// Those of flock.
+    Bsd,
+    /// Both, those of flock as POSIX locks of the whole file.
+    Both,
+}
+
+impl Locks {
+    /// The kind of a lock that the kernel asks for.
+    pub(super) fn kind(self) -> LockKind {
+        match self {
+            Locks::Bsd => LockKind::Bsd,
+            Locks::Kernel | Locks::Posix | Locks::Both => LockKind::Posix,
+        }
+    }
+
+    /// Whether locks of fcntl are forwarded: they end at each close of a descriptor.
+    pub(super) fn has_posix(self) -> bool {
+        matches!(self, Locks::Posix | Locks::Both)
+    }
+
+    /// Whether locks of flock are forwarded.
+    pub(super) fn has_bsd(self) -> bool {
+        matches!(self, Locks::Bsd | Locks::Both)
+    }
+}

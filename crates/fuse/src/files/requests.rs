@@ -1,0 +1,473 @@
+//! The kernel's requests, each decoded and answered.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags,
+    KernelConfig, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use thalweg_fs::{AttributeChange, Ino, LockOwner, Node};
+
+use super::adapter::Adapter;
+use super::attributes::{file_attr, time_change};
+use super::locks;
+use super::names::bytes_of;
+use super::opening::{KernelHandle, caller, open_flags};
+
+impl fuser::Filesystem for Adapter {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.negotiate(config)
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.look_up(parent, name, reply);
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
+        let _runtime = self.runtime.enter();
+        self.served.known.forget(&*self.served.filesystem, Ino(ino.0), count);
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.run(
+            "getattr",
+            reply,
+            |served| async move { served.filesystem.attributes(Ino(ino.0)).await },
+            |reply, answer| reply.attr(&answer.valid.attributes, &file_attr(&answer)),
+        );
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let change = AttributeChange {
+            mode: mode.map(|mode| (mode & 0o7777) as u16),
+            uid,
+            gid,
+            size,
+            accessed: accessed.map(time_change),
+            modified: modified.map(time_change),
+            // A new owner, and a truncation by a user other than root, clear privileges. A mode in the same
+            // request is the caller's own choice.
+            clear_suid: mode.is_none()
+                && (uid.is_some() || gid.is_some() || (size.is_some() && request.uid() != 0)),
+        };
+        let ino = Ino(ino.0);
+        if mode.is_some() {
+            self.served.known.granted(ino);
+        }
+        self.run(
+            "setattr",
+            reply,
+            |served| async move { served.filesystem.set_attributes(ino, &change).await },
+            |reply, answer| reply.attr(&answer.valid.attributes, &file_attr(&answer)),
+        );
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.run(
+            "readlink",
+            reply,
+            |served| async move { served.filesystem.read_link(Ino(ino.0)).await },
+            |reply, target| reply.data(&target),
+        );
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let node = match mode & libc::S_IFMT {
+            libc::S_IFREG => Node::File,
+            libc::S_IFBLK => Node::BlockDevice(rdev),
+            libc::S_IFCHR => Node::CharDevice(rdev),
+            libc::S_IFIFO => Node::Fifo,
+            libc::S_IFSOCK => Node::Socket,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        self.make(request, (parent, name), node, (mode, umask), reply);
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        self.make(request, (parent, name), Node::Directory, (mode, umask), reply);
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let node = Node::Symlink(bytes_of(target.as_os_str()));
+        self.make(request, (parent, name), node, (0o777, 0), reply);
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.make_open(request, (parent, name), (mode, umask), flags, reply);
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        parent: INodeNo,
+        name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        self.add_name(ino, (parent, name), reply);
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (parent, name) = (Ino(parent.0), bytes_of(name));
+        self.run_empty("unlink", reply, |served| async move {
+            served.filesystem.unlink(parent, &name).await
+        });
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (parent, name) = (Ino(parent.0), bytes_of(name));
+        self.run_empty("rmdir", reply, |served| async move {
+            served.filesystem.remove_directory(parent, &name).await
+        });
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.move_name((parent, name), (new_parent, new_name), flags, reply);
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let (caller, open, flush) = (caller(request), open_flags(flags.0), self.locks.has_posix());
+        self.run(
+            "open",
+            reply,
+            move |served| async move { served.open(&caller, Ino(ino.0), open, flush).await },
+            |reply, (handle, how)| reply.opened(handle.file(), how),
+        );
+    }
+
+    fn opendir(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let (caller, open) = (caller(request), open_flags(flags.0));
+        self.run(
+            "opendir",
+            reply,
+            move |served| async move { served.filesystem.open(&caller, Ino(ino.0), open).await },
+            |reply, opened| {
+                let handle = KernelHandle { handle: opened.handle, is_direct: false };
+                reply.opened(handle.file(), FopenFlags::empty());
+            },
+        );
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<fuser::LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let handle = KernelHandle::of(handle).handle;
+        self.run_empty("release", reply, move |served| async move {
+            served.filesystem.release(Ino(ino.0), handle).await;
+            Ok(())
+        });
+    }
+
+    fn releasedir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.release(request, ino, handle, flags, None, false, reply);
+    }
+
+    fn getlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        owner: fuser::LockOwner,
+        start: u64,
+        end: u64,
+        mode: i32,
+        _pid: u32,
+        reply: ReplyLock,
+    ) {
+        let lock = self.wanted_lock((handle, owner), (start, end), mode, request.pid());
+        self.show_lock(Ino(ino.0), lock, reply);
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        owner: fuser::LockOwner,
+        start: u64,
+        end: u64,
+        mode: i32,
+        pid: u32,
+        wait: bool,
+        reply: ReplyEmpty,
+    ) {
+        let lock = match self.wanted_lock((handle, owner), (start, end), mode, pid) {
+            Ok(lock) => lock,
+            Err(errno) => return reply.error(errno),
+        };
+        let ino = Ino(ino.0);
+        match lock {
+            Some(lock) => self.take_lock((ino, request.pid()), lock, wait, reply),
+            None => self.release_lock(ino, owner, locks::range(start, end), reply),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<fuser::LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.run(
+            "read",
+            reply,
+            move |served| async move {
+                served.filesystem.read(Ino(ino.0), offset, size as usize).await
+            },
+            |reply, data| match &data[..] {
+                [] => reply.data(&[]),
+                [one] => reply.data(one),
+                several => reply.data(&several.concat()),
+            },
+        );
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<fuser::LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.write_content(ino, (handle, flags, write_flags), offset, data, reply);
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        owner: fuser::LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        let (handle, owner) = (KernelHandle::of(handle).handle, LockOwner(owner.0));
+        self.run_empty("flush", reply, move |served| async move {
+            served.filesystem.flush(Ino(ino.0), handle, owner).await
+        });
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        content_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.run_empty("fsync", reply, move |served| async move {
+            served.filesystem.sync(Ino(ino.0), content_only).await
+        });
+    }
+
+    fn fsyncdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        content_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.fsync(request, ino, handle, content_only, reply);
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectory,
+    ) {
+        self.list(ino, offset, reply);
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.list_plus(ino, offset, reply);
+    }
+
+    fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.show_capacity(request, reply);
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        self.set_xattr(ino, name, value, flags, reply);
+    }
+
+    fn getxattr(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        self.get_xattr(ino, name, size, reply);
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.list_xattrs(request, ino, size, reply);
+    }
+
+    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.remove_xattr(ino, name, reply);
+    }
+
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        _command: u32,
+        _data: &[u8],
+        _size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.allocate(request, ino, (offset, len), mode, reply);
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        self.seek(ino, offset, whence, reply);
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        from: INodeNo,
+        _from_handle: FileHandle,
+        from_offset: u64,
+        to: INodeNo,
+        _to_handle: FileHandle,
+        to_offset: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        self.copy(request, (from, from_offset), (to, to_offset), len, reply);
+    }
+}

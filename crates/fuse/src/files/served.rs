@@ -1,0 +1,100 @@
+//! The state that the requests of a mount share.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fuser::{FileAttr, Generation, Notifier, ReplyEntry};
+use thalweg_fs::{Answer, Change, Filesystem, Ino, Validity};
+
+use super::attributes::{file_attr, nothing};
+use super::coherence::Coherence;
+use super::known::{Known, Noted};
+
+/// No inode number is ever given again.
+pub(super) const GENERATION: Generation = Generation(0);
+
+/// The state that the tasks share.
+pub(crate) struct Served {
+    pub(super) filesystem: Arc<dyn Filesystem>,
+    pub(super) known: Arc<Known>,
+    /// Set before the first request.
+    pub(super) notifier: OnceLock<(Notifier, Coherence)>,
+}
+
+impl Served {
+    pub(super) fn new(filesystem: Arc<dyn Filesystem>) -> Served {
+        let known = Arc::new(Known::new(&*filesystem));
+        Served { filesystem, known, notifier: OnceLock::new() }
+    }
+
+    /// Before the first request: how the kernel is told things.
+    pub(crate) fn greet(&self, notifier: Notifier, coherence: Coherence) {
+        let _ = self.notifier.set((notifier, coherence));
+    }
+
+    pub(super) fn coherence(&self) -> Option<&Coherence> {
+        self.notifier.get().map(|(_, coherence)| coherence)
+    }
+
+    /// The kernel counts that it was told of an inode, and so does this.
+    pub(super) fn tell(&self, answer: &Answer) -> Told {
+        self.known.tell(&*self.filesystem, answer.ino);
+        Told { attr: file_attr(answer), valid: answer.valid }
+    }
+
+    /// [`Served::tell`], of an inode by its name. The answer began at `epoch`.
+    pub(super) fn tell_name(&self, parent: Ino, name: &Bytes, answer: &Answer, epoch: u64) -> Told {
+        let mut told = self.tell(answer);
+        told.valid.entry = self.name_valid(parent, name, told.valid.entry, epoch);
+        told
+    }
+
+    /// How long the kernel may cache a name, or that it is absent.
+    pub(super) fn name_valid(
+        &self,
+        parent: Ino,
+        name: &Bytes,
+        valid: Duration,
+        epoch: u64,
+    ) -> Duration {
+        if valid.is_zero() {
+            return valid;
+        }
+        match self.known.note_name(parent, name, epoch) {
+            Noted::Cached => valid,
+            Noted::Outdated => Duration::ZERO,
+            Noted::Full => {
+                // The kernel drops all names, and the list begins again.
+                if let Some(coherence) = self.coherence() {
+                    drop(coherence.invalidate(Change::Everything));
+                }
+                valid
+            }
+        }
+    }
+}
+
+/// What the kernel is told of an inode, and how long it may cache that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    pub(super) attr: FileAttr,
+    pub(super) valid: Validity,
+}
+
+impl Told {
+    /// The kernel is told that a name is absent.
+    pub(super) fn absent(valid: Duration) -> Told {
+        Told { attr: nothing(), valid: Validity { entry: valid, attributes: valid } }
+    }
+
+    /// For requests whose answers have a single time.
+    pub(super) fn valid(&self) -> Duration {
+        self.valid.entry.min(self.valid.attributes)
+    }
+
+    pub(super) fn answer(&self, reply: ReplyEntry) {
+        let Validity { entry, attributes } = &self.valid;
+        reply.entry_with_ttls(attributes, entry, &self.attr, GENERATION);
+    }
+}

@@ -17,27 +17,30 @@
 //!
 //! **Old versions** are kept in memory while they are held.
 
+mod batch;
 mod commit;
 mod create;
+mod dirty;
 pub mod dump;
 pub mod format;
 mod group;
 mod grow;
 mod home;
-mod live;
 mod map;
 mod options;
 mod pace;
 mod page;
+mod page_state;
+mod pages;
 mod read;
 mod recovery;
+mod replayable;
 mod route;
 mod running;
 mod scrub;
 mod stages;
 mod state;
 mod turns;
-mod waiting;
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -51,7 +54,8 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 pub use create::NewInPlace;
-use format::{Entry, Superblock};
+use dirty::Which;
+use format::Superblock;
 use group::{Callers, Group};
 use map::Map;
 pub use options::{Mode, Options};
@@ -60,9 +64,8 @@ pub use recovery::Recovered;
 pub use scrub::{Mend, ScrubReport};
 use stages::{Stage, Stages};
 pub use state::Counts;
-use state::{Found, State};
+use state::{BlockLookup, StoreState};
 use turns::Turns;
-use waiting::Which;
 
 use crate::block::{
     Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Throttle,
@@ -170,7 +173,7 @@ struct Inner {
     /// Set while a growth may have changed the superblocks on the device and `superblock` does not
     /// say so.
     growing: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
     /// The newest version that survives a crash.
     durable: watch::Sender<Version>,
     /// The newest version that a caller wants durable.
@@ -296,7 +299,7 @@ impl InPlace {
             version: state.now.0,
             durable: self.inner.durable.borrow().0,
             cached: state.pages.len() as u64,
-            dirty: state.dirty as u64,
+            dirty: state.pages.unclean() as u64,
             journal_size: self.inner.journal.size(),
             journal_room: self.inner.journal.room(),
             counts: state.counts,
@@ -393,15 +396,15 @@ impl Inner {
                     return Err(StoreError::Poisoned(why.clone()));
                 }
                 let most = (state.options.cache / BLOCK_SIZE / 2).max(8);
-                let running = state.running.bytes as u64;
-                if state.dirty > most / 2 {
+                let running = state.running.bytes() as u64;
+                if state.pages.unclean() > most / 2 {
                     // Only committed blocks can be written back.
-                    if state.running.changes.len() > most / 4 {
+                    if state.running.blocks() > most / 4 {
                         self.commit_wanted.notify_one();
                     }
                     self.pressed.notify_one();
                 }
-                (state.dirty >= most, running > self.journal.size() / 4)
+                (state.pages.unclean() >= most, running > self.journal.size() / 4)
             };
             if commit {
                 self.commit_wanted.notify_one();
@@ -441,9 +444,9 @@ impl Inner {
                 let lbas = blocks.iter().map(|write| write.lba.0);
                 let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
                 if unmapped.is_empty() {
-                    let before = state.running.bytes;
+                    let before = state.running.bytes();
                     let version = state.apply(blocks, history, self.env.now())?;
-                    let taken = state.running.bytes.saturating_sub(before);
+                    let taken = state.running.bytes().saturating_sub(before);
                     state.pace.owe(taken);
                     let hold =
                         (retention == Retention::Hold).then(|| self.hold(&mut state, version));
@@ -475,9 +478,8 @@ impl Inner {
         let mut writes = Vec::new();
         while *at < end && writes.len() < most {
             let stored = match state.find(*at, Version(u64::MAX))? {
-                Found::Content(content) => content.is_some(),
-                Found::Home(entry) => entry != Entry::Empty,
-                Found::Unmapped | Found::Homing => true,
+                BlockLookup::Page(found) => found.is_allocated(),
+                BlockLookup::Unmapped => true,
             };
             if stored {
                 let changed = crate::block::ByteRanges::whole();
@@ -490,16 +492,16 @@ impl Inner {
     }
 
     /// Holds a version that is held already, or the newest.
-    fn hold(self: &Arc<Inner>, state: &mut State, version: Version) -> Hold {
-        state.holds.take(version);
+    fn hold(self: &Arc<Inner>, state: &mut StoreState, version: Version) -> Hold {
+        state.pages.holds.take(version);
         let inner = Arc::downgrade(self);
         Hold::new(version, move |version| {
             let Some(inner) = inner.upgrade() else { return };
             let mut state = inner.state.lock();
-            if state.holds.release(version)
-                && (state.aged() >= PURGE || state.holds.oldest().is_none())
+            if state.pages.holds.release(version)
+                && (state.pages.aged() >= PURGE || state.pages.holds.oldest().is_none())
             {
-                state.purge();
+                state.pages.purge();
             }
         })
     }
@@ -594,7 +596,7 @@ impl BlockStore for InPlace {
 
     fn hold(&self, version: Version) -> Option<Hold> {
         let mut state = self.inner.state.lock();
-        let is_kept = version == state.now || state.holds.contains(version);
+        let is_kept = version == state.now || state.pages.holds.contains(version);
         is_kept.then(|| self.inner.hold(&mut state, version))
     }
 
@@ -603,10 +605,9 @@ impl BlockStore for InPlace {
         let mut runs: Vec<(u64, bool)> = Vec::new();
         for lba in lba.0..lba.0.saturating_add(count).min(self.inner.blocks()) {
             let stored = match state.find(lba, at) {
-                Ok(Found::Content(content)) => content.is_some(),
-                Ok(Found::Home(entry)) => entry != Entry::Empty,
+                Ok(BlockLookup::Page(found)) => found.is_allocated(),
                 // Only the device knows; the block counts as allocated.
-                Ok(Found::Unmapped | Found::Homing) | Err(_) => true,
+                Ok(BlockLookup::Unmapped) | Err(_) => true,
             };
             match runs.last_mut() {
                 Some((len, last)) if *last == stored => *len += 1,
@@ -627,7 +628,7 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
             if state.poison.is_some() {
                 return;
             }
-            let age = state.running.begun.map_or(std::time::Duration::ZERO, |b| env.now().since(b));
+            let age = state.running.age(env.now()).unwrap_or_default();
             state.options.commit.saturating_sub(age).max(home::LEAST)
         };
         let asked = env.timeout(span, store.commit_wanted.notified()).await.is_some();
@@ -640,8 +641,7 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
         let wanted = *store.wanted.lock();
         let is_old = {
             let state = store.state.lock();
-            let begun = state.running.begun;
-            begun.is_some_and(|begun| env.now().since(begun) >= state.options.commit)
+            state.running.age(env.now()).is_some_and(|age| age >= state.options.commit)
         };
         let is_wanted = wanted > *store.durable.borrow();
         if (asked || is_old || is_wanted)

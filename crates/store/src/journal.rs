@@ -31,6 +31,7 @@ pub mod format;
 mod rebuild;
 mod record;
 mod recovery;
+mod retention;
 mod ring;
 
 use std::fmt;
@@ -46,6 +47,7 @@ use format::{Geography, Superblock};
 pub use rebuild::{Lost, Note};
 pub use record::{Record, Update, Void};
 pub use recovery::{Base, End, Patch, Phases, Plan, Replay};
+pub use retention::{Claim, Retention};
 use ring::Ring;
 
 use crate::copies;

@@ -1,10 +1,10 @@
 //! Commits of the running transaction, one after the other, shared by all callers that wait.
 
 use super::Inner;
+use super::dirty::Which;
 use super::options::Mode;
 use super::running::Closed;
 use super::stages::Stage;
-use super::waiting::Which;
 use crate::block::{StoreError, Version};
 use crate::journal::{Appended, JournalError};
 
@@ -72,7 +72,7 @@ impl Inner {
         let mut state = self.state.lock();
         state.counts.commits += 1;
         state.counts.journal_bytes += appended.bytes;
-        state.settle_commit(closed, Some(appended.sequence), home, now);
+        state.committed(closed, appended.sequence, home, now);
         drop(state);
         self.changed.notify_waiters();
         Ok(home)
@@ -85,9 +85,9 @@ impl Inner {
         while !left.is_empty() {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let (homing, busy) = self.state.lock().begin_direct(closed, left.into_iter());
-            let stuck = homing.is_empty();
-            self.bring_home(homing).await?;
+            let (writes, busy) = self.state.lock().batcher().direct(closed, left.into_iter());
+            let stuck = writes.is_empty();
+            self.write_batch(writes).await?;
             left = busy;
             if stuck && !left.is_empty() {
                 changed.await;
@@ -97,8 +97,8 @@ impl Inner {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let which = Which::Direct(closed.version);
-            let earlier = self.state.lock().begin_due(which, usize::MAX);
-            self.bring_home(earlier.homing).await?;
+            let earlier = self.state.lock().batcher().dirty(which, usize::MAX);
+            self.write_batch(earlier.writes).await?;
             match earlier.busy {
                 0 => return Ok(()),
                 _ => changed.await,

@@ -9,14 +9,14 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::Inner;
+use super::batch::{PageWrite, WritebackBatch};
+use super::dirty::Which;
 use super::format::MAP_SECTOR;
 use super::map;
 use super::options::Options;
 use super::pace;
 use super::stages::Stage;
-use super::state::{Begun, Homing};
 use super::turns::{Kind, Turn};
-use super::waiting::Which;
 use crate::block::{BLOCK_SIZE, Class, StoreError};
 use crate::device::{DeviceError, Purpose};
 
@@ -33,7 +33,7 @@ const BATCH: usize = 16_384;
 /// A writeback batch. Blocks that were not written stay dirty.
 struct Batch<'a> {
     inner: &'a Inner,
-    blocks: Vec<Homing>,
+    blocks: Vec<PageWrite>,
     /// Blocks that are written together.
     runs: Vec<Range<usize>>,
     /// Whether each block is in place.
@@ -41,8 +41,8 @@ struct Batch<'a> {
 }
 
 /// Splits a batch into runs of blocks that one request writes.
-fn runs(blocks: &[Homing]) -> Vec<Range<usize>> {
-    let follows = |a: &Homing, b: &Homing| {
+fn runs(blocks: &[PageWrite]) -> Vec<Range<usize>> {
+    let follows = |a: &PageWrite, b: &PageWrite| {
         a.lba + 1 == b.lba && a.class == b.class && a.content.is_some() && b.content.is_some()
     };
     let mut runs = Vec::new();
@@ -57,23 +57,23 @@ fn runs(blocks: &[Homing]) -> Vec<Range<usize>> {
 }
 
 /// Cost of writing one run, in units of [`pace::work`]; only writeback from the journal counts.
-fn work(run: &[Homing]) -> usize {
-    let written = run.iter().filter(|homing| homing.content.is_some() && !homing.direct).count();
+fn work(run: &[PageWrite]) -> usize {
+    let written = run.iter().filter(|write| write.content.is_some() && !write.direct).count();
     if written > 0 { pace::work(written) } else { 0 }
 }
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        for (homing, is_home) in self.blocks.iter().zip(&self.home) {
+        for (write, is_home) in self.blocks.iter().zip(&self.home) {
             if !is_home {
-                self.inner.end_homing(std::slice::from_ref(homing), false);
+                self.inner.end_writes(std::slice::from_ref(write), false);
             }
         }
     }
 }
 
 impl Batch<'_> {
-    fn new(inner: &Inner, blocks: Vec<Homing>) -> Batch<'_> {
+    fn new(inner: &Inner, blocks: Vec<PageWrite>) -> Batch<'_> {
         let (runs, home) = (runs(&blocks), vec![false; blocks.len()]);
         Batch { inner, blocks, runs, home }
     }
@@ -84,15 +84,15 @@ impl Batch<'_> {
     }
 
     /// Writes everything.
-    async fn bring_home(mut self) -> Result<(), StoreError> {
+    async fn write_batch(mut self) -> Result<(), StoreError> {
         // Nearly every commit has no direct change, and its caller waits.
         if self.blocks.is_empty() {
             return Ok(());
         }
-        for homing in self.blocks.iter().filter(|homing| homing.keep) {
-            self.inner.keep_home(homing.lba).await?;
+        for write in self.blocks.iter().filter(|write| write.keep) {
+            self.inner.keep_home(write.lba).await?;
         }
-        self.inner.map_all(self.blocks.iter().map(|homing| homing.lba)).await?;
+        self.inner.map_all(self.blocks.iter().map(|write| write.lba)).await?;
         self.write().await
     }
 
@@ -120,7 +120,7 @@ impl Batch<'_> {
                     under_way -= run.len();
                     // Callers that wait for memory or for one of these blocks need not wait for the
                     // whole batch.
-                    inner.end_homing(&blocks[run.clone()], true);
+                    inner.end_writes(&blocks[run.clone()], true);
                     home[run].fill(true);
                 }
                 None => return Ok(()),
@@ -131,9 +131,9 @@ impl Batch<'_> {
 
 impl Inner {
     /// Ends the writeback of blocks that were written together.
-    fn end_homing(&self, run: &[Homing], are_home: bool) {
+    fn end_writes(&self, run: &[PageWrite], are_home: bool) {
         let mut state = self.state.lock();
-        run.iter().for_each(|homing| state.end_homing(homing, are_home));
+        run.iter().for_each(|write| state.end_write(write, are_home));
         if are_home {
             state.pace.home(work(run));
         }
@@ -142,8 +142,8 @@ impl Inner {
     }
 
     /// Writes neighbouring blocks, or discards a block that became empty.
-    async fn write_run(&self, run: &[Homing]) -> Result<(), StoreError> {
-        let filled = run.iter().filter(|homing| homing.fills).count() as u64;
+    async fn write_run(&self, run: &[PageWrite]) -> Result<(), StoreError> {
+        let filled = run.iter().filter(|write| write.fills).count() as u64;
         let written = self.write_blocks(run).await;
         if filled == 0 {
             return written;
@@ -153,16 +153,16 @@ impl Inner {
             return Ok(());
         }
         // A failure in a gap must not keep the dirty blocks from being written.
-        for part in run.split(|homing| homing.fills) {
+        for part in run.split(|write| write.fills) {
             self.write_blocks(part).await?;
         }
         Ok(())
     }
 
-    async fn write_blocks(&self, run: &[Homing]) -> Result<(), StoreError> {
+    async fn write_blocks(&self, run: &[PageWrite]) -> Result<(), StoreError> {
         let Some(first) = run.first() else { return Ok(()) };
         let place = self.place(first.lba);
-        let content: Option<Vec<Bytes>> = run.iter().map(|homing| homing.content.clone()).collect();
+        let content: Option<Vec<Bytes>> = run.iter().map(|write| write.content.clone()).collect();
         let Some(content) = content else {
             if self.state.lock().options.discard {
                 // A hint: a device that does not support it loses nothing.
@@ -186,19 +186,19 @@ impl Inner {
     ///
     /// # Errors
     /// The device's; blocks that were not written stay dirty.
-    pub(super) async fn bring_home(&self, blocks: Vec<Homing>) -> Result<(), StoreError> {
-        Batch::new(self, blocks).bring_home().await
+    pub(super) async fn write_batch(&self, blocks: Vec<PageWrite>) -> Result<(), StoreError> {
+        Batch::new(self, blocks).write_batch().await
     }
 
     /// Reads the in-place content of a block that is about to be overwritten, for the versions that
     /// see it.
     async fn keep_home(&self, lba: u64) -> Result<(), StoreError> {
-        let entry = self.state.lock().pages.get(&lba).map(|page| page.home);
+        let entry = self.state.lock().pages.get(lba).map(|page| page.home);
         let Some(entry) = entry else { return Ok(()) };
         match self.read_home(lba, &[entry]).await {
             Ok(mut blocks) => {
                 if let Some(content) = blocks.pop() {
-                    self.state.lock().keep_read(lba, entry, content);
+                    self.state.lock().pages.keep_read(lba, entry, content);
                 }
                 Ok(())
             }
@@ -239,7 +239,7 @@ impl Inner {
     async fn write_map(&self) -> Result<(), StoreError> {
         match self.write_sectors().await {
             Ok(done) => {
-                self.state.lock().unflushed.extend(done);
+                self.state.lock().retention.await_flush(done);
                 Ok(())
             }
             Err(error) => {
@@ -327,13 +327,15 @@ impl Inner {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let Begun { homing, busy, more } = self.state.lock().begin_due(which, BATCH);
-            let begun = homing.len();
-            let blocks = self.state.lock().close_gaps(homing, gap / BLOCK_SIZE as u64);
+            let WritebackBatch { writes, busy, more } =
+                self.state.lock().batcher().dirty(which, BATCH);
+            let begun = writes.len();
+            let gap = gap / BLOCK_SIZE as u64;
+            let blocks = self.state.lock().batcher().close_gaps(writes, gap);
             let batch = Batch::new(self, blocks);
             self.state.lock().pace.plan(batch.work(), begun, more);
             let since = self.env.now();
-            batch.bring_home().await?;
+            batch.write_batch().await?;
             self.write_map().await?;
             let since = match begun {
                 0 => self.env.now(),
@@ -354,7 +356,7 @@ impl Inner {
     async fn release(&self) -> Result<(), StoreError> {
         // Before `done` is taken: a transaction that is appended from now on is not released.
         let next = self.journal.next_sequence();
-        let done = std::mem::take(&mut self.state.lock().unflushed);
+        let done = self.state.lock().retention.take_unflushed();
         if done.is_empty() {
             return Ok(());
         }
@@ -362,16 +364,16 @@ impl Inner {
         let committing = *self.committing_from.lock();
         let bars = {
             let mut state = self.state.lock();
-            done.into_iter().for_each(|sequence| state.live.let_go(sequence));
+            done.into_iter().for_each(|sequence| state.retention.end(sequence));
             state.counts.releases += 1;
-            let first = state.live.oldest().into_iter().chain(committing).chain([next]).min();
+            let first = state.retention.oldest().into_iter().chain(committing).chain([next]).min();
             self.journal.release(first.unwrap_or(next));
-            !state.logged.is_empty() || state.noted_from > state.first_replayed
+            state.replayable.blocks_direct_writes()
         };
         if bars {
             self.journal.forget().await.map_err(super::journal_error)?;
         }
-        self.state.lock().forget_logged(self.journal.first_replayed());
+        self.state.lock().replayable.advance(self.journal.first_replayed());
         self.changed.notify_waiters();
         Ok(())
     }
@@ -396,10 +398,7 @@ impl Inner {
 
     /// One pass of background writeback: blocks that are old, or more when room is `pressed` for.
     pub(super) async fn write_back_pass(&self, pressed: bool) -> Result<(), StoreError> {
-        let (expire, most) = {
-            let state = self.state.lock();
-            (state.options.expire, state.options.cache / BLOCK_SIZE / 4)
-        };
+        let expire = self.state.lock().options.expire;
         if pressed {
             if self.is_short() {
                 let _one = self.writing_back.lock().await;
@@ -407,7 +406,7 @@ impl Inner {
             }
             // Everything old at once, along the disk; blocks that were changed last may change
             // again.
-            let old = self.state.lock().since_when_too_many(most);
+            let old = self.state.lock().age_limit();
             if let Some(old) = old {
                 self.write_back(Which::Old(old)).await?;
             }
@@ -429,8 +428,8 @@ mod tests {
     use super::*;
     use crate::block::Version;
 
-    fn homing(lba: u64) -> Homing {
-        Homing {
+    fn write(lba: u64) -> PageWrite {
+        PageWrite {
             lba,
             content: Some(Bytes::new()),
             class: Class::Data,
@@ -445,17 +444,17 @@ mod tests {
 
     #[test]
     fn neighbours_of_a_kind_are_written_together() {
-        let mut blocks: Vec<Homing> = [1, 2, 3, 5, 6, 7, 8].map(homing).into();
+        let mut blocks: Vec<PageWrite> = [1, 2, 3, 5, 6, 7, 8].map(write).into();
         blocks[3].class = Class::Metadata;
         blocks[5].content = None;
         assert_eq!(runs(&blocks), [0..3, 3..4, 4..5, 5..6, 6..7]);
-        let blocks: Vec<Homing> = (0..600).map(homing).collect();
+        let blocks: Vec<PageWrite> = (0..600).map(write).collect();
         assert_eq!(runs(&blocks), [0..256, 256..512, 512..600]);
     }
 
     #[test]
     fn what_makes_no_room_in_the_journal_is_no_work() {
-        let mut blocks = [1, 2, 3].map(homing);
+        let mut blocks = [1, 2, 3].map(write);
         assert_eq!(work(&blocks), pace::work(3));
         blocks[0].direct = true;
         assert_eq!(work(&blocks), pace::work(2));

@@ -7,9 +7,9 @@ use uuid::Uuid;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::format::{ENTRIES, Entry, MAP_SECTOR, MapSector};
-use super::live::Live;
 use crate::block::{BLOCK_SIZE, Lba, StoreError};
 use crate::device::AlignedBuf;
+use crate::journal::{Claim, Retention};
 
 /// Sectors in a page.
 pub(super) const SECTORS: u64 = BLOCK_SIZE as u64 / MAP_SECTOR;
@@ -34,8 +34,8 @@ struct MapPage {
     dirty: u8,
     /// Sectors that were damaged when they were read, one bit each.
     damaged: u8,
-    /// The oldest journal transaction that changed an entry and is not on the device.
-    first_live: Option<u64>,
+    /// What the journal must keep for it.
+    claim: Claim,
 }
 
 /// A run of sectors to be written.
@@ -81,9 +81,15 @@ impl Map {
         Ok(Some(Entry::decode(page.entries[at])))
     }
 
-    /// Changes an entry in a page that is in memory. `sequence`: the journal transaction that must
-    /// be kept in `live` until the entry is on the device.
-    pub(super) fn set(&mut self, lba: u64, entry: Entry, sequence: Option<u64>, live: &mut Live) {
+    /// Changes an entry in a page that is in memory. `sequence`: the journal transaction that must be kept
+    /// until the entry is on the device.
+    pub(super) fn set(
+        &mut self,
+        lba: u64,
+        entry: Entry,
+        sequence: Option<u64>,
+        retention: &mut Retention,
+    ) {
         let (page, at) = place(lba);
         let Some(page) = self.pages.get_mut(&page) else { return };
         if page.entries[at] == entry.encode() {
@@ -92,7 +98,7 @@ impl Map {
         page.entries[at] = entry.encode();
         page.dirty |= 1 << (at as u64 / ENTRIES);
         if let Some(sequence) = sequence {
-            live.keep(&mut page.first_live, sequence);
+            retention.extend(&mut page.claim, sequence);
         }
     }
 
@@ -119,7 +125,7 @@ impl Map {
         }
         entries.resize(PER_PAGE as usize, 0);
         let entries = entries.into_boxed_slice();
-        self.pages.insert(page, MapPage { entries, dirty: 0, damaged, first_live: None });
+        self.pages.insert(page, MapPage { entries, dirty: 0, damaged, claim: Claim::default() });
     }
 
     /// The blocks of the damaged sectors of a page, one range for each sector.
@@ -165,7 +171,7 @@ impl Map {
         for at in pages {
             let Some(page) = self.pages.get_mut(&at) else { continue };
             let mask = std::mem::take(&mut page.dirty);
-            done.extend(page.first_live.take());
+            done.extend(page.claim.take());
             let first = u64::from(mask.trailing_zeros()) / unit * unit;
             let end = (8 - u64::from(mask.leading_zeros())).next_multiple_of(unit);
             let run = at * SECTORS + first..at * SECTORS + end;

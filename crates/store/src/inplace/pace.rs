@@ -12,7 +12,7 @@ use thalweg_env::Time;
 
 use super::Inner;
 use super::stages::Stage;
-use super::state::State;
+use super::state::StoreState;
 use crate::block::BLOCK_SIZE;
 
 /// The part of the journal that is not shared out: the forecast may be a little wrong.
@@ -179,13 +179,13 @@ impl Inner {
     }
 
     /// Whether waiting leaves more room. A poisoned store makes none.
-    fn is_behind(&self, state: &State) -> bool {
+    fn is_behind(&self, state: &StoreState) -> bool {
         state.poison.is_none() && (state.pace.sweep.is_some() || self.is_short())
     }
 
     /// Bytes of the journal that can be granted once the running transactions are in it.
-    fn left(&self, state: &State) -> u64 {
-        let coming = (state.running.bytes + state.closing) as u64;
+    fn left(&self, state: &StoreState) -> u64 {
+        let coming = state.running.bytes_to_come() as u64;
         let reserve = (self.journal.size() as f64 * RESERVE) as u64;
         self.journal.room().saturating_sub(coming + reserve)
     }

@@ -5,8 +5,10 @@ use smallvec::{SmallVec, smallvec};
 use thalweg_env::Time;
 
 use super::format::Entry;
+use super::page_state::PageState;
 use super::route::Sequence;
 use crate::block::{Class, Holds, Version};
+use crate::journal::Claim;
 
 /// A block's content; `None` for a hole, which reads as zeros.
 pub(super) type Content = Option<Bytes>;
@@ -31,18 +33,12 @@ pub(super) struct Page {
     pub(super) home: Entry,
     /// How its update sequence began, until all of the sequence is in place.
     pub(super) sequence: Option<Sequence>,
-    /// The running transaction changes it.
-    pub(super) running: bool,
-    /// The transaction under commit changes it.
-    pub(super) committing: bool,
-    /// Committed content that is not in place.
+    /// Where its content is between memory, journal and device; without [`PageState::READING`].
+    pub(super) state: PageState,
+    /// Committed content that is not in place: present while the page is [`PageState::DIRTY`].
     pub(super) due: Option<Due>,
-    /// The oldest journal transaction that holds a change of it that is not in place.
-    pub(super) first_live: Option<u64>,
-    /// The first journal transaction that changed it since its writeback began.
-    pub(super) next_live: Option<u64>,
-    /// It is under writeback.
-    pub(super) homing: bool,
+    /// What the journal must keep for it.
+    pub(super) claim: Claim,
     /// It was used since eviction last looked.
     pub(super) referenced: bool,
     /// It is in eviction's queue.
@@ -73,12 +69,9 @@ impl Page {
             chain: SmallVec::new(),
             home,
             sequence: None,
-            running: false,
-            committing: false,
+            state: PageState::CLEAN,
             due: None,
-            first_live: None,
-            next_live: None,
-            homing: false,
+            claim: Claim::default(),
             referenced: true,
             queued: false,
             unversioned: false,
@@ -149,13 +142,8 @@ impl Page {
         }
     }
 
-    /// Whether something of it is not in place, or is under writeback.
-    pub(super) fn is_dirty(&self) -> bool {
-        self.running || self.committing || self.due.is_some() || self.homing
-    }
-
     /// Whether it may be evicted.
     pub(super) fn is_idle(&self) -> bool {
-        !self.is_dirty() && self.chain.len() <= 1
+        self.state == PageState::CLEAN && self.chain.len() <= 1
     }
 }

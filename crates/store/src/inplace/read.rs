@@ -7,7 +7,8 @@ use bytes::Bytes;
 use super::Inner;
 use super::format::Entry;
 use super::map::Map;
-use super::state::{Found, State};
+use super::pages::PageLookup;
+use super::state::BlockLookup;
 use super::turns::Kind;
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
 use crate::device::Purpose;
@@ -25,26 +26,10 @@ impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         for (lba, _) in &self.blocks {
-            state.end_reading(*lba);
+            state.pages.end_read(*lba);
         }
         drop(state);
         self.inner.changed.notify_waiters();
-    }
-}
-
-impl State {
-    fn begin_reading(&mut self, lba: u64) {
-        *self.reading.entry(lba).or_default() += 1;
-        self.counts.reads += 1;
-    }
-
-    fn end_reading(&mut self, lba: u64) {
-        if let Some(readers) = self.reading.get_mut(&lba) {
-            *readers -= 1;
-            if *readers == 0 {
-                self.reading.remove(&lba);
-            }
-        }
     }
 }
 
@@ -89,17 +74,18 @@ impl Inner {
         let mut missing = Vec::new();
         for lba in range {
             blocks.push(match state.find(lba, at)? {
-                Found::Content(content) => content,
-                Found::Home(Entry::Empty) => None,
-                Found::Home(entry) => {
+                BlockLookup::Page(PageLookup::Content(content)) => content,
+                BlockLookup::Page(PageLookup::InPlace(Entry::Empty)) => None,
+                BlockLookup::Page(PageLookup::InPlace(entry)) => {
                     missing.push((lba, entry));
                     None
                 }
-                Found::Unmapped => return Ok(Look::Unmapped),
-                Found::Homing => return Ok(Look::Wait),
+                BlockLookup::Page(PageLookup::Writeback) => return Ok(Look::Wait),
+                BlockLookup::Unmapped => return Ok(Look::Unmapped),
             });
         }
-        missing.iter().for_each(|(lba, _)| state.begin_reading(*lba));
+        missing.iter().for_each(|(lba, _)| state.pages.begin_read(*lba));
+        state.counts.reads += missing.len() as u64;
         Ok(Look::Begun(blocks, Reading { inner: self, blocks: missing }))
     }
 
@@ -121,7 +107,7 @@ impl Inner {
         let mut state = self.state.lock();
         for (lba, content) in read.into_iter().flat_map(|(start, blocks)| (start..).zip(blocks)) {
             if let Some((_, entry)) = entries.next() {
-                state.keep_read(lba, *entry, content.clone());
+                state.pages.keep_read(lba, *entry, content.clone());
             }
             if let Some(block) = blocks.get_mut((lba - first) as usize) {
                 *block = Some(content);

@@ -18,7 +18,7 @@ use super::format::{Entry, NOTE_CLEARED, NOTE_DIRECT, Superblock};
 use super::group::Callers;
 use super::map::Map;
 use super::options::Options;
-use super::state::State;
+use super::state::StoreState;
 use super::turns::Turns;
 use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
@@ -113,7 +113,7 @@ pub(super) async fn open(
         rate: Default::default(),
         data: parts.data,
         journal,
-        state: Mutex::new(State::new(map, version, options)),
+        state: Mutex::new(StoreState::new(map, version, options)),
         superblock: RwLock::new(superblock),
         growing: AtomicBool::new(false),
         durable: watch::Sender::new(version),
@@ -228,8 +228,8 @@ impl Inner {
             };
             self.map_all(range.clone()).await?;
             let mut state = self.state.lock();
-            let State { map, live, .. } = &mut *state;
-            range.for_each(|lba| map.set(lba, entry, None, live));
+            let StoreState { map, retention, .. } = &mut *state;
+            range.for_each(|lba| map.set(lba, entry, None, retention));
         }
         let blocks: Vec<(Lba, &Plan)> =
             replay.blocks.iter().map(|(at, plan)| (*at, plan)).collect();
@@ -278,16 +278,16 @@ impl Inner {
         }
         {
             let mut state = self.state.lock();
-            let State { map, live, .. } = &mut *state;
+            let StoreState { map, retention, .. } = &mut *state;
             for (first, blocks) in &joined {
                 for (lba, content) in (*first..).zip(blocks) {
-                    map.set(lba, Entry::of(content), None, live);
+                    map.set(lba, Entry::of(content), None, retention);
                 }
             }
             // These are not written: if this recovery crashes, the next one finds them as they are.
             for lba in unreadable {
                 let entry = map.entry(lba).ok().flatten().unwrap_or(Entry::Unsummed);
-                map.set(lba, entry.spoilt(), None, live);
+                map.set(lba, entry.spoilt(), None, retention);
             }
         }
         let writes = joined

@@ -6,7 +6,7 @@
 //! stays direct, or replay would apply a part of it.
 
 use super::options::Mode;
-use crate::block::{BLOCK_SIZE, Class};
+use crate::block::{BLOCK_SIZE, Class, Lba, Write};
 
 /// The route of a block's changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +69,23 @@ fn is_large(threshold: u32, request: &Request) -> bool {
         true => request.changed >= threshold,
         false => request.written >= threshold,
     }
+}
+
+/// For each write the bytes of the whole request that it is a part of: the run of neighbouring data
+/// blocks.
+pub(super) fn written(writes: &[Write]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..writes.len()).collect();
+    order.sort_unstable_by_key(|at| writes[*at].lba);
+    let mut written = vec![0; writes.len()];
+    let joins = |a: &usize, b: &usize| {
+        let (a, b) = (&writes[*a], &writes[*b]);
+        a.class == Class::Data && b.class == Class::Data && Lba(a.lba.0 + 1) == b.lba
+    };
+    for run in order.chunk_by(joins) {
+        let bytes = run.iter().map(|at| writes[*at].changed.bytes()).sum();
+        run.iter().for_each(|at| written[*at] = bytes);
+    }
+    written
 }
 
 #[cfg(test)]

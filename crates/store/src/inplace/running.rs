@@ -1,5 +1,7 @@
 //! The running transaction, and what it will put into the journal.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use thalweg_env::{HashMap, Time};
 
@@ -43,11 +45,65 @@ pub(super) struct Change {
 /// The running transaction.
 #[derive(Debug, Default)]
 pub(super) struct Running {
-    pub(super) changes: HashMap<u64, Change>,
+    changes: HashMap<u64, Change>,
     /// Maximum of bytes that its changes take in the journal: the sum of [`Change::room`].
-    pub(super) bytes: usize,
+    bytes: usize,
     /// When it began; `None` while it is empty.
-    pub(super) begun: Option<Time>,
+    begun: Option<Time>,
+    /// Maximum of bytes that the transaction under commit takes in the journal.
+    closing: usize,
+}
+
+impl Running {
+    /// Adds a change of a block.
+    pub(super) fn add(&mut self, lba: u64, new: Change, now: Time) {
+        self.begun.get_or_insert(now);
+        match self.changes.get_mut(&lba) {
+            Some(change) => {
+                self.bytes -= change.room();
+                change.merge(new);
+                self.bytes += change.room();
+            }
+            None => {
+                self.bytes += new.room();
+                self.changes.insert(lba, new);
+            }
+        }
+    }
+
+    /// Closes the transaction, whose last version is `version`, and begins another one.
+    pub(super) fn close(&mut self, version: Version) -> Closed {
+        let running = std::mem::take(self);
+        self.closing = running.bytes;
+        let mut changes: Vec<(u64, Change)> = running.changes.into_iter().collect();
+        changes.sort_unstable_by_key(|(lba, _)| *lba);
+        Closed { version, changes }
+    }
+
+    /// The closed transaction is in the journal.
+    pub(super) fn committed(&mut self) {
+        self.closing = 0;
+    }
+
+    /// Number of blocks that it changes.
+    pub(super) fn blocks(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// Maximum of bytes that its changes take in the journal.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Maximum of bytes that it and the transaction under commit take in the journal.
+    pub(super) fn bytes_to_come(&self) -> usize {
+        self.bytes + self.closing
+    }
+
+    /// Its age; `None` while it is empty.
+    pub(super) fn age(&self, now: Time) -> Option<Duration> {
+        self.begun.map(|begun| now.since(begun))
+    }
 }
 
 /// A closed transaction, to be appended to the journal.
@@ -60,6 +116,24 @@ pub(super) struct Closed {
 }
 
 impl Change {
+    /// Merges a later change in the same transaction.
+    fn merge(&mut self, new: Change) {
+        let was_cleared = self.content.is_none();
+        (self.content, self.class) = (new.content, new.class);
+        match (&self.content, was_cleared) {
+            (None, _) => {}
+            (Some(_), true) => {
+                (self.route, self.ranges, self.fresh) = (new.route, new.ranges, true)
+            }
+            (Some(_), false) => {
+                self.ranges.add_all(&new.ranges);
+                if self.route == Route::Bytes {
+                    self.route = new.route;
+                }
+            }
+        }
+    }
+
     /// Whether it bypasses the journal.
     pub(super) fn is_direct(&self) -> bool {
         self.content.is_some() && self.route == Route::Direct

@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
+use super::dirty::Which;
 use super::format::Entry;
 use super::map::Map;
-use super::state::State;
-use super::waiting::Which;
 use super::{InPlace, Inner};
 use crate::block::{BLOCK_SIZE, StoreError};
 use crate::device::Purpose;
@@ -111,7 +110,7 @@ impl Inner {
     }
 
     async fn scrub_run(&self, range: Range<u64>, report: &mut ScrubReport) {
-        let stored = self.state.lock().at_home(range);
+        let stored = self.in_place(range);
         for run in stored.chunk_by(|a, b| a.0 + 1 == b.0) {
             let Some((first, _)) = run.first() else { continue };
             let entries: Vec<Entry> = run.iter().map(|(_, entry)| *entry).collect();
@@ -122,7 +121,7 @@ impl Inner {
             }
             for (lba, entry) in run {
                 if let Err(error) = self.read_home(*lba, &[*entry]).await
-                    && self.state.lock().at_home(*lba..lba + 1) == [(*lba, *entry)]
+                    && self.in_place(*lba..lba + 1) == [(*lba, *entry)]
                 {
                     tracing::warn!(lba, %error, "scrub");
                     report.lost.push(*lba);
@@ -130,17 +129,11 @@ impl Inner {
             }
         }
     }
-}
 
-impl State {
     /// The blocks of a range that are in place, are not holes, and are not about to be written.
-    fn at_home(&self, range: Range<u64>) -> Vec<(u64, Entry)> {
-        let entry = |lba| match self.pages.get(&lba) {
-            Some(page) if page.is_dirty() => None,
-            Some(page) => Some(page.home),
-            None => self.map.entry(lba).ok().flatten(),
-        };
-        let found = range.filter_map(|lba| Some((lba, entry(lba)?)));
+    fn in_place(&self, range: Range<u64>) -> Vec<(u64, Entry)> {
+        let state = self.state.lock();
+        let found = range.filter_map(|lba| Some((lba, state.settled_entry(lba)?)));
         found.filter(|(_, entry)| *entry != Entry::Empty).collect()
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use thalweg_env::{HashMap, Time};
 
 use super::page::{Due, Page};
+use super::page_state::PageState;
 use crate::block::Version;
 
 /// Which dirty blocks to write back.
@@ -24,10 +25,12 @@ impl Which {
     fn takes(self, page: &Page) -> bool {
         // Skips pages under writeback unless the caller needs them finished.
         let may_leave = matches!(self, Which::Old(_));
-        !(may_leave && page.homing)
+        !(may_leave && page.state.is(PageState::WRITEBACK))
             && page.due.as_ref().is_some_and(|due| match self {
                 Which::Old(old) => due.content.is_none() || due.since <= old,
-                Which::Before(sequence) => page.first_live.is_some_and(|first| first < sequence),
+                Which::Before(sequence) => {
+                    page.claim.oldest().is_some_and(|oldest| oldest < sequence)
+                }
                 Which::Direct(version) => due.direct && due.version <= version,
                 Which::All => true,
             })
@@ -36,14 +39,15 @@ impl Which {
 
 /// The blocks that have a [`Due`].
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct DirtyBlocks {
     all: BTreeSet<u64>,
     /// Those that bypass the journal: every commit looks for them.
     direct: BTreeSet<u64>,
 }
 
-impl Waiting {
-    /// Sets or clears what a block has to write back. The only place that changes `page.due`.
+impl DirtyBlocks {
+    /// Sets or clears the content that a block has to write back, after its state has changed. The only
+    /// place that changes `page.due`.
     pub(super) fn set(&mut self, lba: u64, page: &mut Page, due: Option<Due>) {
         let member = |set: &mut BTreeSet<u64>, is_in: bool| match is_in {
             true => set.insert(lba),
@@ -51,6 +55,7 @@ impl Waiting {
         };
         member(&mut self.all, due.is_some());
         member(&mut self.direct, due.as_ref().is_some_and(|due| due.direct));
+        debug_assert_eq!(due.is_some(), page.state.is(PageState::DIRTY), "block {lba}");
         page.due = due;
     }
 

@@ -19,6 +19,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-cache",
     about: "share of reads of the tail drive that the tail cache serves, and wear of its SSD",
+    clock: crate::Clock::Counts,
     run,
 };
 

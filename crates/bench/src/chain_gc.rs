@@ -24,6 +24,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-gc",
     about: "rate of random writes while the volume is cleaned, chained and striped",
+    clock: crate::Clock::Virtual,
     run,
 };
 

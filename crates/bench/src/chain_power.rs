@@ -20,6 +20,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-power",
     about: "share of time that second sides of mirrors in the body spend in stand-by",
+    clock: crate::Clock::Virtual,
     run,
 };
 

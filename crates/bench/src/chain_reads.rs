@@ -25,6 +25,7 @@ use crate::{BenchEntry, BenchError, Options, Report, chain_cache, traces};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-reads",
     about: "rate of traces with reads on a chain, against RAID-10 and RAID-0",
+    clock: crate::Clock::Virtual,
     run,
 };
 

@@ -18,6 +18,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-restart",
     about: "bytes read and time taken by opening after a crash",
+    clock: crate::Clock::Virtual,
     run,
 };
 

@@ -34,6 +34,7 @@ use passthrough::Passthrough;
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "fs",
     about: "small synchronous writes, trees of files and fio, beside ext4 and a FUSE pass-through (real time)",
+    clock: crate::Clock::Real,
     run,
 };
 

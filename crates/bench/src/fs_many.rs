@@ -23,6 +23,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "fs-many",
     about: "ten million files, a million in one directory: create, find, open, check (real time)",
+    clock: crate::Clock::Real,
     run,
 };
 

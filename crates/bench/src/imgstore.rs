@@ -40,6 +40,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "imgstore",
     about: "a transaction over two stores: libraries, threads, processes (real time)",
+    clock: crate::Clock::Real,
     run,
 };
 

@@ -33,6 +33,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "kv",
     about: "fill, read, delete and YCSB on our stores, beside LevelDB and RocksDB (real time)",
+    clock: crate::Clock::Real,
     run,
 };
 

@@ -5,6 +5,7 @@
 //! function of the seed and the sizes alone.
 //!
 //! - [`report`]: the result of a run, as JSON and as SVG;
+//! - [`page`]: the page of results, `docs/benchmarks.md`;
 //! - [`plot`]: bars and lines, the paper's values beside ours;
 //! - [`traces`]: generated block traces of servers, and readers of recorded ones;
 //! - [`chain_cache`]: hit rate of the tail cache;
@@ -40,6 +41,7 @@ pub mod kv;
 mod loops;
 pub mod nbd;
 pub mod okeanos;
+pub mod page;
 pub mod plot;
 mod replay;
 pub mod report;
@@ -98,6 +100,17 @@ impl Options {
     }
 }
 
+/// What the figures of a benchmark depend on besides its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Simulated drives in virtual time: the figures are a function of the seed.
+    Virtual,
+    /// Counts without time: the figures are a function of the seed.
+    Counts,
+    /// Real time, or counts of a real device: the figures depend on the machine.
+    Real,
+}
+
 /// One benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchEntry {
@@ -105,6 +118,8 @@ pub struct BenchEntry {
     pub name: &'static str,
     /// What it measures, in one line.
     pub about: &'static str,
+    /// What its figures depend on.
+    pub clock: Clock,
     /// Runs the benchmark.
     pub run: fn(&Options) -> Result<Report, BenchError>,
 }
@@ -174,6 +189,14 @@ pub enum BenchError {
         /// The line, from 1.
         line: usize,
         /// Why it was refused.
+        detail: String,
+    },
+    /// A stored result, the page's template or a quotation of a figure is invalid.
+    #[error("{}: {detail}", path.display())]
+    Page {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
         detail: String,
     },
     /// A plot could not be drawn.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use thalweg_bench::page::{self, Results};
 use thalweg_bench::{BenchError, Options, Report};
 
 /// The allocator of `thalweg`, so that figures are those of its servers.
@@ -17,7 +18,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(name = "thalweg-bench", bin_name = "thalweg bench", version, max_term_width = 100)]
 struct Args {
     /// Name of the benchmark; see --list
-    #[arg(required_unless_present_any = ["list", "store"])]
+    #[arg(required_unless_present_any = ["list", "page", "store"])]
     name: Option<String>,
     /// List the benchmarks
     #[arg(long)]
@@ -44,6 +45,18 @@ struct Args {
     /// temporary files]
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
+    /// Also store the figures in this folder, for the page of results
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
+    /// Name of the stored run, for a benchmark with several
+    #[arg(long, value_name = "RUN", requires = "save", default_value = "")]
+    save_as: String,
+    /// Print the page of results that are stored in this folder
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["name", "list"])]
+    page: Option<PathBuf>,
+    /// With --page: print the commands of the stored runs instead
+    #[arg(long, requires = "page")]
+    commands: bool,
     /// Serve a store to the benchmark that started this process
     #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "PARTITION"])]
     store: Option<Vec<String>>,
@@ -77,6 +90,14 @@ fn run(args: Args) -> Result<String, BenchError> {
         thalweg_bench::imgstore::serve_store(folder.as_ref(), partition)?;
         return Ok(String::new());
     }
+    if let Some(folder) = &args.page {
+        let results = Results::read(folder)?;
+        return match args.commands {
+            true => Ok(results.commands().map(|command| format!("{command}\n")).collect()),
+            false => results.render(),
+        };
+    }
+    let command = command(&args);
     let Some(name) = args.name.as_ref().filter(|_| !args.list) else {
         return Ok(list(args.json));
     };
@@ -87,7 +108,23 @@ fn run(args: Args) -> Result<String, BenchError> {
     if let Some(path) = args.plot {
         report.draw(&path)?;
     }
+    if let Some(folder) = args.save {
+        page::save(&folder, &report, &args.save_as, &command)?;
+    }
     Ok(text(&report, args.json))
+}
+
+/// The command that repeats a run: the options that its figures depend on.
+fn command(args: &Args) -> String {
+    let mut words = vec!["thalweg bench".to_owned()];
+    words.extend(args.name.clone());
+    words.extend(args.loads.iter().map(|load| format!("--load {load}")));
+    words.extend(args.traces.iter().map(|trace| format!("--trace {}", trace.display())));
+    words.extend(args.scale.map(|scale| format!("--scale {scale}")));
+    if args.seed != 1 {
+        words.push(format!("--seed {}", args.seed));
+    }
+    words.join(" ")
 }
 
 /// The program `thalweg`, if it lies beside this one, and the command that serves a store: this program.

@@ -26,6 +26,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "nbd",
     about: "fio over NBD: a chain beside qemu-nbd and nbdkit on the same disk (real time)",
+    clock: crate::Clock::Real,
     run,
 };
 

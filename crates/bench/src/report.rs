@@ -8,6 +8,22 @@ use serde_json::{Map, Value};
 use crate::BenchError;
 use crate::plot::{self, Chart};
 
+/// The papers whose figures the benchmarks draw.
+const PAPERS: [(&str, &str); 3] = [
+    (
+        "chain-",
+        "Shin et al., Gecko, FAST 2013; section numbers: Shin, Isolation in Cloud Storage, Cornell 2017",
+    ),
+    (
+        "okeanos-",
+        "Hatzieleftheriou and Anastasiadis, Okeanos, USENIX ATC 2011; section numbers: Hatzieleftheriou, thesis, Ioannina",
+    ),
+    (
+        "",
+        "Shin et al., Isotope, FAST 2016; section numbers: Shin, Isolation in Cloud Storage, Cornell 2017",
+    ),
+];
+
 /// Named figures: numbers, or arrays of numbers.
 pub type Figures = Map<String, Value>;
 
@@ -47,11 +63,13 @@ impl Report {
         serde_json::json!({ "bench": self.bench, "seed": self.seed, "figures": self.figures })
     }
 
-    /// Draws the charts, one below the other, into an SVG file.
+    /// Draws the charts, one below the other, into an SVG file that cites the paper.
     ///
     /// # Errors
     /// [`BenchError::Plot`] when there is nothing to draw, or the file cannot be written.
     pub fn draw(&self, path: &Path) -> Result<(), BenchError> {
-        plot::draw(&self.charts, path)
+        let is_ours = self.bench.starts_with("steady");
+        let paper = PAPERS.iter().find(|(prefix, _)| self.bench.starts_with(prefix) && !is_ours);
+        plot::draw(&self.charts, paper.map_or("", |(_, paper)| *paper), path)
     }
 }

@@ -28,6 +28,7 @@ use machine::{Machine, Need};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "steady",
     about: "nearly full volumes and filesystems beside qemu-nbd and ext4 (real time)",
+    clock: crate::Clock::Real,
     run,
 };
 

@@ -49,6 +49,7 @@ use reference::{Geometry, Log, Placement, Selection};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "steady-sim",
     about: "write amplification and evenness of a chain that is nearly full",
+    clock: crate::Clock::Virtual,
     run,
 };
 
@@ -69,7 +70,6 @@ const SYNC_INTERVAL: Duration = Duration::from_millis(5);
 const UNSYNCED: usize = 256;
 /// Blocks in the transactions that fill the chain.
 const FILL_BLOCKS: u64 = 240;
-/// Samples of user blocks in a second.
 const SAMPLES_PER_SECOND: usize = 4;
 /// Time without a user write after which a case fails.
 const STANDSTILL: Duration = Duration::from_secs(600);

@@ -21,7 +21,7 @@ use thalweg_store::txn::{
     TxnError,
 };
 
-use crate::plot::{Chart, Series, Shape};
+use crate::plot::{Chart, LogAxes, Series, Shape};
 use crate::rig::{self, Placement, Plan, Rig, SEGMENT, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
@@ -29,6 +29,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-contention",
     about: "goodput and commit rate of transactions that conflict, with and without marks",
+    clock: crate::Clock::Virtual,
     run,
 };
 
@@ -135,20 +136,19 @@ fn chart<'a>(title: &str, lines: impl Iterator<Item = &'a (Case, Vec<Outcome>)>)
     let mut widest: f64 = 0.0;
     for (case, outcomes) in lines {
         let label = if case.fine { "with marks" } else { "without marks" };
-        let log = |outcome: &Outcome| (outcome.prefix as f64).log2();
-        let points: Vec<_> = outcomes.iter().map(|it| (log(it), it.written())).collect();
+        let points: Vec<_> = outcomes.iter().map(|it| (it.prefix as f64, it.written())).collect();
         widest = points.iter().fold(widest, |widest, point| widest.max(point.0));
         series.push(Series::measured(label, points));
     }
     if title.ends_with("disks") {
-        let best = vec![(0.0, 120.0), (widest, 120.0)];
+        let best = vec![(PREFIXES[0] as f64, 120.0), (widest, 120.0)];
         series.push(Series::paper("the best point of the paper: a drive's rate", best));
     }
     Chart {
         title: title.to_owned(),
-        x: "blocks that transactions choose from, as a power of two".to_owned(),
+        x: "blocks that transactions choose from".to_owned(),
         y: "MB/s written by transactions that commit".to_owned(),
-        shape: Shape::Lines,
+        shape: Shape::LogLines(LogAxes::X),
         series,
     }
 }

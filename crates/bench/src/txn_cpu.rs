@@ -28,6 +28,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-cpu",
     about: "transactions per second on devices of memory, and time of a commit decision (real time)",
+    clock: crate::Clock::Real,
     run,
 };
 

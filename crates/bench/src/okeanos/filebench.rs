@@ -37,6 +37,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-filebench",
     about: "operations per second of file, mail and database servers, in every mode",
+    clock: crate::Clock::Virtual,
     run,
 };
 

@@ -17,6 +17,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-parallel",
     about: "throughput and traffic of many processes that write a file each, in every mode",
+    clock: crate::Clock::Virtual,
     run,
 };
 

@@ -18,6 +18,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-recovery",
     about: "scan, revoke and replay after a crash, in every mode",
+    clock: crate::Clock::Virtual,
     run,
 };
 

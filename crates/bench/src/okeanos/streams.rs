@@ -18,7 +18,7 @@ use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::inplace::Mode;
 
 use super::rig::{Caches, Plan, Rig, Traffic, bytes, millis};
-use crate::plot::{Chart, Series, Shape};
+use crate::plot::{Chart, LogAxes, Series, Shape};
 use crate::rig::{self, all, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
@@ -26,6 +26,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-streams",
     about: "journal bytes and latency of many small synchronous writers, in every mode",
+    clock: crate::Clock::Virtual,
     run,
 };
 
@@ -274,23 +275,18 @@ async fn files(rig: &Rig, writers: usize, size: usize) -> Result<Vec<Ino>, Bench
 type Row = (Mode, Vec<(usize, Outcome)>);
 
 fn charts(rate: usize, name: &str, table: &[Row]) -> Vec<Chart> {
-    let chart = |title: String, y: &str, value: &dyn Fn(&Outcome) -> f64| {
+    let chart = |title: String, y: &str, shape: Shape, value: &dyn Fn(&Outcome) -> f64| {
         let series = table.iter().map(|(mode, row)| {
             let points = row.iter().map(|(writers, outcome)| (*writers as f64, value(outcome)));
             Series::measured(mode.name(), points.collect())
         });
-        Chart {
-            title,
-            x: "streams".to_owned(),
-            y: y.to_owned(),
-            shape: Shape::Lines,
-            series: series.collect(),
-        }
+        Chart { title, x: "streams".to_owned(), y: y.to_owned(), shape, series: series.collect() }
     };
     let per_second = |bytes: u64, outcome: &Outcome| bytes as f64 / 1e6 / outcome.seconds;
-    let mut journal = chart(format!("5.1 journal traffic at {name}"), "MB/s", &|outcome| {
-        per_second(outcome.traffic.journal, outcome)
-    });
+    let mut journal =
+        chart(format!("5.1 journal traffic at {name}"), "MB/s", Shape::Lines, &|outcome| {
+            per_second(outcome.traffic.journal, outcome)
+        });
     if rate == RATES[0].0 {
         // At several thousand streams (5.2.1).
         let last = STREAMS[0].last().map_or(0.0, |last| *last as f64);
@@ -300,9 +296,14 @@ fn charts(rate: usize, name: &str, table: &[Row]) -> Vec<Chart> {
     }
     vec![
         journal,
-        chart(format!("5.1 c filesystem traffic at {name}"), "MB/s", &|outcome| {
+        chart(format!("5.1 c filesystem traffic at {name}"), "MB/s", Shape::Lines, &|outcome| {
             per_second(outcome.traffic.home(), outcome)
         }),
-        chart(format!("5.2 latency of writes at {name}"), "ms", &|outcome| millis(outcome.mean)),
+        chart(
+            format!("5.2 latency of writes at {name}"),
+            "ms",
+            Shape::LogLines(LogAxes::Y),
+            &|outcome| millis(outcome.mean),
+        ),
     ]
 }

@@ -1,8 +1,8 @@
 # make run        a tour: a filesystem is mounted and worked on, through a power cut; what that cost
 # make run-block  a tour: a volume as a block device with an ext4 on it; what happened underneath
-# make test       everything that is tested by itself, in minutes
+# make test       everything that is tested by itself, in minutes; how long each part took
 # make test-long  the same and what takes long
-# make check      formatting, lints, documentation, unit tests
+# make check      formatting, lints, documentation, the rules of crates/tidy
 # make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
 # make python     the package for Python
 # make build      the program, and its benchmarks (thalweg bench), in target/release
@@ -25,8 +25,7 @@ soak: setup build
 	scripts/soak
 
 test: setup
-	$(CARGO) test --workspace --all-targets --no-fail-fast
-	$(CARGO) test --workspace --doc
+	@scripts/test-times "$(CARGO) test --workspace --all-targets --no-fail-fast" "$(CARGO) test --workspace --doc"
 
 test-long: setup
 	$(CARGO) test --release --workspace --all-targets --no-fail-fast -- --include-ignored
@@ -38,7 +37,7 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --workspace --no-deps
-	$(CARGO) test --workspace --lib --bins
+	$(CARGO) test -p thalweg-tidy
 
 # The wheel for Python, in target/wheels. Its tools come from the network.
 python: setup

@@ -13,7 +13,7 @@ use crate::group::Group;
 use crate::time::Scale;
 use crate::{Rng, Task, Time};
 
-/// A handle to the clock, to chance and to tasks. Clones share the same environment, and the same [`Node`].
+/// A handle to the clock, to chance and to tasks. Clones share the same environment, and the same [`Node`](crate::Node).
 #[derive(Clone)]
 pub struct Env {
     shared: Arc<Shared>,

@@ -14,7 +14,7 @@ pub enum Change {
     Inode {
         /// The inode.
         ino: Ino,
-        /// The bytes that changed; up to [`u64::MAX`] for all that follow.
+        /// The bytes that changed; up to [`u64::MAX`] for the rest of the file.
         content: Option<Range<u64>>,
     },
     /// The inode of a name in a directory.

@@ -349,7 +349,7 @@ impl Op<'_> {
         }
     }
 
-    /// Before a file grows to `end`, blocks that are on their way out from behind its end have to be
+    /// Before a file grows to `end`, blocks that are being freed behind its end have to be
     /// gone.
     async fn require_tail(
         &mut self,

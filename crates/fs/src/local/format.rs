@@ -169,7 +169,7 @@ pub fn parse_key(key: &[u8]) -> Option<(u64, Tag, &[u8])> {
     ((ino == 0) == (tag >= Tag::Super)).then_some((ino, tag, rest))
 }
 
-/// The inode carries blocks behind its end that are on their way out.
+/// The inode carries blocks behind its end that are being freed.
 pub const TRUNCATING: u8 = 1;
 /// The inode has extended attributes.
 pub const HAS_XATTRS: u8 = 2;

@@ -1,8 +1,8 @@
 //! Any byte range of a volume, however its blocks lie.
 //!
 //! A regular file takes requests of any length at any offset; a volume takes whole blocks. Requests
-//! in whole blocks pass straight through. Others read the blocks at their edges, change them and
-//! write them back. Such an update has all writes to itself: nothing may change an edge block between
+//! in whole blocks pass straight through. Unaligned requests read the blocks at their edges, change them
+//! and write them back. Such an update has all writes to itself: nothing may change an edge block between
 //! its read and its write. Programs that care for speed, the loop driver among them, send whole
 //! blocks, so one lock for the whole volume is enough.
 

@@ -110,7 +110,7 @@ fn invalidate(notifier: &Notifier, known: &Known, change: &Change) {
     }
 }
 
-/// A range of bytes as the kernel takes it: no offset for the attributes alone, no length for all that follow.
+/// A range of bytes as the kernel takes it: no offset for the attributes alone, no length for the rest of the file.
 fn kernel_range(content: Option<&Range<u64>>) -> (i64, i64) {
     let Some(content) = content else { return (-1, 0) };
     let place = |at| i64::try_from(at).unwrap_or(i64::MAX);

@@ -173,7 +173,7 @@ async fn the_file_takes_any_bytes_and_only_from_its_owner() {
     assert!(volume.fua_writes.load(SeqCst) > 0 && volume.durable()[4096..8192] == [7; 4096]);
     assert_eq!(seek(&file, 0, libc::SEEK_DATA), 4096);
     assert_eq!(seek(&file, 4096, libc::SEEK_HOLE), 8192);
-    // An open directory lets the user reach the mount itself, and FUSE must refuse him.
+    // An open directory lets the user reach the mount itself, and FUSE must refuse the access.
     run("chmod", &["755", text(&place.root)]);
     let stranger = Command::new("cat").arg(&attached.file).uid(65534).gid(65534).output().unwrap();
     assert!(!stranger.status.success() && stranger.stdout.is_empty());

@@ -165,7 +165,7 @@ impl Cache {
     }
 
     /// Drops every block in `keys` that is cached at the time of this call: the tail moved to another link.
-    /// Holds the lock for [`SWEEP`] entries at a time.
+    /// Holds the lock for `SWEEP` entries at a time.
     pub fn remove_range(&self, keys: Range<u64>) {
         // RAM first: a block only ever moves from RAM to the SSD, so none slips by.
         self.sweep(|policy, from| policy.sweep_ram(from, SWEEP, |key| keys.contains(&key)));

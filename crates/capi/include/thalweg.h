@@ -146,7 +146,8 @@ int tw_is_served(const struct tw_volume *volume);
  Begins this thread's transaction on the volume: with TW_STRICT, TW_SNAPSHOT or TW_READ_ONLY. Inside a
  transaction it opens an inner pair, whatever the isolation.
  */
-int tw_begin_tx(const struct tw_volume *volume, int isolation);
+int tw_begin_tx(const struct tw_volume *volume,
+                int isolation);
 
 /*
  Ends the innermost pair. 1: an inner pair ended, or the transaction has committed and is durable. 0: the

@@ -100,7 +100,7 @@ fn what_makes_no_sense_is_refused() {
     good(&mut kv(&home, &["create", "raw", "--kind", "raw", "--size", "4M"]));
     says(&["create", "kv", "--size", "4M"], "exists");
     says(&["create", "more", "--size", "65M"], "largest gap");
-    says(&["create", "more", "--size", "5000"], "whole blocks");
+    says(&["create", "more", "--size", "5000"], "multiple of a block");
     says(&["create", "more", "--size", "1M", "--first", "20"], "partition kv");
     says(&["get", "none", "key"], "no partition");
     says(&["get", "raw", "key"], "raw");

@@ -121,7 +121,7 @@ fn a_rollback_asks_first() {
         command
     };
     let said = bad(&mut rollback(&[]), 1);
-    assert!(said.contains("is lost") && said.contains("--yes"), "{said}");
+    assert!(said.contains("are lost") && said.contains("--yes"), "{said}");
     let content = || {
         mount.mount(&["-o", "ro"]);
         let found = text(&mount.path("a"));

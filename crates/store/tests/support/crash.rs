@@ -14,7 +14,7 @@ use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
-use thalweg_store::block::{BlockStore, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Options, Rebuild, Recovered};
 use thalweg_store::device::{Device, DeviceRef, Overlay};
 
@@ -76,7 +76,8 @@ impl Plan {
         let opened = Chain::open(env, self.shape.parts(&overlays), options).await;
         let (chain, _) = opened.unwrap_or_else(|error| panic!("{}: {error}", image.describe()));
         let now = chain.now();
-        let refused = chain.apply(vec![Write::block(Lba(0), Bytes::new())]).await;
+        let refused =
+            chain.apply(vec![Write::block(Lba(0), Bytes::from(vec![0; BLOCK_SIZE]))]).await;
         assert!(matches!(refused, Err(StoreError::ReadOnly)), "{refused:?}");
         let blocks = read_all(&chain, now).await.unwrap();
         chain.close().await.unwrap();

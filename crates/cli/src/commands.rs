@@ -6,6 +6,8 @@
 pub(crate) mod ask;
 pub(crate) mod attach;
 pub(crate) mod bench;
+#[cfg(test)]
+mod documented;
 pub(crate) mod dump;
 pub(crate) mod fsck;
 pub(crate) mod kv;

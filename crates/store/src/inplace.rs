@@ -68,8 +68,8 @@ use state::{BlockLookup, StoreState};
 use turns::Turns;
 
 use crate::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Throttle,
-    Version, Write, WriteList,
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Version,
+    Write, WriteList,
 };
 use crate::device::{DeviceError, DeviceRef};
 use crate::journal::{Journal, JournalError};
@@ -513,13 +513,6 @@ fn journal_error(error: JournalError) -> StoreError {
         JournalError::Device(error) => error.into(),
         JournalError::Poisoned(why) => StoreError::Poisoned(why),
         error => StoreError::Poisoned(error.to_string().into()),
-    }
-}
-
-#[async_trait]
-impl Throttle for Inner {
-    async fn throttle(&self, blocks: usize) {
-        self.hold_back(blocks).await;
     }
 }
 

@@ -8,12 +8,13 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use thalweg_env::Time;
 
 use super::Inner;
 use super::stages::Stage;
 use super::state::StoreState;
-use crate::block::BLOCK_SIZE;
+use crate::block::{BLOCK_SIZE, Throttle};
 
 /// The part of the journal that is not shared out: the forecast may be a little wrong.
 const RESERVE: f64 = 0.02;
@@ -112,7 +113,7 @@ impl Pace {
         lately.into_iter().chain(under_way).max_by(f64::total_cmp)
     }
 
-    /// Notes bytes written, which are charged when their writer calls [`Inner::hold_back`].
+    /// Notes bytes written, which are charged when [`Throttle::throttle`] delays their writer.
     pub(super) fn owe(&mut self, bytes: usize) {
         self.owed += bytes;
     }
@@ -139,10 +140,11 @@ impl Pace {
     }
 }
 
-impl Inner {
-    /// Applies backpressure: delays a caller that just wrote `blocks` blocks, for the room that
-    /// these take in the journal. Works piece by piece, so that small writers overtake large ones.
-    pub(super) async fn hold_back(&self, blocks: usize) {
+#[async_trait]
+impl Throttle for Inner {
+    /// Delays a writer of `blocks` blocks for the room that these take in the journal. Works piece by
+    /// piece, so that small writers overtake large ones.
+    async fn throttle(&self, blocks: usize) {
         let mut owed = {
             let mut state = self.state.lock();
             let is_behind = self.is_behind(&state);
@@ -166,7 +168,9 @@ impl Inner {
         }
         since.map(|since| self.stage(Stage::Backpressure, since));
     }
+}
 
+impl Inner {
     /// Waits until `early` before `due`, or until there is room.
     async fn wait_for_turn(&self, due: Time, early: Duration) {
         loop {

@@ -299,11 +299,13 @@ fn read_stored(path: &Path) -> Result<Stored, BenchError> {
 }
 
 /// Stores a report in `folder`: it replaces the run of the same command, or becomes a new run called `name`. The
-/// new run has no remarks.
+/// new run has no remarks. Creates the folder when it is missing.
 ///
 /// # Errors
 /// [`BenchError::Io`], or [`BenchError::Page`] when the benchmark's file has an invalid form.
 pub fn save(folder: &Path, report: &Report, name: &str, command: &str) -> Result<(), BenchError> {
+    std::fs::create_dir_all(folder)
+        .map_err(|source| BenchError::Io { path: folder.to_owned(), source })?;
     let path = folder.join(format!("{}.json", report.bench));
     let mut stored = match path.exists() {
         true => read_stored(&path)?,
@@ -367,10 +369,11 @@ mod tests {
         let mut report = Report::new("chain-gc", 7);
         report.figure("rate", 12345.678).figure("share", 0.983).figure("range", vec![604, 617]);
         report.figure("name", "text");
-        save(folder.path(), &report, "", "thalweg bench chain-gc").unwrap();
-        save(folder.path(), &report, "small", "thalweg bench chain-gc --scale 0.1").unwrap();
-        std::fs::write(folder.path().join(TEMPLATE), template).unwrap();
-        Results::read(folder.path()).unwrap()
+        let results = folder.path().join("new");
+        save(&results, &report, "", "thalweg bench chain-gc").unwrap();
+        save(&results, &report, "small", "thalweg bench chain-gc --scale 0.1").unwrap();
+        std::fs::write(results.join(TEMPLATE), template).unwrap();
+        Results::read(&results).unwrap()
     }
 
     const RUNS: &str = "{{run chain-gc}}{{run chain-gc:small}}";

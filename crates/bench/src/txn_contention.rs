@@ -323,13 +323,13 @@ impl Client {
         let asked = self.account.lock().event();
         // The decision is known before it is durable.
         let committed = match txn.commit(Durability::Visible).await {
-            Ok(()) => true,
+            Ok(_) => true,
             Err(error) if error.is_retryable() => false,
             Err(error) => return Err(error),
         };
         let answered = self.account.lock().event();
         if committed {
-            self.manager.sync(self.manager.now()).await?;
+            BlockStore::sync(&self.manager, self.manager.now()).await?;
         }
         let at = self.env.now();
         let attempt = Attempt { segments, began, asked, answered, committed, at };

@@ -202,7 +202,7 @@ async fn client(
             Err(error) => return Err(error),
         }
         match txn.commit(Durability::Synced).await {
-            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
+            Ok(_) => done.fetch_add(1, Ordering::Relaxed),
             Err(error) if error.is_retryable() => continue,
             Err(error) => return Err(error),
         };

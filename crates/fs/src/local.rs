@@ -159,7 +159,8 @@ impl Local {
             self.inner.settle(effects, (durability == Durability::Synced).then_some(before));
         }
         self.inner.end_reservation(within.reservation.end()).await;
-        Ok(committed?)
+        committed?;
+        Ok(())
     }
 
     /// Takes back everything that was done through a handle from [`Local::within`]. Without one, does

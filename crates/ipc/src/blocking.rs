@@ -293,7 +293,7 @@ impl Volume {
             }
         };
         match self.wait(turn.commit(&*transaction, Durability::Synced)) {
-            Ok(()) => Ok(Outcome::Committed),
+            Ok(_) => Ok(Outcome::Committed),
             Err(error) if error.is_retryable() => {
                 bound.lock().again = true;
                 Ok(Outcome::Aborted(error))

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use thalweg_env::{Env, Task};
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_net::frame;
+use thalweg_store::block::Version;
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::net::UnixStream;
 
@@ -104,7 +105,8 @@ impl Connection {
         // Dropped without an answer, it aborts the transaction at the server.
         let transaction = RemoteTransaction::new(self.link.clone(), txn, begin);
         match self.link.ask(&request(txn)).await {
-            Ok((Answer::Begun { blocks }, _)) => {
+            Ok((Answer::Begun { blocks, version }, _)) => {
+                transaction.set_version(Version(version));
                 self.link.blocks.store(blocks, Ordering::Relaxed);
                 Ok(Arc::new(transaction))
             }
@@ -129,6 +131,13 @@ impl Transact for Connection {
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
         self.start(None, |txn| Request::Takeover { txn, handle }).await
+    }
+
+    async fn sync(&self) -> Result<Version, TxnError> {
+        match self.link.ask(&Request::Sync).await? {
+            (Answer::At(version), _) => Ok(Version(version)),
+            _ => Err(unexpected()),
+        }
     }
 
     fn contention(&self) -> &Contention {

@@ -19,7 +19,7 @@ pub use thalweg_net::frame::{Frame, MAX_HEAD, decode, encode};
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 3 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 4 };
 /// Maximum number of blocks in a read.
 pub const MAX_RUN: u64 = 256;
 /// Longest payload of a request in bytes: the block that it writes.
@@ -112,7 +112,7 @@ pub enum Request {
         /// The block.
         lba: u64,
     },
-    /// Commits. [`Answer::Done`].
+    /// Commits. [`Answer::At`].
     Commit {
         /// The transaction.
         txn: u64,
@@ -129,6 +129,8 @@ pub enum Request {
         /// The transaction.
         txn: u64,
     },
+    /// Makes everything that was acknowledged survive a crash. [`Answer::At`].
+    Sync,
 }
 
 /// A server's answer.
@@ -140,7 +142,11 @@ pub enum Answer {
     Begun {
         /// Blocks of the volume: it may have grown.
         blocks: u64,
+        /// The version that it reads.
+        version: u64,
     },
+    /// Success, up to this version.
+    At(u64),
     /// The transaction waits for a takeover with this handle.
     Released(Handle),
     /// The blocks are the payload.

@@ -277,14 +277,20 @@ impl Handler for Connection {
                 let entry = self.transactions.lock().remove(&txn);
                 let committing = async move {
                     let usable = entry.as_ref().map(|entry| entry.usable());
-                    usable.unwrap_or(Err(TxnError::Ended))?.commit(durability).await?;
-                    done(Answer::Done)
+                    let transaction = usable.unwrap_or(Err(TxnError::Ended))?;
+                    done(Answer::At(transaction.commit(durability).await?.0))
                 };
                 self.answer(id, REQUEST_COST, committing).await;
                 Ok(())
             }
             Request::Release { txn } => {
                 self.release(id, txn).await;
+                Ok(())
+            }
+            Request::Sync => {
+                let client = self.client.clone();
+                let syncing = async move { done(Answer::At(client.sync().await?.0)) };
+                self.answer(id, REQUEST_COST, Box::pin(syncing)).await;
                 Ok(())
             }
         }
@@ -325,9 +331,9 @@ impl Connection {
         let starting = async move {
             match beginning.await {
                 Ok(transaction) => {
-                    let blocks = transaction.blocks();
+                    let (blocks, version) = (transaction.blocks(), transaction.version().0);
                     entry.state.lock().transaction = Some(transaction);
-                    done(Answer::Begun { blocks })
+                    done(Answer::Begun { blocks, version })
                 }
                 Err(error) => {
                     if let Some(entries) = entries.upgrade() {

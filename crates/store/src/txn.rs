@@ -32,7 +32,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
 
-use crate::block::{Class, Lba, Write};
+use crate::block::{Class, Lba, Version, Write};
 pub use contention::{Contention, Turn};
 pub use error::{Preempted, TxnError};
 pub use fence::{Fenced, Occupation};
@@ -118,6 +118,12 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`TxnError::UnknownHandle`]: no transaction was released under it, or it was taken over already.
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError>;
+
+    /// Makes everything that was acknowledged before survive a crash. Returns the newest version that does.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn sync(&self) -> Result<Version, TxnError>;
 
     /// The queue in which retries after a conflict wait, as [`run`] does.
     fn contention(&self) -> &Contention;
@@ -217,13 +223,17 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// Asks for a block to be kept in memory: a hint.
     fn please_cache(&self, lba: Lba);
 
-    /// Ends the transaction: all of its writes become visible, or none.
+    /// The version that the transaction reads.
+    fn version(&self) -> Version;
+
+    /// Ends the transaction: all of its writes become visible, or none. Returns the version that it became; the
+    /// one that it read if it wrote nothing.
     ///
     /// # Errors
     /// [`TxnError::Conflict`] when another commit conflicts with it; nothing was written then. After
     /// [`TxnError::Store`] it is unknown whether it is committed. [`TxnError::Ended`] after a commit, an
     /// abort or a release.
-    async fn commit(&self, durability: Durability) -> Result<(), TxnError>;
+    async fn commit(&self, durability: Durability) -> Result<Version, TxnError>;
 
     /// Ends the transaction without writing anything.
     async fn abort(&self);
@@ -301,7 +311,7 @@ where
         let txn = volume.begin(begin).await?;
         match work(txn.clone()).await {
             Ok(done) => match turn.commit(&*txn, durability).await {
-                Ok(()) => return Ok(done),
+                Ok(_) => return Ok(done),
                 Err(error) if error.is_retryable() => {}
                 Err(error) => return Err(error.into()),
             },

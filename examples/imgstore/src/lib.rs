@@ -120,7 +120,8 @@ impl ImgStore {
             let mut index = unindex(id, &old)?;
             index.push(Call::Put(entry(photo.date, id), Bytes::new()));
             let (txn, _) = self.dates.call(txn, index).await?;
-            Ok(turn.commit(&*txn, Durability::Synced).await?)
+            turn.commit(&*txn, Durability::Synced).await?;
+            Ok(())
         })
         .await
     }

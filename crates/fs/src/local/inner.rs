@@ -349,9 +349,7 @@ impl Inner {
             }
             durable.now
         };
-        // It sees everything that was committed, and is acknowledged when that survives.
-        let txn = self.volume.begin(Begin::SNAPSHOT).await?;
-        txn.commit(Durability::Synced).await?;
+        self.volume.sync().await?;
         self.durable.lock().sync(until);
         Ok(())
     }

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
-use thalweg_store::block::{BLOCK_SIZE, Class, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Class, Lba, Version};
 use thalweg_store::device::FrameBuf;
 use thalweg_store::txn::{Begin, Durability, Handle, Isolation, Transaction, TxnError};
 
@@ -24,6 +24,8 @@ const REMEMBERED: usize = 128;
 pub(super) struct RemoteTransaction {
     link: Arc<Link>,
     txn: u64,
+    /// The version that it reads.
+    version: AtomicU64,
     /// The transaction has ended, or was released.
     ended: AtomicBool,
     /// `None` when the transaction was taken over: the accesses of its former owner are unknown here.
@@ -59,7 +61,13 @@ impl Drop for RemoteTransaction {
 impl RemoteTransaction {
     pub(super) fn new(link: Arc<Link>, txn: u64, begin: Option<Begin>) -> RemoteTransaction {
         let seen = begin.map(|_| Mutex::default());
-        RemoteTransaction { link, txn, ended: AtomicBool::new(false), seen, begin }
+        let (ended, version) = (AtomicBool::new(false), AtomicU64::new(0));
+        RemoteTransaction { link, txn, version, ended, seen, begin }
+    }
+
+    /// Notes the version that the server's transaction reads.
+    pub(super) fn set_version(&self, version: Version) {
+        self.version.store(version.0, Ordering::Relaxed);
     }
 
     /// Marks the transaction as ended: the server does not have it.
@@ -212,10 +220,14 @@ impl Transaction for RemoteTransaction {
         let _ = self.link.tell(&Request::PleaseCache { txn: self.txn, lba: lba.0 }, &[]);
     }
 
-    async fn commit(&self, durability: Durability) -> Result<(), TxnError> {
+    fn version(&self) -> Version {
+        Version(self.version.load(Ordering::Relaxed))
+    }
+
+    async fn commit(&self, durability: Durability) -> Result<Version, TxnError> {
         self.end()?;
         match self.link.ask(&Request::Commit { txn: self.txn, durability }).await? {
-            (Answer::Done, _) => Ok(()),
+            (Answer::At(version), _) => Ok(Version(version)),
             _ => Err(unexpected()),
         }
     }

@@ -38,6 +38,21 @@ async fn it_sees_its_snapshot_and_its_own_writes() {
 }
 
 #[tokio::test]
+async fn versions_and_syncs_travel() {
+    let rig = Rig::new();
+    let volume = rig.connect().await;
+    rig.manager.apply(vec![Write::block(Lba(1), block(1))]).await.unwrap();
+    let txn = volume.begin(Begin::STRICT).await.unwrap();
+    assert_eq!(txn.version(), rig.manager.now());
+    txn.write(Lba(2), block(9)).unwrap();
+    let version = txn.commit(Durability::Visible).await.unwrap();
+    assert_eq!(version, rig.manager.now());
+    let syncs = rig.store.syncs();
+    assert_eq!(volume.sync().await.unwrap(), version);
+    assert_eq!(rig.store.syncs(), syncs + 1);
+}
+
+#[tokio::test]
 async fn a_commit_counts_as_a_whole_and_a_conflict_as_nothing() {
     let rig = Rig::new();
     let (one, two) = (rig.connect().await, rig.connect().await);

@@ -14,6 +14,7 @@ use thalweg_env::Env;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Durability, Transaction, TxnError};
+use crate::block::Version;
 
 /// The longest wait for a turn: its holder may itself wait for the waiter.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -64,7 +65,7 @@ impl Turn {
         self,
         txn: &dyn Transaction,
         durability: Durability,
-    ) -> Result<(), TxnError> {
+    ) -> Result<Version, TxnError> {
         let mut commit = pin!(txn.commit(durability));
         match futures::poll!(commit.as_mut()) {
             Poll::Ready(outcome) => outcome,

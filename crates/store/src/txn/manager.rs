@@ -17,7 +17,7 @@ use super::options::Options;
 use super::order::{Order, Snapshot};
 use super::running::{OwnerId, Phase, Registry, Running, Work};
 use super::{Begin, Contention, Durability, Handle, Preempted, Transact, Transaction, TxnError};
-use crate::block::{BLOCK_SIZE, Backpressure, BlockStore, Class, Lba};
+use crate::block::{BLOCK_SIZE, Backpressure, BlockStore, Class, Lba, Version};
 use crate::device::AlignedBuf;
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
@@ -290,6 +290,13 @@ impl Transact for Client {
         Ok(self.transaction(running))
     }
 
+    async fn sync(&self) -> Result<Version, TxnError> {
+        let store = &self.shared.inner.store;
+        let version = store.now();
+        store.sync(version).await?;
+        Ok(version)
+    }
+
     fn contention(&self) -> &Contention {
         &self.shared.inner.contention
     }
@@ -312,6 +319,10 @@ impl Transact for TransactionManager {
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
         self.client.takeover(handle).await
+    }
+
+    async fn sync(&self) -> Result<Version, TxnError> {
+        Transact::sync(&self.client).await
     }
 
     fn contention(&self) -> &Contention {
@@ -558,7 +569,7 @@ impl LocalTransaction {
 
 /// What a read needs from the store.
 struct Plan {
-    at: crate::block::Version,
+    at: Version,
     own: Vec<Own>,
     /// The read set exceeds the memory limit.
     is_too_much: bool,
@@ -620,7 +631,11 @@ impl Transaction for LocalTransaction {
         self.inner.store.please_cache(lba);
     }
 
-    async fn commit(&self, durability: Durability) -> Result<(), TxnError> {
+    fn version(&self) -> Version {
+        self.running.version
+    }
+
+    async fn commit(&self, durability: Durability) -> Result<Version, TxnError> {
         let (snapshot, accesses) = self.end()?;
         let isolation = self.running.begin.isolation;
         let until = snapshot.until.unwrap_or(u64::MAX);
@@ -631,7 +646,7 @@ impl Transaction for LocalTransaction {
                 self.inner.let_go(snapshot);
                 Counts::add(&self.inner.counts.read_only, 1);
                 if is_durable {
-                    return Ok(());
+                    return Ok(version);
                 }
                 (version, Backpressure::NONE)
             }
@@ -645,7 +660,7 @@ impl Transaction for LocalTransaction {
             self.inner.store.sync(version).await?;
         }
         backpressure.wait().await;
-        Ok(())
+        Ok(version)
     }
 
     async fn abort(&self) {

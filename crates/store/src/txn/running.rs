@@ -10,6 +10,7 @@ use thalweg_env::HashMap;
 use super::access::Accesses;
 use super::order::Snapshot;
 use super::{Begin, Handle, Preempted, TxnError};
+use crate::block::Version;
 
 /// The phase of a transaction.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ impl Work {
 pub(super) struct Running {
     pub(super) id: u64,
     pub(super) begin: Begin,
+    /// The version of its snapshot.
+    pub(super) version: Version,
     pub(super) work: Mutex<Work>,
     /// The time of the last call, in ticks of the reaper.
     used: AtomicU64,
@@ -121,10 +124,12 @@ impl Registry {
         now: u64,
     ) -> Arc<Running> {
         self.next += 1;
+        let version = snapshot.hold.version();
         let work = Work { phase: Phase::Active(snapshot), accesses: Accesses::default() };
         let running = Arc::new(Running {
             id: self.next,
             begin,
+            version,
             work: Mutex::new(work),
             used: AtomicU64::new(now),
             charged: AtomicU64::new(0),

@@ -136,7 +136,7 @@ async fn overlap(
     match txn.commit(VISIBLE).await {
         Err(TxnError::Conflict) => Tally { conflicts: 1, commits: 0 },
         Err(error) => panic!("{error}"),
-        Ok(()) => {
+        Ok(_) => {
             match isolation {
                 Isolation::StrictSerializable => after_all(map, &ops, &seen),
                 Isolation::Snapshot => beside_others(map, &snapshot, &own),

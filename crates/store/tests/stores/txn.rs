@@ -91,7 +91,7 @@ fn writes_past_transactions_keep_no_snapshot_of_the_last_one() {
             rig.manager.apply(vec![Write::block(Lba(1), block(8))]).await.unwrap();
             assert_eq!(rig.store.held(), 0, "{begin:?}");
             // A transaction that begins later sees it.
-            rig.manager.sync(rig.manager.now()).await.unwrap();
+            BlockStore::sync(&rig.manager, rig.manager.now()).await.unwrap();
             let txn = rig.begin(begin).await;
             assert_eq!(txn.read(Lba(1)).await.unwrap(), block(8));
             rig.manager.discard(Lba(1), 1).await.unwrap();
@@ -119,6 +119,28 @@ fn it_sees_its_snapshot_and_its_own_writes() {
         assert_eq!((run[0][0], run[1][0]), (1, 0));
         txn.abort().await;
         assert_eq!((rig.get(1).await, rig.get(2).await), (2, 0));
+    });
+}
+
+#[test]
+fn a_transaction_says_which_version_it_reads_and_which_it_became() {
+    run(1, |env| async move {
+        let rig = rig(&env);
+        rig.put(1, 1).await;
+        let reader = rig.begin(Begin::STRICT).await;
+        let (one, two) = (rig.begin(Begin::STRICT).await, rig.begin(Begin::STRICT).await);
+        assert_eq!((reader.version(), one.version()), (Version(1), Version(1)));
+        one.write(Lba(1), block(2)).unwrap();
+        two.write(Lba(2), block(3)).unwrap();
+        assert_eq!(one.commit(Durability::Visible).await.unwrap(), Version(2));
+        assert_eq!(two.commit(SYNCED).await.unwrap(), Version(3));
+        assert_eq!(rig.begin(Begin::STRICT).await.version(), Version(3));
+        // Without writes it is the version that it read.
+        assert_eq!(reader.commit(Durability::Visible).await.unwrap(), Version(1));
+        assert_eq!(rig.begin(Begin::READ_ONLY).await.commit(SYNCED).await.unwrap(), Version(3));
+        let syncs = rig.store.syncs();
+        assert_eq!(Transact::sync(&rig.manager).await.unwrap(), Version(3));
+        assert_eq!(rig.store.syncs(), syncs + 1);
     });
 }
 

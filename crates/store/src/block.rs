@@ -34,10 +34,16 @@ pub const BLOCK_SIZE: usize = 4096;
 pub struct Lba(pub u64);
 
 /// A commit timestamp. Versions are contiguous; version 0 is the empty store.
+///
+/// A version names one state as long as the store is open. A crash loses versions that were visible and not yet
+/// durable, and the recovered store numbers its commits from there on again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Version(pub u64);
 
 impl Version {
+    /// For a reader: the newest content of each block, whichever version that is. See [`BlockStore::read`].
+    pub const NEWEST: Version = Version(u64::MAX);
+
     /// The version after this one.
     pub const fn next(self) -> Version {
         Version(self.0 + 1)
@@ -109,10 +115,13 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         false
     }
 
-    /// The newest content of `count` blocks from `lba` on with a version not above `at`: one
-    /// buffer for each block, `None` where nothing is stored and the block reads as zeros.
+    /// `count` blocks from `lba` on as of version `at`: one buffer for each block, `None` where nothing is
+    /// stored and the block reads as zeros. `at` is the newest version or one that is held (also by another
+    /// reader). With [`Version::NEWEST`] each block has its newest content, which later commits may change while the
+    /// others are read.
     ///
     /// # Errors
+    /// [`StoreError::Gone`] when `at` is no longer kept, also when a newer version comes during the read;
     /// [`StoreError::Corrupt`] when no copy of a block matches its checksum.
     async fn read(
         &self,

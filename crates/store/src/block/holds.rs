@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Version;
+use super::{StoreError, Version};
 
 /// The versions that are held, each with the number of its holders.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +42,18 @@ impl Holds {
     /// The newest version held.
     pub(crate) fn newest(&self) -> Option<Version> {
         self.0.keys().next_back().copied()
+    }
+
+    /// Checks that a reader may read at `at`: at the newest version, which is `now`, or above, or at one that is
+    /// held.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`].
+    pub(crate) fn check_read(&self, at: Version, now: Version) -> Result<(), StoreError> {
+        match at >= now || self.contains(at) {
+            true => Ok(()),
+            false => Err(StoreError::Gone(at)),
+        }
     }
 
     /// Whether `version` itself is held.

@@ -35,7 +35,7 @@ pub(super) async fn read(
 ) -> Result<Vec<Option<Bytes>>, StoreError> {
     inner.check_range(lba, count)?;
     Counts::add(&inner.counts.user_blocks_read, count);
-    let Plan { mut blocks, fetch, wished } = plan(inner, lba, count, at);
+    let Plan { mut blocks, fetch, wished } = plan(inner, lba, count, at)?;
     if fetch.is_empty() {
         return Ok(blocks);
     }
@@ -63,10 +63,14 @@ pub(super) async fn read(
 }
 
 /// Looks up where each block is.
-fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Plan {
+///
+/// # Errors
+/// [`StoreError::Gone`] when `at` is neither the newest version nor held.
+fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Result<Plan, StoreError> {
     let blocks = Vec::with_capacity(count as usize);
     let mut plan = Plan { blocks, fetch: Vec::new(), wished: false };
     let mut state = inner.state.lock();
+    state.holds.check_read(at, state.version)?;
     for lba in lba.0 as u32..(lba.0 + count) as u32 {
         let block = match state.index.get(lba, at) {
             None => None,
@@ -78,7 +82,7 @@ fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Plan {
         };
         plan.blocks.push(block);
     }
-    plan
+    Ok(plan)
 }
 
 impl State {
@@ -226,7 +230,7 @@ async fn read_again(
 async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<Bytes>, StoreError> {
     let mut failure = None;
     for _ in 0..RETRIES {
-        let mut plan = plan(inner, lba, 1, at);
+        let mut plan = plan(inner, lba, 1, at)?;
         let Some(&(_, location)) = plan.fetch.first() else {
             return Ok(plan.blocks.pop().flatten());
         };

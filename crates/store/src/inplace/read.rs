@@ -70,6 +70,7 @@ impl Inner {
 
     fn look(&self, range: Range<u64>, at: Version) -> Result<Look<'_>, StoreError> {
         let mut state = self.state.lock();
+        state.holds.check_read(at, state.now)?;
         let mut blocks = Vec::with_capacity((range.end - range.start) as usize);
         let mut missing = Vec::new();
         for lba in range {

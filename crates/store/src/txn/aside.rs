@@ -68,7 +68,7 @@ impl Aside for LocalTransaction {
     async fn read(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
         self.check(lba, count)?;
         self.check_active()?;
-        let stored = self.inner.store.read(lba, count, Version(u64::MAX)).await?;
+        let stored = self.inner.store.read(lba, count, Version::NEWEST).await?;
         self.check_active()?;
         Ok(stored.into_iter().map(|block| block.unwrap_or_else(|| ZEROS.clone())).collect())
     }

@@ -342,7 +342,7 @@ async fn hand_over(inner: &Inner, intent: &Intent) -> Result<(Version, Option<Ho
 async fn latest(inner: &Inner, intent: &Intent) -> Result<Vec<Option<Bytes>>, StoreError> {
     let mut latest = Vec::new();
     for write in intent.writes.iter().filter(|write| write.is_partial()) {
-        latest.extend(inner.store.read(write.lba, 1, Version(u64::MAX)).await?);
+        latest.extend(inner.store.read(write.lba, 1, Version::NEWEST).await?);
     }
     Ok(latest)
 }

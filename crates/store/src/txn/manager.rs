@@ -589,12 +589,13 @@ impl Transaction for LocalTransaction {
             self.inner.preempt_the_greediest();
         }
         let stored = match plan.own.iter().all(|own| !matches!(own, Own::Nothing)) {
-            true => vec![None; plan.own.len()],
-            false => self.inner.store.read(lba, count, plan.at).await?,
+            true => Ok(vec![None; plan.own.len()]),
+            false => self.inner.store.read(lba, count, plan.at).await,
         };
         // While the transaction was not aborted its snapshot was held, so all blocks belong to one snapshot.
+        // Otherwise the reason counts, and not that the snapshot is gone.
         self.usable()?.snapshot()?;
-        let blocks = plan.own.into_iter().zip(stored).map(|(own, stored)| match own {
+        let blocks = plan.own.into_iter().zip(stored?).map(|(own, stored)| match own {
             Own::Content(content) => content,
             Own::Discarded => ZEROS.clone(),
             Own::Nothing => stored.unwrap_or_else(|| ZEROS.clone()),

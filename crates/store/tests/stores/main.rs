@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod contract;
 mod fence;
 #[path = "../support/mod.rs"]
 mod support;

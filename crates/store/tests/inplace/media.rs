@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::checksum::crc32c;
 use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose};
 use thalweg_store::inplace::format::{
@@ -37,7 +37,7 @@ fn whole(lba: u64, byte: u8) -> Write {
 
 /// The byte that fills a block; `None` when it cannot be read.
 async fn byte_of(store: &InPlace, lba: u64) -> Option<u8> {
-    match store.read(Lba(lba), 1, store.now()).await {
+    match store.read(Lba(lba), 1, Version::NEWEST).await {
         Ok(block) => Some(block[0].as_ref().map_or(0, |block| block[0])),
         Err(StoreError::Corrupt { lba: at, .. }) if at == Lba(lba) => None,
         Err(error) => panic!("block {lba}: {error}"),

@@ -1,4 +1,5 @@
-//! `chain-memory`: RAM for each stored block while it has one version (Isotope, 4.2.3).
+//! `chain-memory`: RAM for each stored block while it has one version (Isotope, 4.2.3), and for each old version of a
+//! block that is kept.
 //!
 //! Real memory: the resident size of the process before and after blocks are written to a chain whose
 //! devices keep no blocks. The checksum of each block is in memory.
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::Env;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Keep, Retained};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{
     Counters, Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Purpose, QueueDepth, Tallies,
@@ -32,6 +33,8 @@ const BLOCKS: f64 = 16e6;
 const DEFAULT_SCALE: f64 = 0.5;
 /// Transactions on the same blocks before the measurement.
 const WARM_UP: u64 = 1000;
+/// One in so many blocks is overwritten while old versions are kept.
+const OVERWRITTEN: u64 = 4;
 /// Blocks in a transaction.
 const BATCH: u64 = 240;
 
@@ -45,12 +48,20 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     report.figure("scale", scale).figure("blocks", blocks);
     report.figure("ram_bytes_per_block", per_block(measured.allocated));
     report.figure("index_bytes_per_block", per_block(measured.index));
+    let per_old = |bytes: u64| rounded(bytes as f64 / measured.old_versions as f64);
+    report.figure("old_versions", measured.old_versions);
+    report.figure("ram_bytes_per_old_version", per_old(measured.old_allocated));
+    report.figure("index_bytes_per_old_version", per_old(measured.old_index));
     Ok(report)
 }
 
 struct Measured {
     allocated: u64,
     index: u64,
+    /// Blocks that were overwritten while all versions were kept.
+    old_versions: u64,
+    old_allocated: u64,
+    old_index: u64,
 }
 
 async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
@@ -76,6 +87,7 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
     let options = ChainOptions { tail_cache_blocks: 0, ..ChainOptions::default() };
     Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
     let (chain, _) = Chain::open(env, parts, options).await.map_err(failed)?;
+    let chain = Arc::new(chain);
     let empty = chain.status().index_bytes;
     // Allocates the buffers of requests in flight, which are no part of the index.
     for _ in 0..WARM_UP {
@@ -88,9 +100,20 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
         chain.apply(writes).await.map_err(failed)?;
     }
     chain.checkpoint().await.map_err(failed)?;
+    let (resident, index) = (rig::resident()?, chain.status().index_bytes);
+    let old_versions = blocks / OVERWRITTEN / BATCH * BATCH;
+    let retained = Retained::new(env, chain.clone(), Keep::latest(usize::MAX));
+    for first in (0..old_versions).step_by(BATCH as usize) {
+        let writes = (first..first + BATCH).map(|lba| rig::block(lba, 1)).collect();
+        retained.apply(writes).await.map_err(failed)?;
+    }
+    chain.checkpoint().await.map_err(failed)?;
     Ok(Measured {
-        allocated: rig::resident()?.saturating_sub(before),
-        index: chain.status().index_bytes - empty,
+        allocated: resident.saturating_sub(before),
+        index: index - empty,
+        old_versions,
+        old_allocated: rig::resident()?.saturating_sub(resident),
+        old_index: chain.status().index_bytes - index,
     })
 }
 
@@ -167,5 +190,8 @@ mod tests {
         let report = run(&Options { scale: Some(0.02), ..Options::default() }).unwrap();
         let index = report.number("index_bytes_per_block").unwrap();
         assert!((8.0..8.5).contains(&index), "{index}");
+        let old = report.number("index_bytes_per_old_version").unwrap();
+        // Two versions of 24 bytes in a table that is at least half full, and a place in the queue.
+        assert!((48.0..240.0).contains(&old), "{old}");
     }
 }

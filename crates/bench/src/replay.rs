@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_env::Env;
-use thalweg_store::block::{BlockStore, Lba, StoreError, Version};
+use thalweg_store::block::{BlockStore, Lba, StoreError};
 use thalweg_store::chain::Chain;
 
 use crate::BenchError;
@@ -134,7 +134,7 @@ impl Player {
         let read = |run: &[u32]| {
             let (first, count) = (Lba(u64::from(run[0])), run.len() as u64);
             let chain = self.chain.clone();
-            async move { chain.read(first, count, Version::NEWEST).await }
+            async move { chain.read_newest(first, count).await }
         };
         futures::future::try_join_all(runs.into_iter().map(read)).await?;
         self.played.read.fetch_add(blocks, Ordering::Relaxed);

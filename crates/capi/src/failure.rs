@@ -40,6 +40,7 @@ impl From<TxnError> for Failure {
             TxnError::TooLarge(_) => libc::E2BIG,
             TxnError::TooMany(_) => libc::EMFILE,
             TxnError::UnknownHandle => libc::ENOENT,
+            TxnError::Gone(_) => libc::ESTALE,
             TxnError::Disconnected(_) => libc::ENOTCONN,
             TxnError::Store(error) => of_store(error),
         };

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use thalweg_env::{Env, Task};
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_net::frame;
-use thalweg_store::block::Version;
+use thalweg_store::block::EpochVersion;
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::net::UnixStream;
 
@@ -106,7 +106,7 @@ impl Connection {
         let transaction = RemoteTransaction::new(self.link.clone(), txn, begin);
         match self.link.ask(&request(txn)).await {
             Ok((Answer::Begun { blocks, version }, _)) => {
-                transaction.set_version(Version(version));
+                transaction.set_version(version);
                 self.link.blocks.store(blocks, Ordering::Relaxed);
                 Ok(Arc::new(transaction))
             }
@@ -133,9 +133,9 @@ impl Transact for Connection {
         self.start(None, |txn| Request::Takeover { txn, handle }).await
     }
 
-    async fn sync(&self) -> Result<Version, TxnError> {
+    async fn sync(&self) -> Result<EpochVersion, TxnError> {
         match self.link.ask(&Request::Sync).await? {
-            (Answer::At(version), _) => Ok(Version(version)),
+            (Answer::At(version), _) => Ok(version),
             _ => Err(unexpected()),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use thalweg_store::block::{BLOCK_SIZE, Lba, StoreError, Version};
+use thalweg_store::block::{BLOCK_SIZE, EpochVersion, Lba, StoreError, Version};
 use thalweg_store::device::{DeviceError, Operation};
 use thalweg_store::txn::{Preempted, TxnError};
 
@@ -28,6 +28,7 @@ pub enum WireError {
     Corrupt { lba: u64, detail: String },
     Poisoned(String),
     Gone(u64),
+    GoneAt(EpochVersion),
     DeviceFull { device: String },
     Device { device: String, said: String },
     ReadOnly,
@@ -54,6 +55,7 @@ impl From<TxnError> for WireError {
             TxnError::TooMany(most) => WireError::TooMany(most as u64),
             TxnError::UnknownHandle => WireError::UnknownHandle,
             TxnError::Disconnected(why) => WireError::Disconnected(short(why)),
+            TxnError::Gone(version) => WireError::GoneAt(version),
             TxnError::Store(error) => WireError::of_store(error),
         }
     }
@@ -94,6 +96,7 @@ impl From<WireError> for TxnError {
             WireError::TooMany(most) => return TxnError::TooMany(most as usize),
             WireError::UnknownHandle => return TxnError::UnknownHandle,
             WireError::Disconnected(why) => return TxnError::Disconnected(why),
+            WireError::GoneAt(version) => return TxnError::Gone(version),
             WireError::StoreInvalid(why) => StoreError::Invalid(why),
             WireError::NoSpace => StoreError::NoSpace,
             WireError::ReadOnly => StoreError::ReadOnly,

@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 use thalweg_net::hello::Hello;
-use thalweg_store::block::{BLOCK_SIZE, Class};
+use thalweg_store::block::{BLOCK_SIZE, Class, EpochVersion};
 use thalweg_store::txn::{Begin, Durability, Handle};
 
 pub use thalweg_net::channel::UNANSWERED;
@@ -143,10 +143,10 @@ pub enum Answer {
         /// Blocks of the volume: it may have grown.
         blocks: u64,
         /// The version that it reads.
-        version: u64,
+        version: EpochVersion,
     },
     /// Success, up to this version.
-    At(u64),
+    At(EpochVersion),
     /// The transaction waits for a takeover with this handle.
     Released(Handle),
     /// The blocks are the payload.

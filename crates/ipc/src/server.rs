@@ -278,26 +278,25 @@ impl Handler for Connection {
                 let committing = async move {
                     let usable = entry.as_ref().map(|entry| entry.usable());
                     let transaction = usable.unwrap_or(Err(TxnError::Ended))?;
-                    done(Answer::At(transaction.commit(durability).await?.0))
+                    done(Answer::At(transaction.commit(durability).await?))
                 };
                 self.answer(id, REQUEST_COST, committing).await;
                 Ok(())
             }
-            Request::Release { txn } => {
-                self.release(id, txn).await;
-                Ok(())
-            }
-            Request::Sync => {
-                let client = self.client.clone();
-                let syncing = async move { done(Answer::At(client.sync().await?.0)) };
-                self.answer(id, REQUEST_COST, Box::pin(syncing)).await;
-                Ok(())
-            }
+            Request::Release { txn } => self.release(id, txn).await,
+            Request::Sync => self.sync(id).await,
         }
     }
 }
 
 impl Connection {
+    async fn sync(&self, id: u64) -> io::Result<()> {
+        let client = self.client.clone();
+        let syncing = async move { done(Answer::At(client.sync().await?)) };
+        self.answer(id, REQUEST_COST, Box::pin(syncing)).await;
+        Ok(())
+    }
+
     fn entry(&self, txn: u64) -> Result<Arc<Entry>, TxnError> {
         self.transactions.lock().get(&txn).cloned().ok_or(TxnError::Ended)
     }
@@ -331,7 +330,7 @@ impl Connection {
         let starting = async move {
             match beginning.await {
                 Ok(transaction) => {
-                    let (blocks, version) = (transaction.blocks(), transaction.version().0);
+                    let (blocks, version) = (transaction.blocks(), transaction.version());
                     entry.state.lock().transaction = Some(transaction);
                     done(Answer::Begun { blocks, version })
                 }
@@ -364,7 +363,7 @@ impl Connection {
         self.answer(id, cost, reading).await;
     }
 
-    async fn release(&self, id: u64, txn: u64) {
+    async fn release(&self, id: u64, txn: u64) -> io::Result<()> {
         let entries = self.transactions.clone();
         let releasing = async move {
             let entry = entries.lock().get(&txn).cloned().ok_or(TxnError::Ended)?;
@@ -373,6 +372,7 @@ impl Connection {
             done(Answer::Released(handle))
         };
         self.answer(id, REQUEST_COST, releasing).await;
+        Ok(())
     }
 
     /// Sends the answer when `work` is done.

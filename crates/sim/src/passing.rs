@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
-    Applied, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Throttle, Version, Write,
-    WriteList,
+    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError,
+    Throttle, Version, Write, WriteList,
 };
 
 /// A requested change.
@@ -84,6 +84,10 @@ impl<A: Around> BlockStore for Passing<A> {
         self.store.blocks()
     }
 
+    fn epoch(&self) -> Epoch {
+        self.store.epoch()
+    }
+
     fn now(&self) -> Version {
         self.store.now()
     }
@@ -98,6 +102,17 @@ impl<A: Around> BlockStore for Passing<A> {
         let blocks = self.store.read(lba, count, at).await;
         self.around.after_read().await;
         blocks
+    }
+
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        self.around.before_read(lba, count).await?;
+        let read = self.store.read_newest(lba, count).await;
+        self.around.after_read().await;
+        read
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
@@ -129,7 +144,11 @@ impl<A: Around> BlockStore for Passing<A> {
         self.store.hold_synced()
     }
 
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.store.versions(lba).await
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
         self.store.allocation(lba, count, at)
     }
 }

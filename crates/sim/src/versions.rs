@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Version,
-    Write, WriteList,
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention,
+    StoreError, Version, Write, WriteList,
 };
 
 type History = Vec<(Version, Option<Bytes>)>;
@@ -71,6 +71,28 @@ impl VersionedMemory {
         self.state.lock().poison = Some(why.into());
     }
 
+    fn apply_as(
+        &self,
+        version: Option<Version>,
+        writes: &WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        for write in writes.iter() {
+            self.check(write.lba, 1)?;
+        }
+        let mut state = self.state.lock();
+        state.check_change()?;
+        let version = version.unwrap_or(state.now.next());
+        if version <= state.now || version.0 >= 1 << 48 {
+            return Err(StoreError::Invalid(format!("version {version} is not newer")));
+        }
+        writes.iter().for_each(|write| state.apply(write, version, self.trusting));
+        state.now = version;
+        drop(state);
+        let hold = (retention == Retention::Hold).then(|| self.hold(version)).flatten();
+        Ok(Applied::new(version, hold, Backpressure::NONE))
+    }
+
     fn check(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
         match lba.0.checked_add(count) {
             Some(end) if end <= self.blocks => Ok(()),
@@ -86,6 +108,10 @@ impl State {
             None if self.full => Err(StoreError::NoSpace),
             None => Ok(()),
         }
+    }
+
+    fn is_kept(&self, version: Version) -> bool {
+        version == self.now || self.holds.contains_key(&version)
     }
 
     fn get(&self, lba: u64, at: Version) -> Option<Bytes> {
@@ -121,6 +147,10 @@ impl BlockStore for VersionedMemory {
         self.blocks
     }
 
+    fn epoch(&self) -> Epoch {
+        Epoch::default()
+    }
+
     fn now(&self) -> Version {
         self.state.lock().now
     }
@@ -133,25 +163,35 @@ impl BlockStore for VersionedMemory {
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
         self.check(lba, count)?;
         let state = self.state.lock();
-        let kept = at >= state.now || state.holds.contains_key(&at);
-        match kept {
+        match state.is_kept(at) {
             true => Ok((lba.0..lba.0 + count).map(|lba| state.get(lba, at)).collect()),
+            false if at > state.now => Err(not_yet(at)),
             false => Err(StoreError::Gone(at)),
         }
     }
 
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        self.check(lba, count)?;
+        let state = self.state.lock();
+        let blocks = (lba.0..lba.0 + count).map(|lba| state.get(lba, state.now)).collect();
+        Ok((state.now, blocks))
+    }
+
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
-        for write in writes.iter() {
-            self.check(write.lba, 1)?;
-        }
-        let mut state = self.state.lock();
-        state.check_change()?;
-        let version = state.now.next();
-        writes.iter().for_each(|write| state.apply(write, version, self.trusting));
-        state.now = version;
-        drop(state);
-        let hold = (retention == Retention::Hold).then(|| self.hold(version)).flatten();
-        Ok(Applied::new(version, hold, Backpressure::NONE))
+        self.apply_as(None, &writes, retention)
+    }
+
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.apply_as(Some(version), &writes, retention)
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
@@ -169,13 +209,13 @@ impl BlockStore for VersionedMemory {
         let now = self.now();
         match version <= now {
             true => Ok(()),
-            false => Err(StoreError::Invalid(format!("version {version} does not exist yet"))),
+            false => Err(not_yet(version)),
         }
     }
 
     fn hold(&self, version: Version) -> Option<Hold> {
         let mut state = self.state.lock();
-        if version != state.now && !state.holds.contains_key(&version) {
+        if !state.is_kept(version) {
             return None;
         }
         *state.holds.entry(version).or_default() += 1;
@@ -195,8 +235,34 @@ impl BlockStore for VersionedMemory {
         self.hold(self.now())
     }
 
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+    /// Every version that is kept, joined where neighbours have the same content.
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.check(lba, 1)?;
         let state = self.state.lock();
+        let history = state.blocks.get(&lba.0).map_or(&[][..], Vec::as_slice);
+        let kept = state.holds.keys().copied().filter(|held| *held < state.now).chain([state.now]);
+        let mut found: Vec<BlockVersion> = Vec::new();
+        for version in kept {
+            let since = |at: Version| history.iter().rev().find(|(from, _)| *from <= at);
+            let same = |a, b| since(a).map(|(from, _)| from) == since(b).map(|(from, _)| from);
+            match found.last_mut() {
+                Some(last) if same(last.newest, version) => last.newest = version,
+                _ => {
+                    let stored = state.get(lba.0, version).is_some();
+                    found.push(BlockVersion { oldest: version, newest: version, stored });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        let state = self.state.lock();
+        let at = at.unwrap_or(state.now);
         (lba.0..lba.0 + count).map(|lba| (1, state.get(lba, at).is_some())).collect()
     }
+}
+
+fn not_yet(version: Version) -> StoreError {
+    StoreError::Invalid(format!("version {version} does not exist yet"))
 }

@@ -12,6 +12,7 @@ mod frozen;
 mod holds;
 mod list;
 mod ranges;
+mod retained;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub use frozen::Frozen;
 pub(crate) use holds::Holds;
 pub use list::WriteList;
 pub use ranges::ByteRanges;
+pub use retained::{Keep, Retained};
 
 /// Bytes in a block.
 pub const BLOCK_SIZE: usize = 4096;
@@ -33,20 +35,44 @@ pub const BLOCK_SIZE: usize = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize)]
 pub struct Lba(pub u64);
 
-/// A commit timestamp. Versions are contiguous; version 0 is the empty store.
+/// A commit timestamp. Versions are contiguous, except for those of [`BlockStore::submit_at`]; version 0 is the
+/// empty store.
 ///
 /// A version names one state as long as the store is open. A crash loses versions that were visible and not yet
-/// durable, and the recovered store numbers its commits from there on again.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+/// durable, and the recovered store numbers its commits from there on again: an [`EpochVersion`] names a state
+/// for ever.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct Version(pub u64);
 
 impl Version {
-    /// For a reader: the newest content of each block, whichever version that is. See [`BlockStore::read`].
-    pub const NEWEST: Version = Version(u64::MAX);
-
     /// The version after this one.
     pub const fn next(self) -> Version {
         Version(self.0 + 1)
+    }
+
+    /// The version that follows this one: `given`, or else the next.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] unless it is newer, and below 2⁴⁸, as the formats store it.
+    pub(crate) fn or_next(self, given: Option<Version>) -> Result<Version, StoreError> {
+        match given.unwrap_or(self.next()) {
+            version if version > self && version.0 < 1 << 48 => Ok(version),
+            version => Err(StoreError::Invalid(format!(
+                "version {version} cannot follow version {self} of this store"
+            ))),
+        }
     }
 }
 
@@ -54,6 +80,83 @@ impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// A number that is higher after each opening of a store, whether it was closed or crashed.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A version with the epoch in which it was made or read: no other state of the store ever has this name.
+///
+/// It is written `EPOCH.VERSION`.
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+pub struct EpochVersion {
+    /// The epoch.
+    pub epoch: Epoch,
+    /// The version.
+    pub version: Version,
+}
+
+impl fmt::Display for EpochVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.epoch, self.version)
+    }
+}
+
+impl std::str::FromStr for EpochVersion {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<EpochVersion, StoreError> {
+        let parse = |part: &str| part.parse::<u64>().ok();
+        let parts = text.split_once('.').map(|(epoch, version)| (parse(epoch), parse(version)));
+        match parts {
+            Some((Some(epoch), Some(version))) => {
+                Ok(EpochVersion { epoch: Epoch(epoch), version: Version(version) })
+            }
+            _ => Err(StoreError::Invalid(format!("{text:?} is not EPOCH.VERSION"))),
+        }
+    }
+}
+
+/// Content that a block has in some of the versions that can be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockVersion {
+    /// The oldest version that has it and can be read.
+    pub oldest: Version,
+    /// The newest one. The versions in between have it too.
+    pub newest: Version,
+    /// Whether something is stored; otherwise the block reads as zeros.
+    pub stored: bool,
 }
 
 /// The kind of a block that is written. Stores with weaker data modes treat the two kinds differently.
@@ -107,8 +210,16 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// The number of logical blocks.
     fn blocks(&self) -> u64;
 
+    /// The epoch of every version while the store is open.
+    fn epoch(&self) -> Epoch;
+
     /// The newest version that a new reader sees. A commit that has been acknowledged is in it.
     fn now(&self) -> Version;
+
+    /// The name of a version for ever.
+    fn name(&self, version: Version) -> EpochVersion {
+        EpochVersion { epoch: self.epoch(), version }
+    }
 
     /// Whether every change is refused with [`StoreError::ReadOnly`].
     fn is_read_only(&self) -> bool {
@@ -117,11 +228,10 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
 
     /// `count` blocks from `lba` on as of version `at`: one buffer for each block, `None` where nothing is
     /// stored and the block reads as zeros. `at` is the newest version or one that is held (also by another
-    /// reader). With [`Version::NEWEST`] each block has its newest content, which later commits may change while the
-    /// others are read.
+    /// reader).
     ///
     /// # Errors
-    /// [`StoreError::Gone`] when `at` is no longer kept, also when a newer version comes during the read;
+    /// [`StoreError::Gone`] when `at` is not kept, also when a newer version comes during the read;
     /// [`StoreError::Corrupt`] when no copy of a block matches its checksum.
     async fn read(
         &self,
@@ -130,6 +240,17 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError>;
 
+    /// [`BlockStore::read`] of the newest version, and which one that is. It never fails with
+    /// [`StoreError::Gone`]: all blocks are of one version, also during commits.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when no copy of a block matches its checksum.
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError>;
+
     /// Applies one transaction's writes as the next version, atomically. The version is visible when this
     /// returns, and durable after a [`BlockStore::sync`]. The caller waits for the [`Backpressure`] that is
     /// returned before it writes more.
@@ -137,6 +258,20 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`StoreError`]: nothing was applied.
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError>;
+
+    /// [`BlockStore::submit`] as a given version, for a store that follows another one: versions may be left out.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] unless `version` is newer than the newest, and from a store that numbers its
+    /// versions itself.
+    async fn submit_at(
+        &self,
+        version: Version,
+        _writes: WriteList,
+        _retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::Invalid(format!("this store numbers its versions; {version} was given")))
+    }
 
     /// [`BlockStore::submit`] and its backpressure, for a caller that nothing else waits for. A block may be
     /// written several times: see [`WriteList`].
@@ -176,12 +311,20 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// The contents of a block that can be read, oldest first; the last one is the newest. Versions that are not
+    /// held themselves are left out, except for the newest.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] outside of the store.
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError>;
+
     /// Asks for a block to be kept in memory. A hint, and bounded: beyond the bound the most recently read
     /// blocks stay.
     fn please_cache(&self, _lba: Lba) {}
 
-    /// Which of `count` blocks from `lba` on hold data at `at`, as runs of (length, stored).
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)>;
+    /// Which of `count` blocks from `lba` on hold data at a version that is kept, or else the newest one, as runs of
+    /// (length, stored).
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)>;
 }
 
 /// Keeps a version readable; released when dropped.

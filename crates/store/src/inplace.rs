@@ -40,14 +40,13 @@ mod running;
 mod scrub;
 mod stages;
 mod state;
+mod store;
 mod turns;
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use async_trait::async_trait;
-use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use thalweg_env::{Env, Push, Task};
 use tokio::sync::{Notify, watch};
@@ -68,8 +67,8 @@ use state::{BlockLookup, StoreState};
 use turns::Turns;
 
 use crate::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Version,
-    Write, WriteList,
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Hold, Lba, Retention, StoreError,
+    Version, Write, WriteList,
 };
 use crate::device::{DeviceError, DeviceRef};
 use crate::journal::{Journal, JournalError};
@@ -173,6 +172,7 @@ struct Inner {
     /// Set while a growth may have changed the superblocks on the device and `superblock` does not
     /// say so.
     growing: AtomicBool,
+    epoch: Epoch,
     state: Mutex<StoreState>,
     /// The newest version that survives a crash.
     durable: watch::Sender<Version>,
@@ -334,7 +334,8 @@ impl InPlace {
         // Excludes a growth, which writes superblocks too.
         let _one = self.inner.writing_back.lock().await;
         self.inner.check_growth()?;
-        recovery::settle(&self.inner).await.map_err(|error| match error {
+        let settled = recovery::settle(&self.inner).await;
+        settled.map(drop).map_err(|error| match error {
             InPlaceError::Store(error) => error,
             InPlaceError::Device(error) => error.into(),
             InPlaceError::Journal(error) => journal_error(error),
@@ -422,6 +423,7 @@ impl Inner {
         self: &Arc<Inner>,
         writes: WriteList,
         retention: Retention,
+        at: Option<Version>,
     ) -> Result<Applied, StoreError> {
         let history = match retention {
             Retention::Unversioned => History::Dropped,
@@ -445,7 +447,8 @@ impl Inner {
                 let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
                 if unmapped.is_empty() {
                     let before = state.running.bytes();
-                    let version = state.apply(blocks, history, self.env.now())?;
+                    let version = state.now.or_next(at)?;
+                    state.apply(version, blocks, history, self.env.now())?;
                     let taken = state.running.bytes().saturating_sub(before);
                     state.pace.owe(taken);
                     let hold =
@@ -488,7 +491,9 @@ impl Inner {
             }
             *at += 1;
         }
-        state.apply(writes, History::Kept, self.env.now())
+        let version = state.now.next();
+        state.apply(version, writes, History::Kept, self.env.now())?;
+        Ok(version)
     }
 
     /// Holds a version that is held already, or the newest.
@@ -513,101 +518,6 @@ fn journal_error(error: JournalError) -> StoreError {
         JournalError::Device(error) => error.into(),
         JournalError::Poisoned(why) => StoreError::Poisoned(why),
         error => StoreError::Poisoned(error.to_string().into()),
-    }
-}
-
-#[async_trait]
-impl BlockStore for InPlace {
-    fn blocks(&self) -> u64 {
-        self.inner.blocks()
-    }
-
-    fn now(&self) -> Version {
-        self.inner.state.lock().now
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        let range = self.inner.check(lba, count)?;
-        self.inner.read(range, at).await
-    }
-
-    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
-        self.inner.apply(writes, retention).await
-    }
-
-    fn holds_take_room(&self) -> bool {
-        false
-    }
-
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        let range = self.inner.check(lba, count)?;
-        let mut at = range.start;
-        loop {
-            let version = self.inner.discard(&mut at, range.end).await?;
-            if at >= range.end {
-                return Ok(version);
-            }
-        }
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        let inner = &self.inner;
-        let version = version.min(self.now());
-        let mut durable = inner.durable.subscribe();
-        let mut since = None;
-        loop {
-            if *durable.borrow_and_update() >= version {
-                if let Some(since) = since {
-                    inner.synced(since);
-                }
-                return Ok(());
-            }
-            since.get_or_insert_with(|| inner.env.now());
-            if let Some(why) = &inner.state.lock().poison {
-                return Err(StoreError::Poisoned(why.clone()));
-            }
-            {
-                let mut wanted = inner.wanted.lock();
-                *wanted = version.max(*wanted);
-            }
-            let _waiting = inner.callers.enter();
-            let ask = || inner.commit_wanted.notify_one();
-            match inner.callers.is_lone() {
-                true => inner.commits.push(ask),
-                false => ask(),
-            }
-            if durable.changed().await.is_err() {
-                return Err(StoreError::Poisoned("the store was dropped".into()));
-            }
-        }
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        let mut state = self.inner.state.lock();
-        let is_kept = version == state.now || state.pages.holds.contains(version);
-        is_kept.then(|| self.inner.hold(&mut state, version))
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        let mut state = self.inner.state.lock();
-        let mut runs: Vec<(u64, bool)> = Vec::new();
-        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.blocks()) {
-            let stored = match state.find(lba, at) {
-                Ok(BlockLookup::Page(found)) => found.is_allocated(),
-                // Only the device knows; the block counts as allocated.
-                Ok(BlockLookup::Unmapped) | Err(_) => true,
-            };
-            match runs.last_mut() {
-                Some((len, last)) if *last == stored => *len += 1,
-                _ => runs.push((1, stored)),
-            }
-        }
-        runs
     }
 }
 

@@ -32,7 +32,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
 
-use crate::block::{Class, Lba, Version, Write};
+use crate::block::{Class, EpochVersion, Lba, Write};
 pub use contention::{Contention, Turn};
 pub use error::{Preempted, TxnError};
 pub use fence::{Fenced, Occupation};
@@ -75,15 +75,25 @@ pub struct Begin {
     pub isolation: Isolation,
     /// It will not write: it sees the newest state that survives a crash, and always commits, at once.
     pub read_only: bool,
+    /// It sees this version, which must be kept. Only for a read-only transaction.
+    pub at: Option<EpochVersion>,
 }
 
 impl Begin {
     /// With snapshot isolation.
-    pub const SNAPSHOT: Begin = Begin { isolation: Isolation::Snapshot, read_only: false };
+    pub const SNAPSHOT: Begin =
+        Begin { isolation: Isolation::Snapshot, read_only: false, at: None };
     /// With strict serializability.
-    pub const STRICT: Begin = Begin { isolation: Isolation::StrictSerializable, read_only: false };
+    pub const STRICT: Begin =
+        Begin { isolation: Isolation::StrictSerializable, read_only: false, at: None };
     /// Read-only.
-    pub const READ_ONLY: Begin = Begin { isolation: Isolation::Snapshot, read_only: true };
+    pub const READ_ONLY: Begin =
+        Begin { isolation: Isolation::Snapshot, read_only: true, at: None };
+
+    /// Read-only, at a version that is kept.
+    pub const fn at(version: EpochVersion) -> Begin {
+        Begin { at: Some(version), ..Begin::READ_ONLY }
+    }
 
     /// Whether the commit decision ignores what was read.
     fn is_untracked(self) -> bool {
@@ -107,10 +117,11 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// The number of logical blocks.
     fn blocks(&self) -> u64;
 
-    /// Begins a transaction on a snapshot that contains everything acknowledged before.
+    /// Begins a transaction on a snapshot that contains everything acknowledged before, or on [`Begin::at`].
     ///
     /// # Errors
-    /// [`TxnError::TooMany`]: this process runs as many as it may.
+    /// [`TxnError::TooMany`]: this process runs as many as it may. [`TxnError::Gone`]: the version is not kept.
+    /// [`TxnError::Invalid`]: a transaction on a given version that is not read-only.
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError>;
 
     /// Continues a transaction that its former owner released, perhaps in another process.
@@ -123,7 +134,7 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// Those of the store.
-    async fn sync(&self) -> Result<Version, TxnError>;
+    async fn sync(&self) -> Result<EpochVersion, TxnError>;
 
     /// The queue in which retries after a conflict wait, as [`run`] does.
     fn contention(&self) -> &Contention;
@@ -224,7 +235,7 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     fn please_cache(&self, lba: Lba);
 
     /// The version that the transaction reads.
-    fn version(&self) -> Version;
+    fn version(&self) -> EpochVersion;
 
     /// Ends the transaction: all of its writes become visible, or none. Returns the version that it became; the
     /// one that it read if it wrote nothing.
@@ -233,7 +244,7 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// [`TxnError::Conflict`] when another commit conflicts with it; nothing was written then. After
     /// [`TxnError::Store`] it is unknown whether it is committed. [`TxnError::Ended`] after a commit, an
     /// abort or a release.
-    async fn commit(&self, durability: Durability) -> Result<Version, TxnError>;
+    async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError>;
 
     /// Ends the transaction without writing anything.
     async fn abort(&self);

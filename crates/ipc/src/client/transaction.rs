@@ -2,15 +2,15 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
-use thalweg_store::block::{BLOCK_SIZE, Class, Lba, Version};
+use thalweg_store::block::{BLOCK_SIZE, Class, EpochVersion, Lba};
 use thalweg_store::device::FrameBuf;
 use thalweg_store::txn::{Begin, Durability, Handle, Isolation, Transaction, TxnError};
 
@@ -25,7 +25,7 @@ pub(super) struct RemoteTransaction {
     link: Arc<Link>,
     txn: u64,
     /// The version that it reads.
-    version: AtomicU64,
+    version: OnceLock<EpochVersion>,
     /// The transaction has ended, or was released.
     ended: AtomicBool,
     /// `None` when the transaction was taken over: the accesses of its former owner are unknown here.
@@ -61,13 +61,14 @@ impl Drop for RemoteTransaction {
 impl RemoteTransaction {
     pub(super) fn new(link: Arc<Link>, txn: u64, begin: Option<Begin>) -> RemoteTransaction {
         let seen = begin.map(|_| Mutex::default());
-        let (ended, version) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (ended, version) = (AtomicBool::new(false), OnceLock::new());
         RemoteTransaction { link, txn, version, ended, seen, begin }
     }
 
     /// Notes the version that the server's transaction reads.
-    pub(super) fn set_version(&self, version: Version) {
-        self.version.store(version.0, Ordering::Relaxed);
+    pub(super) fn set_version(&self, version: EpochVersion) {
+        // Set once, before anything else sees the transaction.
+        let _ = self.version.set(version);
     }
 
     /// Marks the transaction as ended: the server does not have it.
@@ -220,14 +221,14 @@ impl Transaction for RemoteTransaction {
         let _ = self.link.tell(&Request::PleaseCache { txn: self.txn, lba: lba.0 }, &[]);
     }
 
-    fn version(&self) -> Version {
-        Version(self.version.load(Ordering::Relaxed))
+    fn version(&self) -> EpochVersion {
+        self.version.get().copied().unwrap_or_default()
     }
 
-    async fn commit(&self, durability: Durability) -> Result<Version, TxnError> {
+    async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {
         self.end()?;
         match self.link.ask(&Request::Commit { txn: self.txn, durability }).await? {
-            (Answer::At(version), _) => Ok(Version(version)),
+            (Answer::At(version), _) => Ok(version),
             _ => Err(unexpected()),
         }
     }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use thalweg_env::Env;
 use thalweg_ipc::protocol::{self, Answer, MAX_REQUEST_PAYLOAD, Request};
 use thalweg_ipc::{Config, Connection, SOCKET, socket};
-use thalweg_store::block::{BLOCK_SIZE, Class, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Class, EpochVersion, Lba};
 use thalweg_store::txn::{Begin, Durability, Handle, Options, Transact, TxnError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -159,9 +159,10 @@ async fn requests_for_what_does_not_run_are_refused() {
     raw.send(9, &Request::Abort { txn: 1 }, &[]).await;
     assert_eq!(raw.answer().await, Some((9, Answer::Done)));
     // After a commit, and after an abort.
-    for (id, end, ended) in
-        [(20, COMMIT, Answer::At(0)), (30, Request::Abort { txn: 1 }, Answer::Done)]
-    {
+    for (id, end, ended) in [
+        (20, COMMIT, Answer::At(EpochVersion::default())),
+        (30, Request::Abort { txn: 1 }, Answer::Done),
+    ] {
         raw.send(id, &BEGIN, &[]).await;
         raw.send(id + 1, &end, &[]).await;
         raw.send(id + 2, &COMMIT, &[]).await;

@@ -43,10 +43,25 @@ async fn versions_and_syncs_travel() {
     let volume = rig.connect().await;
     rig.manager.apply(vec![Write::block(Lba(1), block(1))]).await.unwrap();
     let txn = volume.begin(Begin::STRICT).await.unwrap();
-    assert_eq!(txn.version(), rig.manager.now());
+    let now = || rig.manager.name(rig.manager.now());
+    let old = txn.version();
+    assert_eq!(old, now());
     txn.write(Lba(2), block(9)).unwrap();
     let version = txn.commit(Durability::Visible).await.unwrap();
-    assert_eq!(version, rig.manager.now());
+    assert_eq!(version, now());
+    // At a version: while it is kept, and read-only.
+    let hold = rig.manager.hold(version.version).unwrap();
+    rig.manager.apply(vec![Write::block(Lba(2), block(7))]).await.unwrap();
+    let then = volume.begin(Begin::at(version)).await.unwrap();
+    assert_eq!((then.version(), then.read(Lba(2)).await.unwrap()), (version, block(9)));
+    drop(hold);
+    assert_eq!(then.read(Lba(2)).await.unwrap(), block(9));
+    then.abort().await;
+    let gone = volume.begin(Begin::at(old)).await;
+    assert!(matches!(gone, Err(TxnError::Gone(version)) if version == old), "{gone:?}");
+    let writing = Begin { at: Some(now()), ..Begin::STRICT };
+    assert!(matches!(volume.begin(writing).await, Err(TxnError::Invalid(_))));
+    let version = now();
     let syncs = rig.store.syncs();
     assert_eq!(volume.sync().await.unwrap(), version);
     assert_eq!(rig.store.syncs(), syncs + 1);

@@ -9,7 +9,7 @@ use thalweg_env::Env;
 use thalweg_ipc::protocol::{self, Answer, Frame, MAX_ANSWER_PAYLOAD, Request, Welcome};
 use thalweg_ipc::{Config, Connection, SOCKET, Server, socket};
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
 use thalweg_store::txn::{Options, TransactionManager};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -56,7 +56,7 @@ impl Rig {
     }
 
     pub(crate) async fn stored(&self, lba: u64) -> u8 {
-        let found = self.store.read(Lba(lba), 1, Version(u64::MAX)).await.unwrap();
+        let found = self.store.read_newest(Lba(lba), 1).await.unwrap().1;
         found[0].as_ref().map_or(0, |content| content[0])
     }
 

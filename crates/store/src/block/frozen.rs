@@ -5,7 +5,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, WriteList};
+use super::{
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Holds, Lba, Retention, StoreError, Version,
+    WriteList,
+};
 
 /// A block store at one version: its newest, or that of a snapshot. Changes fail with
 /// [`StoreError::ReadOnly`].
@@ -58,6 +61,10 @@ impl BlockStore for Frozen {
         self.blocks
     }
 
+    fn epoch(&self) -> Epoch {
+        self.store.epoch()
+    }
+
     fn now(&self) -> Version {
         self.hold.version()
     }
@@ -73,10 +80,17 @@ impl BlockStore for Frozen {
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
         self.check(lba, count)?;
-        if at < self.now() {
-            return Err(StoreError::Gone(at));
-        }
+        Holds::default().check_read(at, self.now())?;
         self.store.read(lba, count, self.now()).await
+    }
+
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        let blocks = self.read(lba, count, self.now()).await?;
+        Ok((self.now(), blocks))
     }
 
     async fn submit(
@@ -104,11 +118,21 @@ impl BlockStore for Frozen {
         Some(self.another_hold())
     }
 
+    /// The one content that this view shows.
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.check(lba, 1)?;
+        let (now, mut versions) = (self.now(), self.store.versions(lba).await?);
+        versions.retain(|it| (it.oldest..=it.newest).contains(&now));
+        versions.iter_mut().for_each(|it| (it.oldest, it.newest) = (now, now));
+        Ok(versions)
+    }
+
     fn please_cache(&self, lba: Lba) {
         self.store.please_cache(lba);
     }
 
-    fn allocation(&self, lba: Lba, count: u64, _at: Version) -> Vec<(u64, bool)> {
-        self.store.allocation(lba, count.min(self.blocks.saturating_sub(lba.0)), self.now())
+    fn allocation(&self, lba: Lba, count: u64, _at: Option<Version>) -> Vec<(u64, bool)> {
+        let count = count.min(self.blocks.saturating_sub(lba.0));
+        self.store.allocation(lba, count, Some(self.now()))
     }
 }

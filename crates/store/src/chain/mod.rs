@@ -91,7 +91,9 @@ use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::block::{Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, WriteList};
+use crate::block::{
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+};
 use crate::device::{DeviceError, DeviceRef};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
@@ -173,6 +175,8 @@ struct Inner {
     env: Env,
     options: Options,
     volume: Uuid,
+    /// The sequence of the label that opening wrote: no other opening that commits anything has the same.
+    epoch: Epoch,
     tag: u32,
     layout: Layout,
     segment_blocks: u32,
@@ -328,6 +332,10 @@ impl BlockStore for Chain {
         self.inner.blocks()
     }
 
+    fn epoch(&self) -> Epoch {
+        self.inner.epoch
+    }
+
     fn now(&self) -> Version {
         self.inner.state.lock().version
     }
@@ -341,13 +349,31 @@ impl BlockStore for Chain {
         read::read(&self.inner, lba, count, at).await
     }
 
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        read::read_newest(&self.inner, lba, count).await
+    }
+
     fn is_read_only(&self) -> bool {
         self.inner.options.read_only
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
         self.inner.check_writable()?;
-        write::apply(&self.inner, &writes, retention).await
+        write::apply(&self.inner, &writes, retention, None).await
+    }
+
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.inner.check_writable()?;
+        write::apply(&self.inner, &writes, retention, Some(version)).await
     }
 
     fn holds_take_room(&self) -> bool {
@@ -383,6 +409,11 @@ impl BlockStore for Chain {
         Some(self.inner.release_later(version))
     }
 
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.inner.check_range(lba, 1)?;
+        Ok(self.inner.state.lock().versions(lba.0 as u32))
+    }
+
     fn please_cache(&self, lba: Lba) {
         let mut state = self.inner.state.lock();
         if lba.0 < state.index.blocks() {
@@ -390,8 +421,8 @@ impl BlockStore for Chain {
         }
     }
 
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
-        self.inner.state.lock().allocation(lba, count, at)
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        self.inner.state.lock().allocation(lba, count, at.unwrap_or(Version(u64::MAX)))
     }
 }
 

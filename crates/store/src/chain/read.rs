@@ -6,9 +6,9 @@ use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
 
 use super::format::block_checksum;
-use super::index::Location;
+use super::index::{Content, Location, Place};
 use super::{Counts, Inner, State};
-use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
+use crate::block::{BLOCK_SIZE, BlockVersion, Lba, StoreError, Version};
 use crate::device::{DeviceRef, FrameBuf, Purpose};
 
 /// Blocks in one request to a device.
@@ -35,7 +35,49 @@ pub(super) async fn read(
 ) -> Result<Vec<Option<Bytes>>, StoreError> {
     inner.check_range(lba, count)?;
     Counts::add(&inner.counts.user_blocks_read, count);
-    let Plan { mut blocks, fetch, wished } = plan(inner, lba, count, at)?;
+    let planned = inner.state.lock().plan(inner, lba, count, at)?;
+    fetch(inner, lba, at, planned).await
+}
+
+/// See [`crate::block::BlockStore::read_newest`].
+pub(super) async fn read_newest(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    count: u64,
+) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+    inner.check_range(lba, count)?;
+    Counts::add(&inner.counts.user_blocks_read, count);
+    let (version, planned) = {
+        let mut state = inner.state.lock();
+        let version = state.version;
+        (version, state.plan(inner, lba, count, version)?)
+    };
+    match fetch(inner, lba, version, planned).await {
+        Err(StoreError::Gone(_)) => {}
+        read => return Ok((version, read?)),
+    }
+    // A block was overwritten and its segment freed while it was read; a held version stays.
+    let (hold, planned) = {
+        let mut state = inner.state.lock();
+        let version = state.version;
+        let planned = state.plan(inner, lba, count, version)?;
+        state.holds.take(version);
+        (inner.release_later(version), planned)
+    };
+    Ok((hold.version(), fetch(inner, lba, hold.version(), planned).await?))
+}
+
+/// Reads the blocks of a plan that are not in memory.
+///
+/// # Errors
+/// [`StoreError::Gone`] when a block has moved and `at` is no longer kept.
+async fn fetch(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    at: Version,
+    plan: Plan,
+) -> Result<Vec<Option<Bytes>>, StoreError> {
+    let Plan { mut blocks, fetch, wished } = plan;
     if fetch.is_empty() {
         return Ok(blocks);
     }
@@ -62,30 +104,48 @@ pub(super) async fn read(
     Ok(blocks)
 }
 
-/// Looks up where each block is.
-///
-/// # Errors
-/// [`StoreError::Gone`] when `at` is neither the newest version nor held.
-fn plan(inner: &Inner, lba: Lba, count: u64, at: Version) -> Result<Plan, StoreError> {
-    let blocks = Vec::with_capacity(count as usize);
-    let mut plan = Plan { blocks, fetch: Vec::new(), wished: false };
-    let mut state = inner.state.lock();
-    state.holds.check_read(at, state.version)?;
-    for lba in lba.0 as u32..(lba.0 + count) as u32 {
-        let block = match state.index.get(lba, at) {
-            None => None,
-            Some(location) => state.in_memory(inner, lba, location).or_else(|| {
-                plan.wished |= state.wishes.wants(lba);
-                plan.fetch.push((plan.blocks.len(), location));
-                None
-            }),
-        };
-        plan.blocks.push(block);
-    }
-    Ok(plan)
-}
-
 impl State {
+    /// The contents of a block that can be read.
+    pub(super) fn versions(&self, lba: u32) -> Vec<BlockVersion> {
+        let stored = |place: Place| matches!(place, Place::At(_));
+        let contents: Vec<(Version, bool)> = match self.index.content(lba) {
+            Content::Absent | Content::Hole(_) => vec![(Version(0), false)],
+            Content::One(_) => vec![(Version(0), true)],
+            Content::Several(versions) => {
+                versions.iter().map(|(version, place)| (*version, stored(*place))).collect()
+            }
+        };
+        self.holds.readable(&contents, self.version)
+    }
+
+    /// Looks up where each block is.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] when `at` is neither the newest version nor held.
+    fn plan(
+        &mut self,
+        inner: &Inner,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Plan, StoreError> {
+        self.holds.check_read(at, self.version)?;
+        let blocks = Vec::with_capacity(count as usize);
+        let mut plan = Plan { blocks, fetch: Vec::new(), wished: false };
+        for lba in lba.0 as u32..(lba.0 + count) as u32 {
+            let block = match self.index.get(lba, at) {
+                None => None,
+                Some(location) => self.in_memory(inner, lba, location).or_else(|| {
+                    plan.wished |= self.wishes.wants(lba);
+                    plan.fetch.push((plan.blocks.len(), location));
+                    None
+                }),
+            };
+            plan.blocks.push(block);
+        }
+        Ok(plan)
+    }
+
     /// The content at a location, if it is not written yet or kept for `please_cache`.
     fn in_memory(&mut self, inner: &Inner, lba: u32, location: Location) -> Option<Bytes> {
         if let Some(content) = self.unwritten_content(location.block) {
@@ -230,7 +290,7 @@ async fn read_again(
 async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<Bytes>, StoreError> {
     let mut failure = None;
     for _ in 0..RETRIES {
-        let mut plan = plan(inner, lba, 1, at)?;
+        let mut plan = inner.state.lock().plan(inner, lba, 1, at)?;
         let Some(&(_, location)) = plan.fetch.first() else {
             return Ok(plan.blocks.pop().flatten());
         };

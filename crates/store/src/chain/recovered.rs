@@ -17,6 +17,8 @@ pub struct Recovered {
     pub dropped: u64,
     /// The version that was recovered.
     pub version: u64,
+    /// The epoch that began: no other opening has the same.
+    pub epoch: u64,
     /// Mini-log blocks read.
     pub minis: u64,
     /// Blocks that got a place of their own because of them.

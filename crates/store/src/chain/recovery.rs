@@ -37,8 +37,7 @@ use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
 use super::synced::Synced;
 use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, scrub};
-use crate::block::Holds;
-use crate::block::{BLOCK_SIZE, Lba, Version};
+use crate::block::{BLOCK_SIZE, Epoch, Holds, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::lock::BriefMutex;
 
@@ -244,6 +243,7 @@ pub(super) fn build(
     Inner {
         env: env.clone(),
         volume: label.volume,
+        epoch: Epoch(label.sequence),
         tag: volume_tag(label.volume),
         layout: label.layout(),
         segment_blocks: label.segment_blocks,
@@ -335,7 +335,7 @@ pub(super) async fn open(
         // logs behind it refer, so that an interrupted recovery can be repeated.
         state.segments.free(&idle);
     }
-    found.version = state.version.0;
+    (found.version, found.epoch) = (state.version.0, state.label.sequence);
     let inner = Arc::new(build(env, parts, options, state, area));
     if inner.options.read_only {
         return Ok((Chain::start(inner), found));

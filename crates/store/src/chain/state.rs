@@ -20,8 +20,7 @@ use super::stream::{BODY, Stream, USERS};
 use super::synced::Synced;
 use super::turns::Turns;
 use super::wishes::Wishes;
-use crate::block::Holds;
-use crate::block::{Lba, StoreError, Version, Write};
+use crate::block::{Holds, Lba, StoreError, Version, Write};
 use crate::device::Purpose;
 
 /// Blocks with several versions that are examined when a hold ends.
@@ -286,15 +285,15 @@ impl State {
         }
     }
 
-    /// Applies one transaction, for which the caller has ensured room. `small` says which writes become
+    /// Applies one transaction as `version`, for which the caller has ensured room. `small` says which writes become
     /// fragments; the others have their checksums in `checks`.
     pub(super) fn apply(
         &mut self,
+        version: Version,
         writes: &[Write],
         checks: &[u32],
         small: &[bool],
-    ) -> Result<Version, StoreError> {
-        let version = self.version.next();
+    ) -> Result<(), StoreError> {
         let fragments = small.iter().filter(|small| **small).count();
         let whole = writes.len() - fragments;
         if whole > 0 {
@@ -336,7 +335,7 @@ impl State {
             }
         }
         self.version = version;
-        Ok(version)
+        Ok(())
     }
 
     /// Discards a run as one version.

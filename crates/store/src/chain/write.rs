@@ -29,12 +29,13 @@ const TRANSACTIONS: usize = 8;
 /// Maximum blocks in one discard record, which bounds the time under the lock.
 const DISCARD_BLOCKS: u64 = 64 * 1024;
 
-/// See [`crate::block::BlockStore::submit`]. Writers wait for cleaning before they are applied, each in its
+/// See [`crate::block::BlockStore::submit`] and [`crate::block::BlockStore::submit_at`]. Writers wait for cleaning before they are applied, each in its
 /// turn, so that no backpressure is left for afterwards.
 pub(super) async fn apply(
     inner: &Arc<Inner>,
     writes: &WriteList,
     retention: Retention,
+    at: Option<Version>,
 ) -> Result<Applied, StoreError> {
     let hold = retention == Retention::Hold;
     check_writes(inner, writes)?;
@@ -48,7 +49,8 @@ pub(super) async fn apply(
     let slots = small.iter().filter(|small| **small).count() as u32;
     let need = Need { live: blocks, blocks: blocks - slots + blocks_for(writes, &small), slots };
     let version = with_room(inner, need, |state| {
-        let version = state.apply(writes, &checks, &small)?;
+        let version = state.version.or_next(at)?;
+        state.apply(version, writes, &checks, &small)?;
         if hold {
             state.holds.take(version);
         }

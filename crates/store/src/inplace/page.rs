@@ -93,6 +93,14 @@ impl Page {
         self.chain.iter().rev().find(|(from, _)| *from <= version).map(|(_, content)| content)
     }
 
+    /// The contents that it has, each with the version from which on, and whether something is stored.
+    pub(super) fn contents(&self) -> Vec<(Version, bool)> {
+        let home = (Version(0), self.home != Entry::Empty);
+        let at_home = self.chain.first().is_none_or(|(from, _)| *from > Version(0));
+        let chain = self.chain.iter().map(|(from, content)| (*from, content.is_some()));
+        at_home.then_some(home).into_iter().chain(chain).collect()
+    }
+
     /// Changes the content from a version on. Returns whether the page keeps old content now.
     pub(super) fn change(&mut self, version: Version, content: Content, holds: &Holds) -> bool {
         self.unversioned = false;

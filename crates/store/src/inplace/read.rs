@@ -35,8 +35,9 @@ impl Drop for Reading<'_> {
 
 /// Result of looking some blocks up in memory.
 enum Look<'a> {
-    /// All blocks are in memory, or will be read from the device.
-    Begun(Vec<Option<Bytes>>, Reading<'a>),
+    /// All blocks are in memory, or will be read from the device, as of this version. Reads from the device see
+    /// that version: blocks that are being read are not written.
+    Begun(Version, Vec<Option<Bytes>>, Reading<'a>),
     /// Pages of the map have to be read first.
     Unmapped,
     /// Some blocks are under writeback.
@@ -44,23 +45,25 @@ enum Look<'a> {
 }
 
 impl Inner {
-    /// Reads blocks as they were at a version.
+    /// Reads blocks as they were at a version, or else as they are; returns the version too.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Gone`], and the device's.
     pub(super) async fn read(
         &self,
         range: Range<u64>,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        at: Option<Version>,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             match self.look(range.clone(), at)? {
-                Look::Begun(blocks, reading) if reading.blocks.is_empty() => return Ok(blocks),
-                Look::Begun(mut blocks, reading) => {
+                Look::Begun(at, blocks, reading) if reading.blocks.is_empty() => {
+                    return Ok((at, blocks));
+                }
+                Look::Begun(at, mut blocks, reading) => {
                     self.fill(range.start, &mut blocks, &reading).await?;
-                    return Ok(blocks);
+                    return Ok((at, blocks));
                 }
                 Look::Unmapped => self.map_all(range.clone()).await?,
                 Look::Wait => changed.await,
@@ -68,9 +71,10 @@ impl Inner {
         }
     }
 
-    fn look(&self, range: Range<u64>, at: Version) -> Result<Look<'_>, StoreError> {
+    fn look(&self, range: Range<u64>, at: Option<Version>) -> Result<Look<'_>, StoreError> {
         let mut state = self.state.lock();
-        state.holds.check_read(at, state.now)?;
+        let at = at.unwrap_or(state.now);
+        state.pages.holds.check_read(at, state.now)?;
         let mut blocks = Vec::with_capacity((range.end - range.start) as usize);
         let mut missing = Vec::new();
         for lba in range {
@@ -87,7 +91,7 @@ impl Inner {
         }
         missing.iter().for_each(|(lba, _)| state.pages.begin_read(*lba));
         state.counts.reads += missing.len() as u64;
-        Ok(Look::Begun(blocks, Reading { inner: self, blocks: missing }))
+        Ok(Look::Begun(at, blocks, Reading { inner: self, blocks: missing }))
     }
 
     /// Reads blocks from the device, run by run, and caches them.

@@ -21,7 +21,7 @@ use super::options::Options;
 use super::state::StoreState;
 use super::turns::Turns;
 use super::{InPlaceError, Inner, Parts};
-use crate::block::{BLOCK_SIZE, Lba, StoreError, Version};
+use crate::block::{BLOCK_SIZE, Epoch, Lba, StoreError, Version};
 use crate::copies;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::journal::{Base, End, Journal, JournalError, Lost, Plan, Replay};
@@ -36,6 +36,8 @@ const REQUESTS: usize = 32;
 pub struct Recovered {
     /// The version that the store has now.
     pub version: u64,
+    /// Its epoch: no other opening has the same.
+    pub epoch: u64,
     /// Transactions found in the journal.
     pub transactions: u64,
     /// Bytes of these.
@@ -107,7 +109,7 @@ pub(super) async fn open(
     }
     let version = Version(recovered.version);
     let map = Map::new(superblock.volume, superblock.map_format);
-    let inner = Inner {
+    let mut inner = Inner {
         env: env.clone(),
         turns: Turns::default(),
         rate: Default::default(),
@@ -116,6 +118,7 @@ pub(super) async fn open(
         state: Mutex::new(StoreState::new(map, version, options)),
         superblock: RwLock::new(superblock),
         growing: AtomicBool::new(false),
+        epoch: Epoch::default(),
         durable: watch::Sender::new(version),
         wanted: Mutex::new(version),
         callers: Callers::default(),
@@ -130,7 +133,8 @@ pub(super) async fn open(
     let begun = env.now();
     inner.replay(&replay, give_up, &mut recovered).await?;
     recovered.replay_us = micros(env.now().since(begun));
-    settle(&inner).await?;
+    inner.epoch = settle(&inner).await?;
+    recovered.epoch = inner.epoch.0;
     Ok((Arc::new(inner), recovered))
 }
 
@@ -190,8 +194,8 @@ fn micros(span: Duration) -> u64 {
 }
 
 /// Notes the version in the superblock and empties the journal. The caller made everything durable
-/// in place.
-pub(super) async fn settle(inner: &Inner) -> Result<(), InPlaceError> {
+/// in place. Returns the superblock's generation, as an epoch: it was never used before.
+pub(super) async fn settle(inner: &Inner) -> Result<Epoch, InPlaceError> {
     let newest = Superblock::read(&inner.data).await?;
     let version = inner.state.lock().now.0;
     let journal_note = inner.journal.note_after_reset().await;
@@ -202,7 +206,8 @@ pub(super) async fn settle(inner: &Inner) -> Result<(), InPlaceError> {
     if inner.state.lock().options.barrier {
         inner.data.flush(Purpose::Label).await?;
     }
-    Ok(inner.journal.reset().await?)
+    inner.journal.reset().await?;
+    Ok(Epoch(generation))
 }
 
 impl Inner {

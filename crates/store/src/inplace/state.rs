@@ -19,7 +19,7 @@ use super::pages::{PageLookup, Pages};
 use super::replayable::Replayable;
 use super::route::{Request, Route, Sequence, route, written};
 use super::running::{Change, Closed, Running, difference};
-use crate::block::{BLOCK_SIZE, ByteRanges, Class, StoreError, Version, Write};
+use crate::block::{BLOCK_SIZE, BlockVersion, ByteRanges, Class, StoreError, Version, Write};
 use crate::journal::Retention;
 
 #[derive(Debug)]
@@ -93,30 +93,45 @@ impl StoreState {
         self.pages.contains(lba) || self.map.has(Map::page_of(lba))
     }
 
-    /// Applies the writes of one transaction, at most one for each block; all blocks are mapped.
+    /// Applies the writes of one transaction as `version`, at most one for each block; all blocks are mapped.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`]; nothing was changed.
     pub(super) fn apply(
         &mut self,
+        version: Version,
         writes: Vec<Write>,
         history: History,
         now: Time,
-    ) -> Result<Version, StoreError> {
+    ) -> Result<(), StoreError> {
         for write in &writes {
             if !self.pages.contains(write.lba.0) {
                 let in_place = self.map.entry(write.lba.0)?.unwrap_or(Entry::Empty);
                 self.pages.insert(write.lba.0, in_place);
             }
         }
-        let version = self.now.next();
         let written = written(&writes);
         for (write, written) in writes.into_iter().zip(written) {
             self.change(write, written, (version, history), now);
         }
         self.now = version;
         self.evict();
-        Ok(version)
+        Ok(())
+    }
+
+    /// The contents of a block that can be read; the block is mapped.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`].
+    pub(super) fn versions(&self, lba: u64) -> Result<Vec<BlockVersion>, StoreError> {
+        let contents: Vec<(Version, bool)> = match self.pages.get(lba) {
+            Some(page) => page.contents(),
+            None => {
+                let in_place = self.map.entry(lba)?.unwrap_or(Entry::Empty);
+                vec![(Version(0), in_place != Entry::Empty)]
+            }
+        };
+        Ok(self.pages.holds.readable(&contents, self.now))
     }
 
     /// Changes one block in the running transaction. `written`: bytes of the whole write.
@@ -326,7 +341,7 @@ mod tests {
         state.pages.begin_read(2);
         for (lbas, sequence) in [(0..6, 1), (6..8, 2)] {
             let writes = lbas.map(|lba| write(lba, 1)).collect();
-            state.apply(writes, History::Kept, Time::ZERO).unwrap();
+            state.apply(state.now.next(), writes, History::Kept, Time::ZERO).unwrap();
             let closed = state.close();
             state.committed(closed, sequence, true, Time::ZERO);
         }
@@ -362,7 +377,9 @@ mod tests {
             match event {
                 PageEvent::Change => {
                     let byte = state.now.0 as u8;
-                    state.apply(vec![write(LBA, byte)], History::Kept, Time::ZERO).unwrap();
+                    state
+                        .apply(state.now.next(), vec![write(LBA, byte)], History::Kept, Time::ZERO)
+                        .unwrap();
                 }
                 PageEvent::Close => {
                     if self.closed.is_some() || state.running.blocks() == 0 {

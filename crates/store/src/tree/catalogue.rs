@@ -26,7 +26,7 @@ use super::format::{
 };
 use super::page::Page;
 use super::work::Work;
-use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version};
+use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
 
 /// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems
@@ -384,9 +384,9 @@ pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeEr
 #[async_recursion]
 pub async fn fence(volume: &TransactionManager) {
     // Not in a transaction: its snapshot would keep old blocks until the next one begins.
-    let first = volume.read(Lba(0), 1, Version::NEWEST).await;
+    let first = volume.read_newest(Lba(0), 1).await;
     let begins = |block: &Bytes| block.starts_with(&CATALOGUE_MAGIC);
-    let is_up = first.map_or(true, |blocks| blocks.iter().flatten().any(begins));
+    let is_up = first.map_or(true, |(_, blocks)| blocks.iter().flatten().any(begins));
     volume.fence(&CATALOGUE_MAGIC, is_up);
 }
 

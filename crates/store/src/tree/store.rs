@@ -221,7 +221,7 @@ impl Store {
     }
 
     fn begin(&self) -> Begin {
-        Begin { isolation: self.isolation, read_only: false }
+        Begin { isolation: self.isolation, ..Begin::default() }
     }
 
     /// A reader must see what this store's own puts have acknowledged.

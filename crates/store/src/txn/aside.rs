@@ -12,7 +12,7 @@ use super::commit;
 use super::manager::{Inner, LocalTransaction, ZEROS};
 use super::order::Snapshot;
 use super::{Aside, TxnError};
-use crate::block::{ByteRanges, Class, Lba, Retention, Version, Write, WriteList};
+use crate::block::{ByteRanges, Class, Lba, Retention, Write, WriteList};
 
 /// Blocks that are written or discarded as one version of the store.
 const AT_ONCE: usize = 64;
@@ -68,7 +68,7 @@ impl Aside for LocalTransaction {
     async fn read(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
         self.check(lba, count)?;
         self.check_active()?;
-        let stored = self.inner.store.read(lba, count, Version::NEWEST).await?;
+        let (_, stored) = self.inner.store.read_newest(lba, count).await?;
         self.check_active()?;
         Ok(stored.into_iter().map(|block| block.unwrap_or_else(|| ZEROS.clone())).collect())
     }

@@ -19,7 +19,9 @@ use super::manager::{Counts, Inner};
 use super::order::{Snapshot, Step};
 use super::window::Window;
 use super::{Preempted, TxnError};
-use crate::block::{Backpressure, Hold, Lba, Retention, StoreError, Version, WriteList};
+use crate::block::{
+    Backpressure, EpochVersion, Hold, Lba, Retention, StoreError, Version, WriteList,
+};
 
 /// What a write outside of transactions may bypass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,6 +73,33 @@ pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) 
         }
     }
     begin(inner, enter).await
+}
+
+/// [`begin`] on a version that the store keeps, for a read-only transaction.
+///
+/// # Errors
+/// [`TxnError::Gone`] when the store does not keep it, or it is of another epoch.
+pub(super) async fn begin_at<T>(
+    inner: &Inner,
+    at: EpochVersion,
+    enter: impl FnOnce(Snapshot) -> T,
+) -> Result<T, TxnError> {
+    loop {
+        let mut settled = std::pin::pin!(inner.settled.notified());
+        settled.as_mut().enable();
+        {
+            let order = inner.order.lock();
+            if !order.is_barred() {
+                let hold = match at.epoch == inner.store.epoch() {
+                    true => inner.store.hold(at.version),
+                    false => None,
+                };
+                let hold = Arc::new(hold.ok_or(TxnError::Gone(at))?);
+                return Ok(enter(Snapshot { until: None, hold }));
+            }
+        }
+        settled.await;
+    }
 }
 
 /// Runs a write that belongs to no transaction outside of the stream, if no transaction runs; `None`
@@ -342,7 +371,7 @@ async fn hand_over(inner: &Inner, intent: &Intent) -> Result<(Version, Option<Ho
 async fn latest(inner: &Inner, intent: &Intent) -> Result<Vec<Option<Bytes>>, StoreError> {
     let mut latest = Vec::new();
     for write in intent.writes.iter().filter(|write| write.is_partial()) {
-        latest.extend(inner.store.read(write.lba, 1, Version::NEWEST).await?);
+        latest.extend(inner.store.read_newest(write.lba, 1).await?.1);
     }
     Ok(latest)
 }

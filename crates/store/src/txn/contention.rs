@@ -14,7 +14,7 @@ use thalweg_env::Env;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Durability, Transaction, TxnError};
-use crate::block::Version;
+use crate::block::EpochVersion;
 
 /// The longest wait for a turn: its holder may itself wait for the waiter.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -65,7 +65,7 @@ impl Turn {
         self,
         txn: &dyn Transaction,
         durability: Durability,
-    ) -> Result<Version, TxnError> {
+    ) -> Result<EpochVersion, TxnError> {
         let mut commit = pin!(txn.commit(durability));
         match futures::poll!(commit.as_mut()) {
             Poll::Ready(outcome) => outcome,

@@ -1,6 +1,6 @@
 //! What can go wrong in a transaction; each kind is named after what the caller must do.
 
-use crate::block::StoreError;
+use crate::block::{EpochVersion, StoreError};
 use crate::device::{DeviceError, Operation};
 
 /// Why a transaction was aborted without its owner asking for it (Isotope 4.2.3).
@@ -51,6 +51,9 @@ pub enum TxnError {
     /// Give up: no transaction was released under this handle, or it was taken over already.
     #[error("no released transaction has this handle")]
     UnknownHandle,
+    /// Give up, or begin on a newer version: this one is not kept, or it was lost in a crash.
+    #[error("version {0} is not kept")]
+    Gone(EpochVersion),
     /// Stop: the server cannot be reached. A commit without an answer may or may not have happened.
     #[error("the connection to the volume's server is lost: {0}")]
     Disconnected(String),

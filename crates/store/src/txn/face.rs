@@ -1,5 +1,7 @@
 //! The manager as a block store, for writers without transactions: their writes take part in the order of
-//! commits.
+//! commits. As a volume it is one client.
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -8,8 +10,10 @@ use super::commit::{self, Past};
 use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::manager::TransactionManager;
+use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use crate::block::{
-    Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, Write, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Retention, StoreError,
+    Version, Write, WriteList,
 };
 
 /// Each write is a transaction of its own that always commits (4.1).
@@ -17,6 +21,10 @@ use crate::block::{
 impl BlockStore for TransactionManager {
     fn blocks(&self) -> u64 {
         self.inner.store.blocks()
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.inner.store.epoch()
     }
 
     fn now(&self) -> Version {
@@ -34,6 +42,14 @@ impl BlockStore for TransactionManager {
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
         self.inner.store.read(lba, count, at).await
+    }
+
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        self.inner.store.read_newest(lba, count).await
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
@@ -60,8 +76,39 @@ impl BlockStore for TransactionManager {
         self.inner.store.please_cache(lba);
     }
 
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.inner.store.versions(lba).await
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
         self.inner.store.allocation(lba, count, at)
+    }
+}
+
+#[async_trait]
+impl Transact for TransactionManager {
+    fn blocks(&self) -> u64 {
+        self.inner.store.blocks()
+    }
+
+    async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
+        self.client.begin(begin).await
+    }
+
+    async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
+        self.client.takeover(handle).await
+    }
+
+    async fn sync(&self) -> Result<EpochVersion, TxnError> {
+        Transact::sync(&self.client).await
+    }
+
+    fn contention(&self) -> &Contention {
+        self.client.contention()
+    }
+
+    async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
+        self.client.discard_run(lba, count).await
     }
 }
 

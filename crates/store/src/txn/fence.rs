@@ -23,7 +23,9 @@ use super::TxnError;
 use super::commit::{self, Past};
 use super::intent::Intent;
 use super::manager::{Inner, TransactionManager};
-use crate::block::{Applied, BlockStore, Hold, Lba, Retention, StoreError, Version, WriteList};
+use crate::block::{
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+};
 
 /// The block that raises the fence.
 const HEAD: Lba = Lba(0);
@@ -182,6 +184,10 @@ impl BlockStore for Fenced {
         self.manager.is_fenced() || self.manager.inner.store.is_read_only()
     }
 
+    fn epoch(&self) -> Epoch {
+        self.manager.epoch()
+    }
+
     fn now(&self) -> Version {
         self.manager.now()
     }
@@ -193,6 +199,14 @@ impl BlockStore for Fenced {
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
         self.manager.read(lba, count, at).await
+    }
+
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        self.manager.read_newest(lba, count).await
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
@@ -219,7 +233,11 @@ impl BlockStore for Fenced {
         self.manager.please_cache(lba);
     }
 
-    fn allocation(&self, lba: Lba, count: u64, at: Version) -> Vec<(u64, bool)> {
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.manager.versions(lba).await
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
         self.manager.allocation(lba, count, at)
     }
 }

@@ -17,7 +17,7 @@ use super::options::Options;
 use super::order::{Order, Snapshot};
 use super::running::{OwnerId, Phase, Registry, Running, Work};
 use super::{Begin, Contention, Durability, Handle, Preempted, Transact, Transaction, TxnError};
-use crate::block::{BLOCK_SIZE, Backpressure, BlockStore, Class, Lba, Version};
+use crate::block::{BLOCK_SIZE, Backpressure, BlockStore, Class, EpochVersion, Lba, Version};
 use crate::device::AlignedBuf;
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
@@ -38,7 +38,7 @@ pub(super) static ZEROS: LazyLock<Bytes> =
 #[derive(Clone)]
 pub struct TransactionManager {
     pub(super) inner: Arc<Inner>,
-    client: Client,
+    pub(super) client: Client,
     _reaper: Arc<Task<()>>,
 }
 
@@ -275,9 +275,14 @@ impl Transact for Client {
             admission.used = true;
             inner.registry.lock().add(owner, begin, snapshot, inner.tick())
         };
-        let running = match begin.read_only {
-            true => commit::begin_synced(inner, enter).await,
-            false => commit::begin(inner, enter).await,
+        let running = match (begin.at, begin.read_only) {
+            (Some(at), true) => commit::begin_at(inner, at, enter).await?,
+            (Some(_), false) => {
+                let why = "a transaction on a given version is read-only";
+                return Err(TxnError::Invalid(why.to_owned()));
+            }
+            (None, true) => commit::begin_synced(inner, enter).await,
+            (None, false) => commit::begin(inner, enter).await,
         };
         Ok(self.transaction(running))
     }
@@ -290,11 +295,11 @@ impl Transact for Client {
         Ok(self.transaction(running))
     }
 
-    async fn sync(&self) -> Result<Version, TxnError> {
+    async fn sync(&self) -> Result<EpochVersion, TxnError> {
         let store = &self.shared.inner.store;
         let version = store.now();
         store.sync(version).await?;
-        Ok(version)
+        Ok(store.name(version))
     }
 
     fn contention(&self) -> &Contention {
@@ -304,33 +309,6 @@ impl Transact for Client {
     async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
         commit::discard(&self.shared.inner, Past::Anything, lba, count).await?;
         Ok(())
-    }
-}
-
-#[async_trait]
-impl Transact for TransactionManager {
-    fn blocks(&self) -> u64 {
-        self.inner.store.blocks()
-    }
-
-    async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
-        self.client.begin(begin).await
-    }
-
-    async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
-        self.client.takeover(handle).await
-    }
-
-    async fn sync(&self) -> Result<Version, TxnError> {
-        Transact::sync(&self.client).await
-    }
-
-    fn contention(&self) -> &Contention {
-        self.client.contention()
-    }
-
-    async fn discard_run(&self, lba: Lba, count: u64) -> Result<(), TxnError> {
-        self.client.discard_run(lba, count).await
     }
 }
 
@@ -632,11 +610,11 @@ impl Transaction for LocalTransaction {
         self.inner.store.please_cache(lba);
     }
 
-    fn version(&self) -> Version {
-        self.running.version
+    fn version(&self) -> EpochVersion {
+        self.inner.store.name(self.running.version)
     }
 
-    async fn commit(&self, durability: Durability) -> Result<Version, TxnError> {
+    async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {
         let (snapshot, accesses) = self.end()?;
         let isolation = self.running.begin.isolation;
         let until = snapshot.until.unwrap_or(u64::MAX);
@@ -647,7 +625,7 @@ impl Transaction for LocalTransaction {
                 self.inner.let_go(snapshot);
                 Counts::add(&self.inner.counts.read_only, 1);
                 if is_durable {
-                    return Ok(version);
+                    return Ok(self.inner.store.name(version));
                 }
                 (version, Backpressure::NONE)
             }
@@ -661,7 +639,7 @@ impl Transaction for LocalTransaction {
             self.inner.store.sync(version).await?;
         }
         backpressure.wait().await;
-        Ok(version)
+        Ok(self.inner.store.name(version))
     }
 
     async fn abort(&self) {

@@ -76,7 +76,8 @@ impl Order {
         self.bars -= 1;
     }
 
-    fn is_barred(&self) -> bool {
+    /// Whether a barrier is up.
+    pub(super) fn is_barred(&self) -> bool {
         self.bars > 0
     }
 

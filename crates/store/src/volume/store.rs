@@ -15,9 +15,6 @@ use crate::device::{AlignedBuf, FrameBuf, total_len};
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks in one transaction, the maximum that a store takes. A larger request is not atomic.
 const TRANSACTION: u64 = 240;
-/// The version of live reads. Not the newest one at their start: that may be overwritten, and its content
-/// gone, before the read gets to it.
-const NEWEST: Version = Version(u64::MAX);
 
 /// A block of zeros: the content of a hole, and the source of written zeros.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(64 * BLOCK_SIZE).freeze());
@@ -105,8 +102,17 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
         StoreVolume { store, unused: 0, frozen, locks: BlockLocks::default() }
     }
 
-    fn version(&self) -> Version {
-        self.frozen.as_ref().map_or(NEWEST, |frozen| frozen.hold.version())
+    /// The version that is served; `None` for the newest.
+    fn version(&self) -> Option<Version> {
+        self.frozen.as_ref().map(|frozen| frozen.hold.version())
+    }
+
+    async fn read_blocks(&self, blocks: Range<u64>) -> Result<Vec<Option<Bytes>>, StoreError> {
+        let (first, count) = (Lba(blocks.start), blocks.end - blocks.start);
+        match self.version() {
+            Some(version) => self.store.read(first, count, version).await,
+            None => Ok(self.store.read_newest(first, count).await?.1),
+        }
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<(), StoreError> {
@@ -142,7 +148,7 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
     /// The content of `block` after the bytes of `data` from `offset` on are written to it. The caller holds
     /// the block's lock.
     async fn merged(&self, block: u64, offset: u64, data: &[u8]) -> Result<Bytes, StoreError> {
-        let old = self.store.read(Lba(block), 1, NEWEST).await?.pop().flatten();
+        let old = self.read_blocks(block..block + 1).await?.pop().flatten();
         let mut content = match old {
             Some(old) => AlignedBuf::copy_of(&old),
             None => AlignedBuf::zeroed(BLOCK_SIZE),
@@ -226,7 +232,7 @@ impl<S: BlockStore + ?Sized> StoreVolume<S> {
 
     /// Makes the part of `block` in `[offset, offset + len)` zero, if it is not already.
     async fn zero_part(&self, block: u64, offset: u64, len: u64) -> Result<Version, StoreError> {
-        let stored = self.store.allocation(Lba(block), 1, NEWEST);
+        let stored = self.store.allocation(Lba(block), 1, None);
         if !stored.iter().any(|(_, stored)| *stored) {
             return Ok(self.store.now());
         }
@@ -280,7 +286,7 @@ impl<S: BlockStore + ?Sized> Volume for StoreVolume<S> {
             return Ok(Vec::new());
         }
         let Range { start, end } = Span::new(offset, len as u64).blocks;
-        let found = self.store.read(Lba(start), end - start, self.version()).await?;
+        let found = self.read_blocks(start..end).await?;
         let mut buffers = Vec::with_capacity(found.len());
         let mut at = start * BLOCK;
         for block in found {

@@ -7,7 +7,7 @@ use thalweg_env::Env;
 use thalweg_sim::busy::Kind;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{Device, DeviceRef, MemoryDevice, Mirror, Purpose, Role, Side};
 use uuid::Uuid;
@@ -167,7 +167,7 @@ async fn read_the_tail(env: &Env, wait: Duration) -> (u64, u64) {
             for step in 0u64.. {
                 let lba = (step * 4_111 + reader * 1_777) % u64::from(LARGE * SEGMENT / 5);
                 let stamp = u64::from(LARGE * SEGMENT) + lba;
-                let read = chain.read(Lba(lba), 1, Version::NEWEST).await.unwrap();
+                let read = chain.read_newest(Lba(lba), 1).await.unwrap().1;
                 assert_eq!(read, [Some(content(lba, stamp))]);
             }
         }

@@ -11,7 +11,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Task};
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{
     Device, DeviceError, DeviceRef, Geometry, Partition, Purpose, QueueDepth, Tallies,
@@ -499,7 +499,7 @@ fn a_checkpoint_that_is_given_up_forgets_no_flush() {
                     1 => small_write(lba, 1).content.unwrap(),
                     _ => content(lba, 0),
                 };
-                let found = chain.read(Lba(lba), 1, Version::NEWEST).await.unwrap();
+                let found = chain.read_newest(Lba(lba), 1).await.unwrap().1;
                 assert!(found[0] == Some(wanted), "block {lba}, given up at {patience:?}");
             }
         });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thalweg_env::Env;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, ByteRanges, Lba, Version, Write};
+use thalweg_store::block::{BlockStore, ByteRanges, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
 use thalweg_store::device::Device;
 
@@ -30,7 +30,7 @@ async fn chain(env: &Env, most: usize) -> (Chain, Vec<Arc<RamDisk>>) {
 async fn reads(chain: &Chain, disks: &[Arc<RamDisk>], lba: u64, stamp: u64) -> u64 {
     let count = || disks.iter().map(|disk| disk.tallies().total().reads).sum::<u64>();
     let before = count();
-    let found = chain.read(Lba(lba), 1, Version(u64::MAX)).await.unwrap().pop().flatten();
+    let found = chain.read_newest(Lba(lba), 1).await.unwrap().1.pop().flatten();
     assert!(found == Some(content(lba, stamp)), "block {lba}");
     count() - before
 }
@@ -69,7 +69,7 @@ fn what_is_written_to_a_wished_block_stays() {
         chain.checkpoint().await.unwrap();
         assert_eq!(reads(&chain, &disks, 5, 2).await, 0);
         chain.discard(Lba(5), 1).await.unwrap();
-        let found = chain.read(Lba(5), 1, Version(u64::MAX)).await.unwrap();
+        let found = chain.read_newest(Lba(5), 1).await.unwrap().1;
         assert_eq!(found, [None]);
     });
 }

@@ -9,7 +9,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, StoreError, Version};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, StoreError};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::{InPlace, InPlaceError, Mode};
 
@@ -62,8 +62,8 @@ impl Rig {
     async fn read(&self, store: &InPlace) -> (u64, u64) {
         let (mut wrong, mut refused) = (0, 0);
         for lba in (0..self.shape.blocks).filter(|lba| self.is_summed(*lba)) {
-            match store.read(Lba(lba), 1, Version(u64::MAX)).await {
-                Ok(found) => {
+            match store.read_newest(Lba(lba), 1).await {
+                Ok((_, found)) => {
                     let found = found[0].clone();
                     let found = found.filter(|block| block.iter().any(|byte| *byte != 0));
                     let expected = self.model.read(Lba(lba), self.model.now());

@@ -66,8 +66,8 @@ fn whole(lba: u64, byte: u8) -> Write {
 
 /// The byte that fills a block; `None` when it cannot be read.
 async fn byte_of(store: &InPlace, lba: u64) -> Option<u8> {
-    match store.read(Lba(lba), 1, Version::NEWEST).await {
-        Ok(block) => Some(block[0].as_ref().map_or(0, |block| {
+    match store.read_newest(Lba(lba), 1).await {
+        Ok((_, block)) => Some(block[0].as_ref().map_or(0, |block| {
             assert!(block.iter().all(|byte| *byte == block[0]), "block {lba}");
             block[0]
         })),
@@ -318,7 +318,7 @@ impl Session {
 async fn read_indexes(store: &InPlace) -> Vec<Option<Bytes>> {
     let mut blocks = vec![None; INDEXES as usize];
     for index in 0..indexes(store.blocks()) {
-        let read = store.read(Lba(lba_of(index)), 1, Version::NEWEST).await.unwrap().remove(0);
+        let read = store.read_newest(Lba(lba_of(index)), 1).await.unwrap().1.remove(0);
         blocks[index as usize] = read.filter(|block| block.iter().any(|byte| *byte != 0));
     }
     blocks

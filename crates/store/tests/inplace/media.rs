@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
 use thalweg_store::checksum::crc32c;
 use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose};
 use thalweg_store::inplace::format::{
@@ -37,8 +37,8 @@ fn whole(lba: u64, byte: u8) -> Write {
 
 /// The byte that fills a block; `None` when it cannot be read.
 async fn byte_of(store: &InPlace, lba: u64) -> Option<u8> {
-    match store.read(Lba(lba), 1, Version::NEWEST).await {
-        Ok(block) => Some(block[0].as_ref().map_or(0, |block| block[0])),
+    match store.read_newest(Lba(lba), 1).await {
+        Ok((_, block)) => Some(block[0].as_ref().map_or(0, |block| block[0])),
         Err(StoreError::Corrupt { lba: at, .. }) if at == Lba(lba) => None,
         Err(error) => panic!("block {lba}: {error}"),
     }
@@ -133,7 +133,7 @@ fn a_lost_sector_of_the_map_is_replaced() {
         let (store, _) = shape.open(&env, &devices).await;
         let report = store.scrub(Mend::Yes, &|_, _| {}).await.unwrap();
         assert_eq!((report.map_sectors, report.unverified, report.unsummed), (1, 3, 3));
-        assert_eq!(store.allocation(Lba(0), 5, store.now()), [(3, false), (1, true), (1, false)]);
+        assert_eq!(store.allocation(Lba(0), 5, None), [(3, false), (1, true), (1, false)]);
         store.apply(vec![whole(4, 8)]).await.unwrap();
         store.close().await.unwrap();
         assert_eq!(damaged_sectors(&devices[0]).await, [0; 0]);

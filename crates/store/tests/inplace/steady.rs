@@ -11,9 +11,7 @@ use thalweg_env::{Env, Task, Time};
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, Class, Lba, Retention, Version, Write, WriteList,
-};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Retention, Write, WriteList};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::{InPlace, Mode, Options, Parts};
 
@@ -113,7 +111,7 @@ async fn load_with(
             while env.now() < end {
                 let begun = env.now();
                 let lba = Lba(rng.random_range(BLOCKS / 2..BLOCKS));
-                store.read(lba, 1, Version::NEWEST).await.unwrap();
+                store.read_newest(lba, 1).await.unwrap();
                 waits.lock().reads.push(env.now().since(begun));
             }
         }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod contract;
+mod counting;
 mod fence;
 #[path = "../support/mod.rs"]
 mod support;

@@ -2,23 +2,19 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use bytes::Bytes;
-use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_env::{Env, HashMap};
+use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, Hold, Lba, Retention, StoreError, Version,
-    WriteList,
-};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
 use thalweg_store::tree::{
     Batch, Kind, MAX_KEY, MAX_VALUE, NewPartition, Raw, RawBlocks, State, Store, TreeError,
     catalogue, format,
 };
 use thalweg_store::txn::{self, Begin, Durability, Isolation, Transact, Transaction, TxnError};
 
+use crate::counting::{Cost, Counting};
 use crate::support::kv::{KINDS, Taste, contents, create, partition, transact, volume};
 
 const SYNCED: Durability = Durability::Synced;
@@ -387,81 +383,6 @@ fn a_batch_without_room_changes_nothing() {
     }
 }
 
-/// The cost of a store's transactions.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cost {
-    bytes: usize,
-    ranges: usize,
-    blocks: usize,
-}
-
-/// Holds the newest content of each block, and counts changes. For one client.
-#[derive(Debug, Default)]
-struct Counting {
-    blocks: Mutex<HashMap<u64, Bytes>>,
-    now: Mutex<Version>,
-    cost: Mutex<Cost>,
-}
-
-#[async_trait]
-impl BlockStore for Counting {
-    fn blocks(&self) -> u64 {
-        1 << 20
-    }
-
-    fn now(&self) -> Version {
-        *self.now.lock()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        _at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        let blocks = self.blocks.lock();
-        Ok((lba.0..lba.0 + count).map(|lba| blocks.get(&lba).cloned()).collect())
-    }
-
-    async fn submit(
-        &self,
-        writes: WriteList,
-        _retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        let (mut blocks, mut cost) = (self.blocks.lock(), self.cost.lock());
-        for write in writes.into_vec() {
-            cost.blocks += 1;
-            match write.content {
-                Some(content) => {
-                    cost.bytes += write.changed.bytes();
-                    cost.ranges += write.changed.count();
-                    blocks.insert(write.lba.0, content);
-                }
-                None => drop(blocks.remove(&write.lba.0)),
-            }
-        }
-        let mut now = self.now.lock();
-        *now = now.next();
-        Ok(Applied::new(*now, self.hold(*now), Backpressure::NONE))
-    }
-
-    async fn discard(&self, _lba: Lba, _count: u64) -> Result<Version, StoreError> {
-        Err(StoreError::NoSpace)
-    }
-
-    async fn sync(&self, _version: Version) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        Some(Hold::new(version, |_| ()))
-    }
-
-    fn allocation(&self, _lba: Lba, count: u64, _at: Version) -> Vec<(u64, bool)> {
-        vec![(count, true)]
-    }
-}
-
 /// A key of 16 bytes.
 fn key(number: u64) -> Vec<u8> {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -688,7 +609,7 @@ fn pages_lie_together() {
             let first = catalogue::open(&*volume, "store").await.unwrap().first;
             let used = || {
                 let (mut at, mut used) = (0, Vec::new());
-                for (len, is_stored) in memory.allocation(Lba(first), 100_000, memory.now()) {
+                for (len, is_stored) in memory.allocation(Lba(first), 100_000, None) {
                     used.extend((at..at + len).filter(|_| is_stored));
                     at += len;
                 }

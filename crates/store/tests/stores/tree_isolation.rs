@@ -100,7 +100,7 @@ async fn overlap(
     rng: &mut Rng,
 ) -> Tally {
     let volume = store.volume().clone();
-    let begin = Begin { isolation, read_only: false };
+    let begin = Begin { isolation, ..Begin::default() };
     let txn = volume.begin(begin).await.unwrap();
     let snapshot = map.clone();
     let mut own = snapshot.clone();
@@ -239,7 +239,7 @@ fn race(kind: Kind, isolation: Isolation, first: Op, second: Op) -> bool {
             store.put(&[number], vec![number; 174]).await.unwrap();
         }
         assert_eq!(store.check().await.unwrap().pages, 1);
-        let begin = Begin { isolation, read_only: false };
+        let begin = Begin { isolation, ..Begin::default() };
         let one = volume.begin(begin).await.unwrap();
         let two = volume.begin(begin).await.unwrap();
         perform(&store, &one, &first).await.unwrap();
@@ -318,7 +318,7 @@ fn increments(seed: u64, kind: Kind, isolation: Isolation) {
 }
 
 async fn increment(store: &Store, counter: u64, isolation: Isolation) {
-    let begin = Begin { isolation, read_only: false };
+    let begin = Begin { isolation, ..Begin::default() };
     let key = counter.to_be_bytes();
     txn::run(&**store.volume(), begin, Durability::Synced, async |txn| {
         let before = store.get_in(&*txn, &key).await?;

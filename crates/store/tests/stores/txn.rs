@@ -1,5 +1,7 @@
 //! Transactions: what they see, which of them commit, and their limits.
 
+mod versions;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,9 +16,7 @@ use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Version, Write,
-};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::txn::{
@@ -61,7 +61,7 @@ impl Rig {
     }
 
     async fn get(&self, lba: u64) -> u8 {
-        let found = self.store.read(Lba(lba), 1, Version(u64::MAX)).await.unwrap();
+        let found = self.store.read_newest(Lba(lba), 1).await.unwrap().1;
         found[0].as_ref().map_or(0, |content| content[0])
     }
 }
@@ -119,28 +119,6 @@ fn it_sees_its_snapshot_and_its_own_writes() {
         assert_eq!((run[0][0], run[1][0]), (1, 0));
         txn.abort().await;
         assert_eq!((rig.get(1).await, rig.get(2).await), (2, 0));
-    });
-}
-
-#[test]
-fn a_transaction_says_which_version_it_reads_and_which_it_became() {
-    run(1, |env| async move {
-        let rig = rig(&env);
-        rig.put(1, 1).await;
-        let reader = rig.begin(Begin::STRICT).await;
-        let (one, two) = (rig.begin(Begin::STRICT).await, rig.begin(Begin::STRICT).await);
-        assert_eq!((reader.version(), one.version()), (Version(1), Version(1)));
-        one.write(Lba(1), block(2)).unwrap();
-        two.write(Lba(2), block(3)).unwrap();
-        assert_eq!(one.commit(Durability::Visible).await.unwrap(), Version(2));
-        assert_eq!(two.commit(SYNCED).await.unwrap(), Version(3));
-        assert_eq!(rig.begin(Begin::STRICT).await.version(), Version(3));
-        // Without writes it is the version that it read.
-        assert_eq!(reader.commit(Durability::Visible).await.unwrap(), Version(1));
-        assert_eq!(rig.begin(Begin::READ_ONLY).await.commit(SYNCED).await.unwrap(), Version(3));
-        let syncs = rig.store.syncs();
-        assert_eq!(Transact::sync(&rig.manager).await.unwrap(), Version(3));
-        assert_eq!(rig.store.syncs(), syncs + 1);
     });
 }
 

@@ -53,7 +53,7 @@ struct Plan {
 
 impl Plan {
     fn new(isolation: Isolation) -> Plan {
-        let begin = Begin { isolation, read_only: false };
+        let begin = Begin { isolation, ..Begin::default() };
         Plan {
             begin,
             lists: 6,
@@ -178,7 +178,7 @@ async fn attempt(
             false => env.sleep(pause(20)).await,
         }
     }
-    txn.commit(Durability::Synced).await
+    txn.commit(Durability::Synced).await.map(drop)
 }
 
 fn random_ops(plan: &Plan, env: &Env, next: &mut i64) -> Vec<(Micro, Option<Vec<i64>>)> {

@@ -1,0 +1,135 @@
+//! The contract of a block store.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::state::BlockLookup;
+use super::{InPlace, Version};
+use crate::block::{
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, WriteList,
+};
+
+#[async_trait]
+impl BlockStore for InPlace {
+    fn blocks(&self) -> u64 {
+        self.inner.blocks()
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.inner.epoch
+    }
+
+    fn now(&self) -> Version {
+        self.inner.state.lock().now
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        let range = self.inner.check(lba, count)?;
+        let (_, blocks) = self.inner.read(range, Some(at)).await?;
+        Ok(blocks)
+    }
+
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        let range = self.inner.check(lba, count)?;
+        self.inner.read(range, None).await
+    }
+
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
+        self.inner.apply(writes, retention, None).await
+    }
+
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.inner.apply(writes, retention, Some(version)).await
+    }
+
+    fn holds_take_room(&self) -> bool {
+        false
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        let range = self.inner.check(lba, count)?;
+        let mut at = range.start;
+        loop {
+            let version = self.inner.discard(&mut at, range.end).await?;
+            if at >= range.end {
+                return Ok(version);
+            }
+        }
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        let version = version.min(self.now());
+        let mut durable = inner.durable.subscribe();
+        let mut since = None;
+        loop {
+            if *durable.borrow_and_update() >= version {
+                if let Some(since) = since {
+                    inner.synced(since);
+                }
+                return Ok(());
+            }
+            since.get_or_insert_with(|| inner.env.now());
+            if let Some(why) = &inner.state.lock().poison {
+                return Err(StoreError::Poisoned(why.clone()));
+            }
+            {
+                let mut wanted = inner.wanted.lock();
+                *wanted = version.max(*wanted);
+            }
+            let _waiting = inner.callers.enter();
+            let ask = || inner.commit_wanted.notify_one();
+            match inner.callers.is_lone() {
+                true => inner.commits.push(ask),
+                false => ask(),
+            }
+            if durable.changed().await.is_err() {
+                return Err(StoreError::Poisoned("the store was dropped".into()));
+            }
+        }
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        let mut state = self.inner.state.lock();
+        let is_kept = version == state.now || state.pages.holds.contains(version);
+        is_kept.then(|| self.inner.hold(&mut state, version))
+    }
+
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.inner.check(lba, 1)?;
+        self.inner.map_all(std::iter::once(lba.0)).await?;
+        self.inner.state.lock().versions(lba.0)
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        let mut state = self.inner.state.lock();
+        let at = at.unwrap_or(state.now);
+        let mut runs: Vec<(u64, bool)> = Vec::new();
+        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.blocks()) {
+            let stored = match state.find(lba, at) {
+                Ok(BlockLookup::Page(found)) => found.is_allocated(),
+                // Only the device knows; the block counts as allocated.
+                Ok(BlockLookup::Unmapped) | Err(_) => true,
+            };
+            match runs.last_mut() {
+                Some((len, last)) if *last == stored => *len += 1,
+                _ => runs.push((1, stored)),
+            }
+        }
+        runs
+    }
+}

@@ -15,8 +15,9 @@ use super::{
 
 /// How often versions are dropped for their age alone, as a part of the age allowed.
 const CHECKS: u32 = 8;
-/// At most that often.
+/// The shortest and the longest time between two checks. The age allowed may change meanwhile.
 const SHORTEST: Duration = Duration::from_millis(10);
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// Which versions a store keeps readable besides those that readers hold and the newest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +76,7 @@ impl History {
     }
 }
 
-/// A block store whose latest versions stay readable: reads, holds and [`BlockStore::versions`] find them.
+/// A block store that keeps its latest versions readable.
 ///
 /// Each transaction is held from its start. A version that came otherwise, by a discard, is held if it is still the
 /// newest when the discard returns. Versions do not outlive the store.
@@ -147,7 +148,7 @@ async fn expire(env: Env, history: Weak<Mutex<History>>) {
         let Some(held) = history.upgrade() else { return };
         let age = held.lock().keep.age;
         drop(held);
-        env.sleep((age / CHECKS).clamp(SHORTEST, Duration::from_secs(60))).await;
+        env.sleep((age / CHECKS).clamp(SHORTEST, LONGEST)).await;
         let Some(held) = history.upgrade() else { return };
         let expired = held.lock().expire(env.now());
         drop(expired);

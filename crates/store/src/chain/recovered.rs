@@ -17,7 +17,7 @@ pub struct Recovered {
     pub dropped: u64,
     /// The version that was recovered.
     pub version: u64,
-    /// The epoch that began: no other opening has the same.
+    /// The epoch that began.
     pub epoch: u64,
     /// Mini-log blocks read.
     pub minis: u64,

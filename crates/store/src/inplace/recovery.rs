@@ -36,7 +36,7 @@ const REQUESTS: usize = 32;
 pub struct Recovered {
     /// The version that the store has now.
     pub version: u64,
-    /// Its epoch: no other opening has the same.
+    /// Its epoch.
     pub epoch: u64,
     /// Transactions found in the journal.
     pub transactions: u64,

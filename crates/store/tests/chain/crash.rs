@@ -205,6 +205,7 @@ async fn second_generation(env: &Env, shape: Shape, image: CrashImage) -> bool {
         let checked = model.check(model.now(), model.now(), read);
         checked.unwrap_or_else(|error| panic!("{}: {found:?}: {error}", image.describe()));
         assert_eq!(again.now(), model.now());
+        assert!(again.epoch() > chain.epoch(), "{}", image.describe());
     }
     true
 }

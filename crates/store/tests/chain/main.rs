@@ -20,6 +20,7 @@ mod mirror_crash;
 mod model;
 mod pool;
 mod pool_crash;
+mod reads;
 mod rebuild;
 mod roles;
 mod rounds;

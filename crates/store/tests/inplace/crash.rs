@@ -295,7 +295,7 @@ async fn explore(
     };
     let (store, _) = plan.shape.open(env, &devices).await;
     let opened = recorder.position();
-    let first = store.now();
+    let (first, epoch) = (store.now(), store.epoch());
     assert_eq!(first, model.now());
     recorder.mark(first.0);
     let session = Arc::new(Session {
@@ -326,6 +326,7 @@ async fn explore(
         let acknowledged = Version(image.acknowledged().next().unwrap_or(first.0));
         let (store, found) = plan.shape.open(env, &fork(&image)).await;
         tally.images += 1;
+        assert!(store.epoch() > epoch, "{}", image.describe());
         tally.replayed += u64::from(found.blocks > 0);
         tally.torn += u64::from(found.torn);
         let blocks = read_all(&store).await;

@@ -293,15 +293,6 @@ fn each_opening_is_an_epoch_of_its_own() {
 }
 
 #[test]
-fn versions_have_names_for_people() {
-    let name: thalweg_store::block::EpochVersion = "12.345".parse().unwrap();
-    assert_eq!((name.epoch.0, name.version, name.to_string()), (12, Version(345), "12.345".into()));
-    for wrong in ["", "7", "7.", ".7", "7.x", "1.2.3", "-1.2"] {
-        assert!(wrong.parse::<thalweg_store::block::EpochVersion>().is_err(), "{wrong}");
-    }
-}
-
-#[test]
 fn the_latest_versions_stay_by_count() {
     run(1, |env| async move {
         for kind in [Kind::chain(&env).await, Kind::in_place(&env).await] {

@@ -330,8 +330,7 @@ async fn explore(
         tally.replayed += u64::from(found.blocks > 0);
         tally.torn += u64::from(found.torn);
         let blocks = read_all(&store).await;
-        let version = Version(found.version);
-        let version = check(plan, &model, acknowledged, version, &blocks, &image);
+        let version = check(plan, &model, acknowledged, Version(found.version), &blocks, &image);
         drop(store);
         let expected = (&blocks[..], version);
         lose_superblocks(env, plan, &model, &image, acknowledged, expected, tally).await;

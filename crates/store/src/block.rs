@@ -8,6 +8,7 @@
 //! transaction in part.
 
 mod backpressure;
+mod difference;
 mod frozen;
 mod holds;
 mod list;
@@ -22,6 +23,7 @@ use bytes::Bytes;
 
 use crate::device::DeviceError;
 pub use backpressure::{Applied, Backpressure, Throttle};
+pub(crate) use difference::difference;
 pub use frozen::Frozen;
 pub(crate) use holds::Holds;
 pub use list::WriteList;

@@ -8,7 +8,7 @@ use thalweg_env::{HashMap, Time};
 use super::format::{NOTE_CLEARED, NOTE_DIRECT};
 use super::page::Content;
 use super::route::Route;
-use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Version, Write};
+use crate::block::{BLOCK_SIZE, ByteRanges, Class, Lba, Version, Write, difference};
 use crate::journal::{Record, Update, Void};
 
 /// Typical size of a tag in bytes: shorter gaps between ranges are journaled too.
@@ -206,39 +206,9 @@ impl Closed {
     }
 }
 
-/// The ranges of `within` in which old and new content differ; ranges with short gaps between them
-/// are merged.
-pub(super) fn difference(within: &ByteRanges, old: Option<&Bytes>, new: &Bytes) -> ByteRanges {
-    const WORD: usize = 8;
-    let mut ranges = ByteRanges::none();
-    let mut open: Option<std::ops::Range<usize>> = None;
-    let mut differs = |at: usize| match &mut open {
-        Some(range) if at <= range.end + TAG => range.end = at + 1,
-        _ => {
-            if let Some(range) = open.replace(at..at + 1) {
-                ranges.add(range);
-            }
-        }
-    };
-    let byte = |at: usize| old.map_or(0, |old| old[at]);
-    for range in within.iter() {
-        let mut at = range.start;
-        while at < range.end {
-            let end = (at + WORD).min(range.end);
-            let same = match old {
-                Some(old) => old[at..end] == new[at..end],
-                None => new[at..end].iter().all(|byte| *byte == 0),
-            };
-            if !same {
-                (at..end).filter(|at| byte(*at) != new[*at]).for_each(&mut differs);
-            }
-            at = end;
-        }
-    }
-    if let Some(range) = open {
-        ranges.add(range);
-    }
-    ranges
+/// The bytes that a write of `new` changes in a block; the bytes of short gaps count as changed.
+pub(super) fn changed_bytes(within: &ByteRanges, old: Option<&Bytes>, new: &Bytes) -> ByteRanges {
+    difference(within, old.map(AsRef::as_ref), new, TAG)
 }
 
 #[cfg(test)]
@@ -284,7 +254,7 @@ mod tests {
             }
             let new = Bytes::from(new);
             let within = ByteRanges::from(from..BLOCK_SIZE);
-            let found = difference(&within, (!zeros).then_some(&old), &new);
+            let found = changed_bytes(&within, (!zeros).then_some(&old), &new);
             let mut covered = vec![false; BLOCK_SIZE];
             found.iter().for_each(|range| covered[range].fill(true));
             for at in 0..BLOCK_SIZE {

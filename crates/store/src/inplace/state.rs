@@ -18,7 +18,7 @@ use super::page_state::PageState;
 use super::pages::{PageLookup, Pages};
 use super::replayable::Replayable;
 use super::route::{Request, Route, Sequence, route, written};
-use super::running::{Change, Closed, Running, difference};
+use super::running::{Change, Closed, Running, changed_bytes};
 use crate::block::{BLOCK_SIZE, BlockVersion, ByteRanges, Class, StoreError, Version, Write};
 use crate::journal::Retention;
 
@@ -306,7 +306,7 @@ fn changed(page: &Page, write: &Write) -> Option<(ByteRanges, bool)> {
     let old = page.newest().or((page.home == Entry::Empty).then_some(&empty));
     let ranges = match (&write.content, old) {
         (None, Some(None)) => return None,
-        (Some(new), Some(old)) => difference(&write.changed, old.as_ref(), new),
+        (Some(new), Some(old)) => changed_bytes(&write.changed, old.as_ref(), new),
         (_, _) => write.changed.clone(),
     };
     if ranges.is_empty() && write.content.is_some() {

@@ -1,6 +1,5 @@
 //! Bytes of files, as the kernel writes, reserves, seeks and copies them.
 
-use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, INodeNo, OpenFlags, ReplyEmpty, ReplyLseek, ReplyWrite, Request, WriteFlags,
 };
@@ -8,6 +7,7 @@ use thalweg_fs::{Allocation, Change, Ino, Seek, WriteAt, WriteHow};
 
 use super::adapter::Adapter;
 use super::opening::KernelHandle;
+use super::payload::copy_by_blocks;
 
 /// Most bytes that one request copies: fits the answer's 32 bits.
 const MAX_COPY: u64 = 1 << 30;
@@ -33,13 +33,13 @@ impl Adapter {
             sync: is_direct && !cached && flags.0 & libc::O_DSYNC != 0,
             clear_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };
-        let (ino, data) = (Ino(ino.0), Bytes::copy_from_slice(data));
+        let (ino, data) = (Ino(ino.0), copy_by_blocks(offset, data));
         let bypasses = !cached && (is_direct || flags.0 & libc::O_DIRECT != 0);
         self.run(
             "write",
             reply,
             move |served| async move {
-                let write = served.filesystem.write(ino, at, vec![data], how);
+                let write = served.filesystem.write(ino, at, data, how);
                 let went = served.change_content(ino, write).await?;
                 let Some(coherence) = served.coherence() else { return Ok(()) };
                 if went != offset {

@@ -1,7 +1,7 @@
 # make run        a tour: a filesystem is mounted and worked on, through a power cut; what that cost
 # make run-block  a tour: a volume as a block device with an ext4 on it; what happened underneath
 # make test       everything that is tested by itself, in minutes; how long each part took
-# make test-long  the same and what takes long
+# make test-long  the same and what takes long; campaigns of crashes are LONG (10) times as large, from fresh seeds
 # make check      formatting, lints, documentation, the rules of crates/tidy
 # make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
 # make python     the package for Python
@@ -10,6 +10,7 @@
 # make setup      what the others need from the system
 
 CARGO ?= cargo
+LONG ?= 10
 
 .PHONY: bench-rivals run run-block soak test test-long check setup build python
 
@@ -28,9 +29,9 @@ test: setup
 	@scripts/test-times "$(CARGO) test --workspace --all-targets --no-fail-fast" "$(CARGO) test --workspace --doc"
 
 test-long: setup
-	$(CARGO) test --release --workspace --all-targets --no-fail-fast -- --include-ignored
+	THALWEG_LONG=$(LONG) $(CARGO) test --profile test-long --workspace --all-targets --no-fail-fast -- --include-ignored
 	@if test -e /usr/include/rocksdb/c.h -a -e /usr/include/leveldb/c.h -a -e /usr/include/sqlite3.h; then \
-	    $(CARGO) test --release -p thalweg-bench --features rivals --lib; \
+	    $(CARGO) test --profile test-long -p thalweg-bench --features rivals --lib; \
 	else echo "SKIPPED: other engines; make bench-rivals installs them"; fi
 
 check:

@@ -11,10 +11,12 @@
 //! - [`scribble`]: disks with arbitrary damage;
 //! - [`media`]: named files on such devices, so that a whole volume crashes with its manifest;
 //! - [`volume`]: a naive volume in RAM;
-//! - [`files`]: a naive filesystem in RAM, the reference for files.
+//! - [`files`]: a naive filesystem in RAM, the reference for files;
+//! - [`campaign`]: the length and the seeds of tests that explore random histories.
 
 mod acl;
 pub mod busy;
+pub mod campaign;
 pub mod content;
 pub mod crash;
 pub mod faults;

@@ -18,7 +18,7 @@ use thalweg_fs::Filesystem;
 use thalweg_fs::check::{How, Report, check};
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
-use thalweg_sim::run;
+use thalweg_sim::{campaign, run};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::Mode;
 use user::User;
@@ -202,14 +202,10 @@ async fn crash_recovery(
     crashed
 }
 
-fn long() -> u64 {
-    std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
-}
-
 #[test]
 fn a_crash_leaves_a_prefix_of_what_was_done() {
     let mut tally = Tally::default();
-    for seed in 0..4 * long() {
+    for seed in campaign::seeds(4) {
         tally.add(crashes(seed, Rig::chain(seed)));
     }
     println!("{tally:?}");
@@ -223,8 +219,9 @@ fn crash_in_place(modes: &'static [Mode]) -> Tally {
     let mut tally = Tally::default();
     let strict = modes.iter().all(|mode| mode.journals_all_data());
     // Where modes alternate, few crashes fall into one that promises less.
-    for seed in 0..16 * long() {
-        if seed >= 4 * long() && (strict || tally.mixed > 0) {
+    let enough = campaign::seeds(4).end;
+    for seed in campaign::seeds(16) {
+        if seed >= enough && (strict || tally.mixed > 0) {
             break;
         }
         tally.add(crashes(seed, Rig::in_place(modes, seed)));

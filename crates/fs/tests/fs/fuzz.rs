@@ -6,18 +6,14 @@ mod image;
 use image::{Image, use_and_repair, used};
 use rand::{RngExt, SeedableRng};
 use thalweg_env::Rng;
-use thalweg_sim::run;
+use thalweg_sim::{campaign, run};
 
 use crate::support::*;
-
-fn long() -> u64 {
-    std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
-}
 
 #[test]
 fn records_that_were_scribbled_on() {
     let mut found = 0;
-    for seed in 0..40 * long() {
+    for seed in campaign::seeds(40) {
         found += u64::from(run(seed, |env| async move {
             let mut rng = env.rng();
             let volume = used(&env, &mut rng).await;
@@ -36,7 +32,7 @@ fn images_that_were_scribbled_on() {
         let image = Image::new(seed);
         assert!(!image.scribble(&[]), "nobody scribbled on it");
         let mut rng = Rng::seed_from_u64(seed);
-        for _ in 0..30 * long() {
+        for _ in 0..30 * campaign::length() {
             let strokes: Vec<u8> = (0..8 * rng.random_range(1..4)).map(|_| rng.random()).collect();
             found += u64::from(image.scribble(&strokes));
         }

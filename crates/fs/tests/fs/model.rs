@@ -12,8 +12,8 @@ use thalweg_fs::{
     Seek, SetXattr, TimeChange, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::files::NaiveFiles;
-use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
+use thalweg_sim::{campaign, run};
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
 
 use crate::support::*;
@@ -473,8 +473,7 @@ fn compare(steps: &[Step]) {
 }
 
 fn cases() -> u32 {
-    let long: u32 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    48 * long
+    48 * campaign::length() as u32
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! Power cuts of a chain: every image that a crash could leave recovers to the state of one
 //! version, no older than what was acknowledged.
 //!
-//! With `THALWEG_LONG=n` each test explores n times as many histories, from other seeds.
+//! With `THALWEG_LONG=n` each test explores n times as many histories, from fresh seeds (`campaign`).
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
 
-use crate::support::crash::{Plan, Tally, explore};
+use crate::support::crash::{Plan, explore_seeds};
 use crate::support::{Shape, content, options, read_all};
 
 fn plan(shape: Shape) -> Plan {
@@ -38,25 +38,6 @@ fn shape(cleaning: Cleaning) -> Shape {
     Shape { blocks: 220, segments_per_link: 4, ..Shape::small(cleaning) }
 }
 
-/// Explores the seeds from `first` on until `images` images were checked.
-fn campaign(first: u64, images: u64, plan: Plan) {
-    let long: u64 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    let first = if long > 1 { first + 1_000_000 } else { first };
-    let mut total = Tally::default();
-    for seed in first.. {
-        let tally = run(seed, |env| async move { explore(&env, seed, &plan).await });
-        total.add(&tally);
-        if total.images >= images * long {
-            break;
-        }
-    }
-    println!("{total:?}");
-    total.assert_varied();
-    if plan.parts > 0.0 {
-        total.assert_parts(images);
-    }
-}
-
 /// The same with most writes changing parts of blocks.
 fn parts(plan: Plan) -> Plan {
     Plan { parts: 0.8, ..plan }
@@ -64,72 +45,72 @@ fn parts(plan: Plan) -> Plan {
 
 #[test]
 fn move_to_tail() {
-    campaign(0, 15_000, plan(shape(Cleaning::MoveToTail)));
+    explore_seeds(0, 2_500, &plan(shape(Cleaning::MoveToTail)));
 }
 
 #[test]
 fn compact_in_body() {
-    campaign(1_000, 15_000, plan(shape(Cleaning::CompactInBody)));
+    explore_seeds(1_000, 2_500, &plan(shape(Cleaning::CompactInBody)));
 }
 
 #[test]
 fn move_to_tail_in_long_rounds() {
     let shape = Shape { segments_per_link: 7, ..shape(Cleaning::MoveToTail) };
-    campaign(2_000, 15_000, lazy(plan(shape)));
+    explore_seeds(2_000, 2_500, &lazy(plan(shape)));
 }
 
 #[test]
 fn compact_in_body_in_long_rounds() {
     let shape = Shape { segments_per_link: 7, ..shape(Cleaning::CompactInBody) };
-    campaign(3_000, 15_000, lazy(plan(shape)));
+    explore_seeds(3_000, 2_500, &lazy(plan(shape)));
 }
 
 #[test]
 fn a_map_of_large_sectors() {
     let shape = Shape { sector: 4096, ..shape(Cleaning::CompactInBody) };
-    campaign(4_000, 15_000, plan(shape));
+    explore_seeds(4_000, 2_500, &plan(shape));
 }
 
 #[test]
 fn a_map_on_the_first_link() {
     let shape = Shape { map_on_link: true, ..shape(Cleaning::MoveToTail) };
-    campaign(5_000, 15_000, plan(shape));
+    explore_seeds(5_000, 2_500, &plan(shape));
 }
 
 #[test]
 fn a_map_of_large_sectors_on_the_first_link() {
     let shape = Shape { map_on_link: true, sector: 4096, ..shape(Cleaning::CompactInBody) };
-    campaign(6_000, 15_000, lazy(plan(shape)));
+    explore_seeds(6_000, 2_500, &lazy(plan(shape)));
 }
 
 #[test]
 fn a_single_link() {
     let shape = Shape { links: 1, segments_per_link: 9, ..shape(Cleaning::MoveToTail) };
-    campaign(7_000, 15_000, plan(shape));
+    explore_seeds(7_000, 2_500, &plan(shape));
 }
 
 #[test]
 fn parts_of_blocks() {
-    campaign(10_000, 15_000, parts(plan(shape(Cleaning::MoveToTail))));
+    explore_seeds(10_000, 2_500, &parts(plan(shape(Cleaning::MoveToTail))));
 }
 
 #[test]
 fn parts_of_blocks_in_long_rounds() {
     let shape = Shape { segments_per_link: 7, ..shape(Cleaning::CompactInBody) };
-    campaign(11_000, 15_000, lazy(parts(plan(shape))));
+    explore_seeds(11_000, 2_500, &lazy(parts(plan(shape))));
 }
 
 #[test]
 fn parts_of_blocks_on_devices_of_large_sectors() {
     let shape = Shape { map_on_link: true, sector: 4096, ..shape(Cleaning::CompactInBody) };
-    campaign(12_000, 15_000, parts(plan(shape)));
+    explore_seeds(12_000, 2_500, &parts(plan(shape)));
 }
 
 #[test]
 fn parts_of_blocks_on_a_single_link() {
     let shape =
         Shape { links: 1, segments_per_link: 9, map_on_link: true, ..shape(Cleaning::MoveToTail) };
-    campaign(13_000, 15_000, parts(plan(shape)));
+    explore_seeds(13_000, 2_500, &parts(plan(shape)));
 }
 
 /// No commits but those of the test.

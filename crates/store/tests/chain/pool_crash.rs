@@ -7,21 +7,21 @@
 //! - the interrupted operation can be repeated, with the same devices, and then succeeds;
 //! - another volume may take whatever this one does not use, without force.
 //!
-//! With `THALWEG_LONG=n` each test explores n times as many histories, from other seeds.
+//! With `THALWEG_LONG=n` each test explores n times as many histories, from fresh seeds (`campaign`).
 
 mod check;
 mod dying;
 mod history;
+
 use check::Tally;
 use history::{Layout, Parts};
+use thalweg_sim::campaign;
 
 fn campaign(first: u64, images: u64, layout: Layout) {
-    let long: u64 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-    let first = if long > 1 { first + 1_000_000 } else { first };
     let mut total = Tally::default();
-    for seed in first.. {
+    for seed in campaign::seeds_from(first) {
         total.add(&check::explore(seed, &layout));
-        if total.images >= images * long {
+        if total.images >= images * campaign::length() {
             break;
         }
     }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use rand::seq::IteratorRandom;
 use thalweg_env::{Env, Rng};
+use thalweg_sim::campaign;
 use thalweg_sim::crash::{CrashImage, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
@@ -372,9 +373,8 @@ fn crash(seed: u64, plan: Plan) -> Tally {
 
 /// Runs a mode on several shapes; more of them with `THALWEG_LONG`.
 fn crash_mode(mode: &'static Mode) {
-    let long = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let (mut images, mut recoveries, mut checkpointed, mut direct) = (0, 0, 0, 0);
-    for seed in 0..6 * long {
+    for seed in campaign::seeds(6) {
         let tally = crash(seed, Plan::new(mode, seed));
         images += tally.images;
         recoveries += tally.crashed_recoveries;

@@ -3,14 +3,11 @@
 
 use rand::{RngExt, SeedableRng};
 use thalweg_env::Rng;
+use thalweg_sim::campaign;
 use thalweg_store::inplace::Mode;
 
 use crate::journal_support;
 use crate::support::scribble::Image;
-
-fn long() -> u64 {
-    std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
-}
 
 /// Number of damaging writes; in a quarter of the cases the data has one byte more than they need.
 fn strokes(rng: &mut Rng) -> Vec<u8> {
@@ -20,9 +17,9 @@ fn strokes(rng: &mut Rng) -> Vec<u8> {
 
 /// Damages again and again; counts results that could be used and those that were refused.
 fn scribbles(seed: u64, scribble: impl Fn(&[u8]) -> bool) -> (u64, u64) {
-    let mut rng = Rng::seed_from_u64(seed);
+    let mut rng = Rng::seed_from_u64(campaign::seeds_from(seed).start);
     let (mut used, mut refused) = (0, 0);
-    for _ in 0..150 * long() {
+    for _ in 0..150 * campaign::length() {
         let strokes = strokes(&mut rng);
         match scribble(&strokes) {
             true => used += 1,
@@ -46,8 +43,8 @@ fn scribbled_journals_give_an_error_or_a_prefix() {
 
 #[test]
 fn journals_of_any_bytes_give_an_error_or_nothing() {
-    let mut rng = Rng::seed_from_u64(1);
-    for _ in 0..400 * long() {
+    let mut rng = Rng::seed_from_u64(campaign::seeds_from(1).start);
+    for _ in 0..400 * campaign::length() {
         let bytes: Vec<u8> = (0..rng.random_range(0..20_000)).map(|_| rng.random()).collect();
         journal_support::scribble::arbitrary(&bytes);
     }

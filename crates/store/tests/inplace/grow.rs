@@ -12,6 +12,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
+use thalweg_sim::campaign;
 use thalweg_sim::crash::{Points, Policy};
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::model::BlockModel;
@@ -400,9 +401,8 @@ fn crash(seed: u64, mode: Mode) -> (u64, [u64; 3]) {
 
 #[test]
 fn a_crash_leaves_the_old_volume_or_the_grown_one() {
-    let long = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let (mut images, mut sizes) = (0, [0; 3]);
-    for seed in 0..6 * long {
+    for seed in campaign::seeds(6) {
         let mode = if seed % 2 == 0 { Mode::Wasteless } else { Mode::Data };
         let seen = crash(seed, mode);
         images += seen.0;

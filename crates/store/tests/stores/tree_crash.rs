@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
+use thalweg_sim::campaign;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
@@ -113,9 +114,8 @@ async fn check_image(env: &Env, shape: Shape, image: &CrashImage, states: &State
 fn a_crash_leaves_a_prefix_in_all_stores() {
     let shape = Shape { blocks: 900, ..Shape::small(Cleaning::MoveToTail) };
     let shapes = [shape, Shape { map_on_link: true, cleaning: Cleaning::CompactInBody, ..shape }];
-    let long: u64 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let (mut checked, mut behind) = (0, 0);
-    for seed in 0..6 * long {
+    for seed in campaign::seeds(6) {
         let some = crashes(seed, shapes[seed as usize % 2], 40, 12);
         (checked, behind) = (checked + some.0, behind + some.1);
     }
@@ -229,10 +229,9 @@ async fn exercise(store: &Store, rng: &mut Rng) -> bool {
 
 #[test]
 fn pages_that_were_scribbled_on_are_errors() {
-    let long: u64 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     for kind in KINDS {
         let mut found = 0;
-        for seed in 0..150 * long {
+        for seed in campaign::seeds(150) {
             found += u64::from(!scribbled(seed, kind));
         }
         println!("{kind}: {found} found");

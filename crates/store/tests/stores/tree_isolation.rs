@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
+use thalweg_sim::campaign;
 use thalweg_sim::runtime::run;
 use thalweg_store::tree::{Kind, Store, TreeError};
 use thalweg_store::txn::{self, Begin, Durability, Isolation, Transact, Transaction, TxnError};
@@ -205,11 +206,10 @@ fn campaign(isolation: Isolation) {
         Taste { keys: 400, long_keys: 4, small: 174, large: 174 },
         Taste { keys: 400, long_keys: 900, small: 600, large: 9000 },
     ];
-    let long: u64 = std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     for kind in KINDS {
         let mut total = Tally::default();
         for (number, taste) in tastes.into_iter().enumerate() {
-            for seed in 0..4 * long {
+            for seed in campaign::seeds(4) {
                 let tally = overlaps(seed * 10 + number as u64, kind, isolation, taste, 250);
                 total.commits += tally.commits;
                 total.conflicts += tally.conflicts;

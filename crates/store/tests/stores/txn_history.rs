@@ -13,6 +13,7 @@ use rand::RngExt;
 use rand::seq::IteratorRandom;
 use serde_json::json;
 use thalweg_env::Env;
+use thalweg_sim::campaign;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
@@ -251,10 +252,6 @@ fn judged_as(seed: u64, plan: Plan, model: &'static str) -> Report {
     })
 }
 
-fn long() -> u64 {
-    std::env::var("THALWEG_LONG").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
-}
-
 #[track_caller]
 fn assert_valid(report: &Report) {
     assert_eq!(report.valid, Valid::True, "{:?}", report.anomaly_types);
@@ -262,7 +259,7 @@ fn assert_valid(report: &Report) {
 
 #[test]
 fn strict_serializability_holds() {
-    for seed in 0..25 * long() {
+    for seed in campaign::seeds(25) {
         for marks in [true, false] {
             assert_valid(&judged(seed, Plan { marks, ..Plan::new(Isolation::StrictSerializable) }));
         }
@@ -271,7 +268,7 @@ fn strict_serializability_holds() {
 
 #[test]
 fn snapshot_isolation_holds() {
-    for seed in 0..25 * long() {
+    for seed in campaign::seeds(25) {
         for marks in [true, false] {
             assert_valid(&judged(1000 + seed, Plan { marks, ..Plan::new(Isolation::Snapshot) }));
         }
@@ -339,7 +336,7 @@ fn hurried(isolation: Isolation) -> Plan {
 #[test]
 fn histories_hold_on_threads() {
     for isolation in [Isolation::StrictSerializable, Isolation::Snapshot] {
-        for _ in 0..10 * long() {
+        for _ in 0..10 * campaign::length() {
             let memory = async |_: &Env| Arc::new(VersionedMemory::new(64)) as Arc<dyn BlockStore>;
             assert_valid(&judged_on_threads(hurried(isolation), memory));
             let chain = async |env: &Env| {
@@ -402,7 +399,7 @@ fn crashed(seed: u64, isolation: Isolation) -> u64 {
 #[test]
 fn histories_hold_across_a_crash() {
     let mut images = 0;
-    for seed in 0..6 * long() {
+    for seed in campaign::seeds(6) {
         for isolation in [Isolation::StrictSerializable, Isolation::Snapshot] {
             images += crashed(seed, isolation);
         }

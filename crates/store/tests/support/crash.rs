@@ -10,15 +10,21 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use rand::seq::IteratorRandom;
 use thalweg_env::{Env, Rng};
+use thalweg_sim::campaign;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
+use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Options, Rebuild, Recovered};
 use thalweg_store::device::{Device, DeviceRef, Overlay};
 
 use super::{Shape, Step, lose_checkpoints, options, random_step, read_all, some_parts};
+
+mod tally;
+
+pub use tally::Tally;
 
 /// How a history is explored.
 #[derive(Clone, Copy, Debug)]
@@ -88,88 +94,27 @@ impl Plan {
     }
 }
 
-/// One image of so many is opened for reading alone too.
-const LOOKED: u64 = 12;
-
-/// What was found.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    pub images: u64,
-    pub recoveries_crashed: u64,
-    pub moved: u64,
-    pub dropped: u64,
-    pub replayed: u64,
-    pub checked: u64,
-    pub short_rounds: u64,
-    pub long_rounds: u64,
-    pub bases: u64,
-    pub deltas: u64,
-    pub rebuilt: u64,
-    /// Mini-log blocks written and replayed, and blocks settled while writing and in recovery.
-    pub minis: [u64; 4],
-}
-
-impl Tally {
-    /// Adds another run's.
-    pub fn add(&mut self, other: &Tally) {
-        self.images += other.images;
-        self.recoveries_crashed += other.recoveries_crashed;
-        self.moved += other.moved;
-        self.dropped += other.dropped;
-        self.replayed += other.replayed;
-        self.checked += other.checked;
-        self.short_rounds += other.short_rounds;
-        self.long_rounds += other.long_rounds;
-        self.bases += other.bases;
-        self.deltas += other.deltas;
-        self.rebuilt += other.rebuilt;
-        for (sum, more) in self.minis.iter_mut().zip(other.minis) {
-            *sum += more;
+/// Explores the seeds from `first` on until `images` images were checked, times the campaign's length.
+pub fn explore_seeds(first: u64, images: u64, plan: &Plan) -> Tally {
+    let plan = *plan;
+    let mut total = Tally::default();
+    for seed in campaign::seeds_from(first) {
+        let tally = run(seed, |env| async move { explore(&env, seed, &plan).await });
+        total.add(&tally);
+        if total.images >= images * campaign::length() {
+            break;
         }
     }
-
-    /// Fails when the histories left out what they are for.
-    pub fn assert_varied(&self) {
-        let counts = [
-            self.recoveries_crashed,
-            self.moved,
-            self.dropped,
-            self.replayed,
-            self.checked,
-            self.short_rounds,
-            self.long_rounds,
-            self.bases,
-            self.deltas,
-        ];
-        assert!(counts.iter().all(|count| *count > 10), "{self:?}");
+    println!("{total:?}");
+    total.assert_varied();
+    if plan.parts > 0.0 {
+        total.assert_parts(images);
     }
-
-    /// Fails when mini-logs did not matter.
-    pub fn assert_parts(&self, images: u64) {
-        assert!(self.minis.iter().all(|count| *count > images / 10), "{self:?}");
-    }
-
-    fn found(&mut self, found: &Recovered) {
-        self.images += 1;
-        self.minis[1] += found.minis;
-        self.minis[3] += found.slots;
-        self.dropped += u64::from(found.dropped > 0);
-        self.replayed += found.replayed;
-        self.checked += u64::from(found.checked_bytes > 0);
-    }
-
-    fn add_counts(&mut self, chain: &Chain) {
-        let minis = chain.status().minis;
-        self.minis[0] += minis.blocks;
-        self.minis[2] += minis.settled;
-        let counts = chain.status().counts;
-        self.moved += counts.blocks_moved;
-        self.short_rounds += counts.short_rounds;
-        self.long_rounds += counts.rounds - counts.short_rounds;
-        self.bases += counts.bases;
-        self.deltas += counts.checkpoints - counts.bases;
-    }
+    total
 }
+
+/// One image of so many is opened for reading alone too.
+const LOOKED: u64 = 12;
 
 /// What made a version.
 #[derive(Clone, Debug)]
@@ -320,7 +265,7 @@ fn latency() -> Duration {
 }
 
 /// Explores one seed to its end.
-pub async fn explore(env: &Env, seed: u64, plan: &Plan) -> Tally {
+async fn explore(env: &Env, seed: u64, plan: &Plan) -> Tally {
     let recorder = Recorder::with_latency(env, latency());
     let devices = plan.shape.devices(|name, geometry| recorder.device(name, geometry));
     plan.shape.format(env, &devices).await;

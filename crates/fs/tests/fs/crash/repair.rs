@@ -8,12 +8,12 @@ use thalweg_fs::check::{How, Report, check};
 use thalweg_fs::{FsError, Ino};
 use thalweg_sim::crash::{Images, Points, Policy};
 use thalweg_sim::recording::Recorder;
-use thalweg_sim::run;
+use thalweg_sim::{campaign, run};
 
 use super::rig::{Rig, Volume};
 use super::state::State;
 use super::user::User;
-use super::{LATENCY, check_sound, long};
+use super::{LATENCY, check_sound};
 use crate::support::*;
 
 const STEPS: usize = 40;
@@ -111,7 +111,7 @@ fn crash_repair(seed: u64, rig: Rig) -> Option<(u64, u64)> {
 #[test]
 fn a_crash_in_a_repair() {
     let (mut images, mut left) = (0, 0);
-    for seed in 0..18 * long() {
+    for seed in campaign::seeds(18) {
         let some = crash_repair(seed, Rig::varied(seed)).unwrap_or_default();
         (images, left) = (images + some.0, left + some.1);
     }

@@ -13,7 +13,7 @@ use thalweg_fs::{Filesystem, SetXattr};
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
-use thalweg_sim::run;
+use thalweg_sim::{campaign, run};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::{DeviceRef, Purpose};
 use thalweg_store::tree::catalogue;
@@ -22,7 +22,7 @@ use thalweg_store::txn::Begin;
 
 use super::repair::{Whole, policy, repair, repair_again, see};
 use super::rig::{Rig, Volume};
-use super::{LATENCY, check_clean, check_sound, long};
+use super::{LATENCY, check_clean, check_sound};
 use crate::support::*;
 
 /// Where a page of the tree lies on the devices: which one, and the byte. A chain may have moved
@@ -142,7 +142,7 @@ fn crash_salvage(seed: u64, rig: Rig) -> u64 {
 
 #[test]
 fn a_crash_in_a_salvage() {
-    let images: u64 = (0..24 * long()).map(|seed| crash_salvage(seed, Rig::varied(seed))).sum();
+    let images: u64 = campaign::seeds(24).map(|seed| crash_salvage(seed, Rig::varied(seed))).sum();
     println!("{images} images");
     assert!(images > 500, "{images}");
 }

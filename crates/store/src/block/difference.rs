@@ -51,14 +51,14 @@ fn compare_with_zeros(start: usize, new: &[u8], to: &mut Merging) {
 fn word(bytes: &[u8]) -> u64 {
     match bytes.try_into() {
         Ok(bytes) => u64::from_le_bytes(bytes),
-        Err(_) => bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+        Err(_) => bytes.iter().rev().fold(0, |word, byte| (word << 8) | u64::from(*byte)),
     }
 }
 
 /// Sets the highest bit of each byte that is not zero, and clears all other bits.
 fn nonzero_bytes(word: u64) -> u64 {
     const LOW: u64 = u64::from_ne_bytes([0x7f; WORD]);
-    ((word & LOW) + LOW | word) & !LOW
+    (((word & LOW) + LOW) | word) & !LOW
 }
 
 /// Collects ascending ranges and merges those with short gaps between them.

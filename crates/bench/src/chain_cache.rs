@@ -6,7 +6,14 @@
 //!
 //! The cache is the product's policy, run without devices. The paper's sizes are 512 GB of tail,
 //! 2 GB of RAM and 32 GB of SSD; these and the servers' data are scaled down together.
+//!
+//! Recorded traces also print the hit rates of other policies, in one tier of the size of both.
 
+use std::collections::BTreeMap;
+
+mod references;
+
+use references::CacheEvent;
 use serde_json::json;
 use thalweg_store::chain::cache::RamOrder;
 use thalweg_store::chain::cache::policy::{Found, Policy};
@@ -65,6 +72,13 @@ struct Outcome {
     ssd_writes: u64,
 }
 
+/// What one tail was filled with.
+struct Filled {
+    outcome: Outcome,
+    /// The steps of the cache's user, where they were asked for.
+    events: Vec<CacheEvent>,
+}
+
 impl Outcome {
     fn hit_rate(&self) -> f64 {
         share(self.ram_hits + self.ssd_hits, self.ram_hits + self.ssd_hits + self.misses)
@@ -88,7 +102,10 @@ fn share(part: u64, whole: u64) -> f64 {
 
 /// Fills one tail with `accesses` to an address space of `span` blocks.
 fn fill_tail(accesses: impl Iterator<Item = Access>, span: u64, sizes: Sizes) -> Outcome {
-    let mut tail = Tail::new(span, sizes);
+    fill(Tail::new(span, sizes), accesses).outcome
+}
+
+fn fill(mut tail: Tail, accesses: impl Iterator<Item = Access>) -> Filled {
     for access in accesses {
         for block in access.block..access.block + u64::from(access.blocks) {
             if tail.is_full() {
@@ -100,7 +117,9 @@ fn fill_tail(accesses: impl Iterator<Item = Access>, span: u64, sizes: Sizes) ->
             break;
         }
     }
-    Outcome { written: tail.next, ssd_writes: tail.cache.stats().ssd_block_writes, ..tail.outcome }
+    let ssd_writes = tail.cache.stats().ssd_block_writes;
+    let outcome = Outcome { written: tail.next, ssd_writes, ..tail.outcome };
+    Filled { outcome, events: tail.events.unwrap_or_default() }
 }
 
 /// A tail drive that is filled block by block, and its cache.
@@ -111,6 +130,8 @@ struct Tail {
     next: u64,
     size: u64,
     outcome: Outcome,
+    /// The steps of the cache's user, if they are to be recorded.
+    events: Option<Vec<CacheEvent>>,
 }
 
 impl Tail {
@@ -121,7 +142,12 @@ impl Tail {
             next: 0,
             size: sizes.tail.min(u64::from(u32::MAX)),
             outcome: Outcome::default(),
+            events: None,
         }
+    }
+
+    fn record(&mut self, event: CacheEvent) {
+        self.events.iter_mut().for_each(|events| events.push(event));
     }
 
     fn is_full(&self) -> bool {
@@ -131,8 +157,10 @@ impl Tail {
     fn write(&mut self, block: u64) {
         if let Some(old) = self.places[block as usize].replace(self.next as u32) {
             self.cache.remove(u64::from(old));
+            self.record(CacheEvent::Remove(u64::from(old)));
         }
         self.cache.put(self.next, ());
+        self.record(CacheEvent::Put(self.next));
         self.next += 1;
         self.move_to_ssd();
     }
@@ -140,6 +168,7 @@ impl Tail {
     fn read(&mut self, block: u64) {
         let Some(place) = self.places[block as usize] else { return };
         let key = u64::from(place);
+        self.record(CacheEvent::Get(key));
         let hit = match self.cache.get(key) {
             Found::Ram(()) => {
                 self.outcome.ram_hits += 1;
@@ -212,16 +241,25 @@ pub(crate) fn hit_rates(mixes: &[Vec<usize>], scale: f64, seed: u64) -> Vec<f64>
 fn run_recorded(options: &Options) -> Result<Report, BenchError> {
     let mut outcomes = Vec::new();
     let mut tells_writes = Vec::new();
+    let mut others: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for path in &options.traces {
         let trace = traces::read(path, options.seed)?;
         let written = trace.accesses.iter().filter(|access| access.write).count() as u64;
         let sizes = Sizes::of_tail(written);
         tells_writes.push(trace.tells_writes);
         // The last write fills the tail; reads after it disturb no writes.
-        outcomes.push(fill_tail(trace.accesses.into_iter(), trace.span, sizes));
+        let tail = Tail { events: Some(Vec::new()), ..Tail::new(trace.span, sizes) };
+        let filled = fill(tail, trace.accesses.into_iter());
+        outcomes.push(filled.outcome);
+        for (name, rate) in references::hit_rates(&filled.events, sizes.ram + sizes.ssd as usize) {
+            others.entry(name).or_default().push(rate);
+        }
     }
     let mut report = report(options, &outcomes);
     let names: Vec<String> = options.traces.iter().map(|path| path.display().to_string()).collect();
+    for (name, rates) in others {
+        report.figure(&format!("hit_{name}"), rates);
+    }
     report.figure("traces", names).figure("tells_writes", tells_writes);
     Ok(report)
 }

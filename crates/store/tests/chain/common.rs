@@ -3,16 +3,19 @@
 #![allow(unreachable_pub)]
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use proptest::prelude::*;
+use thalweg_env::Env;
 use thalweg_store::device::{
-    Counters, Device, DeviceError, Geometry, MemoryDevice, Operation, Power, Purpose, QueueDepth,
-    Tallies,
+    Counters, Device, DeviceError, FileDevice, FileOptions, Geometry, MemoryDevice, Operation,
+    Power, Purpose, QueueDepth, Tallies,
 };
 
 /// A device in RAM with delays, which fails on demand.
@@ -246,4 +249,17 @@ where
     if let Err(error) = result {
         panic!("{error}");
     }
+}
+
+/// Opens a device that was closed before. A process that another test starts may share the old handle, and with it the
+/// lock, until it executes its program.
+pub async fn open_when_released(path: impl AsRef<Path>, options: &FileOptions) -> FileDevice {
+    let env = Env::real();
+    for _ in 0..100 {
+        match FileDevice::open(path.as_ref(), options).await {
+            Err(DeviceError::Locked { .. }) => env.sleep(Duration::from_millis(20)).await,
+            opened => return opened.unwrap(),
+        }
+    }
+    panic!("{} stays locked", path.as_ref().display());
 }

@@ -15,7 +15,7 @@ use thalweg_store::device::{
     MemoryDevice, Mirror, Partition, Purpose, Side, Stripe,
 };
 
-use crate::common::{FaultyDevice, for_random_requests, run_against_model};
+use crate::common::{FaultyDevice, for_random_requests, open_when_released, run_against_model};
 
 const SIZE: u64 = 256 * 1024;
 
@@ -451,7 +451,7 @@ fn a_block_device_agrees_with_the_model() {
     };
     for_random_requests(8, async |requests| {
         std::fs::write(&path, vec![0; SIZE as usize]).unwrap();
-        let device = FileDevice::open(&path, &options()).await.unwrap();
+        let device = open_when_released(&path, &options()).await;
         assert!(device.is_block_device() && device.is_direct());
         assert!(is_locked(&FileDevice::open(&path, &options()).await));
         assert_eq!(device.geometry().size, SIZE);

@@ -1,5 +1,4 @@
-//! The package for Python, from the sources beside the compiled module, and as a user gets it: built into a wheel and
-//! installed into a fresh environment.
+//! The package as a user gets it: built into a wheel, installed into a fresh environment, and used there.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,42 +22,8 @@ fn good(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// An interpreter that finds the package.
-struct Interpreter {
-    program: PathBuf,
-    /// Where it looks for packages that are not installed.
-    path: Option<PathBuf>,
-}
-
-impl Interpreter {
-    /// Runs it for two minutes at most.
-    fn command(&self) -> Command {
-        let mut command = Command::new("timeout");
-        command.arg("120").arg(&self.program);
-        if let Some(path) = &self.path {
-            command.env("PYTHONPATH", path);
-        }
-        command
-    }
-}
-
-/// The system's interpreter, with the package's sources and the module that was compiled with this test.
-fn beside_the_module(home: &Path) -> Interpreter {
-    let package = home.join("packages/thalweg");
-    std::fs::create_dir_all(&package).unwrap();
-    let module = std::env::current_exe().unwrap().with_file_name("libthalweg_python.so");
-    std::fs::copy(module, package.join("_thalweg.abi3.so")).unwrap();
-    for source in std::fs::read_dir(format!("{HERE}/python/thalweg")).unwrap() {
-        let source = source.unwrap();
-        if source.file_type().unwrap().is_file() {
-            std::fs::copy(source.path(), package.join(source.file_name())).unwrap();
-        }
-    }
-    Interpreter { program: "python3".into(), path: Some(home.join("packages")) }
-}
-
-/// An interpreter of its own with the wheel installed. The tools that build it come from the network.
-fn environment(home: &Path) -> Option<Interpreter> {
+/// An interpreter with the package. The tools that build it come from the network.
+fn environment(home: &Path) -> Option<PathBuf> {
     let python = home.join("python/bin/python");
     good(Command::new("python3").args(["-m", "venv"]).arg(home.join("python")));
     let pip = || {
@@ -89,7 +54,7 @@ fn environment(home: &Path) -> Option<Interpreter> {
     );
     let wheel = std::fs::read_dir(wheels).unwrap().next().unwrap().unwrap().path();
     good(pip().args(["install", "--no-index"]).arg(wheel));
-    Some(Interpreter { program: python, path: None })
+    Some(python)
 }
 
 /// A volume of 16 MiB.
@@ -112,10 +77,11 @@ async fn in_place(home: &Path, name: &str) -> PathBuf {
     path
 }
 
-fn check(python: &Interpreter, volume: &Path, empty: &Path, served: &str) {
+fn check(python: &Path, volume: &Path, empty: &Path, served: &str) {
     good(
-        python
-            .command()
+        Command::new("timeout")
+            .arg("120")
+            .arg(python)
             .arg(format!("{HERE}/tests/test_thalweg.py"))
             .env("VOLUME", volume)
             .env("EMPTY_VOLUME", empty)
@@ -131,7 +97,7 @@ fn programs(document: &str) -> Vec<String> {
 }
 
 /// Runs each program of the documents, unchanged, on a volume of its own, and checks its effects.
-async fn check_documents(python: &Interpreter, home: &Path) {
+async fn check_documents(python: &Path, home: &Path) {
     for (number, document) in ["README.md", "docs/transactions.md"].into_iter().enumerate() {
         let programs = programs(document);
         let [program] = &programs[..] else { panic!("{} in {document}", programs.len()) };
@@ -145,7 +111,7 @@ async fn check_documents(python: &Interpreter, home: &Path) {
              with thalweg.open({volume:?}) as volume:\n    \
              assert volume.raw('blocks').read(7) == b'x' * thalweg.BLOCK_SIZE\n"
         );
-        good(python.command().args(["-c", &after]));
+        good(Command::new(python).args(["-c", &after]));
     }
     // The package's own example.
     let folder = volume(home, "docstring").await;
@@ -153,32 +119,20 @@ async fn check_documents(python: &Interpreter, home: &Path) {
         thalweg.__doc__ = thalweg.__doc__.replace('/srv/volume', sys.argv[1])\n\
         failed, tried = doctest.testmod(thalweg)\n\
         sys.exit(failed or not tried)";
-    good(python.command().args(["-c", examples]).arg(folder));
+    good(Command::new(python).args(["-c", examples]).arg(folder));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_package_works() {
-    let home: TempDir = tempfile::tempdir().unwrap();
-    exercise(home.path(), &beside_the_module(home.path())).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "compiles the package and its dependencies once more: make test-long"]
 async fn the_wheel_works_in_a_fresh_environment() {
     let home: TempDir = tempfile::tempdir().unwrap();
     let Some(python) = environment(home.path()) else { return };
-    exercise(home.path(), &python).await;
-}
-
-/// Everything that the package can do, on volumes that are opened here and on served ones.
-async fn exercise(home: &Path, python: &Interpreter) {
-    let (plain, empty) = (volume(home, "plain").await, volume(home, "empty").await);
-    check(python, &plain, &empty, "0");
-    check_documents(python, home).await;
-    let (one, two) = (in_place(home, "one").await, in_place(home, "two").await);
-    check(python, &one, &two, "0");
+    let (plain, empty) = (volume(home.path(), "plain").await, volume(home.path(), "empty").await);
+    check(&python, &plain, &empty, "0");
+    check_documents(&python, home.path()).await;
+    let (one, two) = (in_place(home.path(), "one").await, in_place(home.path(), "two").await);
+    check(&python, &one, &two, "0");
     let env = Env::real();
-    let (served, empty) = (volume(home, "served").await, volume(home, "other").await);
+    let (served, empty) = (volume(home.path(), "served").await, volume(home.path(), "other").await);
     let pools = [&served, &empty].map(async |folder| {
         let pool = Pool::open(&env, folder, &OpenOptions::default()).await.unwrap();
         let server = Server::start(&env, pool.transactions(), folder, Config::default()).unwrap();
@@ -186,7 +140,7 @@ async fn exercise(home: &Path, python: &Interpreter) {
     });
     let pools = futures::future::join_all(pools).await;
     let checked = tokio::task::block_in_place(|| {
-        std::panic::catch_unwind(|| check(python, &served, &empty, "1"))
+        std::panic::catch_unwind(|| check(&python, &served, &empty, "1"))
     });
     for (pool, server) in pools {
         drop(server);

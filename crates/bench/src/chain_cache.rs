@@ -9,9 +9,9 @@
 //!
 //! Recorded traces also print the hit rates of other policies, in one tier of the size of both.
 
-use std::collections::BTreeMap;
-
 mod references;
+
+use std::collections::BTreeMap;
 
 use references::CacheEvent;
 use serde_json::json;
@@ -72,13 +72,6 @@ struct Outcome {
     ssd_writes: u64,
 }
 
-/// What one tail was filled with.
-struct Filled {
-    outcome: Outcome,
-    /// The steps of the cache's user, where they were asked for.
-    events: Vec<CacheEvent>,
-}
-
 impl Outcome {
     fn hit_rate(&self) -> f64 {
         share(self.ram_hits + self.ssd_hits, self.ram_hits + self.ssd_hits + self.misses)
@@ -102,24 +95,7 @@ fn share(part: u64, whole: u64) -> f64 {
 
 /// Fills one tail with `accesses` to an address space of `span` blocks.
 fn fill_tail(accesses: impl Iterator<Item = Access>, span: u64, sizes: Sizes) -> Outcome {
-    fill(Tail::new(span, sizes), accesses).outcome
-}
-
-fn fill(mut tail: Tail, accesses: impl Iterator<Item = Access>) -> Filled {
-    for access in accesses {
-        for block in access.block..access.block + u64::from(access.blocks) {
-            if tail.is_full() {
-                break;
-            }
-            if access.write { tail.write(block) } else { tail.read(block) }
-        }
-        if tail.is_full() {
-            break;
-        }
-    }
-    let ssd_writes = tail.cache.stats().ssd_block_writes;
-    let outcome = Outcome { written: tail.next, ssd_writes, ..tail.outcome };
-    Filled { outcome, events: tail.events.unwrap_or_default() }
+    Tail::new(span, sizes).fill(accesses)
 }
 
 /// A tail drive that is filled block by block, and its cache.
@@ -148,6 +124,22 @@ impl Tail {
 
     fn record(&mut self, event: CacheEvent) {
         self.events.iter_mut().for_each(|events| events.push(event));
+    }
+
+    /// Applies the accesses up to the one that fills the tail.
+    fn fill(&mut self, accesses: impl Iterator<Item = Access>) -> Outcome {
+        let blocks = accesses.flat_map(|access| {
+            let blocks = access.block..access.block + u64::from(access.blocks);
+            blocks.map(move |block| (block, access.write))
+        });
+        for (block, is_write) in blocks {
+            if self.is_full() {
+                break;
+            }
+            if is_write { self.write(block) } else { self.read(block) }
+        }
+        let ssd_writes = self.cache.stats().ssd_block_writes;
+        Outcome { written: self.next, ssd_writes, ..self.outcome }
     }
 
     fn is_full(&self) -> bool {
@@ -248,10 +240,10 @@ fn run_recorded(options: &Options) -> Result<Report, BenchError> {
         let sizes = Sizes::of_tail(written);
         tells_writes.push(trace.tells_writes);
         // The last write fills the tail; reads after it disturb no writes.
-        let tail = Tail { events: Some(Vec::new()), ..Tail::new(trace.span, sizes) };
-        let filled = fill(tail, trace.accesses.into_iter());
-        outcomes.push(filled.outcome);
-        for (name, rate) in references::hit_rates(&filled.events, sizes.ram + sizes.ssd as usize) {
+        let mut tail = Tail { events: Some(Vec::new()), ..Tail::new(trace.span, sizes) };
+        outcomes.push(tail.fill(trace.accesses.into_iter()));
+        let events = tail.events.unwrap_or_default();
+        for (name, rate) in references::hit_rates(&events, sizes.ram + sizes.ssd as usize) {
             others.entry(name).or_default().push(rate);
         }
     }

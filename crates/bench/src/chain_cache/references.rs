@@ -39,7 +39,7 @@ pub(super) fn hit_rates(events: &[CacheEvent], capacity: usize) -> [(&'static st
     let rate = |hits: u64| super::share(hits, reads as u64);
     [
         ("lru", rate(play(events, Lru { capacity, blocks: Queue::default() }))),
-        ("arc", rate(play(events, Arc::new(capacity)))),
+        ("arc", rate(play(events, AdaptiveReplacement::new(capacity)))),
         ("s3_fifo", rate(play(events, S3Fifo::new(capacity)))),
         ("optimum", rate(optimum(events, capacity))),
     ]
@@ -61,8 +61,8 @@ fn play(events: &[CacheEvent], mut cache: impl Cache) -> u64 {
     hits
 }
 
-/// The most reads that any cache of `capacity` blocks could serve: it drops the block whose next read is farthest,
-/// which may be the one that was just read or written.
+/// The maximum of reads that a cache of `capacity` blocks can serve. Belady's algorithm drops the block whose next read
+/// is farthest away; that may be the block that was just read or written.
 fn optimum(events: &[CacheEvent], capacity: usize) -> u64 {
     let next = next_reads(events);
     let (mut by_next, mut cached, mut hits) = (BTreeSet::new(), HashMap::default(), 0);
@@ -170,7 +170,7 @@ impl Cache for Lru {
 
 /// Balances blocks that were used once and more often, by the hits in ghosts of both.
 #[derive(Debug)]
-struct Arc {
+struct AdaptiveReplacement {
     capacity: usize,
     /// The size that `once` should have.
     target: usize,
@@ -180,10 +180,10 @@ struct Arc {
     ghosts_often: Queue,
 }
 
-impl Arc {
-    fn new(capacity: usize) -> Arc {
+impl AdaptiveReplacement {
+    fn new(capacity: usize) -> AdaptiveReplacement {
         let [once, often, ghosts_once, ghosts_often] = std::array::from_fn(|_| Queue::default());
-        Arc { capacity, target: 0, once, often, ghosts_once, ghosts_often }
+        AdaptiveReplacement { capacity, target: 0, once, often, ghosts_once, ghosts_often }
     }
 
     /// Turns one block into a ghost.
@@ -234,7 +234,7 @@ impl Arc {
     }
 }
 
-impl Cache for Arc {
+impl Cache for AdaptiveReplacement {
     fn hit(&mut self, key: u64) -> bool {
         let cached = self.once.remove(key) || self.often.contains(key);
         if cached {
@@ -436,7 +436,7 @@ mod tests {
 
         #[test]
         fn caches_hold_what_fits(events in events(), capacity in 2..9usize) {
-            let mut arc = Arc::new(capacity);
+            let mut arc = AdaptiveReplacement::new(capacity);
             let mut s3 = S3Fifo::new(capacity);
             for nth in 0..events.len() {
                 play(&events[nth..=nth], Borrowed(&mut arc));

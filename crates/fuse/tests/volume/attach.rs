@@ -370,7 +370,7 @@ async fn with_autoclear_the_device_of_a_killed_server_vanishes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a measurement: cargo test --release --test volume -- --ignored --nocapture measure"]
+#[ignore = "a measurement: cargo test --profile test-long --test volume -- --ignored --nocapture measure"]
 async fn measure_random_writes() {
     let (env, place) = (Env::real(), Place::new("measure"));
     // Interleaved, so that other load on the machine affects all alike.

@@ -12,6 +12,11 @@
 CARGO ?= cargo
 LONG ?= 10
 
+# Incremental compilation makes the first one a quarter longer.
+ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug/incremental),)
+test check: export CARGO_INCREMENTAL ?= 0
+endif
+
 .PHONY: bench-rivals run run-block soak test test-long check setup build python
 
 run: setup

@@ -15,6 +15,7 @@ use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, NewNode, Node};
 use crate::local::content::BLOCK;
+use crate::local::effects::Effects;
 use crate::local::extents::Run;
 use crate::local::format::{
     DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord,
@@ -22,10 +23,11 @@ use crate::local::format::{
     key_behind, parse_key,
 };
 use crate::local::inner::Inner;
-use crate::local::names::place_key;
-use crate::local::op::{Effects, Op, kind_of};
+use crate::local::op::Op;
 use crate::local::orphans::freed_key;
+use crate::local::places::place_key;
 use crate::local::quota::{quota_key, usage_key};
+use crate::local::records::kind_of;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
 
 /// The directory for inodes without names.
@@ -200,7 +202,8 @@ async fn rescue(inner: &Inner, ino: u64) -> Result<Outcome, FsError> {
             record.links = 1.into();
         }
         op.set_inode(ino, record);
-        op.add_name(lost, name.as_bytes(), ino, kind).await?;
+        let slot = op.absent(lost, name.as_bytes()).await?;
+        op.add_name(lost, name.as_bytes(), slot, (ino, kind)).await?;
         if kind == Kind::Directory {
             op.count_subdirectory(lost, 1).await?;
         }
@@ -319,7 +322,7 @@ impl Op<'_> {
     }
 
     /// The extents of an inode, as they are stored.
-    async fn stored_extents(&self, ino: u64) -> Result<Vec<Extent>, FsError> {
+    async fn stored_extents(&mut self, ino: u64) -> Result<Vec<Extent>, FsError> {
         let range = key(ino, Tag::Extent, &[])..key_behind(ino, Tag::Extent);
         let mut extents = Vec::new();
         for (key, value) in self.range(range, usize::MAX).await? {
@@ -359,11 +362,15 @@ impl Op<'_> {
         Ok(())
     }
 
+    /// Whether an inode has records of a kind.
+    async fn has_records(&mut self, ino: u64, tag: Tag) -> Result<bool, FsError> {
+        Ok(!self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await?.is_empty())
+    }
+
     /// Creates an inode for existing records. If the file may have lost extents, the record counts their
     /// blocks too: they are then recorded as lost.
     async fn make_inode(&mut self, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
-        let first = async |tag| self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await;
-        let is_directory = ino == Ino::ROOT.0 || !first(Tag::Entry).await?.is_empty();
+        let is_directory = ino == Ino::ROOT.0 || self.has_records(ino, Tag::Entry).await?;
         let target = self.get(&key(ino, Tag::Target, &[])).await?;
         let extents = self.stored_extents(ino).await?;
         let end = extents.last().map_or(0, Extent::end);
@@ -499,7 +506,8 @@ impl Op<'_> {
             )));
         };
         let kind = kind_of(name.ino, &record)?;
-        self.add_name(directory, text, name.ino, kind).await?;
+        let slot = self.absent(directory, text).await?;
+        self.add_name(directory, text, slot, (name.ino, kind)).await?;
         Ok(Outcome::Repaired)
     }
 

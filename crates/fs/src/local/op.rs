@@ -19,7 +19,7 @@ use super::area::BitmapPage;
 use super::aside;
 use super::effects::Effects;
 use super::extents::Run;
-use super::format::{InodeRecord, Tag, decode, key};
+use super::format::{InodeRecord, Tag, decode, key, key_behind};
 use super::holdings::{Claim, Reservation};
 use super::inner::Inner;
 use super::records::{kind_of, stored_time};
@@ -174,6 +174,11 @@ impl<'a> Op<'a> {
             found.push(pair);
         }
         Ok(found)
+    }
+
+    /// Whether an inode has records of a kind, without the changes of this call.
+    pub(super) async fn has_records(&mut self, ino: u64, tag: Tag) -> Result<bool, FsError> {
+        Ok(!self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await?.is_empty())
     }
 
     /// An inode, if there is one.

@@ -12,11 +12,10 @@
 //! depends on a map that may have been given up. So if keys are missing then, and such leaves may hold them,
 //! nothing is changed: taking them may be wrong, and so may dropping them.
 //!
-//! Then come the changes, in an order in which the store may be left after any of them, and each leaves what
-//! it has not yet dealt with where the next salvage finds it. Lost nodes are cut out; the bitmap is set to
-//! exactly the blocks that stay and those that were found; last, the found leaves join the tree. The leaf
-//! with the lowest keys comes last, so that a user who reads from the lowest key on does not start before all
-//! are in.
+//! Then come the changes, in an order in which the store may be left after any of them, and each leaves what it has
+//! not yet dealt with where the next salvage finds it. Lost nodes are cut out; the bitmap is set to exactly the
+//! blocks that stay and those that were found; last, the found leaves join the tree. The leaf with the lowest keys
+//! comes last, so that a user who reads from the lowest key on does not start before all are in.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

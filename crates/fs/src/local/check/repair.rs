@@ -137,8 +137,7 @@ async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, 
         .await
 }
 
-/// Corrects the block count of a file, and records as lost the blocks that its record counts and no extent
-/// has.
+/// Corrects the block count of a file, and records as lost the blocks that its record counts and no extent has.
 async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
     let txn = inner.look().await?;
     let mut op = Op::new(inner, &txn, false);
@@ -332,8 +331,7 @@ impl Op<'_> {
         Ok(extents)
     }
 
-    /// Records that blocks of a file are lost: there are none of data. An older program cannot read
-    /// that.
+    /// Records that blocks of a file are lost: there are none of data. An older program cannot read that.
     async fn record_lost(&mut self, ino: u64, ranges: &[Range<u64>]) -> Result<(), FsError> {
         if ranges.is_empty() {
             return Ok(());
@@ -360,11 +358,6 @@ impl Op<'_> {
             self.inner.copies.write_copies(&**self.txn, &record).await?;
         }
         Ok(())
-    }
-
-    /// Whether an inode has records of a kind.
-    async fn has_records(&mut self, ino: u64, tag: Tag) -> Result<bool, FsError> {
-        Ok(!self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await?.is_empty())
     }
 
     /// Creates an inode for existing records. If the file may have lost extents, the record counts their
@@ -511,8 +504,7 @@ impl Op<'_> {
         Ok(Outcome::Repaired)
     }
 
-    /// Removes a symbolic link without its target; corrects the size of one with a target of another
-    /// length.
+    /// Removes a symbolic link without its target; corrects the size of one with a target of another length.
     async fn mend_target(&mut self, scan: &Scan, ino: u64) -> Result<Outcome, FsError> {
         let mut record = self.inode(ino).await?;
         if let Some(target) = self.get(&key(ino, Tag::Target, &[])).await? {

@@ -4,8 +4,9 @@
 //!
 //! Each has a loop device of its own over a file that was written once; the device's counters tell
 //! which bytes and flushes reached it. The filesystems are measured in turns; a figure is the median
-//! over the rounds.
+//! over the rounds. Apart from these, calls are timed without kernel and disk (`in_process`).
 
+mod in_process;
 mod passthrough;
 
 use std::fs::{self, File, OpenOptions};
@@ -131,7 +132,11 @@ impl Subject {
                 let point = folder.path().join("ours");
                 fs::create_dir(&point).map_err(io)?;
                 let runtime = runtime()?;
-                let (files, store) = runtime.block_on(make(device.path(), mode))?;
+                let (files, store) = runtime.block_on(async {
+                    let options = FileOptions::default();
+                    let opened = FileDevice::open(device.path(), &options).await.map_err(other)?;
+                    make(Arc::new(opened), mode).await
+                })?;
                 ours = Some((serve(&runtime, files, &point)?, Some(store), runtime));
                 point
             }
@@ -171,10 +176,9 @@ fn serve(
     mounted::mount(&Env::real(), runtime.handle().clone(), files, point, &options).map_err(other)
 }
 
-async fn make(device: &Path, mode: Mode) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {
+async fn make(data: DeviceRef, mode: Mode) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {
     let env = Env::real();
-    let opened = FileDevice::open(device, &FileOptions::default()).await.map_err(other)?;
-    let parts = Parts { data: Arc::new(opened) as DeviceRef, journal: None };
+    let parts = Parts { data, journal: None };
     let new = NewInPlace { name: "bench".to_owned(), ..NewInPlace::default() };
     InPlace::create(&env, &parts, &new).await.map_err(other)?;
     let options = StoreOptions { mode, cache: 1 << 30, ..StoreOptions::default() };
@@ -192,6 +196,13 @@ async fn make(device: &Path, mode: Mode) -> Result<(Arc<Local>, Arc<InPlace>), B
 /// [`BenchError::Failed`] when a program is missing or a load fails.
 pub fn run(options: &Options) -> Result<Report, BenchError> {
     let scale = rig::scale(options, DEFAULT_SCALE)?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    if options.runs(in_process::NAME) {
+        in_process::measure(&mut report, scale)?;
+    }
+    if !LOADS.iter().any(|load| options.runs(load.name)) {
+        return Ok(report);
+    }
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
     let timer = runtime()?;
     let _entered = timer.enter();
@@ -201,7 +212,6 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
         subjects.push(Subject::start(system, name, &parent)?);
     }
     let tree = source_tree(&parent)?;
-    let mut report = Report::new(ENTRY.name, options.seed);
     for load in LOADS.into_iter().filter(|load| options.runs(load.name)) {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
         for round in 0..ROUNDS {

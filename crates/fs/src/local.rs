@@ -5,25 +5,35 @@
 //! other store of the volume (IsoFS, Isotope 4.3.2). Memory holds hints and the references to inodes; none
 //! of it has to survive a crash.
 
+mod accesses;
 mod area;
+mod aside;
 mod blocks;
 mod calls;
 pub mod check;
 mod content;
+mod effects;
+mod ended;
 mod extents;
 pub mod format;
 mod growth;
+mod holdings;
 mod inner;
+mod keeper;
 mod make;
 mod names;
+mod numbers;
 mod op;
 mod options;
 mod orphans;
+mod places;
 mod quota;
+mod records;
 mod references;
 mod reservation;
 mod space;
 mod superblock;
+mod table;
 mod xattrs;
 
 use std::fmt;
@@ -40,13 +50,15 @@ use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange};
 use crate::error::FsError;
 use crate::filesystem::WriteAt;
 use content::BLOCK;
+use effects::Effects;
 pub use growth::{Growth, room, size};
+use holdings::Reservation;
 use inner::Inner;
 pub use make::{make, remove};
-use op::{Effects, Op, attributes_of, kind_of};
+use op::Op;
 pub use options::{Atime, Format, Options};
 pub use quota::Quota;
-use reservation::Reservation;
+use records::{attributes_of, kind_of};
 
 /// Bytes of the largest write that is one transaction: a longer one is several, cut at multiples of it.
 pub const MAX_ATOMIC_WRITE: u64 = 128 * BLOCK;

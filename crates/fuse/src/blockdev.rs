@@ -10,6 +10,7 @@
 pub mod attach;
 pub mod bytes;
 pub mod disk;
+mod error;
 pub mod loopdev;
 pub mod probe;
 pub mod stale;

@@ -191,7 +191,9 @@ async fn start(
         tracing::warn!(volume = target.name, "{recovery}");
     }
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Attach));
-    let mounted = session.mounts.mount(&session.volumes[0], &request).await;
+    // The session has just begun: nothing is attached.
+    let permitted = std::future::ready(Ok(()));
+    let mounted = session.mounts.mount(&session.volumes[0], &request, permitted).await;
     let running = match &mounted {
         Ok(_) => Running::start(&session, args.metrics.as_ref()),
         Err(failure) => Err(failure.clone()),

@@ -65,10 +65,13 @@ impl Session {
                 files::make(&self.env, volume, new).await.map(|()| Answer::Done)
             }
             Request::Mount(request) => {
-                if request.snapshot.is_none() {
-                    self.attachments.refuse_if_written(volume).await?;
-                }
-                self.mounts.mount(volume, request).await
+                let permitted = async {
+                    match request.snapshot {
+                        None => self.attachments.refuse_if_written(volume).await,
+                        Some(_) => Ok(()),
+                    }
+                };
+                self.mounts.mount(volume, request, permitted).await
             }
             Request::Remount { device, options } => {
                 self.mounts.remount(volume, *device, options).await.map(|()| Answer::Done)

@@ -12,7 +12,7 @@ use thalweg_store::volume::VolumeRef;
 use tokio::sync::Mutex;
 
 use super::lifetime::{Lifetime, Use};
-use super::mounts::{Mounts, is_mounted};
+use super::mounts::{MountedVolume, Mounts, is_mounted};
 use crate::failure::{Failure, Outcome};
 use crate::request::{Answer, AttachRequest};
 use crate::target::{Target, export};
@@ -56,11 +56,14 @@ impl Attachments {
         request: &AttachRequest,
         mounts: &Mounts,
     ) -> Outcome<PathBuf> {
-        // Before the list is locked: the mounts come first in the order of locks.
-        let mounted = match request.writable {
-            true => mounts.mount_of(volume, None).await,
+        // Held until the device is in the list, so that nothing is mounted meanwhile. It comes first in the order
+        // of locks.
+        let mounts = match request.writable {
+            true => Some(mounts.lock().await),
             false => None,
         };
+        let mounted = mounts.as_ref().and_then(|all| all.iter().find(|it| it.shows(volume, None)));
+        let mounted = mounted.map(MountedVolume::directory);
         let mut attachments = self.list.lock().await;
         let target = Target { snapshot: request.snapshot.clone(), ..volume.target.clone() };
         let same =

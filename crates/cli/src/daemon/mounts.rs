@@ -114,13 +114,16 @@ impl Mounts {
         self.list.lock().await
     }
 
-    /// Mounts the filesystem of a volume.
+    /// Mounts the filesystem of a volume, if `permitted` permits it: it runs while nothing else is mounted or
+    /// unmounted.
     pub(crate) async fn mount(
         self: &Arc<Self>,
         volume: &Opened,
         request: &MountRequest,
+        permitted: impl Future<Output = Outcome<()>>,
     ) -> Outcome<Answer> {
         let mut all = self.list.lock().await;
+        permitted.await?;
         let snapshot = request.snapshot.as_deref();
         let name = &export(&volume.target.name, snapshot);
         if let Some(at) = all.iter().position(|it| it.shows(volume, snapshot)) {

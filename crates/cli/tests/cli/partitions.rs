@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use crate::run::{Home, Server, bad, can_attach, good, has, json, thalweg};
+use crate::files::can_mount;
+use crate::run::{Home, Server, bad, can_attach, good, has, json, thalweg, umount};
 
 fn kv(home: &Home, args: &[&str]) -> Command {
     let mut command = thalweg(["kv"]);
@@ -124,6 +125,37 @@ fn the_device_of_a_volume_with_partitions_is_read_only_unless_asked_for() {
     assert_eq!(flag(device), "0");
     good(&mut thalweg(["detach", device]));
     holds_the_key(&home);
+}
+
+/// Both begin at the same time on a server that runs already, so that neither finds the other by chance alone.
+#[test]
+fn of_a_mount_and_a_writable_device_that_begin_at_once_one_is_refused() {
+    if !can_attach() || !can_mount() {
+        return;
+    }
+    let home = Home::with_volume("64M", &[]);
+    good(thalweg(["mkfs", "--quiet"]).arg(home.volume()));
+    let server = home.serve(&[]);
+    let root = home.path("root");
+    std::fs::create_dir(&root).unwrap();
+    for _ in 0..5 {
+        let begin = |mut command: Command| command.output().unwrap();
+        let (mut mount, mut attach) = (thalweg(["mount"]), thalweg(["attach", "--writable"]));
+        mount.arg(home.volume()).arg(&root);
+        attach.arg(home.volume());
+        let (mounted, attached) = std::thread::scope(|scope| {
+            let mounting = scope.spawn(|| begin(mount));
+            let attached = begin(attach);
+            (mounting.join().unwrap(), attached)
+        });
+        let begun = [&mounted, &attached].map(|output| output.status.success());
+        assert!(begun[0] != begun[1], "{mounted:?} {attached:?}");
+        match home.status()["attached"].as_array().is_some_and(|devices| devices.is_empty()) {
+            true => umount(thalweg(["umount"]), &root),
+            false => drop(good(thalweg(["detach"]).arg(home.volume()))),
+        }
+    }
+    server.end();
 }
 
 #[test]

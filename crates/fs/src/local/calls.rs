@@ -7,7 +7,7 @@ use bytes::Bytes;
 use thalweg_store::txn::Durability;
 
 use super::content::BLOCK;
-use super::op::attributes_of;
+use super::records::attributes_of;
 use super::{COPIED_AT_ONCE, Local, MAX_ATOMIC_WRITE, quota};
 use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino};

@@ -82,13 +82,13 @@ impl Op<'_> {
     /// The extents that have blocks in a range of the file's, ascending. They depend on nothing else than
     /// the inode's record, because a change of extents writes that record.
     pub(super) async fn extents(
-        &self,
+        &mut self,
         ino: u64,
         range: Range<u64>,
     ) -> Result<Vec<Extent>, FsError> {
         let mut found = Vec::new();
         let first = extent_key(ino, range.start);
-        let floor = self.inner.tree.floor_in(&**self.txn, &first).await?;
+        let floor = self.floor(&first).await?;
         if let Some((key, value)) = floor
             && key.starts_with(&first[..9])
         {
@@ -116,7 +116,7 @@ impl Op<'_> {
     }
 
     /// The extents of a range of a file, and the adjacent ones, which may merge with them.
-    async fn layout(&self, ino: u64, range: Range<u64>) -> Result<Layout, FsError> {
+    async fn layout(&mut self, ino: u64, range: Range<u64>) -> Result<Layout, FsError> {
         let wider = range.start.saturating_sub(1)..(range.end + 1).min(MAX_BLOCK);
         Ok(Layout::new(self.extents(ino, wider).await?))
     }
@@ -145,7 +145,7 @@ impl Op<'_> {
     }
 
     /// The bytes of a range that lies before the end.
-    async fn read_range(&self, ino: u64, bytes: Range<u64>) -> Result<Vec<Bytes>, FsError> {
+    async fn read_range(&mut self, ino: u64, bytes: Range<u64>) -> Result<Vec<Bytes>, FsError> {
         let blocks = touched(&bytes);
         let mut buffers = Vec::with_capacity((blocks.end - blocks.start) as usize);
         let mut at = bytes.start;
@@ -337,9 +337,9 @@ impl Op<'_> {
     }
 
     /// The data block behind the last one that the file has before a block of its own.
-    async fn block_before(&self, ino: u64, at: u64) -> Result<Option<u64>, FsError> {
+    async fn block_before(&mut self, ino: u64, at: u64) -> Result<Option<u64>, FsError> {
         let key = extent_key(ino, at);
-        let floor = self.inner.tree.floor_in(&**self.txn, &key).await?;
+        let floor = self.floor(&key).await?;
         match floor.filter(|(found, _)| found.starts_with(&key[..9])) {
             Some((key, value)) => {
                 let extent = self.extent(ino, &key, &value)?;
@@ -411,10 +411,9 @@ impl Op<'_> {
             return Ok(self.clear_truncating(ino, record));
         }
         let behind = super::format::key_behind(ino, Tag::Extent);
-        let iter = self.inner.tree.range_in(self.txn.clone(), extent_key(ino, first)..behind)?;
-        let mut iter = iter.backward()?;
+        let mut scan = self.scan(extent_key(ino, first)..behind)?.backward()?;
         let mut left = most;
-        while let Some((key, value)) = iter.next().await? {
+        while let Some((key, value)) = self.next(&mut scan).await? {
             if left == 0 {
                 return Ok(false);
             }
@@ -425,14 +424,15 @@ impl Op<'_> {
                 self.give_back(record, Run { start: extent.start, blocks: extent.blocks }).await?;
             }
         }
-        // One that begins before may end behind.
-        let mut layout = Layout::new(self.extents(ino, first..first + 1).await?);
-        let staged = |extent: &Extent| extent.at < first;
-        if first > 0 && layout.extents().first().is_some_and(staged) {
-            for run in layout.remove(first..MAX_BLOCK) {
-                self.give_back(record, run).await?;
+        if first > 0 {
+            // One that begins before may end behind.
+            let mut layout = Layout::new(self.extents(ino, first..first + 1).await?);
+            if layout.extents().first().is_some_and(|extent| extent.at < first) {
+                for run in layout.remove(first..MAX_BLOCK) {
+                    self.give_back(record, run).await?;
+                }
+                self.put_layout(ino, &layout);
             }
-            self.put_layout(ino, &layout);
         }
         Ok(self.clear_truncating(ino, record))
     }

@@ -19,8 +19,8 @@ use super::format::{
     SuperRecord, Tag, encode_kind, key,
 };
 use super::inner::{Found, Inner};
-use super::op::stored_time;
 use super::options::{Format, Options};
+use super::records::stored_time;
 use super::space::{Covered, Space};
 use super::superblock::{Copies, stored_record};
 use crate::attributes::{Ino, Kind};

@@ -1,19 +1,14 @@
-//! Names in directories.
-//!
-//! A name lies where its hash says, in the first vacant one of 256 slots. Names with the same hash follow
-//! without gaps: a removed name leaves a vacant slot if another one may follow.
-
-use std::hash::Hasher;
+//! Names in directories, and the inodes that they lead to.
 
 use bytes::Bytes;
-use siphasher::sip::SipHasher13;
 
 use super::format::{
-    DirectoryEntry, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, MAX_SLOTS, Place, Tag,
-    encode_kind, key, key_behind,
+    DirectoryEntry, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, Place, Tag, encode_kind,
+    key, key_behind,
 };
-use super::inner::Inner;
-use super::op::{Op, attributes_of, kind_of};
+use super::op::Op;
+use super::places::{damaged_place, place_key, position_of};
+use super::records::{attributes_of, kind_of};
 use super::xattrs;
 use crate::acl::Acl;
 use crate::answer::Answer;
@@ -23,35 +18,6 @@ use crate::filesystem::{Cookie, Entry, MAX_LINKS, MAX_NAME, MAX_TARGET, NewNode,
 
 /// Set-group-id.
 const SGID: u16 = 0o2000;
-
-/// The key of a place in a directory.
-pub(super) fn place_key(directory: u64, position: u64) -> Vec<u8> {
-    key(directory, Tag::Entry, &position.to_be_bytes())
-}
-
-/// The place that the key of a record stands for.
-pub(super) fn position_of(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(9..)?.try_into().ok()?))
-}
-
-impl Inner {
-    /// The first slot of a name's hash.
-    pub(super) fn position(&self, name: &[u8]) -> u64 {
-        let mut hasher = SipHasher13::new_with_key(&self.hash_key);
-        hasher.write(name);
-        let hash = hasher.finish() >> (64 - u32::from(self.hash_bits));
-        hash.max(1) * MAX_SLOTS
-    }
-}
-
-/// The result of a search for a name.
-#[derive(Debug)]
-struct Found {
-    /// Its slot and its entry.
-    entry: Option<(u64, DirectoryEntry)>,
-    /// The place that it would take.
-    free: Option<u64>,
-}
 
 /// Checks a name that is to be looked for.
 fn check_length(name: &[u8]) -> Result<(), FsError> {
@@ -74,118 +40,7 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
     }
 }
 
-fn damaged_place(directory: u64) -> FsError {
-    FsError::Damaged(format!("a name in directory {directory} is invalid"))
-}
-
 impl Op<'_> {
-    async fn place(&self, directory: u64, position: u64) -> Result<Option<Place>, FsError> {
-        let value = self.get(&place_key(directory, position)).await?;
-        let decode = |value| Place::decode(&value).ok_or_else(|| damaged_place(directory));
-        value.map(decode).transpose()
-    }
-
-    fn put_place(&mut self, directory: u64, position: u64, place: &Place) {
-        self.put(place_key(directory, position), place.encode());
-    }
-
-    async fn find(&self, directory: u64, name: &[u8]) -> Result<Found, FsError> {
-        let first = self.inner.position(name);
-        let mut free = None;
-        for position in first..first + MAX_SLOTS {
-            match self.place(directory, position).await? {
-                None => return Ok(Found { entry: None, free: free.or(Some(position)) }),
-                Some(Place::Vacant) => free = free.or(Some(position)),
-                Some(Place::Taken(entry)) => {
-                    let (found, chained) = (entry.name == name, entry.chained);
-                    if found {
-                        return Ok(Found { entry: Some((position, entry)), free });
-                    }
-                    if !chained {
-                        let next = free.or(Some(position + 1));
-                        let free = next.filter(|next| *next < first + MAX_SLOTS);
-                        return Ok(Found { entry: None, free });
-                    }
-                }
-            }
-        }
-        Ok(Found { entry: None, free })
-    }
-
-    /// The entry of a name.
-    ///
-    /// # Errors
-    /// [`FsError::NotFound`]
-    async fn entry(&self, directory: u64, name: &[u8]) -> Result<DirectoryEntry, FsError> {
-        let found = self.find(directory, name).await?;
-        found.entry.map(|(_, entry)| entry).ok_or(FsError::NotFound)
-    }
-
-    /// Adds a name that does not exist yet to a directory, and sets the directory's times.
-    pub(super) async fn add_name(
-        &mut self,
-        directory: u64,
-        name: &[u8],
-        ino: u64,
-        kind: Kind,
-    ) -> Result<(), FsError> {
-        let free = self.find(directory, name).await?.free.ok_or(FsError::NoSpace)?;
-        if !free.is_multiple_of(MAX_SLOTS)
-            && let Some(Place::Taken(before)) = self.place(directory, free - 1).await?
-            && !before.chained
-        {
-            let before = DirectoryEntry { chained: true, ..before };
-            self.put_place(directory, free - 1, &Place::Taken(before));
-        }
-        // Names may still follow the slot of a removed one.
-        let chained = self.place(directory, free).await?.is_some();
-        let name = Bytes::copy_from_slice(name);
-        let entry = DirectoryEntry { ino, kind, chained, name: name.clone() };
-        self.put_place(directory, free, &Place::Taken(entry));
-        let mut record = self.directory(directory).await?;
-        record.size = (record.size.get() + 1).into();
-        self.touch_directory(directory, record);
-        self.note_name(directory, &name);
-        Ok(())
-    }
-
-    /// Takes a name out of a directory.
-    async fn remove_name(&mut self, directory: u64, name: &[u8]) -> Result<(), FsError> {
-        let found = self.find(directory, name).await?;
-        let (position, entry) = found.entry.ok_or(FsError::NotFound)?;
-        match entry.chained || !position.is_multiple_of(MAX_SLOTS) {
-            true => self.put_place(directory, position, &Place::Vacant),
-            false => self.delete(place_key(directory, position)),
-        }
-        let mut record = self.directory(directory).await?;
-        record.size = record.size.get().saturating_sub(1).into();
-        self.touch_directory(directory, record);
-        self.note_name(directory, name);
-        Ok(())
-    }
-
-    /// Has a name lead to another inode.
-    async fn redirect(
-        &mut self,
-        directory: u64,
-        name: &[u8],
-        ino: u64,
-        kind: Kind,
-    ) -> Result<(), FsError> {
-        let found = self.find(directory, name).await?;
-        let (position, entry) = found.entry.ok_or(FsError::NotFound)?;
-        self.put_place(directory, position, &Place::Taken(DirectoryEntry { ino, kind, ..entry }));
-        let record = self.directory(directory).await?;
-        self.touch_directory(directory, record);
-        self.note_name(directory, name);
-        Ok(())
-    }
-
-    fn touch_directory(&mut self, directory: u64, mut record: InodeRecord) {
-        (record.modified, record.changed) = (self.now.into(), self.now.into());
-        self.set_inode(directory, record);
-    }
-
     /// A directory that may get names.
     async fn living_directory(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
         let record = self.directory(ino).await?;
@@ -215,8 +70,8 @@ impl Op<'_> {
         let ino = match name {
             b"." => self.directory(parent).await.map(|_| parent)?,
             b".." => self.directory(parent).await?.parent.get(),
-            _ => match self.entry(parent, name).await {
-                Ok(entry) => entry.ino,
+            _ => match self.existing(parent, name).await {
+                Ok(there) => there.entry.ino,
                 Err(FsError::NotFound) => {
                     // Distinguishes a missing name from a parent that is no directory.
                     self.directory(parent).await?;
@@ -239,9 +94,7 @@ impl Op<'_> {
     ) -> Result<Attributes, FsError> {
         check_name(name)?;
         let directory = self.living_directory(parent).await?;
-        if self.find(parent, name).await?.entry.is_some() {
-            return Err(FsError::Exists);
-        }
+        let slot = self.absent(parent, name).await?;
         let (kind, size, rdev) = match &new.node {
             Node::File => (Kind::File, 0, 0),
             Node::Directory => (Kind::Directory, 0, 0),
@@ -284,7 +137,7 @@ impl Op<'_> {
         self.charge(record.quota.get(), 0, 1).await?;
         self.set_inode(ino, record);
         self.effects.count += 1;
-        self.add_name(parent, name, ino, kind).await?;
+        self.add_name(parent, name, slot, (ino, kind)).await?;
         if is_directory {
             self.count_subdirectory(parent, 1).await?;
         }
@@ -343,28 +196,27 @@ impl Op<'_> {
             MAX_LINKS.. => return Err(FsError::TooManyLinks),
             _ => {}
         }
-        if self.find(parent, name).await?.entry.is_some() {
-            return Err(FsError::Exists);
-        }
+        let slot = self.absent(parent, name).await?;
         if record.quota != directory.quota {
             return Err(FsError::CrossQuota);
         }
         record.links = (record.links.get() + 1).into();
         record.changed = self.now.into();
         self.set_inode(ino, record);
-        self.add_name(parent, name, ino, kind).await?;
+        self.add_name(parent, name, slot, (ino, kind)).await?;
         attributes_of(ino, &record)
     }
 
     pub(super) async fn unlink(&mut self, parent: u64, name: &[u8]) -> Result<(), FsError> {
         check_length(name)?;
         self.directory(parent).await?;
-        let entry = self.entry(parent, name).await?;
-        if entry.kind == Kind::Directory {
+        let there = self.existing(parent, name).await?;
+        let ino = there.entry.ino;
+        if there.entry.kind == Kind::Directory {
             return Err(FsError::IsDirectory);
         }
-        self.remove_name(parent, name).await?;
-        self.drop_link(entry.ino).await
+        self.remove_name(parent, there).await?;
+        self.drop_link(ino).await
     }
 
     /// Removes one link of an inode that is no directory.
@@ -390,13 +242,14 @@ impl Op<'_> {
             _ => check_length(name)?,
         }
         self.directory(parent).await?;
-        let entry = self.entry(parent, name).await?;
-        if entry.kind != Kind::Directory {
+        let there = self.existing(parent, name).await?;
+        let ino = there.entry.ino;
+        if there.entry.kind != Kind::Directory {
             return Err(FsError::NotDirectory);
         }
-        self.remove_name(parent, name).await?;
+        self.remove_name(parent, there).await?;
         self.count_subdirectory(parent, -1).await?;
-        self.drop_directory(entry.ino).await
+        self.drop_directory(ino).await
     }
 
     /// Removes an empty directory whose name is gone.
@@ -421,52 +274,63 @@ impl Op<'_> {
         check_name(to.1)?;
         self.directory(from.0).await?;
         let target = self.living_directory(to.0).await?;
-        let source = self.entry(from.0, from.1).await?;
-        let there = self.find(to.0, to.1).await?.entry.map(|(_, entry)| entry);
+        let old = self.existing(from.0, from.1).await?;
+        let source = (old.entry.ino, old.entry.kind);
+        let there = self.find(to.0, to.1).await?.found;
         match (&there, how) {
             (Some(_), Rename::NoReplace) => return Err(FsError::Exists),
             (None, Rename::Exchange) => return Err(FsError::NotFound),
-            (Some(there), _) if there.ino == source.ino => return Ok(()),
+            (Some(there), _) if there.entry.ino == source.0 => return Ok(()),
             _ => {}
         }
-        self.check_move(source.ino, source.kind, from.0, to.0, target.quota.get()).await?;
-        if let (Some(there), Rename::Exchange) = (&there, how) {
-            let quota = self.directory(from.0).await?.quota.get();
-            self.check_move(there.ino, there.kind, to.0, from.0, quota).await?;
-            self.redirect(from.0, from.1, there.ino, there.kind).await?;
-            self.redirect(to.0, to.1, source.ino, source.kind).await?;
-            self.moved(there.ino, there.kind, to.0, from.0).await?;
-            return self.moved(source.ino, source.kind, from.0, to.0).await;
-        }
+        self.check_move(source, from.0, to.0, target.quota.get()).await?;
         match there {
-            None => {
-                self.remove_name(from.0, from.1).await?;
-                self.add_name(to.0, to.1, source.ino, source.kind).await?;
+            Some(there) if how == Rename::Exchange => {
+                let replaced = (there.entry.ino, there.entry.kind);
+                let quota = self.directory(from.0).await?.quota.get();
+                self.check_move(replaced, to.0, from.0, quota).await?;
+                self.redirect(from.0, old, replaced).await?;
+                self.redirect(to.0, there, source).await?;
+                self.moved(replaced, to.0, from.0).await?;
             }
             Some(there) => {
-                let kinds = (source.kind == Kind::Directory, there.kind == Kind::Directory);
-                match kinds {
-                    (true, false) => return Err(FsError::NotDirectory),
-                    (false, true) => return Err(FsError::IsDirectory),
-                    (true, true) => {
-                        self.drop_directory(there.ino).await?;
-                        self.count_subdirectory(to.0, -1).await?;
-                    }
-                    (false, false) => self.drop_link(there.ino).await?,
-                }
-                self.redirect(to.0, to.1, source.ino, source.kind).await?;
-                self.remove_name(from.0, from.1).await?;
+                self.drop_replaced(&there.entry, source.1, to.0).await?;
+                self.redirect(to.0, there, source).await?;
+                self.remove_name(from.0, old).await?;
+            }
+            None => {
+                self.remove_name(from.0, old).await?;
+                // Searched again: the removal may have changed the slots of names with the same hash.
+                let slot = self.absent(to.0, to.1).await?;
+                self.add_name(to.0, to.1, slot, source).await?;
             }
         }
-        self.moved(source.ino, source.kind, from.0, to.0).await
+        self.moved(source, from.0, to.0).await
+    }
+
+    /// Drops what a renamed inode of `kind` replaces in a directory.
+    async fn drop_replaced(
+        &mut self,
+        there: &DirectoryEntry,
+        kind: Kind,
+        directory: u64,
+    ) -> Result<(), FsError> {
+        match (kind == Kind::Directory, there.kind == Kind::Directory) {
+            (true, false) => Err(FsError::NotDirectory),
+            (false, true) => Err(FsError::IsDirectory),
+            (true, true) => {
+                self.drop_directory(there.ino).await?;
+                self.count_subdirectory(directory, -1).await
+            }
+            (false, false) => self.drop_link(there.ino).await,
+        }
     }
 
     /// Checks that something may go to another directory: a directory not below itself, and nothing
     /// to where it would count for another quota.
     async fn check_move(
         &mut self,
-        ino: u64,
-        kind: Kind,
+        (ino, kind): (u64, Kind),
         from: u64,
         to: u64,
         quota: u64,
@@ -497,7 +361,7 @@ impl Op<'_> {
     }
 
     /// Something got another name, perhaps in another directory.
-    async fn moved(&mut self, ino: u64, kind: Kind, from: u64, to: u64) -> Result<(), FsError> {
+    async fn moved(&mut self, (ino, kind): (u64, Kind), from: u64, to: u64) -> Result<(), FsError> {
         let mut record = self.named_inode(ino).await?;
         record.changed = self.now.into();
         if from != to {
@@ -530,10 +394,10 @@ impl Op<'_> {
         self.directory(ino).await?;
         let start = place_key(ino, from.0.saturating_add(1));
         let range = start..key_behind(ino, Tag::Entry);
-        let mut iter = self.inner.tree.range_in(self.txn.clone(), range)?;
+        let mut scan = self.scan(range)?;
         let mut entries = Vec::new();
         while entries.len() < most
-            && let Some((key, value)) = iter.next().await?
+            && let Some((key, value)) = self.next(&mut scan).await?
         {
             let position = position_of(&key).ok_or_else(|| damaged_place(ino))?;
             let place = Place::decode(&value).ok_or_else(|| damaged_place(ino))?;

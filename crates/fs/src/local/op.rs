@@ -11,60 +11,24 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_store::block::{BLOCK_SIZE, Class};
-use thalweg_store::tree::Batch;
+use thalweg_store::tree::{Pair, Scan, WorkingSet};
 use thalweg_store::txn::{FRAGMENT, Transaction};
 use zerocopy::IntoBytes;
 
 use super::area::BitmapPage;
+use super::aside;
+use super::effects::Effects;
 use super::extents::Run;
-use super::format::{InodeRecord, Tag, decode, decode_kind, encode_time, key};
+use super::format::{InodeRecord, Tag, decode, key, key_behind};
+use super::holdings::{Claim, Reservation};
 use super::inner::Inner;
-use super::reservation::{self, Claim, Reservation};
-use crate::attributes::{Attributes, Ino, Kind, Timestamp};
+use super::records::{kind_of, stored_time};
+use crate::attributes::Kind;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
 
 /// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
 const DISCARDED_AT_ONCE: u64 = 32;
-
-/// The effects of a call, for state that is kept outside of transactions.
-#[derive(Debug, Default)]
-pub(super) struct Effects {
-    /// Inodes whose attributes changed, and whether their bytes changed.
-    pub(super) inodes: BTreeMap<u64, bool>,
-    /// Names that were added, removed or redirected.
-    pub(super) names: Vec<(u64, Bytes)>,
-    /// Change of the free blocks under each bitmap page.
-    pub(super) pages: BTreeMap<u64, i64>,
-    /// Inodes created, less inodes removed.
-    pub(super) count: i64,
-    /// Blocks and inodes that quotas were charged with.
-    pub(super) charged: BTreeMap<u64, (i64, i64)>,
-    /// Inodes with pending work.
-    pub(super) orphans: Vec<u64>,
-    /// Whether blocks are recorded as to be freed.
-    pub(super) freed: bool,
-}
-
-impl Effects {
-    /// Adds the effects of a later call.
-    pub(super) fn add(&mut self, later: Effects) {
-        for (ino, content) in later.inodes {
-            *self.inodes.entry(ino).or_default() |= content;
-        }
-        self.names.extend(later.names);
-        for (page, by) in later.pages {
-            *self.pages.entry(page).or_default() += by;
-        }
-        for (quota, (blocks, inodes)) in later.charged {
-            let sum = self.charged.entry(quota).or_default();
-            *sum = (sum.0 + blocks, sum.1 + inodes);
-        }
-        self.count += later.count;
-        self.orphans.extend(later.orphans);
-        self.freed |= later.freed;
-    }
-}
 
 /// A block of data to write or discard.
 #[derive(Debug)]
@@ -93,6 +57,8 @@ pub(super) struct Op<'a> {
     /// Records of inodes may be wrong.
     pub(super) is_repair: bool,
     pub(super) effects: Effects,
+    /// The pages of the tree that the call has read. They get its changes at the end.
+    tree: WorkingSet<'a>,
     inodes: BTreeMap<u64, Staged>,
     records: BTreeMap<Vec<u8>, Option<Bytes>>,
     pages: BTreeMap<u64, BitmapPage>,
@@ -108,40 +74,6 @@ pub(super) struct Op<'a> {
     pub(super) lists: Vec<(u64, Option<Bytes>, Range<usize>)>,
 }
 
-/// The time as records have it.
-pub(super) fn stored_time(nanos: u64) -> u64 {
-    let seconds = (nanos / 1_000_000_000) as i64;
-    encode_time(Timestamp { seconds, nanos: (nanos % 1_000_000_000) as u32 })
-}
-
-/// The type of an inode.
-///
-/// # Errors
-/// [`FsError::Damaged`]
-pub(super) fn kind_of(ino: u64, record: &InodeRecord) -> Result<Kind, FsError> {
-    decode_kind(record.kind).ok_or_else(|| FsError::Damaged(format!("inode {ino} has no kind")))
-}
-
-/// The attributes of an inode.
-pub(super) fn attributes_of(ino: u64, record: &InodeRecord) -> Result<Attributes, FsError> {
-    use super::format::decode_time;
-    Ok(Attributes {
-        ino: Ino(ino),
-        kind: kind_of(ino, record)?,
-        mode: record.mode.get() & 0o7777,
-        links: record.links.get(),
-        uid: record.uid.get(),
-        gid: record.gid.get(),
-        rdev: record.rdev.get(),
-        size: record.size.get(),
-        stored: record.blocks.get().saturating_mul(BLOCK_SIZE as u64),
-        accessed: decode_time(record.accessed.get()),
-        modified: decode_time(record.modified.get()),
-        changed: decode_time(record.changed.get()),
-        created: decode_time(record.created.get()),
-    })
-}
-
 impl<'a> Op<'a> {
     pub(super) fn new(inner: &'a Inner, txn: &'a Arc<dyn Transaction>, is_within: bool) -> Op<'a> {
         Op {
@@ -151,6 +83,7 @@ impl<'a> Op<'a> {
             is_within,
             is_repair: false,
             effects: Effects::default(),
+            tree: inner.tree.working_set(&**txn),
             inodes: BTreeMap::new(),
             records: BTreeMap::new(),
             pages: BTreeMap::new(),
@@ -194,11 +127,27 @@ impl<'a> Op<'a> {
     }
 
     /// The value of a record.
-    pub(super) async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, FsError> {
+    pub(super) async fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, FsError> {
         match self.records.get(key) {
             Some(staged) => Ok(staged.clone()),
-            None => Ok(self.inner.tree.get_in(&**self.txn, key).await?),
+            None => Ok(self.tree.get(key).await?),
         }
+    }
+
+    /// The stored record with the greatest key at or below `key`, without the changes of this call. The call
+    /// depends on that record alone.
+    pub(super) async fn floor(&mut self, key: &[u8]) -> Result<Option<Pair>, FsError> {
+        Ok(self.tree.floor(key).await?)
+    }
+
+    /// Scans stored records in a range of keys, without the changes of this call.
+    pub(super) fn scan(&self, range: Range<Vec<u8>>) -> Result<Scan, FsError> {
+        Ok(self.tree.range(range)?)
+    }
+
+    /// The next record of a scan.
+    pub(super) async fn next(&mut self, scan: &mut Scan) -> Result<Option<Pair>, FsError> {
+        Ok(self.tree.next(scan).await?)
     }
 
     /// Gives a record a value.
@@ -213,18 +162,23 @@ impl<'a> Op<'a> {
 
     /// At most `most` stored records in a range of keys, without the changes of this call.
     pub(super) async fn range(
-        &self,
+        &mut self,
         range: Range<Vec<u8>>,
         most: usize,
-    ) -> Result<Vec<(Bytes, Bytes)>, FsError> {
+    ) -> Result<Vec<Pair>, FsError> {
         let mut found = Vec::new();
-        let mut iter = self.inner.tree.range_in(self.txn.clone(), range)?;
+        let mut scan = self.scan(range)?;
         while found.len() < most
-            && let Some(pair) = iter.next().await?
+            && let Some(pair) = self.next(&mut scan).await?
         {
             found.push(pair);
         }
         Ok(found)
+    }
+
+    /// Whether an inode has records of a kind, without the changes of this call.
+    pub(super) async fn has_records(&mut self, ino: u64, tag: Tag) -> Result<bool, FsError> {
+        Ok(!self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await?.is_empty())
     }
 
     /// An inode, if there is one.
@@ -235,7 +189,7 @@ impl<'a> Op<'a> {
         if ino == 0 {
             return Ok(None);
         }
-        let value = self.inner.tree.get_in(&**self.txn, &key(ino, Tag::Inode, &[])).await?;
+        let value = self.tree.get(&key(ino, Tag::Inode, &[])).await?;
         let what = || format!("inode {ino} has a record of another size");
         let record = value.map(|value| decode(&value, what)).transpose()?;
         self.inodes.insert(ino, Staged { record, changed: false });
@@ -312,8 +266,8 @@ impl<'a> Op<'a> {
     }
 
     /// A name means something else.
-    pub(super) fn note_name(&mut self, directory: u64, name: &[u8]) {
-        self.effects.names.push((directory, Bytes::copy_from_slice(name)));
+    pub(super) fn note_name(&mut self, directory: u64, name: Bytes) {
+        self.effects.names.push((directory, name));
     }
 
     /// The content of a data block; the call depends on these bytes of it.
@@ -324,7 +278,7 @@ impl<'a> Op<'a> {
     ) -> Result<Bytes, FsError> {
         if self.own.is_some_and(|own| own.has(block)) {
             let run = Run { start: block, blocks: 1 };
-            let content = reservation::read(self.inner, self.txn, run).await?.pop();
+            let content = aside::read(self.inner, self.txn, run).await?.pop();
             return content.ok_or(FsError::Stale);
         }
         let lba = self.inner.area.lba(block);
@@ -342,7 +296,7 @@ impl<'a> Op<'a> {
         let mut blocks = Vec::with_capacity(run.blocks as usize);
         for (part, is_own) in own.parts(run) {
             blocks.extend(match is_own {
-                true => reservation::read(self.inner, self.txn, part).await?,
+                true => aside::read(self.inner, self.txn, part).await?,
                 false => self.txn.read_run(self.inner.area.lba(part.start), part.blocks).await?,
             });
         }
@@ -403,16 +357,13 @@ impl<'a> Op<'a> {
             }
         }
         self.write_own().await?;
-        let mut batch = Batch::new();
         for (key, value) in std::mem::take(&mut self.records) {
             match value {
-                Some(value) => batch.put(key, value),
-                None => batch.delete(key),
-            };
+                Some(value) => self.tree.put(&key, value).await?,
+                None => drop(self.tree.delete(&key).await?),
+            }
         }
-        if !batch.is_empty() {
-            self.inner.tree.write_in(&**self.txn, &batch).await?;
-        }
+        self.tree.finish()?;
         for (number, page) in std::mem::take(&mut self.pages) {
             *self.effects.pages.entry(number).or_default() +=
                 page.free() as i64 - page.free_before() as i64;
@@ -460,7 +411,7 @@ impl<'a> Op<'a> {
         }
         self.claim.soils = true;
         let mine = mine.into_iter().map(|it| (it.block, it.content, it.changed)).collect();
-        reservation::write(self.inner, self.txn, mine).await
+        aside::write(self.inner, self.txn, mine).await
     }
 
     /// Releases the blocks that the call freed into the caller's transaction.
@@ -470,7 +421,7 @@ impl<'a> Op<'a> {
             for (part, is_own) in own.parts(run) {
                 match is_own {
                     true => {
-                        reservation::empty(self.inner, self.txn, part).await?;
+                        aside::empty(self.inner, self.txn, part).await?;
                         own.give(part);
                     }
                     false => own.release(part),

@@ -7,8 +7,9 @@ use super::area::DataArea;
 use super::extents::Run;
 use super::format::{HAS_XATTRS, Place, TRUNCATING, Tag, key, key_behind, parse_key};
 use super::inner::Inner;
-use super::names::position_of;
-use super::op::{Op, kind_of};
+use super::op::Op;
+use super::places::position_of;
+use super::records::kind_of;
 use crate::attributes::Kind;
 use crate::error::FsError;
 use async_recursion::async_recursion;
@@ -140,7 +141,7 @@ impl Inner {
         let _turn = self.freeing.lock().await;
         loop {
             let txn = self.volume.begin(thalweg_store::txn::Begin::SNAPSHOT).await?;
-            let op = Op::new(self, &txn, false);
+            let mut op = Op::new(self, &txn, false);
             let some = op.range(key(0, Tag::Freed, &[])..key_behind(0, Tag::Freed), 64).await?;
             drop(op);
             drop(txn);
@@ -181,7 +182,7 @@ impl Inner {
     /// Inodes with something left to be done, as the filesystem has them.
     pub(super) async fn stored_orphans(&self) -> Result<Vec<u64>, FsError> {
         let txn = self.volume.begin(thalweg_store::txn::Begin::SNAPSHOT).await?;
-        let op = Op::new(self, &txn, false);
+        let mut op = Op::new(self, &txn, false);
         let range = key(0, Tag::Orphan, &[])..key_behind(0, Tag::Orphan);
         let found = op.range(range, usize::MAX).await?;
         let ino = |(key, _): &(bytes::Bytes, bytes::Bytes)| {

@@ -62,13 +62,13 @@ fn exceeds(used: i64, limit: u64) -> bool {
 }
 
 impl Op<'_> {
-    async fn limits(&self, root: u64) -> Result<Option<QuotaRecord>, FsError> {
+    async fn limits(&mut self, root: u64) -> Result<Option<QuotaRecord>, FsError> {
         let value = self.get(&quota_key(root)).await?;
         let what = || format!("the quota of directory {root} has another size");
         value.map(|value| decode(&value, what)).transpose()
     }
 
-    async fn usage_of_lane(&self, root: u64, lane: u8) -> Result<(i64, i64), FsError> {
+    async fn usage_of_lane(&mut self, root: u64, lane: u8) -> Result<(i64, i64), FsError> {
         let Some(value) = self.get(&usage_key(root, lane)).await? else { return Ok((0, 0)) };
         let what = || format!("the usage of directory {root} has another size");
         let record: UsageRecord = decode(&value, what)?;
@@ -76,7 +76,7 @@ impl Op<'_> {
     }
 
     /// The usage under a root, without the charges of this call.
-    async fn usage(&self, root: u64) -> Result<(i64, i64), FsError> {
+    async fn usage(&mut self, root: u64) -> Result<(i64, i64), FsError> {
         let mut sum = (0i64, 0i64);
         for lane in 0..USAGE_LANES {
             let (blocks, inodes) = self.usage_of_lane(root, lane).await?;
@@ -249,7 +249,7 @@ impl Op<'_> {
     }
 
     /// Every quota, as its root's number.
-    pub(super) async fn quotas(&self) -> Result<Vec<u64>, FsError> {
+    pub(super) async fn quotas(&mut self) -> Result<Vec<u64>, FsError> {
         let range = key(0, Tag::Quota, &[])..key_behind(0, Tag::Quota);
         let found = self.range(range, usize::MAX).await?;
         let root = |key: &[u8]| Some(u64::from_be_bytes(parse_key(key)?.2.try_into().ok()?));

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 
 use super::format::{HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, Tag, key, key_behind};
-use super::op::{Op, kind_of};
+use super::op::Op;
 use super::quota;
+use super::records::kind_of;
 use crate::acl::Acl;
 use crate::attributes::Kind;
 use crate::error::FsError;

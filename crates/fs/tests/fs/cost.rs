@@ -12,6 +12,8 @@ use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{Class, Lba, StoreError, Write};
+use thalweg_store::device::{DeviceRef, MemoryDevice, Tally};
+use thalweg_store::inplace::{InPlace, NewInPlace, Options as StoreOptions, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 
 use crate::support::*;
@@ -103,5 +105,70 @@ fn a_small_change_touches_few_bytes() {
         println!("read: {reads} reads");
         assert_eq!(metadata, (0, 0));
         assert!(reads <= 9, "{reads}");
+    });
+}
+
+/// A filesystem on a device, and what keeps it.
+struct OnDevice {
+    fs: Local,
+    store: Arc<InPlace>,
+}
+
+impl OnDevice {
+    /// Opens the volume on a device, and its filesystem, which is made if that is asked for.
+    async fn open(env: &Env, device: &DeviceRef, is_new: bool) -> OnDevice {
+        let parts = Parts { data: device.clone(), journal: None };
+        let opened = InPlace::open(env, parts, StoreOptions::default()).await.unwrap();
+        let store = Arc::new(opened.0);
+        let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
+        let volume: Arc<dyn Transact> = Arc::new(manager);
+        if is_new {
+            local::make(env, &volume, &Format::default()).await.unwrap();
+        }
+        let fs = Local::open(env, volume, "fs", Options::default()).await.unwrap();
+        OnDevice { fs, store }
+    }
+
+    async fn close(self) {
+        self.fs.close().await.unwrap();
+        drop(self.fs);
+        self.store.close().await.unwrap();
+    }
+}
+
+/// What the device does until a filesystem that was closed in order with so many files is open, and one name of it
+/// was found.
+async fn cost_of_opening(env: &Env, files: usize) -> Tally {
+    let device: DeviceRef = Arc::new(MemoryDevice::new(256 << 20));
+    let parts = Parts { data: device.clone(), journal: None };
+    let new = NewInPlace { name: "opening".to_owned(), ..NewInPlace::default() };
+    InPlace::create(env, &parts, &new).await.unwrap();
+    let made = OnDevice::open(env, &device, true).await;
+    for number in 0..files {
+        let file = create(&made.fs, ROOT, &format!("file {number}")).await;
+        if number % 16 == 0 {
+            write(&made.fs, file, 0, &pattern(number as u64, 5000)).await;
+        }
+    }
+    made.close().await;
+    let before = device.tallies().total();
+    let again = OnDevice::open(env, &device, false).await;
+    again.fs.find(ROOT, b"file 0").await.unwrap();
+    let cost = device.tallies().total() - before;
+    again.close().await;
+    cost
+}
+
+#[test]
+fn opening_costs_the_same_whatever_the_number_of_files() {
+    run(1, |env| async move {
+        let few = cost_of_opening(&env, 300).await;
+        let many = cost_of_opening(&env, 12_000).await;
+        println!("opening with 300 files: {few:?}; with 12000: {many:?}");
+        // One more level of the tree, on each of the three paths that are read: of counts, orphans and the name.
+        assert!(many.reads <= few.reads + 3, "{few:?} {many:?}");
+        assert!(many.read_bytes <= few.read_bytes + 3 * 4096, "{few:?} {many:?}");
+        assert!(many.writes <= few.writes && many.flushes <= few.flushes, "{few:?} {many:?}");
+        assert!(many.read_bytes <= 4 << 20, "{many:?}");
     });
 }

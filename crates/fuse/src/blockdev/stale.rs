@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use thalweg_env::Env;
 
-use super::attach::{AttachError, blocking};
 use super::disk::{FILE_NAME, SOURCE};
+use super::error::{AttachError, blocking};
 use super::loopdev::{self, LoopDevice};
 use crate::mounts::{self, unmount};
 

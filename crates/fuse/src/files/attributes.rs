@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
-use thalweg_fs::{Attributes, Kind, TimeChange, Timestamp};
+use thalweg_fs::{Answer, Attributes, Kind, TimeChange, Timestamp, Validity};
 
 pub(crate) fn file_type(kind: Kind) -> FileType {
     match kind {
@@ -35,6 +35,19 @@ pub(crate) fn file_attr(it: &Attributes) -> FileAttr {
         blksize: 4096,
         flags: 0,
     }
+}
+
+/// How long the kernel may cache what it is told of an inode. See [`privileges`](super::privileges).
+pub(super) fn validity(answer: &Answer) -> Validity {
+    match has_mode_privileges(answer) && answer.kind == Kind::File {
+        true => Validity { attributes: Duration::ZERO, ..answer.valid },
+        false => answer.valid,
+    }
+}
+
+/// Set-user-id or set-group-id.
+pub(super) fn has_mode_privileges(attributes: &Attributes) -> bool {
+    attributes.mode & 0o6000 != 0
 }
 
 /// The attributes of no inode at all.
@@ -90,6 +103,8 @@ fn timestamp(time: SystemTime) -> Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use thalweg_fs::Ino;
+
     use super::*;
 
     #[test]
@@ -100,5 +115,35 @@ mod tests {
         assert_eq!(time, Timestamp { seconds: -2, nanos: 300 });
         let shown = UNIX_EPOCH.duration_since(system_time(time)).unwrap();
         assert_eq!(shown, Duration::new(1, 999_999_700));
+    }
+
+    fn answer(kind: Kind, mode: u16) -> Answer {
+        let time = Timestamp { seconds: 0, nanos: 0 };
+        Answer::until_changed(Attributes {
+            ino: Ino(2),
+            kind,
+            mode,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            stored: 0,
+            accessed: time,
+            modified: time,
+            changed: time,
+            created: time,
+        })
+    }
+
+    #[test]
+    fn a_mode_that_a_write_clears_is_not_cached() {
+        for mode in [0o4755, 0o2755, 0o6711] {
+            let (answer, valid) = (answer(Kind::File, mode), validity(&answer(Kind::File, mode)));
+            assert_eq!((valid.attributes, valid.entry), (Duration::ZERO, answer.valid.entry));
+        }
+        for (kind, mode) in [(Kind::File, 0o1777), (Kind::Directory, 0o2755)] {
+            assert!(!validity(&answer(kind, mode)).attributes.is_zero());
+        }
     }
 }

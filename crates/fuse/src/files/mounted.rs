@@ -123,7 +123,7 @@ pub fn mount(
     let session = Session::new(adapter, &mountpoint, &options.config())?;
     let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
     let coherence = Coherence::start(session.notifier(), served.known.clone())?;
-    served.greet(session.notifier(), coherence.clone());
+    served.greet(coherence.clone());
     if !options.private {
         filesystem.watch(watcher_of(&coherence));
     }

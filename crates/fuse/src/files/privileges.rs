@@ -1,10 +1,14 @@
 //! Privileges of inodes that a write clears: set-user-id, set-group-id and capabilities.
+//!
+//! Such a write changes the mode behind the kernel's back, and a handler of a request must not notify the kernel: it
+//! may hold what the notification needs until the request is answered. So the kernel never caches the attributes of
+//! a file that has set-user-id or set-group-id.
 
 use std::future::Future;
 
-use fuser::INodeNo;
 use thalweg_fs::{AttributeChange, FsError, Ino};
 
+use super::attributes::has_mode_privileges;
 use super::served::Served;
 
 pub(super) const CAPABILITIES: &[u8] = b"security.capability";
@@ -23,12 +27,7 @@ impl Served {
             Ok(()) | Err(FsError::NoAttribute) => {}
             Err(error) => return Err(error),
         }
-        let result = change.await;
-        if let Some((notifier, _)) = self.notifier.get() {
-            // For attributes alone the kernel takes no lock.
-            let _ = notifier.inval_inode(INodeNo(ino.0), -1, 0);
-        }
-        result
+        change.await
     }
 
     /// Takes set-user-id and set-group-id away, where there is a file that may have them.
@@ -49,7 +48,7 @@ impl Served {
             Err(FsError::NoAttribute | FsError::NotSupported) => false,
             Err(error) => return Err(error),
         };
-        let privileged = capable || attributes.mode & 0o6000 != 0;
+        let privileged = capable || has_mode_privileges(&attributes);
         if !privileged {
             self.known.note_plain(ino, grants);
         }

@@ -14,7 +14,7 @@ use fuser::{
 use thalweg_fs::{AttributeChange, Ino, LockOwner, Node};
 
 use super::adapter::Adapter;
-use super::attributes::{file_attr, time_change};
+use super::attributes::{file_attr, time_change, validity};
 use super::locks;
 use super::names::bytes_of;
 use super::opening::{KernelHandle, caller, open_flags};
@@ -38,7 +38,7 @@ impl fuser::Filesystem for Adapter {
             "getattr",
             reply,
             |served| async move { served.filesystem.attributes(Ino(ino.0)).await },
-            |reply, answer| reply.attr(&answer.valid.attributes, &file_attr(&answer)),
+            |reply, answer| reply.attr(&validity(&answer).attributes, &file_attr(&answer)),
         );
     }
 
@@ -80,7 +80,7 @@ impl fuser::Filesystem for Adapter {
             "setattr",
             reply,
             |served| async move { served.filesystem.set_attributes(ino, &change).await },
-            |reply, answer| reply.attr(&answer.valid.attributes, &file_attr(&answer)),
+            |reply, answer| reply.attr(&validity(&answer).attributes, &file_attr(&answer)),
         );
     }
 

@@ -4,10 +4,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fuser::{FileAttr, Generation, Notifier, ReplyEntry};
+use fuser::{FileAttr, Generation, ReplyEntry};
 use thalweg_fs::{Answer, Change, Filesystem, Ino, Validity};
 
-use super::attributes::{file_attr, nothing};
+use super::attributes::{file_attr, nothing, validity};
 use super::coherence::Coherence;
 use super::known::{Known, Noted};
 
@@ -18,29 +18,29 @@ pub(super) const GENERATION: Generation = Generation(0);
 pub(crate) struct Served {
     pub(super) filesystem: Arc<dyn Filesystem>,
     pub(super) known: Arc<Known>,
-    /// Set before the first request.
-    pub(super) notifier: OnceLock<(Notifier, Coherence)>,
+    /// Notifies the kernel, on a thread of its own. Set before the first request.
+    coherence: OnceLock<Coherence>,
 }
 
 impl Served {
     pub(super) fn new(filesystem: Arc<dyn Filesystem>) -> Served {
         let known = Arc::new(Known::new(&*filesystem));
-        Served { filesystem, known, notifier: OnceLock::new() }
+        Served { filesystem, known, coherence: OnceLock::new() }
     }
 
     /// Before the first request: how the kernel is told things.
-    pub(crate) fn greet(&self, notifier: Notifier, coherence: Coherence) {
-        let _ = self.notifier.set((notifier, coherence));
+    pub(crate) fn greet(&self, coherence: Coherence) {
+        let _ = self.coherence.set(coherence);
     }
 
     pub(super) fn coherence(&self) -> Option<&Coherence> {
-        self.notifier.get().map(|(_, coherence)| coherence)
+        self.coherence.get()
     }
 
     /// The kernel counts that it was told of an inode, and so does this.
     pub(super) fn tell(&self, answer: &Answer) -> Told {
         self.known.tell(&*self.filesystem, answer.ino);
-        Told { attr: file_attr(answer), valid: answer.valid }
+        Told { attr: file_attr(answer), valid: validity(answer) }
     }
 
     /// [`Served::tell`], of an inode by its name. The answer began at `epoch`.

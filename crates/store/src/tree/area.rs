@@ -6,13 +6,13 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use uuid::Uuid;
 
-use super::catalogue::{Partition, Run};
 use super::error::TreeError;
 use super::format::{
     BITMAP_UNITS, BITS_PER_PAGE, BITS_PER_UNIT, BLOCKS_PER_DIRECTORY, DIRECTORY_ENTRIES, Kind,
     MAX_BLOCKS, MIN_BLOCKS, State, tag,
 };
-use super::space::Window;
+use super::partition::{Partition, Run};
+use super::window::Window;
 use crate::block::Lba;
 
 /// A run of a partition, and its parts as numbers of blocks in the partition.

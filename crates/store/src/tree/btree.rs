@@ -13,9 +13,12 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 
+use super::descent::{Step, Target, Way, child, descend};
 use super::error::TreeError;
 use super::format::{LIVE, MAX_LEVEL, MEMBERSHIP, PageKind};
-use super::page::{Entry, Page, damaged, fits};
+use super::page::damaged;
+use super::record::Entry;
+use super::units::fits;
 use super::value::Stored;
 use super::work::Work;
 
@@ -27,89 +30,9 @@ const LOW_UNITS: usize = 64;
 /// Two nodes are merged if they have at most so many units of records.
 const MERGED_UNITS: usize = 190;
 
-/// An inner node on the search path, and the child taken.
-#[derive(Clone, Copy, Debug)]
-struct Step {
-    block: u32,
-    index: usize,
-}
-
-/// The target of a descent.
-#[derive(Clone, Copy, Debug)]
-enum Target<'k> {
-    First,
-    Last,
-    Key(&'k [u8]),
-    /// The last leaf with room for keys less than this.
-    Before(&'k [u8]),
-}
-
-/// The end of a descent, and the path to it.
-#[derive(Debug)]
-struct Way {
-    steps: Vec<Step>,
-    leaf: u32,
-    /// All keys in the leaf are at or above it, unless it is the first leaf.
-    low: Option<Bytes>,
-    /// All keys in the leaf are below it, unless it is the last leaf.
-    high: Option<Bytes>,
-}
-
-/// The child that a record of an inner node leads to.
-pub(super) fn child(page: &Page, index: usize) -> Result<u32, TreeError> {
-    let value = page.record(index)?.value;
-    let block: Result<[u8; 4], _> = value.try_into();
-    block.map(u32::from_le_bytes).map_err(|_| page.damaged("a child has no address"))
-}
-
 /// A record for a child.
 fn child_entry(key: Bytes, block: u32) -> Entry {
     Entry { flags: LIVE, key, value: Bytes::copy_from_slice(&block.to_le_bytes()) }
-}
-
-/// The index of the child on the path to `target`.
-fn choose(page: &Page, target: Target<'_>) -> Result<usize, TreeError> {
-    let count = page.count();
-    if count == 0 {
-        return Err(page.damaged("an inner node without children"));
-    }
-    let index = match target {
-        Target::First => 0,
-        Target::Last => count - 1,
-        Target::Key(key) => match page.search(key)? {
-            Ok(index) => index,
-            Err(index) => index.saturating_sub(1),
-        },
-        Target::Before(key) => match page.search(key)? {
-            Ok(index) | Err(index) => index.saturating_sub(1),
-        },
-    };
-    Ok(index)
-}
-
-async fn descend(work: &mut Work<'_>, target: Target<'_>) -> Result<Way, TreeError> {
-    let mut way = Way { steps: Vec::new(), leaf: work.area.root(), low: None, high: None };
-    let mut expected = None;
-    loop {
-        let page = work.load(way.leaf, PageKind::Node).await?;
-        let level = page.level();
-        if level > MAX_LEVEL || expected.is_some_and(|expected| expected != level) {
-            return Err(page.damaged("it is at the wrong height"));
-        }
-        let Some(below) = level.checked_sub(1) else { return Ok(way) };
-        expected = Some(below);
-        let index = choose(page, target)?;
-        if index > 0 {
-            way.low = Some(page.entry(index)?.key);
-        }
-        if index + 1 < page.count() {
-            way.high = Some(page.entry(index + 1)?.key);
-        }
-        let (from, to) = (way.leaf, child(page, index)?);
-        work.check_pointer(from, to)?;
-        way.steps.push(Step { block: from, index });
-        way.leaf = to;
-    }
 }
 
 /// The value of a key as its record has it.
@@ -118,9 +41,9 @@ pub(super) async fn find(work: &mut Work<'_>, key: &[u8]) -> Result<Option<Store
     let page = work.page(leaf)?;
     match page.search(key)? {
         Ok(index) => {
-            let (range, entry) = (page.record(index)?.range(), page.entry(index)?);
+            let (range, flags, value) = page.value(index)?;
             work.depend(leaf, range)?;
-            Ok(Some(work.stored(leaf, entry.flags, entry.value)?))
+            Ok(Some(work.stored(leaf, flags, value)?))
         }
         Err(_) => {
             work.depend(leaf, MEMBERSHIP)?;
@@ -148,9 +71,9 @@ pub(super) async fn floor(
             let stored = work.stored(leaf, entry.flags, entry.value)?;
             return Ok(Some((entry.key, stored)));
         }
-        let Some(low) = way.low else { return Ok(None) };
+        let Some(low) = way.low(work)? else { return Ok(None) };
         way = descend(work, Target::Before(&low)).await?;
-        if way.low.as_ref().is_some_and(|before| *before >= low) {
+        if way.low(work)?.is_some_and(|before| before >= low) {
             return Err(damaged(way.leaf, "the separators around it are not in order"));
         }
     }
@@ -163,16 +86,16 @@ pub(super) async fn put(work: &mut Work<'_>, key: &[u8], value: Bytes) -> Result
     let page = work.page(leaf)?;
     match page.search(key)? {
         Ok(index) => {
-            let (range, old) = (page.record(index)?.range(), page.entry(index)?);
+            let (range, flags, value_before) = page.value(index)?;
             work.depend(leaf, range)?;
-            let stored = work.stored(leaf, old.flags, old.value)?;
+            let stored = work.stored(leaf, flags, value_before)?;
             let (flags, value) = work.store(key, value, Some(stored)).await?;
             let page = work.page(leaf)?;
             if page.replace(index, flags, &value)? {
                 return Ok(());
             }
             page.remove(index)?;
-            insert(work, way, Entry { flags, key: old.key, value }).await
+            insert(work, way, Entry { flags, key: Bytes::copy_from_slice(key), value }).await
         }
         Err(_) => {
             work.depend(leaf, MEMBERSHIP)?;
@@ -283,10 +206,10 @@ pub(super) async fn delete(work: &mut Work<'_>, key: &[u8]) -> Result<bool, Tree
         work.depend(leaf, MEMBERSHIP)?;
         return Ok(false);
     };
-    let (range, entry) = (page.record(index)?.range(), page.entry(index)?);
+    let (range, flags, value) = page.value(index)?;
     page.remove(index)?;
     work.depend(leaf, range)?;
-    let stored = work.stored(leaf, entry.flags, entry.value)?;
+    let stored = work.stored(leaf, flags, value)?;
     work.release(stored).await?;
     shrink(work, way).await?;
     Ok(true)
@@ -321,7 +244,7 @@ pub(super) async fn graft(work: &mut Work<'_>, leaf: u32) -> Result<(), TreeErro
         }
         false => return Err(damaged(leaf, "keys of the tree are between its own")),
     };
-    insert(work, Way { steps, leaf: parent.block, low: None, high: None }, new).await
+    insert(work, Way { steps, leaf: parent.block }, new).await
 }
 
 /// Frees the leaf at the end of `way` when it is empty, or merges it with a neighbour when it has little, and
@@ -428,7 +351,7 @@ pub(super) async fn ascend(
     };
     let way = descend(work, target).await?;
     let entries = part(work, way.leaf, from, to)?;
-    let rest = way.high.filter(|high| !is_beyond(high, to));
+    let rest = way.high(work)?.filter(|high| !is_beyond(high, to));
     if let (Some(high), Bound::Included(key) | Bound::Excluded(key)) = (&rest, from)
         && high <= key
     {
@@ -451,7 +374,7 @@ pub(super) async fn descend_part(
     let way = descend(work, target).await?;
     let mut entries = part(work, way.leaf, from, to)?;
     entries.reverse();
-    let rest = way.low.filter(|low| match from {
+    let rest = way.low(work)?.filter(|low| match from {
         Bound::Unbounded => true,
         Bound::Included(key) | Bound::Excluded(key) => low > key,
     });
@@ -482,16 +405,21 @@ fn part(
     to: &Bound<Bytes>,
 ) -> Result<Vec<(Bytes, Stored)>, TreeError> {
     work.depend(leaf, MEMBERSHIP)?;
-    let mut found = Vec::new();
     let page = work.page(leaf)?;
-    for index in 0..page.count() {
+    let start = match from {
+        Bound::Unbounded => 0,
+        Bound::Included(key) => page.search(key)?.unwrap_or_else(|index| index),
+        Bound::Excluded(key) => page.search(key)?.map_or_else(|index| index, |index| index + 1),
+    };
+    let end = match to {
+        Bound::Unbounded => page.count(),
+        Bound::Included(key) => page.search(key)?.map_or_else(|index| index, |index| index + 1),
+        Bound::Excluded(key) => page.search(key)?.unwrap_or_else(|index| index),
+    };
+    let mut entries = Vec::with_capacity(end.saturating_sub(start));
+    for index in start..end {
+        let page = work.page(leaf)?;
         let (range, entry) = (page.record(index)?.range(), page.entry(index)?);
-        if std::ops::RangeBounds::contains(&(from.clone(), to.clone()), &entry.key) {
-            found.push((range, entry));
-        }
-    }
-    let mut entries = Vec::with_capacity(found.len());
-    for (range, entry) in found {
         work.depend(leaf, range)?;
         entries.push((entry.key, work.stored(leaf, entry.flags, entry.value)?));
     }

@@ -5,6 +5,7 @@
 //! transaction, emptying blocks, is done while the partition is unfinished.
 
 mod blocks;
+mod entry;
 pub mod growth;
 
 use std::ops::Range;
@@ -20,11 +21,11 @@ use blocks::Stored;
 use super::area::Area;
 use super::error::TreeError;
 use super::format::{
-    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CatalogueBlock, CatalogueEntry,
-    DATA_SUFFIX, Kind, MAX_NAME, META_SUFFIX, PageHeader, PageKind, SUPER_SUFFIX, State,
-    StoreHeader,
+    BODY, CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, DATA_SUFFIX, Kind, MAX_NAME,
+    META_SUFFIX, PageHeader, PageKind, SUPER_SUFFIX, State, StoreHeader,
 };
 use super::page::Page;
+use super::partition::{NewPartition, Partition, Run};
 use super::work::Work;
 use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
@@ -34,106 +35,6 @@ use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, r
 const EMPTY_BLOCKS: u64 = 64;
 /// Blocks that one transaction empties.
 const BATCH: u64 = 128;
-
-/// A named part of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Partition {
-    /// Its name.
-    pub name: String,
-    /// Its kind.
-    pub kind: Kind,
-    /// The first block of its first run.
-    pub first: u64,
-    /// The blocks of its first run.
-    pub blocks: u64,
-    /// The runs added by growth.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub further: Vec<Run>,
-    /// Its identity, new for each partition that is created.
-    pub uuid: Uuid,
-    /// Whether it may be used.
-    pub state: State,
-}
-
-/// A run of adjacent blocks of a volume.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Run {
-    /// The first block.
-    pub first: u64,
-    /// Blocks.
-    pub blocks: u64,
-    /// [`State::Unfinished`]: reserved for a partition that does not use it yet.
-    pub state: State,
-}
-
-impl Run {
-    /// The block after its last one.
-    pub fn end(&self) -> u64 {
-        self.first.saturating_add(self.blocks)
-    }
-
-    fn range(&self) -> Range<u64> {
-        self.first..self.end()
-    }
-}
-
-/// One run of a partition as an entry of the catalogue: a partition of that run alone, and the run's number.
-#[derive(Clone, Debug)]
-struct Listed {
-    partition: Partition,
-    run: u16,
-}
-
-impl Partition {
-    /// Its runs, reserved ones included.
-    pub fn all_runs(&self) -> impl Iterator<Item = Run> {
-        let first = Run { first: self.first, blocks: self.blocks, state: self.state };
-        std::iter::once(first).chain(self.further.iter().cloned())
-    }
-
-    /// Its runs but the first.
-    pub fn further_runs(&self) -> impl Iterator<Item = &Run> {
-        self.further.iter().filter(|run| run.state == State::Ready)
-    }
-
-    /// The ranges of volume blocks that it covers, run after run.
-    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        let first = self.first..self.first.saturating_add(self.blocks);
-        std::iter::once(first).chain(self.further_runs().map(Run::range))
-    }
-
-    /// Its blocks, in all runs.
-    pub fn size(&self) -> u64 {
-        self.blocks + self.further_runs().map(|run| run.blocks).sum::<u64>()
-    }
-
-    /// The end of its last run, reserved ones included.
-    pub fn end(&self) -> u64 {
-        self.all_runs().map(|run| run.end()).max().unwrap_or_default()
-    }
-
-    /// Its entries in the catalogue.
-    fn entries(&self) -> Vec<Listed> {
-        let entry = |(number, Run { first, blocks, state }): (usize, Run)| {
-            let partition = Partition { first, blocks, state, further: vec![], ..self.clone() };
-            Listed { partition, run: number as u16 }
-        };
-        self.all_runs().enumerate().map(entry).collect()
-    }
-}
-
-/// A partition to be created.
-#[derive(Clone, Debug)]
-pub struct NewPartition {
-    /// Its name: 1 to 47 bytes, none of them a control character or a slash.
-    pub name: String,
-    /// Its kind.
-    pub kind: Kind,
-    /// Its first block; `None` lets the catalogue choose.
-    pub first: Option<u64>,
-    /// Its size in blocks; `None` for all of the largest gap.
-    pub blocks: Option<u64>,
-}
 
 /// Every partition of a volume, and the state of the catalogue's blocks.
 #[derive(Debug, Default)]
@@ -285,34 +186,6 @@ impl Catalogue {
 
 fn damaged(detail: &str) -> TreeError {
     TreeError::Damaged { what: "the catalogue of partitions".to_owned(), detail: detail.to_owned() }
-}
-
-fn fill_entries(block: &mut CatalogueBlock, entries: &[Listed]) {
-    for (entry, Listed { partition, run }) in block.entries.iter_mut().zip(entries) {
-        let name = partition.name.as_bytes();
-        entry.name_len = name.len() as u8;
-        entry.name[..name.len()].copy_from_slice(name);
-        entry.kind = partition.kind.encode();
-        entry.ready = u8::from(partition.state == State::Ready);
-        entry.run = (*run).into();
-        entry.uuid = *partition.uuid.as_bytes();
-        entry.first = partition.first.into();
-        entry.blocks = partition.blocks.into();
-    }
-}
-
-fn decode_entry(entry: &CatalogueEntry) -> Option<Listed> {
-    let name = entry.name.get(..usize::from(entry.name_len))?;
-    let partition = Partition {
-        name: std::str::from_utf8(name).ok()?.to_owned(),
-        kind: Kind::decode(entry.kind)?,
-        first: entry.first.get(),
-        blocks: entry.blocks.get(),
-        further: Vec::new(),
-        uuid: Uuid::from_bytes(entry.uuid),
-        state: if entry.ready == 1 { State::Ready } else { State::Unfinished },
-    };
-    Some(Listed { partition, run: entry.run.get() })
 }
 
 fn check_name(name: &str) -> Result<(), TreeError> {

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use roaring::RoaringBitmap;
 
-use super::btree;
+use super::descent;
 use super::error::TreeError;
 use super::format::{DIRECTORY_ENTRIES, Kind, LARGE, MAX_LEVEL, PageKind};
 use super::hash::{self, Spot};
@@ -120,7 +120,7 @@ impl Visit {
         let child = |index: usize| {
             let last = index + 1 == page.count();
             Ok(Visit {
-                block: btree::child(page, index)?,
+                block: descent::child(page, index)?,
                 level: Some(below),
                 low: if index > 0 { Some(key(index)?) } else { self.low.clone() },
                 high: if last { self.high.clone() } else { Some(key(index + 1)?) },

@@ -21,7 +21,8 @@ use siphasher::sip::SipHasher13;
 use super::area::Area;
 use super::error::TreeError;
 use super::format::{BODY, DIRECTORY_ENTRIES, MEMBERSHIP, PageKind, UNIT};
-use super::page::{Entry, Page};
+use super::page::Page;
+use super::record::Entry;
 use super::value::Stored;
 use super::work::Work;
 

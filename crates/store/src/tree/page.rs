@@ -11,8 +11,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::error::TreeError;
 use super::format::{
-    BODY, LARGE, LIVE, PageHeader, PageKind, RECORD_HEAD, RecordHead, UNIT, UNITS, record_units,
+    BODY, LARGE, LIVE, PageHeader, PageKind, RECORD_HEAD, RecordHead, UNIT, UNITS,
 };
+use super::record::{Entry, Record};
+use super::units::{Used, fits, head_units};
 use crate::block::{BLOCK_SIZE, ByteRanges};
 
 /// A page that was read, and possibly changed.
@@ -28,84 +30,6 @@ pub(super) struct Page {
 enum Content {
     Read(Bytes),
     Own(Vec<u8>),
-}
-
-/// One record of a page.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Record<'p> {
-    /// Where it begins in the page, in bytes.
-    pub(super) at: usize,
-    /// Its length in bytes.
-    pub(super) len: usize,
-    pub(super) flags: u8,
-    pub(super) key: &'p [u8],
-    pub(super) value: &'p [u8],
-    room: usize,
-}
-
-impl Record<'_> {
-    /// Its bytes in the page.
-    pub(super) fn range(&self) -> Range<usize> {
-        self.at..self.at + self.len
-    }
-
-    fn units(&self) -> usize {
-        self.len / UNIT
-    }
-
-    fn needed_units(&self) -> usize {
-        record_units(self.key.len(), self.value.len())
-    }
-}
-
-/// A record that moves from one page to another.
-#[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) flags: u8,
-    pub(super) key: Bytes,
-    pub(super) value: Bytes,
-}
-
-impl Entry {
-    /// The units that it takes as a record.
-    pub(super) fn units(&self) -> usize {
-        record_units(self.key.len(), self.value.len())
-    }
-}
-
-/// Units of the header and the slots of `count` records.
-fn head_units(count: usize) -> usize {
-    (BODY + 2 * count).div_ceil(UNIT)
-}
-
-/// Whether a page has room for `count` records of `units` units in all.
-pub(super) fn fits(count: usize, units: usize) -> bool {
-    head_units(count) + units <= UNITS
-}
-
-/// The units of a page in use.
-#[derive(Clone, Copy, Debug)]
-struct Used([bool; UNITS]);
-
-impl Used {
-    /// Marks units as used; false when one of them was used already.
-    fn take(&mut self, units: Range<usize>) -> bool {
-        let free = self.0[units.clone()].iter().all(|used| !used);
-        self.0[units].fill(true);
-        free
-    }
-
-    /// The highest run of `len` free units.
-    fn find(&self, len: usize) -> Option<usize> {
-        let mut run = 0;
-        for unit in (0..UNITS).rev() {
-            run = if self.0[unit] { 0 } else { run + 1 };
-            if run == len {
-                return Some(unit);
-            }
-        }
-        None
-    }
 }
 
 impl Page {
@@ -139,6 +63,11 @@ impl Page {
         }
     }
 
+    /// Whether it was changed.
+    pub(super) fn is_changed(&self) -> bool {
+        matches!(self.content, Content::Own(_))
+    }
+
     /// The changed bytes, and the content; `None` when nothing was changed.
     pub(super) fn into_changed(self) -> Option<(ByteRanges, Bytes)> {
         match self.content {
@@ -151,21 +80,37 @@ impl Page {
 
     /// Writes `bytes` at `at`.
     pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
-        self.changed.add(at..at + bytes.len());
-        let content = match &mut self.content {
+        self.change(at..at + bytes.len()).copy_from_slice(bytes);
+    }
+
+    /// Copies bytes within the page.
+    fn shift(&mut self, from: Range<usize>, to: usize) {
+        let len = from.len();
+        self.change(to..to + len);
+        self.own().copy_within(from, to);
+    }
+
+    /// Bytes that are about to change.
+    fn change(&mut self, range: Range<usize>) -> &mut [u8] {
+        self.changed.add(range.clone());
+        &mut self.own()[range]
+    }
+
+    /// The page's own copy of its bytes.
+    fn own(&mut self) -> &mut [u8] {
+        if let Content::Read(read) = &self.content {
+            self.content = Content::Own(read.to_vec());
+        }
+        match &mut self.content {
             Content::Own(content) => content,
-            Content::Read(read) => {
-                self.content = Content::Own(read.to_vec());
-                return self.put(at, bytes);
-            }
-        };
-        content[at..at + bytes.len()].copy_from_slice(bytes);
+            // Replaced above.
+            Content::Read(_) => &mut [],
+        }
     }
 
     /// Marks the whole page as changed.
     pub(super) fn touch_all(&mut self) {
-        let whole = self.bytes().to_vec();
-        self.put(0, &whole);
+        self.change(0..BLOCK_SIZE);
     }
 
     /// An error that names the page.
@@ -233,15 +178,25 @@ impl Page {
 
     /// Record `index`.
     pub(super) fn record(&self, index: usize) -> Result<Record<'_>, TreeError> {
-        let slot = BODY + 2 * index;
-        if slot + 2 > BLOCK_SIZE {
-            return Err(self.damaged("it has more slots than room for them"));
-        }
-        let at = usize::from(self.u16_at(slot)) * UNIT;
-        let record = self.record_at(at);
-        record.ok_or_else(|| self.damaged(&format!("slot {index} leads to no record")))
+        self.find_record(index).ok_or_else(|| self.no_record(index))
     }
 
+    #[inline]
+    fn find_record(&self, index: usize) -> Option<Record<'_>> {
+        let slot = BODY + 2 * index;
+        let slot = self.bytes().get(slot..slot + 2)?;
+        self.record_at(usize::from(u16::from_le_bytes([slot[0], slot[1]])) * UNIT)
+    }
+
+    #[cold]
+    fn no_record(&self, index: usize) -> TreeError {
+        match BODY + 2 * index + 2 > BLOCK_SIZE {
+            true => self.damaged("it has more slots than room for them"),
+            false => self.damaged(&format!("slot {index} leads to no record")),
+        }
+    }
+
+    #[inline]
     fn record_at(&self, at: usize) -> Option<Record<'_>> {
         let rest = self.bytes().get(at..).filter(|_| at >= BODY)?;
         let (head, body) = RecordHead::read_from_prefix(rest).ok()?;
@@ -285,13 +240,23 @@ impl Page {
         })
     }
 
+    /// Where record `index` is, its flags, and a copy of its value.
+    pub(super) fn value(&self, index: usize) -> Result<(Range<usize>, u8, Bytes), TreeError> {
+        let record = self.record(index)?;
+        let value = record.at + RECORD_HEAD;
+        Ok((record.range(), record.flags, self.slice(value..value + record.value.len())))
+    }
+
     /// The record with this key, or the index at which it would be inserted. The first child of an inner node
     /// is below all separators, whatever its own key.
     pub(super) fn search(&self, key: &[u8]) -> Result<Result<usize, usize>, TreeError> {
         let (mut low, mut high) = (self.unordered(), self.count());
         while low < high {
             let middle = low.midpoint(high);
-            match self.record(middle)?.key.cmp(key) {
+            let Some(record) = self.find_record(middle) else {
+                return Err(self.no_record(middle));
+            };
+            match record.key.cmp(key) {
                 std::cmp::Ordering::Less => low = middle + 1,
                 std::cmp::Ordering::Equal => return Ok(Ok(middle)),
                 std::cmp::Ordering::Greater => high = middle,
@@ -316,11 +281,12 @@ impl Page {
 
     /// The units in use with `count` slots; `None` when the slots run into a record.
     fn used(&self, count: usize) -> Result<Option<Used>, TreeError> {
-        let mut used = Used([false; UNITS]);
+        let mut used = Used::default();
+        let slots = head_units(self.count());
         for record in self.records() {
             let record = record?;
             let first = record.at / UNIT;
-            if first < head_units(self.count()) || !used.take(first..first + record.units()) {
+            if first < slots || !used.take(first..first + record.units()) {
                 return Err(self.damaged("two records, or a record and slots, overlap"));
             }
         }
@@ -343,9 +309,9 @@ impl Page {
         };
         self.put_record(place, entry);
         let slots = BODY + 2 * index..BODY + 2 * count;
-        let moved = self.bytes()[slots.clone()].to_vec();
-        self.put(slots.start, &(place as u16).to_le_bytes());
-        self.put(slots.start + 2, &moved);
+        let at = slots.start;
+        self.shift(slots, at + 2);
+        self.put(at, &(place as u16).to_le_bytes());
         self.set_count(count + 1);
         Ok(true)
     }
@@ -361,12 +327,13 @@ impl Page {
             value_len: (entry.value.len() as u16).into(),
             room: (room as u16).into(),
         };
-        let mut record = Vec::with_capacity(len);
-        record.extend_from_slice(head.as_bytes());
-        record.extend_from_slice(&entry.value);
-        record.resize(RECORD_HEAD + room, 0);
-        record.extend_from_slice(&entry.key);
-        self.put(place * UNIT, &record);
+        let at = place * UNIT;
+        let page = self.change(at..at + len);
+        page[..RECORD_HEAD].copy_from_slice(head.as_bytes());
+        let (value, key) = page[RECORD_HEAD..].split_at_mut(room);
+        value[..entry.value.len()].copy_from_slice(&entry.value);
+        value[entry.value.len()..].fill(0);
+        key.copy_from_slice(&entry.key);
     }
 
     /// Clears the flags of a removed record, so that transactions which depend on it conflict.
@@ -379,9 +346,7 @@ impl Page {
         let at = self.record(index)?.at;
         self.kill(at);
         let count = self.count();
-        let behind = BODY + 2 * (index + 1)..BODY + 2 * count;
-        let moved = self.bytes()[behind].to_vec();
-        self.put(BODY + 2 * index, &moved);
+        self.shift(BODY + 2 * (index + 1)..BODY + 2 * count, BODY + 2 * index);
         self.set_count(count - 1);
         Ok(())
     }
@@ -442,10 +407,9 @@ impl Page {
     /// Overwrites the value of the record at `at` in place. Its first bytes are always written, so that two
     /// changes of it conflict; of the rest only units with new content.
     fn overwrite(&mut self, at: usize, flags: u8, value: &Bytes) {
-        let mut head = vec![flags, 0];
-        head.extend_from_slice(&self.bytes()[at + 2..at + 4]);
-        head.extend_from_slice(&(value.len() as u16).to_le_bytes());
-        let changed = if self.bytes()[at + 4..at + 6] == head[4..] { 1 } else { head.len() };
+        let (bytes, len) = (self.bytes(), (value.len() as u16).to_le_bytes());
+        let head = [flags, 0, bytes[at + 2], bytes[at + 3], len[0], len[1]];
+        let changed = if bytes[at + 4..at + 6] == head[4..] { 1 } else { head.len() };
         self.put(at, &head[..changed]);
         let start = at + RECORD_HEAD;
         let mut from = 0;

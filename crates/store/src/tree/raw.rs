@@ -12,9 +12,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::catalogue::{self, Partition};
+use super::catalogue;
 use super::error::TreeError;
 use super::format::{CATALOGUE_BLOCKS, CATALOGUE_MAGIC, Kind, UNIT};
+use super::partition::Partition;
 use crate::block::Lba;
 use crate::txn::{Begin, Durability, Transact, Transaction, run};
 

@@ -12,11 +12,10 @@
 //! depends on a map that may have been given up. So if keys are missing then, and such leaves may hold them,
 //! nothing is changed: taking them may be wrong, and so may dropping them.
 //!
-//! Then come the changes, in an order in which the store may be left after any of them, and each leaves what
-//! it has not yet dealt with where the next salvage finds it. Lost nodes are cut out; the bitmap is set to
-//! exactly the blocks that stay and those that were found; last, the found leaves join the tree. The leaf
-//! with the lowest keys comes last, so that a user who reads from the lowest key on does not start before all
-//! are in.
+//! Then come the changes, in an order in which the store may be left after any of them, and each leaves what it has
+//! not yet dealt with where the next salvage finds it. Lost nodes are cut out; the bitmap is set to exactly the
+//! blocks that stay and those that were found; last, the found leaves join the tree. The leaf with the lowest keys
+//! comes last, so that a user who reads from the lowest key on does not start before all are in.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -30,7 +29,8 @@ use super::catalogue::header_of;
 use super::check::Visit;
 use super::error::TreeError;
 use super::format::{LARGE, PageHeader, PageKind};
-use super::page::{Entry, Page};
+use super::page::Page;
+use super::record::Entry;
 use super::value::Stored;
 use super::work::Work;
 use super::{btree, space};

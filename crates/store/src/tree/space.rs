@@ -4,11 +4,10 @@
 //! which it allocates or frees: its outcome does not rest on blocks elsewhere being free. There is no counter
 //! and no list head that every transaction would have to write.
 //!
-//! The place is random within a [`Window`] at the partition's beginning: large enough that transactions
-//! seldom meet, and not larger than the store needs, so that its blocks lie together.
+//! The place is random within a [`Window`](super::window::Window) at the partition's beginning: large enough that
+//! transactions seldom meet, and not larger than the store needs, so that its blocks lie together.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use rand::RngExt;
@@ -23,31 +22,6 @@ use crate::block::BLOCK_SIZE;
 
 /// Random units that are tried before the search goes through all.
 const PROBES: u32 = 8;
-
-/// The number of units, from the first one on, that are searched for free blocks before any others. A hint,
-/// known to one process only.
-#[derive(Debug)]
-pub(super) struct Window(AtomicU32);
-
-impl Window {
-    /// Blocks of 128 MiB. Two transactions that allocate a block each meet in one of 256 cases.
-    const LEAST: u32 = 256;
-
-    fn units(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Widens the window: its first `units` units are nearly full.
-    fn widen(&self, units: u32) {
-        self.0.fetch_max(units.saturating_add(units / 2), Ordering::Relaxed);
-    }
-}
-
-impl Default for Window {
-    fn default() -> Window {
-        Window(AtomicU32::new(Window::LEAST))
-    }
-}
 
 /// A unit of the bitmap.
 #[derive(Clone, Copy, Debug)]

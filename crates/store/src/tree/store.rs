@@ -5,8 +5,7 @@
 //! The other does all of it: begin, work, commit, retry. A store has no lock, no log and no cache: each
 //! transaction reads again.
 
-use std::collections::VecDeque;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use async_recursion::async_recursion;
@@ -14,18 +13,17 @@ use bytes::Bytes;
 use thalweg_env::Env;
 
 use super::area::Area;
-use super::catalogue::Partition;
+use super::catalogue;
 use super::check::{self, Report};
 use super::error::TreeError;
-use super::format::{Kind, LABEL, MAX_KEY, MAX_VALUE};
+use super::format::{Kind, LABEL};
+use super::partition::Partition;
 use super::salvage::{self, Salvage};
-use super::value::Stored;
+use super::scan::Scan;
+use super::value::Pair;
 use super::work::Work;
-use super::{btree, catalogue, hash};
+use super::working_set::WorkingSet;
 use crate::txn::{Begin, Durability, Isolation, Transact, Transaction, run};
-
-/// A key and its value.
-pub type Pair = (Bytes, Bytes);
 
 /// A store in a partition: a B-tree or a hash table. Clones are the same store.
 #[derive(Clone, Debug)]
@@ -74,20 +72,6 @@ impl Batch {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
-    }
-}
-
-fn check_key(key: &[u8]) -> Result<(), TreeError> {
-    match key.len() <= MAX_KEY {
-        true => Ok(()),
-        false => Err(TreeError::KeyTooLarge(key.len())),
-    }
-}
-
-fn check_value(value: &[u8]) -> Result<(), TreeError> {
-    match value.len() <= MAX_VALUE {
-        true => Ok(()),
-        false => Err(TreeError::ValueTooLarge(value.len())),
     }
 }
 
@@ -220,6 +204,11 @@ impl Store {
         Work::new(txn, &self.area, &self.env)
     }
 
+    /// An empty working set, for several calls in one transaction.
+    pub fn working_set<'a>(&'a self, txn: &'a dyn Transaction) -> WorkingSet<'a> {
+        WorkingSet::new(self.work(txn))
+    }
+
     fn begin(&self) -> Begin {
         Begin { isolation: self.isolation, ..Begin::default() }
     }
@@ -264,16 +253,7 @@ impl Store {
         txn: &dyn Transaction,
         key: &[u8],
     ) -> Result<Option<Bytes>, TreeError> {
-        check_key(key)?;
-        let mut work = self.work(txn);
-        let stored = match self.area.kind {
-            Kind::Hash => hash::find(&mut work, key).await?,
-            Kind::Btree | Kind::Raw => btree::find(&mut work, key).await?,
-        };
-        match stored {
-            Some(stored) => Ok(Some(work.fetch(stored).await?)),
-            None => Ok(None),
-        }
+        self.working_set(txn).get(key).await
     }
 
     /// The greatest key at or below `key`, and its value, within a transaction. The transaction depends on
@@ -286,24 +266,7 @@ impl Store {
         txn: &dyn Transaction,
         key: &[u8],
     ) -> Result<Option<Pair>, TreeError> {
-        check_key(key)?;
-        self.require_order()?;
-        let mut work = self.work(txn);
-        match btree::floor(&mut work, key).await? {
-            Some((key, stored)) => Ok(Some((key, work.fetch(stored).await?))),
-            None => Ok(None),
-        }
-    }
-
-    fn require_order(&self) -> Result<(), TreeError> {
-        match self.area.kind == Kind::Btree {
-            true => Ok(()),
-            false => Err(TreeError::WrongKind {
-                name: self.area.name.clone(),
-                is: self.area.kind,
-                wanted: "b-tree, and without one there is no order of keys",
-            }),
-        }
+        self.working_set(txn).floor(key).await
     }
 
     /// The value of a key.
@@ -329,23 +292,9 @@ impl Store {
         key: &[u8],
         value: impl Into<Bytes>,
     ) -> Result<(), TreeError> {
-        let mut work = self.work(txn);
-        self.put_with(&mut work, key, value.into()).await?;
-        work.finish()
-    }
-
-    async fn put_with(
-        &self,
-        work: &mut Work<'_>,
-        key: &[u8],
-        value: Bytes,
-    ) -> Result<(), TreeError> {
-        check_key(key)?;
-        check_value(&value)?;
-        match self.area.kind {
-            Kind::Hash => hash::put(work, key, value).await,
-            Kind::Btree | Kind::Raw => btree::put(work, key, value).await,
-        }
+        let mut set = self.working_set(txn);
+        set.put(key, value.into()).await?;
+        set.finish()
     }
 
     /// Gives a key a value.
@@ -365,18 +314,10 @@ impl Store {
     /// # Errors
     /// As [`Store::put_in`].
     pub async fn delete_in(&self, txn: &dyn Transaction, key: &[u8]) -> Result<bool, TreeError> {
-        let mut work = self.work(txn);
-        let was_there = self.delete_with(&mut work, key).await?;
-        work.finish()?;
+        let mut set = self.working_set(txn);
+        let was_there = set.delete(key).await?;
+        set.finish()?;
         Ok(was_there)
-    }
-
-    async fn delete_with(&self, work: &mut Work<'_>, key: &[u8]) -> Result<bool, TreeError> {
-        check_key(key)?;
-        match self.area.kind {
-            Kind::Hash => hash::delete(work, key).await,
-            Kind::Btree | Kind::Raw => btree::delete(work, key).await,
-        }
     }
 
     /// Removes a key. Returns whether it was present.
@@ -395,14 +336,14 @@ impl Store {
     /// # Errors
     /// As [`Store::put_in`]. A batch is limited by the blocks that a transaction may write.
     pub async fn write_in(&self, txn: &dyn Transaction, batch: &Batch) -> Result<(), TreeError> {
-        let mut work = self.work(txn);
+        let mut set = self.working_set(txn);
         for change in &batch.0 {
             match &change.value {
-                Some(value) => self.put_with(&mut work, &change.key, value.clone()).await?,
-                None => drop(self.delete_with(&mut work, &change.key).await?),
+                Some(value) => set.put(&change.key, value.clone()).await?,
+                None => drop(set.delete(&change.key).await?),
             }
         }
-        work.finish()
+        set.finish()
     }
 
     /// Makes the changes of a batch: all of them or none.
@@ -418,13 +359,8 @@ impl Store {
 
     /// All keys and values, within a transaction; in the order of keys if the store has one.
     pub fn iter_in(&self, txn: Arc<dyn Transaction>) -> Iter {
-        let cursor = match self.area.kind {
-            Kind::Hash => Cursor::Table(0),
-            Kind::Btree | Kind::Raw => {
-                Cursor::Keys { from: Bound::Unbounded, to: Bound::Unbounded, backward: false }
-            }
-        };
-        Iter { store: self.clone(), txn, cursor, buffer: VecDeque::new() }
+        let scan = self.working_set(&*txn).all();
+        Iter { store: self.clone(), txn, scan }
     }
 
     /// All keys and values of the current state; in the order of keys if the store has one.
@@ -444,19 +380,8 @@ impl Store {
         txn: Arc<dyn Transaction>,
         range: impl RangeBounds<K>,
     ) -> Result<Iter, TreeError> {
-        self.require_order()?;
-        let bound = |bound: Bound<&K>| bound.map(|key| Bytes::copy_from_slice(key.as_ref()));
-        let (from, to) = (bound(range.start_bound()), bound(range.end_bound()));
-        for key in [&from, &to] {
-            if let Bound::Included(key) | Bound::Excluded(key) = key {
-                check_key(key)?;
-            }
-        }
-        let cursor = match is_empty(&from, &to) {
-            true => Cursor::End,
-            false => Cursor::Keys { from, to, backward: false },
-        };
-        Ok(Iter { store: self.clone(), txn, cursor, buffer: VecDeque::new() })
+        let scan = self.working_set(&*txn).range(range)?;
+        Ok(Iter { store: self.clone(), txn, scan })
     }
 
     /// The keys in a range of the current state, in order.
@@ -489,18 +414,6 @@ impl Store {
             check::check(&mut self.work(&*txn)).await
         })
         .await
-    }
-}
-
-/// Whether a range can contain no key.
-fn is_empty(from: &Bound<Bytes>, to: &Bound<Bytes>) -> bool {
-    match (from, to) {
-        (Bound::Included(from), Bound::Included(to)) => from > to,
-        (
-            Bound::Included(from) | Bound::Excluded(from),
-            Bound::Included(to) | Bound::Excluded(to),
-        ) => from >= to,
-        _ => false,
     }
 }
 
@@ -541,16 +454,7 @@ impl StoreSnapshot {
 pub struct Iter {
     store: Store,
     txn: Arc<dyn Transaction>,
-    cursor: Cursor,
-    buffer: VecDeque<(Bytes, Stored)>,
-}
-
-/// The remaining part.
-#[derive(Debug)]
-enum Cursor {
-    Keys { from: Bound<Bytes>, to: Bound<Bytes>, backward: bool },
-    Table(u64),
-    End,
+    scan: Scan,
 }
 
 impl Iter {
@@ -558,17 +462,8 @@ impl Iter {
     ///
     /// # Errors
     /// [`TreeError::Invalid`] for a hash table, which has no order, and after the first key.
-    pub fn backward(mut self) -> Result<Iter, TreeError> {
-        match &mut self.cursor {
-            Cursor::End => Ok(self),
-            Cursor::Keys { backward, .. } if self.buffer.is_empty() => {
-                *backward = true;
-                Ok(self)
-            }
-            _ => Err(TreeError::Invalid(
-                "only a b-tree, and only before its first key, can be read backward".to_owned(),
-            )),
-        }
+    pub fn backward(self) -> Result<Iter, TreeError> {
+        Ok(Iter { scan: self.scan.backward()?, ..self })
     }
 
     /// The next key and its value.
@@ -576,18 +471,7 @@ impl Iter {
     /// # Errors
     /// Those of the transaction, and [`TreeError::Damaged`].
     pub async fn next(&mut self) -> Result<Option<Pair>, TreeError> {
-        let txn = self.txn.clone();
-        let store = self.store.clone();
-        loop {
-            let mut work = store.work(&*txn);
-            if let Some((key, stored)) = self.buffer.pop_front() {
-                return Ok(Some((key, work.fetch(stored).await?)));
-            }
-            if matches!(self.cursor, Cursor::End) {
-                return Ok(None);
-            }
-            self.fill(&mut work).await?;
-        }
+        self.scan.next(&mut self.store.work(&*self.txn)).await
     }
 
     /// All that remain.
@@ -600,29 +484,5 @@ impl Iter {
             pairs.push(pair);
         }
         Ok(pairs)
-    }
-
-    /// Reads the next leaf or bucket.
-    async fn fill(&mut self, work: &mut Work<'_>) -> Result<(), TreeError> {
-        let (entries, cursor) = match std::mem::replace(&mut self.cursor, Cursor::End) {
-            Cursor::End => return Ok(()),
-            Cursor::Table(at) => {
-                let part = hash::iterate(work, at).await?;
-                (part.entries, part.rest.map(Cursor::Table))
-            }
-            Cursor::Keys { from, to, backward: false } => {
-                let part = btree::ascend(work, &from, &to).await?;
-                let rest = part.rest.map(|from| Cursor::Keys { from, to, backward: false });
-                (part.entries, rest)
-            }
-            Cursor::Keys { from, to, backward: true } => {
-                let part = btree::descend_part(work, &from, &to).await?;
-                let rest = part.rest.map(|to| Cursor::Keys { from, to, backward: true });
-                (part.entries, rest)
-            }
-        };
-        self.buffer.extend(entries);
-        self.cursor = cursor.unwrap_or(Cursor::End);
-        Ok(())
     }
 }

@@ -9,6 +9,9 @@ use super::page::damaged;
 use super::work::Work;
 use crate::block::BLOCK_SIZE;
 
+/// A key and its value.
+pub type Pair = (Bytes, Bytes);
+
 /// A value as stored in its record.
 #[derive(Clone, Debug)]
 pub(super) enum Stored {

@@ -163,6 +163,13 @@ impl<'a> Work<'a> {
         self.pages.get_mut(&block).ok_or_else(|| damaged(block, "it is used twice"))
     }
 
+    /// Forgets all pages that were only read, if there are more than `most` pages.
+    pub(super) fn trim(&mut self, most: usize) {
+        if self.pages.len() > most {
+            self.pages.retain(|_, page| page.is_changed());
+        }
+    }
+
     /// Forgets a page that was only read.
     pub(super) fn unload(&mut self, block: u32) {
         self.pages.remove(&block);
@@ -216,12 +223,12 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Hands all changes to the transaction.
-    pub(super) fn finish(self) -> Result<(), TreeError> {
-        for block in self.freed {
+    /// Hands all changes to the transaction, and forgets all pages.
+    pub(super) fn finish(&mut self) -> Result<(), TreeError> {
+        for block in std::mem::take(&mut self.freed) {
             self.txn.discard(self.area.lba(block))?;
         }
-        for (block, page) in self.pages {
+        for (block, page) in std::mem::take(&mut self.pages) {
             let Some((changed, content)) = page.into_changed() else { continue };
             let lba = self.area.lba(block);
             for range in changed.iter() {
@@ -233,7 +240,7 @@ impl<'a> Work<'a> {
                 self.txn.mark_accessed(lba, range)?;
             }
         }
-        for (block, content) in self.values {
+        for (block, content) in std::mem::take(&mut self.values) {
             self.txn.write_as(self.area.lba(block), content, Class::Metadata)?;
         }
         Ok(())

@@ -8,7 +8,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_sim::campaign;
 use thalweg_sim::runtime::run;
-use thalweg_store::tree::{Kind, Store, TreeError};
+use thalweg_store::tree::{Kind, Store, TreeError, WorkingSet};
 use thalweg_store::txn::{self, Begin, Durability, Isolation, Transact, Transaction, TxnError};
 
 use crate::support::kv::{KINDS, Map, Slow, Taste, contents, create, transact, volume};
@@ -67,6 +67,25 @@ async fn perform(store: &Store, txn: &Arc<dyn Transaction>, op: &Op) -> Result<S
     })
 }
 
+/// The same, with the pages of the transaction's earlier operations.
+async fn perform_in(set: &mut WorkingSet<'_>, op: &Op) -> Result<Seen, TreeError> {
+    let mut scan = match op {
+        Op::Get(key) => return Ok(Seen::Value(set.get(key).await?.map(|it| it.to_vec()))),
+        Op::Put(key, value) => {
+            set.put(key, value.clone().into()).await?;
+            return Ok(Seen::Nothing);
+        }
+        Op::Delete(key) => return Ok(Seen::WasThere(set.delete(key).await?)),
+        Op::Range(from, to) => set.range(from.clone()..to.clone())?,
+        Op::All => set.all(),
+    };
+    let mut pairs = Map::new();
+    while let Some((key, value)) = set.next(&mut scan).await? {
+        pairs.insert(key.to_vec(), value.to_vec());
+    }
+    Ok(Seen::Pairs(pairs))
+}
+
 /// The same operation on a map.
 fn replay(map: &mut Map, op: &Op) -> Seen {
     match op {
@@ -105,6 +124,8 @@ async fn overlap(
     let txn = volume.begin(begin).await.unwrap();
     let snapshot = map.clone();
     let mut own = snapshot.clone();
+    // Half of the transactions keep the pages that they have read, and write changed ones in the end.
+    let mut set = rng.random_bool(0.5).then(|| store.working_set(&*txn));
     let mut ops = Vec::new();
     let split = rng.random_range(0..3);
     for _ in 0..split {
@@ -112,7 +133,10 @@ async fn overlap(
     }
     let mut seen = Vec::new();
     for op in &ops {
-        seen.push(perform(store, &txn, op).await.unwrap());
+        seen.push(match &mut set {
+            Some(set) => perform_in(set, op).await.unwrap(),
+            None => perform(store, &txn, op).await.unwrap(),
+        });
         assert_eq!(seen.last().unwrap(), &replay(&mut own, op), "{op:?}");
     }
     for _ in 0..rng.random_range(1..3) {
@@ -129,10 +153,16 @@ async fn overlap(
     }
     for _ in 0..rng.random_range(1..3) {
         let op = random_op(rng, taste, store.kind());
-        let found = perform(store, &txn, &op).await.unwrap();
+        let found = match &mut set {
+            Some(set) => perform_in(set, &op).await.unwrap(),
+            None => perform(store, &txn, &op).await.unwrap(),
+        };
         assert_eq!(found, replay(&mut own, &op), "{op:?}");
         ops.push(op);
         seen.push(found);
+    }
+    if let Some(mut set) = set {
+        set.finish().unwrap();
     }
     match txn.commit(VISIBLE).await {
         Err(TxnError::Conflict) => Tally { conflicts: 1, commits: 0 },

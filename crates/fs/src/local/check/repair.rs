@@ -15,6 +15,7 @@ use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, NewNode, Node};
 use crate::local::content::BLOCK;
+use crate::local::effects::Effects;
 use crate::local::extents::Run;
 use crate::local::format::{
     DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord,
@@ -22,10 +23,11 @@ use crate::local::format::{
     key_behind, parse_key,
 };
 use crate::local::inner::Inner;
-use crate::local::names::place_key;
-use crate::local::op::{Effects, Op, kind_of};
+use crate::local::op::Op;
 use crate::local::orphans::freed_key;
+use crate::local::places::place_key;
 use crate::local::quota::{quota_key, usage_key};
+use crate::local::records::kind_of;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
 
 /// The directory for inodes without names.
@@ -135,8 +137,7 @@ async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, 
         .await
 }
 
-/// Corrects the block count of a file, and records as lost the blocks that its record counts and no extent
-/// has.
+/// Corrects the block count of a file, and records as lost the blocks that its record counts and no extent has.
 async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
     let txn = inner.look().await?;
     let mut op = Op::new(inner, &txn, false);
@@ -200,7 +201,8 @@ async fn rescue(inner: &Inner, ino: u64) -> Result<Outcome, FsError> {
             record.links = 1.into();
         }
         op.set_inode(ino, record);
-        op.add_name(lost, name.as_bytes(), ino, kind).await?;
+        let slot = op.absent(lost, name.as_bytes()).await?;
+        op.add_name(lost, name.as_bytes(), slot, (ino, kind)).await?;
         if kind == Kind::Directory {
             op.count_subdirectory(lost, 1).await?;
         }
@@ -319,7 +321,7 @@ impl Op<'_> {
     }
 
     /// The extents of an inode, as they are stored.
-    async fn stored_extents(&self, ino: u64) -> Result<Vec<Extent>, FsError> {
+    async fn stored_extents(&mut self, ino: u64) -> Result<Vec<Extent>, FsError> {
         let range = key(ino, Tag::Extent, &[])..key_behind(ino, Tag::Extent);
         let mut extents = Vec::new();
         for (key, value) in self.range(range, usize::MAX).await? {
@@ -329,8 +331,7 @@ impl Op<'_> {
         Ok(extents)
     }
 
-    /// Records that blocks of a file are lost: there are none of data. An older program cannot read
-    /// that.
+    /// Records that blocks of a file are lost: there are none of data. An older program cannot read that.
     async fn record_lost(&mut self, ino: u64, ranges: &[Range<u64>]) -> Result<(), FsError> {
         if ranges.is_empty() {
             return Ok(());
@@ -362,8 +363,7 @@ impl Op<'_> {
     /// Creates an inode for existing records. If the file may have lost extents, the record counts their
     /// blocks too: they are then recorded as lost.
     async fn make_inode(&mut self, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
-        let first = async |tag| self.range(key(ino, tag, &[])..key_behind(ino, tag), 1).await;
-        let is_directory = ino == Ino::ROOT.0 || !first(Tag::Entry).await?.is_empty();
+        let is_directory = ino == Ino::ROOT.0 || self.has_records(ino, Tag::Entry).await?;
         let target = self.get(&key(ino, Tag::Target, &[])).await?;
         let extents = self.stored_extents(ino).await?;
         let end = extents.last().map_or(0, Extent::end);
@@ -499,12 +499,12 @@ impl Op<'_> {
             )));
         };
         let kind = kind_of(name.ino, &record)?;
-        self.add_name(directory, text, name.ino, kind).await?;
+        let slot = self.absent(directory, text).await?;
+        self.add_name(directory, text, slot, (name.ino, kind)).await?;
         Ok(Outcome::Repaired)
     }
 
-    /// Removes a symbolic link without its target; corrects the size of one with a target of another
-    /// length.
+    /// Removes a symbolic link without its target; corrects the size of one with a target of another length.
     async fn mend_target(&mut self, scan: &Scan, ino: u64) -> Result<Outcome, FsError> {
         let mut record = self.inode(ino).await?;
         if let Some(target) = self.get(&key(ino, Tag::Target, &[])).await? {

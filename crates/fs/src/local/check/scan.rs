@@ -22,10 +22,10 @@ use crate::local::format::{
     QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
 };
 use crate::local::inner::Inner;
-use crate::local::names::position_of;
 use crate::local::op::Op;
 use crate::local::orphans::freed_run;
-use crate::local::reservation::table_key;
+use crate::local::places::position_of;
+use crate::local::table::table_key;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL};
 
 /// Pages of bits, and blocks of data, that are read at a time.

@@ -7,13 +7,15 @@
 use bytes::Bytes;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::{Listed, Partition, Run, damaged, decode_entry, fill_entries};
+use super::damaged;
+use super::entry::{Listed, decode_entry, entries_of, fill_entries};
 use crate::block::{BLOCK_SIZE, Lba};
 use crate::tree::error::TreeError;
 use crate::tree::format::{
     CATALOGUE_BLOCKS, CATALOGUE_ENTRIES, CATALOGUE_MAGIC, CATALOGUE_VERSION, CatalogueBlock,
     FORMAT_VERSION, copy_place,
 };
+use crate::tree::partition::{Partition, Run};
 use crate::txn::Transaction;
 
 /// A catalogue as it was read.
@@ -134,7 +136,7 @@ async fn read_each(
 /// All blocks of a catalogue; `None` when it has no room for so many partitions.
 pub(super) fn encode(partitions: &[Partition]) -> Option<Vec<Bytes>> {
     let mut blocks: Vec<Option<Bytes>> = vec![None; CATALOGUE_BLOCKS as usize];
-    let entries: Vec<Listed> = partitions.iter().flat_map(Partition::entries).collect();
+    let entries: Vec<Listed> = partitions.iter().flat_map(entries_of).collect();
     let parts: Vec<&[Listed]> = match entries.is_empty() {
         true => vec![&[]],
         false => entries.chunks(CATALOGUE_ENTRIES).collect(),

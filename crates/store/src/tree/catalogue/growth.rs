@@ -9,10 +9,11 @@
 
 use std::ops::Range;
 
-use super::{Catalogue, Partition, Run};
+use super::Catalogue;
 use crate::block::Lba;
 use crate::tree::error::TreeError;
 use crate::tree::format::{Kind, MIN_BLOCKS, State};
+use crate::tree::partition::{Partition, Run};
 use crate::txn::{Begin, Durability, Transact, Transaction, run};
 use async_recursion::async_recursion;
 

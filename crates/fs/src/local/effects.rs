@@ -1,0 +1,44 @@
+//! The effects of calls on state outside of transactions.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+/// The effects of a call, for state that is kept outside of transactions.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// Inodes whose attributes changed, and whether their bytes changed.
+    pub(super) inodes: BTreeMap<u64, bool>,
+    /// Names that were added, removed or redirected.
+    pub(super) names: Vec<(u64, Bytes)>,
+    /// Change of the free blocks under each bitmap page.
+    pub(super) pages: BTreeMap<u64, i64>,
+    /// Inodes created, less inodes removed.
+    pub(super) count: i64,
+    /// Blocks and inodes that quotas were charged with.
+    pub(super) charged: BTreeMap<u64, (i64, i64)>,
+    /// Inodes with pending work.
+    pub(super) orphans: Vec<u64>,
+    /// Whether blocks are recorded as to be freed.
+    pub(super) freed: bool,
+}
+
+impl Effects {
+    /// Adds the effects of a later call.
+    pub(super) fn add(&mut self, later: Effects) {
+        for (ino, content) in later.inodes {
+            *self.inodes.entry(ino).or_default() |= content;
+        }
+        self.names.extend(later.names);
+        for (page, by) in later.pages {
+            *self.pages.entry(page).or_default() += by;
+        }
+        for (quota, (blocks, inodes)) in later.charged {
+            let sum = self.charged.entry(quota).or_default();
+            *sum = (sum.0 + blocks, sum.1 + inodes);
+        }
+        self.count += later.count;
+        self.orphans.extend(later.orphans);
+        self.freed |= later.freed;
+    }
+}

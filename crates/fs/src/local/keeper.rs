@@ -1,0 +1,111 @@
+//! The keeper: a task that does what calls leave to be done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::effects::Effects;
+use super::holdings::Owner;
+use super::inner::Inner;
+use super::op::Op;
+use crate::error::FsError;
+
+/// How long the last reads of inodes wait to be noted.
+const ATIME_PERIOD: Duration = Duration::from_secs(10);
+
+impl Inner {
+    /// Takes over work that an earlier opening has left.
+    pub(super) fn take_over(&self, orphans: Vec<u64>) {
+        let mut duties = self.duties.lock();
+        duties.due.extend(&orphans);
+        duties.orphans.extend(orphans);
+        duties.freed = true;
+        duties.ended = true;
+        drop(duties);
+        self.wake.notify_one();
+    }
+
+    /// Does everything that is left to be done and may be.
+    pub(super) async fn do_duties(&self) -> Result<(), FsError> {
+        self.collect_ended();
+        loop {
+            let (due, freed, ended) = {
+                let mut duties = self.duties.lock();
+                let ended = std::mem::take(&mut duties.ended);
+                (std::mem::take(&mut duties.due), std::mem::take(&mut duties.freed), ended)
+            };
+            if due.is_empty() && !freed && !ended && self.duties.lock().recount.is_empty() {
+                return Ok(());
+            }
+            for ino in due {
+                self.finish_orphan(ino).await?;
+                if !self.is_referenced(ino) {
+                    self.duties.lock().orphans.remove(&ino);
+                }
+            }
+            if freed {
+                self.finish_freed().await?;
+            }
+            if ended {
+                self.finish_reservations().await?;
+            }
+            let recount = std::mem::take(&mut self.duties.lock().recount);
+            for page in recount {
+                let txn = self.look().await?;
+                let free = Op::new(self, &txn, false).page(page).await?.free();
+                self.space.set(page, free);
+            }
+        }
+    }
+
+    /// Whether blocks wait to be freed.
+    pub(super) fn is_freeing(&self) -> bool {
+        let duties = self.duties.lock();
+        duties.freed || duties.ended || !duties.due.is_empty() || self.freeing.try_lock().is_err()
+    }
+
+    /// Settles callers' transactions that have ended; whether some have not.
+    fn collect_ended(&self) -> bool {
+        let within = std::mem::take(&mut self.duties.lock().within);
+        let (open, ended): (Vec<_>, Vec<_>) =
+            within.into_iter().partition(|(txn, ..)| txn.strong_count() > 0);
+        let is_open = !open.is_empty();
+        self.duties.lock().within.extend(open);
+        for (_, effects, owner) in ended {
+            if owner.is_some() {
+                drop(owner);
+                self.duties.lock().ended = true;
+            }
+            // The transaction may have aborted: the work itself finds out.
+            let Effects { orphans, freed, pages, .. } = effects;
+            self.duties.lock().recount.extend(pages.into_keys());
+            self.settle(Effects { orphans, freed, ..Effects::default() }, None);
+        }
+        is_open
+    }
+
+    /// Frees the blocks that an ended transaction has reserved or released.
+    pub(super) async fn end_reservation(&self, owner: Option<Owner>) {
+        if owner.is_none() {
+            return;
+        }
+        drop(owner);
+        if self.finish_reservations().await.is_err() {
+            // The keeper tries again, and so does the next opening.
+            self.duties.lock().ended = true;
+            self.wake.notify_one();
+        }
+    }
+
+    /// Waits for something to do, and does it, until the filesystem is closed.
+    pub(super) async fn keep(self: Arc<Inner>) {
+        loop {
+            // The callers that need this work run it too, and get the error then.
+            self.do_duties().await.ok();
+            let is_open = self.collect_ended();
+            let period = if is_open { ATIME_PERIOD / 20 } else { ATIME_PERIOD };
+            if self.env.timeout(period, self.wake.notified()).await.is_none() || self.has_atimes() {
+                self.flush_accesses().await.ok();
+            }
+        }
+    }
+}

@@ -25,8 +25,7 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::ring::Tail;
-use super::{JournalError, MIN_SIZE};
+use super::JournalError;
 use crate::checksum::crc32c;
 use crate::copies::{self, Copied};
 pub use crate::copies::{COPIES, COPY};
@@ -34,6 +33,8 @@ use crate::device::{DeviceRef, Geometry, Purpose};
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u32 = 1;
+/// Least size of a journal in bytes.
+pub const MIN_SIZE: u64 = 256 << 10;
 /// First bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"THALWEGJ";
 /// First bytes of a transaction.
@@ -103,6 +104,17 @@ const _: () = {
     assert!(COMMIT == 40);
     assert!(size_of::<StoredSuperblock>() == 512);
 };
+
+/// Where recovery would begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// Where the oldest transaction begins.
+    pub(super) offset: u64,
+    /// Its number.
+    pub(super) sequence: u64,
+    /// The stamp of the one before it.
+    pub(super) stamp: u64,
+}
 
 /// The location of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

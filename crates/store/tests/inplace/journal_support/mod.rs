@@ -11,7 +11,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::journal::{Base, End, Journal, Record, Replay, Update, Void};
+use thalweg_store::journal::{Base, End, Journal, Record, Recovery, Replay, Update, Void};
 use uuid::Uuid;
 
 pub const OWNER: Uuid = Uuid::from_u128(7);
@@ -20,7 +20,7 @@ pub const BLOCKS: u64 = 24;
 
 pub type Blocks = BTreeMap<u64, Vec<u8>>;
 
-pub async fn open(env: &Env, device: &DeviceRef) -> (Journal<Lba>, Replay<Lba>) {
+pub async fn open(env: &Env, device: &DeviceRef) -> (Recovery<Lba>, Replay<Lba>) {
     Journal::open(env, device.clone(), OWNER, true).await.unwrap()
 }
 
@@ -29,8 +29,7 @@ pub async fn created(env: &Env, device: &DeviceRef) -> Journal<Lba> {
     let (journal, replay) = open(env, device).await;
     assert!(replay.is_empty());
     assert_eq!(replay.end, End::Clean);
-    journal.reset().await.unwrap();
-    journal
+    journal.begin().await.unwrap()
 }
 
 pub fn bytes(rng: &mut Rng, len: usize) -> Bytes {
@@ -71,7 +70,7 @@ pub fn transaction(rng: &mut Rng, stamp: u64, home: &mut Blocks) -> Record<Lba> 
 }
 
 /// Replays the journal onto `home`.
-pub async fn replayed(journal: &Journal<Lba>, replay: &Replay<Lba>, home: &mut Blocks) {
+pub async fn replayed(journal: &Recovery<Lba>, replay: &Replay<Lba>, home: &mut Blocks) {
     for void in &replay.voids {
         (void.at.0..void.at.0 + void.count).for_each(|at| drop(home.remove(&at)));
     }

@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 
+use crate::journal::format::Tail;
+
 /// Transactions that are not released, from tail to head.
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -15,17 +17,6 @@ pub(super) struct Ring {
     next: u64,
     /// The stamp of the last released transaction.
     released: u64,
-}
-
-/// Where recovery would begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tail {
-    /// Where the oldest transaction begins.
-    pub(super) offset: u64,
-    /// Its number.
-    pub(super) sequence: u64,
-    /// The stamp of the one before it.
-    pub(super) stamp: u64,
 }
 
 impl Ring {

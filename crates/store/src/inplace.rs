@@ -23,7 +23,6 @@ mod create;
 mod dirty;
 pub mod dump;
 pub mod format;
-mod group;
 mod grow;
 mod home;
 mod map;
@@ -48,15 +47,13 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-use thalweg_env::{Env, Push, Task};
-use tokio::sync::{Notify, watch};
+use thalweg_env::{Env, Task};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 pub use create::NewInPlace;
 use dirty::Which;
 use format::Superblock;
-use group::{Callers, Group};
 use map::Map;
 use medium::Medium;
 pub use options::{Mode, Options};
@@ -72,8 +69,10 @@ use crate::block::{
     Version, Write, WriteList,
 };
 use crate::device::{DeviceError, DeviceRef};
+use crate::journal::log::Callers;
 use crate::journal::{Journal, JournalError};
 use crate::latency::{SlowRequest, StageStatus};
+use crate::lock::BriefMutex;
 use crate::rate::Rate;
 
 /// Maximum of stored blocks that one version discards; a larger discard becomes several versions.
@@ -169,22 +168,14 @@ struct Inner {
     /// say so.
     growing: AtomicBool,
     epoch: Epoch,
-    /// The newest version that survives a crash.
-    durable: watch::Sender<Version>,
-    /// The newest version that a caller wants durable.
-    wanted: Mutex<Version>,
     /// Callers that wait for commits.
     callers: Callers,
-    /// Notified when a caller wants a commit.
-    commit_wanted: Notify,
-    /// The task that commits.
-    commits: Push,
     /// Notified when journal or memory runs short.
     pressed: Notify,
     /// Notified when a read or a write of the data device ended, and when there is room.
     changed: Notify,
     /// The first journal transaction that may be in flight.
-    committing_from: Mutex<Option<u64>>,
+    committing_from: BriefMutex<Option<u64>>,
     writing_back: tokio::sync::Mutex<()>,
     stages: Stages,
 }
@@ -258,7 +249,7 @@ impl InPlace {
 
     fn start(env: &Env, inner: Arc<Inner>) -> InPlace {
         let commits = run_commits(env.clone(), Arc::downgrade(&inner));
-        let commits = env.spawn_pushed(&inner.commits, commits);
+        let commits = env.spawn_pushed(inner.callers.task(), commits);
         let homes = env.spawn(run_homes(env.clone(), Arc::downgrade(&inner)));
         InPlace { inner, _tasks: [commits, homes] }
     }
@@ -283,7 +274,7 @@ impl InPlace {
         let next = self.inner.journal.next_sequence();
         self.inner.medium.state.lock().set_options(options, next);
         self.inner.pressed.notify_one();
-        self.inner.commit_wanted.notify_one();
+        self.inner.callers.ask();
     }
 
     /// Status figures.
@@ -294,7 +285,7 @@ impl InPlace {
             poisoned: state.poison.as_ref().map(ToString::to_string),
             mode: state.options.mode,
             version: state.now.0,
-            durable: self.inner.durable.borrow().0,
+            durable: self.inner.callers.durable(),
             cached: state.pages.len() as u64,
             dirty: state.pages.unclean() as u64,
             journal_size: self.inner.journal.size(),
@@ -353,7 +344,7 @@ impl Inner {
         }
         drop(state);
         // Waiting callers see the poison.
-        self.durable.send_modify(|_| {});
+        self.callers.fail();
         self.changed.notify_waiters();
     }
 
@@ -362,7 +353,9 @@ impl Inner {
         let mut since = None;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
+            if since.is_some() {
+                changed.as_mut().enable();
+            }
             let (full, commit) = {
                 let state = self.medium.state.lock();
                 if let Some(why) = &state.poison {
@@ -373,21 +366,25 @@ impl Inner {
                 if state.pages.unclean() > most / 2 {
                     // Only committed blocks can be written back.
                     if state.running.blocks() > most / 4 {
-                        self.commit_wanted.notify_one();
+                        self.callers.ask();
                     }
                     self.pressed.notify_one();
                 }
                 (state.pages.unclean() >= most, running > self.journal.size() / 4)
             };
             if commit {
-                self.commit_wanted.notify_one();
+                self.callers.ask();
             }
             if !full && !commit {
                 since.map(|since| self.stage(Stage::WriteWait, since));
                 return Ok(());
             }
-            since.get_or_insert_with(|| self.env.now());
-            changed.await;
+            if since.is_some() {
+                changed.await;
+            } else {
+                // Once more, as one of those that are notified.
+                since = Some(self.env.now());
+            }
         }
     }
 
@@ -496,7 +493,7 @@ fn journal_error(error: JournalError) -> StoreError {
 
 /// Commits when a caller asks for it, and when the running transaction is old.
 async fn run_commits(env: Env, inner: Weak<Inner>) {
-    let mut group = Group::default();
+    let mut alarm = env.alarm();
     loop {
         let Some(store) = inner.upgrade() else { return };
         let span = {
@@ -507,25 +504,25 @@ async fn run_commits(env: Env, inner: Weak<Inner>) {
             let age = state.running.age(env.now()).unwrap_or_default();
             state.options.commit.saturating_sub(age).max(home::LEAST)
         };
-        let asked = env.timeout(span, store.commit_wanted.notified()).await.is_some();
+        let asked = env.timeout(span, store.callers.asked()).await.is_some();
         if asked {
             let since = env.now();
-            group.gather(&store).await;
+            store.callers.gather(&env, &mut alarm).await;
             store.commit_stage(Stage::Gather, since);
         }
         let begun = env.now();
-        let wanted = *store.wanted.lock();
+        let wanted = store.callers.wanted();
         let is_old = {
             let state = store.medium.state.lock();
             state.running.age(env.now()).is_some_and(|age| age >= state.options.commit)
         };
-        let is_wanted = wanted > *store.durable.borrow();
+        let is_wanted = wanted > store.callers.durable();
         if (asked || is_old || is_wanted)
-            && let Err(error) = store.commit(wanted).await
+            && let Err(error) = store.commit(Version(wanted)).await
         {
             tracing::error!(%error, "a commit failed");
         }
-        group.ended(&store.callers, env.now().since(begun));
+        store.callers.ended(env.now().since(begun));
         store.changed.notify_waiters();
     }
 }

@@ -29,7 +29,7 @@ impl Inner {
             // The commit left data behind, so that its version is not durable.
             Ok(false) => Ok(()),
             Ok(true) => {
-                self.durable.send_replace(version);
+                self.callers.advance(version.0);
                 Ok(())
             }
             Err(error) => {
@@ -48,7 +48,7 @@ impl Inner {
     ) -> Result<bool, StoreError> {
         // Data is written before the metadata about it commits; in writeback mode only if a caller
         // waits for it.
-        let home = mode != Mode::Writeback || synced > *self.durable.borrow();
+        let home = mode != Mode::Writeback || synced.0 > self.callers.durable();
         let since = self.env.now();
         if home {
             self.write_direct(&closed).await?;

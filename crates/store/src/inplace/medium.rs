@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures::StreamExt;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use super::format::{MAP_SECTOR, Superblock};
 use super::map::{self, Map};
@@ -11,6 +11,7 @@ use super::state::StoreState;
 use super::turns::{Kind, Turn, Turns};
 use crate::block::{BLOCK_SIZE, Lba, StoreError};
 use crate::device::{DeviceError, DeviceRef, Purpose};
+use crate::lock::BriefMutex;
 
 /// Maximum of writes in flight.
 pub(super) const WRITES: usize = 32;
@@ -22,7 +23,7 @@ pub(super) struct Medium {
     /// The current superblock. Generation, version and journal note change without a growth, and
     /// may be older here.
     pub(super) superblock: RwLock<Superblock>,
-    pub(super) state: Mutex<StoreState>,
+    pub(super) state: BriefMutex<StoreState>,
 }
 
 impl Medium {

@@ -53,9 +53,13 @@ impl Inner {
         range: Range<u64>,
         at: Option<Version>,
     ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        // Nearly every read waits for nothing, and need not enter the line of those that do.
+        let mut is_waiting = false;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
+            if is_waiting {
+                changed.as_mut().enable();
+            }
             match self.look(range.clone(), at)? {
                 Look::Begun(at, blocks, reading) if reading.blocks.is_empty() => {
                     return Ok((at, blocks));
@@ -65,6 +69,7 @@ impl Inner {
                     return Ok((at, blocks));
                 }
                 Look::Unmapped => self.medium.map_all(range.clone()).await?,
+                Look::Wait if !is_waiting => is_waiting = true,
                 Look::Wait => changed.await,
             }
         }

@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use parking_lot::{Mutex, RwLock};
-use thalweg_env::{Env, Push};
-use tokio::sync::{Notify, watch};
+use parking_lot::RwLock;
+use thalweg_env::Env;
+use tokio::sync::Notify;
 
 use super::create::journal_device;
 use super::format::{Entry, NOTE_CLEARED, NOTE_DIRECT, Superblock};
-use super::group::Callers;
 use super::map::Map;
 use super::medium::Medium;
 use super::options::Options;
@@ -25,7 +24,9 @@ use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Epoch, Lba, StoreError, Version};
 use crate::copies;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
+use crate::journal::log::Callers;
 use crate::journal::{self, Base, End, Journal, JournalError, Lost, Note, Plan, Replay};
+use crate::lock::BriefMutex;
 
 /// Blocks that are replayed together.
 const BATCH: usize = 1024;
@@ -113,7 +114,7 @@ pub(super) async fn open(
     let medium = Medium {
         turns: Turns::default(),
         data: parts.data,
-        state: Mutex::new(StoreState::new(map, version, options)),
+        state: BriefMutex::new(StoreState::new(map, version, options)),
         superblock: RwLock::new(superblock),
     };
     let begun = env.now();
@@ -129,14 +130,10 @@ pub(super) async fn open(
         journal,
         growing: AtomicBool::new(false),
         epoch,
-        durable: watch::Sender::new(version),
-        wanted: Mutex::new(version),
-        callers: Callers::default(),
-        commit_wanted: Notify::new(),
-        commits: Push::default(),
+        callers: Callers::new(version.0),
         pressed: Notify::new(),
         changed: Notify::new(),
-        committing_from: Mutex::new(None),
+        committing_from: BriefMutex::default(),
         writing_back: tokio::sync::Mutex::new(()),
         stages: Default::default(),
     };

@@ -74,33 +74,17 @@ impl BlockStore for InPlace {
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
         let inner = &self.inner;
         let version = version.min(self.now());
-        let mut durable = inner.durable.subscribe();
-        let mut since = None;
-        loop {
-            if *durable.borrow_and_update() >= version {
-                if let Some(since) = since {
-                    inner.synced(since);
-                }
-                return Ok(());
-            }
-            since.get_or_insert_with(|| inner.env.now());
-            if let Some(why) = &inner.medium.state.lock().poison {
-                return Err(StoreError::Poisoned(why.clone()));
-            }
-            {
-                let mut wanted = inner.wanted.lock();
-                *wanted = version.max(*wanted);
-            }
-            let _waiting = inner.callers.enter();
-            let ask = || inner.commit_wanted.notify_one();
-            match inner.callers.is_lone() {
-                true => inner.commits.push(ask),
-                false => ask(),
-            }
-            if durable.changed().await.is_err() {
-                return Err(StoreError::Poisoned("the store was dropped".into()));
-            }
+        if inner.callers.durable() >= version.0 {
+            return Ok(());
         }
+        let since = inner.env.now();
+        let check = || match &inner.medium.state.lock().poison {
+            Some(why) => Err(StoreError::Poisoned(why.clone())),
+            None => Ok(()),
+        };
+        inner.callers.wait(version.0, since, check).await?;
+        inner.synced(since);
+        Ok(())
     }
 
     fn hold(&self, version: Version) -> Option<Hold> {

@@ -15,8 +15,10 @@
 //! the middle is rotten, and opening reports that.
 //!
 //! A log is first open for recovery ([`LogRecovery`]), which changes nothing on the device, so that it may be
-//! interrupted and repeated; and then for appends ([`Log`]). [`Pace`] shares out the room in the ring among writers.
+//! interrupted and repeated; and then for appends ([`Log`]). [`Callers`] gathers the callers of a
+//! commit, and [`Pace`] shares out the room in the ring among writers.
 
+mod callers;
 mod pace;
 mod rebuild;
 mod record;
@@ -31,6 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+pub use callers::Callers;
 pub use pace::Pace;
 pub use rebuild::{Lost, Note};
 pub use record::LogRecord;
@@ -43,6 +46,7 @@ use super::JournalError;
 use super::format::{Geography, Superblock};
 use crate::copies;
 use crate::device::{DeviceError, DeviceRef, Purpose};
+use crate::lock::BriefMutex;
 
 /// A record that was appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +67,7 @@ pub struct Log {
     writing: tokio::sync::Mutex<Superblock>,
     /// `tail_sequence` of the superblock, readable without waiting for an append.
     first_scanned: AtomicU64,
-    ring: Mutex<Ring>,
+    ring: BriefMutex<Ring>,
     poison: Mutex<Option<Arc<str>>>,
 }
 
@@ -95,7 +99,7 @@ impl Log {
             barrier,
             first_scanned: AtomicU64::new(superblock.tail_sequence),
             writing: tokio::sync::Mutex::new(superblock),
-            ring: Mutex::new(ring),
+            ring: BriefMutex::new(ring),
             poison: Mutex::default(),
         }
     }

@@ -171,7 +171,7 @@ impl<A: Address> Recovery<A> {
     /// # Errors
     /// The device's.
     pub async fn begin(self) -> Result<Journal<A>, JournalError> {
-        Ok(Journal { log: self.log.begin().await?, address: PhantomData })
+        Ok(Journal { log: self.log.begin(1).await?, address: PhantomData })
     }
 }
 

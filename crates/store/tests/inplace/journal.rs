@@ -158,23 +158,13 @@ async fn filled(env: &Env, device: &DeviceRef, count: u64) -> Vec<u64> {
     places
 }
 
-async fn scribble(device: &DeviceRef, at: u64, len: usize) {
-    let sector = at / 512 * 512;
-    let end = (at + len as u64).next_multiple_of(512);
-    let span = (end - sector) as usize;
-    let mut bytes = device.read(sector, span, Purpose::Journal).await.unwrap().to_vec();
-    let from = (at - sector) as usize;
-    bytes[from..from + len].iter_mut().for_each(|byte| *byte ^= 0x5a);
-    device.write(sector, vec![bytes.into()], Purpose::Journal).await.unwrap();
-}
-
 #[test]
 fn a_rotten_middle_is_said_and_a_torn_end_is_not() {
     run(3, |env| async move {
         for (victim, within) in (0..20).flat_map(|n| [(n, 3), (n, 44), (n, 20)]) {
             let device: DeviceRef = Arc::new(MemoryDevice::new(1 << 20));
             let places = filled(&env, &device, 20).await;
-            scribble(&device, places[victim] + within, 2).await;
+            scribble_at(&device, places[victim] + within, 2).await;
             let (_, replay) = open(&env, &device).await;
             assert_eq!(replay.transactions, victim as u64);
             match replay.end {
@@ -199,12 +189,12 @@ fn whose_a_journal_is_stands_in_it() {
         assert!(matches!(opened(other).await, Err(JournalError::Foreign { found: OWNER, .. })));
         // One copy of the superblock suffices.
         for copy in [0, 4096] {
-            scribble(&device, copy + 20, 4).await;
+            scribble_at(&device, copy + 20, 4).await;
             assert!(opened(OWNER).await.is_ok());
-            scribble(&device, copy + 20, 4).await;
+            scribble_at(&device, copy + 20, 4).await;
         }
-        scribble(&device, 20, 4).await;
-        scribble(&device, 4096 + 20, 4).await;
+        scribble_at(&device, 20, 4).await;
+        scribble_at(&device, 4096 + 20, 4).await;
         assert!(matches!(opened(OWNER).await, Err(JournalError::NoJournal { .. })));
         let small: DeviceRef = Arc::new(MemoryDevice::new(64 << 10));
         let error = Journal::<Lba>::create(&small, ID, OWNER).await.unwrap_err();
@@ -228,7 +218,7 @@ fn a_rotten_superblock_hides_nothing() {
                 }
             }
             drop(journal);
-            scribble(&device, copy + 20, 4).await;
+            scribble_at(&device, copy + 20, 4).await;
             let (_, replay) = open(&env, &device).await;
             let is_said = matches!(replay.end, End::Rotten { .. });
             assert!(replay.stamp == round * 10 || is_said, "{copy} {round}: {:?}", replay.end);
@@ -262,7 +252,7 @@ fn what_lies_beyond_the_end_is_never_met_again() {
     run(6, |env| async move {
         let device: DeviceRef = Arc::new(MemoryDevice::new(1 << 20));
         let places = filled(&env, &device, 9).await;
-        scribble(&device, places[5] + 44, 1).await;
+        scribble_at(&device, places[5] + 44, 1).await;
         let (journal, replay) = open(&env, &device).await;
         assert!(matches!(replay.end, End::Rotten { sequence: 6, later: 7 }));
         let journal = journal.begin().await.unwrap();

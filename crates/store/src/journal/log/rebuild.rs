@@ -72,6 +72,8 @@ struct Place {
     epoch: u64,
     sequence: u64,
     offset: u64,
+    /// Transactions just before it that were in flight with it.
+    in_flight: u64,
 }
 
 /// The beginning of a chain of transactions.
@@ -105,8 +107,7 @@ pub(super) async fn find(
     let highest = places.iter().map(|place| place.sequence).max().unwrap_or(0);
     superblock.tail_sequence = superblock.tail_sequence.max(highest + 1);
     let mut missing = 0;
-    if let Some(last) = newest(device, &superblock, lost, &places, is_valid).await? {
-        let begin = begin_of(device, &superblock, &places, last, is_valid).await?.place;
+    if let Some(begin) = newest(device, &superblock, lost, &places, is_valid).await? {
         let older = places.iter().filter(|it| it.epoch == begin.epoch);
         let older = older.map(|it| it.sequence).filter(|it| *it < begin.sequence).max();
         missing = older.map_or(0, |older| begin.sequence - older);
@@ -148,6 +149,7 @@ async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place
             places.extend(epoch.map(|epoch| Place {
                 epoch: *epoch,
                 sequence: commit.sequence.get(),
+                in_flight: commit.in_flight(),
                 offset: at + nth * u64::from(sector),
             }));
         }
@@ -155,7 +157,8 @@ async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place
     Ok(places)
 }
 
-/// The newest whole transaction, of the noted epoch or a later one.
+/// The beginning of the chain of whole transactions that ends in the newest one, of the noted epoch or a later one.
+/// A transaction whose companions in flight are not whole was never durable itself.
 async fn newest(
     device: &DeviceRef,
     superblock: &Superblock,
@@ -167,8 +170,12 @@ async fn newest(
         places.iter().copied().filter(|place| place.epoch >= lost.note.epoch).collect();
     newest.sort_unstable_by_key(|place| std::cmp::Reverse((place.epoch, place.sequence)));
     for place in newest {
-        if whole(device, superblock, place, is_valid).await?.is_some() {
-            return Ok(Some(place));
+        if whole(device, superblock, place, is_valid).await?.is_none() {
+            continue;
+        }
+        let begin = begin_of(device, superblock, places, place, is_valid).await?.place;
+        if begin.sequence <= place.sequence.saturating_sub(place.in_flight) {
+            return Ok(Some(begin));
         }
     }
     Ok(None)
@@ -215,7 +222,7 @@ async fn whole(
     let size = superblock.geography.size;
     let decode = |record| is_valid(record).then_some(());
     match reader.record(place.offset, place.sequence, size, decode).await? {
-        Looked::Whole((), len, _) => Ok(Some(len)),
+        Looked::Whole((), len, ..) => Ok(Some(len)),
         Looked::Damaged(_) => Ok(None),
     }
 }

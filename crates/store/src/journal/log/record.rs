@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use zerocopy::IntoBytes;
 
+use super::ring::Place;
 use crate::block::BLOCK_SIZE;
 use crate::checksum::crc32c_of_both;
 use crate::device::AlignedBuf;
@@ -29,8 +30,8 @@ pub(super) struct Framed {
 }
 
 impl LogRecord {
-    /// Puts the record into its frame, as number `sequence` of a log.
-    pub(super) fn frame(&self, log: &Superblock, sequence: u64) -> Framed {
+    /// Puts the record into its frame, for a place in a log.
+    pub(super) fn frame(&self, log: &Superblock, place: Place) -> Framed {
         let body: usize = self.body.iter().map(Bytes::len).sum();
         let used = COMMIT + self.header.len() + body;
         let sector = log.geography.sector as usize;
@@ -43,12 +44,12 @@ impl LogRecord {
         let mut commit = CommitRecord {
             magic: COMMIT_MAGIC,
             checksum: 0.into(),
-            sequence: sequence.into(),
+            sequence: place.sequence.into(),
             stamp: self.stamp.into(),
             tag: log.tag().into(),
             tags: (self.header.len() as u32).into(),
             multiwrite: (body as u32).into(),
-            regular: (self.blocks.len() as u32).into(),
+            regular: (self.blocks.len() as u32 | u32::from(place.in_flight) << 24).into(),
         };
         head[..COMMIT].copy_from_slice(commit.as_bytes());
         let mut sum = Checksum::new(&head);

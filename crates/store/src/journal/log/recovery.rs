@@ -7,12 +7,13 @@ use thalweg_env::Env;
 use uuid::Uuid;
 
 use super::rebuild::{self, Lost, Note, Rebuilt};
+use super::ring::Ring;
 use super::scan::{End, FoundRecord, Reader, Scan};
-use super::{Log, ring::Ring};
+use super::{Log, MAX_IN_FLIGHT};
 use crate::block::BLOCK_SIZE;
 use crate::device::DeviceRef;
 use crate::journal::JournalError;
-use crate::journal::format::Superblock;
+use crate::journal::format::{FORMAT_ONE_IN_FLIGHT, FORMAT_VERSION, Superblock};
 
 /// A log that is open for recovery. [`LogRecovery::begin`] opens it for appends.
 #[derive(Debug)]
@@ -139,14 +140,21 @@ impl LogRecovery {
         Note { epoch: self.last_epoch + 1, first: self.next_sequence, size }
     }
 
-    /// Forgets every record, and opens the log for appends: the user has made their changes durable in place.
+    /// Forgets every record, and opens the log for appends: the user has made their changes durable in place. Up to
+    /// `in_flight` appends run at once, at most [`MAX_IN_FLIGHT`]; with more than one, programs that know only format
+    /// 1 cannot open the log any more.
     ///
     /// # Errors
     /// The device's.
-    pub async fn begin(self) -> Result<Log, JournalError> {
+    pub async fn begin(self, in_flight: usize) -> Result<Log, JournalError> {
         let ring = Ring::new(self.end_offset, self.next_sequence, self.stamp);
-        let superblock = Superblock { epoch: self.last_epoch, ..self.superblock };
-        let log = Log::new(self.device, superblock, self.barrier, ring);
+        let in_flight = in_flight.clamp(1, MAX_IN_FLIGHT);
+        let format = self.superblock.format.max(match in_flight {
+            1 => FORMAT_ONE_IN_FLIGHT,
+            _ => FORMAT_VERSION,
+        });
+        let superblock = Superblock { epoch: self.last_epoch, format, ..self.superblock };
+        let log = Log::new(self.device, superblock, self.barrier, ring, in_flight);
         log.clear().await?;
         Ok(log)
     }

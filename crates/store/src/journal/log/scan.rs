@@ -40,9 +40,9 @@ pub struct FoundRecord {
 pub enum End {
     /// Nothing of this epoch follows the last record.
     Clean,
-    /// The next record is incomplete: it was never durable.
+    /// The next record is incomplete: it was never durable, or at least nothing present says that it was.
     Torn,
-    /// A record is incomplete, and a later one is present: it was durable once.
+    /// A record is incomplete, and a later one is present that was sent when it was durable.
     Rotten {
         /// The first incomplete record.
         sequence: u64,
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
         let used =
             COMMIT as u64 + u64::from(commit.tags.get()) + u64::from(commit.multiwrite.get());
         let head = used.next_multiple_of(sector);
-        let len = head + u64::from(commit.regular.get()) * BLOCK_SIZE as u64;
+        let len = head + u64::from(commit.regular_blocks()) * BLOCK_SIZE as u64;
         Ok((len <= room).then_some((commit, head, len)))
     }
 
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
             header,
             body,
             blocks_at: offset + head,
-            blocks: commit.regular.get(),
+            blocks: commit.regular_blocks(),
         };
         Ok(match decode(found) {
             Some(record) => Looked::Whole(record, len, commit.stamp.get()),
@@ -216,8 +216,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Searches for a record behind an incomplete one of `len` bytes; the length may be
-    /// unknown.
+    /// Searches for a record behind an incomplete one, which proves that the incomplete one was durable: it was sent
+    /// after that. Records that were in flight together with it prove nothing. `len`: bytes of the incomplete one, if
+    /// known.
     async fn later(
         &mut self,
         offset: u64,
@@ -226,15 +227,23 @@ impl<'a> Reader<'a> {
         room: u64,
     ) -> Result<Option<u64>, JournalError> {
         let sector = u64::from(self.superblock.geography.sector);
-        let (first, span) = match len {
+        let (mut place, span) = match len {
             Some(len) => (len, AHEAD),
             None => (sector, SEARCHED),
         };
-        for place in (first..room.min(first + span)).step_by(sector as usize) {
-            if let Some((commit, ..)) = self.commit(offset + place, room - place).await?
-                && commit.sequence.get() > sequence
-            {
-                return Ok(Some(commit.sequence.get()));
+        let mut end = room.min(place + span);
+        while place < end {
+            match self.commit(offset + place, room - place).await? {
+                Some((commit, _, len)) if commit.sequence.get() > sequence => {
+                    let later = commit.sequence.get();
+                    if later.saturating_sub(commit.in_flight()) > sequence {
+                        return Ok(Some(later));
+                    }
+                    // The next one, which may prove it, follows this one.
+                    place += len;
+                    end = room.min(place + AHEAD);
+                }
+                _ => place += sector,
             }
         }
         Ok(None)

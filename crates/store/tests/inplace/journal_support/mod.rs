@@ -10,7 +10,7 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
-use thalweg_store::device::DeviceRef;
+use thalweg_store::device::{DeviceRef, Purpose};
 use thalweg_store::journal::{Base, End, Journal, Record, Recovery, Replay, Update, Void};
 use uuid::Uuid;
 
@@ -85,4 +85,15 @@ pub async fn replayed(journal: &Recovery<Lba>, replay: &Replay<Lba>, home: &mut 
         }
         home.insert(at.0, block);
     }
+}
+
+/// Damages some bytes.
+pub async fn scribble_at(device: &DeviceRef, at: u64, len: usize) {
+    let sector = at / 512 * 512;
+    let end = (at + len as u64).next_multiple_of(512);
+    let span = (end - sector) as usize;
+    let mut bytes = device.read(sector, span, Purpose::Journal).await.unwrap().to_vec();
+    let from = (at - sector) as usize;
+    bytes[from..from + len].iter_mut().for_each(|byte| *byte ^= 0x5a);
+    device.write(sector, vec![bytes.into()], Purpose::Journal).await.unwrap();
 }

@@ -2,7 +2,7 @@
 //!
 //! Real time on devices of memory. Each client runs transactions that read three random blocks, change
 //! 16 bytes of each, and commit durably: on two threads, and (`_one_thread`) on one, like a server with
-//! two processors. Then a decision alone: a transaction that begins before this many commits and
+//! two processors. The store is a chain, and then (`in_place_`) one that updates in place. Then a decision alone: a transaction that begins before this many commits and
 //! conflicts with the last of them, so that no change is applied.
 
 use std::sync::Arc;
@@ -14,6 +14,9 @@ use thalweg_env::Env;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{AlignedBuf, MemoryDevice};
+use thalweg_store::inplace::{
+    InPlace, NewInPlace, Options as InPlaceOptions, Parts as InPlaceParts,
+};
 use thalweg_store::txn::{
     Begin, Durability, FRAGMENT, Options as TxnOptions, Transact, Transaction, TransactionManager,
     TxnError,
@@ -46,21 +49,32 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let span = Duration::from_secs_f64(SECONDS * scale);
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
-    let mut best: f64 = 0.0;
     let mut lines = Vec::new();
-    for (threads, suffix, line) in [(1, "_one_thread", "one thread"), (THREADS, "", "two threads")]
+    for (kind, prefix, name) in
+        [(Kind::Chain, "", "chain"), (Kind::InPlace, "in_place_", "in place")]
     {
-        let rates = on_threads(threads, || rates(span))?;
-        for Rate { clients, per_s, cpu_us } in &rates {
-            report.figure(&format!("per_s_{clients}{suffix}"), rounded(*per_s));
-            report.figure(&format!("cpu_us_{clients}{suffix}"), rounded(*cpu_us));
-            best = best.max(*per_s);
+        let mut best_of_all: f64 = 0.0;
+        for (threads, suffix) in [(1, "_one_thread"), (THREADS, "")] {
+            let rates = on_threads(threads, store(kind), |store| rates(store, span))?;
+            let mut best: f64 = 0.0;
+            for Rate { clients, per_s, cpu_us } in &rates {
+                report.figure(&format!("{prefix}per_s_{clients}{suffix}"), rounded(*per_s));
+                report.figure(&format!("{prefix}cpu_us_{clients}{suffix}"), rounded(*cpu_us));
+                best = best.max(*per_s);
+            }
+            best_of_all = best_of_all.max(best);
+            if kind == Kind::InPlace {
+                report.figure(&format!("{prefix}per_s_best{suffix}"), rounded(best));
+            }
+            let points = rates.iter().map(|rate| (rate.clients as f64, rate.per_s)).collect();
+            let line = format!("{name}, {threads} thread{}", if threads > 1 { "s" } else { "" });
+            lines.push(Series::measured(&line, points));
         }
-        let points = rates.iter().map(|rate| (rate.clients as f64, rate.per_s)).collect();
-        lines.push(Series::measured(line, points));
+        if kind == Kind::Chain {
+            report.figure("per_s_best", rounded(best_of_all));
+        }
     }
-    report.figure("per_s_best", rounded(best));
-    let decisions = on_threads(THREADS, || decisions(scale))?;
+    let decisions = on_threads(THREADS, async { Ok(()) }, |()| decisions(scale))?;
     for (window, nanos) in &decisions {
         report.figure(&format!("ns_per_decision_{window}"), rounded(*nanos));
     }
@@ -82,18 +96,21 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// Runs `work` as a task, so that the workers run it and not the thread that waits for it.
-fn on_threads<T: Send + 'static, Work>(
+/// Runs `work` on what `prepare` made, as a task, so that the workers run it and not the thread that waits for it.
+fn on_threads<Prepared, T: Send + 'static, Work>(
     threads: usize,
-    work: impl FnOnce() -> Work,
+    prepare: impl Future<Output = Result<Prepared, BenchError>>,
+    work: impl FnOnce(Prepared) -> Work,
 ) -> Result<T, BenchError>
 where
     Work: Future<Output = Result<T, BenchError>> + Send + 'static,
 {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(threads).enable_all().build().map_err(failed)?;
-    let work = work();
-    runtime.block_on(async { Env::real().spawn(work).await.ok_or_else(died)? })
+    runtime.block_on(async {
+        let work = work(prepare.await?);
+        Env::real().spawn(work).await.ok_or_else(died)?
+    })
 }
 
 fn died() -> BenchError {
@@ -121,12 +138,43 @@ async fn chain(env: &Env) -> Result<Arc<Chain>, BenchError> {
     let options = ChainOptions { tail_cache_blocks: BLOCKS as usize, ..ChainOptions::default() };
     Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
     let chain = Chain::open(env, parts, options).await.map_err(failed)?.0;
+    fill(&chain).await?;
+    Ok(Arc::new(chain))
+}
+
+/// A volume that is updated in place, on a device of memory, full once.
+async fn in_place(env: &Env) -> Result<Arc<InPlace>, BenchError> {
+    let device = Arc::new(MemoryDevice::new(2 * BLOCKS * BLOCK_SIZE as u64));
+    let parts = InPlaceParts { data: device, journal: None };
+    InPlace::create(env, &parts, &NewInPlace::default()).await.map_err(failed)?;
+    let options = InPlaceOptions::default();
+    let store = InPlace::open(env, parts, options).await.map_err(failed)?.0;
+    fill(&store).await?;
+    Ok(Arc::new(store))
+}
+
+/// Writes every block once.
+async fn fill(store: &dyn BlockStore) -> Result<(), BenchError> {
     for first in (0..BLOCKS).step_by(128) {
         let writes = (first..first + 128).map(|lba| rig::block(lba, 0)).collect();
-        chain.apply(writes).await.map_err(failed)?;
+        store.apply(writes).await.map_err(failed)?;
     }
-    chain.sync(chain.now()).await.map_err(failed)?;
-    Ok(Arc::new(chain))
+    store.sync(store.now()).await.map_err(failed)
+}
+
+/// The kind of store under the transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Chain,
+    InPlace,
+}
+
+async fn store(kind: Kind) -> Result<Arc<dyn BlockStore>, BenchError> {
+    let env = Env::real();
+    Ok(match kind {
+        Kind::Chain => chain(&env).await?,
+        Kind::InPlace => in_place(&env).await?,
+    })
 }
 
 /// The result for a number of clients.
@@ -150,10 +198,9 @@ fn processor() -> f64 {
 }
 
 /// The results for each number of clients.
-async fn rates(span: Duration) -> Result<Vec<Rate>, BenchError> {
+async fn rates(store: Arc<dyn BlockStore>, span: Duration) -> Result<Vec<Rate>, BenchError> {
     let env = Env::real();
-    let chain = chain(&env).await?;
-    let manager = TransactionManager::new(&env, chain, TxnOptions::default());
+    let manager = TransactionManager::new(&env, store, TxnOptions::default());
     let mut rates = Vec::new();
     for clients in CLIENTS {
         let stop = Arc::new(AtomicBool::new(false));
@@ -272,6 +319,8 @@ mod tests {
         assert!(report.number("per_s_1").unwrap() > 0.0);
         assert!(report.number("per_s_64").unwrap() > 0.0);
         assert!(report.number("per_s_64_one_thread").unwrap() > 0.0);
+        assert!(report.number("in_place_per_s_best").unwrap() > 0.0);
+        assert!(report.number("in_place_per_s_best_one_thread").unwrap() > 0.0);
         assert!(report.number("ns_per_decision_4097").unwrap() > 0.0);
     }
 }

@@ -88,22 +88,11 @@ impl Env {
         }
     }
 
-    /// Sleeps for `span`, rounded up to the timer's grain (1 ms in real time, 1 µs in virtual time).
+    /// Sleeps for `span`, rounded up to the timer's grain (1 ms in real time, 1 µs in virtual time);
+    /// [`Env::alarm`] is finer.
     #[allow(clippy::disallowed_methods)]
     pub async fn sleep(&self, span: Duration) {
         tokio::time::sleep(self.shared.scale.in_tokio(span)).await;
-    }
-
-    /// Sleeps for a span below the timer's grain, as precisely as the system allows.
-    #[allow(clippy::disallowed_methods)]
-    pub async fn nap(&self, span: Duration) {
-        match self.shared.scale {
-            Scale::Simulated => self.sleep(span).await,
-            // The runtime's timers know whole milliseconds only: a thread that sleeps wakes in time.
-            Scale::Real => {
-                drop(tokio::task::spawn_blocking(move || std::thread::sleep(span)).await)
-            }
-        }
     }
 
     /// Sleeps until `time`; returns at once when it has passed.

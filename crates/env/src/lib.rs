@@ -6,7 +6,8 @@
 //! simulated environment is scaled: one simulated microsecond is one tokio millisecond.
 //!
 //! - `env`: the handle, [`Env`];
-//! - `time`: points in its time, and how it relates to tokio's;
+//! - `time`: points in its time, and how it relates to tokio's; `alarm`: [`Alarm`], a timer for spans below a
+//!   millisecond;
 //! - `task`: [`Task`], aborted when dropped; `push`: [`Push`], which advances a task from a caller's thread;
 //! - `node`: [`Node`], a group of tasks that is killed at once; `group`: its tasks;
 //! - [`connection`]: byte streams between processes: [`Connector`](connection::Connector),
@@ -18,6 +19,7 @@
 //! A [`Push`]'s `future`, then its `task`; the future that is polled under the first takes any other lock. No
 //! other lock is taken under a node's `tasks`.
 
+mod alarm;
 mod blocking;
 pub mod connection;
 mod env;
@@ -30,6 +32,7 @@ mod time;
 
 pub use rand_xoshiro::Xoshiro256PlusPlus as Rng;
 
+pub use self::alarm::Alarm;
 pub use self::blocking::{allow_blocking, may_block, server_threads};
 pub use self::env::Env;
 pub use self::hash::{HashMap, HashSet};

@@ -23,12 +23,11 @@ mod create;
 mod dirty;
 pub mod dump;
 pub mod format;
-mod group;
 mod grow;
 mod home;
 mod map;
+mod medium;
 mod options;
-mod pace;
 mod page;
 mod page_state;
 mod pages;
@@ -41,22 +40,22 @@ mod scrub;
 mod stages;
 mod state;
 mod store;
+mod throttle;
 mod turns;
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
-use thalweg_env::{Env, Push, Task};
-use tokio::sync::{Notify, watch};
+use thalweg_env::{Env, Task};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 pub use create::NewInPlace;
 use dirty::Which;
 use format::Superblock;
-use group::{Callers, Group};
 use map::Map;
+use medium::Medium;
 pub use options::{Mode, Options};
 use page::History;
 pub use recovery::Recovered;
@@ -64,15 +63,16 @@ pub use scrub::{Mend, ScrubReport};
 use stages::{Stage, Stages};
 pub use state::Counts;
 use state::{BlockLookup, StoreState};
-use turns::Turns;
 
 use crate::block::{
     Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Hold, Lba, Retention, StoreError,
     Version, Write, WriteList,
 };
 use crate::device::{DeviceError, DeviceRef};
+use crate::journal::log::Callers;
 use crate::journal::{Journal, JournalError};
 use crate::latency::{SlowRequest, StageStatus};
+use crate::lock::BriefMutex;
 use crate::rate::Rate;
 
 /// Maximum of stored blocks that one version discards; a larger discard becomes several versions.
@@ -160,36 +160,22 @@ pub struct InPlace {
 
 struct Inner {
     env: Env,
-    data: DeviceRef,
-    /// Schedules reads and writes of the data device where it is rotational.
-    turns: Turns,
+    medium: Medium,
     /// Measured throughput of the data device.
     rate: Rate,
     journal: Journal<Lba>,
-    /// The current superblock. Generation, version and journal note change without a growth, and
-    /// may be older here.
-    superblock: RwLock<Superblock>,
     /// Set while a growth may have changed the superblocks on the device and `superblock` does not
     /// say so.
     growing: AtomicBool,
     epoch: Epoch,
-    state: Mutex<StoreState>,
-    /// The newest version that survives a crash.
-    durable: watch::Sender<Version>,
-    /// The newest version that a caller wants durable.
-    wanted: Mutex<Version>,
     /// Callers that wait for commits.
     callers: Callers,
-    /// Notified when a caller wants a commit.
-    commit_wanted: Notify,
-    /// The task that commits.
-    commits: Push,
     /// Notified when journal or memory runs short.
     pressed: Notify,
     /// Notified when a read or a write of the data device ended, and when there is room.
     changed: Notify,
     /// The first journal transaction that may be in flight.
-    committing_from: Mutex<Option<u64>>,
+    committing_from: BriefMutex<Option<u64>>,
     writing_back: tokio::sync::Mutex<()>,
     stages: Stages,
 }
@@ -225,7 +211,9 @@ pub struct InPlaceStatus {
 
 impl fmt::Debug for InPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InPlace").field("data", &self.inner.data.name()).finish_non_exhaustive()
+        f.debug_struct("InPlace")
+            .field("data", &self.inner.medium.data.name())
+            .finish_non_exhaustive()
     }
 }
 
@@ -261,43 +249,43 @@ impl InPlace {
 
     fn start(env: &Env, inner: Arc<Inner>) -> InPlace {
         let commits = run_commits(env.clone(), Arc::downgrade(&inner));
-        let commits = env.spawn_pushed(&inner.commits, commits);
+        let commits = env.spawn_pushed(inner.callers.task(), commits);
         let homes = env.spawn(run_homes(env.clone(), Arc::downgrade(&inner)));
         InPlace { inner, _tasks: [commits, homes] }
     }
 
     /// The store's identity.
     pub fn id(&self) -> Uuid {
-        self.inner.superblock.read().volume
+        self.inner.medium.superblock.read().volume
     }
 
     /// The current superblock.
     pub fn superblock(&self) -> Superblock {
-        self.inner.superblock()
+        self.inner.medium.superblock()
     }
 
     /// The current options.
     pub fn options(&self) -> Options {
-        self.inner.state.lock().options
+        self.inner.medium.state.lock().options
     }
 
     /// Changes the options. A block's update sequence ends in the mode in which it began.
     pub fn set_options(&self, options: Options) {
         let next = self.inner.journal.next_sequence();
-        self.inner.state.lock().set_options(options, next);
+        self.inner.medium.state.lock().set_options(options, next);
         self.inner.pressed.notify_one();
-        self.inner.commit_wanted.notify_one();
+        self.inner.callers.ask();
     }
 
     /// Status figures.
     pub fn status(&self) -> InPlaceStatus {
-        let state = self.inner.state.lock();
+        let state = self.inner.medium.state.lock();
         InPlaceStatus {
-            blocks: self.inner.blocks(),
+            blocks: self.inner.medium.blocks(),
             poisoned: state.poison.as_ref().map(ToString::to_string),
             mode: state.options.mode,
             version: state.now.0,
-            durable: self.inner.durable.borrow().0,
+            durable: self.inner.callers.durable(),
             cached: state.pages.len() as u64,
             dirty: state.pages.unclean() as u64,
             journal_size: self.inner.journal.size(),
@@ -310,9 +298,9 @@ impl InPlace {
 
     /// The devices, data first.
     pub fn devices(&self) -> Vec<DeviceRef> {
-        let inside = self.inner.superblock.read().journal_at.1 > 0;
+        let inside = self.inner.medium.superblock.read().journal_at.1 > 0;
         let journal = (!inside).then(|| self.inner.journal.device().clone());
-        std::iter::once(self.inner.data.clone()).chain(journal).collect()
+        std::iter::once(self.inner.medium.data.clone()).chain(journal).collect()
     }
 
     /// Writes back every committed block.
@@ -334,8 +322,12 @@ impl InPlace {
         // Excludes a growth, which writes superblocks too.
         let _one = self.inner.writing_back.lock().await;
         self.inner.check_growth()?;
-        let settled = recovery::settle(&self.inner).await;
-        settled.map(drop).map_err(|error| match error {
+        let settled = async {
+            let journal = &self.inner.journal;
+            recovery::settle(&self.inner.medium, journal.note_after_clear().await).await?;
+            Ok(journal.clear().await?)
+        };
+        settled.await.map_err(|error| match error {
             InPlaceError::Store(error) => error,
             InPlaceError::Device(error) => error.into(),
             InPlaceError::Journal(error) => journal_error(error),
@@ -346,43 +338,14 @@ impl InPlace {
 
 impl Inner {
     fn poison(&self, why: &str) {
-        let mut state = self.state.lock();
+        let mut state = self.medium.state.lock();
         if state.poison.is_none() {
             state.poison = Some(why.into());
         }
         drop(state);
         // Waiting callers see the poison.
-        self.durable.send_modify(|_| {});
+        self.callers.fail();
         self.changed.notify_waiters();
-    }
-
-    fn superblock(&self) -> Superblock {
-        self.superblock.read().clone()
-    }
-
-    fn blocks(&self) -> u64 {
-        self.superblock.read().blocks
-    }
-
-    /// First byte of a block.
-    fn place(&self, block: u64) -> u64 {
-        self.superblock.read().place(block)
-    }
-
-    /// First byte of a page of the map; a growth may change it.
-    fn map_place(&self, page: u64) -> u64 {
-        self.superblock.read().map_place(page)
-    }
-
-    fn check(&self, lba: Lba, count: u64) -> Result<std::ops::Range<u64>, StoreError> {
-        let blocks = self.blocks();
-        match lba.0.checked_add(count) {
-            Some(end) if end <= blocks => Ok(lba.0..end),
-            _ => Err(StoreError::Invalid(format!(
-                "{count} blocks from {} on leave a volume of {blocks} blocks",
-                lba.0
-            ))),
-        }
     }
 
     /// Waits until memory and journal have room for more changes.
@@ -390,9 +353,11 @@ impl Inner {
         let mut since = None;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
+            if since.is_some() {
+                changed.as_mut().enable();
+            }
             let (full, commit) = {
-                let state = self.state.lock();
+                let state = self.medium.state.lock();
                 if let Some(why) = &state.poison {
                     return Err(StoreError::Poisoned(why.clone()));
                 }
@@ -401,21 +366,25 @@ impl Inner {
                 if state.pages.unclean() > most / 2 {
                     // Only committed blocks can be written back.
                     if state.running.blocks() > most / 4 {
-                        self.commit_wanted.notify_one();
+                        self.callers.ask();
                     }
                     self.pressed.notify_one();
                 }
                 (state.pages.unclean() >= most, running > self.journal.size() / 4)
             };
             if commit {
-                self.commit_wanted.notify_one();
+                self.callers.ask();
             }
             if !full && !commit {
                 since.map(|since| self.stage(Stage::WriteWait, since));
                 return Ok(());
             }
-            since.get_or_insert_with(|| self.env.now());
-            changed.await;
+            if since.is_some() {
+                changed.await;
+            } else {
+                // Once more, as one of those that are notified.
+                since = Some(self.env.now());
+            }
         }
     }
 
@@ -430,7 +399,7 @@ impl Inner {
             Retention::Newest | Retention::Hold => History::Kept,
         };
         for write in writes.iter() {
-            self.check(write.lba, 1)?;
+            self.medium.check(write.lba, 1)?;
         }
         let blocks = writes.into_vec();
         let count = blocks.len();
@@ -442,7 +411,7 @@ impl Inner {
         loop {
             self.admit().await?;
             let unmapped: Vec<u64> = {
-                let mut state = self.state.lock();
+                let mut state = self.medium.state.lock();
                 let lbas = blocks.iter().map(|write| write.lba.0);
                 let unmapped: Vec<u64> = lbas.filter(|lba| !state.is_mapped(*lba)).collect();
                 if unmapped.is_empty() {
@@ -462,7 +431,7 @@ impl Inner {
                 }
                 unmapped
             };
-            self.map_all(unmapped.into_iter()).await?;
+            self.medium.map_all(unmapped.into_iter()).await?;
         }
     }
 
@@ -475,9 +444,10 @@ impl Inner {
         self.admit().await?;
         let end = end.min(Map::blocks_of(Map::page_of(*at) + PAGES - 1).end);
         // Pages of the map stay in memory once they are read.
-        self.map_all((*at..end).step_by(map::PER_PAGE as usize).chain([end.saturating_sub(1)]))
+        self.medium
+            .map_all((*at..end).step_by(map::PER_PAGE as usize).chain([end.saturating_sub(1)]))
             .await?;
-        let mut state = self.state.lock();
+        let mut state = self.medium.state.lock();
         let mut writes = Vec::new();
         while *at < end && writes.len() < most {
             let stored = match state.find(*at, Version(u64::MAX))? {
@@ -502,7 +472,7 @@ impl Inner {
         let inner = Arc::downgrade(self);
         Hold::new(version, move |version| {
             let Some(inner) = inner.upgrade() else { return };
-            let mut state = inner.state.lock();
+            let mut state = inner.medium.state.lock();
             if state.pages.holds.release(version)
                 && (state.pages.aged() >= PURGE || state.pages.holds.oldest().is_none())
             {
@@ -523,36 +493,36 @@ fn journal_error(error: JournalError) -> StoreError {
 
 /// Commits when a caller asks for it, and when the running transaction is old.
 async fn run_commits(env: Env, inner: Weak<Inner>) {
-    let mut group = Group::default();
+    let mut alarm = env.alarm();
     loop {
         let Some(store) = inner.upgrade() else { return };
         let span = {
-            let state = store.state.lock();
+            let state = store.medium.state.lock();
             if state.poison.is_some() {
                 return;
             }
             let age = state.running.age(env.now()).unwrap_or_default();
             state.options.commit.saturating_sub(age).max(home::LEAST)
         };
-        let asked = env.timeout(span, store.commit_wanted.notified()).await.is_some();
+        let asked = env.timeout(span, store.callers.asked()).await.is_some();
         if asked {
             let since = env.now();
-            group.gather(&store).await;
+            store.callers.gather(&env, &mut alarm).await;
             store.commit_stage(Stage::Gather, since);
         }
         let begun = env.now();
-        let wanted = *store.wanted.lock();
+        let wanted = store.callers.wanted();
         let is_old = {
-            let state = store.state.lock();
+            let state = store.medium.state.lock();
             state.running.age(env.now()).is_some_and(|age| age >= state.options.commit)
         };
-        let is_wanted = wanted > *store.durable.borrow();
+        let is_wanted = wanted > store.callers.durable();
         if (asked || is_old || is_wanted)
-            && let Err(error) = store.commit(wanted).await
+            && let Err(error) = store.commit(Version(wanted)).await
         {
             tracing::error!(%error, "a commit failed");
         }
-        group.ended(&store.callers, env.now().since(begun));
+        store.callers.ended(env.now().since(begun));
         store.changed.notify_waiters();
     }
 }
@@ -563,7 +533,7 @@ async fn run_homes(env: Env, inner: Weak<Inner>) {
     loop {
         let Some(store) = inner.upgrade() else { return };
         let every = {
-            let state = store.state.lock();
+            let state = store.medium.state.lock();
             if state.poison.is_some() {
                 return;
             }

@@ -10,10 +10,24 @@
 //! - [`txn`]: isolation: who may commit (Isotope);
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
 //! - [`inplace`]: blocks updated in place behind a journal, in one of five modes (Okeanos);
-//! - [`journal`]: a redo log of byte ranges (Okeanos);
+//! - [`journal`]: a redo log of byte ranges (Okeanos), on a [log](journal::log) of opaque records;
 //! - [`block`]: the contract of a block store: versions, atomic application, durability;
 //! - [`latency`]: how long the stages of a request take;
 //! - [`device`]: files and raw devices, memory, mirrors, stripes.
+//!
+//! # Lock order
+//!
+//! A lock is taken before those of the modules below. Within a module, from left to right:
+//!
+//! - `txn`: `order`, `registry`. Under `order`, the store's `state` is taken for a hold.
+//! - `chain`: `label_lock`, `cleaning_lock`, `checkpoints`, `state`. `rounds` is held alone.
+//! - `inplace`: `writing_back`, then `state` with `superblock` or `committing_from` under it. The commit task's future,
+//!   which callers poll, takes `writing_back` to make room; so no caller of `sync` holds one of these.
+//! - `journal`: `in_flight`, `writing`, then `ring` or `poison`. `ring` is also taken under the `state` of `inplace`.
+//!   `line` of the callers is held alone: nothing is polled or woken under it.
+//!
+//! `label_lock`, `cleaning_lock`, `checkpoints`, `writing_back`, `in_flight` and `writing` are held across requests to
+//! devices, the others never.
 
 pub mod block;
 pub mod chain;

@@ -15,7 +15,7 @@ impl Inner {
     /// The devices'; the store is poisoned then.
     pub(super) async fn commit(&self, synced: Version) -> Result<(), StoreError> {
         let (closed, mode) = {
-            let mut state = self.state.lock();
+            let mut state = self.medium.state.lock();
             if let Some(why) = &state.poison {
                 return Err(StoreError::Poisoned(why.clone()));
             }
@@ -29,7 +29,7 @@ impl Inner {
             // The commit left data behind, so that its version is not durable.
             Ok(false) => Ok(()),
             Ok(true) => {
-                self.durable.send_replace(version);
+                self.callers.advance(version.0);
                 Ok(())
             }
             Err(error) => {
@@ -48,14 +48,14 @@ impl Inner {
     ) -> Result<bool, StoreError> {
         // Data is written before the metadata about it commits; in writeback mode only if a caller
         // waits for it.
-        let home = mode != Mode::Writeback || synced > *self.durable.borrow();
+        let home = mode != Mode::Writeback || synced.0 > self.callers.durable();
         let since = self.env.now();
         if home {
             self.write_direct(&closed).await?;
             // In writeback mode the order does not matter: one flush serves both where data and
             // journal share a device.
             let later = mode == Mode::Writeback && self.journal_flushes_data();
-            let unflushed = self.state.lock().unflushed_direct;
+            let unflushed = self.medium.state.lock().unflushed_direct;
             if unflushed && (!later || closed.changes.is_empty()) {
                 self.flush_data().await?;
             }
@@ -65,11 +65,11 @@ impl Inner {
             return Ok(home);
         }
         if self.journal_flushes_data() {
-            self.state.lock().unflushed_direct = false;
+            self.medium.state.lock().unflushed_direct = false;
         }
         let appended = self.append(&closed).await?;
         let now = self.env.now();
-        let mut state = self.state.lock();
+        let mut state = self.medium.state.lock();
         state.counts.commits += 1;
         state.counts.journal_bytes += appended.bytes;
         state.committed(closed, appended.sequence, home, now);
@@ -85,7 +85,8 @@ impl Inner {
         while !left.is_empty() {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            let (writes, busy) = self.state.lock().batcher().direct(closed, left.into_iter());
+            let (writes, busy) =
+                self.medium.state.lock().batcher().direct(closed, left.into_iter());
             let stuck = writes.is_empty();
             self.write_batch(writes).await?;
             left = busy;
@@ -97,7 +98,7 @@ impl Inner {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let which = Which::Direct(closed.version);
-            let earlier = self.state.lock().batcher().dirty(which, usize::MAX);
+            let earlier = self.medium.state.lock().batcher().dirty(which, usize::MAX);
             self.write_batch(earlier.writes).await?;
             match earlier.busy {
                 0 => return Ok(()),
@@ -127,6 +128,6 @@ impl Inner {
 
     /// Whether a flush of the journal also flushes the data: they share a device.
     fn journal_flushes_data(&self) -> bool {
-        self.superblock.read().journal_at.1 > 0
+        self.medium.superblock.read().journal_at.1 > 0
     }
 }

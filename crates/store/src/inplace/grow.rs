@@ -119,24 +119,29 @@ impl Inner {
     async fn grow(self: &Arc<Inner>, size: Option<u64>) -> Result<u64, InPlaceError> {
         // Excludes writes of the map and releases of the journal.
         let _one = self.writing_back.lock().await;
-        if let Some(why) = self.state.lock().poison.clone() {
+        if let Some(why) = self.medium.state.lock().poison.clone() {
             return Err(StoreError::Poisoned(why).into());
         }
         self.check_growth()?;
-        let now = self.superblock();
+        let now = self.medium.superblock();
         let Some(layout) = self.layout(&now, size).await? else { return Ok(now.blocks) };
         self.write_second_part(&now, &layout).await?;
-        self.data.flush(Purpose::Map).await?;
+        self.medium.data.flush(Purpose::Map).await?;
         self.growing.store(true, Ordering::Release);
         match self.switch(&layout).await {
-            Ok(grown) => *self.superblock.write() = grown,
+            Ok(grown) => *self.medium.superblock.write() = grown,
             Err(error) => {
                 self.poison(&format!("its growth failed: {error}"));
                 return Err(error);
             }
         }
         self.growing.store(false, Ordering::Release);
-        tracing::info!(device = self.data.name(), from = now.blocks, to = layout.blocks, "grown");
+        tracing::info!(
+            device = self.medium.data.name(),
+            from = now.blocks,
+            to = layout.blocks,
+            "grown"
+        );
         Ok(layout.blocks)
     }
 
@@ -147,8 +152,8 @@ impl Inner {
         now: &Superblock,
         size: Option<u64>,
     ) -> Result<Option<Layout>, InPlaceError> {
-        let have = self.data.grow_to(None).await?;
-        let name = self.data.name();
+        let have = self.medium.data.grow_to(None).await?;
+        let name = self.medium.data.name();
         let Some(bytes) = size else {
             let layout = Layout::largest(now, have);
             if layout.is_none() {
@@ -171,7 +176,7 @@ impl Inner {
         })?;
         let needed = layout.device();
         let have = match needed > have {
-            true => self.data.grow_to(Some(needed)).await?,
+            true => self.medium.data.grow_to(Some(needed)).await?,
             false => have,
         };
         if needed > have {
@@ -193,7 +198,7 @@ impl Inner {
             (Some(_), Some(next)) if now.second_part > 0 => Err(InPlaceError::Invalid(format!(
                 "{} has {have} bytes, but the second part of the volume's map moves when the volume \
                  grows: it needs at least {} bytes",
-                self.data.name(),
+                self.medium.data.name(),
                 next.device()
             ))),
             _ => Ok(()),
@@ -227,22 +232,22 @@ impl Inner {
     }
 
     async fn write_map_bytes(&self, place: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        let _turn = self.turn(Kind::Write).await;
-        self.data.write(place, vec![bytes], Purpose::Map).await
+        let _turn = self.medium.turn(Kind::Write).await;
+        self.medium.data.write(place, vec![bytes], Purpose::Map).await
     }
 
     /// Reads sectors of the map, whole or damaged. Sectors that the device fails to read are
     /// replaced by sectors that count as damaged. `first`: the number of the first.
     async fn read_as_it_is(&self, place: u64, len: u64, first: u64) -> Result<Bytes, InPlaceError> {
-        let volume = self.superblock.read().volume;
+        let volume = self.medium.superblock.read().volume;
         let read = async |at: u64, len: u64| {
-            let _turn = self.turn(Kind::Read).await;
-            self.data.read(at, len as usize, Purpose::Map).await
+            let _turn = self.medium.turn(Kind::Read).await;
+            self.medium.data.read(at, len as usize, Purpose::Map).await
         };
         if let Ok(bytes) = read(place, len).await {
             return Ok(bytes);
         }
-        let sector = u64::from(self.data.geometry().sector);
+        let sector = u64::from(self.medium.data.geometry().sector);
         let mut all = AlignedBuf::zeroed(len as usize);
         for (at, into) in (0..len).step_by(sector as usize).zip(all.chunks_mut(sector as usize)) {
             match read(place + at, sector).await {
@@ -265,7 +270,7 @@ impl Inner {
     /// Writes the new size into both superblocks and their backups. The current superblock is
     /// overwritten only when another is durable.
     async fn switch(&self, layout: &Layout) -> Result<Superblock, InPlaceError> {
-        let newest = Superblock::read(&self.data).await?;
+        let newest = Superblock::read(&self.medium.data).await?;
         let mut next = Superblock {
             blocks: layout.blocks,
             second_part: layout.second_part,
@@ -276,11 +281,11 @@ impl Inner {
         // now on.
         for _ in 0..copies::COPIES {
             next.generation += 1;
-            copies::write(&next, &self.data).await?;
-            self.data.flush(Purpose::Label).await?;
+            copies::write(&next, &self.medium.data).await?;
+            self.medium.data.flush(Purpose::Label).await?;
         }
-        next.write_backups(&self.data).await?;
-        self.data.flush(Purpose::Label).await?;
+        next.write_backups(&self.medium.data).await?;
+        self.medium.data.flush(Purpose::Label).await?;
         Ok(next)
     }
 }

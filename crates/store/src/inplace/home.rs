@@ -11,19 +11,14 @@ use futures::stream::FuturesUnordered;
 use super::Inner;
 use super::batch::{PageWrite, WritebackBatch};
 use super::dirty::Which;
-use super::format::MAP_SECTOR;
-use super::map;
-use super::options::Options;
-use super::pace;
+use super::medium::WRITES;
 use super::stages::Stage;
-use super::turns::{Kind, Turn};
+use super::turns::Kind;
 use crate::block::{BLOCK_SIZE, Class, StoreError};
-use crate::device::{DeviceError, Purpose};
+use crate::device::Purpose;
 
 /// Maximum of blocks in one write.
 const RUN: usize = 256;
-/// Maximum of writes in flight.
-const WRITES: usize = 32;
 /// Writeback makes room once this part of the journal is in use. Later means more neighbouring
 /// blocks in one sweep over the disk; but a sweep takes time, and writers need room meanwhile.
 const FULL: f64 = 0.65;
@@ -56,10 +51,17 @@ fn runs(blocks: &[PageWrite]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Cost of writing one run, in units of [`pace::work`]; only writeback from the journal counts.
+/// Cost of writing so many neighbouring blocks, in units of one further block; positioning a
+/// rotational disk takes as long as some tens of blocks.
+fn cost(blocks: usize) -> usize {
+    const POSITIONING: usize = 32;
+    POSITIONING + blocks
+}
+
+/// Cost of writing one run, in units of [`cost`]; only writeback from the journal counts.
 fn work(run: &[PageWrite]) -> usize {
     let written = run.iter().filter(|write| write.content.is_some() && !write.direct).count();
-    if written > 0 { pace::work(written) } else { 0 }
+    if written > 0 { cost(written) } else { 0 }
 }
 
 impl Drop for Batch<'_> {
@@ -92,7 +94,7 @@ impl Batch<'_> {
         for write in self.blocks.iter().filter(|write| write.keep) {
             self.inner.keep_home(write.lba).await?;
         }
-        self.inner.map_all(self.blocks.iter().map(|write| write.lba)).await?;
+        self.inner.medium.map_all(self.blocks.iter().map(|write| write.lba)).await?;
         self.write().await
     }
 
@@ -132,7 +134,7 @@ impl Batch<'_> {
 impl Inner {
     /// Ends the writeback of blocks that were written together.
     fn end_writes(&self, run: &[PageWrite], are_home: bool) {
-        let mut state = self.state.lock();
+        let mut state = self.medium.state.lock();
         run.iter().for_each(|write| state.end_write(write, are_home));
         if are_home {
             state.pace.home(work(run));
@@ -149,7 +151,7 @@ impl Inner {
             return written;
         }
         if written.is_ok() {
-            self.state.lock().counts.filled += filled;
+            self.medium.state.lock().counts.filled += filled;
             return Ok(());
         }
         // A failure in a gap must not keep the dirty blocks from being written.
@@ -161,12 +163,12 @@ impl Inner {
 
     async fn write_blocks(&self, run: &[PageWrite]) -> Result<(), StoreError> {
         let Some(first) = run.first() else { return Ok(()) };
-        let place = self.place(first.lba);
+        let place = self.medium.place(first.lba);
         let content: Option<Vec<Bytes>> = run.iter().map(|write| write.content.clone()).collect();
         let Some(content) = content else {
-            if self.state.lock().options.discard {
+            if self.medium.state.lock().options.discard {
                 // A hint: a device that does not support it loses nothing.
-                self.data.discard(place, BLOCK_SIZE as u64).await.ok();
+                self.medium.data.discard(place, BLOCK_SIZE as u64).await.ok();
             }
             return Ok(());
         };
@@ -174,10 +176,10 @@ impl Inner {
             Class::Data => Purpose::UserData,
             Class::Metadata => Purpose::Metadata,
         };
-        let _turn = self.turn(Kind::Write).await;
+        let _turn = self.medium.turn(Kind::Write).await;
         let (bytes, since) = (content.len() * BLOCK_SIZE, self.env.now());
         let under_way = self.rate.begin(bytes);
-        self.data.write(place, content, purpose).await?;
+        self.medium.data.write(place, content, purpose).await?;
         under_way.end(self.env.now().since(since));
         Ok(())
     }
@@ -193,12 +195,12 @@ impl Inner {
     /// Reads the in-place content of a block that is about to be overwritten, for the versions that
     /// see it.
     async fn keep_home(&self, lba: u64) -> Result<(), StoreError> {
-        let entry = self.state.lock().pages.get(lba).map(|page| page.home);
+        let entry = self.medium.state.lock().pages.get(lba).map(|page| page.home);
         let Some(entry) = entry else { return Ok(()) };
         match self.read_home(lba, &[entry]).await {
             Ok(mut blocks) => {
                 if let Some(content) = blocks.pop() {
-                    self.state.lock().pages.keep_read(lba, entry, content);
+                    self.medium.state.lock().pages.keep_read(lba, entry, content);
                 }
                 Ok(())
             }
@@ -208,38 +210,17 @@ impl Inner {
         }
     }
 
-    /// Maximum of bytes between two writes that are merged into one.
-    fn gap(&self) -> u64 {
-        let suits = if self.is_rotational() { Options::ROTATIONAL_GAP } else { 0 };
-        self.state.lock().options.gap.unwrap_or(suits).into()
-    }
-
-    /// Whether the data device is, or is taken for, a rotational disk.
-    fn is_rotational(&self) -> bool {
-        let said = self.state.lock().options.rotational;
-        said.unwrap_or_else(|| self.data.is_rotational())
-    }
-
     /// Blocks that may be under writeback at once, so that commits do not wait for them for long.
     fn background_blocks(&self) -> usize {
         let most = WRITES * RUN * BLOCK_SIZE;
-        self.rate.background_bytes(self.is_rotational(), most) / BLOCK_SIZE
-    }
-
-    /// Waits until the scheduler of a rotational disk admits a request; other devices need no
-    /// scheduling.
-    pub(super) async fn turn(&self, kind: Kind) -> Turn {
-        match self.is_rotational() {
-            true => self.turns.take(kind).await,
-            false => Turn::default(),
-        }
+        self.rate.background_bytes(self.medium.is_rotational(), most) / BLOCK_SIZE
     }
 
     /// Writes dirty sectors of the map. The journal transactions they hold wait for a flush then.
     async fn write_map(&self) -> Result<(), StoreError> {
-        match self.write_sectors().await {
+        match self.medium.write_sectors().await {
             Ok(done) => {
-                self.state.lock().retention.await_flush(done);
+                self.medium.state.lock().retention.await_flush(done);
                 Ok(())
             }
             Err(error) => {
@@ -248,28 +229,6 @@ impl Inner {
                 Err(error.into())
             }
         }
-    }
-
-    /// Writes dirty sectors of the map and returns the journal transactions that they hold. The
-    /// caller holds `writing_back`, or is alone: a growth moves a part of the map.
-    pub(super) async fn write_sectors(&self) -> Result<Vec<u64>, DeviceError> {
-        let gap = self.gap();
-        let superblock = self.superblock();
-        let first_part = superblock.first_pages();
-        let (dirty, kept) = self.state.lock().map.take_dirty(superblock.sector, gap, first_part);
-        let mut writes = futures::stream::iter(dirty.into_iter().map(|write| {
-            let offset = superblock.map_place(write.first / map::SECTORS)
-                + write.first % map::SECTORS * MAP_SECTOR;
-            async move {
-                let _turn = self.turn(Kind::Write).await;
-                self.data.write(offset, vec![write.bytes.freeze()], Purpose::Map).await
-            }
-        }))
-        .buffer_unordered(WRITES);
-        while let Some(written) = writes.next().await {
-            written?;
-        }
-        Ok(kept)
     }
 
     /// Writes back all blocks that `which` selects, and releases journal transactions whose changes
@@ -312,10 +271,10 @@ impl Inner {
     async fn make_some_room(&self) -> Result<bool, StoreError> {
         let (next, before) = (self.journal.next_sequence(), self.journal.released());
         let used = self.journal.size() - self.journal.room();
-        self.state.lock().pace.begin(used, self.env.now());
+        self.medium.state.lock().pace.begin(used, self.env.now());
         let swept = self.sweep(Which::Before(next)).await;
         let made = self.journal.released() - before;
-        self.state.lock().pace.made(made, self.env.now());
+        self.medium.state.lock().pace.made(made, self.env.now());
         swept.map(|()| made > 0)
     }
 
@@ -323,17 +282,17 @@ impl Inner {
     #[async_recursion]
     async fn sweep(&self, which: Which) -> Result<(), StoreError> {
         self.check_growth()?;
-        let gap = self.gap();
+        let gap = self.medium.gap();
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let WritebackBatch { writes, busy, more } =
-                self.state.lock().batcher().dirty(which, BATCH);
+                self.medium.state.lock().batcher().dirty(which, BATCH);
             let begun = writes.len();
             let gap = gap / BLOCK_SIZE as u64;
-            let blocks = self.state.lock().batcher().close_gaps(writes, gap);
+            let blocks = self.medium.state.lock().batcher().close_gaps(writes, gap);
             let batch = Batch::new(self, blocks);
-            self.state.lock().pace.plan(batch.work(), begun, more);
+            self.medium.state.lock().pace.plan(batch.work(), begun, more);
             let since = self.env.now();
             batch.write_batch().await?;
             self.write_map().await?;
@@ -356,14 +315,14 @@ impl Inner {
     async fn release(&self) -> Result<(), StoreError> {
         // Before `done` is taken: a transaction that is appended from now on is not released.
         let next = self.journal.next_sequence();
-        let done = self.state.lock().retention.take_unflushed();
+        let done = self.medium.state.lock().retention.take_unflushed();
         if done.is_empty() {
             return Ok(());
         }
         self.flush_data().await?;
         let committing = *self.committing_from.lock();
         let bars = {
-            let mut state = self.state.lock();
+            let mut state = self.medium.state.lock();
             done.into_iter().for_each(|sequence| state.retention.end(sequence));
             state.counts.releases += 1;
             let first = state.retention.oldest().into_iter().chain(committing).chain([next]).min();
@@ -373,7 +332,7 @@ impl Inner {
         if bars {
             self.journal.forget().await.map_err(super::journal_error)?;
         }
-        self.state.lock().replayable.advance(self.journal.first_replayed());
+        self.medium.state.lock().replayable.advance(self.journal.first_scanned());
         self.changed.notify_waiters();
         Ok(())
     }
@@ -381,7 +340,7 @@ impl Inner {
     /// Makes in-place content durable.
     pub(super) async fn flush_data(&self) -> Result<(), StoreError> {
         let barrier = {
-            let mut state = self.state.lock();
+            let mut state = self.medium.state.lock();
             // Before the flush: what is written during it needs another one.
             state.unflushed_direct = false;
             state.options.barrier
@@ -389,7 +348,7 @@ impl Inner {
         if !barrier {
             return Ok(());
         }
-        if let Err(error) = self.data.flush(Purpose::UserData).await {
+        if let Err(error) = self.medium.data.flush(Purpose::UserData).await {
             self.poison("a flush of the data device failed");
             return Err(error.into());
         }
@@ -398,7 +357,7 @@ impl Inner {
 
     /// One pass of background writeback: blocks that are old, or more when room is `pressed` for.
     pub(super) async fn write_back_pass(&self, pressed: bool) -> Result<(), StoreError> {
-        let expire = self.state.lock().options.expire;
+        let expire = self.medium.state.lock().options.expire;
         if pressed {
             if self.is_short() {
                 let _one = self.writing_back.lock().await;
@@ -406,7 +365,7 @@ impl Inner {
             }
             // Everything old at once, along the disk; blocks that were changed last may change
             // again.
-            let old = self.state.lock().age_limit();
+            let old = self.medium.state.lock().age_limit();
             if let Some(old) = old {
                 self.write_back(Which::Old(old)).await?;
             }
@@ -455,9 +414,9 @@ mod tests {
     #[test]
     fn what_makes_no_room_in_the_journal_is_no_work() {
         let mut blocks = [1, 2, 3].map(write);
-        assert_eq!(work(&blocks), pace::work(3));
+        assert_eq!(work(&blocks), cost(3));
         blocks[0].direct = true;
-        assert_eq!(work(&blocks), pace::work(2));
+        assert_eq!(work(&blocks), cost(2));
         blocks[2].direct = true;
         blocks[1].content = None;
         assert_eq!(work(&blocks), 0);

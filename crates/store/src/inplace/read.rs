@@ -6,7 +6,6 @@ use bytes::Bytes;
 
 use super::Inner;
 use super::format::Entry;
-use super::map::Map;
 use super::pages::PageLookup;
 use super::state::BlockLookup;
 use super::turns::Kind;
@@ -24,7 +23,7 @@ struct Reading<'a> {
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        let mut state = self.inner.state.lock();
+        let mut state = self.inner.medium.state.lock();
         for (lba, _) in &self.blocks {
             state.pages.end_read(*lba);
         }
@@ -54,9 +53,13 @@ impl Inner {
         range: Range<u64>,
         at: Option<Version>,
     ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        // Nearly every read waits for nothing, and need not enter the line of those that do.
+        let mut is_waiting = false;
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
+            if is_waiting {
+                changed.as_mut().enable();
+            }
             match self.look(range.clone(), at)? {
                 Look::Begun(at, blocks, reading) if reading.blocks.is_empty() => {
                     return Ok((at, blocks));
@@ -65,14 +68,15 @@ impl Inner {
                     self.fill(range.start, &mut blocks, &reading).await?;
                     return Ok((at, blocks));
                 }
-                Look::Unmapped => self.map_all(range.clone()).await?,
+                Look::Unmapped => self.medium.map_all(range.clone()).await?,
+                Look::Wait if !is_waiting => is_waiting = true,
                 Look::Wait => changed.await,
             }
         }
     }
 
     fn look(&self, range: Range<u64>, at: Option<Version>) -> Result<Look<'_>, StoreError> {
-        let mut state = self.state.lock();
+        let mut state = self.medium.state.lock();
         let at = at.unwrap_or(state.now);
         state.pages.holds.check_read(at, state.now)?;
         let mut blocks = Vec::with_capacity((range.end - range.start) as usize);
@@ -109,7 +113,7 @@ impl Inner {
         });
         let read = futures::future::try_join_all(reads).await?;
         let mut entries = reading.blocks.iter();
-        let mut state = self.state.lock();
+        let mut state = self.medium.state.lock();
         for (lba, content) in read.into_iter().flat_map(|(start, blocks)| (start..).zip(blocks)) {
             if let Some((_, entry)) = entries.next() {
                 state.pages.keep_read(lba, *entry, content.clone());
@@ -132,12 +136,12 @@ impl Inner {
         first: u64,
         entries: &[Entry],
     ) -> Result<Vec<Bytes>, StoreError> {
-        let place = self.place(first);
+        let place = self.medium.place(first);
         let len = entries.len() * BLOCK_SIZE;
-        let turn = self.turn(Kind::Read).await;
-        let read = match self.data.read(place, len, Purpose::UserData).await {
+        let turn = self.medium.turn(Kind::Read).await;
+        let read = match self.medium.data.read(place, len, Purpose::UserData).await {
             Ok(read) => Some(read),
-            Err(_) if self.data.copies() > 1 || entries.len() > 1 => None,
+            Err(_) if self.medium.data.copies() > 1 || entries.len() > 1 => None,
             Err(error) => return Err(error.into()),
         };
         drop(turn);
@@ -158,11 +162,11 @@ impl Inner {
 
     /// Finds a copy of a block that matches, and repairs the others with it.
     async fn read_copies(&self, lba: u64, entry: Entry) -> Result<Bytes, StoreError> {
-        let place = self.place(lba);
-        let copies = self.data.copies();
+        let place = self.medium.place(lba);
+        let copies = self.medium.data.copies();
         let (mut right, mut wrong, mut failure) = (None, Vec::new(), None);
         for copy in 0..copies {
-            match self.data.read_copy(copy, place, BLOCK_SIZE, Purpose::Repair).await {
+            match self.medium.data.read_copy(copy, place, BLOCK_SIZE, Purpose::Repair).await {
                 Ok(bytes) if entry.fits(&bytes) => right = right.or(Some(bytes)),
                 Ok(_) => wrong.push(copy),
                 Err(error) => {
@@ -177,50 +181,17 @@ impl Inner {
                     lba: Lba(lba),
                     detail: format!(
                         "no copy matches its checksum, at byte {place} of {}, in {copies} copies",
-                        self.data.name()
+                        self.medium.data.name()
                     ),
                 },
                 StoreError::from,
             ));
         };
         for copy in wrong {
-            if let Err(error) = self.data.repair_copy(copy, place, right.clone()).await {
+            if let Err(error) = self.medium.data.repair_copy(copy, place, right.clone()).await {
                 tracing::warn!(lba, copy, %error, "a copy could not be repaired");
             }
         }
         Ok(right)
-    }
-
-    /// Loads the pages of the map about some blocks.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn map_all(&self, lbas: impl Iterator<Item = u64>) -> Result<(), StoreError> {
-        let mut pages: Vec<u64> = {
-            let state = self.state.lock();
-            lbas.map(Map::page_of).filter(|page| !state.map.has(*page)).collect()
-        };
-        pages.sort_unstable();
-        pages.dedup();
-        for page in pages {
-            let bytes = self.read_map_page(page).await?;
-            // Concurrent loads are harmless: a map page that is not loaded cannot be dirty.
-            self.state.lock().map.insert(page, &bytes);
-        }
-        Ok(())
-    }
-
-    /// Reads a page of the map. If a growth has moved it meanwhile, reads its new place: blocks may
-    /// have been written over the old one.
-    async fn read_map_page(&self, page: u64) -> Result<Bytes, StoreError> {
-        loop {
-            let place = self.map_place(page);
-            let turn = self.turn(Kind::Read).await;
-            let read = self.data.read(place, BLOCK_SIZE, Purpose::Map).await;
-            drop(turn);
-            if self.map_place(page) == place {
-                return Ok(read?);
-            }
-        }
     }
 }

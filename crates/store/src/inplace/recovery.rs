@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use parking_lot::{Mutex, RwLock};
-use thalweg_env::{Env, Push};
-use tokio::sync::{Notify, watch};
+use parking_lot::RwLock;
+use thalweg_env::Env;
+use tokio::sync::Notify;
 
 use super::create::journal_device;
 use super::format::{Entry, NOTE_CLEARED, NOTE_DIRECT, Superblock};
-use super::group::Callers;
 use super::map::Map;
+use super::medium::Medium;
 use super::options::Options;
 use super::state::StoreState;
 use super::turns::Turns;
@@ -24,7 +24,9 @@ use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Epoch, Lba, StoreError, Version};
 use crate::copies;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
-use crate::journal::{Base, End, Journal, JournalError, Lost, Plan, Replay};
+use crate::journal::log::Callers;
+use crate::journal::{self, Base, End, Journal, JournalError, Lost, Note, Plan, Replay};
+use crate::lock::BriefMutex;
 
 /// Blocks that are replayed together.
 const BATCH: usize = 1024;
@@ -109,32 +111,32 @@ pub(super) async fn open(
     }
     let version = Version(recovered.version);
     let map = Map::new(superblock.volume, superblock.map_format);
-    let mut inner = Inner {
-        env: env.clone(),
+    let medium = Medium {
         turns: Turns::default(),
-        rate: Default::default(),
         data: parts.data,
-        journal,
-        state: Mutex::new(StoreState::new(map, version, options)),
+        state: BriefMutex::new(StoreState::new(map, version, options)),
         superblock: RwLock::new(superblock),
+    };
+    let begun = env.now();
+    Replayer { medium: &medium, journal: &journal, give_up }.run(&replay, &mut recovered).await?;
+    recovered.replay_us = micros(env.now().since(begun));
+    let epoch = settle(&medium, journal.note()).await?;
+    let journal = journal.begin().await?;
+    recovered.epoch = epoch.0;
+    let inner = Inner {
+        env: env.clone(),
+        medium,
+        rate: Default::default(),
+        journal,
         growing: AtomicBool::new(false),
-        epoch: Epoch::default(),
-        durable: watch::Sender::new(version),
-        wanted: Mutex::new(version),
-        callers: Callers::default(),
-        commit_wanted: Notify::new(),
-        commits: Push::default(),
+        epoch,
+        callers: Callers::new(version.0),
         pressed: Notify::new(),
         changed: Notify::new(),
-        committing_from: Mutex::new(None),
+        committing_from: BriefMutex::default(),
         writing_back: tokio::sync::Mutex::new(()),
         stages: Default::default(),
     };
-    let begun = env.now();
-    inner.replay(&replay, give_up, &mut recovered).await?;
-    recovered.replay_us = micros(env.now().since(begun));
-    inner.epoch = settle(&inner).await?;
-    recovered.epoch = inner.epoch.0;
     Ok((Arc::new(inner), recovered))
 }
 
@@ -159,7 +161,7 @@ async fn open_journal(
     superblock: &Superblock,
     options: Options,
     give_up: bool,
-) -> Result<(Journal<Lba>, Replay<Lba>, Option<u64>), InPlaceError> {
+) -> Result<(journal::Recovery<Lba>, Replay<Lba>, Option<u64>), InPlaceError> {
     let is_inside = superblock.journal_at.1 > 0;
     let opened = Journal::open(env, device.clone(), superblock.volume, options.barrier).await;
     let error = match opened {
@@ -193,36 +195,45 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Notes the version in the superblock and empties the journal. The caller made everything durable
-/// in place. Returns the superblock's generation, as an epoch: it was never used before.
-pub(super) async fn settle(inner: &Inner) -> Result<Epoch, InPlaceError> {
-    let newest = Superblock::read(&inner.data).await?;
-    let version = inner.state.lock().now.0;
-    let journal_note = inner.journal.note_after_reset().await;
+/// Notes the version in the superblock, and what the journal will be once it is emptied. The caller made
+/// everything durable in place, and empties the journal next. Returns the superblock's generation, as an epoch: it
+/// was never used before.
+pub(super) async fn settle(medium: &Medium, journal_note: Note) -> Result<Epoch, InPlaceError> {
+    let newest = Superblock::read(&medium.data).await?;
+    let (version, barrier) = {
+        let state = medium.state.lock();
+        (state.now.0, state.options.barrier)
+    };
     let generation = newest.generation + 1;
     let next = Superblock { generation, version, journal_note, ..newest };
-    copies::write(&next, &inner.data).await?;
-    next.write_backups(&inner.data).await?;
-    if inner.state.lock().options.barrier {
-        inner.data.flush(Purpose::Label).await?;
+    copies::write(&next, &medium.data).await?;
+    next.write_backups(&medium.data).await?;
+    if barrier {
+        medium.data.flush(Purpose::Label).await?;
     }
-    inner.journal.reset().await?;
     Ok(Epoch(generation))
 }
 
-impl Inner {
+/// Replays a journal.
+struct Replayer<'a> {
+    medium: &'a Medium,
+    journal: &'a journal::Recovery<Lba>,
+    /// Whether to give up blocks that cannot be read.
+    give_up: bool,
+}
+
+impl Replayer<'_> {
     /// Replays the journal, durably.
-    async fn replay(
+    async fn run(
         &self,
         replay: &Replay<Lba>,
-        give_up: bool,
         recovered: &mut Recovered,
     ) -> Result<(), InPlaceError> {
         if replay.is_empty() {
             return Ok(());
         }
         for void in &replay.voids {
-            let range = self.check(void.at, void.count).map_err(foreign)?;
+            let range = self.medium.check(void.at, void.count).map_err(foreign)?;
             let entry = match void.note {
                 NOTE_CLEARED => Entry::Empty,
                 NOTE_DIRECT => Entry::Unsummed,
@@ -231,19 +242,19 @@ impl Inner {
                     return Err(InPlaceError::Damaged(why));
                 }
             };
-            self.map_all(range.clone()).await?;
-            let mut state = self.state.lock();
+            self.medium.map_all(range.clone()).await?;
+            let mut state = self.medium.state.lock();
             let StoreState { map, retention, .. } = &mut *state;
             range.for_each(|lba| map.set(lba, entry, None, retention));
         }
         let blocks: Vec<(Lba, &Plan)> =
             replay.blocks.iter().map(|(at, plan)| (*at, plan)).collect();
         for batch in blocks.chunks(BATCH) {
-            self.replay_batch(batch, give_up, recovered).await?;
+            self.replay_batch(batch, recovered).await?;
         }
-        self.write_sectors().await?;
+        self.medium.write_sectors().await?;
         // Also without barriers: the journal is emptied afterwards.
-        self.data.flush(Purpose::UserData).await?;
+        self.medium.data.flush(Purpose::UserData).await?;
         Ok(())
     }
 
@@ -252,16 +263,15 @@ impl Inner {
     async fn replay_batch(
         &self,
         batch: &[(Lba, &Plan)],
-        give_up: bool,
         recovered: &mut Recovered,
     ) -> Result<(), InPlaceError> {
         for (at, _) in batch {
-            self.check(*at, 1).map_err(foreign)?;
+            self.medium.check(*at, 1).map_err(foreign)?;
         }
-        self.map_all(batch.iter().map(|(at, _)| at.0)).await?;
+        self.medium.map_all(batch.iter().map(|(at, _)| at.0)).await?;
         let follows =
             |a: &(Lba, &Plan), b: &(Lba, &Plan)| a.0.0 + 1 == b.0.0 && a.1.base == b.1.base;
-        let runs = batch.chunk_by(follows).map(|run| self.replayed(run, give_up));
+        let runs = batch.chunk_by(follows).map(|run| self.replayed(run));
         let mut runs = futures::stream::iter(runs).buffered(REQUESTS);
         let (mut writes, mut unreadable) = (Vec::new(), Vec::new());
         while let Some(run) = runs.next().await {
@@ -282,7 +292,7 @@ impl Inner {
             }
         }
         {
-            let mut state = self.state.lock();
+            let mut state = self.medium.state.lock();
             let StoreState { map, retention, .. } = &mut *state;
             for (first, blocks) in &joined {
                 for (lba, content) in (*first..).zip(blocks) {
@@ -295,9 +305,9 @@ impl Inner {
                 map.set(lba, entry.spoilt(), None, retention);
             }
         }
-        let writes = joined
-            .into_iter()
-            .map(|(first, blocks)| self.data.write(self.place(first), blocks, Purpose::Journal));
+        let writes = joined.into_iter().map(|(first, blocks)| {
+            self.medium.data.write(self.medium.place(first), blocks, Purpose::Journal)
+        });
         let mut writes = futures::stream::iter(writes).buffer_unordered(REQUESTS);
         while let Some(written) = writes.next().await {
             written?;
@@ -306,13 +316,13 @@ impl Inner {
     }
 
     /// Builds neighbouring blocks whose plans have the same kind of base.
-    async fn replayed(&self, run: &[(Lba, &Plan)], give_up: bool) -> Result<Run, InPlaceError> {
+    async fn replayed(&self, run: &[(Lba, &Plan)]) -> Result<Run, InPlaceError> {
         let first = run.first().map_or(0, |(at, _)| at.0);
         let mut made = Run::default();
         let home = match run.first().map(|(_, plan)| plan.base) {
             Some(Base::Home) => {
                 made.read = run.len() as u64;
-                self.bases(first, run.len(), give_up).await?
+                self.bases(first, run.len()).await?
             }
             _ => Vec::new(),
         };
@@ -346,15 +356,10 @@ impl Inner {
     ///
     /// # Errors
     /// [`InPlaceError::Unreadable`].
-    async fn bases(
-        &self,
-        first: u64,
-        count: usize,
-        give_up: bool,
-    ) -> Result<Vec<Option<Bytes>>, InPlaceError> {
+    async fn bases(&self, first: u64, count: usize) -> Result<Vec<Option<Bytes>>, InPlaceError> {
         let read = async |lba: u64, count: usize| {
-            let place = self.place(lba);
-            self.data.read(place, count * BLOCK_SIZE, Purpose::Journal).await
+            let place = self.medium.place(lba);
+            self.medium.data.read(place, count * BLOCK_SIZE, Purpose::Journal).await
         };
         if let Ok(run) = read(first, count).await {
             let block = |nth| run.slice(nth * BLOCK_SIZE..(nth + 1) * BLOCK_SIZE);
@@ -364,7 +369,7 @@ impl Inner {
         for lba in (first..).take(count) {
             blocks.push(match read(lba, 1).await {
                 Ok(block) => Some(block),
-                Err(error) if give_up => {
+                Err(error) if self.give_up => {
                     tracing::error!(lba, %error, "gave up an unreadable block that the journal changes");
                     None
                 }
@@ -376,7 +381,7 @@ impl Inner {
 
     /// Whether a block matches the map's entry.
     fn fits(&self, lba: u64, block: &[u8]) -> bool {
-        match self.state.lock().map.entry(lba) {
+        match self.medium.state.lock().map.entry(lba) {
             // The map's entry may be older than the block.
             Ok(None | Some(Entry::Empty)) | Err(_) => false,
             Ok(Some(entry)) => entry.fits(block),

@@ -59,13 +59,13 @@ impl InPlace {
         inner.write_back(Which::All).await?;
         let mut at = 0;
         // The volume may grow meanwhile.
-        while at < inner.blocks() {
-            let blocks = inner.blocks();
+        while at < inner.medium.blocks() {
+            let blocks = inner.medium.blocks();
             let page = Map::page_of(at);
-            inner.map_all(std::iter::once(at)).await?;
+            inner.medium.map_all(std::iter::once(at)).await?;
             // A page may take several rounds; the first one counts its sectors.
             if at == Map::blocks_of(page).start {
-                let damaged = inner.state.lock().map.damaged(page);
+                let damaged = inner.medium.state.lock().map.damaged(page);
                 report.map_sectors += damaged.len() as u64;
                 if mend == Mend::Yes {
                     inner.replace_sectors(damaged, &mut report).await;
@@ -88,7 +88,7 @@ impl Inner {
     /// these blocks meanwhile: they can be neither read nor written.
     async fn replace_sectors(&self, damaged: Vec<Range<u64>>, report: &mut ScrubReport) {
         for Range { start, end } in damaged {
-            let end = end.min(self.blocks()).max(start);
+            let end = end.min(self.medium.blocks()).max(start);
             let mut entries = Vec::with_capacity((end - start) as usize);
             for lba in start..end {
                 entries.push(self.found_at_home(lba).await);
@@ -96,14 +96,14 @@ impl Inner {
             let unverified = entries.iter().filter(|entry| **entry != Entry::Empty).count() as u64;
             report.unverified += unverified;
             tracing::error!(first = start, end, unverified, "gave up a damaged sector of the map");
-            self.state.lock().map.replace(start, &entries);
+            self.medium.state.lock().map.replace(start, &entries);
         }
     }
 
     /// The entry of a block whose old entry is lost. A block that cannot be read counts as present.
     async fn found_at_home(&self, lba: u64) -> Entry {
-        let place = self.place(lba);
-        match self.data.read(place, BLOCK_SIZE, Purpose::Repair).await {
+        let place = self.medium.place(lba);
+        match self.medium.data.read(place, BLOCK_SIZE, Purpose::Repair).await {
             Ok(block) if block.iter().all(|byte| *byte == 0) => Entry::Empty,
             _ => Entry::Unsummed,
         }
@@ -132,7 +132,7 @@ impl Inner {
 
     /// The blocks of a range that are in place, are not holes, and are not about to be written.
     fn in_place(&self, range: Range<u64>) -> Vec<(u64, Entry)> {
-        let state = self.state.lock();
+        let state = self.medium.state.lock();
         let found = range.filter_map(|lba| Some((lba, state.settled_entry(lba)?)));
         found.filter(|(_, entry)| *entry != Entry::Empty).collect()
     }

@@ -85,7 +85,7 @@ impl Inner {
         self.stages.histograms.add(stage as usize, span);
         if span >= SLOW && matches!(stage, Stage::Journal | Stage::WriteBackFlush) {
             let (millis, stage) = (span.as_millis() as u64, NAMES[stage as usize]);
-            tracing::warn!(device = self.data.name(), stage, millis, "a device takes long");
+            tracing::warn!(device = self.medium.data.name(), stage, millis, "a device takes long");
         }
         now
     }

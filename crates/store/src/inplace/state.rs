@@ -12,7 +12,6 @@ use super::batch::{Batcher, PageWrite};
 use super::format::Entry;
 use super::map::Map;
 use super::options::Options;
-use super::pace::Pace;
 use super::page::{Due, History, Page};
 use super::page_state::PageState;
 use super::pages::{PageLookup, Pages};
@@ -21,6 +20,7 @@ use super::route::{Request, Route, Sequence, route, written};
 use super::running::{Change, Closed, Running, changed_bytes};
 use crate::block::{BLOCK_SIZE, BlockVersion, ByteRanges, Class, StoreError, Version, Write};
 use crate::journal::Retention;
+use crate::journal::log::Pace;
 
 #[derive(Debug)]
 pub(super) struct StoreState {

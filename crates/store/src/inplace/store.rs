@@ -12,7 +12,7 @@ use crate::block::{
 #[async_trait]
 impl BlockStore for InPlace {
     fn blocks(&self) -> u64 {
-        self.inner.blocks()
+        self.inner.medium.blocks()
     }
 
     fn epoch(&self) -> Epoch {
@@ -20,7 +20,7 @@ impl BlockStore for InPlace {
     }
 
     fn now(&self) -> Version {
-        self.inner.state.lock().now
+        self.inner.medium.state.lock().now
     }
 
     async fn read(
@@ -29,7 +29,7 @@ impl BlockStore for InPlace {
         count: u64,
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        let range = self.inner.check(lba, count)?;
+        let range = self.inner.medium.check(lba, count)?;
         let (_, blocks) = self.inner.read(range, Some(at)).await?;
         Ok(blocks)
     }
@@ -39,7 +39,7 @@ impl BlockStore for InPlace {
         lba: Lba,
         count: u64,
     ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
-        let range = self.inner.check(lba, count)?;
+        let range = self.inner.medium.check(lba, count)?;
         self.inner.read(range, None).await
     }
 
@@ -61,7 +61,7 @@ impl BlockStore for InPlace {
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        let range = self.inner.check(lba, count)?;
+        let range = self.inner.medium.check(lba, count)?;
         let mut at = range.start;
         loop {
             let version = self.inner.discard(&mut at, range.end).await?;
@@ -74,52 +74,36 @@ impl BlockStore for InPlace {
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
         let inner = &self.inner;
         let version = version.min(self.now());
-        let mut durable = inner.durable.subscribe();
-        let mut since = None;
-        loop {
-            if *durable.borrow_and_update() >= version {
-                if let Some(since) = since {
-                    inner.synced(since);
-                }
-                return Ok(());
-            }
-            since.get_or_insert_with(|| inner.env.now());
-            if let Some(why) = &inner.state.lock().poison {
-                return Err(StoreError::Poisoned(why.clone()));
-            }
-            {
-                let mut wanted = inner.wanted.lock();
-                *wanted = version.max(*wanted);
-            }
-            let _waiting = inner.callers.enter();
-            let ask = || inner.commit_wanted.notify_one();
-            match inner.callers.is_lone() {
-                true => inner.commits.push(ask),
-                false => ask(),
-            }
-            if durable.changed().await.is_err() {
-                return Err(StoreError::Poisoned("the store was dropped".into()));
-            }
+        if inner.callers.durable() >= version.0 {
+            return Ok(());
         }
+        let since = inner.env.now();
+        let check = || match &inner.medium.state.lock().poison {
+            Some(why) => Err(StoreError::Poisoned(why.clone())),
+            None => Ok(()),
+        };
+        inner.callers.wait(version.0, since, check).await?;
+        inner.synced(since);
+        Ok(())
     }
 
     fn hold(&self, version: Version) -> Option<Hold> {
-        let mut state = self.inner.state.lock();
+        let mut state = self.inner.medium.state.lock();
         let is_kept = version == state.now || state.pages.holds.contains(version);
         is_kept.then(|| self.inner.hold(&mut state, version))
     }
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
-        self.inner.check(lba, 1)?;
-        self.inner.map_all(std::iter::once(lba.0)).await?;
-        self.inner.state.lock().versions(lba.0)
+        self.inner.medium.check(lba, 1)?;
+        self.inner.medium.map_all(std::iter::once(lba.0)).await?;
+        self.inner.medium.state.lock().versions(lba.0)
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        let mut state = self.inner.state.lock();
+        let mut state = self.inner.medium.state.lock();
         let at = at.unwrap_or(state.now);
         let mut runs: Vec<(u64, bool)> = Vec::new();
-        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.blocks()) {
+        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.medium.blocks()) {
             let stored = match state.find(lba, at) {
                 Ok(BlockLookup::Page(found)) => found.is_allocated(),
                 // Only the device knows; the block counts as allocated.

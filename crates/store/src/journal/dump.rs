@@ -5,8 +5,9 @@ use serde::Serialize;
 use super::JournalError;
 use super::address::Address;
 use super::format::Superblock;
+use super::log::{End, Scan};
 use super::record::{Tag, Void};
-use super::recovery::{Reader, Scanned};
+use super::recovery::Transaction;
 use crate::copies;
 pub use crate::copies::CopyDump;
 use crate::device::DeviceRef;
@@ -108,32 +109,21 @@ async fn transactions<A: Address>(
     superblock: &Superblock,
     found: &mut Vec<TransactionDump<A>>,
 ) -> Result<EndDump, JournalError> {
-    let mut reader = Reader { device, superblock, buffer: None };
-    let (mut offset, mut sequence) = (superblock.tail_offset, superblock.tail_sequence);
+    let mut scan = Scan::new(device, superblock);
+    let place = |offset| superblock.geography.place(offset);
     loop {
-        let room = superblock.tail_offset + superblock.geography.size - offset;
-        match reader.transaction::<A>(offset, sequence, room).await? {
-            Scanned::Whole(transaction, commit, bytes) => {
-                found.push(TransactionDump {
-                    sequence,
-                    offset: superblock.geography.place(offset),
-                    bytes,
-                    stamp: commit.stamp.get(),
-                    multiwrite: commit.multiwrite.get(),
-                    regular: commit.regular.get(),
-                    tags: transaction.tags.iter().map(tag_dump).collect(),
-                });
-                offset += bytes;
-                sequence += 1;
-            }
-            Scanned::Damaged(len) => {
-                let later = reader.later(offset, len, sequence, room).await?;
-                return Ok(match later {
-                    Some(later) => EndDump::Rotten { later },
-                    None if len.is_some() => EndDump::Torn,
-                    None => EndDump::Clean,
-                });
-            }
+        let next = scan.next(|record| {
+            let (sequence, offset) = (record.sequence, place(record.offset));
+            let (bytes, stamp, regular) = (record.bytes, record.stamp, record.blocks);
+            let multiwrite = record.body.len() as u32;
+            let tags = Transaction::decode(record)?.tags.iter().map(tag_dump).collect();
+            Some(TransactionDump { sequence, offset, bytes, stamp, multiwrite, regular, tags })
+        });
+        match next.await? {
+            Ok(transaction) => found.push(transaction),
+            Err(End::Rotten { later, .. }) => return Ok(EndDump::Rotten { later }),
+            Err(End::Torn) => return Ok(EndDump::Torn),
+            Err(End::Clean) => return Ok(EndDump::Clean),
         }
     }
 }

@@ -25,15 +25,21 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::ring::Tail;
-use super::{JournalError, MIN_SIZE};
+use super::JournalError;
 use crate::checksum::crc32c;
 use crate::copies::{self, Copied};
 pub use crate::copies::{COPIES, COPY};
 use crate::device::{DeviceRef, Geometry, Purpose};
 
-/// Version of every structure here; readers refuse a higher one.
-pub const FORMAT_VERSION: u32 = 1;
+/// Highest version of the structures here; readers refuse a higher one.
+///
+/// - 1: no transaction is sent before the one before it is durable;
+/// - 2: a few may be in flight ([`CommitRecord::in_flight`]).
+pub const FORMAT_VERSION: u32 = 2;
+/// The version of a journal in which no transaction was sent before the one before it was durable.
+pub const FORMAT_ONE_IN_FLIGHT: u32 = 1;
+/// Least size of a journal in bytes.
+pub const MIN_SIZE: u64 = 256 << 10;
 /// First bytes of a superblock.
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"THALWEGJ";
 /// First bytes of a transaction.
@@ -73,8 +79,24 @@ pub struct CommitRecord {
     pub tags: U32,
     /// Bytes in multiwrite blocks.
     pub multiwrite: U32,
-    /// Regular blocks.
+    /// Regular blocks, in the low 24 bits. Above: how many transactions just before this one were not known to be
+    /// durable when it was sent; 0 in format 1.
     pub regular: U32,
+}
+
+/// Maximum of regular blocks of a transaction.
+pub const MAX_REGULAR: u32 = (1 << 24) - 1;
+
+impl CommitRecord {
+    /// The number of regular blocks.
+    pub fn regular_blocks(&self) -> u32 {
+        self.regular.get() & MAX_REGULAR
+    }
+
+    /// How many transactions just before this one were not known to be durable when it was sent.
+    pub fn in_flight(&self) -> u64 {
+        u64::from(self.regular.get() >> 24)
+    }
 }
 
 /// Bytes of a [`CommitRecord`].
@@ -103,6 +125,17 @@ const _: () = {
     assert!(COMMIT == 40);
     assert!(size_of::<StoredSuperblock>() == 512);
 };
+
+/// Where recovery would begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// Where the oldest transaction begins.
+    pub(super) offset: u64,
+    /// Its number.
+    pub(super) sequence: u64,
+    /// The stamp of the one before it.
+    pub(super) stamp: u64,
+}
 
 /// The location of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -162,6 +195,8 @@ impl Geography {
 /// The superblock of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
+    /// The version of its format.
+    pub format: u32,
     /// Higher in each one that is written.
     pub generation: u64,
     /// The journal's identity.
@@ -184,6 +219,7 @@ pub struct Superblock {
 impl Superblock {
     pub(super) fn new(id: Uuid, owner: Uuid, geography: Geography) -> Superblock {
         Superblock {
+            format: FORMAT_ONE_IN_FLIGHT,
             generation: 1,
             id,
             owner,
@@ -241,7 +277,7 @@ impl Copied for Superblock {
     fn encode(&self) -> [u8; copies::LEN] {
         let mut stored = StoredSuperblock {
             magic: SUPERBLOCK_MAGIC,
-            format: FORMAT_VERSION.into(),
+            format: self.format.into(),
             generation: self.generation.into(),
             id: self.id.into_bytes(),
             owner: self.owner.into_bytes(),
@@ -292,6 +328,7 @@ impl Copied for Superblock {
             return Err(JournalError::Invalid(why));
         }
         Ok(Some(Superblock {
+            format: stored.format.get(),
             generation: stored.generation.get(),
             id: Uuid::from_bytes(stored.id),
             owner: Uuid::from_bytes(stored.owner),

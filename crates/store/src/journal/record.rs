@@ -1,16 +1,11 @@
 //! A transaction in memory, and its encoding.
 
 use bytes::Bytes;
-use zerocopy::IntoBytes;
 
 use super::address::{Address, put_var, take_var};
-use super::format::{
-    COMMIT, COMMIT_MAGIC, CommitRecord, FRESH, KIND, KIND_BYTES, KIND_VOID, KIND_WHOLE, SAME,
-    Superblock,
-};
+use super::format::{FRESH, KIND, KIND_BYTES, KIND_VOID, KIND_WHOLE, SAME};
+use super::log::LogRecord;
 use crate::block::BLOCK_SIZE;
-use crate::checksum::crc32c_of_both;
-use crate::device::AlignedBuf;
 
 /// One update of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,52 +63,19 @@ pub struct Record<A> {
     pub updates: Vec<Update<A>>,
 }
 
-/// An encoded transaction.
-#[derive(Debug)]
-pub(super) struct Sent {
-    pub(super) parts: Vec<Bytes>,
-    pub(super) len: u64,
-}
-
 impl<A: Address> Record<A> {
     /// Encodes the transaction.
-    pub(super) fn encode(&self, journal: &Superblock, sequence: u64) -> Sent {
-        let tags = self.encode_tags();
-        let bytes = self.updates.iter().map(|update| match update {
-            Update::Bytes { bytes, .. } => bytes.len(),
-            _ => 0,
+    pub(super) fn encode(&self) -> LogRecord {
+        let body = self.updates.iter().filter_map(|update| match update {
+            Update::Bytes { bytes, .. } => Some(bytes.clone()),
+            _ => None,
         });
-        let multiwrite: usize = bytes.sum();
-        let regular: Vec<Bytes> = self.updates.iter().filter_map(Update::whole).collect();
-        let sector = journal.geography.sector as usize;
-        let used = COMMIT + tags.len() + multiwrite;
-        let mut head = AlignedBuf::zeroed(used.next_multiple_of(sector));
-        head[COMMIT..COMMIT + tags.len()].copy_from_slice(&tags);
-        let mut at = COMMIT + tags.len();
-        for update in &self.updates {
-            if let Update::Bytes { bytes, .. } = update {
-                head[at..at + bytes.len()].copy_from_slice(bytes);
-                at += bytes.len();
-            }
+        LogRecord {
+            stamp: self.stamp,
+            header: self.encode_tags(),
+            body: body.collect(),
+            blocks: self.updates.iter().filter_map(Update::whole).collect(),
         }
-        let mut commit = CommitRecord {
-            magic: COMMIT_MAGIC,
-            checksum: 0.into(),
-            sequence: sequence.into(),
-            stamp: self.stamp.into(),
-            tag: journal.tag().into(),
-            tags: (tags.len() as u32).into(),
-            multiwrite: (multiwrite as u32).into(),
-            regular: (regular.len() as u32).into(),
-        };
-        head[..COMMIT].copy_from_slice(commit.as_bytes());
-        commit.checksum = checksum(&head, &regular).into();
-        head[..COMMIT].copy_from_slice(commit.as_bytes());
-        let len = (head.len() + regular.len() * BLOCK_SIZE) as u64;
-        let mut parts = Vec::with_capacity(1 + regular.len());
-        parts.push(head.freeze());
-        parts.extend(regular);
-        Sent { parts, len }
     }
 
     /// Bytes of tags and payload, without commit record and padding.
@@ -175,33 +137,6 @@ impl<A> Update<A> {
             Update::Whole { content, .. } => Some(content.clone()),
             _ => None,
         }
-    }
-}
-
-/// The checksum of a transaction; `head` begins with its commit record.
-fn checksum(head: &[u8], regular: &[Bytes]) -> u32 {
-    let mut sum = Checksum::new(head);
-    regular.iter().for_each(|block| sum.add(block));
-    sum.0
-}
-
-/// The checksum of a transaction, computed part by part.
-pub(super) struct Checksum(u32);
-
-impl Checksum {
-    /// Begins with the part up to the regular blocks.
-    pub(super) fn new(head: &[u8]) -> Checksum {
-        const AFTER: usize = 8;
-        Checksum(crc32c_of_both(&[], head.get(AFTER..).unwrap_or(&[])))
-    }
-
-    /// Adds a regular block.
-    pub(super) fn add(&mut self, block: &[u8]) {
-        self.0 = crc32c_of_both(&self.0.to_le_bytes(), block);
-    }
-
-    pub(super) fn value(&self) -> u32 {
-        self.0
     }
 }
 

@@ -9,6 +9,7 @@ mod fuzz;
 mod grow;
 mod journal;
 mod journal_support;
+mod log;
 mod media;
 mod model;
 mod steady;

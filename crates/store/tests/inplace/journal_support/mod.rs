@@ -10,8 +10,8 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
-use thalweg_store::device::DeviceRef;
-use thalweg_store::journal::{Base, End, Journal, Record, Replay, Update, Void};
+use thalweg_store::device::{DeviceRef, Purpose};
+use thalweg_store::journal::{Base, End, Journal, Record, Recovery, Replay, Update, Void};
 use uuid::Uuid;
 
 pub const OWNER: Uuid = Uuid::from_u128(7);
@@ -20,7 +20,7 @@ pub const BLOCKS: u64 = 24;
 
 pub type Blocks = BTreeMap<u64, Vec<u8>>;
 
-pub async fn open(env: &Env, device: &DeviceRef) -> (Journal<Lba>, Replay<Lba>) {
+pub async fn open(env: &Env, device: &DeviceRef) -> (Recovery<Lba>, Replay<Lba>) {
     Journal::open(env, device.clone(), OWNER, true).await.unwrap()
 }
 
@@ -29,8 +29,7 @@ pub async fn created(env: &Env, device: &DeviceRef) -> Journal<Lba> {
     let (journal, replay) = open(env, device).await;
     assert!(replay.is_empty());
     assert_eq!(replay.end, End::Clean);
-    journal.reset().await.unwrap();
-    journal
+    journal.begin().await.unwrap()
 }
 
 pub fn bytes(rng: &mut Rng, len: usize) -> Bytes {
@@ -71,7 +70,7 @@ pub fn transaction(rng: &mut Rng, stamp: u64, home: &mut Blocks) -> Record<Lba> 
 }
 
 /// Replays the journal onto `home`.
-pub async fn replayed(journal: &Journal<Lba>, replay: &Replay<Lba>, home: &mut Blocks) {
+pub async fn replayed(journal: &Recovery<Lba>, replay: &Replay<Lba>, home: &mut Blocks) {
     for void in &replay.voids {
         (void.at.0..void.at.0 + void.count).for_each(|at| drop(home.remove(&at)));
     }
@@ -86,4 +85,15 @@ pub async fn replayed(journal: &Journal<Lba>, replay: &Replay<Lba>, home: &mut B
         }
         home.insert(at.0, block);
     }
+}
+
+/// Damages some bytes.
+pub async fn scribble_at(device: &DeviceRef, at: u64, len: usize) {
+    let sector = at / 512 * 512;
+    let end = (at + len as u64).next_multiple_of(512);
+    let span = (end - sector) as usize;
+    let mut bytes = device.read(sector, span, Purpose::Journal).await.unwrap().to_vec();
+    let from = (at - sector) as usize;
+    bytes[from..from + len].iter_mut().for_each(|byte| *byte ^= 0x5a);
+    device.write(sector, vec![bytes.into()], Purpose::Journal).await.unwrap();
 }

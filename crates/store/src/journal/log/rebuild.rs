@@ -1,4 +1,4 @@
-//! Rebuilding a journal whose superblocks are both lost.
+//! Rebuilding a log whose superblocks are both lost.
 //!
 //! Every commit record names its journal, its epoch and its number, and a checksum proves that the
 //! transaction is whole: so the ring shows the newest transactions. It does not show which of them
@@ -15,11 +15,10 @@ use thalweg_env::HashMap;
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
-use super::JournalError;
-use super::address::Address;
-use super::format::{COMMIT_MAGIC, CommitRecord, Geography, Superblock};
-use super::recovery::{Reader, Scanned};
+use super::scan::{FoundRecord, Looked, Reader};
 use crate::device::{DeviceRef, Purpose};
+use crate::journal::JournalError;
+use crate::journal::format::{COMMIT_MAGIC, CommitRecord, Geography, Superblock};
 
 /// Bytes that are read at a time.
 const RUN: u64 = 1 << 20;
@@ -55,6 +54,9 @@ pub struct Lost {
     pub is_here: bool,
 }
 
+/// Whether the user understands a record.
+type IsValid<'a> = &'a (dyn Fn(FoundRecord) -> bool + Sync);
+
 /// A rebuilt journal.
 #[derive(Clone, Debug)]
 pub(super) struct Rebuilt {
@@ -70,6 +72,8 @@ struct Place {
     epoch: u64,
     sequence: u64,
     offset: u64,
+    /// Transactions just before it that were in flight with it.
+    in_flight: u64,
 }
 
 /// The beginning of a chain of transactions.
@@ -84,9 +88,10 @@ struct Begin {
 ///
 /// # Errors
 /// [`JournalError::NoJournal`] when nothing shows that the journal is on this device; the device's.
-pub(super) async fn find<A: Address>(
+pub(super) async fn find(
     device: &DeviceRef,
     lost: &Lost,
+    is_valid: IsValid<'_>,
 ) -> Result<Rebuilt, JournalError> {
     let geography = geography(device, lost)?;
     let mut superblock = Superblock {
@@ -102,8 +107,7 @@ pub(super) async fn find<A: Address>(
     let highest = places.iter().map(|place| place.sequence).max().unwrap_or(0);
     superblock.tail_sequence = superblock.tail_sequence.max(highest + 1);
     let mut missing = 0;
-    if let Some(last) = newest::<A>(device, &superblock, lost, &places).await? {
-        let begin = begin_of::<A>(device, &superblock, &places, last).await?.place;
+    if let Some(begin) = newest(device, &superblock, lost, &places, is_valid).await? {
         let older = places.iter().filter(|it| it.epoch == begin.epoch);
         let older = older.map(|it| it.sequence).filter(|it| *it < begin.sequence).max();
         missing = older.map_or(0, |older| begin.sequence - older);
@@ -145,6 +149,7 @@ async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place
             places.extend(epoch.map(|epoch| Place {
                 epoch: *epoch,
                 sequence: commit.sequence.get(),
+                in_flight: commit.in_flight(),
                 offset: at + nth * u64::from(sector),
             }));
         }
@@ -152,41 +157,48 @@ async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place
     Ok(places)
 }
 
-/// The newest whole transaction, of the noted epoch or a later one.
-async fn newest<A: Address>(
+/// The beginning of the chain of whole transactions that ends in the newest one, of the noted epoch or a later one.
+/// A transaction whose companions in flight are not whole was never durable itself.
+async fn newest(
     device: &DeviceRef,
     superblock: &Superblock,
     lost: &Lost,
     places: &[Place],
+    is_valid: IsValid<'_>,
 ) -> Result<Option<Place>, JournalError> {
     let mut newest: Vec<Place> =
         places.iter().copied().filter(|place| place.epoch >= lost.note.epoch).collect();
     newest.sort_unstable_by_key(|place| std::cmp::Reverse((place.epoch, place.sequence)));
     for place in newest {
-        if whole::<A>(device, superblock, place).await?.is_some() {
-            return Ok(Some(place));
+        if whole(device, superblock, place, is_valid).await?.is_none() {
+            continue;
+        }
+        let begin = begin_of(device, superblock, places, place, is_valid).await?.place;
+        if begin.sequence <= place.sequence.saturating_sub(place.in_flight) {
+            return Ok(Some(begin));
         }
     }
     Ok(None)
 }
 
 /// The oldest transaction of an unbroken chain of whole transactions that ends in `last`.
-async fn begin_of<A: Address>(
+async fn begin_of(
     device: &DeviceRef,
     superblock: &Superblock,
     places: &[Place],
     last: Place,
+    is_valid: IsValid<'_>,
 ) -> Result<Begin, JournalError> {
     let size = superblock.geography.size;
     let mut begin = Begin { place: last, bytes: 0 };
-    begin.bytes = whole::<A>(device, superblock, last).await?.unwrap_or(0);
+    begin.bytes = whole(device, superblock, last, is_valid).await?.unwrap_or(0);
     let mut before: HashMap<u64, Vec<Place>> = HashMap::default();
     for place in places.iter().filter(|place| place.epoch == last.epoch) {
         before.entry(place.sequence.saturating_add(1)).or_default().push(*place);
     }
     'older: loop {
         for place in before.get(&begin.place.sequence).into_iter().flatten() {
-            let Some(len) = whole::<A>(device, superblock, *place).await? else { continue };
+            let Some(len) = whole(device, superblock, *place, is_valid).await? else { continue };
             let ends_there = (place.offset + len) % size == begin.place.offset;
             // A transaction that overlaps the newest was overwritten, whatever its checksum says.
             if ends_there && begin.bytes + len <= size {
@@ -199,16 +211,18 @@ async fn begin_of<A: Address>(
 }
 
 /// Bytes of a transaction, if it is whole.
-async fn whole<A: Address>(
+async fn whole(
     device: &DeviceRef,
     superblock: &Superblock,
     place: Place,
+    is_valid: IsValid<'_>,
 ) -> Result<Option<u64>, JournalError> {
     let superblock = Superblock { epoch: place.epoch, ..superblock.clone() };
-    let mut reader = Reader { device, superblock: &superblock, buffer: None };
+    let mut reader = Reader::new(device, &superblock);
     let size = superblock.geography.size;
-    match reader.transaction::<A>(place.offset, place.sequence, size).await? {
-        Scanned::Whole(_, _, len) => Ok(Some(len)),
-        Scanned::Damaged(_) => Ok(None),
+    let decode = |record| is_valid(record).then_some(());
+    match reader.record(place.offset, place.sequence, size, decode).await? {
+        Looked::Whole((), len, ..) => Ok(Some(len)),
+        Looked::Damaged(_) => Ok(None),
     }
 }

@@ -8,33 +8,16 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use thalweg_env::Time;
 
-use super::Inner;
-use super::stages::Stage;
-use super::state::StoreState;
-use crate::block::{BLOCK_SIZE, Throttle};
-
-/// The part of the journal that is not shared out: the forecast may be a little wrong.
-const RESERVE: f64 = 0.02;
-/// Bytes of room that are granted at a time.
-const PIECE: usize = BLOCK_SIZE;
 /// The longest that one piece delays the pieces behind it.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Shorter waits add up first: timers have no finer resolution.
-const LEAST: Duration = Duration::from_millis(1);
-/// Grace period: a writer may proceed this long before its last piece is due. A writer of one piece
-/// seldom waits then; a writer of many waits for all but the last.
-const EARLY: Duration = Duration::from_millis(10);
-/// Interval at which a waiting writer checks for room.
-const LOOK: Duration = Duration::from_millis(20);
 /// Half-life of the measured speed, in seconds of making room.
 const HALF: f64 = 20.0;
 
 /// Shares out the journal's room among writers.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub struct Pace {
     next: Time,
     /// Bytes that were written and not yet charged to a writer.
     owed: usize,
@@ -51,7 +34,7 @@ struct Sweep {
     begun: Time,
     /// Bytes of room that it will make.
     bytes: u64,
-    /// Cost of all of it, and of the part that is in place, in units of [`work`].
+    /// Cost of all of it, and of the part that is in place, in the user's unit.
     work: usize,
     home: usize,
 }
@@ -62,21 +45,19 @@ impl Sweep {
     }
 }
 
-/// Cost of writing so many neighbouring blocks, in units of one further block; positioning a
-/// rotational disk takes as long as some tens of blocks.
-pub(super) fn work(blocks: usize) -> usize {
-    const POSITIONING: usize = 32;
-    POSITIONING + blocks
-}
-
 impl Pace {
+    /// Whether a sweep is under way.
+    pub fn is_sweeping(&self) -> bool {
+        self.sweep.is_some()
+    }
+
     /// A sweep begins that will release `bytes`.
-    pub(super) fn begin(&mut self, bytes: u64, now: Time) {
+    pub fn begin(&mut self, bytes: u64, now: Time) {
         self.sweep = Some(Sweep { begun: now, bytes, work: 0, home: 0 });
     }
 
     /// The next batch has `blocks` blocks and costs `work`; `more` blocks follow in later batches.
-    pub(super) fn plan(&mut self, work: usize, blocks: usize, more: usize) {
+    pub fn plan(&mut self, work: usize, blocks: usize, more: usize) {
         if let Some(sweep) = &mut self.sweep {
             let each = work as f64 / blocks.max(1) as f64;
             sweep.work = sweep.home + work + (each * more as f64) as usize;
@@ -84,14 +65,14 @@ impl Pace {
     }
 
     /// A part of the batch is in place.
-    pub(super) fn home(&mut self, work: usize) {
+    pub fn home(&mut self, work: usize) {
         if let Some(sweep) = &mut self.sweep {
             sweep.home += work;
         }
     }
 
     /// The sweep has ended and released `bytes`.
-    pub(super) fn made(&mut self, bytes: u64, now: Time) {
+    pub fn made(&mut self, bytes: u64, now: Time) {
         let Some(sweep) = self.sweep.take() else { return };
         let seconds = now.since(sweep.begun).as_secs_f64();
         let kept = (-seconds / HALF).exp2();
@@ -113,14 +94,14 @@ impl Pace {
         lately.into_iter().chain(under_way).max_by(f64::total_cmp)
     }
 
-    /// Notes bytes written, which are charged when [`Throttle::throttle`] delays their writer.
-    pub(super) fn owe(&mut self, bytes: usize) {
+    /// Notes bytes written, which are charged when [`Pace::share`] charges their writer.
+    pub fn owe(&mut self, bytes: usize) {
         self.owed += bytes;
     }
 
     /// Bytes to charge a writer of `bytes` for: at most what is owed, so that each pays for its
     /// own. Bytes that were written while there was room are charged to no writer.
-    fn share(&mut self, bytes: usize, is_behind: bool) -> usize {
+    pub fn share(&mut self, bytes: usize, is_behind: bool) -> usize {
         if !is_behind {
             self.owed = 0;
         }
@@ -131,7 +112,7 @@ impl Pace {
 
     /// Grants a piece of a journal of which `used` bytes are in use and `left` can be granted;
     /// returns when it is due.
-    fn take(&mut self, piece: usize, used: u64, left: u64, now: Time) -> Time {
+    pub fn take(&mut self, piece: usize, used: u64, left: u64, now: Time) -> Time {
         let Some(seconds) = self.seconds_left(used, now) else { return now };
         let due = self.next.max(now);
         let span = seconds * piece as f64 / left.max(piece as u64) as f64;
@@ -140,64 +121,11 @@ impl Pace {
     }
 }
 
-#[async_trait]
-impl Throttle for Inner {
-    /// Delays a writer of `blocks` blocks for the room that these take in the journal. Works piece by
-    /// piece, so that small writers overtake large ones.
-    async fn throttle(&self, blocks: usize) {
-        let mut owed = {
-            let mut state = self.state.lock();
-            let is_behind = self.is_behind(&state);
-            state.pace.share(blocks * BLOCK_SIZE, is_behind)
-        };
-        let since = (owed > 0).then(|| self.env.now());
-        while owed > 0 {
-            let piece = owed.min(PIECE);
-            owed -= piece;
-            let due = {
-                let mut state = self.state.lock();
-                if !self.is_behind(&state) {
-                    return;
-                }
-                let used = self.journal.size() - self.journal.room();
-                let left = self.left(&state);
-                state.pace.take(piece, used, left, self.env.now())
-            };
-            let early = if owed == 0 { EARLY } else { Duration::ZERO };
-            self.wait_for_turn(due, early).await;
-        }
-        since.map(|since| self.stage(Stage::Backpressure, since));
-    }
-}
-
-impl Inner {
-    /// Waits until `early` before `due`, or until there is room.
-    async fn wait_for_turn(&self, due: Time, early: Duration) {
-        loop {
-            let wait = due.since(self.env.now()).saturating_sub(early);
-            if wait < LEAST || !self.is_behind(&self.state.lock()) {
-                return;
-            }
-            self.env.sleep(wait.min(LOOK)).await;
-        }
-    }
-
-    /// Whether waiting leaves more room. A poisoned store makes none.
-    fn is_behind(&self, state: &StoreState) -> bool {
-        state.poison.is_none() && (state.pace.sweep.is_some() || self.is_short())
-    }
-
-    /// Bytes of the journal that can be granted once the running transactions are in it.
-    fn left(&self, state: &StoreState) -> u64 {
-        let coming = state.running.bytes_to_come() as u64;
-        let reserve = (self.journal.size() as f64 * RESERVE) as u64;
-        self.journal.room().saturating_sub(coming + reserve)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PIECE: usize = 4096;
 
     const NOW: Time = Time::from_nanos(50_000_000_000);
     const MIB: u64 = 1 << 20;

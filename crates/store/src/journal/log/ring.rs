@@ -5,6 +5,8 @@
 
 use std::collections::VecDeque;
 
+use crate::journal::format::Tail;
+
 /// Transactions that are not released, from tail to head.
 #[derive(Debug)]
 pub(super) struct Ring {
@@ -15,28 +17,47 @@ pub(super) struct Ring {
     next: u64,
     /// The stamp of the last released transaction.
     released: u64,
+    /// Bytes and stamps of transactions that were sent and are not durable, oldest first.
+    sent: VecDeque<(u64, u64)>,
 }
 
-/// Where recovery would begin.
+/// The place of a transaction that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tail {
-    /// Where the oldest transaction begins.
+pub(super) struct Place {
     pub(super) offset: u64,
-    /// Its number.
     pub(super) sequence: u64,
-    /// The stamp of the one before it.
-    pub(super) stamp: u64,
+    /// Transactions just before it that were not durable yet.
+    pub(super) in_flight: u8,
 }
 
 impl Ring {
     /// An empty ring whose next transaction is `next`, at offset `head`.
     pub(super) fn new(head: u64, next: u64, released: u64) -> Ring {
-        Ring { live: VecDeque::new(), head, next, released }
+        Ring { live: VecDeque::new(), head, next, released, sent: VecDeque::new() }
     }
 
-    /// Where the next transaction begins.
-    pub(super) fn head(&self) -> u64 {
-        self.head
+    /// The place of the next transaction to be sent.
+    pub(super) fn place(&self) -> Place {
+        let in_flight = self.sent.len() as u8;
+        let offset = self.head + self.in_flight();
+        Place { offset, sequence: self.next + u64::from(in_flight), in_flight }
+    }
+
+    /// Bytes of transactions that are not durable yet.
+    pub(super) fn in_flight(&self) -> u64 {
+        self.sent.iter().map(|(bytes, _)| bytes).sum()
+    }
+
+    /// A transaction of `bytes` is sent to [`Ring::place`].
+    pub(super) fn send(&mut self, bytes: u64, stamp: u64) {
+        self.sent.push_back((bytes, stamp));
+    }
+
+    /// The oldest transaction that was sent is durable.
+    pub(super) fn sent(&mut self) {
+        if let Some((bytes, stamp)) = self.sent.pop_front() {
+            self.push(bytes, stamp);
+        }
     }
 
     /// Where recovery would begin.
@@ -48,6 +69,7 @@ impl Ring {
         }
     }
 
+    /// The number of the first transaction that is not durable.
     pub(super) fn next_sequence(&self) -> u64 {
         self.next
     }
@@ -61,8 +83,8 @@ impl Ring {
         self.head - self.tail().offset
     }
 
-    /// Adds a transaction of `bytes`.
-    pub(super) fn push(&mut self, bytes: u64, stamp: u64) {
+    /// Adds a durable transaction of `bytes`.
+    fn push(&mut self, bytes: u64, stamp: u64) {
         self.live.push_back((self.head, stamp));
         self.head += bytes;
         self.next += 1;

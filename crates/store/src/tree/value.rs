@@ -74,8 +74,16 @@ impl Work<'_> {
         };
         let mut value = Vec::with_capacity(large.len.next_multiple_of(BLOCK_SIZE));
         for (first, blocks) in large.runs {
-            let run = self.txn.read_run(self.area.lba(first), u64::from(blocks)).await?;
-            run.iter().for_each(|block| value.extend_from_slice(block));
+            // The transaction does not have what this call has written.
+            let own: Option<Vec<&Bytes>> =
+                (first..first + blocks).map(|block| self.own_value(block)).collect();
+            match own {
+                Some(own) => own.into_iter().for_each(|block| value.extend_from_slice(block)),
+                None => {
+                    let run = self.txn.read_run(self.area.lba(first), u64::from(blocks)).await?;
+                    run.iter().for_each(|block| value.extend_from_slice(block));
+                }
+            }
         }
         value.truncate(large.len);
         Ok(value.into())

@@ -208,6 +208,11 @@ impl<'a> Work<'a> {
         self.values.insert(block, content);
     }
 
+    /// A block of a large value that this call has written.
+    pub(super) fn own_value(&self, block: u32) -> Option<&Bytes> {
+        self.values.get(&block)
+    }
+
     /// Whether this call has freed the block.
     pub(super) fn has_freed(&self, block: u32) -> bool {
         self.freed.contains(&block)

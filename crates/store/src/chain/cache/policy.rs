@@ -149,14 +149,8 @@ impl<V: Clone> Policy<V> {
 
     /// Looks a block up to read it.
     pub fn get(&mut self, key: u64) -> Found<V> {
-        if let Some(frame) = self.frames.find(key) {
-            if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
-                self.resident.make_youngest(&mut self.frames, frame);
-            }
-            if let Some(value) = &self.values[frame as usize] {
-                self.stats.ram_hits += 1;
-                return Found::Ram(value.clone());
-            }
+        if let Some(value) = self.get_ram(key, |_| true) {
+            return Found::Ram(value);
         }
         match self.ssd.touch(key) {
             Some(at) => Found::Ssd(at),
@@ -164,6 +158,21 @@ impl<V: Clone> Policy<V> {
                 self.stats.misses += 1;
                 Found::Miss
             }
+        }
+    }
+
+    /// The value in RAM for which `is_right` holds; a miss is not counted, and left to [`Policy::get`].
+    pub fn get_ram(&mut self, key: u64, is_right: impl Fn(&V) -> bool) -> Option<V> {
+        let frame = self.frames.find(key)?;
+        let value = self.values[frame as usize].as_ref().filter(|value| is_right(value))?.clone();
+        self.use_frame(frame);
+        self.stats.ram_hits += 1;
+        Some(value)
+    }
+
+    fn use_frame(&mut self, frame: u32) {
+        if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
+            self.resident.make_youngest(&mut self.frames, frame);
         }
     }
 

@@ -46,7 +46,7 @@ use tokio::sync::Notify;
 use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceError, DeviceRef, FrameBuf, Purpose};
 use crate::lock::BriefMutex;
-pub use policy::{CacheStats, RamOrder, Tier};
+pub use policy::{CacheStats, RamOrder, RamSizes, Tier};
 use policy::{Found, Move, Policy};
 
 /// Runs of one batch that are written at a time.
@@ -109,8 +109,18 @@ impl Cache {
         ssd: Option<DeviceRef>,
         order: RamOrder,
     ) -> Arc<Cache> {
+        Cache::with_sizes(env, RamSizes::fixed(ram_blocks), ssd, order)
+    }
+
+    /// [`Cache::with_order`], with RAM between two sizes: the least at first, and then as [`Cache::resize`] says.
+    pub fn with_sizes(
+        env: &Env,
+        ram: RamSizes,
+        ssd: Option<DeviceRef>,
+        order: RamOrder,
+    ) -> Arc<Cache> {
         let slots = ssd.as_ref().map_or(0, |ssd| ssd.geometry().size / BLOCK_SIZE as u64);
-        let policy = Policy::new(ram_blocks, u32::try_from(slots).unwrap_or(u32::MAX), order);
+        let policy = Policy::new(ram, u32::try_from(slots).unwrap_or(u32::MAX), order);
         let shared = Arc::new(Shared {
             state: BriefMutex::new(State { policy, read_failures: 0 }),
             ssd: ssd.clone(),
@@ -193,6 +203,20 @@ impl Cache {
         // RAM first: a block only ever moves from RAM to the SSD, so none slips by.
         self.sweep(|policy, from| policy.sweep_ram(from, SWEEP, |key| keys.contains(&key)));
         self.sweep(|policy, from| policy.sweep_ssd(from, SWEEP, |key| keys.contains(&key)));
+    }
+
+    /// Changes the blocks that RAM may hold, within its two sizes. Blocks that are too many stay until
+    /// [`Cache::shrink`].
+    pub fn resize(&self, ram_blocks: usize) {
+        self.shared.state.lock().policy.resize(ram_blocks);
+    }
+
+    /// Moves up to `count` blocks that are too many out of RAM, in the order in which blocks leave it. Returns
+    /// whether any were.
+    pub fn shrink(&self, count: usize) -> bool {
+        let mut moved = false;
+        self.admit(|policy| moved = policy.shrink(count));
+        moved
     }
 
     /// What the cache has done so far, and its present size.

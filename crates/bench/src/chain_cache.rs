@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use references::CacheEvent;
 use serde_json::json;
-use thalweg_store::chain::cache::{RamOrder, RamSizes};
 use thalweg_store::chain::cache::policy::{Found, Policy};
+use thalweg_store::chain::cache::{RamOrder, RamSizes};
 
 use crate::plot::{Chart, Series, Shape};
 use crate::traces::{self, Access, Mix};

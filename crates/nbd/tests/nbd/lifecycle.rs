@@ -47,7 +47,10 @@ async fn a_dead_socket_is_replaced_and_other_files_are_not() {
     let file = directory.path().join("file");
     fs::write(&file, "precious").unwrap();
     let result = server.listen_unix(&file, UnixSocketOptions::default(), None);
-    assert!(matches!(result, Err(ServerError::Socket(SocketError::NotASocket { .. }))), "{result:?}");
+    assert!(
+        matches!(result, Err(ServerError::Socket(SocketError::NotASocket { .. }))),
+        "{result:?}"
+    );
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     let nowhere = directory.path().join("missing/nbd.sock");
     let result = server.listen_unix(&nowhere, UnixSocketOptions::default(), None);

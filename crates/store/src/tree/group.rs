@@ -134,7 +134,8 @@ impl Groups {
         let blocks: usize = changes.iter().map(expected_blocks).sum();
         let mut queue = self.0.lock();
         let most = queue.most;
-        let newest = queue.waiting.back().filter(|group| group.state.lock().blocks + blocks <= most);
+        let newest =
+            queue.waiting.back().filter(|group| group.state.lock().blocks + blocks <= most);
         let group = match newest {
             Some(group) => group.clone(),
             None => {
@@ -199,7 +200,9 @@ impl Member {
                 state.phase = Phase::UnderWay { shared: state.callers > 1, run: None };
                 let changes = std::mem::take(&mut state.changes);
                 drop(state);
-                if queue.under_way < IN_FLIGHT && let Some(next) = queue.waiting.front() {
+                if queue.under_way < IN_FLIGHT
+                    && let Some(next) = queue.waiting.front()
+                {
                     next.changed.notify_one();
                 }
                 drop(queue);
@@ -298,7 +301,8 @@ mod tests {
             let keys = changes.iter().map(|change| change.as_ref().map(|it| it.key[0])).collect();
             let (end, ended) = oneshot::channel();
             self.0.lock().push((keys, end));
-            let found = changes.iter().map(|change| change.as_ref().is_some_and(|it| it.key[0] % 2 == 0));
+            let found =
+                changes.iter().map(|change| change.as_ref().is_some_and(|it| it.key[0] % 2 == 0));
             let found: Found = found.collect();
             async move { ended.await.unwrap().map(|()| Arc::new(found)) }.boxed()
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use thalweg_env::{Env, server_threads};
 use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
+use thalweg_store::chain::{Chain, Cleaning, Create, Growth, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions, Partition};
 use thalweg_store::volume::StoreVolume;
 use uuid::Uuid;
@@ -250,7 +250,9 @@ async fn serve(dir: &Path, socket: &Path) -> Result<(Server, Arc<Chain>), BenchE
         cleaning: Cleaning::MoveToTail,
     };
     Chain::create(&env, parts.clone(), &create).await.map_err(other)?;
-    let (chain, _) = Chain::open(&env, parts, ChainOptions::default()).await.map_err(other)?;
+    // The caches grow, as those of a volume that `thalweg serve` opens.
+    let options = ChainOptions { growth: Some(Growth::of_machine()), ..ChainOptions::default() };
+    let (chain, _) = Chain::open(&env, parts, options).await.map_err(other)?;
     let chain = Arc::new(chain);
     let server = Server::new(env, ServerConfig::default());
     let volume = Arc::new(StoreVolume::live(chain.clone()));

@@ -12,6 +12,7 @@
 //! - `node`: [`Node`], a group of tasks that is killed at once; `group`: its tasks;
 //! - [`connection`]: byte streams between processes: [`Connector`](connection::Connector),
 //!   [`Listener`](connection::Listener);
+//! - [`memory`]: how much memory the machine has left;
 //! - `blocking`: threads that may block; `hash`: maps and sets with a fixed order.
 //!
 //! # Lock order
@@ -25,6 +26,7 @@ pub mod connection;
 mod env;
 mod group;
 mod hash;
+pub mod memory;
 mod node;
 mod push;
 mod task;

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use thalweg_store::volume::{Volume, VolumeRef};
 use tokio::sync::watch;
 
+use crate::error::ServerError;
 use crate::protocol::{Limits, MAX_NAME, MAX_PAYLOAD, transmission_flag as flag};
-use crate::server::ServerError;
 
 /// A value that a connection to an export holds until it ends.
 pub type Usage = Box<dyn Any + Send + Sync>;

@@ -1,8 +1,7 @@
 //! The server: exports, listeners, shutdown.
 
-use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,17 +9,17 @@ use parking_lot::Mutex;
 use thalweg_env::connection::{Listener, Stream};
 use thalweg_env::{Env, Task};
 use thalweg_net::accept::signalled;
-use thalweg_store::block::StoreError;
+use thalweg_net::named::{self, UnixSocketOptions};
 use thalweg_store::volume::VolumeRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::server::TlsStream;
 
 use crate::connection::{Backpressure, Connection};
+use crate::error::ServerError;
 use crate::export::{Export, Registry, Served};
 use crate::handshake::{Agreement, HandshakeError, Negotiation, Outcome, Security, greet};
-use crate::socket::{self, SocketFile, UnixSocketOptions};
 use crate::stats::ServerStats;
 use crate::tls::TlsConfig;
 
@@ -54,58 +53,6 @@ impl Default for ServerConfig {
             max_server_bytes: 4 << 30,
         }
     }
-}
-
-/// Errors of a server. Clients get their own errors in replies.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// An export cannot be served as asked.
-    #[error("cannot serve export {name:?}: {reason}")]
-    Export {
-        /// The export.
-        name: String,
-        /// The reason, and what to do.
-        reason: String,
-    },
-    /// No such export.
-    #[error("there is no export {0:?}; list the exports")]
-    NoExport(String),
-    /// A Unix socket cannot be made.
-    #[error("cannot listen on {}: {source}", path.display())]
-    Socket {
-        /// The path of the socket.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Another server listens there.
-    #[error("another server listens on {}; stop it, or choose another path", path.display())]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// A file that is not a socket has this path.
-    #[error("{} exists and is not a socket; remove it, or choose another path", path.display())]
-    NotASocket {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A TCP port cannot be opened.
-    #[error("cannot listen on {address}: {source}; choose a free port of this machine")]
-    Tcp {
-        /// Where.
-        address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The final flush of a removed export failed.
-    #[error("flushing export {name:?} failed: {source}; its last writes may be lost in a crash")]
-    Flush {
-        /// The export.
-        name: String,
-        /// What the volume said.
-        source: StoreError,
-    },
 }
 
 /// A handle to a server. Clones share it; when the last one is dropped, listeners and connections
@@ -177,15 +124,15 @@ impl Server {
     /// Accepts connections on a Unix socket.
     ///
     /// # Errors
-    /// [`ServerError::InUse`], [`ServerError::NotASocket`] or [`ServerError::Socket`].
+    /// [`ServerError::Socket`].
     pub fn listen_unix(
         &self,
         path: &Path,
         options: UnixSocketOptions,
         tls: Option<TlsConfig>,
     ) -> Result<(), ServerError> {
-        let (listener, file) = socket::bind(&self.shared.env, path, options)?;
-        self.start(Unix { listener, _file: file }, &self.shared.unix_slots, tls);
+        let listener = named::bind(&self.shared.env, path, options)?;
+        self.start(listener, &self.shared.unix_slots, tls);
         Ok(())
     }
 
@@ -242,21 +189,6 @@ async fn flush(served: &Served) -> Result<(), ServerError> {
     }
     let name = served.name().to_owned();
     served.volume().flush().await.map_err(|source| ServerError::Flush { name, source })
-}
-
-/// The fields are dropped in this order: the socket's name is removed while the listener still listens. A
-/// name without a listener is a dead server's, and another server may replace it at any moment.
-struct Unix {
-    _file: SocketFile,
-    listener: UnixListener,
-}
-
-impl Listener for Unix {
-    type Stream = UnixStream;
-
-    async fn accept(&self) -> io::Result<UnixStream> {
-        Listener::accept(&self.listener).await
-    }
 }
 
 /// Starts a connection's task if there is a slot for it.

@@ -3,6 +3,7 @@
 //! A connection passes through these modules:
 //!
 //! - [`accept`](mod@accept): the accept loop of a server; [`socket`]: Unix sockets in the folder of a volume;
+//!   [`named`]: at a path of the user's choice;
 //! - [`hello`]: both sides name their protocol and its version;
 //! - [`frame`]: the layout of a frame, with its limits;
 //! - [`channel`]: calls and answers; [`serving`] limits the calls that run at a time;
@@ -18,6 +19,7 @@ pub mod accept;
 pub mod channel;
 pub mod frame;
 pub mod hello;
+pub mod named;
 mod output;
 pub mod serving;
 pub mod socket;

@@ -1,6 +1,6 @@
 //! Sockets in the folder of a volume, accessible to the volume's user only.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
@@ -29,18 +29,20 @@ fn address(folder: &Path, name: &str) -> io::Result<Address> {
 pub fn listen(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
     match std::fs::remove_file(folder.join(name)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => bind(folder, name, backlog),
+        _ => {
+            let address = address(folder, name)?;
+            bind(&address.path, Permissions::from_mode(0o600))?.listen(backlog)
+        }
     }
 }
 
-fn bind(folder: &Path, name: &str, backlog: u32) -> io::Result<UnixListener> {
-    let address = address(folder, name)?;
+/// A socket with its file, whose mode is `mode` less the umask: it is created with the mode of the descriptor, so
+/// at no moment can other users open it.
+pub(crate) fn bind(path: &Path, mode: Permissions) -> io::Result<UnixSocket> {
     let socket = UnixSocket::new_stream()?;
-    // The file gets the mode of the descriptor, so no other user can open it at any moment.
-    let mode = std::fs::Permissions::from_mode(0o600);
     File::from(socket.as_fd().try_clone_to_owned()?).set_permissions(mode)?;
-    socket.bind(&address.path)?;
-    socket.listen(backlog)
+    socket.bind(path)?;
+    Ok(socket)
 }
 
 /// Connects to the socket `name` in `folder`; `None` when no process listens there, or the listener ended

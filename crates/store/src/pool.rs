@@ -47,7 +47,7 @@ pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Prealloc
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
 use crate::block::{BlockStore, Frozen, Hold, StoreError};
-use crate::chain::{Chain, ChainError, Rebuild, RebuildReport, Recovered};
+use crate::chain::{Chain, ChainError, Growth, Rebuild, RebuildReport, Recovered};
 use crate::tree::catalogue;
 use crate::txn::{Fenced, TransactionManager};
 use crate::volume::{StoreVolume, Volume, VolumeRef};
@@ -142,7 +142,11 @@ impl Pool {
         let (manifest, seats) = take_all(env, &*media, folder).await?;
         is_ready(&manifest)?;
         refuse_newer(&seats)?;
-        let mut options = manifest.settings.over(options);
+        let mut options = options.clone();
+        if !env.is_simulated() {
+            options.chain.growth.get_or_insert_with(Growth::of_machine);
+        }
+        let mut options = manifest.settings.over(&options);
         options.chain.read_only = options.read_only;
         let (put, absent) = put_together(env, &seats, options.standby).await?;
         let opened = Chain::open(env, put.parts, options.chain.clone()).await;

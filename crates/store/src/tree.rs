@@ -2,9 +2,9 @@
 //! in a named partition of a volume.
 //!
 //! A store is a mapping from keys to blocks and nothing else. It has no lock, no log and no memory of its
-//! own: isolation, atomicity and durability are the transaction's, so one transaction may span several
+//! own data: isolation, atomicity and durability are the transaction's, so one transaction may span several
 //! stores, and raw blocks beside them. Each call follows one template, which [`Store::put`] shows: begin,
-//! work, commit, retry.
+//! work, commit, retry. Callers of one process that change a store at the same time share the transaction (`group`).
 //!
 //! **Which bytes a call depends on.** Transactions conflict where they touch the same 16 bytes, so a store
 //! marks in each page the bytes that it read and wrote, and as few as suffice:
@@ -33,6 +33,7 @@ mod check;
 mod descent;
 mod error;
 pub mod format;
+mod group;
 mod hash;
 mod page;
 mod partition;

@@ -226,6 +226,8 @@ struct Cache {
     ssd_hits: u64,
     misses: u64,
     ram_blocks: u64,
+    #[serde(default)]
+    ram_limit_blocks: u64,
     ssd_blocks: u64,
 }
 
@@ -390,11 +392,12 @@ fn transactions(out: &mut String, them: &Transactions) -> std::fmt::Result {
 }
 
 fn cache(out: &mut String, name: &str, cache: &Cache) -> std::fmt::Result {
-    let Cache { ram_hits, ssd_hits, misses, ram_blocks, ssd_blocks } = cache;
+    let Cache { ram_hits, ssd_hits, misses, ram_blocks, ram_limit_blocks, ssd_blocks } = cache;
     let (ram, ssd) = (blocks(*ram_blocks), blocks(*ssd_blocks));
+    let limit = blocks(*ram_limit_blocks);
     writeln!(
         out,
-        "  {name} {ram_hits} hits in RAM ({ram}), {ssd_hits} on SSD ({ssd}), {misses} misses"
+        "  {name} {ram_hits} hits in RAM ({ram} of {limit}), {ssd_hits} on SSD ({ssd}), {misses} misses"
     )
 }
 

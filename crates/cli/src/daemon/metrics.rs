@@ -358,6 +358,7 @@ fn record_cache(volume: &str, cache: &'static str, stats: &CacheStats) {
     gauge!("thalweg_cache_blocks", &labels("ram")).set(stats.ram_blocks as f64);
     gauge!("thalweg_cache_blocks", &labels("ssd")).set(stats.ssd_blocks as f64);
     let both = [("volume", volume.to_owned()), ("cache", cache.to_owned())];
+    gauge!("thalweg_cache_ram_limit_blocks", &both).set(stats.ram_limit_blocks as f64);
     counter!("thalweg_cache_misses_total", &both).absolute(stats.misses);
 }
 

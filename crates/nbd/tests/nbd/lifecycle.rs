@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use thalweg_env::Env;
-use thalweg_nbd::{Export, Server, ServerError, UnixSocketOptions};
+use thalweg_nbd::{Export, Server, ServerError, SocketError, UnixSocketOptions};
 
 use crate::client::{FLUSH, Reply, WRITE};
 use crate::memory::MemoryVolume;
@@ -30,7 +30,7 @@ async fn a_live_socket_is_not_taken_over() {
     let fixture = Fixture::new();
     let second = Server::new(Env::real(), quick_config());
     let result = second.listen_unix(&fixture.socket, UnixSocketOptions::default(), None);
-    assert!(matches!(result, Err(ServerError::InUse { .. })), "{result:?}");
+    assert!(matches!(result, Err(ServerError::Socket(SocketError::InUse { .. }))), "{result:?}");
     let mut client = fixture.client().await;
     assert_eq!(client.call(FLUSH, 0, 0, 0).await, 0);
 }
@@ -47,11 +47,14 @@ async fn a_dead_socket_is_replaced_and_other_files_are_not() {
     let file = directory.path().join("file");
     fs::write(&file, "precious").unwrap();
     let result = server.listen_unix(&file, UnixSocketOptions::default(), None);
-    assert!(matches!(result, Err(ServerError::NotASocket { .. })), "{result:?}");
+    assert!(
+        matches!(result, Err(ServerError::Socket(SocketError::NotASocket { .. }))),
+        "{result:?}"
+    );
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     let nowhere = directory.path().join("missing/nbd.sock");
     let result = server.listen_unix(&nowhere, UnixSocketOptions::default(), None);
-    assert!(matches!(result, Err(ServerError::Socket { .. })), "{result:?}");
+    assert!(matches!(result, Err(ServerError::Socket(SocketError::Io { .. }))), "{result:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -18,8 +18,10 @@
 //! With [`RamOrder::Lru`] the same type is the optional read cache of the body: there blocks enter
 //! by [`Cache::fill`] alone.
 //!
-//! The cache does not verify what the SSD returns. The caller has the block's checksum; on a
-//! mismatch it calls [`Cache::remove`] and reads the drive.
+//! A block in RAM keeps the checksum under which it entered. [`Cache::read_ram`] compares it with the caller's
+//! and does not compute it again: so a hit costs no pass over the content, and a key that names another block by
+//! now does not hit. What the SSD returns is not verified here: the caller has the checksum, and on a mismatch it
+//! calls [`Cache::remove`] and reads the drive.
 //!
 //! - [`policy`]: which blocks stay in RAM and on the SSD, without I/O;
 //! - `slots`: the SSD's part of it;
@@ -38,13 +40,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 
 use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceError, DeviceRef, FrameBuf, Purpose};
-pub use policy::{CacheStats, RamOrder, Tier};
+use crate::lock::BriefMutex;
+pub use policy::{CacheStats, RamOrder, RamSizes, Tier};
 use policy::{Found, Move, Policy};
 
 /// Runs of one batch that are written at a time.
@@ -64,14 +66,32 @@ pub struct Cache {
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: BriefMutex<State>,
     ssd: Option<DeviceRef>,
     batch_ready: Notify,
 }
 
+/// A block that enters a cache.
+#[derive(Clone, Debug)]
+pub struct Entering {
+    /// Its physical address in the chain, in blocks.
+    pub key: u64,
+    /// Its content's checksum, which the caller has computed or verified.
+    pub check: u32,
+    /// [`BLOCK_SIZE`] bytes.
+    pub content: Bytes,
+}
+
+/// A block in RAM.
+#[derive(Clone, Debug)]
+struct Kept {
+    check: u32,
+    content: Bytes,
+}
+
 #[derive(Debug)]
 struct State {
-    policy: Policy<Bytes>,
+    policy: Policy<Kept>,
     read_failures: u32,
 }
 
@@ -89,10 +109,20 @@ impl Cache {
         ssd: Option<DeviceRef>,
         order: RamOrder,
     ) -> Arc<Cache> {
+        Cache::with_sizes(env, RamSizes::fixed(ram_blocks), ssd, order)
+    }
+
+    /// [`Cache::with_order`], with RAM between two sizes: the least at first, and then as [`Cache::resize`] says.
+    pub fn with_sizes(
+        env: &Env,
+        ram: RamSizes,
+        ssd: Option<DeviceRef>,
+        order: RamOrder,
+    ) -> Arc<Cache> {
         let slots = ssd.as_ref().map_or(0, |ssd| ssd.geometry().size / BLOCK_SIZE as u64);
-        let policy = Policy::new(ram_blocks, u32::try_from(slots).unwrap_or(u32::MAX), order);
+        let policy = Policy::new(ram, u32::try_from(slots).unwrap_or(u32::MAX), order);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { policy, read_failures: 0 }),
+            state: BriefMutex::new(State { policy, read_failures: 0 }),
             ssd: ssd.clone(),
             batch_ready: Notify::new(),
         });
@@ -100,19 +130,13 @@ impl Cache {
         Arc::new(Cache { shared, _mover: mover })
     }
 
-    /// Takes in a block that was just written, [`BLOCK_SIZE`] bytes, in place of what was under
-    /// `key`. Its memory is kept as it is, so it should be the block's alone. Never waits for a
-    /// device.
-    pub fn put(&self, key: u64, block: Bytes) {
-        self.put_all(vec![(key, block)]);
-    }
-
-    /// [`Cache::put`] of several blocks.
-    pub fn put_all(&self, blocks: Vec<(u64, Bytes)>) {
-        debug_assert!(blocks.iter().all(|(_, block)| block.len() == BLOCK_SIZE));
+    /// Takes in blocks that were just written, each in place of what was under its key. Their memory is kept as
+    /// it is, so it should be each block's alone. Never waits for a device.
+    pub fn put_all(&self, blocks: Vec<Entering>) {
+        debug_assert!(blocks.iter().all(|block| block.content.len() == BLOCK_SIZE));
         self.admit(|policy| {
-            for (key, block) in blocks {
-                policy.put(key, block);
+            for Entering { key, check, content } in blocks {
+                policy.put(key, Kept { check, content });
             }
         });
     }
@@ -122,11 +146,20 @@ impl Cache {
     /// admits a block at the second offer soon after the first, and then treats it as a new block: a block
     /// that fell out and is read repeatedly costs two reads of the tail and one SSD write, and a scan costs
     /// the cache nothing. Copies the bytes. The caller ensures that the key still names this block.
-    pub fn fill(&self, key: u64, block: Bytes) {
-        if self.contains(key).is_none() {
-            let block = FrameBuf::copy_block(&block);
-            self.admit(|policy| policy.fill(key, block));
+    pub fn fill(&self, block: &Entering) {
+        if self.contains(block.key).is_none() {
+            let (check, content) = (block.check, FrameBuf::copy_block(&block.content));
+            self.admit(|policy| policy.fill(block.key, Kept { check, content }));
         }
+    }
+
+    /// The blocks that are in RAM, of those with these keys and checksums.
+    pub fn read_ram(&self, blocks: impl Iterator<Item = (u64, u32)>) -> Vec<Option<Bytes>> {
+        let mut state = self.shared.state.lock();
+        let mut read = |(key, check)| {
+            state.policy.get_ram(key, |kept| kept.check == check).map(|kept| kept.content)
+        };
+        blocks.map(&mut read).collect()
     }
 
     /// The block under `key` from RAM, else from the SSD. A failed read of the SSD is a miss, and
@@ -134,7 +167,7 @@ impl Cache {
     pub async fn get(&self, key: u64) -> Option<Bytes> {
         let found = self.shared.state.lock().policy.get(key);
         let at = match found {
-            Found::Ram(block) => return Some(block),
+            Found::Ram(kept) => return Some(kept.content),
             Found::Ssd(at) => at,
             Found::Miss => return None,
         };
@@ -172,12 +205,26 @@ impl Cache {
         self.sweep(|policy, from| policy.sweep_ssd(from, SWEEP, |key| keys.contains(&key)));
     }
 
+    /// Changes the blocks that RAM may hold, within its two sizes. Blocks that are too many stay until
+    /// [`Cache::shrink`].
+    pub fn resize(&self, ram_blocks: usize) {
+        self.shared.state.lock().policy.resize(ram_blocks);
+    }
+
+    /// Moves up to `count` blocks that are too many out of RAM, in the order in which blocks leave it. Returns
+    /// whether any were.
+    pub fn shrink(&self, count: usize) -> bool {
+        let mut moved = false;
+        self.admit(|policy| moved = policy.shrink(count));
+        moved
+    }
+
     /// What the cache has done so far, and its present size.
     pub fn stats(&self) -> CacheStats {
         self.shared.state.lock().policy.stats()
     }
 
-    fn admit(&self, enter: impl FnOnce(&mut Policy<Bytes>)) {
+    fn admit(&self, enter: impl FnOnce(&mut Policy<Kept>)) {
         let mut state = self.shared.state.lock();
         enter(&mut state.policy);
         let ready = state.policy.has_batch();
@@ -187,7 +234,7 @@ impl Cache {
         }
     }
 
-    fn sweep(&self, mut step: impl FnMut(&mut Policy<Bytes>, u32) -> bool) {
+    fn sweep(&self, mut step: impl FnMut(&mut Policy<Kept>, u32) -> bool) {
         let mut from = 0;
         while step(&mut self.shared.state.lock().policy, from) {
             from += SWEEP;
@@ -232,9 +279,9 @@ async fn move_to_ssd(shared: Arc<Shared>, ssd: DeviceRef) {
     }
 }
 
-async fn write_run(shared: &Shared, ssd: &DeviceRef, run: Vec<Move<Bytes>>) {
+async fn write_run(shared: &Shared, ssd: &DeviceRef, run: Vec<Move<Kept>>) {
     let offset = run.first().map_or(0, |block| slot_offset(block.slot));
-    let blocks = run.iter().map(|block| block.value.clone()).collect();
+    let blocks = run.iter().map(|block| block.value.content.clone()).collect();
     let written = ssd.write(offset, blocks, Purpose::Cache).await;
     let mut state = shared.state.lock();
     for block in run {
@@ -246,8 +293,8 @@ async fn write_run(shared: &Shared, ssd: &DeviceRef, run: Vec<Move<Bytes>>) {
 }
 
 /// A batch, cut into runs of consecutive slots.
-fn runs(batch: Vec<Move<Bytes>>) -> Vec<Vec<Move<Bytes>>> {
-    let mut runs: Vec<Vec<Move<Bytes>>> = Vec::new();
+fn runs(batch: Vec<Move<Kept>>) -> Vec<Vec<Move<Kept>>> {
+    let mut runs: Vec<Vec<Move<Kept>>> = Vec::new();
     for block in batch {
         match runs.last_mut() {
             Some(run) if run.last().is_some_and(|last| last.slot + 1 == block.slot) => {

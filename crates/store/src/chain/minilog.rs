@@ -171,6 +171,7 @@ impl State {
         let Some((slot, of)) = self.slots.next() else { return Ok(false) };
         let (lba, version) = (of.lba, of.version);
         let name = Lba(u64::from(lba));
+        let is_damaged = of.content.is_none();
         let (content, check) = match &of.content {
             Some(content) => (content.clone(), block_checksum(name, content)),
             // Its base could not be read: the block stays damaged for every reader.
@@ -178,6 +179,10 @@ impl State {
         };
         let entry = MapEntry { kind: Kind::Moved, last: true, lba: name, version, check };
         let block = self.append(USERS, &entry, Some(content), Purpose::Cleaning)?;
+        if is_damaged {
+            // No reader gets the zeros from memory.
+            self.pending.remove(&block);
+        }
         self.segments.add_live(block);
         let to = Location { block, check };
         let found = self.index.relocate(lba, slot, Place::At(to));

@@ -54,6 +54,7 @@ pub mod dump;
 pub mod format;
 #[doc(hidden)]
 pub mod fuzz;
+mod growth;
 mod index;
 mod label;
 mod log;
@@ -101,6 +102,7 @@ use cache::Cache;
 pub use counts::CountStatus;
 use counts::Counts;
 pub use format::Cleaning;
+pub use growth::Growth;
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
 pub use minilog::MiniCounts;
@@ -255,7 +257,9 @@ impl Chain {
             return Chain { inner, tasks: Mutex::default() };
         }
         let env = inner.env.clone();
-        let tasks = vec![
+        let growth = inner.options.growth.clone();
+        let growth = growth.map(|growth| env.spawn(growth::run_growth(inner.clone(), growth)));
+        let mut tasks = vec![
             env.spawn(queue::run_writer(inner.clone(), stream::USERS)),
             env.spawn(queue::run_writer(inner.clone(), stream::BODY)),
             env.spawn(commit::run_timer(inner.clone())),
@@ -263,6 +267,7 @@ impl Chain {
             env.spawn(checkpoint::run_checkpoints(inner.clone())),
             env.spawn(roles::run_roles(inner.clone())),
         ];
+        tasks.extend(growth);
         Chain { inner, tasks: Mutex::new(tasks) }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::Cleaning;
+use super::{Cleaning, Growth};
 use crate::device::DeviceRef;
 
 /// A link's identity and device.
@@ -38,6 +38,8 @@ pub struct Options {
     pub tail_cache_blocks: usize,
     /// RAM of the body cache in blocks; 0 without an SSD means no body cache.
     pub body_cache_blocks: usize,
+    /// How far the caches grow while the machine has memory to spare; `None` for not at all.
+    pub growth: Option<Growth>,
     /// Writes that no caller syncs become durable after this long.
     pub commit_interval: Duration,
     /// Bytes that may wait for their device before writers have to; at least 2 MiB count. Cleaning stops at
@@ -75,6 +77,7 @@ impl Default for Options {
         Options {
             tail_cache_blocks: 16 * 1024,
             body_cache_blocks: 0,
+            growth: None,
             commit_interval: Duration::from_secs(1),
             dirty_bytes: 64 << 20,
             tail_read_wait: Duration::ZERO,

@@ -6,8 +6,10 @@ use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 
 use super::Inner;
+use super::cache::Entering;
 use super::format::Position;
 use super::stages::Stage;
+use super::state::Pending;
 use super::stream::{Batch, Stream, USERS};
 use crate::block::StoreError;
 use crate::device::{FrameBuf, Purpose};
@@ -46,20 +48,22 @@ pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), Store
 
 /// Takes the blocks of a batch from `pending`; live ones go to the tail cache.
 fn finish(inner: &Inner, batch: &Batch, link: usize) {
-    let mut kept: Vec<(u64, Bytes)> = Vec::with_capacity(batch.contents.len());
+    let mut kept: Vec<Entering> = Vec::with_capacity(batch.contents.len());
     {
         let state = inner.state.lock();
         let cached = batch.purpose == Purpose::UserData || link == state.tail_link();
         for at in 0..batch.contents.len() {
             let block = batch.first + at as u32;
-            if let Some(content) = state.pending.get(&block).filter(|_| cached) {
-                kept.push((u64::from(block), content.clone()));
+            if let Some(Pending { content, check }) = state.pending.get(&block).filter(|_| cached) {
+                let content = content.clone();
+                kept.push(Entering { key: u64::from(block), check: *check, content });
             }
         }
     }
     if batch.purpose != Purpose::UserData {
         // Blocks that cleaning read are slices of long runs, which they would keep alive.
-        kept.iter_mut().for_each(|(_, content)| *content = FrameBuf::copy_block(content));
+        let copy = |block: &mut Entering| block.content = FrameBuf::copy_block(&block.content);
+        kept.iter_mut().for_each(copy);
     }
     inner.tail_cache.put_all(kept);
     let mut state = inner.state.lock();

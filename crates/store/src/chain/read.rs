@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::{join_all, try_join_all};
+use smallvec::SmallVec;
 
+use super::cache::Entering;
 use super::format::block_checksum;
 use super::index::{Content, Location, Place};
 use super::{Counts, Inner, State};
@@ -81,22 +83,11 @@ async fn fetch(
     if fetch.is_empty() {
         return Ok(blocks);
     }
-    let cached = fetch
-        .iter()
-        .map(|(number, location)| from_caches(inner, Lba(lba.0 + *number as u64), *location));
-    let mut missing: Vec<(usize, Location)> = Vec::new();
-    for ((number, location), cached) in fetch.iter().zip(join_all(cached).await) {
-        match cached {
-            Some(content) => blocks[*number] = Some(content),
-            None => missing.push((*number, *location)),
-        }
-    }
-    let runs = group(&missing);
-    let reads = runs.into_iter().map(|run| read_run(inner, lba, at, run));
-    for fetched in try_join_all(reads).await? {
-        for (number, content) in fetched {
-            blocks[number] = content;
-        }
+    from_ram(inner, &fetch, &mut blocks);
+    if fetch.iter().any(|(number, _)| blocks[*number].is_none()) {
+        let absent = fetch.iter().filter(|(number, _)| blocks[*number].is_none()).copied();
+        let absent: Vec<(usize, Location)> = absent.collect();
+        from_devices(inner, lba, at, absent, &mut blocks).await?;
     }
     if wished {
         keep_wished(inner, lba, &fetch, &blocks);
@@ -178,6 +169,46 @@ fn keep_wished(inner: &Inner, lba: Lba, fetched: &[(usize, Location)], blocks: &
     }
 }
 
+/// Adds the blocks that a cache has in RAM.
+fn from_ram(inner: &Inner, fetch: &[(usize, Location)], blocks: &mut [Option<Bytes>]) {
+    for cache in std::iter::once(&inner.tail_cache).chain(inner.body_cache.as_ref()) {
+        let absent = fetch.iter().filter(|(number, _)| blocks[*number].is_none());
+        let numbers: SmallVec<[usize; 4]> = absent.clone().map(|(number, _)| *number).collect();
+        let found = cache.read_ram(absent.map(|(_, at)| (u64::from(at.block), at.check)));
+        for (number, content) in numbers.into_iter().zip(found) {
+            blocks[number] = content;
+        }
+    }
+}
+
+/// Adds blocks that are in no RAM.
+async fn from_devices(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    at: Version,
+    absent: Vec<(usize, Location)>,
+    blocks: &mut [Option<Bytes>],
+) -> Result<(), StoreError> {
+    let cached = absent
+        .iter()
+        .map(|(number, location)| from_caches(inner, Lba(lba.0 + *number as u64), *location));
+    let mut missing: Vec<(usize, Location)> = Vec::new();
+    for ((number, location), cached) in absent.iter().zip(join_all(cached).await) {
+        match cached {
+            Some(content) => blocks[*number] = Some(content),
+            None => missing.push((*number, *location)),
+        }
+    }
+    let runs = group(&missing);
+    let reads = runs.into_iter().map(|run| read_run(inner, lba, at, run));
+    for fetched in try_join_all(reads).await? {
+        for (number, content) in fetched {
+            blocks[number] = content;
+        }
+    }
+    Ok(())
+}
+
 /// The content from a cache, if one has it whole.
 async fn from_caches(inner: &Inner, lba: Lba, location: Location) -> Option<Bytes> {
     let key = u64::from(location.block);
@@ -251,7 +282,7 @@ async fn read_run(
             let content = bytes.slice(at_block * BLOCK_SIZE..(at_block + 1) * BLOCK_SIZE);
             let this = Lba(lba.0 + *number as u64);
             if block_checksum(this, &content) == location.check {
-                remember(inner, location.block, &content, piece.on_tail);
+                remember(inner, *location, &content, piece.on_tail);
                 fetched.push((*number, Some(content)));
             } else {
                 fetched.extend(read_again(inner, lba, at, &[(*number, *location)]).await?);
@@ -262,12 +293,14 @@ async fn read_run(
 }
 
 /// A block that was read from a drive goes to that drive's cache.
-fn remember(inner: &Inner, block: u32, content: &Bytes, on_tail: bool) {
+fn remember(inner: &Inner, at: Location, content: &Bytes, on_tail: bool) {
+    let content = content.clone();
+    let block = Entering { key: u64::from(at.block), check: at.check, content };
     if on_tail {
         Counts::add(&inner.counts.tail_reads, 1);
-        inner.tail_cache.fill(u64::from(block), content.clone());
+        inner.tail_cache.fill(&block);
     } else if let Some(cache) = &inner.body_cache {
-        cache.fill(u64::from(block), content.clone());
+        cache.fill(&block);
     }
 }
 

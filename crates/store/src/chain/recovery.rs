@@ -21,7 +21,7 @@ use thalweg_env::{Env, HashMap};
 use tokio::sync::Notify;
 use zerocopy::IntoBytes;
 
-use super::cache::{Cache, RamOrder};
+use super::cache::{Cache, RamOrder, RamSizes};
 use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
 use super::format::{
     ENTRIES_PER_PAGE, Kind, LinkRecord, LogRecord, MapEntry, MapSector, NO_LOG, NO_SEGMENT, PAGE,
@@ -239,7 +239,12 @@ pub(super) fn build(
 ) -> Inner {
     state.wishes.most = options.please_cache_blocks;
     let label = &state.label;
-    let body = parts.body_cache.is_some() || options.body_cache_blocks > 0;
+    let most = options.growth.as_ref().map_or(0, |growth| growth.most_blocks());
+    // The body's reads need a cache to grow. With one link, everything is read at the tail.
+    let grows = most > 0 && parts.links.len() > 1;
+    let body = parts.body_cache.is_some() || options.body_cache_blocks > 0 || grows;
+    let most = if body { most / 2 } else { most };
+    let sizes = |least| RamSizes { least, most: most.max(least) };
     Inner {
         env: env.clone(),
         volume: label.volume,
@@ -257,9 +262,13 @@ pub(super) fn build(
         checkpoints: tokio::sync::Mutex::new(area),
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
-        tail_cache: Cache::new(env, options.tail_cache_blocks, parts.tail_cache),
+        tail_cache: {
+            let sizes = sizes(options.tail_cache_blocks);
+            Cache::with_sizes(env, sizes, parts.tail_cache, RamOrder::Fifo)
+        },
         body_cache: body.then(|| {
-            Cache::with_order(env, options.body_cache_blocks, parts.body_cache, RamOrder::Lru)
+            let sizes = sizes(options.body_cache_blocks);
+            Cache::with_sizes(env, sizes, parts.body_cache, RamOrder::Lru)
         }),
         room: Notify::new(),
         line: Default::default(),

@@ -49,7 +49,7 @@ pub(super) struct State {
     pub(super) body: Option<Stream>,
     pub(super) next_seq: u64,
     /// Contents of live physical blocks that no device has yet.
-    pub(super) pending: HashMap<u32, Bytes>,
+    pub(super) pending: HashMap<u32, Pending>,
     /// Blocks that were written in parts, with their contents.
     pub(super) slots: Slots,
     pub(super) minis: Minis,
@@ -78,6 +78,13 @@ pub(super) struct State {
     pub(super) dead: Vec<Dead>,
 }
 
+/// A live physical block that no device has yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) content: Bytes,
+    pub(super) check: u32,
+}
+
 /// A physical block or slot that nothing refers to any more.
 #[derive(Debug)]
 pub(super) struct Dead {
@@ -98,7 +105,7 @@ impl State {
     pub(super) fn unwritten_content(&self, block: u32) -> Option<&Bytes> {
         match is_slot(block) {
             true => self.slots.get(block)?.content.as_ref(),
-            false => self.pending.get(&block),
+            false => Some(&self.pending.get(&block)?.content),
         }
     }
 
@@ -190,7 +197,7 @@ impl State {
         let pending = content.clone();
         let block = self.stream(log).append(entry, content, purpose);
         if let Some(content) = pending {
-            self.pending.insert(block, content);
+            self.pending.insert(block, Pending { content, check: entry.check });
             self.unwritten += 1;
             self.moving[log] += usize::from(purpose == Purpose::Cleaning);
         }
@@ -414,7 +421,7 @@ impl State {
                 true => self.slots.free(block),
                 false => {
                     self.segments.drop_live(block);
-                    self.pending.remove(&block)
+                    self.pending.remove(&block).map(|pending| pending.content)
                 }
             };
             self.dead.push(Dead { block, _content: content });

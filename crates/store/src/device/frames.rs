@@ -81,6 +81,16 @@ impl FrameBuf {
         FrameBuf::copy_of(block).into_blocks().pop().unwrap_or_default()
     }
 
+    /// Returns the memory of all free frames to the system, and keeps their addresses. For a cache that has
+    /// become smaller: its blocks are spread over pieces of memory that others still use.
+    pub fn release_memory() {
+        let mut at = 0;
+        // A piece at a time, so that no allocation waits for long.
+        while POOL.lock().release_piece(at) {
+            at += 1;
+        }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -294,6 +304,23 @@ impl Pool {
             self.vacant.push(at);
             self.idle -= 1;
         }
+    }
+}
+
+impl Pool {
+    /// Returns the memory of the free frames of one piece to the system; false when there is no such piece.
+    fn release_piece(&self, at: usize) -> bool {
+        let Some(place) = self.pieces.get(at) else { return false };
+        for (first, count) in place.iter().flat_map(|piece| piece.runs(0)) {
+            let Some(piece) = place else { break };
+            // SAFETY: the frames are whole pages of memory that the piece owns and no run refers to. They read as
+            // zeros afterwards, so they stay initialised.
+            unsafe {
+                let start = piece.start.add(first * FRAME).as_ptr();
+                libc::madvise(start.cast(), count * FRAME, libc::MADV_DONTNEED);
+            }
+        }
+        true
     }
 }
 

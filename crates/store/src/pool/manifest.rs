@@ -74,6 +74,9 @@ pub struct Settings {
     /// RAM of the body cache in bytes; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body_ram_cache: Option<u64>,
+    /// RAM in bytes to which the caches may grow together; 0 for no growth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_cache_max: Option<u64>,
     /// How many milliseconds a read at the tail's drive may wait for others to go with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail_read_wait: Option<u32>,
@@ -96,6 +99,7 @@ impl Settings {
             standby: newer.standby.or(self.standby),
             ram_cache: newer.ram_cache.or(self.ram_cache),
             body_ram_cache: newer.body_ram_cache.or(self.body_ram_cache),
+            ram_cache_max: newer.ram_cache_max.or(self.ram_cache_max),
             tail_read_wait: newer.tail_read_wait.or(self.tail_read_wait),
             transaction_idle: newer.transaction_idle.or(self.transaction_idle),
         }
@@ -122,6 +126,9 @@ impl Settings {
         let chain = &mut options.chain;
         chain.tail_cache_blocks = self.ram_cache.map_or(chain.tail_cache_blocks, blocks);
         chain.body_cache_blocks = self.body_ram_cache.map_or(chain.body_cache_blocks, blocks);
+        if let Some(growth) = &mut chain.growth {
+            growth.most = self.ram_cache_max.or(growth.most);
+        }
         let millis = |millis| Duration::from_millis(u64::from(millis));
         chain.tail_read_wait = self.tail_read_wait.map_or(chain.tail_read_wait, millis);
         let seconds = |seconds| Duration::from_secs(u64::from(seconds));

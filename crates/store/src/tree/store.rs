@@ -2,8 +2,8 @@
 //!
 //! Every call comes in two forms. One works within a transaction that the caller has begun, so that one
 //! transaction may span several stores and raw blocks; the caller then commits, and retries when that fails.
-//! The other does all of it: begin, work, commit, retry. A store has no lock, no log and no cache: each
-//! transaction reads again.
+//! The other does all of it: begin, work, commit, retry; concurrent callers share a transaction
+//! (`group`). A store has no log and no cache: each transaction reads again.
 
 use std::ops::RangeBounds;
 use std::sync::Arc;
@@ -17,12 +17,13 @@ use super::catalogue;
 use super::check::{self, Report};
 use super::error::TreeError;
 use super::format::{Kind, LABEL};
+use super::group::{Found, Groups};
 use super::partition::Partition;
 use super::salvage::{self, Salvage};
 use super::scan::Scan;
 use super::value::Pair;
 use super::work::Work;
-use super::working_set::WorkingSet;
+use super::working_set::{WorkingSet, check};
 use crate::txn::{Begin, Durability, Isolation, Transact, Transaction, run};
 
 /// A store in a partition: a B-tree or a hash table. Clones are the same store.
@@ -33,17 +34,20 @@ pub struct Store {
     area: Arc<Area>,
     isolation: Isolation,
     durability: Durability,
+    /// The store's own transactions that change it; of clones with this isolation and durability.
+    groups: Groups,
 }
 
 /// Changes that are made together, in this order.
 #[derive(Clone, Debug, Default)]
 pub struct Batch(Vec<Change>);
 
+/// A change of one key.
 #[derive(Clone, Debug)]
-struct Change {
-    key: Bytes,
+pub(super) struct Change {
+    pub(super) key: Bytes,
     /// `None` deletes the key.
-    value: Option<Bytes>,
+    pub(super) value: Option<Bytes>,
 }
 
 impl Batch {
@@ -110,6 +114,7 @@ impl Store {
             area,
             isolation: Isolation::default(),
             durability: Durability::default(),
+            groups: Groups::default(),
         })
     }
 
@@ -166,13 +171,13 @@ impl Store {
 
     /// The same store; its own transactions have this isolation.
     pub fn with_isolation(mut self, isolation: Isolation) -> Store {
-        self.isolation = isolation;
+        (self.isolation, self.groups) = (isolation, Groups::default());
         self
     }
 
     /// The same store; its own transactions are acknowledged with this durability.
     pub fn with_durability(mut self, durability: Durability) -> Store {
-        self.durability = durability;
+        (self.durability, self.groups) = (durability, Groups::default());
         self
     }
 
@@ -302,11 +307,46 @@ impl Store {
     /// # Errors
     /// As [`Store::put_in`].
     pub async fn put(&self, key: &[u8], value: impl Into<Bytes>) -> Result<(), TreeError> {
-        let value = value.into();
+        let change = Change { key: Bytes::copy_from_slice(key), value: Some(value.into()) };
+        self.change(vec![change]).await.map(drop)
+    }
+
+    /// Makes changes in a transaction of the store's own, perhaps together with those of other callers. Returns
+    /// for each whether its key was present; meaningful for deletions only.
+    async fn change(&self, changes: Vec<Change>) -> Result<Found, TreeError> {
+        for change in &changes {
+            check(&change.key, change.value.as_deref())?;
+        }
+        self.groups.make(changes, |changes| Box::pin(self.clone().make(changes))).await
+    }
+
+    async fn make(self, changes: Vec<Option<Change>>) -> Result<Arc<Found>, TreeError> {
         run(&*self.volume, self.begin(), self.durability, async |txn| {
-            self.put_in(&*txn, key, value.clone()).await
+            self.make_in(&*txn, changes.iter().map(Option::as_ref)).await
         })
         .await
+        .map(Arc::new)
+    }
+
+    async fn make_in(
+        &self,
+        txn: &dyn Transaction,
+        changes: impl Iterator<Item = Option<&Change>>,
+    ) -> Result<Found, TreeError> {
+        let mut set = self.working_set(txn);
+        let mut found = Found::new();
+        for change in changes {
+            found.push(match change {
+                Some(Change { key, value: Some(value) }) => {
+                    set.put(key, value.clone()).await?;
+                    true
+                }
+                Some(Change { key, value: None }) => set.delete(key).await?,
+                None => false,
+            });
+        }
+        set.finish()?;
+        Ok(found)
     }
 
     /// Removes a key, within a transaction. Returns whether it was present.
@@ -325,10 +365,8 @@ impl Store {
     /// # Errors
     /// As [`Store::put_in`].
     pub async fn delete(&self, key: &[u8]) -> Result<bool, TreeError> {
-        run(&*self.volume, self.begin(), self.durability, async |txn| {
-            self.delete_in(&*txn, key).await
-        })
-        .await
+        let change = Change { key: Bytes::copy_from_slice(key), value: None };
+        Ok(self.change(vec![change]).await?.contains(&true))
     }
 
     /// Makes the changes of a batch, within a transaction.
@@ -336,14 +374,7 @@ impl Store {
     /// # Errors
     /// As [`Store::put_in`]. A batch is limited by the blocks that a transaction may write.
     pub async fn write_in(&self, txn: &dyn Transaction, batch: &Batch) -> Result<(), TreeError> {
-        let mut set = self.working_set(txn);
-        for change in &batch.0 {
-            match &change.value {
-                Some(value) => set.put(&change.key, value.clone()).await?,
-                None => drop(set.delete(&change.key).await?),
-            }
-        }
-        set.finish()
+        self.make_in(txn, batch.0.iter().map(Some)).await.map(drop)
     }
 
     /// Makes the changes of a batch: all of them or none.
@@ -351,10 +382,7 @@ impl Store {
     /// # Errors
     /// As [`Store::write_in`].
     pub async fn write(&self, batch: &Batch) -> Result<(), TreeError> {
-        run(&*self.volume, self.begin(), self.durability, async |txn| {
-            self.write_in(&*txn, batch).await
-        })
-        .await
+        self.change(batch.0.clone()).await.map(drop)
     }
 
     /// All keys and values, within a transaction; in the order of keys if the store has one.

@@ -89,10 +89,7 @@ impl<'a> WorkingSet<'a> {
     /// [`TreeError::KeyTooLarge`], [`TreeError::ValueTooLarge`], [`TreeError::Full`], and those of
     /// [`WorkingSet::get`].
     pub async fn put(&mut self, key: &[u8], value: Bytes) -> Result<(), TreeError> {
-        check_key(key)?;
-        if value.len() > MAX_VALUE {
-            return Err(TreeError::ValueTooLarge(value.len()));
-        }
+        check(key, Some(&value))?;
         match self.kind() {
             Kind::Hash => hash::put(&mut self.work, key, value).await,
             Kind::Btree | Kind::Raw => btree::put(&mut self.work, key, value).await,
@@ -151,6 +148,18 @@ impl<'a> WorkingSet<'a> {
     /// Those of the transaction.
     pub fn finish(&mut self) -> Result<(), TreeError> {
         self.work.finish()
+    }
+}
+
+/// Checks the lengths of a key and of its value.
+///
+/// # Errors
+/// [`TreeError::KeyTooLarge`], [`TreeError::ValueTooLarge`].
+pub(super) fn check(key: &[u8], value: Option<&[u8]>) -> Result<(), TreeError> {
+    check_key(key)?;
+    match value {
+        Some(value) if value.len() > MAX_VALUE => Err(TreeError::ValueTooLarge(value.len())),
+        _ => Ok(()),
     }
 }
 

@@ -89,7 +89,8 @@ pub(crate) struct Rebuild {
 /// Change a volume's settings, from the next opening on
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
-    .args(["ram_cache", "body_ram_cache", "standby", "tail_read_wait", "transaction_idle"]))]
+    .args(["ram_cache", "body_ram_cache", "ram_cache_max", "standby", "tail_read_wait",
+        "transaction_idle"]))]
 pub(crate) struct Set {
     /// The volume's folder
     volume: String,

@@ -14,6 +14,10 @@ pub(crate) struct SettingsArgs {
     /// RAM of the body cache [default: none]
     #[arg(long, value_name = "SIZE")]
     body_ram_cache: Option<Size>,
+    /// RAM to which the caches grow while the machine has memory to spare; 0 for none [default: half of the
+    /// machine's memory]
+    #[arg(long, value_name = "SIZE")]
+    ram_cache_max: Option<Size>,
     /// Whether the second sides of mirrored links spin down while they are not written
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     standby: Option<bool>,
@@ -32,6 +36,7 @@ impl From<SettingsArgs> for Settings {
             standby: args.standby,
             ram_cache: args.ram_cache.map(|size| size.0),
             body_ram_cache: args.body_ram_cache.map(|size| size.0),
+            ram_cache_max: args.ram_cache_max.map(|size| size.0),
             tail_read_wait: args.tail_read_wait,
             transaction_idle: args.transaction_idle,
         }

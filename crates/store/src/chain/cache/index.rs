@@ -1,7 +1,8 @@
 //! Keys at fixed indices, and lists threaded through those indices.
 //!
 //! A cache of millions of blocks pays for every byte per block, so keys, links and hash chains are flat
-//! arrays of `u64` and `u32`: 24 bytes per entry. The table is sized once. A table that grows, or that
+//! arrays of `u64` and `u32`: 24 bytes per entry. The table is sized once, for a cache that grows to four
+//! times its entries with longer hash chains. A table that grows, or that
 //! compacts after removals, would now and then rehash everything while readers wait for the cache's lock.
 
 use std::hash::BuildHasher;
@@ -13,6 +14,9 @@ const NONE: u32 = u32::MAX;
 
 /// The most entries that an index can hold.
 pub(super) const MAX_ENTRIES: u32 = NONE - 1;
+
+/// Entries of a bucket of a cache that has grown to its maximum.
+const ENTRIES_PER_BUCKET: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
@@ -33,13 +37,15 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// An index for about `entries` entries. It holds more, with longer hash chains.
-    pub(super) fn with_capacity(entries: usize) -> Index {
+    /// An index for about `entries` entries, that may become `most`. It holds more, with longer hash chains.
+    pub(super) fn new(entries: usize, most: usize) -> Index {
+        let buckets = entries.max(most / ENTRIES_PER_BUCKET);
         Index {
-            keys: Vec::with_capacity(entries),
-            links: Vec::with_capacity(entries),
-            buckets: vec![NONE; entries.next_power_of_two()],
-            next: Vec::with_capacity(entries),
+            // Memory that is not used yet is reserved alone, so that no array is copied as it grows.
+            keys: Vec::with_capacity(most),
+            links: Vec::with_capacity(most),
+            buckets: vec![NONE; buckets.next_power_of_two()],
+            next: Vec::with_capacity(most),
             bound: 0,
             free: List::default(),
         }

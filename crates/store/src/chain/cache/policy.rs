@@ -23,6 +23,22 @@ pub enum RamOrder {
     Lru,
 }
 
+/// How many blocks RAM may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamSizes {
+    /// At first, and at least.
+    pub least: usize,
+    /// At most: tables are made for so many.
+    pub most: usize,
+}
+
+impl RamSizes {
+    /// A size that does not change.
+    pub fn fixed(blocks: usize) -> RamSizes {
+        RamSizes { least: blocks, most: blocks }
+    }
+}
+
 /// The tier of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
@@ -64,6 +80,8 @@ pub struct CacheStats {
     pub ssd_read_errors: u64,
     /// Blocks in RAM now, with those on their way to the SSD.
     pub ram_blocks: u64,
+    /// Blocks that RAM may hold now.
+    pub ram_limit_blocks: u64,
     /// Blocks on the SSD now.
     pub ssd_blocks: u64,
     /// Whether the SSD failed and was taken out.
@@ -96,6 +114,8 @@ pub struct Move<V> {
 #[derive(Debug)]
 pub struct Policy<V> {
     order: RamOrder,
+    sizes: RamSizes,
+    /// Blocks that RAM may hold now.
     ram_blocks: usize,
     batch: usize,
     frames: Index,
@@ -110,24 +130,26 @@ pub struct Policy<V> {
 }
 
 impl<V: Clone> Policy<V> {
-    /// A policy for `ram_blocks` blocks in RAM and `ssd_slots` on the SSD; either may be zero. Beyond
-    /// `ram_blocks`, up to four batches of at most 256 blocks may be waiting or writing.
-    pub fn new(ram_blocks: usize, ssd_slots: u32, order: RamOrder) -> Policy<V> {
+    /// A policy for blocks in RAM and `ssd_slots` on the SSD; either may be zero. Beyond those in RAM, up to four
+    /// batches of at most 256 blocks may be waiting or writing.
+    pub fn new(ram: RamSizes, ssd_slots: u32, order: RamOrder) -> Policy<V> {
         let batch = (ssd_slots / 8).clamp(1, MAX_BATCH) as usize;
         let under_way = if ssd_slots > 0 { batch * BATCHES_UNDER_WAY } else { 0 };
-        let ram_blocks = ram_blocks.min(MAX_ENTRIES as usize - under_way - 1);
+        let bound = |blocks: usize| blocks.min(MAX_ENTRIES as usize - under_way - 1);
+        let sizes = RamSizes { least: bound(ram.least), most: bound(ram.most.max(ram.least)) };
         Policy {
             order,
-            ram_blocks,
+            sizes,
+            ram_blocks: sizes.least,
             batch,
-            frames: Index::with_capacity(ram_blocks + under_way + 1),
+            frames: Index::new(sizes.least + under_way + 1, sizes.most + under_way + 1),
             stages: Vec::new(),
             values: Vec::new(),
             resident: List::default(),
             waiting: List::default(),
             writing: 0,
             ssd: Slots::new(ssd_slots),
-            ghosts: Ghosts::new(ram_blocks + ssd_slots as usize),
+            ghosts: Ghosts::new(sizes.most + ssd_slots as usize),
             stats: CacheStats::default(),
         }
     }
@@ -140,23 +162,40 @@ impl<V: Clone> Policy<V> {
 
     /// A block was read from its drive after a miss. With [`RamOrder::Lru`] it enters RAM as the
     /// youngest; with [`RamOrder::Fifo`] only when it is missed a second time not long after the
-    /// first. Does nothing when the key is here already.
+    /// first, or while RAM has grown and is not full: then it displaces nothing. Does nothing when the
+    /// key is here already.
     pub fn fill(&mut self, key: u64, value: V) {
-        if self.locate(key).is_none() && (self.order == RamOrder::Lru || self.ghosts.meet(key)) {
+        if self.locate(key).is_some() {
+            return;
+        }
+        let has_grown = self.ram_blocks > self.sizes.least;
+        let displaces_none = has_grown && self.resident.len() < self.ram_blocks;
+        if self.order == RamOrder::Lru || displaces_none || self.ghosts.meet(key) {
             self.insert(key, value);
         }
     }
 
+    /// Changes the blocks that RAM may hold, within its two sizes. Blocks that are too many stay until
+    /// [`Policy::shrink`].
+    pub fn resize(&mut self, ram_blocks: usize) {
+        self.ram_blocks = ram_blocks.clamp(self.sizes.least, self.sizes.most);
+    }
+
+    /// Moves up to `count` blocks that are too many out of RAM; returns whether any were.
+    pub fn shrink(&mut self, count: usize) -> bool {
+        let too_many = self.resident.len().saturating_sub(self.ram_blocks);
+        for _ in 0..too_many.min(count) {
+            if let Some(oldest) = self.resident.pop_oldest(&mut self.frames) {
+                self.evict(oldest);
+            }
+        }
+        too_many > 0
+    }
+
     /// Looks a block up to read it.
     pub fn get(&mut self, key: u64) -> Found<V> {
-        if let Some(frame) = self.frames.find(key) {
-            if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
-                self.resident.make_youngest(&mut self.frames, frame);
-            }
-            if let Some(value) = &self.values[frame as usize] {
-                self.stats.ram_hits += 1;
-                return Found::Ram(value.clone());
-            }
+        if let Some(value) = self.get_ram(key, |_| true) {
+            return Found::Ram(value);
         }
         match self.ssd.touch(key) {
             Some(at) => Found::Ssd(at),
@@ -164,6 +203,21 @@ impl<V: Clone> Policy<V> {
                 self.stats.misses += 1;
                 Found::Miss
             }
+        }
+    }
+
+    /// The value in RAM for which `is_right` holds; a miss is not counted, and left to [`Policy::get`].
+    pub fn get_ram(&mut self, key: u64, is_right: impl Fn(&V) -> bool) -> Option<V> {
+        let frame = self.frames.find(key)?;
+        let value = self.values[frame as usize].as_ref().filter(|value| is_right(value))?.clone();
+        self.use_frame(frame);
+        self.stats.ram_hits += 1;
+        Some(value)
+    }
+
+    fn use_frame(&mut self, frame: u32) {
+        if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
+            self.resident.make_youngest(&mut self.frames, frame);
         }
     }
 
@@ -271,6 +325,7 @@ impl<V: Clone> Policy<V> {
     pub fn stats(&self) -> CacheStats {
         CacheStats {
             ram_blocks: self.frames.bound() as u64,
+            ram_limit_blocks: self.ram_blocks as u64,
             ssd_blocks: self.ssd.len() as u64,
             ..self.stats
         }

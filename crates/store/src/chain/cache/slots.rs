@@ -25,7 +25,7 @@ impl Slots {
         let capacity = capacity.min(MAX_ENTRIES);
         Slots {
             capacity,
-            index: Index::with_capacity(capacity as usize),
+            index: Index::new(capacity as usize, capacity as usize),
             generations: Vec::new(),
             recency: List::default(),
         }

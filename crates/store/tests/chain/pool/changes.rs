@@ -235,7 +235,8 @@ async fn a_replacement_that_was_cut_short_goes_on() {
 async fn settings_are_kept_and_used_from_the_next_opening_on() {
     let place = Place::new();
     let mut new = NewVolume::new("v", 8 * MIB, place.plain(&["a", "b"]));
-    new.settings = Settings { ram_cache: Some(2 * MIB), ..Settings::default() };
+    new.settings =
+        Settings { ram_cache: Some(2 * MIB), ram_cache_max: Some(0), ..Settings::default() };
     place.create("v", &new).await.unwrap();
     let pool = place.open("v").await.unwrap();
     let ram = |pool: &Pool| pool.chain().status().tail_cache.ram_blocks;

@@ -9,7 +9,8 @@ use thalweg_env::Env;
 use tokio::sync::Semaphore;
 
 use crate::block::BLOCK_SIZE;
-use crate::chain::cache::{Cache, RamOrder, Tier};
+use crate::chain::cache::{Cache, Entering, RamOrder, Tier};
+use crate::checksum::crc32c;
 use crate::device::{
     Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Operation, Purpose, QueueDepth, Tallies,
 };
@@ -100,6 +101,10 @@ fn block(content: u64) -> Bytes {
     Bytes::from(content.to_le_bytes().repeat(BLOCK_SIZE / 8))
 }
 
+fn entering(key: u64, content: Bytes) -> Entering {
+    Entering { key, check: crc32c(&content), content }
+}
+
 /// Lets every task run until it waits for something.
 async fn settle() {
     for _ in 0..200 {
@@ -109,7 +114,7 @@ async fn settle() {
 
 async fn put_all(cache: &Cache, keys: std::ops::Range<u64>) {
     for key in keys {
-        cache.put(key, block(key));
+        cache.put_all(vec![entering(key, block(key))]);
         settle().await;
     }
 }
@@ -142,7 +147,7 @@ async fn a_block_removed_in_ram_never_reaches_the_ssd() {
     let ssd = TestSsd::new(64);
     let cache = Cache::new(&Env::real(), 16, Some(ssd.clone()));
     for key in 0..1000 {
-        cache.put(key, block(key));
+        cache.put_all(vec![entering(key, block(key))]);
         if key >= 10 {
             cache.remove(key - 10);
         }
@@ -165,7 +170,7 @@ async fn a_block_on_its_way_is_read_from_ram_and_stays_removed() {
     }
     cache.remove(3);
     cache.remove(4);
-    cache.put(4, block(1004));
+    cache.put_all(vec![entering(4, block(1004))]);
     assert_eq!(cache.get(3).await, None);
     open(&ssd.writes_pass);
     settle().await;
@@ -243,7 +248,7 @@ async fn a_slot_that_is_reused_under_a_reader_is_a_miss() {
     });
     settle().await;
     cache.remove(0);
-    cache.put(0, block(1000));
+    cache.put_all(vec![entering(0, block(1000))]);
     settle().await;
     assert_eq!(cache.contains(0), Some(Tier::Ssd));
     open(&ssd.reads_pass);
@@ -271,33 +276,44 @@ async fn a_range_is_removed_from_every_stage() {
 async fn filled_alone_it_is_a_least_recently_used_read_cache() {
     let cache = Cache::with_order(&Env::real(), 4, None, RamOrder::Lru);
     for key in 0..4 {
-        cache.fill(key, block(key));
+        cache.fill(&entering(key, block(key)));
     }
     assert_eq!(cache.get(0).await, Some(block(0)));
-    cache.fill(4, block(4));
+    cache.fill(&entering(4, block(4)));
     assert_eq!(cache.contains(0), Some(Tier::Ram));
     assert_eq!(cache.contains(1), None);
-    cache.fill(4, block(7));
+    cache.fill(&entering(4, block(7)));
     assert_eq!(cache.get(4).await, Some(block(4)), "a key that is here keeps its block");
 }
 
 #[tokio::test]
 async fn a_tail_cache_takes_in_what_is_missed_twice() {
     let cache = Cache::new(&Env::real(), 64, None);
-    cache.put(0, block(0));
+    cache.put_all(vec![entering(0, block(0))]);
     for key in 1..100 {
-        cache.fill(key, block(key));
+        cache.fill(&entering(key, block(key)));
     }
     assert_eq!(cache.stats().ram_blocks, 1, "a scan leaves what was written alone");
-    cache.fill(99, block(99));
+    cache.fill(&entering(99, block(99)));
     assert_eq!(cache.get(99).await, Some(block(99)));
+}
+
+#[tokio::test]
+async fn a_key_with_another_checksum_does_not_hit() {
+    let cache = Cache::new(&Env::real(), 64, None);
+    let here = entering(7, block(1));
+    let check = here.check;
+    cache.put_all(vec![here]);
+    let keys = [(7, check), (7, check + 1), (8, check)];
+    assert_eq!(cache.read_ram(keys.into_iter()), [Some(block(1)), None, None]);
+    assert_eq!(cache.stats().ram_hits, 1);
 }
 
 #[tokio::test]
 async fn a_block_that_was_read_does_not_keep_the_buffer_it_came_in() {
     let cache = Cache::with_order(&Env::real(), 4, None, RamOrder::Lru);
     let large = Bytes::from(vec![1; 64 * BLOCK_SIZE]);
-    cache.fill(0, large.slice(BLOCK_SIZE..2 * BLOCK_SIZE));
+    cache.fill(&entering(0, large.slice(BLOCK_SIZE..2 * BLOCK_SIZE)));
     assert!(large.is_unique());
     assert_eq!(cache.get(0).await, Some(Bytes::from(vec![1; BLOCK_SIZE])));
 }

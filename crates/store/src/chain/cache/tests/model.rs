@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use crate::chain::cache::ghosts::Ghosts;
-use crate::chain::cache::policy::{Found, Move, Policy, RamOrder, Tier};
+use crate::chain::cache::policy::{Found, Move, Policy, RamOrder, RamSizes, Tier};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -222,7 +222,7 @@ impl Subject {
 fn run(ram_blocks: usize, slots: u32, order: RamOrder, ops: Vec<Op>) {
     let mut reference = Reference::new(ram_blocks, slots, order);
     let mut subject = Subject {
-        policy: Policy::new(ram_blocks, slots, order),
+        policy: Policy::new(RamSizes::fixed(ram_blocks), slots, order),
         device: BTreeMap::new(),
         in_flight: Vec::new(),
     };
@@ -297,7 +297,7 @@ proptest! {
 
 #[test]
 fn a_sweep_drops_what_it_is_asked_for() {
-    let mut policy = Policy::new(10, 40, RamOrder::Fifo);
+    let mut policy = Policy::new(RamSizes::fixed(10), 40, RamOrder::Fifo);
     for key in 0..50 {
         policy.put(key, ());
         for block in policy.take_batch() {

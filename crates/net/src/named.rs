@@ -1,19 +1,19 @@
-//! Unix sockets with permissions from the first moment on, and removed at the end.
+//! Unix sockets at a path of the user's choice: with permissions from the first moment on, and removed at the end.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use thalweg_env::Env;
-use tokio::net::{UnixListener, UnixSocket};
+use thalweg_env::connection::Listener;
+use tokio::net::UnixListener;
 
-use crate::server::ServerError;
+use crate::socket;
 
 /// Connections that the kernel queues until they are accepted.
-pub(crate) const BACKLOG: u32 = 128;
+const BACKLOG: u32 = 128;
 
 /// Options of a Unix socket.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +28,51 @@ impl Default for UnixSocketOptions {
     }
 }
 
+/// Why a socket cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The system refuses.
+    #[error("cannot listen on {}: {source}", path.display())]
+    Io {
+        /// The path of the socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another server listens there.
+    #[error("another server listens on {}; stop it, or choose another path", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// A file that is not a socket has this path.
+    #[error("{} exists and is not a socket; remove it, or choose another path", path.display())]
+    NotASocket {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Listens on a socket that has a name. The fields are dropped in this order: the name is removed while the
+/// listener still listens. A name without a listener is a dead server's, and another server may replace it at
+/// any moment.
+#[derive(Debug)]
+pub struct NamedListener {
+    _file: SocketFile,
+    listener: UnixListener,
+}
+
+impl Listener for NamedListener {
+    type Stream = tokio::net::UnixStream;
+
+    async fn accept(&self) -> io::Result<tokio::net::UnixStream> {
+        Listener::accept(&self.listener).await
+    }
+}
+
 /// A socket's file. Dropping this removes it, unless another server has replaced it.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
+struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
 }
@@ -53,30 +95,29 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 ///
 /// The socket gets its name after it listens, so that a name without a listener always belongs to a dead
 /// server.
-pub(crate) fn bind(
+///
+/// # Errors
+/// [`SocketError`].
+pub fn bind(
     env: &Env,
     path: &Path,
     options: UnixSocketOptions,
-) -> Result<(UnixListener, SocketFile), ServerError> {
-    let fail = |source| ServerError::Socket { path: path.to_owned(), source };
+) -> Result<NamedListener, SocketError> {
+    let fail = |source| SocketError::Io { path: path.to_owned(), source };
     let unnamed = path.with_file_name(format!(".{}", env.uuid().simple()));
     clear_stale(path, &unnamed)?;
     let (listener, temporary) = listen(&unnamed, options).map_err(fail)?;
     fs::hard_link(&unnamed, path).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => ServerError::InUse { path: path.to_owned() },
+        ErrorKind::AlreadyExists => SocketError::InUse { path: path.to_owned() },
         _ => fail(error),
     })?;
     let file = SocketFile { path: path.to_owned(), identity: temporary.identity };
-    Ok((listener, file))
+    Ok(NamedListener { _file: file, listener })
 }
 
 fn listen(path: &Path, options: UnixSocketOptions) -> io::Result<(UnixListener, SocketFile)> {
     let mode = Permissions::from_mode(options.mode & 0o777);
-    let socket = UnixSocket::new_stream()?;
-    // A socket's file is created with the mode of its descriptor, less the umask: at no moment can other
-    // users open it.
-    File::from(socket.as_fd().try_clone_to_owned()?).set_permissions(mode.clone())?;
-    socket.bind(path)?;
+    let socket = socket::bind(path, mode.clone())?;
     let file = SocketFile { path: path.to_owned(), identity: identity(path)? };
     // Restores the bits that the umask cleared.
     fs::set_permissions(path, mode)?;
@@ -84,14 +125,14 @@ fn listen(path: &Path, options: UnixSocketOptions) -> io::Result<(UnixListener, 
 }
 
 /// Removes a socket that a dead server left behind; `aside` is a free name.
-fn clear_stale(path: &Path, aside: &Path) -> Result<(), ServerError> {
-    let fail = |source| ServerError::Socket { path: path.to_owned(), source };
-    let in_use = || ServerError::InUse { path: path.to_owned() };
+fn clear_stale(path: &Path, aside: &Path) -> Result<(), SocketError> {
+    let fail = |source| SocketError::Io { path: path.to_owned(), source };
+    let in_use = || SocketError::InUse { path: path.to_owned() };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(fail(error)),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(ServerError::NotASocket { path: path.to_owned() });
+            return Err(SocketError::NotASocket { path: path.to_owned() });
         }
         Ok(_) if !is_dead(path) => return Err(in_use()),
         Ok(_) => {}

@@ -273,8 +273,8 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         Ok(applied.settle().await)
     }
 
-    /// Whether a write may fail for lack of room because older versions are held. False for a store in which
-    /// a write only ever waits for devices.
+    /// Whether a write may lack room because older versions are held. False while a write only waits for work that
+    /// the store ends by itself, with these versions.
     fn holds_take_room(&self) -> bool {
         true
     }

@@ -377,7 +377,7 @@ impl BlockStore for Chain {
     }
 
     fn holds_take_room(&self) -> bool {
-        !write::has_room(&self.inner)
+        write::is_full(&self.inner)
     }
 
     fn max_transaction(&self) -> usize {

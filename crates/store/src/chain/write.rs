@@ -83,10 +83,10 @@ pub(super) async fn discard(
     Ok(version)
 }
 
-/// Whether an ordinary transaction finds room once the devices have written the queued blocks.
-pub(super) fn has_room(inner: &Inner) -> bool {
-    let need = Need::whole(MIN_TRANSACTION as u32);
-    matches!(inner.state.lock().room(need), Room::Yes)
+/// Whether cleaning makes no room for a block unless others die, such as those of old versions. Otherwise a writer
+/// waits for the cleaner, a checkpoint or devices, and they end the wait whatever versions are held.
+pub(super) fn is_full(inner: &Inner) -> bool {
+    matches!(inner.state.lock().room(Need::whole(1)), Room::Full)
 }
 
 /// See [`crate::block::BlockStore::max_transaction`].

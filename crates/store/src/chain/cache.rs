@@ -38,12 +38,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
-use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 
 use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceError, DeviceRef, FrameBuf, Purpose};
+use crate::lock::BriefMutex;
 pub use policy::{CacheStats, RamOrder, Tier};
 use policy::{Found, Move, Policy};
 
@@ -64,7 +64,7 @@ pub struct Cache {
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: BriefMutex<State>,
     ssd: Option<DeviceRef>,
     batch_ready: Notify,
 }
@@ -92,7 +92,7 @@ impl Cache {
         let slots = ssd.as_ref().map_or(0, |ssd| ssd.geometry().size / BLOCK_SIZE as u64);
         let policy = Policy::new(ram_blocks, u32::try_from(slots).unwrap_or(u32::MAX), order);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { policy, read_failures: 0 }),
+            state: BriefMutex::new(State { policy, read_failures: 0 }),
             ssd: ssd.clone(),
             batch_ready: Notify::new(),
         });
@@ -152,6 +152,11 @@ impl Cache {
                 None
             }
         }
+    }
+
+    /// The block under `key` from RAM. A miss is not counted.
+    pub fn get_from_ram(&self, key: u64) -> Option<Bytes> {
+        self.shared.state.lock().policy.get_from_ram(key)
     }
 
     /// The tier that holds the block under `key`.

@@ -357,6 +357,10 @@ impl BlockStore for Chain {
         read::read_newest(&self.inner, lba, count).await
     }
 
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        read::peek(&self.inner, lba, at)
+    }
+
     fn is_read_only(&self) -> bool {
         self.inner.options.read_only
     }

@@ -12,9 +12,8 @@ use crate::block::EpochVersion;
 /// order, so that a barrier raised afterwards finds every transaction that has a snapshot.
 pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
     let closed = inner.gate.close().await;
+    let mut waited = None;
     loop {
-        let mut settled = std::pin::pin!(inner.settled.notified());
-        settled.as_mut().enable();
         {
             let mut order = inner.order.lock();
             if inner.passed.swap(false, Ordering::SeqCst) {
@@ -35,7 +34,10 @@ pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -
                 return entered;
             }
         }
-        settled.await;
+        // Registered before the next look, so that no wake-up is lost.
+        if let Some(settled) = waited.replace(inner.settled.notified()) {
+            settled.await;
+        }
     }
 }
 

@@ -40,23 +40,31 @@ impl Client {
         Client { shared: Arc::new(Process { inner: inner.clone(), owner }) }
     }
 
+    /// See [`Transact::begin`].
+    pub(super) async fn start(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
+        let (inner, owner) = (&self.shared.inner, self.shared.owner);
+        let enter = |snapshot| {
+            let limits = (inner.tick(), inner.options.max_running);
+            inner.registry.lock().add(owner, begin, snapshot, limits)
+        };
+        let entered = match (begin.at, begin.read_only) {
+            (Some(at), true) => begin::begin_at(inner, at, enter).await?,
+            (Some(_), false) => {
+                let why = "a transaction on a given version is read-only";
+                return Err(TxnError::Invalid(why.to_owned()));
+            }
+            (None, true) => begin::begin_synced(inner, enter).await,
+            (None, false) => begin::begin(inner, enter).await,
+        };
+        let running = entered.map_err(|(error, snapshot)| {
+            inner.let_go(snapshot);
+            error
+        })?;
+        Ok(self.transaction(running))
+    }
+
     fn transaction(&self, running: Arc<Running>) -> Arc<dyn Transaction> {
         Arc::new(LocalTransaction::new(self.shared.inner.clone(), running))
-    }
-}
-
-/// A reserved place for a transaction; released on drop unless the transaction begins.
-struct Admission<'a> {
-    inner: &'a Inner,
-    owner: OwnerId,
-    used: bool,
-}
-
-impl Drop for Admission<'_> {
-    fn drop(&mut self) {
-        if !self.used {
-            self.inner.registry.lock().expel(self.owner);
-        }
     }
 }
 
@@ -67,23 +75,7 @@ impl Transact for Client {
     }
 
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
-        let (inner, owner) = (&self.shared.inner, self.shared.owner);
-        inner.registry.lock().admit(owner, inner.options.max_running)?;
-        let mut admission = Admission { inner, owner, used: false };
-        let enter = |snapshot| {
-            admission.used = true;
-            inner.registry.lock().add(owner, begin, snapshot, inner.tick())
-        };
-        let running = match (begin.at, begin.read_only) {
-            (Some(at), true) => begin::begin_at(inner, at, enter).await?,
-            (Some(_), false) => {
-                let why = "a transaction on a given version is read-only";
-                return Err(TxnError::Invalid(why.to_owned()));
-            }
-            (None, true) => begin::begin_synced(inner, enter).await,
-            (None, false) => begin::begin(inner, enter).await,
-        };
-        Ok(self.transaction(running))
+        self.start(begin).await
     }
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {

@@ -19,6 +19,7 @@ use super::order::Step;
 use super::window::Window;
 use super::{Preempted, TxnError};
 use crate::block::{Applied, Hold, Lba, Retention, StoreError, Version, WriteList};
+use crate::lock::is_soon;
 
 /// Decides on a transaction, and applies it if it commits.
 pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Applied, TxnError> {
@@ -74,6 +75,11 @@ pub(super) async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, S
             return outcome.clone();
         }
         apply_decided(inner).await;
+        // Another task has the turn. On another thread it is about to apply this commit too, unless the store makes
+        // it wait: a task that sleeps would wake up on that thread.
+        if !inner.env.is_simulated() && is_soon(|| intent.outcome().is_some()) {
+            continue;
+        }
         let mut changed = std::pin::pin!(intent.changed.notified());
         changed.as_mut().enable();
         if intent.outcome().is_none() {
@@ -125,19 +131,23 @@ impl Drop for Turn<'_> {
 
 /// Applies everything that is decided, in order, unless another task is doing so.
 pub(super) async fn apply_decided(inner: &Inner) {
-    if !inner.order.lock().take_turn() {
-        return;
-    }
+    let Some(mut step) = inner.order.lock().take_turn() else { return };
     let mut turn = Turn { inner, ended: false };
-    loop {
-        let step = inner.order.lock().next_step();
-        let Step::Apply(intent, window) = step else { break };
+    while let Step::Apply(intent, window) = step {
         let (outcome, newest) = match apply(inner, &intent, &window).await {
             Ok((version, newest)) => (Ok(version), newest.map(Arc::new)),
             Err(error) => (Err(error), None),
         };
-        inner.order.lock().finish(&intent, outcome.is_ok(), newest);
-        intent.set_outcome(outcome);
+        let forgotten = {
+            let mut order = inner.order.lock();
+            order.finish(&intent, outcome.is_ok(), newest);
+            // Known before another task can take the turn: it merges with what was applied.
+            intent.set_outcome(outcome);
+            step = order.next_step();
+            order.take_forgotten()
+        };
+        intent.announce();
+        drop(forgotten);
     }
     turn.ended = true;
     inner.settled.notify_waiters();

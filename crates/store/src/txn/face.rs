@@ -92,7 +92,7 @@ impl Transact for TransactionManager {
     }
 
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
-        self.client.begin(begin).await
+        self.client.start(begin).await
     }
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {

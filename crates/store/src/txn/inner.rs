@@ -77,11 +77,12 @@ impl Inner {
         // Released before the order learns of it: once no transaction runs, nothing is held either.
         drop(hold);
         let Some(until) = until else { return };
-        let quiet = {
+        let (quiet, forgotten) = {
             let mut order = self.order.lock();
             order.end(until);
-            order.is_quiet()
+            (order.is_quiet(), order.take_forgotten())
         };
+        drop(forgotten);
         if quiet {
             self.settled.notify_waiters();
         }

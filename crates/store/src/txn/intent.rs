@@ -224,6 +224,10 @@ impl Intent {
 
     pub(super) fn set_outcome(&self, outcome: Result<Version, StoreError>) {
         self.outcome.set(outcome).ok();
+    }
+
+    /// Wakes the tasks that wait for the outcome.
+    pub(super) fn announce(&self) {
         self.changed.notify_waiters();
         self.changed.notify_one();
     }

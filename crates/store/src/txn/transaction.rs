@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock};
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::MutexGuard;
+use smallvec::SmallVec;
 
 use super::access::{Accesses, Own};
 use super::commit;
@@ -141,7 +142,7 @@ impl LocalTransaction {
         let mut work = self.usable()?;
         let at = work.snapshot()?.hold.version();
         let begin = self.running.begin;
-        let mut own = Vec::with_capacity(count as usize);
+        let mut own = SmallVec::with_capacity(count as usize);
         let before = work.accesses.blocks();
         for lba in (lba.0..lba.0 + count).map(Lba) {
             own.push(work.accesses.own(lba));
@@ -157,7 +158,7 @@ impl LocalTransaction {
 /// What a read needs from the store.
 struct Plan {
     at: Version,
-    own: Vec<Own>,
+    own: SmallVec<[Own; 1]>,
     /// The read set exceeds the memory limit.
     is_too_much: bool,
 }
@@ -166,6 +167,28 @@ struct Plan {
 impl Transaction for LocalTransaction {
     fn blocks(&self) -> u64 {
         self.inner.store.blocks()
+    }
+
+    async fn read(&self, lba: Lba) -> Result<Bytes, TxnError> {
+        self.check(lba, 1)?;
+        let mut plan = self.plan(lba, 1)?;
+        self.running.touch(self.inner.tick());
+        if plan.is_too_much {
+            self.inner.preempt_the_greediest();
+        }
+        let stored = match plan.own.pop() {
+            Some(Own::Content(content)) => Ok(Some(content)),
+            Some(Own::Discarded) => Ok(None),
+            Some(Own::Nothing) | None => match self.inner.store.peek(lba, plan.at) {
+                Some(stored) => Ok(stored),
+                None => {
+                    self.inner.store.read(lba, 1, plan.at).await.map(|mut run| run.pop().flatten())
+                }
+            },
+        };
+        // As in `read_run`: first why the transaction does not run any more.
+        self.usable()?.snapshot()?;
+        Ok(stored?.unwrap_or_else(|| ZEROS.clone()))
     }
 
     async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {

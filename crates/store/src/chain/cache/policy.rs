@@ -149,14 +149,8 @@ impl<V: Clone> Policy<V> {
 
     /// Looks a block up to read it.
     pub fn get(&mut self, key: u64) -> Found<V> {
-        if let Some(frame) = self.frames.find(key) {
-            if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
-                self.resident.make_youngest(&mut self.frames, frame);
-            }
-            if let Some(value) = &self.values[frame as usize] {
-                self.stats.ram_hits += 1;
-                return Found::Ram(value.clone());
-            }
+        if let Some(value) = self.get_from_ram(key) {
+            return Found::Ram(value);
         }
         match self.ssd.touch(key) {
             Some(at) => Found::Ssd(at),
@@ -165,6 +159,17 @@ impl<V: Clone> Policy<V> {
                 Found::Miss
             }
         }
+    }
+
+    /// Looks a block up in RAM to read it. A miss is not counted.
+    pub fn get_from_ram(&mut self, key: u64) -> Option<V> {
+        let frame = self.frames.find(key)?;
+        if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
+            self.resident.make_youngest(&mut self.frames, frame);
+        }
+        let value = self.values[frame as usize].clone()?;
+        self.stats.ram_hits += 1;
+        Some(value)
     }
 
     /// Ends a read of the SSD. Returns whether it returned the key's block: false when it failed, which drops

@@ -13,7 +13,7 @@ use rand::RngExt;
 use thalweg_env::Env;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
-use thalweg_store::device::{AlignedBuf, MemoryDevice};
+use thalweg_store::device::{AlignedBuf, Device, DeviceRef, MemoryDevice, Purpose};
 use thalweg_store::inplace::{
     InPlace, NewInPlace, Options as InPlaceOptions, Parts as InPlaceParts,
 };
@@ -117,13 +117,25 @@ fn died() -> BenchError {
     failed(std::io::Error::other("a task died"))
 }
 
+/// A device of memory whose memory is in place: the kernel clears a page at its first use, which is no work of
+/// transactions.
+async fn device(size: u64) -> Result<DeviceRef, BenchError> {
+    const PIECE: u64 = 1 << 20;
+    let device = MemoryDevice::new(size);
+    let zeros = AlignedBuf::zeroed(PIECE as usize).freeze();
+    for at in (0..size).step_by(PIECE as usize) {
+        let len = PIECE.min(size - at) as usize;
+        device.write(at, vec![zeros.slice(..len)], Purpose::UserData).await.map_err(failed)?;
+    }
+    Ok(Arc::new(device))
+}
+
 /// A chain of one link on devices of memory, full once.
 async fn chain(env: &Env) -> Result<Arc<Chain>, BenchError> {
     let size = u64::from(SEGMENTS) * u64::from(SEGMENT) * BLOCK_SIZE as u64;
-    let link = Link { id: Uuid::from_u128(100), device: Arc::new(MemoryDevice::new(size)) };
     let parts = Parts {
-        links: vec![link],
-        map: Arc::new(MemoryDevice::new(Chain::map_bytes(SEGMENT, SEGMENTS))),
+        links: vec![Link { id: Uuid::from_u128(100), device: device(size).await? }],
+        map: device(Chain::map_bytes(SEGMENT, SEGMENTS)).await?,
         map_link: None,
         tail_cache: None,
         body_cache: None,

@@ -241,6 +241,12 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         count: u64,
     ) -> Result<(Version, Vec<Option<Bytes>>), StoreError>;
 
+    /// One block as of version `at`, as [`BlockStore::read`] would return it, if the store finds it in memory at
+    /// once. `None` also when `at` is not kept: a read says why.
+    fn peek(&self, _lba: Lba, _at: Version) -> Option<Option<Bytes>> {
+        None
+    }
+
     /// Applies one transaction's writes as the next version, atomically. The version is visible when this
     /// returns, and durable after a [`BlockStore::sync`]. The caller waits for the [`Backpressure`] that is
     /// returned before it writes more.
@@ -273,8 +279,8 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         Ok(applied.settle().await)
     }
 
-    /// Whether a write may fail for lack of room because older versions are held. False for a store in which
-    /// a write only ever waits for devices.
+    /// Whether a write may lack room because older versions are held. False while a write only waits for work that
+    /// the store ends by itself, with these versions.
     fn holds_take_room(&self) -> bool {
         true
     }

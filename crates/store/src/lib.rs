@@ -42,6 +42,7 @@ mod lock;
 pub mod open;
 pub mod pool;
 mod rate;
+mod refcounts;
 pub mod tree;
 pub mod txn;
 pub mod volume;

@@ -7,21 +7,48 @@
 //!
 //! Stores built on transactions use the two traits here, [`Transact`] and [`Transaction`]: they work the same
 //! in the volume's process and over a socket.
+//!
+//! - `manager`: the transactions of a store; `client`: a process that runs them; `transaction`: one of them;
+//! - `access`, `fragments`: what a transaction read and wrote; `intent`: what remains of it at its commit;
+//! - `begin`: snapshots; `window`, `commit`: decisions, and commits in their order; `past`, `aside`: writes
+//!   that bypass these;
+//! - `order`, `running`, `fence`: the state behind it, which `inner` keeps together;
+//! - `face`, `fenced`: the manager as a block store;
+//! - `contention`, [`nest`]: retries, and transactions of a thread.
+//!
+//! # Locks
+//!
+//! A task takes them in this order only, and holds none of them across an await:
+//!
+//! 1. the commit order (`Inner::order`);
+//! 2. either of these, neither under the other: the running transactions (`Inner::registry`), or what a
+//!    committed one left for its owner (`Intent::applied`);
+//! 3. the locks of the block store. A hold that ends takes one, also when a snapshot is dropped.
+//!
+//! The work of a transaction (`Running::work`) is locked under none of these, and no lock is taken under it; nor
+//! under the names of owners ([`Aside::owners`]).
 
 mod access;
 mod aside;
+mod begin;
+mod client;
 mod commit;
 mod contention;
+mod counts;
 mod error;
 mod face;
 mod fence;
+mod fenced;
 mod fragments;
+mod inner;
 mod intent;
 mod manager;
 pub mod nest;
 mod options;
 mod order;
+mod past;
 mod running;
+mod transaction;
 mod window;
 
 use std::fmt;
@@ -33,11 +60,13 @@ use bytes::Bytes;
 use thalweg_env::HashSet;
 
 use crate::block::{Class, EpochVersion, Lba, Write};
+pub use client::Client;
 pub use contention::{Contention, Turn};
+pub use counts::TxnStatus;
 pub use error::{Preempted, TxnError};
-pub use fence::{Fenced, Occupation};
+pub use fenced::{Fenced, Occupation};
 pub use fragments::FRAGMENT;
-pub use manager::{Client, TransactionManager, TxnStatus};
+pub use manager::TransactionManager;
 #[cfg(feature = "seeded-bugs")]
 pub use options::Bug;
 pub use options::Options;

@@ -1,37 +1,26 @@
 //! Reference counts of the versions that readers hold.
 
-use std::collections::BTreeMap;
-
 use super::{BlockVersion, StoreError, Version};
+use crate::refcounts::RefCounts;
 
 /// The versions that are held, each with the number of its holders.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Holds(BTreeMap<Version, u32>);
+pub(crate) struct Holds(RefCounts<Version>);
 
 impl Holds {
     /// Adds a holder of `version`.
     pub(crate) fn take(&mut self, version: Version) {
-        *self.0.entry(version).or_default() += 1;
+        self.0.take(version);
     }
 
     /// Removes a holder of `version`; true when it was the last one.
     pub(crate) fn release(&mut self, version: Version) -> bool {
-        match self.0.get_mut(&version) {
-            Some(count) if *count > 1 => {
-                *count -= 1;
-                false
-            }
-            Some(_) => {
-                self.0.remove(&version);
-                true
-            }
-            None => false,
-        }
+        self.0.release(version).unwrap_or(false)
     }
 
     /// The oldest version held.
     pub(crate) fn oldest(&self) -> Option<Version> {
-        self.0.keys().next().copied()
+        self.0.first()
     }
 
     /// Whether a held version sees content that was written as `from` and replaced as `until`.
@@ -41,7 +30,7 @@ impl Holds {
 
     /// The newest version held.
     pub(crate) fn newest(&self) -> Option<Version> {
-        self.0.keys().next_back().copied()
+        self.0.last()
     }
 
     /// Checks that a reader may read at `at`: the newest version, which is `now`, or one that is held.
@@ -65,7 +54,7 @@ impl Holds {
         let contents: Vec<_> = before.into_iter().chain(contents.iter().copied()).collect();
         let ends = contents.iter().skip(1).map(|(since, _)| Version(since.0 - 1)).chain([now]);
         let readable = contents.iter().zip(ends).filter_map(|((since, stored), newest)| {
-            let mut held = self.0.range(*since..=newest).map(|(version, _)| *version);
+            let mut held = self.0.range(*since..newest.next());
             let is_newest = newest == now;
             let oldest = held.next().or(is_newest.then_some(now))?;
             let newest = if is_newest { now } else { held.next_back().unwrap_or(oldest) };
@@ -76,6 +65,6 @@ impl Holds {
 
     /// Whether `version` itself is held.
     pub(crate) fn contains(&self, version: Version) -> bool {
-        self.0.contains_key(&version)
+        self.0.contains(version)
     }
 }

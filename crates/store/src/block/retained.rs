@@ -190,6 +190,10 @@ impl BlockStore for Retained {
         self.store.read_newest(lba, count).await
     }
 
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        self.store.peek(lba, at)
+    }
+
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
         let applied = self.store.submit(writes, held(retention)).await?;
         Ok(self.applied(applied, retention))

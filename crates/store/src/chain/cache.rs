@@ -95,6 +95,12 @@ struct State {
     read_failures: u32,
 }
 
+impl State {
+    fn get_ram(&mut self, key: u64, check: u32) -> Option<Bytes> {
+        self.policy.get_ram(key, |kept| kept.check == check).map(|kept| kept.content)
+    }
+}
+
 impl Cache {
     /// A tail cache: `ram_blocks` blocks of RAM, first in first out, and all of `ssd`. Either tier may be
     /// absent. Up to 4 MiB beyond `ram_blocks` may be queued or under way to the SSD.
@@ -153,13 +159,15 @@ impl Cache {
         }
     }
 
+    /// The block under `key`, if it is in RAM with this checksum. A miss is not counted.
+    pub fn get_ram(&self, key: u64, check: u32) -> Option<Bytes> {
+        self.shared.state.lock().get_ram(key, check)
+    }
+
     /// The blocks that are in RAM, of those with these keys and checksums.
     pub fn read_ram(&self, blocks: impl Iterator<Item = (u64, u32)>) -> Vec<Option<Bytes>> {
         let mut state = self.shared.state.lock();
-        let mut read = |(key, check)| {
-            state.policy.get_ram(key, |kept| kept.check == check).map(|kept| kept.content)
-        };
-        blocks.map(&mut read).collect()
+        blocks.map(|(key, check)| state.get_ram(key, check)).collect()
     }
 
     /// The block under `key` from RAM, else from the SSD. A failed read of the SSD is a miss, and

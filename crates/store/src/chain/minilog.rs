@@ -28,6 +28,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::format::{Kind, MapEntry, block_checksum};
 use super::index::{Location, Place};
@@ -75,8 +76,11 @@ pub struct MiniCounts {
     pub slots: u64,
 }
 
+/// A value for each write of a transaction.
+pub(super) type PerWrite<T> = SmallVec<[T; 8]>;
+
 /// Which writes of a transaction become fragments of at most `most` bytes, heads included.
-pub(super) fn small_writes(writes: &[Write], most: usize) -> Vec<bool> {
+pub(super) fn small_writes(writes: &[Write], most: usize) -> PerWrite<bool> {
     let small = |write: &Write| write.content.is_some() && cost(&write.changed) <= most;
     writes.iter().map(small).map(|small| small && most > 0).collect()
 }
@@ -84,14 +88,16 @@ pub(super) fn small_writes(writes: &[Write], most: usize) -> Vec<bool> {
 /// Maximum mini-log blocks for these fragments, including the open one.
 pub(super) fn blocks_for(writes: &[Write], small: &[bool]) -> u32 {
     let chosen = writes.iter().zip(small).filter(|(_, small)| **small);
-    let costs: Vec<usize> = chosen.map(|(write, _)| cost(&write.changed)).collect();
-    match costs.iter().max() {
+    let costs = chosen.map(|(write, _)| cost(&write.changed));
+    let (count, all, largest) = costs
+        .fold((0, 0, 0), |(count, all, largest), cost| (count + 1, all + cost, cost.max(largest)));
+    match count {
+        0 => 0,
         // Each block but the last is so full that the largest fragment did not fit.
-        Some(largest) => {
+        _ => {
             let filled = (MAX_COST - largest).max(1);
-            costs.len().min(costs.iter().sum::<usize>() / filled + 1) as u32 + 1
+            count.min(all / filled + 1) as u32 + 1
         }
-        None => 0,
     }
 }
 

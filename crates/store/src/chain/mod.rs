@@ -362,6 +362,10 @@ impl BlockStore for Chain {
         read::read_newest(&self.inner, lba, count).await
     }
 
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        read::peek(&self.inner, lba, at)
+    }
+
     fn is_read_only(&self) -> bool {
         self.inner.options.read_only
     }
@@ -382,7 +386,7 @@ impl BlockStore for Chain {
     }
 
     fn holds_take_room(&self) -> bool {
-        !write::has_room(&self.inner)
+        write::is_full(&self.inner)
     }
 
     fn max_transaction(&self) -> usize {

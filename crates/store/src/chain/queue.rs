@@ -48,25 +48,27 @@ pub(super) async fn write_batch(inner: &Inner, batch: Batch) -> Result<(), Store
 
 /// Takes the blocks of a batch from `pending`; live ones go to the tail cache.
 fn finish(inner: &Inner, batch: &Batch, link: usize) {
-    let mut kept: Vec<Entering> = Vec::with_capacity(batch.contents.len());
-    {
-        let state = inner.state.lock();
-        let cached = batch.purpose == Purpose::UserData || link == state.tail_link();
-        for at in 0..batch.contents.len() {
-            let block = batch.first + at as u32;
-            if let Some(Pending { content, check }) = state.pending.get(&block).filter(|_| cached) {
-                let content = content.clone();
-                kept.push(Entering { key: u64::from(block), check: *check, content });
-            }
+    let mut state = inner.state.lock();
+    let cached = batch.purpose == Purpose::UserData || link == state.tail_link();
+    let mut kept: Vec<Entering> = Vec::new();
+    for at in 0..batch.contents.len() {
+        let block = batch.first + at as u32;
+        if let Some(Pending { content, check }) = state.pending.get(&block).filter(|_| cached) {
+            let content = content.clone();
+            kept.push(Entering { key: u64::from(block), check: *check, content });
         }
     }
-    if batch.purpose != Purpose::UserData {
-        // Blocks that cleaning read are slices of long runs, which they would keep alive.
-        let copy = |block: &mut Entering| block.content = FrameBuf::copy_block(&block.content);
-        kept.iter_mut().for_each(copy);
+    if !kept.is_empty() {
+        drop(state);
+        if batch.purpose != Purpose::UserData {
+            // Blocks that cleaning read are slices of long runs, which they would keep alive.
+            let copy = |block: &mut Entering| block.content = FrameBuf::copy_block(&block.content);
+            kept.iter_mut().for_each(copy);
+        }
+        // Before they leave `pending`: readers find them in either.
+        inner.tail_cache.put_all(kept);
+        state = inner.state.lock();
     }
-    inner.tail_cache.put_all(kept);
-    let mut state = inner.state.lock();
     for at in 0..batch.contents.len() {
         state.pending.remove(&(batch.first + at as u32));
     }

@@ -69,6 +69,31 @@ pub(super) async fn read_newest(
     Ok((hold.version(), fetch(inner, lba, hold.version(), planned).await?))
 }
 
+/// See [`crate::block::BlockStore::peek`].
+pub(super) fn peek(inner: &Inner, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+    inner.check_range(lba, 1).ok()?;
+    let found = {
+        let mut state = inner.state.lock();
+        state.holds.check_read(at, state.version).ok()?;
+        let location = state.index.get(lba.0 as u32, at);
+        match location {
+            None => Ok(None),
+            Some(location) => match state.in_memory(inner, lba.0 as u32, location) {
+                Some(content) => Ok(Some(content)),
+                // A fetch keeps it from then on.
+                None if state.wishes.wants(lba.0 as u32) => return None,
+                None => Err(location),
+            },
+        }
+    };
+    let block = match found {
+        Ok(block) => block,
+        Err(at) => Some(inner.tail_cache.get_ram(u64::from(at.block), at.check)?),
+    };
+    Counts::add(&inner.counts.user_blocks_read, 1);
+    Some(block)
+}
+
 /// Reads the blocks of a plan that are not in memory.
 ///
 /// # Errors

@@ -1,9 +1,10 @@
 //! One log: the segment that it writes, the map entries that are not yet durable, and the blocks that no
 //! device has yet.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
 use super::format::{
@@ -111,8 +112,8 @@ pub(super) struct Stream {
     /// Oldest first; the last one is open.
     maps: VecDeque<SegmentMap>,
     queue: VecDeque<Queued>,
-    /// Requests that are under way: where each begins, and its blocks.
-    in_flight: BTreeMap<Position, usize>,
+    /// Requests that are under way, ascending: where each begins, and its blocks.
+    in_flight: SmallVec<[(Position, usize); 4]>,
     /// Below this, data survives a crash.
     pub(super) durable: Position,
     /// Below this, map entries survive a crash too.
@@ -135,7 +136,7 @@ impl Stream {
             per,
             maps: VecDeque::from([map]),
             queue: VecDeque::new(),
-            in_flight: BTreeMap::new(),
+            in_flight: SmallVec::new(),
             durable: at,
             committed: at,
             unflushed: BTreeSet::new(),
@@ -176,7 +177,7 @@ impl Stream {
 
     /// Requests that are under way, and their blocks.
     pub(super) fn in_flight(&self) -> (usize, usize) {
-        (self.in_flight.len(), self.in_flight.values().sum())
+        (self.in_flight.len(), self.in_flight.iter().map(|(_, blocks)| blocks).sum())
     }
 
     /// Whether blocks wait for a request or are under way.
@@ -249,7 +250,7 @@ impl Stream {
     /// Everything below this position has reached its device, though perhaps only its cache.
     pub(super) fn written(&self) -> Position {
         let queued = self.queue.front().map(|queued| queued.position);
-        let in_flight = self.in_flight.keys().next().copied();
+        let in_flight = self.in_flight.first().map(|(start, _)| *start);
         queued.into_iter().chain(in_flight).min().unwrap_or_else(|| self.tail())
     }
 
@@ -285,13 +286,16 @@ impl Stream {
                 break;
             }
         }
-        self.in_flight.insert(start, contents.len());
+        // The queue is in the order of positions.
+        self.in_flight.push((start, contents.len()));
         Some(Batch { log: self.log, start, first: block, contents, purpose })
     }
 
     /// Records that a batch has reached `link`.
     pub(super) fn finish_batch(&mut self, start: Position, link: usize) {
-        self.in_flight.remove(&start);
+        if let Ok(at) = self.in_flight.binary_search_by_key(&start, |(start, _)| *start) {
+            self.in_flight.remove(at);
+        }
         self.unflushed.insert(link);
     }
 

@@ -9,7 +9,7 @@ use thalweg_env::Time;
 use super::format::block_checksum;
 use super::index::is_slot;
 use super::minilog::format::MAX_COST;
-use super::minilog::{blocks_for, small_writes};
+use super::minilog::{PerWrite, blocks_for, small_writes};
 use super::room::{Need, Room};
 use super::stages::{Cause, Stage};
 use super::state::Dead;
@@ -44,7 +44,7 @@ pub(super) async fn apply(
         Some(content) if !small => block_checksum(write.lba, content),
         _ => 0,
     };
-    let checks: Vec<u32> = writes.iter().zip(&small).map(check).collect();
+    let checks: PerWrite<u32> = writes.iter().zip(&small).map(check).collect();
     let blocks = writes.len() as u32;
     let slots = small.iter().filter(|small| **small).count() as u32;
     let need = Need { live: blocks, blocks: blocks - slots + blocks_for(writes, &small), slots };
@@ -83,10 +83,10 @@ pub(super) async fn discard(
     Ok(version)
 }
 
-/// Whether an ordinary transaction finds room once the devices have written the queued blocks.
-pub(super) fn has_room(inner: &Inner) -> bool {
-    let need = Need::whole(MIN_TRANSACTION as u32);
-    matches!(inner.state.lock().room(need), Room::Yes)
+/// Whether cleaning makes no room for a block unless others die, such as those of old versions. Otherwise a writer
+/// waits for the cleaner, a checkpoint or devices, and they end the wait whatever versions are held.
+pub(super) fn is_full(inner: &Inner) -> bool {
+    matches!(inner.state.lock().room(Need::whole(1)), Room::Full)
 }
 
 /// See [`crate::block::BlockStore::max_transaction`].

@@ -1,6 +1,7 @@
 //! Memory that is aligned for direct I/O.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
@@ -8,6 +9,44 @@ use bytes::Bytes;
 
 /// Alignment in bytes of every buffer that a device returns.
 pub const MEMORY_ALIGNMENT: usize = 4096;
+
+/// Pages that a thread keeps for its next buffers. An allocator takes two pages to align one.
+const KEPT: usize = 64;
+
+thread_local! {
+    static PAGES: RefCell<Pages> = const { RefCell::new(Pages(Vec::new())) };
+}
+
+/// Pages without a buffer, of [`AlignedBuf::layout`].
+struct Pages(Vec<NonNull<u8>>);
+
+impl Pages {
+    /// A page of the current thread, with arbitrary content.
+    fn take() -> Option<NonNull<u8>> {
+        PAGES.try_with(|pages| pages.try_borrow_mut().ok()?.0.pop()).ok().flatten()
+    }
+
+    /// Keeps a page for the current thread; false when that has enough.
+    fn keep(page: NonNull<u8>) -> bool {
+        let kept = PAGES.try_with(|pages| match pages.try_borrow_mut() {
+            Ok(mut pages) if pages.0.len() < KEPT => {
+                pages.0.push(page);
+                true
+            }
+            _ => false,
+        });
+        kept.unwrap_or(false)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        for page in self.0.drain(..) {
+            // SAFETY: a page that was kept was allocated with this layout, and no buffer has it.
+            unsafe { dealloc(page.as_ptr(), AlignedBuf::layout(MEMORY_ALIGNMENT)) }
+        }
+    }
+}
 
 /// A zeroed heap buffer aligned to [`MEMORY_ALIGNMENT`]. Freezing it into [`Bytes`] copies nothing.
 pub struct AlignedBuf {
@@ -26,6 +65,11 @@ impl AlignedBuf {
         if len == 0 {
             return AlignedBuf { start: NonNull::dangling(), len };
         }
+        if let Some(start) = Self::kept_page(len) {
+            // SAFETY: a page is at least as long, and no other buffer has it.
+            unsafe { start.as_ptr().write_bytes(0, len) };
+            return AlignedBuf { start, len };
+        }
         let layout = Self::layout(len);
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
@@ -42,9 +86,11 @@ impl AlignedBuf {
             return AlignedBuf::zeroed(0);
         }
         let layout = Self::layout(len);
-        // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let start = Self::kept_page(len).or_else(|| {
+            // SAFETY: the layout's size is not zero.
+            NonNull::new(unsafe { alloc(layout) })
+        });
+        let Some(start) = start else { handle_alloc_error(layout) };
         // SAFETY: both are `len` bytes long and do not overlap, and the copy initialises all of the new
         // memory.
         unsafe { start.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) };
@@ -56,16 +102,24 @@ impl AlignedBuf {
         Bytes::from_owner(self)
     }
 
+    /// The memory of a buffer of `len` bytes: a whole page at least, which other short buffers can use again.
     fn layout(len: usize) -> Layout {
+        let len = len.max(MEMORY_ALIGNMENT);
         // A slice never exceeds isize::MAX bytes, so the layout is always valid.
         Layout::from_size_align(len, MEMORY_ALIGNMENT).expect("buffer length fits isize")
+    }
+
+    /// A page that was used before, if it is long enough.
+    fn kept_page(len: usize) -> Option<NonNull<u8>> {
+        (len <= MEMORY_ALIGNMENT).then(Pages::take).flatten()
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: allocated in `zeroed` with the same layout.
+        let is_page = self.len > 0 && self.len <= MEMORY_ALIGNMENT;
+        if self.len > 0 && !(is_page && Pages::keep(self.start)) {
+            // SAFETY: allocated in `zeroed` or `copy_of` with the same layout.
             unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
         }
     }
@@ -112,5 +166,18 @@ mod tests {
             let frozen = buffer.freeze();
             assert!(len == 0 || frozen.as_ptr().addr().is_multiple_of(MEMORY_ALIGNMENT));
         }
+    }
+    #[test]
+    fn a_page_that_is_used_again_is_zero() {
+        let pages: Vec<_> = (0..2 * KEPT).map(|_| AlignedBuf::copy_of(&[0xff; 4096])).collect();
+        let addresses: Vec<_> = pages.iter().map(|page| page.as_ptr().addr()).collect();
+        drop(pages);
+        let again: Vec<_> = (0..2 * KEPT).map(|_| AlignedBuf::zeroed(4096)).collect();
+        assert!(again.iter().all(|page| page.iter().all(|byte| *byte == 0)));
+        let kept = again.iter().filter(|page| addresses.contains(&page.as_ptr().addr()));
+        assert!(kept.count() >= KEPT);
+        drop(again);
+        assert!(AlignedBuf::zeroed(1).iter().all(|byte| *byte == 0));
+        assert_eq!(*AlignedBuf::copy_of(&[7; 100]), [7; 100]);
     }
 }

@@ -10,9 +10,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use super::AlignedBuf;
+use crate::lock::BriefMutex;
 
 /// Bytes in a frame: a block.
 const FRAME: usize = crate::block::BLOCK_SIZE;
@@ -25,7 +25,7 @@ const FEW_PIECES: usize = 64;
 /// Pieces without a frame in use that are kept for later.
 const SPARE_PIECES: usize = 32;
 
-static POOL: Mutex<Pool> = Mutex::new(Pool::new());
+static POOL: BriefMutex<Pool> = BriefMutex::new(Pool::new());
 
 /// Memory in runs of frames. Its initial content is arbitrary, but initialised.
 #[derive(Debug, Default)]

@@ -8,9 +8,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::HashSet;
 
-use super::commit;
-use super::manager::{Inner, LocalTransaction, ZEROS};
+use super::begin;
+use super::inner::Inner;
 use super::order::Snapshot;
+use super::transaction::{LocalTransaction, ZEROS};
 use super::{Aside, TxnError};
 use crate::block::{ByteRanges, Class, Lba, Retention, Write, WriteList};
 
@@ -25,7 +26,7 @@ struct Floor<'a> {
 
 impl<'a> Floor<'a> {
     async fn take(inner: &'a Inner) -> Floor<'a> {
-        let snapshot = commit::begin(inner, |snapshot| snapshot).await;
+        let snapshot = begin::begin(inner, |snapshot| snapshot).await;
         Floor { inner, snapshot: Some(snapshot) }
     }
 }

@@ -8,154 +8,21 @@
 //! The turn is not bound to a task: dropping a commit halfway passes it on.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use bytes::Bytes;
 
-use super::fence;
+use super::counts::Counts;
+use super::inner::Inner;
 use super::intent::{Intent, Verdict};
-use super::manager::{Counts, Inner};
-use super::order::{Snapshot, Step};
+use super::order::Step;
 use super::window::Window;
 use super::{Preempted, TxnError};
-use crate::block::{
-    Backpressure, EpochVersion, Hold, Lba, Retention, StoreError, Version, WriteList,
-};
+use crate::block::{Applied, Hold, Lba, Retention, StoreError, Version, WriteList};
+use crate::lock::is_soon;
 
-/// What a write outside of transactions may bypass.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Past {
-    /// The fence too, whatever the volume holds.
-    Anything,
-    /// Nothing while the fence is up.
-    Fence,
-}
-
-/// Begins a transaction on the newest snapshot. `enter` registers the transaction under the lock of the
-/// order, so that a barrier raised afterwards finds every transaction that has a snapshot.
-pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
-    let closed = inner.gate.close().await;
-    loop {
-        let mut settled = std::pin::pin!(inner.settled.notified());
-        settled.as_mut().enable();
-        {
-            let mut order = inner.order.lock();
-            if inner.passed.swap(false, Ordering::SeqCst) {
-                order.refresh();
-            }
-            if let Some(snapshot) = order.begin(&*inner.store) {
-                closed.keep();
-                #[cfg(feature = "seeded-bugs")]
-                let snapshot = stale(inner, &mut order, snapshot);
-                let entered = enter(snapshot);
-                let remembered = order.remembered();
-                drop(order);
-                // The transaction with the oldest snapshot keeps the stream from shrinking: abort it when
-                // that is too long.
-                if remembered > inner.options.max_window {
-                    inner.preempt_oldest(Preempted::Stuck);
-                }
-                return entered;
-            }
-        }
-        settled.await;
-    }
-}
-
-/// [`begin`] on the newest snapshot that survives a crash, for a read-only transaction; on the newest of all
-/// when the store has not kept one.
-pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
-    {
-        let order = inner.order.lock();
-        if let Some(snapshot) = order.begin_synced(&*inner.store) {
-            return enter(snapshot);
-        }
-    }
-    begin(inner, enter).await
-}
-
-/// [`begin`] on a version that the store keeps, for a read-only transaction.
-///
-/// # Errors
-/// [`TxnError::Gone`] when the store does not keep it, or it is of another epoch.
-pub(super) async fn begin_at<T>(
-    inner: &Inner,
-    at: EpochVersion,
-    enter: impl FnOnce(Snapshot) -> T,
-) -> Result<T, TxnError> {
-    loop {
-        let mut settled = std::pin::pin!(inner.settled.notified());
-        settled.as_mut().enable();
-        {
-            let order = inner.order.lock();
-            if !order.is_barred() {
-                let hold = match at.epoch == inner.store.epoch() {
-                    true => inner.store.hold(at.version),
-                    false => None,
-                };
-                let hold = Arc::new(hold.ok_or(TxnError::Gone(at))?);
-                return Ok(enter(Snapshot { until: None, hold }));
-            }
-        }
-        settled.await;
-    }
-}
-
-/// Runs a write that belongs to no transaction outside of the stream, if no transaction runs; `None`
-/// otherwise.
-pub(super) async fn pass<T>(
-    inner: &Inner,
-    way: Past,
-    write: impl AsyncFnOnce() -> Result<T, StoreError>,
-) -> Option<Result<T, StoreError>> {
-    let _passage = inner.gate.pass()?;
-    // Only a transaction raises the fence, and none ends during a passage.
-    if way == Past::Fence && inner.is_fenced() {
-        return Some(Err(fence::refused()));
-    }
-    // The next transaction needs a newer snapshot than the shared one, and begins only when the passage has
-    // ended, also one that was dropped halfway. So nothing needs the shared snapshot any more. Releasing it
-    // now matters because the store would keep old blocks for it, possibly until the next transaction begins.
-    if !inner.passed.swap(true, Ordering::SeqCst) {
-        inner.order.lock().refresh();
-    }
-    Some(write().await)
-}
-
-/// Discards a run of blocks, outside of the stream if no transaction runs.
-pub(super) async fn discard(
-    inner: &Inner,
-    way: Past,
-    lba: Lba,
-    count: u64,
-) -> Result<Version, StoreError> {
-    let end = lba.0.checked_add(count).filter(|end| *end < u64::MAX);
-    let end = end.ok_or_else(|| {
-        StoreError::Invalid("a run of blocks ends beyond the largest address".to_owned())
-    })?;
-    match pass(inner, way, async || inner.store.discard(lba, count).await).await {
-        Some(written) => written,
-        None => Ok(note(inner, way, Intent::of_swath(lba.0..end)).await?.0),
-    }
-}
-
-#[cfg(feature = "seeded-bugs")]
-fn stale(inner: &Inner, order: &mut super::order::Order, snapshot: Snapshot) -> Snapshot {
-    if !inner.options.has(super::Bug::StaleSnapshot) {
-        return snapshot;
-    }
-    let before = order.stale.replace(snapshot.hold.clone());
-    let hold = before.unwrap_or_else(|| snapshot.hold.clone());
-    Snapshot { hold, ..snapshot }
-}
-
-/// Decides on a transaction, and applies it if it commits. Returns its version, and the delay that its owner
-/// owes.
-pub(super) async fn commit(
-    inner: &Inner,
-    intent: Intent,
-) -> Result<(Version, Backpressure), TxnError> {
+/// Decides on a transaction, and applies it if it commits.
+pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Applied, TxnError> {
     let intent = Arc::new(intent);
     let (slot, window) = enter(inner, &intent)?;
     #[cfg(feature = "seeded-bugs")]
@@ -179,7 +46,7 @@ pub(super) async fn commit(
     }
     Counts::add(&inner.counts.commits, 1);
     let version = outcome(inner, &intent).await?;
-    Ok((version, intent.take_backpressure()))
+    Ok(intent.take_applied(version))
 }
 
 /// Gives a transaction its timestamp and its window.
@@ -201,46 +68,18 @@ fn enter(inner: &Inner, intent: &Arc<Intent>) -> Result<(u64, Window), TxnError>
     Err(refused)
 }
 
-/// Enters a change that nothing can conflict with into the stream. Returns its version, and the delay that its
-/// writer owes.
-pub(super) async fn note(
-    inner: &Inner,
-    way: Past,
-    intent: Intent,
-) -> Result<(Version, Backpressure), StoreError> {
-    let intent = Arc::new(intent);
-    intent.set_verdict(Verdict::Commit);
-    while !push_past(inner, way, &intent)? {
-        inner.decided().await;
-    }
-    Counts::add(&inner.counts.singletons, 1);
-    let version = outcome(inner, &intent).await?;
-    Ok((version, intent.take_backpressure()))
-}
-
-/// Enters a write outside of transactions into the stream. False while a commit that may raise the fence is
-/// being decided.
-fn push_past(inner: &Inner, way: Past, intent: &Arc<Intent>) -> Result<bool, StoreError> {
-    let mut order = inner.order.lock();
-    let permitted = match way {
-        Past::Anything => Some(true),
-        Past::Fence => order.fence.permits(),
-    };
-    match permitted {
-        Some(true) => drop(order.push(intent.clone())),
-        Some(false) => return Err(fence::refused()),
-        None => return Ok(false),
-    }
-    Ok(true)
-}
-
 /// Waits for the outcome of a commit, or applies it.
-async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
+pub(super) async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, StoreError> {
     loop {
         if let Some(outcome) = intent.outcome() {
             return outcome.clone();
         }
         apply_decided(inner).await;
+        // Another task has the turn. On another thread it is about to apply this commit too, unless the store makes
+        // it wait: a task that sleeps would wake up on that thread.
+        if !inner.env.is_simulated() && is_soon(|| intent.outcome().is_some()) {
+            continue;
+        }
         let mut changed = std::pin::pin!(intent.changed.notified());
         changed.as_mut().enable();
         if intent.outcome().is_none() {
@@ -292,19 +131,23 @@ impl Drop for Turn<'_> {
 
 /// Applies everything that is decided, in order, unless another task is doing so.
 pub(super) async fn apply_decided(inner: &Inner) {
-    if !inner.order.lock().take_turn() {
-        return;
-    }
+    let Some(mut step) = inner.order.lock().take_turn() else { return };
     let mut turn = Turn { inner, ended: false };
-    loop {
-        let step = inner.order.lock().next_step();
-        let Step::Apply(intent, window) = step else { break };
+    while let Step::Apply(intent, window) = step {
         let (outcome, newest) = match apply(inner, &intent, &window).await {
             Ok((version, newest)) => (Ok(version), newest.map(Arc::new)),
             Err(error) => (Err(error), None),
         };
-        inner.order.lock().finish(&intent, outcome.is_ok(), newest);
-        intent.set_outcome(outcome);
+        let forgotten = {
+            let mut order = inner.order.lock();
+            order.finish(&intent, outcome.is_ok(), newest);
+            // Known before another task can take the turn: it merges with what was applied.
+            intent.set_outcome(outcome);
+            step = order.next_step();
+            order.take_forgotten()
+        };
+        intent.announce();
+        drop(forgotten);
     }
     turn.ended = true;
     inner.settled.notify_waiters();
@@ -361,7 +204,9 @@ async fn hand_over(inner: &Inner, intent: &Intent) -> Result<(Version, Option<Ho
             let writes = WriteList::new(intent.to_writes())?;
             let applied = inner.store.submit(writes, Retention::Hold).await?;
             let (version, hold, backpressure) = applied.into_parts();
-            intent.set_backpressure(backpressure);
+            // The version is held, so this finds it.
+            let own = intent.wants_hold().then(|| inner.store.hold(version));
+            intent.set_applied(Applied::new(version, own.flatten(), backpressure));
             Ok((version, hold))
         }
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::commit::{self, Past};
 use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::manager::TransactionManager;
+use super::past::{self, Past};
 use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use crate::block::{
     Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Retention, StoreError,
@@ -57,7 +57,7 @@ impl BlockStore for TransactionManager {
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        commit::discard(&self.inner, Past::Anything, lba, count).await
+        past::discard(&self.inner, Past::Anything, lba, count).await
     }
 
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
@@ -92,7 +92,7 @@ impl Transact for TransactionManager {
     }
 
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
-        self.client.begin(begin).await
+        self.client.start(begin).await
     }
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
@@ -125,7 +125,7 @@ impl TransactionManager {
         // merged with the block's content when its turn comes.
         if writes.iter().all(|write| write.changed.is_whole()) {
             let submit = async || inner.store.submit(writes.clone(), retention).await;
-            if let Some(applied) = commit::pass(inner, way, submit).await {
+            if let Some(applied) = past::pass(inner, way, submit).await {
                 return applied;
             }
         }
@@ -135,8 +135,6 @@ impl TransactionManager {
         };
         let mut blocks: Vec<IntentWrite> = writes.into_vec().into_iter().map(singleton).collect();
         blocks.sort_unstable_by_key(|write| write.lba);
-        let (version, backpressure) = commit::note(inner, way, Intent::singleton(blocks)).await?;
-        let hold = (retention == Retention::Hold).then(|| inner.store.hold(version)).flatten();
-        Ok(Applied::new(version, hold, backpressure))
+        past::note(inner, way, Intent::singleton(blocks, retention)).await
     }
 }

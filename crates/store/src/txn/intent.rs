@@ -9,7 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::fragments::Fragments;
-use crate::block::{BLOCK_SIZE, Backpressure, ByteRanges, Class, Lba, StoreError, Version, Write};
+use crate::block::{
+    Applied, BLOCK_SIZE, Backpressure, ByteRanges, Class, Lba, Retention, StoreError, Version,
+    Write,
+};
 use crate::device::AlignedBuf;
 
 /// A transaction with this many times fewer blocks than another is compared block by block.
@@ -96,8 +99,10 @@ pub(super) struct Intent {
     verdict: AtomicU8,
     /// Its outcome in the store.
     outcome: OnceLock<Result<Version, StoreError>>,
-    /// The delay that its owner owes, whichever task applied it.
-    backpressure: Mutex<Option<Backpressure>>,
+    /// What the store keeps for its owner.
+    retention: Retention,
+    /// What its owner gets beside the version, whichever task applied it.
+    applied: Mutex<Option<Applied>>,
     /// Notified when there is an outcome, and when its owner may have to apply it itself.
     pub(super) changed: Notify,
 }
@@ -115,14 +120,15 @@ impl Intent {
             since,
             verdict: AtomicU8::new(Verdict::Open as u8),
             outcome: OnceLock::new(),
-            backpressure: Mutex::new(None),
+            retention: Retention::Newest,
+            applied: Mutex::new(None),
             changed: Notify::new(),
         }
     }
 
     /// Writes outside of transactions, which nothing conflicts with: their window is empty.
-    pub(super) fn singleton(writes: Vec<IntentWrite>) -> Intent {
-        Intent::new(Vec::new(), writes, u64::MAX)
+    pub(super) fn singleton(writes: Vec<IntentWrite>, retention: Retention) -> Intent {
+        Intent { retention, ..Intent::new(Vec::new(), writes, u64::MAX) }
     }
 
     /// Whether it is a write outside of transactions.
@@ -138,7 +144,7 @@ impl Intent {
 
     /// A change of a whole run of blocks.
     pub(super) fn of_swath(swath: Range<u64>) -> Intent {
-        Intent { swath: Some(swath), ..Intent::singleton(Vec::new()) }
+        Intent { swath: Some(swath), ..Intent::singleton(Vec::new(), Retention::Newest) }
     }
 
     /// The run of blocks that it discards.
@@ -218,18 +224,28 @@ impl Intent {
 
     pub(super) fn set_outcome(&self, outcome: Result<Version, StoreError>) {
         self.outcome.set(outcome).ok();
+    }
+
+    /// Wakes the tasks that wait for the outcome.
+    pub(super) fn announce(&self) {
         self.changed.notify_waiters();
         self.changed.notify_one();
     }
 
-    /// Leaves the delay for the owner, before there is an outcome.
-    pub(super) fn set_backpressure(&self, backpressure: Backpressure) {
-        *self.backpressure.lock() = Some(backpressure);
+    /// Whether its owner wants a hold on its version.
+    pub(super) fn wants_hold(&self) -> bool {
+        self.retention == Retention::Hold
     }
 
-    /// The delay that the owner owes.
-    pub(super) fn take_backpressure(&self) -> Backpressure {
-        self.backpressure.lock().take().unwrap_or(Backpressure::NONE)
+    /// Leaves the owner's hold and the delay that it owes, before there is an outcome.
+    pub(super) fn set_applied(&self, applied: Applied) {
+        *self.applied.lock() = Some(applied);
+    }
+
+    /// What the owner gets for its version `version`.
+    pub(super) fn take_applied(&self, version: Version) -> Applied {
+        let applied = self.applied.lock().take();
+        applied.unwrap_or_else(|| Applied::new(version, None, Backpressure::NONE))
     }
 
     /// Whether other transactions see it.

@@ -34,8 +34,9 @@ pub struct Options {
     pub max_window: usize,
     /// A transaction that is idle for so long is aborted.
     pub idle: Duration,
-    /// When a commit has found no room for so long, the transaction with the oldest snapshot is aborted,
-    /// since that may hold space, and then the next oldest.
+    /// When a commit has found no room for so long, and the store says that held versions may be why, the
+    /// transaction with the oldest snapshot is aborted, and then the next oldest. However long the store's own
+    /// work takes to make room, it costs no transaction.
     pub patience: Duration,
     /// The deliberate bug, if any.
     #[cfg(feature = "seeded-bugs")]

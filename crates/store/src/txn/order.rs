@@ -1,13 +1,16 @@
 //! The order of commits: timestamps, which of them are applied, and the snapshots for new transactions.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::fence::Fence;
 use super::intent::{Intent, Verdict};
-use super::window::{Stream, Window};
+use super::window::{Forgotten, Stream, Window};
 use crate::block::{BlockStore, Hold};
 use crate::gate::Gate;
+use crate::refcounts::RefCounts;
+
+/// Commits over which the newest snapshot is kept for transactions that begin meanwhile, after one had to wait.
+const SHARED: u32 = 64;
 
 /// The state of the store with all commits before a timestamp, and none after.
 #[derive(Clone, Debug)]
@@ -30,13 +33,16 @@ pub(super) struct Order {
     bars: u32,
     /// The newest snapshot, shared by transactions that begin.
     newest: Option<Arc<Hold>>,
+    /// Commits over which the newest snapshot stays although no transaction uses it, since one had to wait for
+    /// the end of a commit.
+    shared: u32,
     /// The snapshot before the newest.
     #[cfg(feature = "seeded-bugs")]
     pub(super) stale: Option<Arc<Hold>>,
     /// Closed once for each of the floors: no write passes it while a transaction runs.
     gate: Arc<Gate>,
     /// The first timestamps of the windows that a transaction may still need.
-    floors: BTreeMap<u64, u32>,
+    floors: RefCounts<u64>,
     pub(super) fence: Fence,
 }
 
@@ -57,9 +63,10 @@ impl Order {
             applying: false,
             bars: 0,
             newest: None,
+            shared: 0,
             #[cfg(feature = "seeded-bugs")]
             stale: None,
-            floors: BTreeMap::new(),
+            floors: RefCounts::default(),
             fence: Fence::default(),
         }
     }
@@ -95,14 +102,17 @@ impl Order {
         }
         let hold = match &self.newest {
             Some(hold) => hold.clone(),
-            None if self.applying => return None,
+            None if self.applying => {
+                self.shared = SHARED;
+                return None;
+            }
             None => {
                 let hold = Arc::new(store.hold(store.now())?);
                 self.newest = Some(hold.clone());
                 hold
             }
         };
-        *self.floors.entry(self.applied).or_default() += 1;
+        self.floors.take(self.applied);
         Some(Snapshot { until: Some(self.applied), hold })
     }
 
@@ -115,14 +125,10 @@ impl Order {
 
     /// The window from `floor` on is no longer needed.
     pub(super) fn end(&mut self, floor: u64) {
-        if let Some(count) = self.floors.get_mut(&floor) {
-            *count -= 1;
-            if *count == 0 {
-                self.floors.remove(&floor);
-            }
+        if self.floors.release(floor).is_some() {
             self.gate.reopen();
         }
-        let oldest = self.floors.keys().next().copied().unwrap_or(self.applied);
+        let oldest = self.floors.first().unwrap_or(self.applied);
         self.stream.forget(oldest.min(self.applied));
     }
 
@@ -153,9 +159,9 @@ impl Order {
         self.stream.len()
     }
 
-    /// Takes the turn to apply, if it is free.
-    pub(super) fn take_turn(&mut self) -> bool {
-        !std::mem::replace(&mut self.applying, true)
+    /// Takes the turn to apply, if it is free, and returns the first step.
+    pub(super) fn take_turn(&mut self) -> Option<Step> {
+        (!std::mem::replace(&mut self.applying, true)).then(|| self.next_step())
     }
 
     /// Gives up the turn.
@@ -185,9 +191,12 @@ impl Order {
         Step::Rest
     }
 
-    /// Releases the newest snapshot when no transaction uses it: the store keeps no old version for it then.
+    /// Releases the newest snapshot when no transaction uses it, nor is likely to begin during the commit that
+    /// follows: the store keeps no old version for it then.
     fn let_go(&mut self) {
-        if self.newest.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1) {
+        if self.shared > 0 {
+            self.shared -= 1;
+        } else if self.newest.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1) {
             self.newest = None;
         }
     }
@@ -200,6 +209,11 @@ impl Order {
         // No snapshot is kept while the store is changed as a whole.
         self.newest = newest.filter(|_| !self.is_barred());
         self.end(intent.since);
+    }
+
+    /// Takes what no window needs any more: the caller drops it without the lock.
+    pub(super) fn take_forgotten(&mut self) -> Forgotten {
+        self.stream.take_forgotten()
     }
 
     /// The transactions that have no outcome yet.

@@ -1,6 +1,5 @@
 //! Running transactions and their owners.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -76,11 +75,20 @@ impl Running {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct OwnerId(pub(super) u64);
 
+/// A running transaction and its owner.
+#[derive(Debug)]
+struct Registered {
+    id: u64,
+    running: Arc<Running>,
+    owner: OwnerId,
+}
+
 /// Every running transaction.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     next: u64,
-    running: BTreeMap<u64, (Arc<Running>, OwnerId)>,
+    /// Ascending by number: a new one has the highest.
+    running: Vec<Registered>,
     counts: HashMap<OwnerId, usize>,
     released: HashMap<Handle, u64>,
 }
@@ -92,11 +100,11 @@ impl Registry {
         OwnerId(self.next)
     }
 
-    /// Reserves a place for one more transaction of an owner.
+    /// Counts one more transaction of an owner.
     ///
     /// # Errors
     /// [`TxnError::TooMany`].
-    pub(super) fn admit(&mut self, owner: OwnerId, most: usize) -> Result<(), TxnError> {
+    fn admit(&mut self, owner: OwnerId, most: usize) -> Result<(), TxnError> {
         let count = self.counts.entry(owner).or_default();
         if *count >= most {
             return Err(TxnError::TooMany(most));
@@ -105,8 +113,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Releases the place of a transaction that did not begin.
-    pub(super) fn expel(&mut self, owner: OwnerId) {
+    /// Counts one transaction less.
+    fn expel(&mut self, owner: OwnerId) {
         if let Some(count) = self.counts.get_mut(&owner) {
             *count -= 1;
             if *count == 0 {
@@ -115,14 +123,20 @@ impl Registry {
         }
     }
 
-    /// Adds a transaction that was admitted.
+    /// Adds a transaction of a process that may run `most`.
+    ///
+    /// # Errors
+    /// [`TxnError::TooMany`], with the snapshot.
     pub(super) fn add(
         &mut self,
         owner: OwnerId,
         begin: Begin,
         snapshot: Snapshot,
-        now: u64,
-    ) -> Arc<Running> {
+        (now, most): (u64, usize),
+    ) -> Result<Arc<Running>, (TxnError, Snapshot)> {
+        if let Err(error) = self.admit(owner, most) {
+            return Err((error, snapshot));
+        }
         self.next += 1;
         let version = snapshot.hold.version();
         let work = Work { phase: Phase::Active(snapshot), accesses: Accesses::default() };
@@ -135,13 +149,18 @@ impl Registry {
             charged: AtomicU64::new(0),
             is_large: AtomicBool::new(false),
         });
-        self.running.insert(running.id, (running.clone(), owner));
-        running
+        self.running.push(Registered { id: self.next, running: running.clone(), owner });
+        Ok(running)
+    }
+
+    fn place(&self, id: u64) -> Option<usize> {
+        self.running.binary_search_by_key(&id, |registered| registered.id).ok()
     }
 
     /// Removes a transaction that has ended.
     pub(super) fn remove(&mut self, id: u64) {
-        if let Some((_, owner)) = self.running.remove(&id) {
+        if let Some(place) = self.place(id) {
+            let owner = self.running.remove(place).owner;
             self.expel(owner);
         }
     }
@@ -162,16 +181,15 @@ impl Registry {
         most: usize,
     ) -> Result<Arc<Running>, TxnError> {
         let id = *self.released.get(&handle).ok_or(TxnError::UnknownHandle)?;
-        let before = self.running.get(&id).map(|(_, owner)| *owner);
-        let before = before.ok_or(TxnError::UnknownHandle)?;
+        let place = self.place(id).ok_or(TxnError::UnknownHandle)?;
+        let before = self.running[place].owner;
         if before != owner {
             self.admit(owner, most)?;
             self.expel(before);
         }
         self.released.remove(&handle);
-        let (running, there) = self.running.get_mut(&id).ok_or(TxnError::UnknownHandle)?;
-        *there = owner;
-        Ok(running.clone())
+        self.running[place].owner = owner;
+        Ok(self.running[place].running.clone())
     }
 
     /// Forgets the handle of a released transaction that was ended from outside.
@@ -183,14 +201,14 @@ impl Registry {
 
     /// The transactions of an owner, except for those that it released.
     pub(super) fn of(&self, owner: OwnerId) -> Vec<Arc<Running>> {
-        let released = |id: &u64| self.released.values().any(|there| there == id);
-        let owned = self.running.iter().filter(|(id, (_, its))| *its == owner && !released(id));
-        owned.map(|(_, (running, _))| running.clone()).collect()
+        let released = |id: u64| self.released.values().any(|there| *there == id);
+        let owned = self.running.iter().filter(|it| it.owner == owner && !released(it.id));
+        owned.map(|registered| registered.running.clone()).collect()
     }
 
     /// Every transaction, the oldest first.
     pub(super) fn all(&self) -> Vec<Arc<Running>> {
-        self.running.values().map(|(running, _)| running.clone()).collect()
+        self.running.iter().map(|registered| registered.running.clone()).collect()
     }
 
     /// The number of transactions.

@@ -4,6 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
+use smallvec::SmallVec;
+
 use super::intent::{Intent, Verdict};
 
 /// Slots in a chunk.
@@ -22,12 +24,17 @@ pub(super) struct Stream {
     chunks: VecDeque<Arc<Chunk>>,
     /// The next timestamp.
     next: u64,
+    /// Chunks that no window needs, until [`Stream::take_forgotten`]: dropping one frees many blocks.
+    forgotten: Forgotten,
 }
+
+/// Chunks of slots that were forgotten.
+pub(super) type Forgotten = SmallVec<[Arc<Chunk>; 1]>;
 
 /// A part of the stream.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
-    chunks: Vec<Arc<Chunk>>,
+    chunks: SmallVec<[Arc<Chunk>; 2]>,
     /// Timestamps of the first one, and of the one after the last.
     start: u64,
     end: u64,
@@ -35,7 +42,7 @@ pub(super) struct Window {
 
 impl Stream {
     pub(super) fn new() -> Stream {
-        Stream { chunks: VecDeque::new(), next: 0 }
+        Stream { chunks: VecDeque::new(), next: 0, forgotten: Forgotten::new() }
     }
 
     /// The next timestamp.
@@ -78,8 +85,13 @@ impl Stream {
     /// Forgets the transactions before `until`, in whole chunks.
     pub(super) fn forget(&mut self, until: u64) {
         while self.chunks.front().is_some_and(|chunk| chunk.first + CHUNK <= until) {
-            self.chunks.pop_front();
+            self.forgotten.extend(self.chunks.pop_front());
         }
+    }
+
+    /// Takes the chunks that were forgotten.
+    pub(super) fn take_forgotten(&mut self) -> Forgotten {
+        std::mem::take(&mut self.forgotten)
     }
 
     /// The number of remembered slots.

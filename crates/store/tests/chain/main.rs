@@ -18,6 +18,7 @@ mod minilog_crash;
 mod mirror;
 mod mirror_crash;
 mod model;
+mod patience;
 mod pool;
 mod pool_crash;
 mod reads;

@@ -1,6 +1,6 @@
 //! The versions that transactions read and become.
 
-use thalweg_store::block::{Epoch, EpochVersion, Version};
+use thalweg_store::block::{Epoch, EpochVersion, Retention, Version, WriteList};
 
 use super::*;
 
@@ -49,5 +49,45 @@ fn a_read_only_transaction_may_begin_at_a_version_that_is_kept() {
             let begun = Transact::begin(&rig.manager, Begin::at(gone)).await;
             assert!(matches!(begun, Err(TxnError::Gone(version)) if version == gone));
         }
+    });
+}
+
+/// Takes a while for each change, so that writers queue up behind one that applies for all.
+#[derive(Debug)]
+struct Slow(Env);
+
+#[async_trait]
+impl Around for Slow {
+    async fn before_change(&self, _change: Change<'_>) -> Result<(), StoreError> {
+        self.0.sleep(Duration::from_micros(5)).await;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_write_that_asks_for_a_hold_has_it_from_its_commit_on() {
+    run(2, |env| async move {
+        let memory = Arc::new(VersionedMemory::new(BLOCKS));
+        let store = Arc::new(Passing::new(memory, Slow(env.clone())));
+        let manager = TransactionManager::new(&env, store, Options::default());
+        // Writes outside of transactions are commits while one runs.
+        let running = manager.begin(Begin::STRICT).await.unwrap();
+        let writes = (0..8u8).map(|byte| {
+            let manager = manager.clone();
+            env.spawn(async move {
+                let write = Write::block(Lba(1), block(byte));
+                let writes = WriteList::new(vec![write]).unwrap();
+                let (version, hold, _) =
+                    manager.submit(writes, Retention::Hold).await.unwrap().into_parts();
+                let hold = hold.expect("the version is held");
+                assert_eq!(hold.version(), version);
+                let read = manager.read(Lba(1), 1, version).await.unwrap();
+                assert_eq!(read[0].as_ref().map(|content| content[0]), Some(byte));
+            })
+        });
+        for write in join_all(writes).await {
+            write.unwrap();
+        }
+        drop(running);
     });
 }

@@ -15,12 +15,13 @@ use super::format::{
     PAGE, Position, SECTOR, SectorHead, block_checksum,
 };
 use super::read::{Verified, read_verified};
+use super::sector::Sector;
 use super::state::State;
 use super::stream::USERS;
 use super::{ChainError, minilog};
 use crate::block::{BLOCK_SIZE, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
-use scan::{Scan, Sector};
+use scan::Scan;
 
 /// A log's entries after the checkpoint.
 pub(super) struct Log {

@@ -3,7 +3,7 @@
 //! Physical space is the concatenation of *links*, cut into *segments*. Writes go to the tail and
 //! nowhere else; reads and cleaning go to the body, so that neither disturbs the drive that writes.
 //!
-//! # The way of a write
+//! # The write path
 //!
 //! 1. [`Chain::apply`](crate::block::BlockStore::apply) gives the transaction its version, a place in the
 //!    users' log (`stream`), map entries and index slots (`index`): all of it in memory and under one lock.
@@ -70,6 +70,7 @@ mod resize;
 mod roles;
 mod room;
 mod scrub;
+mod sector;
 mod segments;
 mod snapshot;
 mod stages;

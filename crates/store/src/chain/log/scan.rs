@@ -1,12 +1,9 @@
 //! A log's segments, one after the other: the entries that count, and the log's end. Without I/O.
 
-use zerocopy::FromBytes;
-
 use super::super::ChainError;
-use super::super::format::{
-    ENTRIES_PER_SECTOR, Entry, Kind, MapEntry, MapSector, NO_SEGMENT, Position, SectorHead,
-};
+use super::super::format::{ENTRIES_PER_SECTOR, Entry, Kind, MapEntry, NO_SEGMENT, Position};
 use super::super::label::Label;
+use super::super::sector::Sector;
 use super::super::stream::USERS;
 use super::cases::{
     SectorClass, SectorConditions, SectorDecision, SegmentConditions, SegmentDecision, on_sector,
@@ -14,44 +11,6 @@ use super::cases::{
 };
 use super::{Log, LogSegment};
 use crate::block::{Lba, Version};
-
-/// A map sector as read.
-pub(super) enum Sector {
-    /// It is valid for this volume and index.
-    Whole(SectorHead, Vec<Entry>),
-    /// It is not: never written, of another volume, or damaged.
-    Other(Box<MapSector>),
-    /// No copy could be read.
-    Unreadable,
-}
-
-impl Sector {
-    pub(super) fn decode(bytes: Option<&[u8]>, tag: u32, index: u16) -> Sector {
-        let Some(sector) = bytes.and_then(|bytes| MapSector::ref_from_bytes(bytes).ok()) else {
-            return Sector::Unreadable;
-        };
-        match sector.verify(tag, index) {
-            Some(head) => Sector::Whole(head, sector.entries().to_vec()),
-            None => Sector::Other(Box::new(*sector)),
-        }
-    }
-
-    /// Whether it may be the damaged remnant of a sector that counted.
-    fn is_ruin(&self, tag: u32, index: u16) -> bool {
-        match self {
-            Sector::Whole(..) => false,
-            Sector::Other(sector) => sector.is_marked(tag, index),
-            Sector::Unreadable => true,
-        }
-    }
-
-    fn head(&self) -> Option<&SectorHead> {
-        match self {
-            Sector::Whole(head, _) => Some(head),
-            _ => None,
-        }
-    }
-}
 
 /// A log as far as recovery has read it.
 pub(super) struct Scan<'a> {
@@ -114,11 +73,10 @@ impl<'a> Scan<'a> {
             true => (Some(self.start.seq()), self.start.slot()),
             false => (self.own_seq(sectors), 0),
         };
-        let mut numbered = sectors.iter().zip(first as u16..);
         let found = SegmentConditions {
             is_used: seq.is_some(),
             is_open: self.is_open,
-            has_ruins: numbered.any(|(sector, index)| sector.is_ruin(self.tag, index)),
+            has_ruins: sectors.iter().any(Sector::is_ruin),
         };
         let seq = match (on_segment(&found), seq) {
             (SegmentDecision::Read, Some(seq)) => seq,
@@ -198,10 +156,10 @@ impl<'a> Scan<'a> {
         let number = self.log.number as u8;
         match sector {
             Sector::Unreadable => SectorClass::Unreadable,
-            Sector::Other(sector) if sector.resembles(self.tag, index, seq, number) => {
+            Sector::Damaged(sector) if sector.resembles(self.tag, index, seq, number) => {
                 SectorClass::Damaged
             }
-            Sector::Other(_) => SectorClass::Blank,
+            Sector::Damaged(_) | Sector::Other => SectorClass::Blank,
             Sector::Whole(head, _) if head.seq > seq && head.seq >= self.first_new => {
                 SectorClass::Newer
             }

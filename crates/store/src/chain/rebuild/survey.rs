@@ -1,11 +1,8 @@
 //! The uses of each segment according to its map, and the extent of each log.
 
-use zerocopy::FromBytes;
-
-use super::super::format::{
-    ENTRIES_PER_SECTOR, Entry, MapSector, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead,
-};
+use super::super::format::{ENTRIES_PER_SECTOR, NO_SEGMENT, PAGE, Position, SECTOR, SectorHead};
 use super::super::label::{Label, Layout};
+pub(super) use super::super::sector::Sector;
 use crate::device::{DeviceRef, Purpose};
 
 /// Reads the map of one segment after the other.
@@ -13,18 +10,6 @@ pub(super) struct Maps<'a> {
     pub(super) map: &'a DeviceRef,
     pub(super) layout: Layout,
     pub(super) tag: u32,
-}
-
-/// The best copy of a map sector.
-pub(super) enum Sector {
-    /// It is valid for this volume and index.
-    Whole(SectorHead, Vec<Entry>),
-    /// It is not, and looks as if it once was.
-    Damaged(Box<MapSector>),
-    /// No copy could be read.
-    Unreadable,
-    /// It is not, and shows no sign that it ever was.
-    Other,
 }
 
 impl Maps<'_> {
@@ -45,7 +30,7 @@ impl Maps<'_> {
                 for number in 0..PAGE / SECTOR {
                     let index = page / SECTOR + number;
                     let bytes = bytes.as_ref().map(|bytes| &bytes[number * SECTOR..][..SECTOR]);
-                    let found = self.decode(bytes, index as u16);
+                    let found = Sector::decode(bytes, self.tag, index as u16);
                     match best.get_mut(index) {
                         None => best.push(found),
                         Some(known) if found.rank() > known.rank() => *known = found,
@@ -55,34 +40,6 @@ impl Maps<'_> {
             }
         }
         best
-    }
-
-    fn decode(&self, bytes: Option<&[u8]>, index: u16) -> Sector {
-        let sector = bytes.and_then(|bytes| MapSector::ref_from_bytes(bytes).ok());
-        let Some(sector) = sector else { return Sector::Unreadable };
-        match sector.verify(self.tag, index) {
-            Some(head) => Sector::Whole(head, sector.entries().to_vec()),
-            None if sector.is_foreign(self.tag) => Sector::Other,
-            None if sector.is_marked(self.tag, index) => Sector::Damaged(Box::new(*sector)),
-            None => Sector::Other,
-        }
-    }
-}
-
-impl Sector {
-    /// The rank among copies, highest wins: a crash may leave them different.
-    fn rank(&self) -> (u64, u8) {
-        match self {
-            Sector::Whole(head, _) => (head.seq, head.count),
-            Sector::Other => (0, 1),
-            Sector::Damaged(_) => (0, 2),
-            Sector::Unreadable => (0, 0),
-        }
-    }
-
-    /// Whether it may have counted once.
-    fn is_ruin(&self) -> bool {
-        matches!(self, Sector::Damaged(_) | Sector::Unreadable)
     }
 }
 
@@ -121,10 +78,7 @@ pub(super) enum Shown {
 
 /// Interprets the sectors of a segment.
 pub(super) fn shown(id: u32, sectors: &[Sector], tag: u32) -> Shown {
-    let heads = sectors.iter().filter_map(|sector| match sector {
-        Sector::Whole(head, _) => Some(head),
-        _ => None,
-    });
+    let heads = sectors.iter().filter_map(Sector::head);
     let Some(newest) = heads.max_by_key(|head| head.seq) else {
         let ruins = sectors.iter().any(Sector::is_ruin);
         return if ruins { Shown::Ruins } else { Shown::Nothing };

@@ -13,8 +13,8 @@ use thalweg_env::{HashMap, Rng};
 use thalweg_store::device::DeviceRef;
 
 use crate::content::Content;
+use crate::log::{Change, Event, Log};
 use crate::ramdisk::RamDisk;
-use crate::recording::{Change, Event, Log};
 
 /// The events after which to crash.
 #[derive(Clone, Debug)]

@@ -13,6 +13,12 @@
 //! - [`volume`]: a naive volume in RAM;
 //! - [`files`]: a naive filesystem in RAM, the reference for files;
 //! - [`campaign`]: the length and the seeds of tests that explore random histories.
+//!
+//! # Lock order
+//!
+//! 1. the names of [`media`], also across waits;
+//! 2. all others, none of which is held across a wait. Among them the files of [`files`] come before their
+//!    watchers and before how long answers are valid; each other one is held alone.
 
 mod acl;
 pub mod busy;
@@ -22,6 +28,7 @@ pub mod crash;
 pub mod faults;
 pub mod files;
 pub mod hdd;
+mod log;
 pub mod media;
 pub mod model;
 pub mod passing;

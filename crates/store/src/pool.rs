@@ -20,6 +20,7 @@ pub mod manifest;
 mod media;
 mod prepare;
 mod probe;
+mod settings;
 mod sizing;
 mod spec;
 mod status;
@@ -36,14 +37,16 @@ use uuid::Uuid;
 
 pub use assemble::PoolMirror;
 use assemble::{Seat, put_together, refuse_newer, take_all};
-pub use change::{ExtendRequest, Progress, ShrinkRequest};
+pub use change::{ExtendRequest, ShrinkRequest};
 pub use create::create_on;
 pub use destroy::destroy_on;
 pub use error::PoolError;
 use manifest::{Manifest, Settings, Stage};
 use media::ReadOnlyMedia;
 pub use media::{FileMedia, Found, Media, Opened};
-pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Preallocation};
+pub use prepare::Progress;
+pub use settings::OpenOptions;
+pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, Preallocation};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
 use crate::block::{BlockStore, Frozen, Hold, StoreError};

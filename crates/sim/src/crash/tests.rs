@@ -6,7 +6,7 @@ use bytes::Bytes;
 use thalweg_store::device::Geometry;
 
 use super::*;
-use crate::recording::{Origin, Payload};
+use crate::log::{Origin, Payload};
 use Event::{FlushBegan, FlushEnded, Mark, WriteBegan, WriteEnded};
 
 /// A log of two devices with writes given as (device, first sector, one byte for each sector).

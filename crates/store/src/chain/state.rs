@@ -1,7 +1,7 @@
 //! All state under the chain's main lock.
 //!
-//! Circles that stand: [`State`] holds data of `minilog` ([`Minis`], [`Slots`]) and of `clean` (its pace), whose
-//! methods on the whole state are in those modules, beside their subject.
+//! [`State`] holds data of `minilog` ([`Minis`], [`Slots`]) and of `clean` (its pace). Methods on the whole state that
+//! concern them are in those modules.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use bytes::Bytes;
 use roaring::RoaringBitmap;
 use thalweg_env::HashMap;
 
+use super::clean::pace::KEEP_PER_LINK;
 use super::format::{Kind, MapEntry, NO_SEGMENT, block_checksum};
 use super::index::{Index, Location, Place, is_slot};
 use super::label::Label;
@@ -25,8 +26,6 @@ use crate::device::Purpose;
 
 /// Blocks with several versions that are examined when a hold ends.
 const AGE_AT_ONCE: usize = 64;
-/// Free segments that a users' write leaves to the cleaner, on each link.
-pub(super) const KEEP_PER_LINK: usize = 1;
 /// The next segment is reserved when one part in this many of the open one is left.
 const RESERVE_PART: u32 = 4;
 

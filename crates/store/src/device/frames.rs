@@ -14,8 +14,10 @@ use bytes::Bytes;
 use super::AlignedBuf;
 use crate::lock::BriefMutex;
 
+/// Bytes in a block.
+pub const BLOCK_SIZE: usize = 4096;
 /// Bytes in a frame: a block.
-const FRAME: usize = crate::block::BLOCK_SIZE;
+const FRAME: usize = BLOCK_SIZE;
 /// Frames in a piece of memory, and the longest run.
 const PIECE_FRAMES: usize = 256;
 /// Pieces that are searched for a run before more memory is allocated.

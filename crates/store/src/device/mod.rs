@@ -25,7 +25,7 @@ use bytes::Bytes;
 pub use buffer::{AlignedBuf, MEMORY_ALIGNMENT};
 pub use counters::{Counters, Tallies, Tally};
 pub use file::{Access, Engine, FileDevice, FileOptions};
-pub use frames::FrameBuf;
+pub use frames::{BLOCK_SIZE, FrameBuf};
 pub use memory::MemoryDevice;
 pub(crate) use mirror::range_lock::{RangeGuard, RangeLocks};
 pub use mirror::{Mirror, MirrorError, Side, SideState, SyncRecord};
@@ -203,7 +203,7 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Writes `data`, buffer after buffer, at `offset`; each buffer is whole sectors. The write is
     /// durable only after a later [`Device::flush`]. The buffers should be aligned to
-    /// [`MEMORY_ALIGNMENT`]; others are copied where the device needs alignment.
+    /// [`MEMORY_ALIGNMENT`]; the device copies any other buffer if it needs alignment.
     async fn write(
         &self,
         offset: u64,

@@ -18,16 +18,13 @@ use super::assemble::{Seat, assemble, split, take_seats};
 use super::create::{check_link, link_claims, place};
 use super::format::{DATA_START, Role};
 use super::manifest::{Manifest, Place};
-use super::prepare::{self, Claim};
+use super::prepare::{self, Claim, Progress};
 use super::spec::{DeviceSpec, LinkSpec};
 use super::{Member, Pool, PoolError, PoolMirror, destroy, format};
 use crate::block::{BLOCK_SIZE, BlockStore};
 use crate::device::SideState;
 use crate::tree::{TreeError, catalogue};
 use crate::txn::{Transact, TransactionManager};
-
-/// Progress of a long task: the part that is done, and the whole, in one unit.
-pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
 
 /// How to grow a volume.
 #[derive(Clone, Debug, Default)]

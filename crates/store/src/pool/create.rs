@@ -15,12 +15,11 @@ use uuid::Uuid;
 
 use super::PoolError;
 use super::assemble::{put_together, take_seats};
-use super::change::Progress;
 use super::destroy;
 use super::format::{DATA_START, Member, NAME, Role};
 use super::manifest::{self, Manifest, Place, Stage};
 use super::media::Media;
-use super::prepare::{self, Claim};
+use super::prepare::{self, Claim, Progress};
 use super::sizing;
 use super::spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume};
 use crate::block::BLOCK_SIZE;

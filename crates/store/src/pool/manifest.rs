@@ -3,7 +3,6 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -11,8 +10,7 @@ use uuid::Uuid;
 use super::PoolError;
 use super::format::Role;
 use super::media::Media;
-use super::spec::OpenOptions;
-use crate::block::BLOCK_SIZE;
+pub use super::settings::Settings;
 
 /// The manifest's name in the volume's folder.
 pub const FILE: &str = "volume.toml";
@@ -60,82 +58,6 @@ pub struct Manifest {
     /// after a crash, `open` frees them.
     #[serde(rename = "leftover", default, skip_serializing_if = "Vec::is_empty")]
     pub leftovers: Vec<Place>,
-}
-
-/// The settings for opening a volume. `None` leaves the choice to the program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// Whether the second sides of mirrors spin down while they are in the body.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub standby: Option<bool>,
-    /// RAM of the tail cache in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ram_cache: Option<u64>,
-    /// RAM of the body cache in bytes; 0 for none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub body_ram_cache: Option<u64>,
-    /// RAM in bytes to which the caches may grow together; 0 for no growth.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ram_cache_max: Option<u64>,
-    /// How many milliseconds a read at the tail's drive may wait for others to go with it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tail_read_wait: Option<u32>,
-    /// Seconds after which an idle transaction is aborted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transaction_idle: Option<u32>,
-}
-
-impl Settings {
-    /// The minimum RAM of a tail cache in bytes.
-    pub const LEAST_RAM: u64 = 1 << 20;
-
-    fn is_empty(&self) -> bool {
-        *self == Settings::default()
-    }
-
-    /// These settings, overridden by those that are `Some` in `newer`.
-    pub(super) fn changed_by(self, newer: Settings) -> Settings {
-        Settings {
-            standby: newer.standby.or(self.standby),
-            ram_cache: newer.ram_cache.or(self.ram_cache),
-            body_ram_cache: newer.body_ram_cache.or(self.body_ram_cache),
-            ram_cache_max: newer.ram_cache_max.or(self.ram_cache_max),
-            tail_read_wait: newer.tail_read_wait.or(self.tail_read_wait),
-            transaction_idle: newer.transaction_idle.or(self.transaction_idle),
-        }
-    }
-
-    pub(super) fn check(&self) -> Result<(), PoolError> {
-        let most = 1 << 50;
-        let fits = |bytes: Option<u64>, least| bytes.is_none_or(|b| (least..=most).contains(&b));
-        let refuse = |why: &str| Err(PoolError::Invalid(why.to_owned()));
-        if !fits(self.ram_cache, Settings::LEAST_RAM) || !fits(self.body_ram_cache, 0) {
-            return refuse("the tail cache needs 1 MiB of RAM or more");
-        }
-        match self.transaction_idle {
-            Some(0) => refuse("a transaction may be idle for at least a second"),
-            _ => Ok(()),
-        }
-    }
-
-    /// `options`, overridden by these settings.
-    pub(super) fn over(&self, options: &OpenOptions) -> OpenOptions {
-        let mut options = options.clone();
-        let blocks = |bytes: u64| usize::try_from(bytes / BLOCK_SIZE as u64).unwrap_or(usize::MAX);
-        options.standby = self.standby.unwrap_or(options.standby);
-        let chain = &mut options.chain;
-        chain.tail_cache_blocks = self.ram_cache.map_or(chain.tail_cache_blocks, blocks);
-        chain.body_cache_blocks = self.body_ram_cache.map_or(chain.body_cache_blocks, blocks);
-        if let Some(growth) = &mut chain.growth {
-            growth.most = self.ram_cache_max.or(growth.most);
-        }
-        let millis = |millis| Duration::from_millis(u64::from(millis));
-        chain.tail_read_wait = self.tail_read_wait.map_or(chain.tail_read_wait, millis);
-        let seconds = |seconds| Duration::from_secs(u64::from(seconds));
-        let idle = &mut options.transactions.idle;
-        *idle = self.transaction_idle.map_or(*idle, seconds);
-        options
-    }
 }
 
 /// The path of one device, and its role.

@@ -16,6 +16,9 @@ use super::spec::{DeviceSpec, LinkSpec, Preallocation};
 use crate::block::BLOCK_SIZE;
 use crate::device::{Access, AlignedBuf, DeviceError, DeviceRef, Purpose};
 
+/// Progress of a long task: the part that is done, and the whole, in one unit.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
+
 /// An extent to be taken on a device. On a shared device its place is chosen when it is labelled.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::manifest::Settings;
-use crate::chain::{Cleaning, Options};
+use super::settings::Settings;
+use crate::chain::Cleaning;
 
 /// How a new file is allocated; `qemu-img`'s words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -141,18 +141,4 @@ impl NewVolume {
             force: false,
         }
     }
-}
-
-/// Options for opening a volume; its own settings override them.
-#[derive(Clone, Debug, Default)]
-pub struct OpenOptions {
-    /// The chain's run-time options.
-    pub chain: Options,
-    /// Whether the second sides of mirrors spin down while they are in the body.
-    pub standby: bool,
-    /// The limits of its transactions.
-    pub transactions: crate::txn::Options,
-    /// Whether to open it read-only: no byte of its devices and of its folder changes. If it needs recovery,
-    /// it is recovered in memory. Other processes may read it at the same time.
-    pub read_only: bool,
 }

@@ -10,8 +10,9 @@
 use std::time::Duration;
 
 use super::super::State;
-use super::super::state::KEEP_PER_LINK;
 
+/// Free segments that a users' write leaves to the cleaner, on each link.
+pub(in super::super) const KEEP_PER_LINK: usize = 1;
 /// Blocks that are moved under one lock.
 pub(super) const GROUP: usize = 32;
 /// Cleaning keeps one part in this many of the space beyond live blocks free, besides its own reserve. Free

@@ -9,11 +9,10 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use thalweg_env::HashMap;
 
-use super::super::ChainError;
 use super::super::format::{Kind, MapEntry, Position, block_checksum};
 use super::super::index::{Location, Place, is_slot};
 use super::super::read::{Verified, read_verified};
-use super::super::state::State;
+use super::super::{ChainError, State};
 use super::format::{Fragment, open};
 use super::slots::{Overlay, Slot};
 use crate::block::{BLOCK_SIZE, Lba, Version};

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashMap, server_threads};
-use thalweg_store::block::Lba;
+use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba};
 use thalweg_store::open::{self, AnyVolume, Options, VolumePath};
 use thalweg_store::tree::{Raw, RawBlocks, TreeError, catalogue};
 use thalweg_store::txn::nest::{Began, End, Nest};
@@ -43,8 +43,9 @@ pub enum OpenError {
 /// How a transaction ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The transaction is committed and durable. Also the end of an inner pair.
-    Committed,
+    /// The transaction is committed and durable, as this version: the one that it read if it wrote nothing.
+    /// `None` at the end of an inner pair.
+    Committed(Option<EpochVersion>),
     /// None of its changes takes effect.
     Aborted(TxnError),
 }
@@ -258,10 +259,19 @@ impl Volume {
     /// Begins a transaction; inside a transaction, opens an inner pair, which changes nothing.
     ///
     /// # Errors
-    /// As [`Transact::begin`], and the error that has ended the enclosing transaction.
+    /// As [`Transact::begin`], and the error that has ended the enclosing transaction. [`TxnError::Invalid`] inside
+    /// a transaction that reads another version than [`Begin::at`].
     pub fn begin(&self, begin: Begin) -> Result<(), TxnError> {
         let bound = self.bound();
         let mut middle = bound.lock();
+        if let (Some(at), Some(outer)) = (begin.at, middle.nest.running()?)
+            && outer.version() != at
+        {
+            let outer = outer.version();
+            return Err(TxnError::Invalid(format!(
+                "the enclosing transaction reads version {outer}, so a nested one cannot read {at}"
+            )));
+        }
         if middle.nest.begin()? == Began::Inner {
             return Ok(());
         }
@@ -284,7 +294,7 @@ impl Volume {
         let (transaction, turn) = {
             let mut middle = bound.lock();
             match middle.nest.end()? {
-                End::Inner => return Ok(Outcome::Committed),
+                End::Inner => return Ok(Outcome::Committed(None)),
                 End::Failed(fate) => {
                     middle.take_turn();
                     return Ok(Outcome::Aborted(fate.into()));
@@ -293,7 +303,7 @@ impl Volume {
             }
         };
         match self.wait(turn.commit(&*transaction, Durability::Synced)) {
-            Ok(_) => Ok(Outcome::Committed),
+            Ok(version) => Ok(Outcome::Committed(Some(version))),
             Err(error) if error.is_retryable() => {
                 bound.lock().again = true;
                 Ok(Outcome::Aborted(error))
@@ -378,16 +388,46 @@ impl Volume {
         self.inside(|transaction| Ok::<_, TxnError>(transaction.clone()))
     }
 
+    /// The version that this thread's transaction reads.
+    ///
+    /// # Errors
+    /// [`TxnError::Ended`] when no pair is open, and the error that has ended the transaction.
+    pub fn version(&self) -> Result<EpochVersion, TxnError> {
+        self.running()?.map(|transaction| transaction.version()).ok_or(TxnError::Ended)
+    }
+
+    /// The contents of a block that can be read, and the epoch of their versions.
+    ///
+    /// # Errors
+    /// As [`Transact::versions`].
+    pub fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
+        self.wait(self.transact.versions(lba))
+    }
+
     /// Reads blocks from `lba` on. Outside of a transaction it sees all commits so far.
     ///
     /// # Errors
     /// As [`Transaction::read_run`].
     pub fn read(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
-        match self.inside(|it| self.wait(it.read_run(lba, count)))? {
-            Some(blocks) => Ok(blocks),
-            None => self.wait(async {
-                self.transact.begin(Begin::SNAPSHOT).await?.read_run(lba, count).await
-            }),
+        self.read_with_version(lba, count).map(|(_, blocks)| blocks)
+    }
+
+    /// [`Volume::read`], and which version the blocks are of. Outside of a transaction a crash may still lose that
+    /// version. Inside of one the blocks also have what the transaction itself wrote.
+    ///
+    /// # Errors
+    /// As [`Volume::read`].
+    pub fn read_with_version(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(EpochVersion, Vec<Bytes>), TxnError> {
+        let read = |it: &Arc<dyn Transaction>| {
+            Ok::<_, TxnError>((it.version(), self.wait(it.read_run(lba, count))?))
+        };
+        match self.inside(read)? {
+            Some(done) => Ok(done),
+            None => read(&self.wait(self.transact.begin(Begin::SNAPSHOT))?),
         }
     }
 

@@ -22,12 +22,12 @@ use bytes::Bytes;
 use thalweg_env::{Env, Task};
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_net::frame;
-use thalweg_store::block::EpochVersion;
+use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba};
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::net::UnixStream;
 
 use self::transaction::RemoteTransaction;
-use crate::protocol::{Answer, HELLO, MAX_ANSWER_PAYLOAD, Request, Welcome};
+use crate::protocol::{self, Answer, HELLO, MAX_ANSWER_PAYLOAD, Request, Welcome};
 use crate::{SOCKET, socket};
 
 /// Time within which a server must send its hello.
@@ -136,6 +136,16 @@ impl Transact for Connection {
     async fn sync(&self) -> Result<EpochVersion, TxnError> {
         match self.link.ask(&Request::Sync).await? {
             (Answer::At(version), _) => Ok(version),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
+        match self.link.ask(&Request::Versions { lba: lba.0 }).await? {
+            (Answer::Versions { epoch }, payload) => {
+                let versions = protocol::decode_versions(&payload).ok_or_else(unexpected)?;
+                Ok((epoch, versions))
+            }
             _ => Err(unexpected()),
         }
     }

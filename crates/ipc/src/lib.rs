@@ -7,6 +7,12 @@
 //! - [`blocking`]: a volume for threads, behind a socket or in this process.
 //!
 //! Frames, calls and sockets are those of [`thalweg_net`].
+//!
+//! # Lock order
+//!
+//! In a client: the list of a [`blocking::Volume`]'s threads, then the state of a thread, which is held while its calls
+//! wait, then what a remote transaction has seen, then the locks of [`thalweg_net`]. At the server the list of
+//! a connection's transactions and the state of each are never held together.
 
 pub mod blocking;
 pub mod client;

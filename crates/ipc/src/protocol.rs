@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 use thalweg_net::hello::Hello;
-use thalweg_store::block::{BLOCK_SIZE, Class, EpochVersion};
+use thalweg_store::block::{BLOCK_SIZE, BlockVersion, Class, Epoch, EpochVersion, Version};
 use thalweg_store::txn::{Begin, Durability, Handle};
 
 pub use thalweg_net::channel::UNANSWERED;
@@ -19,13 +19,39 @@ pub use thalweg_net::frame::{Frame, MAX_HEAD, decode, encode};
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 4 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 5 };
 /// Maximum number of blocks in a read.
 pub const MAX_RUN: u64 = 256;
 /// Longest payload of a request in bytes: the block that it writes.
 pub const MAX_REQUEST_PAYLOAD: usize = BLOCK_SIZE;
 /// Longest payload of an answer in bytes.
 pub const MAX_ANSWER_PAYLOAD: usize = MAX_RUN as usize * BLOCK_SIZE;
+
+/// Maximum number of contents in an answer about a block's versions: the newest ones.
+pub const MAX_VERSIONS: usize = MAX_ANSWER_PAYLOAD / VERSION_BYTES;
+/// Bytes of each: oldest and newest version, little-endian, and 1 if something is stored, else 0.
+const VERSION_BYTES: usize = 17;
+
+/// The payload of [`Answer::Versions`].
+pub fn encode_versions(versions: &[BlockVersion]) -> Vec<u8> {
+    let newest = &versions[versions.len().saturating_sub(MAX_VERSIONS)..];
+    let encode = |it: &BlockVersion| {
+        let numbers = [it.oldest, it.newest].map(|version| version.0.to_le_bytes());
+        numbers.concat().into_iter().chain([u8::from(it.stored)])
+    };
+    newest.iter().flat_map(encode).collect()
+}
+
+/// The contents in the payload of [`Answer::Versions`]; `None` if it is invalid.
+pub fn decode_versions(payload: &[u8]) -> Option<Vec<BlockVersion>> {
+    let (versions, []) = payload.as_chunks::<VERSION_BYTES>() else { return None };
+    let decode = |bytes: &[u8; VERSION_BYTES]| {
+        let ([oldest, newest], [stored]) = bytes.as_chunks::<8>() else { return None };
+        let [oldest, newest] = [oldest, newest].map(|bytes| Version(u64::from_le_bytes(*bytes)));
+        Some(BlockVersion { oldest, newest, stored: *stored != 0 })
+    };
+    versions.iter().map(decode).collect()
+}
 
 /// The server's first message.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -131,6 +157,11 @@ pub enum Request {
     },
     /// Makes everything that was acknowledged survive a crash. [`Answer::At`].
     Sync,
+    /// Asks for the contents of a block that can be read. [`Answer::Versions`].
+    Versions {
+        /// The block.
+        lba: u64,
+    },
 }
 
 /// A server's answer.
@@ -153,4 +184,41 @@ pub enum Answer {
     Blocks,
     /// It failed.
     Failed(WireError),
+    /// The contents that can be read are the payload ([`encode_versions`]), at most [`MAX_VERSIONS`].
+    Versions {
+        /// The epoch of all versions.
+        epoch: Epoch,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(oldest: u64, newest: u64, stored: bool) -> BlockVersion {
+        BlockVersion { oldest: Version(oldest), newest: Version(newest), stored }
+    }
+
+    #[test]
+    fn versions_have_their_bytes() {
+        let versions = [content(1, 0x0203, false), content(4, 5, true)];
+        let bytes = encode_versions(&versions);
+        let golden = [
+            [1, 0, 0, 0, 0, 0, 0, 0, 3, 2, 0, 0, 0, 0, 0, 0, 0],
+            [4, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1],
+        ];
+        assert_eq!(bytes, golden.concat());
+        assert_eq!(decode_versions(&bytes).unwrap(), versions);
+        assert_eq!(decode_versions(&[]).unwrap(), []);
+        assert_eq!(decode_versions(&bytes[1..]), None);
+    }
+
+    #[test]
+    fn of_too_many_versions_the_newest_are_sent() {
+        let count = MAX_VERSIONS as u64 + 3;
+        let versions: Vec<_> = (0..count).map(|nth| content(nth, nth, true)).collect();
+        let bytes = encode_versions(&versions);
+        assert!(bytes.len() <= MAX_ANSWER_PAYLOAD);
+        assert_eq!(decode_versions(&bytes).unwrap(), versions[3..]);
+    }
 }

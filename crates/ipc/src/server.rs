@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashMap, Task};
@@ -20,7 +21,9 @@ use thalweg_store::txn::{Client, Transact, Transaction, TransactionManager, TxnE
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::protocol::{Answer, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome};
+use crate::protocol::{
+    self, Answer, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome,
+};
 use crate::{SOCKET, socket};
 
 /// The part of a connection's budget that a request takes, beside the blocks that it reads.
@@ -243,18 +246,7 @@ impl Handler for Connection {
                 });
                 Ok(())
             }
-            Request::Abort { txn } => {
-                let entry = self.transactions.lock().remove(&txn);
-                let ending = async move {
-                    let transaction = entry.and_then(|entry| entry.state.lock().transaction.take());
-                    if let Some(transaction) = transaction {
-                        transaction.abort().await;
-                    }
-                    done(Answer::Done)
-                };
-                self.answer(id, REQUEST_COST, ending).await;
-                Ok(())
-            }
+            Request::Abort { txn } => self.abort(id, txn).await,
             _ if id == UNANSWERED => Err(refused()),
             Request::Begin { txn, begin } => {
                 let (entry, client) = (self.enter(txn)?, self.client.clone());
@@ -285,15 +277,40 @@ impl Handler for Connection {
             }
             Request::Release { txn } => self.release(id, txn).await,
             Request::Sync => self.sync(id).await,
+            Request::Versions { lba } => self.versions(id, lba).await,
         }
     }
 }
 
 impl Connection {
+    async fn abort(&self, id: u64, txn: u64) -> io::Result<()> {
+        let entry = self.transactions.lock().remove(&txn);
+        let ending = async move {
+            let transaction = entry.and_then(|entry| entry.state.lock().transaction.take());
+            if let Some(transaction) = transaction {
+                transaction.abort().await;
+            }
+            done(Answer::Done)
+        };
+        self.answer(id, REQUEST_COST, ending).await;
+        Ok(())
+    }
+
     async fn sync(&self, id: u64) -> io::Result<()> {
         let client = self.client.clone();
         let syncing = async move { done(Answer::At(client.sync().await?)) };
         self.answer(id, REQUEST_COST, Box::pin(syncing)).await;
+        Ok(())
+    }
+
+    async fn versions(&self, id: u64, lba: u64) -> io::Result<()> {
+        let client = self.client.clone();
+        let listing = async move {
+            let (epoch, versions) = client.versions(Lba(lba)).await?;
+            let payload = Bytes::from(protocol::encode_versions(&versions));
+            Ok((Answer::Versions { epoch }, vec![payload]))
+        };
+        self.answer(id, REQUEST_COST, Box::pin(listing)).await;
         Ok(())
     }
 

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use crate::device::BLOCK_SIZE;
 use crate::device::DeviceError;
 pub use backpressure::{Applied, Backpressure, Throttle};
 pub(crate) use difference::difference;
@@ -29,9 +30,6 @@ pub(crate) use holds::Holds;
 pub use list::WriteList;
 pub use ranges::ByteRanges;
 pub use retained::{Keep, Retained};
-
-/// Bytes in a block.
-pub const BLOCK_SIZE: usize = 4096;
 
 /// A logical block address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize)]
@@ -135,6 +133,23 @@ pub struct EpochVersion {
 impl fmt::Display for EpochVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.epoch, self.version)
+    }
+}
+
+impl std::str::FromStr for EpochVersion {
+    type Err = StoreError;
+
+    /// Reads `EPOCH.VERSION`.
+    fn from_str(text: &str) -> Result<EpochVersion, StoreError> {
+        // The form that is written, and no other: a sign or a leading zero would give a name twice.
+        let parsed = text.split_once('.').and_then(|(epoch, version)| {
+            let (epoch, version) = (epoch.parse().ok()?, version.parse().ok()?);
+            Some(EpochVersion { epoch: Epoch(epoch), version: Version(version) })
+        });
+        parsed.filter(|parsed| parsed.to_string() == text).ok_or_else(|| {
+            let why = format!("`{text}` is no version: expected EPOCH.VERSION, as in 7.1234");
+            StoreError::Invalid(why)
+        })
     }
 }
 
@@ -395,4 +410,24 @@ pub enum StoreError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_read_as_it_is_written() {
+        let last = EpochVersion { epoch: Epoch(u64::MAX), version: Version(u64::MAX) };
+        let version = EpochVersion { epoch: Epoch(7), version: Version(1234) };
+        assert_eq!(version.to_string(), "7.1234");
+        for version in [EpochVersion::default(), version, last] {
+            assert_eq!(version.to_string().parse::<EpochVersion>().unwrap(), version);
+        }
+        for wrong in ["", "7", ".", "7.", ".7", "7.1.2", "+7.1", "7.01", " 7.1", "7.-1", "a.b"] {
+            let refused = wrong.parse::<EpochVersion>();
+            assert!(matches!(refused, Err(StoreError::Invalid(_))), "{wrong}: {refused:?}");
+        }
+        assert!("7.18446744073709551616".parse::<EpochVersion>().is_err());
+    }
 }

@@ -59,7 +59,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
 
-use crate::block::{Class, EpochVersion, Lba, Write};
+use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Write};
 pub use client::Client;
 pub use contention::{Contention, Turn};
 pub use counts::TxnStatus;
@@ -164,6 +164,14 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// Those of the store.
     async fn sync(&self) -> Result<EpochVersion, TxnError>;
+
+    /// The contents of a block that can be read, oldest first, and the epoch of their versions; see
+    /// [`BlockStore::versions`](crate::block::BlockStore::versions). A transaction can begin on the oldest and on
+    /// the newest version of each.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] or [`TxnError::Store`] outside of the volume.
+    async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError>;
 
     /// The queue in which retries after a conflict wait, as [`run`] does.
     fn contention(&self) -> &Contention;

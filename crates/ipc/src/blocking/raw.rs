@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::block::{BLOCK_SIZE, EpochVersion};
 use thalweg_store::device::FrameBuf;
 use thalweg_store::tree::{Raw, RawBlocks, TreeError};
+use thalweg_store::txn::Begin;
 
 use super::{Fate, Middle, Volume};
 
@@ -24,9 +25,29 @@ impl Volume {
     /// # Errors
     /// As [`Raw::within`] and [`RawBlocks::read`].
     pub fn read_raw(&self, raw: &Raw, block: u64, count: u64) -> Result<Vec<Bytes>, TreeError> {
-        match self.inside_raw(raw, |blocks| self.wait(blocks.read(block, count)))? {
-            Some(blocks) => Ok(blocks),
-            None => self.wait(raw.read(block, count)),
+        self.read_raw_with_version(raw, block, count).map(|(_, blocks)| blocks)
+    }
+
+    /// [`Volume::read_raw`], and which version the blocks are of; see [`Volume::read_with_version`].
+    ///
+    /// # Errors
+    /// As [`Volume::read_raw`].
+    pub fn read_raw_with_version(
+        &self,
+        raw: &Raw,
+        block: u64,
+        count: u64,
+    ) -> Result<(EpochVersion, Vec<Bytes>), TreeError> {
+        let read = |blocks: &RawBlocks| -> Result<_, TreeError> {
+            Ok((blocks.version(), self.wait(blocks.read(block, count))?))
+        };
+        match self.inside_raw(raw, read)? {
+            Some(done) => Ok(done),
+            None => {
+                read(&self.wait(async {
+                    raw.within(self.transact.begin(Begin::SNAPSHOT).await?).await
+                })?)
+            }
         }
     }
 

@@ -5,8 +5,9 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_store::block::EpochVersion;
 use thalweg_store::tree::{Batch, Iter, Kind, NewPartition, Pair, Store, TreeError, catalogue};
-use thalweg_store::txn::Transaction;
+use thalweg_store::txn::{Begin, Durability, Transaction, run};
 
 use super::Volume;
 
@@ -50,6 +51,24 @@ impl Volume {
         match self.inside(|it| self.wait(store.get_in(&**it, key)))? {
             Some(value) => Ok(value),
             None => self.wait(store.get(key)),
+        }
+    }
+
+    /// [`Volume::get`], and which version the value is of; see [`Volume::read_with_version`].
+    ///
+    /// # Errors
+    /// As [`Volume::get`].
+    pub fn get_with_version(
+        &self,
+        store: &Store,
+        key: &[u8],
+    ) -> Result<(EpochVersion, Option<Bytes>), TreeError> {
+        let read = async |it: Arc<dyn Transaction>| -> Result<_, TreeError> {
+            Ok((it.version(), store.get_in(&*it, key).await?))
+        };
+        match self.inside(|it| self.wait(read(it.clone())))? {
+            Some(done) => Ok(done),
+            None => self.wait(run(&*self.transact, Begin::SNAPSHOT, Durability::Visible, read)),
         }
     }
 

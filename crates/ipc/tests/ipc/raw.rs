@@ -22,7 +22,7 @@ async fn on_a_volume(work: impl FnOnce(&Volume, &Rig) + Send + 'static) {
 /// Ends the thread's transaction, which must commit.
 fn committed(volume: &Volume) {
     let outcome = volume.end();
-    assert!(matches!(outcome, Ok(Outcome::Committed)), "{outcome:?}");
+    assert!(matches!(outcome, Ok(Outcome::Committed(Some(_)))), "{outcome:?}");
 }
 
 fn new(name: &str, kind: Kind, blocks: u64) -> NewPartition {

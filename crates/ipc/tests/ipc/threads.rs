@@ -31,7 +31,7 @@ async fn who_met_a_conflict_tries_again_in_turn() {
     let thread = move || {
         let volume = Volume::open(&folder).unwrap();
         let ends: [&dyn Fn(&Volume); 3] = [
-            &|volume| assert!(matches!(volume.end(), Ok(Outcome::Committed))),
+            &|volume| assert!(matches!(volume.end(), Ok(Outcome::Committed(Some(_))))),
             &|volume| volume.abort().unwrap(),
             &|volume| {
                 volume.release().unwrap();

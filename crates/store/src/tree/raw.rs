@@ -16,7 +16,7 @@ use super::catalogue;
 use super::error::TreeError;
 use super::format::{CATALOGUE_BLOCKS, CATALOGUE_MAGIC, Kind, UNIT};
 use super::partition::Partition;
-use crate::block::Lba;
+use crate::block::{EpochVersion, Lba};
 use crate::txn::{Begin, Durability, Transact, Transaction, run};
 
 /// The bytes of a catalogue block that change with anything in it: they hold its checksum.
@@ -197,6 +197,11 @@ impl RawBlocks {
             }
         }
         Ok(places)
+    }
+
+    /// The version that the transaction reads.
+    pub fn version(&self) -> EpochVersion {
+        self.txn.version()
     }
 
     fn lba(&self, block: u64) -> Result<Lba, TreeError> {

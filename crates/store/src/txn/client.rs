@@ -10,7 +10,7 @@ use super::past::{self, Past};
 use super::running::{OwnerId, Running};
 use super::transaction::LocalTransaction;
 use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError};
-use crate::block::{EpochVersion, Lba};
+use crate::block::{BlockVersion, Epoch, EpochVersion, Lba};
 
 /// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
 /// transactions are aborted except for those that it released.
@@ -91,6 +91,11 @@ impl Transact for Client {
         let version = store.now();
         store.sync(version).await?;
         Ok(store.name(version))
+    }
+
+    async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
+        let store = &self.shared.inner.store;
+        Ok((store.epoch(), store.versions(lba).await?))
     }
 
     fn contention(&self) -> &Contention {

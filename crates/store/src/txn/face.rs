@@ -103,6 +103,10 @@ impl Transact for TransactionManager {
         Transact::sync(&self.client).await
     }
 
+    async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
+        Transact::versions(&self.client, lba).await
+    }
+
     fn contention(&self) -> &Contention {
         self.client.contention()
     }

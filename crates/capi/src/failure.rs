@@ -48,6 +48,12 @@ impl From<TxnError> for Failure {
     }
 }
 
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Failure {
+        TxnError::Store(error).into()
+    }
+}
+
 fn of_store(error: &StoreError) -> c_int {
     match error {
         StoreError::Invalid(_) => libc::EINVAL,

@@ -10,6 +10,7 @@
 mod failure;
 pub mod raw;
 pub mod stores;
+pub mod versions;
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::ops::Range;
@@ -18,7 +19,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use thalweg_ipc::blocking::{Outcome, Volume};
-use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::block::{BLOCK_SIZE, EpochVersion, Lba};
 use thalweg_store::open::Options;
 use thalweg_store::txn::{Begin, Handle};
 
@@ -190,13 +191,18 @@ pub unsafe extern "C" fn tw_begin_tx(volume: *const tw_volume, isolation: c_int)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_end_tx(volume: *const tw_volume) -> c_int {
     // SAFETY: as the caller says.
-    call(|| match unsafe { named(volume) }?.end()? {
-        Outcome::Committed => Ok(1),
+    call(|| end(unsafe { named(volume) }?).map(|(ended, _)| ended))
+}
+
+/// Ends the innermost pair; returns what tw_end_tx() returns, and the version of an outermost pair.
+fn end(volume: &Volume) -> Result<(c_int, Option<EpochVersion>), Failure> {
+    match volume.end()? {
+        Outcome::Committed(version) => Ok((1, version)),
         Outcome::Aborted(why) => {
             failure::remember(&why.into());
-            Ok(0)
+            Ok((0, None))
         }
-    })
+    }
 }
 
 /// Aborts the innermost pair, without any effect. An inner abort dooms the enclosing transaction.

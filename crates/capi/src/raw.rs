@@ -6,6 +6,7 @@ use thalweg_ipc::blocking::Volume;
 use thalweg_store::tree::{Kind, Raw};
 
 use super::stores::text;
+use super::versions::{place, tw_version};
 use super::{copy_out, len, named, tw_volume};
 use crate::failure::{Failure, call};
 
@@ -84,6 +85,27 @@ pub unsafe extern "C" fn tw_raw_read(
         let blocks = volume.read_raw(raw, block, u64::from(count))?;
         // SAFETY: the buffer has room for `count` blocks.
         unsafe { copy_out(&blocks, count, buffer) };
+        Ok(0)
+    })
+}
+
+/// As tw_raw_read(), and `version` becomes the version that the blocks are of: see tw_read_with_version().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_raw_read_with_version(
+    raw: *const tw_raw,
+    block: u64,
+    count: u32,
+    buffer: *mut c_void,
+    version: *mut tw_version,
+) -> c_int {
+    call(|| {
+        len(buffer, count)?;
+        // SAFETY: as the caller says.
+        let ((volume, raw), version) = unsafe { (opened(raw)?, place(version)?) };
+        let (served, blocks) = volume.read_raw_with_version(raw, block, u64::from(count))?;
+        // SAFETY: the buffer has room for `count` blocks.
+        unsafe { copy_out(&blocks, count, buffer) };
+        *version = served.into();
         Ok(0)
     })
 }

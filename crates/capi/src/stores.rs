@@ -2,9 +2,11 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
+use bytes::Bytes;
 use thalweg_ipc::blocking::Volume;
 use thalweg_store::tree::{Iter, Kind, Pair, Store};
 
+use super::versions::{place, tw_version};
 use super::{named, tw_volume};
 use crate::failure::{Failure, call};
 
@@ -130,24 +132,65 @@ pub unsafe extern "C" fn tw_kv_get(
 ) -> c_int {
     call(|| {
         // SAFETY: as the caller says.
-        let ((volume, store), key, len) =
-            unsafe { (opened(kv)?, bytes(key, key_len)?, value_len.as_mut()) };
-        let len = len.ok_or_else(|| Failure::invalid("the length is a null pointer"))?;
-        if value.is_null() && *len > 0 {
-            return Err(Failure::invalid("the buffer is a null pointer"));
+        unsafe {
+            let (volume, store) = opened(kv)?;
+            let key = bytes(key, key_len)?.unwrap_or_default();
+            copy_value(value, value_len, || Ok(volume.get(store, key)?))
         }
-        let Some(found) = volume.get(store, key.unwrap_or_default())? else { return Ok(0) };
-        let room = std::mem::replace(len, found.len());
-        if found.len() > room {
-            let text = format!("the value has {} bytes, and the buffer {room}", found.len());
-            return Err(Failure::new(libc::ERANGE, text));
-        }
-        if !found.is_empty() {
-            // SAFETY: the caller has room for `found.len()` bytes there.
-            unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), found.len()) };
-        }
-        Ok(1)
     })
+}
+
+/// As tw_kv_get(), and `version` becomes the version that the value is of, or of which the key is absent.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_kv_get_with_version(
+    kv: *const tw_kv,
+    key: *const c_void,
+    key_len: usize,
+    value: *mut c_void,
+    value_len: *mut usize,
+    version: *mut tw_version,
+) -> c_int {
+    call(|| {
+        // SAFETY: as the caller says.
+        unsafe {
+            let (volume, store) = opened(kv)?;
+            let key = bytes(key, key_len)?.unwrap_or_default();
+            let version = place(version)?;
+            copy_value(value, value_len, || {
+                let (served, found) = volume.get_with_version(store, key)?;
+                *version = served.into();
+                Ok(found)
+            })
+        }
+    })
+}
+
+/// Copies the value that `get` returns to a caller's buffer; see [`tw_kv_get`].
+///
+/// # Safety
+/// `len` is null or valid, and `to` is null or has as many bytes as it says.
+unsafe fn copy_value(
+    to: *mut c_void,
+    len: *mut usize,
+    get: impl FnOnce() -> Result<Option<Bytes>, Failure>,
+) -> Result<c_int, Failure> {
+    // SAFETY: as the caller says.
+    let len = unsafe { len.as_mut() };
+    let len = len.ok_or_else(|| Failure::invalid("the length is a null pointer"))?;
+    if to.is_null() && *len > 0 {
+        return Err(Failure::invalid("the buffer is a null pointer"));
+    }
+    let Some(found) = get()? else { return Ok(0) };
+    let room = std::mem::replace(len, found.len());
+    if found.len() > room {
+        let text = format!("the value has {} bytes, and the buffer {room}", found.len());
+        return Err(Failure::new(libc::ERANGE, text));
+    }
+    if !found.is_empty() {
+        // SAFETY: the caller has room for `found.len()` bytes there.
+        unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), to.cast(), found.len()) };
+    }
+    Ok(1)
 }
 
 /// Deletes a key: 1, or 0 when it was absent.

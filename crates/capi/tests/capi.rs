@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
-use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::block::{BLOCK_SIZE, EpochVersion, Lba};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
@@ -311,26 +311,52 @@ fn a_transaction_is_handed_from_process_to_process() {
     assert_eq!(found[8], 2);
 }
 
-/// The program in docs/transactions.md, unchanged, on a volume with a store.
+/// The program in a document, unchanged but for its volume, and `after` it.
+fn documented(document: &str, volume: &Path, after: &str) -> PathBuf {
+    let guide = std::fs::read_to_string(format!("{HERE}/../../{document}")).unwrap();
+    let code: Vec<&str> =
+        guide.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let [code] = code[..] else { panic!("{} programs in {document}", code.len()) };
+    assert!(code.contains("\"/srv/volume\""), "it opens another volume");
+    let code = code.replace("/srv/volume", volume.to_str().unwrap());
+    let program = volume.with_extension("guide");
+    let source = program.with_extension("c");
+    let headers = ["<errno.h>", "<stdio.h>", "\"thalweg.h\""].map(|it| format!("#include {it}\n"));
+    let text = format!("{}int main(void)\n{{\n{code}\n{after}}}\n", headers.concat());
+    std::fs::write(&source, text).unwrap();
+    build(&source, &program);
+    program
+}
+
+#[test]
+fn the_guides_program_tells_versions() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    let after = "if (committed.epoch != served.epoch || committed.version != served.version)\nreturn 1;\n\
+                 if (tw_begin_tx_at(volume, committed) != 0 || block[0] != 'h')\nreturn 2;\n\
+                 puts(text);\nreturn tw_close(volume);\n";
+    let program = documented("docs/clients.md", &folder, after);
+    let run = || {
+        let output = Command::new(&program).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.trim().parse::<EpochVersion>().unwrap()
+    };
+    let (one, two) = (run(), run());
+    assert!(one.epoch < two.epoch && one.version < two.version, "{one} {two}");
+    let _server = Process::serve(&folder, "60000");
+    let (one, two) = (run(), run());
+    assert!(one.epoch == two.epoch && one.version < two.version, "{one} {two}");
+}
+
+/// The program in docs/transactions.md, on a volume with a store.
 #[test]
 fn the_guides_program_counts_and_leaves_stores_alone() {
     let home = volume();
     let folder = home.path().join("vol");
-    let guide = std::fs::read_to_string(format!("{HERE}/../../docs/transactions.md")).unwrap();
-    let code: Vec<&str> =
-        guide.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    let [code] = code[..] else { panic!("{} programs in the guide", code.len()) };
-    assert!(code.contains("\"/srv/volume\""), "it opens another volume");
-    let code = code.replace("/srv/volume", folder.to_str().unwrap());
-    let source = home.path().join("guide.c");
-    let text = format!(
-        "#include \"thalweg.h\"\nint main(void)\n{{\n{code}\n\
-         if (tw_raw_read(counters, 7, 1, block) != 0)\nreturn 90;\n\
-         tw_raw_close(counters);\nreturn tw_close(volume) == 0 ? (int)block[0] : 91;\n}}\n"
-    );
-    std::fs::write(&source, text).unwrap();
-    let program = home.path().join("guide");
-    build(&source, &program);
+    let after = "if (tw_raw_read(counters, 7, 1, block) != 0)\nreturn 90;\n\
+                 tw_raw_close(counters);\nreturn tw_close(volume) == 0 ? (int)block[0] : 91;\n";
+    let program = documented("docs/transactions.md", &folder, after);
     runtime().block_on(async {
         let env = Env::real();
         let pool = Pool::open(&env, &folder, &OpenOptions::default()).await.unwrap();

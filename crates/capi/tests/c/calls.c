@@ -144,6 +144,103 @@ static void transactions(void)
     CHECK(tw_end_tx(volume), 1);
 }
 
+static void version_is(tw_version version, uint64_t epoch, uint64_t number)
+{
+    CHECK(version.epoch, epoch);
+    CHECK(version.version, number);
+}
+
+/* Keeps a version for as long as another thread works. */
+static void at_a_version(void *at)
+{
+    tw_version own, named = *(tw_version *)at;
+    CHECK(tw_begin_tx_at(volume, named), 0);
+    CHECK(tw_tx_version(volume, &own), 0);
+    version_is(own, named.epoch, named.version);
+    CHECK(get(25), 1);
+    unsigned char content[TW_BLOCK_SIZE] = {0};
+    CHECK(tw_write(volume, 25, 1, content), -EINVAL);
+    /* An inner pair reads the same version, or is refused. */
+    CHECK(tw_begin_tx_at(volume, named), 0);
+    tw_version none = {0, 0};
+    CHECK(tw_end_tx_with_version(volume, &none), 1);
+    version_is(none, 0, 0);
+    named.version++;
+    CHECK(tw_begin_tx_at(volume, named), -EINVAL);
+    CHECK(tw_end_tx_with_version(volume, &own), 1);
+    version_is(own, named.epoch, named.version - 1);
+}
+
+static void versions(void)
+{
+    unsigned char content[TW_BLOCK_SIZE] = {0};
+    tw_version first, second, read;
+    where = "a commit has a version";
+    memset(content, 1, sizeof content);
+    CHECK(tw_tx_version(volume, &read), -ESRCH);
+    CHECK(tw_begin_tx(volume, TW_STRICT), 0);
+    CHECK(tw_write(volume, 25, 1, content), 0);
+    CHECK(tw_end_tx_with_version(volume, &first), 1);
+    CHECK(first.version > 0, 1);
+    CHECK(tw_read_with_version(volume, 25, 1, content, &read), 0);
+    CHECK(content[0], 1);
+    version_is(read, first.epoch, first.version);
+
+    where = "a transaction keeps its version";
+    CHECK(tw_begin_tx(volume, TW_SNAPSHOT), 0);
+    CHECK(tw_tx_version(volume, &read), 0);
+    version_is(read, first.epoch, first.version);
+    uint64_t block = 25;
+    elsewhere(put_elsewhere, &block);
+    elsewhere(at_a_version, &first);
+    CHECK(tw_read_with_version(volume, 25, 1, content, &read), 0);
+    CHECK(content[0], 1);
+    version_is(read, first.epoch, first.version);
+    tw_block_version found[2];
+    size_t count = 1;
+    CHECK(tw_versions(volume, 25, found, &count), -ERANGE);
+    CHECK(count, 2);
+    CHECK(tw_versions(volume, 25, found, &count), 0);
+    CHECK(count, 2);
+    version_is(found[0].oldest, first.epoch, first.version);
+    version_is(found[0].newest, first.epoch, first.version);
+    CHECK(found[0].stored, 1);
+    second = found[1].newest;
+    CHECK(second.version > first.version, 1);
+    CHECK(tw_end_tx(volume), 1);
+
+    where = "a version that is not kept is gone";
+    CHECK(tw_begin_tx_at(volume, first), -ESTALE);
+    CHECK(tw_errno(), ESTALE);
+    CHECK(tw_begin_tx_at(volume, second), 0);
+    CHECK(get(25), 77);
+    CHECK(tw_abort_tx(volume), 0);
+    second.epoch++;
+    CHECK(tw_begin_tx_at(volume, second), -ESTALE);
+
+    where = "the text of a version";
+    char text[TW_VERSION_TEXT];
+    tw_version wide = {UINT64_MAX, UINT64_MAX}, small = {7, 1234};
+    CHECK(tw_version_text(wide, text), 0);
+    CHECK(strcmp(text, "18446744073709551615.18446744073709551615"), 0);
+    CHECK(tw_version_parse(text, &read), 0);
+    version_is(read, UINT64_MAX, UINT64_MAX);
+    CHECK(tw_version_text(small, text), 0);
+    CHECK(strcmp(text, "7.1234"), 0);
+    CHECK(tw_version_parse("7.01234", &read), -EINVAL);
+
+    where = "null pointers";
+    CHECK(tw_version_parse(NULL, &read), -EINVAL);
+    CHECK(tw_version_parse(text, NULL), -EINVAL);
+    CHECK(tw_version_text(small, NULL), -EINVAL);
+    CHECK(tw_tx_version(volume, NULL), -EINVAL);
+    CHECK(tw_end_tx_with_version(volume, NULL), -EINVAL);
+    CHECK(tw_read_with_version(volume, 25, 1, content, NULL), -EINVAL);
+    CHECK(tw_versions(volume, 25, NULL, &count), -EINVAL);
+    CHECK(tw_versions(volume, 25, found, NULL), -EINVAL);
+    CHECK(tw_versions(volume, UINT64_MAX, found, &count), -EINVAL);
+}
+
 static void marks(void)
 {
     where = "marks";
@@ -426,6 +523,18 @@ static void stores(void)
         CHECK(kv_get(table, "k"), commit ? 'h' : 0);
         CHECK(raw_get(raw, 1), commit ? 4 : 0);
     }
+    tw_version now, also;
+    char value = 0;
+    size_t len = 1;
+    unsigned char content[TW_BLOCK_SIZE];
+    CHECK(tw_kv_get_with_version(tree, "k", 1, &value, &len, &now), 1);
+    CHECK(value, 't');
+    CHECK(tw_kv_get_with_version(tree, "none", 4, &value, &len, &now), 0);
+    CHECK(tw_kv_get_with_version(tree, "k", 1, &value, &len, NULL), -EINVAL);
+    CHECK(tw_raw_read_with_version(raw, 1, 1, content, &also), 0);
+    CHECK(content[0], 4);
+    version_is(also, now.epoch, now.version);
+    CHECK(tw_raw_read_with_version(raw, 1, 1, content, NULL), -EINVAL);
     for (char key = 'a'; key < 'g'; key++)
         CHECK(tw_kv_put(tree, &key, 1, &key, 1), 0);
     CHECK(tw_kv_delete(tree, "c", 1), 1);
@@ -594,6 +703,7 @@ int main(int count, char **args)
         CHECK(tw_is_served(volume), atoi(args[3]));
         singletons();
         transactions();
+        versions();
         marks();
         nesting();
         handing_over();

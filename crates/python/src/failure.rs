@@ -20,6 +20,7 @@ create_exception!(thalweg, Doomed, Error, "A transaction nested in this one was 
 create_exception!(thalweg, Invalid, Error, "The request is invalid.");
 create_exception!(thalweg, TooLarge, Error, "A transaction, or a process, exceeds a limit.");
 create_exception!(thalweg, NoSpace, Error, "The volume, or the partition, is full.");
+create_exception!(thalweg, Gone, Error, "The version is not kept, or was lost in a crash.");
 create_exception!(thalweg, Disconnected, Error, "The volume's server is gone.");
 create_exception!(thalweg, Damaged, Error, "Stored data is damaged.");
 
@@ -31,6 +32,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Invalid", py.get_type::<Invalid>())?;
     module.add("TooLarge", py.get_type::<TooLarge>())?;
     module.add("NoSpace", py.get_type::<NoSpace>())?;
+    module.add("Gone", py.get_type::<Gone>())?;
     module.add("Disconnected", py.get_type::<Disconnected>())?;
     module.add("Damaged", py.get_type::<Damaged>())
 }
@@ -46,6 +48,7 @@ pub(crate) fn txn_error(error: TxnError) -> PyErr {
         TxnError::Doomed => Doomed::new_err(text),
         TxnError::Ended | TxnError::Invalid(_) | TxnError::UnknownHandle => Invalid::new_err(text),
         TxnError::TooLarge(_) | TxnError::TooMany(_) => TooLarge::new_err(text),
+        TxnError::Gone(_) | TxnError::Store(StoreError::Gone(_)) => Gone::new_err(text),
         TxnError::Disconnected(_) => Disconnected::new_err(text),
         TxnError::Store(StoreError::Invalid(_)) => Invalid::new_err(text),
         TxnError::Store(StoreError::NoSpace) => NoSpace::new_err(text),

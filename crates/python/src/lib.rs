@@ -1,6 +1,15 @@
 //! Thalweg for Python: the module `thalweg._thalweg`, which the package `thalweg` re-exports.
 //!
 //! Each method is one call of [`thalweg_ipc::blocking::Volume`], without the interpreter's lock.
+//!
+//! # Lock order
+//!
+//! 1. the state of a transaction, or the handle of a store, a raw partition or a scan, which is held during a call;
+//! 2. the volume of a `Shared`;
+//! 3. the list of its handles;
+//! 4. the locks of `thalweg_ipc`.
+//!
+//! The interpreter's lock may be held while one of these is taken, so no holder of one waits for the interpreter's.
 
 // The code that the bindings' macros generate has no docs.
 #![allow(missing_docs)]
@@ -10,6 +19,7 @@ mod raw;
 mod shared;
 mod stores;
 mod transaction;
+mod versions;
 
 use std::path::PathBuf;
 
@@ -27,6 +37,7 @@ use raw::Raw;
 use shared::Shared;
 use stores::Store;
 use transaction::Transaction;
+use versions::Version;
 
 /// An open volume. A context manager that closes it.
 #[pyclass(frozen, module = "thalweg")]
@@ -55,14 +66,19 @@ fn isolation(name: &str) -> PyResult<Begin> {
     }
 }
 
+/// Blocks as one piece, and the version that they are of.
+pub(crate) type Versioned<'py> = (Bound<'py, PyBytes>, Version);
+
 /// Reads blocks, as one piece.
 pub(crate) fn read<'py>(
     py: Python<'py>,
     volume: &blocking::Volume,
     lba: u64,
     count: u64,
-) -> PyResult<Bound<'py, PyBytes>> {
-    joined(py, &py.detach(|| volume.read(Lba(lba), count)).map_err(txn_error)?)
+) -> PyResult<Versioned<'py>> {
+    let read = py.detach(|| volume.read_with_version(Lba(lba), count));
+    let (version, blocks) = read.map_err(txn_error)?;
+    Ok((joined(py, &blocks)?, version.into()))
 }
 
 /// Blocks as one piece.
@@ -91,10 +107,23 @@ impl Volume {
     }
 
     /// A transaction of this thread, for a `with`: it commits at the end, and is aborted by an exception.
-    /// Inside another transaction it changes nothing, except that its abort dooms the other.
-    #[pyo3(signature = (isolation = "strict"))]
-    fn transaction(&self, isolation: &str) -> PyResult<Transaction> {
-        Ok(Transaction::new(self.shared.clone(), self::isolation(isolation)?))
+    /// Inside another transaction it changes nothing, except that its abort dooms the other. With `at`, a version
+    /// that is kept, it is read-only and reads that version; `Gone` is raised at its begin when the version is not
+    /// kept.
+    #[pyo3(signature = (isolation = None, at = None))]
+    fn transaction(
+        &self,
+        isolation: Option<&str>,
+        at: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Transaction> {
+        let begin = match (isolation, at) {
+            (None | Some("read-only"), Some(at)) => Begin::at(versions::given(at)?),
+            (Some(_), Some(_)) => {
+                return Err(invalid("a transaction on a given version is \"read-only\""));
+            }
+            (isolation, None) => self::isolation(isolation.unwrap_or("strict"))?,
+        };
+        Ok(Transaction::new(self.shared.clone(), begin))
     }
 
     /// Begin, work, commit, retry: calls `work` with a transaction until one commits, and returns its result.
@@ -135,7 +164,25 @@ impl Volume {
     /// Reads blocks from `lba` on. Inside this thread's transaction it is part of that.
     #[pyo3(signature = (lba, count = 1))]
     fn read<'py>(&self, py: Python<'py>, lba: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(self.read_with_version(py, lba, count)?.0)
+    }
+
+    /// As `read`: returns the blocks, and the version that they are of. Outside of a transaction a crash may still
+    /// lose that version. Inside of one the blocks also have what the transaction itself wrote.
+    #[pyo3(signature = (lba, count = 1))]
+    fn read_with_version<'py>(
+        &self,
+        py: Python<'py>,
+        lba: u64,
+        count: u64,
+    ) -> PyResult<Versioned<'py>> {
         read(py, &*self.shared.get()?, lba, count)
+    }
+
+    /// The contents of a block that can be read, oldest first: the oldest and the newest version of each, and
+    /// whether something is stored. A transaction can begin on these versions.
+    fn versions(&self, py: Python<'_>, lba: u64) -> PyResult<Vec<(Version, Version, bool)>> {
+        versions::readable(py, &*self.shared.get()?, lba)
     }
 
     /// Writes whole blocks of a volume without partitions; `Invalid` on a volume with partitions, where raw
@@ -206,6 +253,7 @@ fn _thalweg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(open, module)?)?;
     module.add_class::<Volume>()?;
     module.add_class::<Transaction>()?;
+    module.add_class::<Version>()?;
     module.add_class::<Store>()?;
     module.add_class::<Raw>()?;
     module.add_class::<stores::Scan>()?;

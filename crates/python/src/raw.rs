@@ -7,8 +7,8 @@ use pyo3::types::PyBytes;
 use thalweg_store::tree;
 
 use crate::failure::tree_error;
-use crate::joined;
 use crate::shared::{Held, Shared};
+use crate::{Versioned, joined};
 
 /// A raw partition: blocks numbered from 0. Calls inside this thread's transaction are part of it; any other
 /// call is a transaction of its own.
@@ -37,9 +37,21 @@ impl Raw {
     /// Reads blocks from `block` on.
     #[pyo3(signature = (block, count = 1))]
     fn read<'py>(&self, py: Python<'py>, block: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(self.read_with_version(py, block, count)?.0)
+    }
+
+    /// As `read`: returns the blocks, and the version that they are of, as `Volume.read_with_version`.
+    #[pyo3(signature = (block, count = 1))]
+    fn read_with_version<'py>(
+        &self,
+        py: Python<'py>,
+        block: u64,
+        count: u64,
+    ) -> PyResult<Versioned<'py>> {
         let (volume, raw) = (self.shared.get()?, self.raw.get()?);
-        let read = py.detach(|| volume.read_raw(&raw, block, count));
-        joined(py, &read.map_err(tree_error)?)
+        let read = py.detach(|| volume.read_raw_with_version(&raw, block, count));
+        let (version, blocks) = read.map_err(tree_error)?;
+        Ok((joined(py, &blocks)?, version.into()))
     }
 
     /// Writes whole blocks. Outside of a transaction it is durable when this returns.

@@ -9,6 +9,7 @@ use thalweg_store::tree::{self, Iter, Kind};
 
 use crate::failure::{invalid, tree_error};
 use crate::shared::{Held, Shared};
+use crate::versions::Version;
 
 /// A store. Calls inside this thread's transaction are part of it; any other call is a transaction of its
 /// own.
@@ -75,6 +76,21 @@ impl Store {
         default: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         Ok(self.value(py, key)?.map(|value| value.into_any()).or(default))
+    }
+
+    /// The value of a key, or `default`, and the version that it is of, as `Volume.read_with_version`.
+    #[pyo3(signature = (key, default = None))]
+    fn get_with_version<'py>(
+        &self,
+        py: Python<'py>,
+        key: &[u8],
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<(Option<Bound<'py, PyAny>>, Version)> {
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        let read = py.detach(|| volume.get_with_version(&store, key)).map_err(tree_error)?;
+        let (version, value) = read;
+        let value = value.map(|value| PyBytes::new(py, &value).into_any());
+        Ok((value.or(default), version.into()))
     }
 
     /// Keys and values; in a B-tree in order, from `start` (inclusive) to `stop` (exclusive).

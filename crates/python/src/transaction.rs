@@ -11,6 +11,7 @@ use thalweg_store::txn::{Begin, TxnError};
 
 use crate::Shared;
 use crate::failure::{invalid, tree_error, txn_error};
+use crate::versions::Version;
 
 /// A transaction of one thread.
 #[pyclass(frozen, module = "thalweg")]
@@ -27,7 +28,8 @@ enum State {
     TakenOver(ThreadId),
     /// Running, in the thread that began it.
     Running(ThreadId),
-    Ended,
+    /// Ended: with the version of its commit, if it committed as an outermost pair.
+    Ended(Option<Version>),
 }
 
 impl Transaction {
@@ -41,10 +43,10 @@ impl Transaction {
 
     /// Commits or aborts, unless it has ended already.
     pub(crate) fn finish(&self, py: Python<'_>, commit: bool) -> PyResult<()> {
-        let has_ended = matches!(*self.state.lock(), State::Ended);
+        let has_ended = matches!(*self.state.lock(), State::Ended(_));
         match (has_ended, commit) {
             (true, _) => Ok(()),
-            (false, true) => self.commit(py),
+            (false, true) => self.commit(py).map(|_| ()),
             (false, false) => self.abort(py),
         }
     }
@@ -60,7 +62,7 @@ impl Transaction {
                 "the transaction belongs to another thread: release it there, and take it over here",
             )),
             State::New(_) => Err(invalid("the transaction begins with its `with`")),
-            State::Ended => Err(txn_error(TxnError::Ended)),
+            State::Ended(_) => Err(txn_error(TxnError::Ended)),
         }
     }
 }
@@ -95,20 +97,41 @@ impl Transaction {
         self.finish(py, kind.is_none())
     }
 
-    /// Commits, or raises `Conflict` or `Doomed`. The end of the `with` commits otherwise.
-    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+    /// Commits, or raises `Conflict` or `Doomed`. The end of the `with` commits otherwise. Returns the version of
+    /// the commit, the one that was read if nothing was written; `None` inside another transaction.
+    fn commit(&self, py: Python<'_>) -> PyResult<Option<Version>> {
         let volume = self.running()?;
-        *self.state.lock() = State::Ended;
+        *self.state.lock() = State::Ended(None);
         match py.detach(|| volume.end()).map_err(txn_error)? {
-            Outcome::Committed => Ok(()),
+            Outcome::Committed(version) => {
+                let version = version.map(Version::from);
+                *self.state.lock() = State::Ended(version);
+                Ok(version)
+            }
             Outcome::Aborted(why) => Err(txn_error(why)),
+        }
+    }
+
+    /// The version that the transaction reads.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<Version> {
+        let volume = self.running()?;
+        Ok(py.detach(|| volume.version()).map_err(txn_error)?.into())
+    }
+
+    /// The version of the commit, after it; `None` before, after an abort, and inside another transaction.
+    #[getter]
+    fn committed(&self) -> Option<Version> {
+        match *self.state.lock() {
+            State::Ended(version) => version,
+            _ => None,
         }
     }
 
     /// Aborts, without any effect.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let volume = self.running()?;
-        *self.state.lock() = State::Ended;
+        *self.state.lock() = State::Ended(None);
         py.detach(|| volume.abort()).map_err(txn_error)
     }
 
@@ -116,14 +139,14 @@ impl Transaction {
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let volume = self.running()?;
         let handle = py.detach(|| volume.release()).map_err(txn_error)?;
-        *self.state.lock() = State::Ended;
+        *self.state.lock() = State::Ended(None);
         Ok(PyBytes::new(py, &handle.0.to_le_bytes()))
     }
 
-    /// Reads blocks from `lba` on.
+    /// Reads blocks from `lba` on, of `version` and what the transaction itself wrote.
     #[pyo3(signature = (lba, count = 1))]
     fn read<'py>(&self, py: Python<'py>, lba: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
-        crate::read(py, &*self.running()?, lba, count)
+        Ok(crate::read(py, &*self.running()?, lba, count)?.0)
     }
 
     /// Writes whole blocks of a volume without partitions.

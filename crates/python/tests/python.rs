@@ -96,22 +96,31 @@ fn programs(document: &str) -> Vec<String> {
     programs.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
+/// The document whose program is run over the socket too.
+const VERSIONS: &str = "docs/clients.md";
+
+/// Runs the program of a document, unchanged, on an empty volume, and checks its effects.
+fn check_document(python: &Path, document: &str, folder: &Path) {
+    let programs = programs(document);
+    let [program] = &programs[..] else { panic!("{} in {document}", programs.len()) };
+    let volume = folder.to_str().unwrap();
+    let names = ["\"/srv/db\"", "\"/srv/volume\""];
+    let name = names.into_iter().find(|name| program.contains(name)).unwrap();
+    let program = program.replace(name, &format!("{volume:?}"));
+    let after = format!(
+        "{program}\n\
+         with thalweg.open({volume:?}) as volume:\n    \
+         assert volume.raw('blocks').read(7) == b'x' * thalweg.BLOCK_SIZE\n"
+    );
+    good(Command::new(python).args(["-c", &after]));
+}
+
 /// Runs each program of the documents, unchanged, on a volume of its own, and checks its effects.
 async fn check_documents(python: &Path, home: &Path) {
-    for (number, document) in ["README.md", "docs/transactions.md"].into_iter().enumerate() {
-        let programs = programs(document);
-        let [program] = &programs[..] else { panic!("{} in {document}", programs.len()) };
+    let documents = ["README.md", "docs/transactions.md", VERSIONS];
+    for (number, document) in documents.into_iter().enumerate() {
         let folder = volume(home, &format!("documented{number}")).await;
-        let volume = folder.to_str().unwrap();
-        let names = ["\"/srv/db\"", "\"/srv/volume\""];
-        let name = names.into_iter().find(|name| program.contains(name)).unwrap();
-        let program = program.replace(name, &format!("{volume:?}"));
-        let after = format!(
-            "{program}\n\
-             with thalweg.open({volume:?}) as volume:\n    \
-             assert volume.raw('blocks').read(7) == b'x' * thalweg.BLOCK_SIZE\n"
-        );
-        good(Command::new(python).args(["-c", &after]));
+        check_document(python, document, &folder);
     }
     // The package's own example.
     let folder = volume(home, "docstring").await;
@@ -133,14 +142,18 @@ async fn the_wheel_works_in_a_fresh_environment() {
     check(&python, &one, &two, "0");
     let env = Env::real();
     let (served, empty) = (volume(home.path(), "served").await, volume(home.path(), "other").await);
-    let pools = [&served, &empty].map(async |folder| {
+    let shown = volume(home.path(), "shown").await;
+    let pools = [&served, &empty, &shown].map(async |folder| {
         let pool = Pool::open(&env, folder, &OpenOptions::default()).await.unwrap();
         let server = Server::start(&env, pool.transactions(), folder, Config::default()).unwrap();
         (pool, server)
     });
     let pools = futures::future::join_all(pools).await;
     let checked = tokio::task::block_in_place(|| {
-        std::panic::catch_unwind(|| check(&python, &served, &empty, "1"))
+        std::panic::catch_unwind(|| {
+            check(&python, &served, &empty, "1");
+            check_document(&python, VERSIONS, &shown);
+        })
     });
     for (pool, server) in pools {
         drop(server);

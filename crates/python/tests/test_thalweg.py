@@ -65,6 +65,57 @@ class Volume(unittest.TestCase):
                 1 / 0
         self.assertEqual(self.volume.read(4), block(0))
 
+    def test_commits_and_reads_have_versions(self):
+        with self.volume.transaction() as tx:
+            began = tx.version
+            self.assertIsNone(tx.committed)
+            tx.write(10, block(1))
+            with self.volume.transaction() as inner:
+                self.assertEqual(inner.version, began)
+            self.assertIsNone(inner.committed)
+        first = tx.committed
+        self.assertGreater(first, began)
+        self.assertEqual(first.epoch, began.epoch)
+        self.assertEqual(str(first), f"{first.epoch}.{first.version}")
+        self.assertEqual(thalweg.Version(str(first)), first)
+        self.assertEqual(len({first, thalweg.Version(str(first))}), 1)
+        self.assertEqual(repr(thalweg.Version("7.1234")), "thalweg.Version('7.1234')")
+        for wrong in ("7", "7.1.1", "7.01", ""):
+            with self.assertRaises(thalweg.Invalid):
+                thalweg.Version(wrong)
+        self.assertEqual(self.volume.read_with_version(10), (block(1), first))
+        with self.volume.transaction("snapshot") as keeps:
+            self.assertEqual(keeps.version, first)
+            self.elsewhere(lambda: self.volume.write(10, block(2)))
+            self.elsewhere(lambda: self.at(first))
+            self.elsewhere(lambda: self.at(str(first)))
+            old, new = self.volume.versions(10)
+            self.assertEqual(old, (first, first, True))
+            self.assertGreater(new[1], first)
+            with self.assertRaises(thalweg.Invalid):
+                with self.volume.transaction(at=new[1]):
+                    pass
+        with self.volume.transaction(at=new[1]) as tx:
+            self.assertEqual(tx.read(10), block(2))
+            self.assertEqual(tx.commit(), new[1])
+        for gone in (first, thalweg.Version(f"{first.epoch + 1}.{first.version}")):
+            with self.assertRaises(thalweg.Gone):
+                with self.volume.transaction(at=gone):
+                    pass
+        for wrong in (7, "x", None.__class__):
+            with self.assertRaises(thalweg.Invalid):
+                self.volume.transaction(at=wrong)
+        with self.assertRaises(thalweg.Invalid):
+            self.volume.transaction("strict", at=new[1])
+        self.volume.discard(10)
+
+    def at(self, version):
+        with self.volume.transaction(at=version) as tx:
+            self.assertEqual(str(tx.version), str(version))
+            self.assertEqual(tx.read(10), block(1))
+            with self.assertRaises(thalweg.Invalid):
+                tx.write(10, block(3))
+
     def test_a_conflict_is_raised_and_run_tries_again(self):
         attempts = []
 
@@ -231,6 +282,10 @@ class Stores(unittest.TestCase):
         self.assertEqual(raw.blocks, 8)
         raw.write(6, block(1) + block(2))
         self.assertEqual(raw.read(6, 2), block(1) + block(2))
+        content, version = raw.read_with_version(7)
+        self.assertEqual(content, block(2))
+        self.assertEqual(names.get_with_version(b"c"), (b"cc", version))
+        self.assertEqual(names.get_with_version(b"none", 7), (7, version))
         for outside in (lambda: raw.read(8), lambda: raw.write(7, bytes(8192))):
             with self.assertRaises(thalweg.Invalid):
                 outside()

@@ -21,6 +21,7 @@ from ._thalweg import (
     Disconnected,
     Doomed,
     Error,
+    Gone,
     Invalid,
     NoSpace,
     Raw,
@@ -28,6 +29,7 @@ from ._thalweg import (
     Store,
     TooLarge,
     Transaction,
+    Version,
     Volume,
     open,
 )
@@ -39,6 +41,7 @@ __all__ = [
     "Disconnected",
     "Doomed",
     "Error",
+    "Gone",
     "Invalid",
     "NoSpace",
     "Raw",
@@ -46,6 +49,7 @@ __all__ = [
     "Store",
     "TooLarge",
     "Transaction",
+    "Version",
     "Volume",
     "open",
 ]

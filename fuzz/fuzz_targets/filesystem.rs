@@ -1,4 +1,4 @@
-//! Filesystems that somebody scribbled on: used, repaired, and used again.
+//! Filesystems with arbitrary damage: used, repaired, and used again.
 #![no_main]
 
 #[path = "../../crates/fs/tests/fs/fuzz/image.rs"]

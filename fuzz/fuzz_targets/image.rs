@@ -1,4 +1,4 @@
-//! Whole images that somebody scribbled on: an error, or a consistent volume.
+//! Whole images with arbitrary damage: an error, or a consistent volume.
 #![no_main]
 
 #[path = "../../crates/store/tests/support/mod.rs"]

@@ -1,4 +1,4 @@
-//! In-place stores that somebody scribbled on: an error, or what has a checksum as it was some time.
+//! In-place stores with arbitrary damage: an error, or what has a checksum as it was some time.
 #![no_main]
 
 #[path = "../../crates/store/tests/inplace/support/mod.rs"]

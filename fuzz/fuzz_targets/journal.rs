@@ -1,4 +1,4 @@
-//! Journals of arbitrary bytes, and one that somebody scribbled on: an error, or some of what it said.
+//! Journals of arbitrary bytes, and one with arbitrary damage: an error, or some of what it said.
 #![no_main]
 
 #[path = "../../crates/store/tests/inplace/journal_support/mod.rs"]

@@ -26,6 +26,10 @@
 //! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
 //! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
 //! - [`steady`]: nearly full volumes and filesystems, beside their peers on the same disk.
+//!
+//! # Lock order
+//!
+//! The names of a simulated pool of files, then their number. Every other lock is held alone, for a few statements.
 
 pub mod chain_cache;
 pub mod chain_gc;

@@ -26,8 +26,8 @@ pub(crate) fn shown(pid: u32) -> String {
 }
 
 /// The process that locks the file `id`, in the kernel's list of locks. The fields of a line are: number,
-/// kind of lock, how strict it is, read or write, process, file, range. A `->` after the number marks a lock
-/// that is waited for.
+/// kind of lock, how strict it is, read or write, process, file, range. A `->` after the number marks a
+/// process that waits for the lock.
 fn pid_in(locks: &str, id: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

@@ -135,7 +135,7 @@ pub(crate) enum Change {
     },
     /// Change the volume's settings, from the next opening on.
     Set {
-        /// The settings to change; others are `None`.
+        /// The settings to change; `None` leaves a setting as it is.
         settings: Settings,
     },
 }

@@ -7,7 +7,7 @@
 //! - [`pool`]: volumes put together from files and raw devices;
 //! - [`volume`]: a byte-addressed volume, the one trait that protocol adapters see;
 //! - [`tree`]: key-value stores in named partitions (Isotope);
-//! - [`txn`]: isolation: who may commit (Isotope);
+//! - [`txn`]: isolation: which transactions commit (Isotope);
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
 //! - [`inplace`]: blocks updated in place behind a journal, in one of five modes (Okeanos);
 //! - [`journal`]: a redo log of byte ranges (Okeanos), on a [log](journal::log) of opaque records;
@@ -19,15 +19,19 @@
 //!
 //! A lock is taken before those of the modules below. Within a module, from left to right:
 //!
+//! - `pool`: the manifest, the mirrors, the members, the settings. A mirror's labels are held alone.
+//! - `tree`: each lock is held alone, but a group's `state` is taken under the `queue` of groups.
 //! - `txn`: `order`, `registry`. Under `order`, the store's `state` is taken for a hold.
-//! - `chain`: `label_lock`, `cleaning_lock`, `checkpoints`, `state`. `rounds` is held alone.
+//! - `chain`: `label_lock`, `cleaning_lock`, `checkpoints`, `state`. `rounds` and a cache's state are held alone.
 //! - `inplace`: `writing_back`, then `state` with `superblock` or `committing_from` under it. The commit task's future,
 //!   which callers poll, takes `writing_back` to make room; so no caller of `sync` holds one of these.
 //! - `journal`: `in_flight`, `writing`, then `ring` or `poison`. `ring` is also taken under the `state` of `inplace`.
 //!   `line` of the callers is held alone: nothing is polled or woken under it.
+//! - `block`: a history of versions alone; a hold that it drops takes locks of its store, so it is dropped after.
+//! - `device`: a mirror's record of failures, then its sides; every other lock is held alone.
 //!
-//! `label_lock`, `cleaning_lock`, `checkpoints`, `writing_back`, `in_flight` and `writing` are held across requests to
-//! devices, the others never.
+//! The manifest, `label_lock`, `cleaning_lock`, `checkpoints`, `writing_back`, `in_flight`, `writing` and a mirror's
+//! record of failures are held across requests to devices, the others never.
 
 pub mod block;
 pub mod chain;

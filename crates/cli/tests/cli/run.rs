@@ -64,7 +64,7 @@ pub(crate) fn bad_json(command: &mut Command, code: i32) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A folder for one test, with a volume in it. Whatever is served or attached ends with it.
+/// A folder for one test, with a volume in it. Servers and attachments of the volume end with it.
 pub(crate) struct Home {
     folder: TempDir,
 }

@@ -1,4 +1,4 @@
-//! The blocks in memory: their pages, who reads them from the device, and eviction.
+//! The blocks in memory: their pages, loads from the device, and eviction.
 //!
 //! **Invariants.**
 //!

@@ -1,6 +1,6 @@
 //! Which transactions a journal must keep.
 //!
-//! Whatever is written in place (a block, a page of a map) has a [`Claim`] on the oldest transaction that holds
+//! Each unit of writes in place (a block, a page of a map) has a [`Claim`] on the oldest transaction that holds
 //! a change of it that is not in place. Once the change is in place, the claim waits for a flush; after that it
 //! ends. Transactions before the oldest claim may be released.
 

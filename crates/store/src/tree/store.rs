@@ -502,7 +502,7 @@ impl Iter {
         self.scan.next(&mut self.store.work(&*self.txn)).await
     }
 
-    /// All that remain.
+    /// All remaining pairs.
     ///
     /// # Errors
     /// As [`Iter::next`].

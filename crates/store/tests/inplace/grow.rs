@@ -183,7 +183,7 @@ fn a_volume_grows_and_grows_again() {
                 let stored: Vec<u64> = found.content.unwrap().iter().map(|it| it.0).collect();
                 assert_eq!(stored, bytes.keys().copied().collect::<Vec<_>>());
             }
-            // All that the device has room for, and not one block more.
+            // As many blocks as the device has room for, and not one more.
             let most = store.grow(None).await.unwrap();
             assert!(most > 11_900);
             assert_eq!(store.grow(None).await.unwrap(), most);

@@ -202,7 +202,7 @@ fn whose_a_journal_is_stands_in_it() {
     });
 }
 
-/// Either copy of the superblock leads to all that was appended, or reports that it cannot.
+/// Either copy of the superblock leads to every record that was appended, or reports that it cannot.
 #[test]
 fn a_rotten_superblock_hides_nothing() {
     for (copy, round) in [0, 4096].into_iter().flat_map(|copy| [(copy, 1), (copy, 2), (copy, 40)]) {

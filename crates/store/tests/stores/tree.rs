@@ -78,7 +78,7 @@ fn partitions_are_made_listed_and_dropped() {
         assert!(read(&volume, 200).await.iter().all(|byte| *byte == 0), "dropped blocks are empty");
         let missing = catalogue::open(&*volume, "b").await;
         assert!(matches!(missing, Err(TreeError::Missing(name)) if name == "b"));
-        // The gap in the middle, then all that is left.
+        // The gap in the middle, then the rest.
         let middle = catalogue::create(&env, &*volume, &partition("d", Kind::Hash, 150)).await;
         assert_eq!(middle.unwrap().first, 116);
         let rest = NewPartition { blocks: None, ..partition("e", Kind::Btree, 0) };

@@ -110,7 +110,7 @@ struct Tally {
     conflicts: u64,
 }
 
-/// One transaction begins, others commit, it continues and commits: if that succeeds, it behaved as if it
+/// One transaction begins, several commit, it continues and commits: if that succeeds, it behaved as if it
 /// came after all the others, or, under snapshot isolation, no other transaction wrote what it wrote.
 async fn overlap(
     store: &Store,

@@ -39,7 +39,7 @@ pub struct Plan {
     pub generations: usize,
     /// Images of each generation from which the next one begins.
     pub branches: usize,
-    /// Rounds cover several segments: nobody but the timer and checkpoints commits.
+    /// Rounds cover several segments: only the timer and checkpoints commit.
     pub lazy: bool,
     /// Checkpoints get lost, and the index is rebuilt from the map.
     pub rebuild: bool,
@@ -155,7 +155,7 @@ struct Session {
     recorder: Recorder,
     history: Arc<Mutex<History>>,
     shape: Shape,
-    /// What each block holds. Whoever changes blocks by parts must know.
+    /// What each block holds. Changes of parts of blocks start from it.
     now: tokio::sync::Mutex<Vec<Option<Bytes>>>,
     parts: f64,
 }

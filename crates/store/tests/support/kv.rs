@@ -173,7 +173,7 @@ pub fn owned<'m>(pairs: impl Iterator<Item = (&'m Vec<u8>, &'m Vec<u8>)>) -> Vec
     pairs.map(|(key, value)| (Bytes::from(key.clone()), Bytes::from(value.clone()))).collect()
 }
 
-/// A block store whose reads take a while, so that others come in between.
+/// A block store whose reads take a while, so that other requests come in between.
 #[derive(Debug)]
 pub struct Slow {
     env: Env,

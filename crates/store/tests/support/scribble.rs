@@ -1,4 +1,4 @@
-//! Whole images that somebody scribbled on.
+//! Whole images with arbitrary damage.
 
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;

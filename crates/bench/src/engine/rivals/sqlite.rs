@@ -1,4 +1,4 @@
-//! SQLite with a write-ahead log and `synchronous=FULL`: one connection writes, others read.
+//! SQLite with a write-ahead log and `synchronous=FULL`: one connection writes, the others read.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

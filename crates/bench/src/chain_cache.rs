@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use references::CacheEvent;
 use serde_json::json;
 use thalweg_store::chain::cache::policy::{Found, Policy};
-use thalweg_store::chain::cache::{RamOrder, RamSizes};
+use thalweg_store::chain::cache::{Admission, RamSizes};
 
 use crate::plot::{Chart, Series, Shape};
 use crate::traces::{self, Access, Mix};
@@ -114,7 +114,7 @@ impl Tail {
     fn new(span: u64, sizes: Sizes) -> Tail {
         Tail {
             places: vec![None; span as usize],
-            cache: Policy::new(RamSizes::fixed(sizes.ram), sizes.ssd, RamOrder::Fifo),
+            cache: Policy::new(RamSizes::fixed(sizes.ram), sizes.ssd, Admission::Adaptive),
             next: 0,
             size: sizes.tail.min(u64::from(u32::MAX)),
             outcome: Outcome::default(),

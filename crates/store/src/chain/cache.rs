@@ -4,19 +4,21 @@
 //! change until the key is removed, put again, or evicted. There are two tiers, and a block is in one of
 //! them:
 //!
-//! - RAM, first in first out. Every block written to the tail enters here. An overwrite gives the logical
+//! - RAM, least recently used first out. Every block written to the tail enters here. An overwrite gives the logical
 //!   block a new physical address, and the chain removes the old one: if that is still in RAM, it never costs
 //!   the SSD a write;
-//! - an SSD, least recently used. Blocks that leave RAM wait there until a batch is full, and one
-//!   task writes the batch, in runs of consecutive slots where the free slots allow. They are read
-//!   from RAM until the write has ended.
+//! - an SSD, least recently used first out as well, but blocks that were read there stay longer. Blocks that leave
+//!   RAM wait there until a batch is full, and one task writes the batch, in runs of consecutive slots where the
+//!   free slots allow. They are read from RAM until the write has ended.
+//!
+//! Which missed blocks enter, and how much longer blocks stay that were read, is tried on a sample of the keys.
 //!
 //! Writers never wait for the SSD: when it falls behind, evicted blocks are dropped. When a write
 //! to it fails, or reads of it keep failing, it is taken out and RAM goes on alone. Nothing on it
 //! outlives the process: a cache starts empty, and the SSD is never flushed.
 //!
-//! With [`RamOrder::Lru`] the same type is the optional read cache of the body: there blocks enter
-//! by [`Cache::fill`] alone.
+//! [`Cache::for_reads`] makes the optional read cache of the body of the same type: there blocks enter by
+//! [`Cache::fill`] alone.
 //!
 //! A block in RAM keeps the checksum under which it entered. [`Cache::read_ram`] compares it with the caller's
 //! and does not compute it again: so a hit costs no pass over the content, and a key that names another block by
@@ -26,6 +28,7 @@
 //! - [`policy`]: which blocks stay in RAM and on the SSD, without I/O;
 //! - `slots`: the SSD's part of it;
 //! - `index`: keys and lists in flat arrays;
+//! - `trials`: the choice between strategies;
 //! - `ghosts`: which blocks were missed lately.
 
 mod ghosts;
@@ -34,6 +37,7 @@ pub mod policy;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod trials;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,7 +50,7 @@ use tokio::sync::Notify;
 use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceError, DeviceRef, FrameBuf, Purpose};
 use crate::lock::BriefMutex;
-pub use policy::{CacheStats, RamOrder, RamSizes, Tier};
+pub use policy::{Admission, CacheStats, RamSizes, Tier};
 use policy::{Found, Move, Policy};
 
 /// Runs of one batch that are written at a time.
@@ -102,31 +106,26 @@ impl State {
 }
 
 impl Cache {
-    /// A tail cache: `ram_blocks` blocks of RAM, first in first out, and all of `ssd`. Either tier may be
-    /// absent. Up to 4 MiB beyond `ram_blocks` may be queued or under way to the SSD.
+    /// A tail cache: `ram_blocks` blocks of RAM, and all of `ssd`. Either tier may be absent. Up to 4 MiB beyond
+    /// `ram_blocks` may be queued or under way to the SSD.
     pub fn new(env: &Env, ram_blocks: usize, ssd: Option<DeviceRef>) -> Arc<Cache> {
-        Cache::with_order(env, ram_blocks, ssd, RamOrder::Fifo)
+        Cache::with_sizes(env, RamSizes::fixed(ram_blocks), ssd, Admission::Adaptive)
     }
 
-    /// A cache whose blocks leave RAM in the given order.
-    pub fn with_order(
-        env: &Env,
-        ram_blocks: usize,
-        ssd: Option<DeviceRef>,
-        order: RamOrder,
-    ) -> Arc<Cache> {
-        Cache::with_sizes(env, RamSizes::fixed(ram_blocks), ssd, order)
+    /// A read cache: every block that is missed enters.
+    pub fn for_reads(env: &Env, ram_blocks: usize, ssd: Option<DeviceRef>) -> Arc<Cache> {
+        Cache::with_sizes(env, RamSizes::fixed(ram_blocks), ssd, Admission::Always)
     }
 
-    /// [`Cache::with_order`], with RAM between two sizes: the least at first, and then as [`Cache::resize`] says.
+    /// A cache with RAM between two sizes: the least at first, and then as [`Cache::resize`] says.
     pub fn with_sizes(
         env: &Env,
         ram: RamSizes,
         ssd: Option<DeviceRef>,
-        order: RamOrder,
+        admission: Admission,
     ) -> Arc<Cache> {
         let slots = ssd.as_ref().map_or(0, |ssd| ssd.geometry().size / BLOCK_SIZE as u64);
-        let policy = Policy::new(ram, u32::try_from(slots).unwrap_or(u32::MAX), order);
+        let policy = Policy::new(ram, u32::try_from(slots).unwrap_or(u32::MAX), admission);
         let shared = Arc::new(Shared {
             state: BriefMutex::new(State { policy, read_failures: 0 }),
             ssd: ssd.clone(),
@@ -148,10 +147,9 @@ impl Cache {
     }
 
     /// Offers a block that was read from its drive after a miss; does nothing when the key is already cached.
-    /// A read cache admits it at once. A tail cache keeps its room for blocks that were just written, so it
-    /// admits a block at the second offer soon after the first, and then treats it as a new block: a block
-    /// that fell out and is read repeatedly costs two reads of the tail and one SSD write, and a scan costs
-    /// the cache nothing. Copies the bytes. The caller ensures that the key still names this block.
+    /// A read cache admits it at once. A tail cache admits it at once, at the second offer soon after the first, or
+    /// not at all, whichever has served recent reads best; then it is as a new block. Copies the bytes. The caller
+    /// ensures that the key still names this block.
     pub fn fill(&self, block: &Entering) {
         if self.contains(block.key).is_none() {
             let (check, content) = (block.check, FrameBuf::copy_block(&block.content));

@@ -21,7 +21,7 @@ use thalweg_env::{Env, HashMap};
 use tokio::sync::Notify;
 use zerocopy::IntoBytes;
 
-use super::cache::{Cache, RamOrder, RamSizes};
+use super::cache::{Admission, Cache, RamSizes};
 use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
 use super::format::{
     ENTRIES_PER_PAGE, Kind, LinkRecord, LogRecord, MapEntry, MapSector, NO_LOG, NO_SEGMENT, PAGE,
@@ -264,11 +264,11 @@ pub(super) fn build(
         cleaning_lock: tokio::sync::Mutex::new(()),
         tail_cache: {
             let sizes = sizes(options.tail_cache_blocks);
-            Cache::with_sizes(env, sizes, parts.tail_cache, RamOrder::Fifo)
+            Cache::with_sizes(env, sizes, parts.tail_cache, Admission::Adaptive)
         },
         body_cache: body.then(|| {
             let sizes = sizes(options.body_cache_blocks);
-            Cache::with_sizes(env, sizes, parts.body_cache, RamOrder::Lru)
+            Cache::with_sizes(env, sizes, parts.body_cache, Admission::Always)
         }),
         room: Notify::new(),
         line: Default::default(),

@@ -178,12 +178,14 @@ impl List {
         self.len -= 1;
     }
 
+    pub(super) fn oldest(&self) -> Option<u32> {
+        (self.oldest != NONE).then_some(self.oldest)
+    }
+
     pub(super) fn pop_oldest(&mut self, index: &mut Index) -> Option<u32> {
-        let entry = self.oldest;
-        (entry != NONE).then(|| {
-            self.remove(index, entry);
-            entry
-        })
+        let entry = self.oldest()?;
+        self.remove(index, entry);
+        Some(entry)
     }
 
     pub(super) fn make_youngest(&mut self, index: &mut Index, entry: u32) {

@@ -7,20 +7,21 @@
 use super::ghosts::Ghosts;
 use super::index::{Index, List, MAX_ENTRIES};
 use super::slots::{SlotRef, Slots};
+use super::trials::{Refill, Strategy, Trials};
 
 /// Maximum blocks in a batch for the SSD: 1 MiB.
 const MAX_BATCH: u32 = 256;
 /// Maximum blocks waiting or writing, as a multiple of the batch, before further ones are dropped.
 const BATCHES_UNDER_WAY: usize = 4;
 
-/// In which order blocks leave RAM.
+/// Which blocks enter a cache after they were missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum RamOrder {
-    /// Oldest first, read or not: for the tail, where every block enters by being written.
+pub enum Admission {
+    /// As many as serve the reads best: for the tail, where every block enters by being written. See `trials`.
     #[default]
-    Fifo,
-    /// Least recently used first: for a read cache.
-    Lru,
+    Adaptive,
+    /// All: for a read cache.
+    Always,
 }
 
 /// How many blocks RAM may hold.
@@ -78,7 +79,7 @@ pub struct CacheStats {
     pub dropped: u64,
     /// Reads of the SSD that failed.
     pub ssd_read_errors: u64,
-    /// Blocks in RAM now, with those on their way to the SSD.
+    /// Blocks in RAM now, with those that wait for the SSD or are written to it.
     pub ram_blocks: u64,
     /// Blocks that RAM may hold now.
     pub ram_limit_blocks: u64,
@@ -113,13 +114,18 @@ pub struct Move<V> {
 /// The policy of both tiers, over keys and a value for each key in RAM.
 #[derive(Debug)]
 pub struct Policy<V> {
-    order: RamOrder,
+    /// `None` for a read cache.
+    trials: Option<Trials>,
     sizes: RamSizes,
     /// Blocks that RAM may hold now.
     ram_blocks: usize,
     batch: usize,
+    /// The number of blocks put, filled and looked up so far: the time. It may wrap.
+    now: u32,
     frames: Index,
     stages: Vec<Stage>,
+    /// When the block of each frame was used last.
+    used: Vec<u32>,
     values: Vec<Option<V>>,
     resident: List,
     waiting: List,
@@ -132,18 +138,21 @@ pub struct Policy<V> {
 impl<V: Clone> Policy<V> {
     /// A policy for blocks in RAM and `ssd_slots` on the SSD; either may be zero. Beyond those in RAM, up to four
     /// batches of at most 256 blocks may be waiting or writing.
-    pub fn new(ram: RamSizes, ssd_slots: u32, order: RamOrder) -> Policy<V> {
+    pub fn new(ram: RamSizes, ssd_slots: u32, admission: Admission) -> Policy<V> {
         let batch = (ssd_slots / 8).clamp(1, MAX_BATCH) as usize;
         let under_way = if ssd_slots > 0 { batch * BATCHES_UNDER_WAY } else { 0 };
         let bound = |blocks: usize| blocks.min(MAX_ENTRIES as usize - under_way - 1);
         let sizes = RamSizes { least: bound(ram.least), most: bound(ram.most.max(ram.least)) };
+        let trials = || Trials::new(sizes.least + ssd_slots as usize);
         Policy {
-            order,
+            trials: (admission == Admission::Adaptive).then(trials),
             sizes,
             ram_blocks: sizes.least,
             batch,
+            now: 0,
             frames: Index::new(sizes.least + under_way + 1, sizes.most + under_way + 1),
             stages: Vec::new(),
+            used: Vec::new(),
             values: Vec::new(),
             resident: List::default(),
             waiting: List::default(),
@@ -158,21 +167,33 @@ impl<V: Clone> Policy<V> {
     pub fn put(&mut self, key: u64, value: V) {
         self.remove(key);
         self.insert(key, value);
+        if let Some(trials) = &mut self.trials {
+            trials.put(key, self.now);
+        }
     }
 
-    /// A block was read from its drive after a miss. With [`RamOrder::Lru`] it enters RAM as the
-    /// youngest; with [`RamOrder::Fifo`] only when it is missed a second time not long after the
-    /// first, or while RAM has grown and is not full: then it displaces nothing. Does nothing when the
-    /// key is here already.
+    /// A block was read from its drive after a miss. If the strategy admits it, it enters RAM as the youngest; also
+    /// while RAM has grown and is not full, because then it displaces nothing. Does nothing when the key is here
+    /// already.
     pub fn fill(&mut self, key: u64, value: V) {
         if self.locate(key).is_some() {
             return;
         }
         let has_grown = self.ram_blocks > self.sizes.least;
         let displaces_none = has_grown && self.resident.len() < self.ram_blocks;
-        if self.order == RamOrder::Lru || displaces_none || self.ghosts.meet(key) {
+        let was_missed_before = self.ghosts.meet(key);
+        let is_admitted = match self.strategy().refill {
+            Refill::Never => false,
+            Refill::SecondMiss => was_missed_before,
+            Refill::FirstMiss => true,
+        };
+        if is_admitted || displaces_none {
             self.insert(key, value);
         }
+    }
+
+    fn strategy(&self) -> Strategy {
+        self.trials.as_ref().map_or(Strategy::OF_READ_CACHE, Trials::best)
     }
 
     /// Changes the blocks that RAM may hold, within its two sizes. Blocks that are too many stay until
@@ -197,7 +218,8 @@ impl<V: Clone> Policy<V> {
         if let Some(value) = self.get_ram(key, |_| true) {
             return Found::Ram(value);
         }
-        match self.ssd.touch(key) {
+        self.count_read(key);
+        match self.ssd.touch(key, self.now) {
             Some(at) => Found::Ssd(at),
             None => {
                 self.stats.misses += 1;
@@ -210,14 +232,19 @@ impl<V: Clone> Policy<V> {
     pub fn get_ram(&mut self, key: u64, is_right: impl Fn(&V) -> bool) -> Option<V> {
         let frame = self.frames.find(key)?;
         let value = self.values[frame as usize].as_ref().filter(|value| is_right(value))?.clone();
-        self.use_frame(frame);
+        self.count_read(key);
+        self.used[frame as usize] = self.now;
+        if self.stages[frame as usize] == Stage::Resident {
+            self.resident.make_youngest(&mut self.frames, frame);
+        }
         self.stats.ram_hits += 1;
         Some(value)
     }
 
-    fn use_frame(&mut self, frame: u32) {
-        if self.order == RamOrder::Lru && self.stages[frame as usize] == Stage::Resident {
-            self.resident.make_youngest(&mut self.frames, frame);
+    fn count_read(&mut self, key: u64) {
+        self.now = self.now.wrapping_add(1);
+        if let Some(trials) = &mut self.trials {
+            trials.get(key, self.now);
         }
     }
 
@@ -246,6 +273,9 @@ impl<V: Clone> Policy<V> {
 
     /// Drops a block; returns its tier.
     pub fn remove(&mut self, key: u64) -> Option<Tier> {
+        if let Some(trials) = &mut self.trials {
+            trials.remove(key);
+        }
         let Some(frame) = self.frames.find(key) else {
             return self.ssd.remove(key).then_some(Tier::Ssd);
         };
@@ -270,13 +300,14 @@ impl<V: Clone> Policy<V> {
     }
 
     /// The next batch for the SSD, in the order of its slots; empty when not enough blocks are waiting. The
-    /// SSD's least recently used blocks make room. The caller must return each block through
-    /// [`Policy::write_done`].
+    /// caller must return each block through [`Policy::write_done`].
     pub fn take_batch(&mut self) -> Vec<Move<V>> {
         if !self.has_batch() {
             return Vec::new();
         }
-        let mut slots: Vec<u32> = (0..self.batch).map_while(|_| self.ssd.take()).collect();
+        let Strategy { favour, .. } = self.strategy();
+        let take = |_| self.ssd.take(self.now, favour);
+        let mut slots: Vec<u32> = (0..self.batch).map_while(take).collect();
         // The oldest block goes to the lowest slot: blocks written in a run are later evicted, and so written
         // again, in a run.
         slots.sort_unstable();
@@ -297,6 +328,7 @@ impl<V: Clone> Policy<V> {
         self.writing -= 1;
         self.stats.ssd_block_writes += u64::from(succeeded);
         let alive = self.stages[block.frame as usize] == Stage::Writing;
+        let used = self.used[block.frame as usize];
         if alive {
             self.free(block.frame);
         } else {
@@ -305,7 +337,7 @@ impl<V: Clone> Policy<V> {
         // No slot is left once the SSD was taken out.
         if block.slot < self.ssd.extent() {
             if alive && succeeded {
-                self.ssd.insert(block.slot, block.key);
+                self.ssd.insert(block.slot, block.key, used);
             } else {
                 self.ssd.release(block.slot);
             }
@@ -315,6 +347,7 @@ impl<V: Clone> Policy<V> {
     /// Takes the SSD out: its blocks and those waiting for it are dropped, RAM goes on alone.
     pub fn take_out_ssd(&mut self) {
         self.ssd = Slots::new(0);
+        self.trials = self.trials.take().map(|_| Trials::new(self.sizes.least));
         self.stats.ssd_failed = true;
         while let Some(frame) = self.waiting.pop_oldest(&mut self.frames) {
             self.free(frame);
@@ -368,10 +401,13 @@ impl<V: Clone> Policy<V> {
     fn insert(&mut self, key: u64, value: V) {
         let frame = self.frames.reuse().unwrap_or_else(|| {
             self.stages.push(Stage::Free);
+            self.used.push(0);
             self.values.push(None);
             self.frames.extend()
         });
+        self.now = self.now.wrapping_add(1);
         self.stages[frame as usize] = Stage::Resident;
+        self.used[frame as usize] = self.now;
         self.values[frame as usize] = Some(value);
         self.frames.bind(frame, key);
         self.resident.push_youngest(&mut self.frames, frame);

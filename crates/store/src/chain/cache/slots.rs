@@ -1,4 +1,7 @@
-//! The SSD tier: which key lies in which slot, least recently used first out.
+//! The SSD tier: which key lies in which slot, and which one makes room.
+//!
+//! A block that has been read on the SSD is more likely to be read again than one that has not. So it stays longer
+//! after its last use, by a factor that the caller gives: with 1 the least recently used block makes room.
 
 use super::index::{Index, List, MAX_ENTRIES};
 
@@ -12,12 +15,25 @@ pub struct SlotRef {
     generation: u16,
 }
 
+/// What is known of a slot besides its key.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// The time of its block's last use, in the caller's count.
+    used: u32,
+    generation: u16,
+    /// Its block was read here.
+    was_read: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Slots {
     capacity: u32,
     index: Index,
-    generations: Vec<u16>,
-    recency: List,
+    slots: Vec<Slot>,
+    /// Blocks that were not read here, in the order of their arrival, which is about that of their last use.
+    unread: List,
+    /// Blocks that were read here, in the order of their last use.
+    read: List,
 }
 
 impl Slots {
@@ -26,8 +42,9 @@ impl Slots {
         Slots {
             capacity,
             index: Index::new(capacity as usize, capacity as usize),
-            generations: Vec::new(),
-            recency: List::default(),
+            slots: Vec::new(),
+            unread: List::default(),
+            read: List::default(),
         }
     }
 
@@ -53,40 +70,61 @@ impl Slots {
         self.index.find(key).is_some()
     }
 
-    /// Where `key` lies; it is now the most recently used.
-    pub(super) fn touch(&mut self, key: u64) -> Option<SlotRef> {
+    /// Where `key` lies; it is read at the time `now`.
+    pub(super) fn touch(&mut self, key: u64, now: u32) -> Option<SlotRef> {
         let slot = self.index.find(key)?;
-        self.recency.make_youngest(&mut self.index, slot);
-        Some(SlotRef { slot, generation: self.generations[slot as usize] })
+        self.unlist(slot);
+        self.read.push_youngest(&mut self.index, slot);
+        let state = &mut self.slots[slot as usize];
+        (state.used, state.was_read) = (now, true);
+        Some(SlotRef { slot, generation: state.generation })
     }
 
     /// Whether `key` has lain at `at` without a break since `at` was returned for it.
     pub(super) fn is_current(&self, key: u64, at: SlotRef) -> bool {
-        self.index.find(key) == Some(at.slot) && self.generations[at.slot as usize] == at.generation
+        self.index.find(key) == Some(at.slot)
+            && self.slots[at.slot as usize].generation == at.generation
     }
 
-    /// A slot to write to: a free one, or that of the least recently used key, which is dropped. `None` when
-    /// every slot is being written. The slot is the caller's until [`Slots::insert`] or [`Slots::release`].
-    pub(super) fn take(&mut self) -> Option<u32> {
+    /// A slot to write to at the time `now`: a free one, or that of the block that makes room, which is dropped. A
+    /// block that was read stays `favour` times as long as another. `None` when every slot is being written. The
+    /// slot is the caller's until [`Slots::insert`] or [`Slots::release`].
+    pub(super) fn take(&mut self, now: u32, favour: u32) -> Option<u32> {
         let slot = if let Some(slot) = self.index.reuse() {
             slot
         } else if self.index.extent() < self.capacity {
-            self.generations.push(0);
+            self.slots.push(Slot::default());
             self.index.extend()
         } else {
-            let slot = self.recency.pop_oldest(&mut self.index)?;
+            let slot = self.oldest(now, favour)?;
+            self.unlist(slot);
             self.index.unbind(slot);
             slot
         };
-        let generation = &mut self.generations[slot as usize];
+        let generation = &mut self.slots[slot as usize].generation;
         *generation = generation.wrapping_add(1);
         Some(slot)
     }
 
-    /// Puts `key` into a taken slot, as the most recently used.
-    pub(super) fn insert(&mut self, slot: u32, key: u64) {
+    /// The slot whose block makes room.
+    fn oldest(&self, now: u32, favour: u32) -> Option<u32> {
+        // The count may wrap: a block of one full turn ago then counts as just used.
+        let age = |slot: u32| u64::from(now.wrapping_sub(self.slots[slot as usize].used));
+        match (self.unread.oldest(), self.read.oldest()) {
+            (Some(unread), Some(read)) => match age(read) > age(unread) * u64::from(favour) {
+                true => Some(read),
+                false => Some(unread),
+            },
+            (unread, read) => unread.or(read),
+        }
+    }
+
+    /// Puts `key`, last used at `used`, into a taken slot.
+    pub(super) fn insert(&mut self, slot: u32, key: u64, used: u32) {
         self.index.bind(slot, key);
-        self.recency.push_youngest(&mut self.index, slot);
+        self.unread.push_youngest(&mut self.index, slot);
+        let state = &mut self.slots[slot as usize];
+        (state.used, state.was_read) = (used, false);
     }
 
     /// Releases a taken slot.
@@ -97,9 +135,17 @@ impl Slots {
     /// Drops `key`; returns whether it was present.
     pub(super) fn remove(&mut self, key: u64) -> bool {
         let Some(slot) = self.index.find(key) else { return false };
-        self.recency.remove(&mut self.index, slot);
+        self.unlist(slot);
         self.index.unbind(slot);
         self.index.release(slot);
         true
+    }
+
+    fn unlist(&mut self, slot: u32) {
+        let list = match self.slots[slot as usize].was_read {
+            true => &mut self.read,
+            false => &mut self.unread,
+        };
+        list.remove(&mut self.index, slot);
     }
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use crate::chain::cache::ghosts::Ghosts;
-use crate::chain::cache::policy::{Found, Move, Policy, RamOrder, RamSizes, Tier};
+use crate::chain::cache::policy::{Admission, Found, Move, Policy, RamSizes, Tier};
+use crate::chain::cache::trials::{self, Refill, Trials};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -45,32 +46,46 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     )
 }
 
-/// Every list runs from oldest to youngest and holds (key, content).
+/// A block as the lists of the reference have it.
+#[derive(Clone, Copy)]
+struct Block {
+    key: u64,
+    content: u32,
+    used: u32,
+}
+
+/// Every list runs from oldest to youngest. The trials are the policy's own: what they choose is tested apart.
 struct Reference {
-    order: RamOrder,
+    trials: Option<Trials>,
+    now: u32,
     ram_blocks: usize,
     slots: usize,
     batch: usize,
-    resident: Vec<(u64, u32)>,
-    waiting: Vec<(u64, u32)>,
-    writing: Vec<(u64, u32)>,
+    resident: Vec<Block>,
+    waiting: Vec<Block>,
+    writing: Vec<Block>,
     /// Blocks of the batch that were removed: they still occupy room.
     cancelled: usize,
-    ssd: Vec<(u64, u32)>,
+    /// On the SSD, not read there.
+    unread: Vec<Block>,
+    /// On the SSD, read there.
+    read: Vec<Block>,
     ghosts: Ghosts,
     coalesced: u64,
     dropped: u64,
     ssd_block_writes: u64,
 }
 
-fn position(list: &[(u64, u32)], key: u64) -> Option<usize> {
-    list.iter().position(|block| block.0 == key)
+fn position(list: &[Block], key: u64) -> Option<usize> {
+    list.iter().position(|block| block.key == key)
 }
 
 impl Reference {
-    fn new(ram_blocks: usize, slots: u32, order: RamOrder) -> Reference {
+    fn new(ram_blocks: usize, slots: u32, admission: Admission) -> Reference {
+        let blocks = ram_blocks + slots as usize;
         Reference {
-            order,
+            trials: (admission == Admission::Adaptive).then(|| Trials::new(blocks)),
+            now: 0,
             ram_blocks,
             slots: slots as usize,
             batch: (slots as usize / 8).clamp(1, 256),
@@ -78,16 +93,28 @@ impl Reference {
             waiting: Vec::new(),
             writing: Vec::new(),
             cancelled: 0,
-            ssd: Vec::new(),
-            ghosts: Ghosts::new(ram_blocks + slots as usize),
+            unread: Vec::new(),
+            read: Vec::new(),
+            ghosts: Ghosts::new(blocks),
             coalesced: 0,
             dropped: 0,
             ssd_block_writes: 0,
         }
     }
 
+    fn strategy(&self) -> trials::Strategy {
+        self.trials.as_ref().map_or(trials::Strategy::OF_READ_CACHE, Trials::best)
+    }
+
+    fn put(&mut self, key: u64, content: u32) {
+        self.remove(key);
+        self.insert(key, content);
+        self.trials.iter_mut().for_each(|trials| trials.put(key, self.now));
+    }
+
     fn insert(&mut self, key: u64, content: u32) {
-        self.resident.push((key, content));
+        self.now += 1;
+        self.resident.push(Block { key, content, used: self.now });
         if self.resident.len() > self.ram_blocks {
             let oldest = self.resident.remove(0);
             let under_way = self.waiting.len() + self.writing.len() + self.cancelled;
@@ -100,13 +127,19 @@ impl Reference {
     }
 
     fn fill(&mut self, key: u64, content: u32) {
-        let missing = self.locate(key).is_none();
-        if missing && (self.order == RamOrder::Lru || self.ghosts.meet(key)) {
-            self.insert(key, content);
+        if self.locate(key).is_some() {
+            return;
+        }
+        let met = self.ghosts.meet(key);
+        match self.strategy().refill {
+            Refill::Never => {}
+            Refill::SecondMiss if !met => {}
+            _ => self.insert(key, content),
         }
     }
 
     fn remove(&mut self, key: u64) {
+        self.trials.iter_mut().for_each(|trials| trials.remove(key));
         for list in [&mut self.resident, &mut self.waiting] {
             if let Some(at) = position(list, key) {
                 list.remove(at);
@@ -117,26 +150,35 @@ impl Reference {
             self.writing.remove(at);
             self.cancelled += 1;
         }
-        self.ssd.retain(|block| block.0 != key);
+        self.drop_from_ssd(key);
+    }
+
+    fn drop_from_ssd(&mut self, key: u64) {
+        [&mut self.unread, &mut self.read]
+            .into_iter()
+            .for_each(|list| list.retain(|block| block.key != key));
     }
 
     fn get(&mut self, key: u64) -> Option<(Tier, u32)> {
+        self.now += 1;
+        let now = self.now;
+        self.trials.iter_mut().for_each(|trials| trials.get(key, now));
         if let Some(at) = position(&self.resident, key) {
-            let block = self.resident[at];
-            if self.order == RamOrder::Lru {
-                self.resident.remove(at);
-                self.resident.push(block);
-            }
-            return Some((Tier::Ram, block.1));
+            let block = Block { used: now, ..self.resident.remove(at) };
+            self.resident.push(block);
+            return Some((Tier::Ram, block.content));
         }
-        for list in [&self.waiting, &self.writing] {
+        for list in [&mut self.waiting, &mut self.writing] {
             if let Some(at) = position(list, key) {
-                return Some((Tier::Ram, list[at].1));
+                list[at].used = now;
+                return Some((Tier::Ram, list[at].content));
             }
         }
-        let block = self.ssd.remove(position(&self.ssd, key)?);
-        self.ssd.push(block);
-        Some((Tier::Ssd, block.1))
+        let found = [&self.unread, &self.read].into_iter().flatten().find(|it| it.key == key);
+        let block = Block { used: now, ..*found? };
+        self.drop_from_ssd(key);
+        self.read.push(block);
+        Some((Tier::Ssd, block.content))
     }
 
     fn locate(&self, key: u64) -> Option<Tier> {
@@ -144,16 +186,28 @@ impl Reference {
         if in_ram.iter().any(|list| position(list, key).is_some()) {
             return Some(Tier::Ram);
         }
-        position(&self.ssd, key).map(|_| Tier::Ssd)
+        let on_ssd = [&self.unread, &self.read];
+        on_ssd.iter().any(|list| position(list, key).is_some()).then_some(Tier::Ssd)
+    }
+
+    fn ssd_len(&self) -> usize {
+        self.unread.len() + self.read.len()
     }
 
     /// Takes a batch; the policy has none in flight.
     fn take_batch(&mut self) {
-        if self.waiting.len() >= self.batch {
-            self.writing = self.waiting.drain(..self.batch).collect();
-            let keep = self.slots - self.batch;
-            let evicted = self.ssd.len().saturating_sub(keep);
-            self.ssd.drain(..evicted);
+        if self.waiting.len() < self.batch {
+            return;
+        }
+        self.writing = self.waiting.drain(..self.batch).collect();
+        let favour = self.strategy().favour;
+        while self.ssd_len() > self.slots - self.batch {
+            let age = |list: &[Block]| list.first().map(|block| self.now - block.used);
+            match (age(&self.unread), age(&self.read)) {
+                (Some(unread), Some(read)) if read <= unread * favour => self.unread.remove(0),
+                (_, Some(_)) => self.read.remove(0),
+                _ => self.unread.remove(0),
+            };
         }
     }
 
@@ -162,7 +216,7 @@ impl Reference {
         if written {
             self.ssd_block_writes += (alive.len() + self.cancelled) as u64;
             if self.slots > 0 {
-                self.ssd.extend(alive);
+                self.unread.extend(alive);
             }
         }
         self.cancelled = 0;
@@ -170,7 +224,9 @@ impl Reference {
 
     fn take_out_ssd(&mut self) {
         self.slots = 0;
-        self.ssd.clear();
+        self.trials = self.trials.take().map(|_| Trials::new(self.ram_blocks));
+        self.unread.clear();
+        self.read.clear();
         self.waiting.clear();
     }
 }
@@ -219,18 +275,17 @@ impl Subject {
     }
 }
 
-fn run(ram_blocks: usize, slots: u32, order: RamOrder, ops: Vec<Op>) {
-    let mut reference = Reference::new(ram_blocks, slots, order);
+fn run(ram_blocks: usize, slots: u32, admission: Admission, ops: Vec<Op>) {
+    let mut reference = Reference::new(ram_blocks, slots, admission);
     let mut subject = Subject {
-        policy: Policy::new(RamSizes::fixed(ram_blocks), slots, order),
+        policy: Policy::new(RamSizes::fixed(ram_blocks), slots, admission),
         device: BTreeMap::new(),
         in_flight: Vec::new(),
     };
     for (content, op) in (0u32..).zip(ops) {
         match op {
             Op::Put(key) => {
-                reference.remove(key);
-                reference.insert(key, content);
+                reference.put(key, content);
                 subject.policy.put(key, content);
             }
             Op::Fill(key) => {
@@ -240,7 +295,7 @@ fn run(ram_blocks: usize, slots: u32, order: RamOrder, ops: Vec<Op>) {
             Op::Get(key) => assert_eq!(subject.get(key), reference.get(key)),
             Op::FailRead(key) => {
                 if let Some((Tier::Ssd, _)) = reference.get(key) {
-                    reference.remove(key);
+                    reference.drop_from_ssd(key);
                 }
                 subject.fail_read(key);
             }
@@ -274,7 +329,7 @@ fn compare(policy: &Policy<u32>, reference: &Reference) {
     let stats = policy.stats();
     let in_ram = reference.resident.len() + reference.waiting.len() + reference.writing.len();
     assert_eq!(stats.ram_blocks, in_ram as u64);
-    assert_eq!(stats.ssd_blocks, reference.ssd.len() as u64);
+    assert_eq!(stats.ssd_blocks, reference.ssd_len() as u64);
     assert_eq!(stats.coalesced, reference.coalesced);
     assert_eq!(stats.dropped, reference.dropped);
     assert_eq!(stats.ssd_block_writes, reference.ssd_block_writes);
@@ -287,17 +342,17 @@ proptest! {
     fn the_policy_is_its_reference(
         ram_blocks in 0..12usize,
         slots in prop_oneof![Just(0), 1..20u32, 20..60u32],
-        lru in any::<bool>(),
+        is_adaptive in any::<bool>(),
         ops in ops(),
     ) {
-        let order = if lru { RamOrder::Lru } else { RamOrder::Fifo };
-        run(ram_blocks, slots, order, ops);
+        let admission = if is_adaptive { Admission::Adaptive } else { Admission::Always };
+        run(ram_blocks, slots, admission, ops);
     }
 }
 
 #[test]
 fn a_sweep_drops_what_it_is_asked_for() {
-    let mut policy = Policy::new(RamSizes::fixed(10), 40, RamOrder::Fifo);
+    let mut policy = Policy::new(RamSizes::fixed(10), 40, Admission::Adaptive);
     for key in 0..50 {
         policy.put(key, ());
         for block in policy.take_batch() {

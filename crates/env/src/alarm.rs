@@ -11,11 +11,6 @@ use tokio::io::unix::AsyncFd;
 
 use crate::Env;
 
-/// The shortest span that a sleep is worth: setting the timer and being woken take about as long.
-const LEAST: Duration = Duration::from_micros(50);
-/// The same in virtual time: its grain.
-const LEAST_SIMULATED: Duration = Duration::from_micros(1);
-
 /// A timer that the kernel keeps and the runtime waits for: no thread sleeps for it. See [`Env::alarm`].
 #[derive(Debug)]
 pub struct Alarm {
@@ -41,11 +36,6 @@ impl Env {
 }
 
 impl Alarm {
-    /// The shortest span that is worth a sleep.
-    pub fn least(&self) -> Duration {
-        if self.env.is_simulated() { LEAST_SIMULATED } else { LEAST }
-    }
-
     /// Sleeps for `span`, as precisely as the system allows. Dropping the future stops the timer.
     pub async fn sleep(&mut self, span: Duration) {
         if self.env.is_simulated() || self.ring(span).await.is_err() {

@@ -6,17 +6,6 @@ use parking_lot::{Mutex, MutexGuard};
 /// together. Sleeping and waking takes longer, of the waker's time too.
 const LOOKS: usize = 100;
 
-/// Waits for something that another thread is about to do. False when that takes longer than putting this thread
-/// to sleep would.
-pub(crate) fn is_soon(is_done: impl Fn() -> bool) -> bool {
-    (0..LOOKS).any(|_| {
-        is_done() || {
-            std::hint::spin_loop();
-            false
-        }
-    })
-}
-
 /// A mutex that is held for a microsecond or so, by many threads.
 #[derive(Debug, Default)]
 pub(crate) struct BriefMutex<T>(Mutex<T>);

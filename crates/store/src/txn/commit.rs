@@ -19,7 +19,6 @@ use super::order::Step;
 use super::window::Window;
 use super::{Preempted, TxnError};
 use crate::block::{Applied, Hold, Lba, Retention, StoreError, Version, WriteList};
-use crate::lock::is_soon;
 
 /// Decides on a transaction, and applies it if it commits.
 pub(super) async fn commit(inner: &Inner, intent: Intent) -> Result<Applied, TxnError> {
@@ -75,11 +74,6 @@ pub(super) async fn outcome(inner: &Inner, intent: &Intent) -> Result<Version, S
             return outcome.clone();
         }
         apply_decided(inner).await;
-        // Another task has the turn. On another thread it is about to apply this commit too, unless the store makes
-        // it wait: a task that sleeps would wake up on that thread.
-        if !inner.env.is_simulated() && is_soon(|| intent.outcome().is_some()) {
-            continue;
-        }
         let mut changed = std::pin::pin!(intent.changed.notified());
         changed.as_mut().enable();
         if intent.outcome().is_none() {

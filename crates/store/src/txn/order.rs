@@ -9,9 +9,6 @@ use crate::block::{BlockStore, Hold};
 use crate::gate::Gate;
 use crate::refcounts::RefCounts;
 
-/// Commits over which the newest snapshot is kept for transactions that begin meanwhile, after one had to wait.
-const SHARED: u32 = 64;
-
 /// The state of the store with all commits before a timestamp, and none after.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
@@ -33,9 +30,6 @@ pub(super) struct Order {
     bars: u32,
     /// The newest snapshot, shared by transactions that begin.
     newest: Option<Arc<Hold>>,
-    /// Commits over which the newest snapshot stays although no transaction uses it, since one had to wait for
-    /// the end of a commit.
-    shared: u32,
     /// The snapshot before the newest.
     #[cfg(feature = "seeded-bugs")]
     pub(super) stale: Option<Arc<Hold>>,
@@ -63,7 +57,6 @@ impl Order {
             applying: false,
             bars: 0,
             newest: None,
-            shared: 0,
             #[cfg(feature = "seeded-bugs")]
             stale: None,
             floors: RefCounts::default(),
@@ -102,10 +95,7 @@ impl Order {
         }
         let hold = match &self.newest {
             Some(hold) => hold.clone(),
-            None if self.applying => {
-                self.shared = SHARED;
-                return None;
-            }
+            None if self.applying => return None,
             None => {
                 let hold = Arc::new(store.hold(store.now())?);
                 self.newest = Some(hold.clone());
@@ -191,12 +181,9 @@ impl Order {
         Step::Rest
     }
 
-    /// Releases the newest snapshot when no transaction uses it, nor is likely to begin during the commit that
-    /// follows: the store keeps no old version for it then.
+    /// Releases the newest snapshot when no transaction uses it: the store keeps no old version for it then.
     fn let_go(&mut self) {
-        if self.shared > 0 {
-            self.shared -= 1;
-        } else if self.newest.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1) {
+        if self.newest.as_ref().is_some_and(|hold| Arc::strong_count(hold) == 1) {
             self.newest = None;
         }
     }

@@ -95,7 +95,7 @@ fn a_record_that_its_user_does_not_understand_is_damaged() {
     });
 }
 
-/// Writers who share records and commits, as a user of the log has them: each record holds all strings since the
+/// Writers that share records and commits, as a user of the log has them: each record holds all strings since the
 /// one before.
 struct Shared {
     log: Log,

@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(wakes, [1, 1, 0, 0]);
         assert_eq!((waiting[0].poll(), waiting[2].poll()), (true, false));
         assert_eq!(callers.line.lock().open, 2);
-        // A caller that gives up is waited for no longer.
+        // A caller that gives up does not count any more.
         drop(waiting.pop());
         assert_eq!(callers.line.lock().open, 1);
         callers.fail();

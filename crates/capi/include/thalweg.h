@@ -21,6 +21,7 @@
  *   -E2BIG      the transaction exceeds the maximum of written blocks
  *   -EMFILE     the process exceeds the maximum of running transactions
  *   -ENOENT     no transaction was released under this handle; no such volume
+ *   -ESTALE     the version is not kept, or was lost in a crash
  *   -ENOTCONN   the volume's server is gone; whether an unanswered commit took effect is unknown
  *   -EBUSY      another process has the volume open, and does not serve it
  *   -ENOSPC     the volume is full
@@ -80,6 +81,11 @@
 #define TW_KV_HASH 1
 
 /*
+ Bytes that the text of any version takes, with the zero at its end.
+ */
+#define TW_VERSION_TEXT 42
+
+/*
  A key-value store in a partition of a volume. It must be closed before the volume is.
  */
 typedef struct tw_kv tw_kv;
@@ -109,6 +115,39 @@ typedef struct tw_handle {
    */
   uint8_t bytes[16];
 } tw_handle;
+
+/*
+ The name of a state of a volume. Each opening of the volume for writing begins an epoch, in which versions are
+ counted; so no other state ever has the same name.
+ */
+typedef struct tw_version {
+  /*
+   The epoch.
+   */
+  uint64_t epoch;
+  /*
+   The version.
+   */
+  uint64_t version;
+} tw_version;
+
+/*
+ Content that a block has in some of the versions that can be read.
+ */
+typedef struct tw_block_version {
+  /*
+   The oldest version that has it and can be read.
+   */
+  struct tw_version oldest;
+  /*
+   The newest one. The versions in between have it too.
+   */
+  struct tw_version newest;
+  /*
+   1 if something is stored, 0 if the block reads as zeros.
+   */
+  int stored;
+} tw_block_version;
 
 #ifdef __cplusplus
 extern "C" {
@@ -251,6 +290,15 @@ uint64_t tw_raw_blocks(const struct tw_raw *raw);
 int tw_raw_read(const struct tw_raw *raw, uint64_t block, uint32_t count, void *buffer);
 
 /*
+ As tw_raw_read(), and `version` becomes the version that the blocks are of: see tw_read_with_version().
+ */
+int tw_raw_read_with_version(const struct tw_raw *raw,
+                             uint64_t block,
+                             uint32_t count,
+                             void *buffer,
+                             struct tw_version *version);
+
+/*
  Writes `count` blocks of a raw partition, as tw_write().
  */
 int tw_raw_write(const struct tw_raw *raw, uint64_t block, uint32_t count, const void *buffer);
@@ -310,6 +358,16 @@ int tw_kv_get(const struct tw_kv *kv,
               size_t *value_len);
 
 /*
+ As tw_kv_get(), and `version` becomes the version that the value is of, or of which the key is absent.
+ */
+int tw_kv_get_with_version(const struct tw_kv *kv,
+                           const void *key,
+                           size_t key_len,
+                           void *value,
+                           size_t *value_len,
+                           struct tw_version *version);
+
+/*
  Deletes a key: 1, or 0 when it was absent.
  */
 int tw_kv_delete(const struct tw_kv *kv, const void *key, size_t key_len);
@@ -338,6 +396,56 @@ int tw_kv_next(struct tw_kv_iter *walk,
  Closes an iterator. Null is ignored.
  */
 void tw_kv_iter_close(struct tw_kv_iter *walk);
+
+/*
+ Writes the text of a version, EPOCH.VERSION, into `text`, which has TW_VERSION_TEXT bytes.
+ */
+int tw_version_text(struct tw_version version, char *text);
+
+/*
+ Reads a version from its text, as in 7.1234. Fails with -EINVAL for any other text.
+ */
+int tw_version_parse(const char *text, struct tw_version *version);
+
+/*
+ Begins this thread's transaction on a version: read-only, and for as long as the transaction runs the version is
+ kept. Fails with -ESTALE when the version is not kept, and with -EINVAL inside a transaction that reads another
+ version.
+ */
+int tw_begin_tx_at(const struct tw_volume *volume,
+                   struct tw_version version);
+
+/*
+ The version that this thread's transaction reads.
+ */
+int tw_tx_version(const struct tw_volume *volume, struct tw_version *version);
+
+/*
+ As tw_end_tx(), and when the outermost pair has committed, `version` becomes the version of the commit: the one
+ that the transaction read if it wrote nothing. Otherwise `version` is left alone.
+ */
+int tw_end_tx_with_version(const struct tw_volume *volume,
+                           struct tw_version *version);
+
+/*
+ As tw_read(), and `version` becomes the version that the blocks are of. Outside of a transaction a crash may
+ still lose that version. Inside of one the blocks also have what the transaction itself wrote.
+ */
+int tw_read_with_version(const struct tw_volume *volume,
+                         uint64_t block,
+                         uint32_t count,
+                         void *buffer,
+                         struct tw_version *version);
+
+/*
+ The contents of a block that can be read, oldest first; a transaction can begin on the oldest and on the newest
+ version of each. `count` is the room at `versions`, and becomes their number; with too little room the call fails
+ with -ERANGE and copies nothing.
+ */
+int tw_versions(const struct tw_volume *volume,
+                uint64_t block,
+                struct tw_block_version *versions,
+                size_t *count);
 
 #ifdef __cplusplus
 }  // extern "C"

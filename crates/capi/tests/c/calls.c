@@ -524,13 +524,13 @@ static void stores(void)
         CHECK(raw_get(raw, 1), commit ? 4 : 0);
     }
     tw_version now, also;
-    char value = 0;
-    size_t len = 1;
+    char letter = 0;
+    size_t letters = 1;
     unsigned char content[TW_BLOCK_SIZE];
-    CHECK(tw_kv_get_with_version(tree, "k", 1, &value, &len, &now), 1);
-    CHECK(value, 't');
-    CHECK(tw_kv_get_with_version(tree, "none", 4, &value, &len, &now), 0);
-    CHECK(tw_kv_get_with_version(tree, "k", 1, &value, &len, NULL), -EINVAL);
+    CHECK(tw_kv_get_with_version(tree, "k", 1, &letter, &letters, &now), 1);
+    CHECK(letter, 't');
+    CHECK(tw_kv_get_with_version(tree, "none", 4, &letter, &letters, &now), 0);
+    CHECK(tw_kv_get_with_version(tree, "k", 1, &letter, &letters, NULL), -EINVAL);
     CHECK(tw_raw_read_with_version(raw, 1, 1, content, &also), 0);
     CHECK(content[0], 4);
     version_is(also, now.epoch, now.version);

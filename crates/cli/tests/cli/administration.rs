@@ -215,10 +215,11 @@ fn status_is_watched() {
 fn settings_are_kept_and_can_be_changed() {
     let mirror = "mirror:vol/a:60M,vol/b:60M";
     let args = ["--link", mirror, "--link", "vol/c:60M", "--map", "vol/map", "--sector", "4096"];
-    let more = ["--standby", "--ram-cache", "2M", "--body-ram-cache", "1M"];
-    let home = Home::with_volume("64M", &[&args[..], &more].concat());
+    let caches = ["--ram-cache", "2M", "--body-ram-cache", "1M", "--ram-cache-max", "0"];
+    let more = [&["--standby"], &caches[..]].concat();
+    let home = Home::with_volume("64M", &[&args[..], &more[..]].concat());
     let kept = |home: &Home| home.status()["settings"].clone();
-    let of = |standby: bool, ram: u64, body: u64| serde_json::json!({ "standby": standby, "ram_cache": ram, "body_ram_cache": body });
+    let of = |standby: bool, ram: u64, body: u64| serde_json::json!({ "standby": standby, "ram_cache": ram, "body_ram_cache": body, "ram_cache_max": 0 });
     assert_eq!(kept(&home), of(true, 2 << 20, 1 << 20));
     let label = json(crate::run::thalweg(["dump", "--json"]).arg(home.volume().join("a")));
     assert!(label.to_string().contains("\"sector\":4096"), "{label}");

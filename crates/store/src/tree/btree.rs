@@ -161,6 +161,8 @@ async fn split(
     };
     let stay = if index < at { at - 1 } else { at };
     page.retain(|number, _| number < stay)?;
+    // The new record alone may move, behind all others.
+    page.touch_membership();
     if index < at && !page.insert(index, &entry)? {
         return Err(page.damaged("a half of it does not fit"));
     }

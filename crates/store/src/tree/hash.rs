@@ -180,12 +180,14 @@ async fn insert(work: &mut Work<'_>, spot: Spot, entry: Entry) -> Result<(), Tre
         if !split(work, spot, &pages).await? {
             let page = extend(work, &pages).await?;
             add_to(work, &[page], &entry)?;
+            work.page(pages[0])?.touch_membership();
             return Ok(());
         }
     }
 }
 
-/// Adds a record to the first of these pages that has room.
+/// Adds a record to the first of these pages that has room. The first page's membership changes in any case, because
+/// another transaction may find room in another page.
 fn add_to(work: &mut Work<'_>, pages: &[u32], entry: &Entry) -> Result<bool, TreeError> {
     for block in pages {
         let page = work.page(*block)?;
@@ -194,6 +196,7 @@ fn add_to(work: &mut Work<'_>, pages: &[u32], entry: &Entry) -> Result<bool, Tre
             Ok(_) => return Err(page.damaged("it has a key for the second time")),
         };
         if page.insert(index, entry)? {
+            work.page(pages[0])?.touch_membership();
             return Ok(true);
         }
     }

@@ -176,6 +176,12 @@ impl Page {
         self.put(BODY - 2, &(count as u16).to_le_bytes());
     }
 
+    /// Marks its membership as changed, for transactions that depend on it: a record joins or leaves the keys that
+    /// the page is responsible for, though no record of the page itself changes.
+    pub(super) fn touch_membership(&mut self) {
+        self.set_count(self.count());
+    }
+
     /// Record `index`.
     pub(super) fn record(&self, index: usize) -> Result<Record<'_>, TreeError> {
         self.find_record(index).ok_or_else(|| self.no_record(index))

@@ -27,6 +27,7 @@
 //! blocks are found in bitmaps, from a random place on (4.3.3), and keys are counted by reading them.
 
 mod area;
+mod batch;
 mod btree;
 pub mod catalogue;
 mod check;
@@ -49,6 +50,7 @@ mod window;
 mod work;
 mod working_set;
 
+pub use batch::Batch;
 pub use check::Report;
 pub use error::TreeError;
 pub use format::{Kind, MAX_KEY, MAX_VALUE, State};
@@ -56,6 +58,6 @@ pub use partition::{NewPartition, Partition, Run};
 pub use raw::{Raw, RawBlocks};
 pub use salvage::{KeyRange, Salvage};
 pub use scan::Scan;
-pub use store::{Batch, Iter, Store, StoreSnapshot};
+pub use store::{Iter, Store, StoreSnapshot};
 pub use value::Pair;
 pub use working_set::WorkingSet;

@@ -19,11 +19,12 @@ fn log(writes: &[(usize, u64, &[u8])], events: &[Event]) -> Arc<Log> {
         let payload = Payload::Data(data);
         Arc::new(Change { device: *device, offset: first * 512, len, payload })
     };
-    let mut log = Log::default();
-    log.origins = vec![origin("a"), origin("b")];
-    log.changes = writes.iter().map(change).collect();
-    log.events = events.to_vec();
-    Arc::new(log)
+    Arc::new(Log {
+        origins: vec![origin("a"), origin("b")],
+        changes: writes.iter().map(change).collect(),
+        events: events.to_vec(),
+        ..Log::default()
+    })
 }
 
 /// The first bytes of the first three sectors of both devices.

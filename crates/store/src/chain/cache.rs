@@ -22,7 +22,7 @@
 //!
 //! A block in RAM keeps the checksum under which it entered. [`Cache::read_ram`] compares it with the caller's
 //! and does not compute it again: so a hit costs no pass over the content, and a key that names another block by
-//! now does not hit. What the SSD returns is not verified here: the caller has the checksum, and on a mismatch it
+//! now does not hit. Blocks from the SSD are not verified here: the caller has the checksum, and on a mismatch it
 //! calls [`Cache::remove`] and reads the drive.
 //!
 //! - [`policy`]: which blocks stay in RAM and on the SSD, without I/O;

@@ -1,4 +1,4 @@
-//! The RAM of the caches: it grows into memory that the machine does not need, and is given back.
+//! The RAM of the caches: it grows into memory that the machine does not need, and releases it.
 //!
 //! A task looks at the machine's memory twice a second. Half of what is available beyond a reserve may be filled
 //! until the next look, so several volumes and programs that do the same settle beside each other. When less than
@@ -63,7 +63,8 @@ fn target(memory: MemoryState, in_use: u64) -> u64 {
 }
 
 /// Resizes the caches until the chain is dropped.
-pub(super) async fn run_growth(inner: Arc<Inner>, growth: Growth) {
+pub(super) async fn run_growth(inner: Arc<Inner>) {
+    let Some(growth) = inner.options.growth.clone() else { return };
     let caches: Vec<Arc<Cache>> =
         std::iter::once(&inner.tail_cache).chain(&inner.body_cache).cloned().collect();
     loop {

@@ -46,6 +46,7 @@
 //! `Freeze` keeps users from writing without a lock held: it counts in `State::frozen`.
 
 pub mod cache;
+mod caches;
 mod checkpoint;
 mod clean;
 mod commit;
@@ -107,6 +108,7 @@ pub use growth::Growth;
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
 pub use minilog::MiniCounts;
+use options::Speed;
 pub use options::{Create, Link, Options, Parts};
 pub use rebuild::{LostEntries, Rebuild, RebuildReport};
 pub use recovered::Recovered;
@@ -163,15 +165,6 @@ pub enum ChainError {
 pub struct Chain {
     inner: Arc<Inner>,
     tasks: Mutex<Vec<Task<()>>>,
-}
-
-/// The speed of background work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Speed {
-    /// In step with writers.
-    Paced,
-    /// As fast as devices take it.
-    Full,
 }
 
 struct Inner {
@@ -258,17 +251,15 @@ impl Chain {
             return Chain { inner, tasks: Mutex::default() };
         }
         let env = inner.env.clone();
-        let growth = inner.options.growth.clone();
-        let growth = growth.map(|growth| env.spawn(growth::run_growth(inner.clone(), growth)));
-        let mut tasks = vec![
+        let tasks = vec![
             env.spawn(queue::run_writer(inner.clone(), stream::USERS)),
             env.spawn(queue::run_writer(inner.clone(), stream::BODY)),
             env.spawn(commit::run_timer(inner.clone())),
             env.spawn(clean::run_cleaner(inner.clone())),
             env.spawn(checkpoint::run_checkpoints(inner.clone())),
             env.spawn(roles::run_roles(inner.clone())),
+            env.spawn(growth::run_growth(inner.clone())),
         ];
-        tasks.extend(growth);
         Chain { inner, tasks: Mutex::new(tasks) }
     }
 
@@ -493,14 +484,13 @@ impl Inner {
 
     /// Refuses blocks beyond the end of the volume.
     fn check_range(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
-        let blocks = self.blocks();
-        match lba.0.checked_add(count) {
-            Some(end) if end <= blocks => Ok(()),
-            _ => Err(StoreError::Invalid(format!(
-                "blocks {} to {} leave a volume of {blocks} blocks",
-                lba.0,
-                lba.0.saturating_add(count)
-            ))),
+        let (blocks, first, end) = (self.blocks(), lba.0, lba.0.saturating_add(count));
+        match end <= blocks {
+            true => Ok(()),
+            false => {
+                let why = format!("blocks {first} to {end} leave a volume of {blocks} blocks");
+                Err(StoreError::Invalid(why))
+            }
         }
     }
 

@@ -93,6 +93,15 @@ impl Default for Options {
     }
 }
 
+/// The speed of background work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Speed {
+    /// In step with writers.
+    Paced,
+    /// As fast as devices take it.
+    Full,
+}
+
 /// Parameters of a new chain.
 #[derive(Clone, Debug)]
 pub struct Create {

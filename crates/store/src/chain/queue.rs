@@ -9,8 +9,7 @@ use super::Inner;
 use super::cache::Entering;
 use super::format::Position;
 use super::stages::Stage;
-use super::state::Pending;
-use super::stream::{Batch, Stream, USERS};
+use super::stream::{Batch, Pending, Stream, USERS};
 use crate::block::StoreError;
 use crate::device::{FrameBuf, Purpose};
 

@@ -21,7 +21,6 @@ use thalweg_env::{Env, HashMap};
 use tokio::sync::Notify;
 use zerocopy::IntoBytes;
 
-use super::cache::{Admission, Cache, RamSizes};
 use super::checkpoint::{self, Area, HALF_SLACK, Loaded, Wanted};
 use super::format::{
     ENTRIES_PER_PAGE, Kind, LinkRecord, LogRecord, MapEntry, MapSector, NO_LOG, NO_SEGMENT, PAGE,
@@ -36,7 +35,7 @@ use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
 use super::synced::Synced;
-use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, scrub};
+use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, caches, scrub};
 use crate::block::{BLOCK_SIZE, Epoch, Holds, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::lock::BriefMutex;
@@ -239,12 +238,7 @@ pub(super) fn build(
 ) -> Inner {
     state.wishes.most = options.please_cache_blocks;
     let label = &state.label;
-    let most = options.growth.as_ref().map_or(0, |growth| growth.most_blocks());
-    // The body's reads need a cache to grow. With one link, everything is read at the tail.
-    let grows = most > 0 && parts.links.len() > 1;
-    let body = parts.body_cache.is_some() || options.body_cache_blocks > 0 || grows;
-    let most = if body { most / 2 } else { most };
-    let sizes = |least| RamSizes { least, most: most.max(least) };
+    let (tail_cache, body_cache) = caches::new(env, &options, &parts);
     Inner {
         env: env.clone(),
         volume: label.volume,
@@ -262,14 +256,8 @@ pub(super) fn build(
         checkpoints: tokio::sync::Mutex::new(area),
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
-        tail_cache: {
-            let sizes = sizes(options.tail_cache_blocks);
-            Cache::with_sizes(env, sizes, parts.tail_cache, Admission::Adaptive)
-        },
-        body_cache: body.then(|| {
-            let sizes = sizes(options.body_cache_blocks);
-            Cache::with_sizes(env, sizes, parts.body_cache, Admission::Always)
-        }),
+        tail_cache,
+        body_cache,
         room: Notify::new(),
         line: Default::default(),
         written: Notify::new(),

@@ -17,7 +17,7 @@ use super::minilog::Minis;
 use super::minilog::slots::Slots;
 use super::room::{Need, Room};
 use super::segments::{SegmentState, Segments};
-use super::stream::{BODY, Stream, USERS};
+use super::stream::{BODY, Pending, Stream, USERS};
 use super::synced::Synced;
 use super::turns::Turns;
 use super::wishes::Wishes;
@@ -75,13 +75,6 @@ pub(super) struct State {
     pub(super) frozen: u32,
     /// Blocks that died, collected under the lock; `Inner::bury` handles them outside it.
     pub(super) dead: Vec<Dead>,
-}
-
-/// A live physical block that no device has yet.
-#[derive(Debug)]
-pub(super) struct Pending {
-    pub(super) content: Bytes,
-    pub(super) check: u32,
 }
 
 /// A physical block or slot that nothing refers to any more.

@@ -74,6 +74,13 @@ pub(super) struct Queued {
     pub(super) purpose: Purpose,
 }
 
+/// A live physical block that no device has yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) content: Bytes,
+    pub(super) check: u32,
+}
+
 /// A run of blocks for one request to a device.
 #[derive(Debug)]
 pub(super) struct Batch {

@@ -19,8 +19,8 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::batch::Change;
 use super::error::TreeError;
-use super::store::Change;
 use crate::block::BLOCK_SIZE;
 use crate::txn::TxnError;
 
@@ -294,7 +294,9 @@ mod tests {
 
     /// The transactions that were started: their changes, and what ends each.
     #[derive(Clone, Default)]
-    struct Started(Arc<Mutex<Vec<(Vec<Option<u8>>, oneshot::Sender<Result<(), TreeError>>)>>>);
+    struct Started(Arc<Mutex<Vec<(Keys, End)>>>);
+    type Keys = Vec<Option<u8>>;
+    type End = oneshot::Sender<Result<(), TreeError>>;
 
     impl Started {
         fn run(&self, changes: Vec<Option<Change>>) -> Run {
@@ -307,7 +309,7 @@ mod tests {
             async move { ended.await.unwrap().map(|()| Arc::new(found)) }.boxed()
         }
 
-        fn keys(&self) -> Vec<Vec<Option<u8>>> {
+        fn keys(&self) -> Vec<Keys> {
             self.0.lock().iter().map(|(keys, _)| keys.clone()).collect()
         }
 
@@ -359,7 +361,7 @@ mod tests {
         let first: Vec<Making> = (0..2).map(|key| make(&groups, &started, key)).collect();
         let mut rest: Vec<Making> = (2..6).map(|key| make(&groups, &started, key)).collect();
         drop(rest.remove(1));
-        // Nobody else waits for these two: their transactions are aborted.
+        // No other caller waits for these two: their transactions are aborted.
         drop(first);
         assert_eq!(groups.0.lock().under_way, 0);
         assert!((&mut rest[0]).now_or_never().is_none());

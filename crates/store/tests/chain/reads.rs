@@ -114,7 +114,7 @@ fn the_cache_grows_into_spare_memory_and_gives_it_back() {
         assert_eq!(cache().misses, misses);
         // Below the reserve, an eighth of the machine's memory, by less than the cache holds.
         memory.set((256 << 20) - 300 * 4096, false);
-        env.sleep(Duration::from_millis(600)).await;
+        env.sleep(Duration::from_millis(500)).await;
         assert_eq!((cache().ram_limit_blocks, cache().ram_blocks), (700, 700));
         memory.set(1 << 30, true);
         env.sleep(Duration::from_millis(500)).await;

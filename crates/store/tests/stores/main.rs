@@ -12,6 +12,7 @@ mod tree_crash;
 mod tree_isolation;
 mod tree_model;
 mod tree_salvage;
+mod tree_splits;
 mod txn;
 mod txn_history;
 mod volume;

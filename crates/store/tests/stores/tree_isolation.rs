@@ -285,31 +285,6 @@ fn race(kind: Kind, isolation: Isolation, first: Op, second: Op) -> bool {
     })
 }
 
-/// A leaf is split for a record behind all others, which stay as they are.
-#[test]
-fn a_key_that_splits_its_leaf_conflicts_with_the_same_key_in_the_leaf() {
-    for isolation in [Isolation::StrictSerializable, Isolation::Snapshot] {
-        run(7, |env| async move {
-            let volume = volume(&env, 400);
-            let store = create(&env, &volume, "kv", Kind::Btree, 300).await;
-            for number in 0..16 {
-                store.put(&[number], vec![number; 174]).await.unwrap();
-            }
-            let begin = Begin { isolation, ..Begin::default() };
-            let one = volume.begin(begin).await.unwrap();
-            let two = volume.begin(begin).await.unwrap();
-            perform(&store, &one, &Op::Put(vec![100], vec![1; 1800])).await.unwrap();
-            for number in 0..3 {
-                perform(&store, &two, &Op::Delete(vec![number])).await.unwrap();
-            }
-            perform(&store, &two, &Op::Put(vec![100], vec![2; 174])).await.unwrap();
-            one.commit(VISIBLE).await.unwrap();
-            assert!(matches!(two.commit(VISIBLE).await, Err(TxnError::Conflict)), "{isolation:?}");
-            assert_eq!(store.check().await.unwrap().keys, 17);
-        });
-    }
-}
-
 #[test]
 fn only_what_depends_on_another_waits_for_it() {
     let put = |key: u8, len: usize| Op::Put(vec![key], vec![9; len]);

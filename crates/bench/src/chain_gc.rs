@@ -17,7 +17,7 @@ use thalweg_store::chain::{Chain, Cleaning, Options as ChainOptions};
 use thalweg_store::device::{DeviceRef, Purpose, Stripe};
 
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, Placement, Plan, Rig, SEGMENT, failed, mb_per_s, rounded};
+use crate::rig::{self, Placement, Plan, Rig, SCRATCH, SEGMENT, failed, mb_per_s, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -35,8 +35,6 @@ const DEFAULT_SCALE: f64 = 1.0 / 256.0;
 const RATE: f64 = 120e6;
 const WRITERS: u64 = 4;
 const WRITES_IN_FLIGHT: u64 = 16;
-/// Number of addresses of the body's dead blocks.
-const SCRATCH: u64 = 64;
 /// Samples of the rate before and during cleaning.
 const SAMPLES: [usize; 2] = [8, 24];
 /// The phases, as shares of the time in which a drive is filled: until the rate is steady, before

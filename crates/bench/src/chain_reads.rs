@@ -18,7 +18,7 @@ use thalweg_store::chain::{Cleaning, Options as ChainOptions};
 
 use crate::plot::{Chart, Series, Shape};
 use crate::replay::{self, Places, Played, Player};
-use crate::rig::{self, Placement, Plan, Rig, SEGMENT, mb_per_s, rounded};
+use crate::rig::{self, Placement, Plan, Rig, SCRATCH, SEGMENT, mb_per_s, rounded};
 use crate::{BenchEntry, BenchError, Options, Report, chain_cache, traces};
 
 /// This benchmark in the list.
@@ -44,7 +44,6 @@ const MEASURED: f64 = 0.4;
 const RATE: f64 = 120e6;
 /// Live share of the body in runs with cleaning.
 const CLEANED_VALID: f64 = 0.25;
-const SCRATCH: u64 = 64;
 const LENGTHS: std::ops::RangeInclusive<usize> = 2..=7;
 
 /// One run.

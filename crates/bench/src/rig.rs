@@ -24,6 +24,9 @@ pub(crate) const TAIL_READ_WAIT: Duration = Duration::from_millis(100);
 const STRIPE_UNIT: u64 = 64 * 1024;
 /// Blocks in the transactions that fill a chain.
 const FILL: u64 = 240;
+/// Number of addresses whose blocks [`Rig::fill`] overwrites in turn, to fill a log with dead blocks: more than it
+/// writes in one transaction, which keeps only the last content of a block that it writes twice.
+pub(crate) const SCRATCH: u64 = FILL + 16;
 
 /// How drives form a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@
 //! to it fails, or reads of it keep failing, it is taken out and RAM goes on alone. Nothing on it
 //! outlives the process: a cache starts empty, and the SSD is never flushed.
 //!
-//! [`Cache::for_reads`] makes the optional read cache of the body of the same type: there blocks enter by
+//! With [`Admission::Always`] the same type is the optional read cache of the body: there blocks enter by
 //! [`Cache::fill`] alone.
 //!
 //! A block in RAM keeps the checksum under which it entered. [`Cache::read_ram`] compares it with the caller's
@@ -110,11 +110,6 @@ impl Cache {
     /// `ram_blocks` may be queued or under way to the SSD.
     pub fn new(env: &Env, ram_blocks: usize, ssd: Option<DeviceRef>) -> Arc<Cache> {
         Cache::with_sizes(env, RamSizes::fixed(ram_blocks), ssd, Admission::Adaptive)
-    }
-
-    /// A read cache: every block that is missed enters.
-    pub fn for_reads(env: &Env, ram_blocks: usize, ssd: Option<DeviceRef>) -> Arc<Cache> {
-        Cache::with_sizes(env, RamSizes::fixed(ram_blocks), ssd, Admission::Always)
     }
 
     /// A cache with RAM between two sizes: the least at first, and then as [`Cache::resize`] says.

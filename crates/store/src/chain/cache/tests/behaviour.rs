@@ -9,7 +9,7 @@ use thalweg_env::Env;
 use tokio::sync::Semaphore;
 
 use crate::block::BLOCK_SIZE;
-use crate::chain::cache::{Cache, Entering, Tier};
+use crate::chain::cache::{Admission, Cache, Entering, RamSizes, Tier};
 use crate::checksum::crc32c;
 use crate::device::{
     Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Operation, Purpose, QueueDepth, Tallies,
@@ -274,7 +274,7 @@ async fn a_range_is_removed_from_every_stage() {
 
 #[tokio::test]
 async fn filled_alone_it_is_a_least_recently_used_read_cache() {
-    let cache = Cache::for_reads(&Env::real(), 4, None);
+    let cache = Cache::with_sizes(&Env::real(), RamSizes::fixed(4), None, Admission::Always);
     for key in 0..4 {
         cache.fill(&entering(key, block(key)));
     }
@@ -311,7 +311,7 @@ async fn a_key_with_another_checksum_does_not_hit() {
 
 #[tokio::test]
 async fn a_block_that_was_read_does_not_keep_the_buffer_it_came_in() {
-    let cache = Cache::for_reads(&Env::real(), 4, None);
+    let cache = Cache::with_sizes(&Env::real(), RamSizes::fixed(4), None, Admission::Always);
     let large = Bytes::from(vec![1; 64 * BLOCK_SIZE]);
     cache.fill(&entering(0, large.slice(BLOCK_SIZE..2 * BLOCK_SIZE)));
     assert!(large.is_unique());

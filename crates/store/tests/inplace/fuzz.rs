@@ -67,3 +67,15 @@ fn bytes_over_a_block_that_nobody_can_verify_are_counted() {
     let image = Image::new(1, Mode::Wasteless);
     (0..150).for_each(|lba| image.blank(lba));
 }
+
+/// The last two records are damaged, and the blocks that they changed are in place.
+#[test]
+fn a_lost_end_of_the_journal_spoils_only_what_it_changed() {
+    let mut strokes = vec![0x32, 0xdd, 0x40, 0x28, 0, 0x2b, 0x2a, 0, 0x33, 0x2a, 0xfe];
+    strokes.extend([0xff; 5]);
+    strokes.extend([0x4e, 0x22, 0x4e, 0x4e, 0x4e, 0x4e, 0x4e, 0x4e, 2]);
+    strokes.extend([0xff; 7]);
+    strokes.extend([0x4e; 16]);
+    strokes.extend([0xff, 3]);
+    assert!(Image::new(0, Mode::Wasteless).scribble(&strokes));
+}

@@ -161,10 +161,12 @@ async fn filled(env: &Env, device: &DeviceRef, count: u64) -> Vec<u64> {
 #[test]
 fn a_rotten_middle_is_said_and_a_torn_end_is_not() {
     run(3, |env| async move {
-        for (victim, within) in (0..20).flat_map(|n| [(n, 3), (n, 44), (n, 20)]) {
+        // The last place is in the length of a record's bytes: it seems to cover the next ones.
+        let places = [(3, 2), (44, 2), (20, 2), (33, 1)];
+        for (victim, (within, len)) in (0..20).flat_map(|n| places.map(|place| (n, place))) {
             let device: DeviceRef = Arc::new(MemoryDevice::new(1 << 20));
             let places = filled(&env, &device, 20).await;
-            scribble_at(&device, places[victim] + within, 2).await;
+            scribble_at(&device, places[victim] + within, len).await;
             let (_, replay) = open(&env, &device).await;
             assert_eq!(replay.transactions, victim as u64);
             match replay.end {

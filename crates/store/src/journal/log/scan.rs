@@ -40,7 +40,8 @@ pub struct FoundRecord {
 pub enum End {
     /// Nothing of this epoch follows the last record.
     Clean,
-    /// The next record is incomplete: it was never durable, or at least nothing present says that it was.
+    /// The next record is incomplete: it was never durable, or at least nothing present says that it was. When it and
+    /// all later ones are damaged, they are missing in silence.
     Torn,
     /// A record is incomplete, and a later one is present that was sent when it was durable.
     Rotten {
@@ -217,8 +218,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Searches for a record behind an incomplete one, which proves that the incomplete one was durable: it was sent
-    /// after that. Records that were in flight together with it prove nothing. `len`: bytes of the incomplete one, if
-    /// known.
+    /// after that. Records that were in flight together with it prove nothing. `len`: bytes of the incomplete one, as
+    /// far as its head can be trusted; it may be the head that is damaged, so each sector behind it is looked at.
     async fn later(
         &mut self,
         offset: u64,
@@ -227,24 +228,23 @@ impl<'a> Reader<'a> {
         room: u64,
     ) -> Result<Option<u64>, JournalError> {
         let sector = u64::from(self.superblock.geography.sector);
-        let (mut place, span) = match len {
-            Some(len) => (len, AHEAD),
-            None => (sector, SEARCHED),
+        let mut place = sector;
+        let mut end = match len {
+            Some(len) => len.max(SEARCHED) + AHEAD,
+            None => SEARCHED,
         };
-        let mut end = room.min(place + span);
-        while place < end {
-            match self.commit(offset + place, room - place).await? {
-                Some((commit, _, len)) if commit.sequence.get() > sequence => {
-                    let later = commit.sequence.get();
-                    if later.saturating_sub(commit.in_flight()) > sequence {
-                        return Ok(Some(later));
-                    }
-                    // The next one, which may prove it, follows this one.
-                    place += len;
-                    end = room.min(place + AHEAD);
+        while place < end.min(room) {
+            if let Some((commit, _, len)) = self.commit(offset + place, room - place).await?
+                && commit.sequence.get() > sequence
+            {
+                let later = commit.sequence.get();
+                if later.saturating_sub(commit.in_flight()) > sequence {
+                    return Ok(Some(later));
                 }
-                _ => place += sector,
+                // The next one, which may prove it, follows this one.
+                end = end.max(place + len + AHEAD);
             }
+            place += sector;
         }
         Ok(None)
     }

@@ -13,7 +13,7 @@ use thalweg_sim::scribble::{Disks, reseal};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::format::{COPIES, COPY, ENTRIES, MAP_SECTOR, MapSector, Superblock};
-use thalweg_store::inplace::{InPlace, Mend, Mode};
+use thalweg_store::inplace::{InPlace, Mend, Mode, Recovered};
 
 use zerocopy::IntoBytes;
 
@@ -112,7 +112,8 @@ impl Image {
         let opened = InPlace::open(env, self.shape.parts(&devices), self.shape.options).await;
         let Ok((store, recovered)) = opened else { return false };
         let mut wrong = 0;
-        for lba in (0..store.blocks().min(self.shape.blocks)).map(Lba) {
+        let known = (0..store.blocks().min(self.shape.blocks)).map(Lba);
+        for lba in known.filter(|lba| !self.is_lost(*lba, &recovered)) {
             if let Ok(found) = store.read(lba, 1, store.now()).await {
                 wrong += u64::from(!is_sealed && !self.may_hold(lba, &found[0], &maps));
             }
@@ -126,6 +127,14 @@ impl Image {
         }
         store.close().await.ok();
         true
+    }
+
+    /// Whether a transaction changed the block that was durable and is not in the journal any more, because all
+    /// records from it on are damaged. What it changed may be in place, and replay puts older bytes over that.
+    fn is_lost(&self, lba: Lba, recovered: &Recovered) -> bool {
+        let mut versions = (recovered.version..=self.model.now().0).map(Version);
+        let first = versions.next().map(|at| self.model.read(lba, at));
+        first.is_some_and(|first| versions.any(|at| self.model.read(lba, at) != first))
     }
 
     /// Whether a block held that at some time, as far as its mode promises that.

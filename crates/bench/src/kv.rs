@@ -7,6 +7,9 @@
 //! - *fill*: puts to keys drawn uniformly, most of which exist;
 //! - *read*: gets of such keys;
 //! - *delete*: deletes of existing keys, no key twice. They are put back, which is not measured;
+//! - *read_cores*: the same gets by as many threads as given in the figure's name, up to the number of processors;
+//!   our clients run in a runtime with as many. In the other loads our clients and the engine share the threads of
+//!   a server, half of the processors, while every client of the others has a thread;
 //! - YCSB A: half gets, half puts, keys by Zipf's law with exponent 0.99;
 //! - YCSB F: half gets, half a get and then a put of the same key, which is not atomic, as in YCSB.
 //!
@@ -23,6 +26,7 @@ use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 use thalweg_env::{Env, Rng, Time, server_threads};
+use tokio::runtime::Runtime;
 
 use crate::engine::{self, Contender, Engine, Pair, clients};
 use crate::plot::{Chart, Series, Shape};
@@ -54,18 +58,21 @@ const SIZES: (u64, u64) = (512 << 20, 1 << 30);
 enum Work {
     Fill,
     Read,
+    ReadCores,
     Delete,
     YcsbA,
     YcsbF,
 }
 
 impl Work {
-    const ALL: [Work; 5] = [Work::Fill, Work::Read, Work::YcsbA, Work::YcsbF, Work::Delete];
+    const ALL: [Work; 6] =
+        [Work::Fill, Work::Read, Work::ReadCores, Work::YcsbA, Work::YcsbF, Work::Delete];
 
     fn name(self) -> &'static str {
         match self {
             Work::Fill => "fill",
             Work::Read => "read",
+            Work::ReadCores => "read_cores",
             Work::Delete => "delete",
             Work::YcsbA => "ycsb_a",
             Work::YcsbF => "ycsb_f",
@@ -112,12 +119,20 @@ fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, Ben
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
     let folder =
         tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(server_threads())
-        .enable_all()
-        .build()
-        .map_err(failed)?;
-    let rates = runtime.block_on(rates(folder.path(), options.seed, scale, threads))?;
+    let works: Vec<Work> = Work::ALL.into_iter().filter(|it| options.runs(it.name())).collect();
+    if works.is_empty() {
+        let names = Work::ALL.map(Work::name).join(", ");
+        return Err(BenchError::Invalid(format!("unknown load; known are: {names}")));
+    }
+    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let loads = Loads {
+        seed: options.seed,
+        scale,
+        works,
+        threads: threads.to_vec(),
+        cores: (1..=processors).map(runtime).collect::<Result<_, _>>()?,
+    };
+    let rates = runtime(server_threads())?.block_on(loads.rates(folder.path()))?;
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
     for ((work, threads, name), ours) in &rates {
@@ -130,7 +145,7 @@ fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, Ben
             }
         }
     }
-    report.charts = Work::ALL.iter().map(|work| chart(work.name(), &rates)).collect();
+    report.charts = loads.works.iter().map(|work| chart(work.name(), &rates)).collect();
     Ok(report)
 }
 
@@ -153,40 +168,86 @@ fn chart(work: &str, rates: &Rates) -> Chart {
     }
 }
 
-async fn rates(folder: &Path, seed: u64, scale: f64, threads: &[u64]) -> Result<Rates, BenchError> {
-    let env = Env::real();
-    let keys = ((KEYS * scale.min(1.0)) as u64).max(256);
-    let span = Duration::from_secs_f64(SECONDS * scale);
-    let contenders = contenders();
-    let mut engines = Vec::new();
-    for contender in &contenders {
-        let folder = folder.join(contender.name());
-        std::fs::create_dir(&folder)
-            .map_err(|source| BenchError::Io { path: folder.clone(), source })?;
-        let engine = contender.create(&env, &folder, SIZES).await?;
-        engine.load(&env, keys, pair).await?;
-        engines.push(engine);
-    }
-    let mut rates = Rates::new();
-    for work in Work::ALL {
-        for &threads in threads {
-            for round in 0..ROUNDS {
-                // Each round begins with another engine.
-                for turn in 0..engines.len() {
-                    let at = (round + turn) % engines.len();
-                    let slice = Slice { work, keys, span, seed: seed * 1000 + round as u64 };
-                    let rate = slice.run(&env, &engines[at], threads).await?;
-                    let of = (work.name(), threads, contenders[at].name());
-                    rates.entry(of).or_default().push(rate);
+fn runtime(threads: usize) -> Result<Runtime, BenchError> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(threads).enable_all().build().map_err(failed)
+}
+
+/// What a run measures.
+#[derive(Debug)]
+struct Loads {
+    seed: u64,
+    scale: f64,
+    works: Vec<Work>,
+    /// Numbers of clients.
+    threads: Vec<u64>,
+    /// For clients of [`Work::ReadCores`]: the runtime at index n has n + 1 threads.
+    cores: Vec<Runtime>,
+}
+
+impl Loads {
+    async fn rates(&self, folder: &Path) -> Result<Rates, BenchError> {
+        let env = Env::real();
+        let keys = ((KEYS * self.scale.min(1.0)) as u64).max(256);
+        let contenders = contenders();
+        let mut engines = Vec::new();
+        for contender in &contenders {
+            let folder = folder.join(contender.name());
+            std::fs::create_dir(&folder)
+                .map_err(|source| BenchError::Io { path: folder.clone(), source })?;
+            let engine = contender.create(&env, &folder, SIZES).await?;
+            engine.load(&env, keys, pair).await?;
+            engines.push(engine);
+        }
+        let mut rates = Rates::new();
+        for &work in &self.works {
+            for threads in self.threads_of(work) {
+                for round in 0..ROUNDS {
+                    // Each round begins with another engine.
+                    for turn in 0..engines.len() {
+                        let at = (round + turn) % engines.len();
+                        let slice = self.slice(work, keys, round);
+                        let rate = self.turn(slice, &env, &engines[at], threads).await?;
+                        let of = (work.name(), threads, contenders[at].name());
+                        rates.entry(of).or_default().push(rate);
+                    }
                 }
             }
+            eprintln!("{} done", work.name());
         }
-        eprintln!("{} done", work.name());
+        for engine in engines {
+            engine::close(engine).await?;
+        }
+        Ok(rates)
     }
-    for engine in engines {
-        engine::close(engine).await?;
+
+    fn slice(&self, work: Work, keys: u64, round: usize) -> Slice {
+        let span = Duration::from_secs_f64(SECONDS * self.scale);
+        Slice { work, keys, span, seed: self.seed * 1000 + round as u64 }
     }
-    Ok(rates)
+
+    fn threads_of(&self, work: Work) -> Vec<u64> {
+        match work {
+            Work::ReadCores => (1..=self.cores.len() as u64).collect(),
+            _ => self.threads.clone(),
+        }
+    }
+
+    /// Operations per second of a turn.
+    async fn turn(
+        &self,
+        slice: Slice,
+        env: &Env,
+        engine: &Arc<Engine>,
+        threads: u64,
+    ) -> Result<f64, BenchError> {
+        match (slice.work, self.cores.get(threads as usize - 1)) {
+            (Work::ReadCores, Some(cores)) => {
+                tokio::task::block_in_place(|| cores.block_on(slice.run(env, engine, threads)))
+            }
+            _ => slice.run(env, engine, threads).await,
+        }
+    }
 }
 
 /// One turn of an engine.
@@ -252,7 +313,7 @@ impl Client {
         let even = key(self.rng.random_range(0..self.slice.keys));
         match self.slice.work {
             Work::Fill => self.put(&even).await?,
-            Work::Read => self.get(&even).await?,
+            Work::Read | Work::ReadCores => self.get(&even).await?,
             Work::Delete => {
                 let number = self.deleted.fetch_add(1, Ordering::Relaxed);
                 if number >= self.slice.keys / DELETED {

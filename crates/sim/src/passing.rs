@@ -144,6 +144,10 @@ impl<A: Around> BlockStore for Passing<A> {
         self.store.hold_synced()
     }
 
+    fn synced(&self) -> Option<Version> {
+        self.store.synced()
+    }
+
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.store.versions(lba).await
     }

@@ -235,6 +235,10 @@ impl BlockStore for VersionedMemory {
         self.hold(self.now())
     }
 
+    fn synced(&self) -> Option<Version> {
+        Some(self.now())
+    }
+
     /// Every version that is kept, joined where neighbours have the same content.
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.check(lba, 1)?;

@@ -322,6 +322,11 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// The version that [`BlockStore::hold_synced`] would keep now, without keeping it.
+    fn synced(&self) -> Option<Version> {
+        None
+    }
+
     /// The contents of a block that can be read, oldest first; the last one is the newest. Versions that are not
     /// held themselves are left out, except for the newest.
     ///

@@ -39,6 +39,7 @@ mod hash;
 mod page;
 mod partition;
 mod raw;
+mod read_view;
 mod record;
 mod salvage;
 mod scan;

@@ -165,6 +165,12 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// Those of the store.
     async fn sync(&self) -> Result<EpochVersion, TxnError>;
 
+    /// The version that a read-only transaction would begin on now: a transaction that reads it sees everything
+    /// acknowledged before this call. `None` where it costs as much to ask as to begin.
+    fn synced(&self) -> Option<EpochVersion> {
+        None
+    }
+
     /// The contents of a block that can be read, oldest first, and the epoch of their versions; see
     /// [`BlockStore::versions`](crate::block::BlockStore::versions). A transaction can begin on the oldest and on
     /// the newest version of each.

@@ -118,6 +118,10 @@ impl BlockStore for Frozen {
         Some(self.another_hold())
     }
 
+    fn synced(&self) -> Option<Version> {
+        Some(self.now())
+    }
+
     /// The one content that this view shows.
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.check(lba, 1)?;

@@ -235,6 +235,10 @@ impl BlockStore for Retained {
         self.store.hold_synced()
     }
 
+    fn synced(&self) -> Option<Version> {
+        self.store.synced()
+    }
+
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.store.versions(lba).await
     }

@@ -157,10 +157,18 @@ impl Cache {
         self.shared.state.lock().get_ram(key, check)
     }
 
-    /// The blocks that are in RAM, of those with these keys and checksums.
-    pub fn read_ram(&self, blocks: impl Iterator<Item = (u64, u32)>) -> Vec<Option<Bytes>> {
+    /// Adds the blocks that are in RAM to `blocks`, where it has none: of these numbers in it, keys and checksums.
+    pub fn read_ram(
+        &self,
+        wanted: impl Iterator<Item = (usize, u64, u32)>,
+        blocks: &mut [Option<Bytes>],
+    ) {
         let mut state = self.shared.state.lock();
-        blocks.map(|(key, check)| state.get_ram(key, check)).collect()
+        for (number, key, check) in wanted {
+            if let Some(block @ None) = blocks.get_mut(number) {
+                *block = state.get_ram(key, check);
+            }
+        }
     }
 
     /// The block under `key` from RAM, else from the SSD. A failed read of the SSD is a miss, and

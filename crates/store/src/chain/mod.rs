@@ -410,6 +410,10 @@ impl BlockStore for Chain {
         Some(self.inner.release_later(version))
     }
 
+    fn synced(&self) -> Option<Version> {
+        self.inner.state.lock().synced()
+    }
+
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.inner.check_range(lba, 1)?;
         Ok(self.inner.state.lock().versions(lba.0 as u32))

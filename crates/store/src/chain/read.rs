@@ -23,7 +23,7 @@ struct Plan {
     /// The blocks known so far.
     blocks: Vec<Option<Bytes>>,
     /// The blocks to fetch, by their number in the read.
-    fetch: Vec<(usize, Location)>,
+    fetch: SmallVec<[(usize, Location); 4]>,
     /// A block to fetch is one to keep in memory (`please_cache`).
     wished: bool,
 }
@@ -147,7 +147,7 @@ impl State {
     ) -> Result<Plan, StoreError> {
         self.holds.check_read(at, self.version)?;
         let blocks = Vec::with_capacity(count as usize);
-        let mut plan = Plan { blocks, fetch: Vec::new(), wished: false };
+        let mut plan = Plan { blocks, fetch: SmallVec::new(), wished: false };
         for lba in lba.0 as u32..(lba.0 + count) as u32 {
             let block = match self.index.get(lba, at) {
                 None => None,
@@ -197,12 +197,10 @@ fn keep_wished(inner: &Inner, lba: Lba, fetched: &[(usize, Location)], blocks: &
 /// Adds the blocks that a cache has in RAM.
 fn from_ram(inner: &Inner, fetch: &[(usize, Location)], blocks: &mut [Option<Bytes>]) {
     for cache in std::iter::once(&inner.tail_cache).chain(inner.body_cache.as_ref()) {
-        let absent = fetch.iter().filter(|(number, _)| blocks[*number].is_none());
-        let numbers: SmallVec<[usize; 4]> = absent.clone().map(|(number, _)| *number).collect();
-        let found = cache.read_ram(absent.map(|(_, at)| (u64::from(at.block), at.check)));
-        for (number, content) in numbers.into_iter().zip(found) {
-            blocks[number] = content;
-        }
+        cache.read_ram(
+            fetch.iter().map(|(number, at)| (*number, u64::from(at.block), at.check)),
+            blocks,
+        );
     }
 }
 

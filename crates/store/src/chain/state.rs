@@ -529,11 +529,16 @@ impl State {
         more
     }
 
-    /// Takes a hold of the newest durable version, if that is held for readers.
-    pub(super) fn hold_synced(&mut self) -> Option<Version> {
+    /// The newest durable version, if that is held for readers or the newest of all.
+    pub(super) fn synced(&mut self) -> Option<Version> {
         self.synced.ask();
         let kept = self.synced.version.filter(|version| *version == self.committed);
-        let version = kept.or((self.committed == self.version).then_some(self.version))?;
+        kept.or((self.committed == self.version).then_some(self.version))
+    }
+
+    /// Takes a hold of [`State::synced`].
+    pub(super) fn hold_synced(&mut self) -> Option<Version> {
+        let version = self.synced()?;
         self.holds.take(version);
         Some(version)
     }

@@ -57,11 +57,18 @@ pub(super) fn entry_at(entry: u32) -> usize {
     BODY + entry as usize * 4
 }
 
+/// The last of some entries that is not zero.
+fn last_entry(entries: &[u8]) -> Option<u32> {
+    // Most entries are zero; many are compared at once.
+    let run = entries.rchunks(64).find(|run| run.iter().fold(0, |any, byte| any | byte) != 0)?;
+    let entries = run.rchunks_exact(4).map(|entry| entry.try_into().map_or(0, u32::from_le_bytes));
+    entries.into_iter().find(|block| *block != 0)
+}
+
 /// The first page of the bucket that serves an entry; `None` when the directory page has none yet.
 async fn bucket(work: &mut Work<'_>, spot: Spot) -> Result<Option<u32>, TreeError> {
     let page = work.load(spot.directory, PageKind::Directory).await?;
-    let mut stands = (0..=spot.entry).rev().map(|entry| page.u32_at(entry_at(entry)));
-    let Some(block) = stands.find(|block| *block != 0) else {
+    let Some(block) = last_entry(&page.bytes()[BODY..entry_at(spot.entry + 1)]) else {
         // The first bucket is recorded at the first entry.
         work.depend(spot.directory, BODY..BODY + UNIT)?;
         return Ok(None);
@@ -358,4 +365,21 @@ async fn contents(
 /// The records of a page and where they are.
 fn records(page: &Page) -> Result<Vec<(std::ops::Range<usize>, Entry)>, TreeError> {
     (0..page.count()).map(|index| Ok((page.record(index)?.range(), page.entry(index)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_entry;
+
+    #[test]
+    fn the_last_entry_is_found_wherever_it_is() {
+        for len in 0..70 {
+            let mut entries = vec![0; len * 4];
+            assert_eq!(last_entry(&entries), None);
+            for at in 0..len {
+                entries[at * 4 + at % 4] = 1;
+                assert_eq!(last_entry(&entries), Some(1 << (8 * (at % 4))), "{at} of {len}");
+            }
+        }
+    }
 }

@@ -20,12 +20,13 @@ use super::error::TreeError;
 use super::format::{Kind, LABEL};
 use super::group::{Found, Groups};
 use super::partition::Partition;
+use super::read_view::ReadViews;
 use super::salvage::{self, Salvage};
 use super::scan::Scan;
 use super::value::Pair;
 use super::work::Work;
 use super::working_set::{WorkingSet, check};
-use crate::txn::{Begin, Durability, Isolation, Transact, Transaction, run};
+use crate::txn::{Begin, Durability, Isolation, Retry, Transact, Transaction, run};
 
 /// A store in a partition: a B-tree or a hash table. Clones are the same store.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct Store {
     durability: Durability,
     /// The store's own transactions that change it; of clones with this isolation and durability.
     groups: Groups,
+    /// What the store's own transactions that only read share.
+    views: ReadViews,
 }
 
 impl Store {
@@ -75,6 +78,7 @@ impl Store {
             isolation: Isolation::default(),
             durability: Durability::default(),
             groups: Groups::default(),
+            views: ReadViews::default(),
         })
     }
 
@@ -239,6 +243,16 @@ impl Store {
     /// # Errors
     /// As [`Store::get_in`].
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, TreeError> {
+        if self.durability == Durability::Synced
+            && let Some(view) = self.views.newest(&self.env, &*self.volume).await?
+        {
+            let work = Work::of_view(&view, &self.area, &self.env);
+            match WorkingSet::new(work).get(key).await {
+                // The transaction was aborted: for its age, or to change the volume as a whole.
+                Err(error) if error.is_retryable() => self.views.drop_view(&view),
+                done => return done,
+            }
+        }
         run(&*self.volume, self.begin_reading(), self.durability, async |txn| {
             self.get_in(&*txn, key).await
         })

@@ -18,6 +18,7 @@ use super::format::{
     BODY, FORMAT_VERSION, IDENTITY, LABEL, PAGE_MAGIC, PageHeader, PageKind, StoreHeader, UNIT,
 };
 use super::page::{Page, damaged};
+use super::read_view::{ReadView, SharedPages};
 use crate::block::{BLOCK_SIZE, Class};
 use crate::txn::Transaction;
 
@@ -37,6 +38,8 @@ pub(super) struct Work<'a> {
     wishes: bool,
     /// Pages of zeros are accepted although the store's header is gone.
     headless: bool,
+    /// Pages that other calls of a read view have read.
+    shared: Option<&'a SharedPages>,
 }
 
 impl<'a> Work<'a> {
@@ -52,7 +55,14 @@ impl<'a> Work<'a> {
             freed: BTreeSet::new(),
             wishes,
             headless: false,
+            shared: None,
         }
+    }
+
+    /// For a call that only reads, in the transaction of a read view. Few of its calls read a page from the
+    /// volume, so each that does asks for it to be kept.
+    pub(super) fn of_view(view: &'a ReadView, area: &'a Area, env: &Env) -> Work<'a> {
+        Work { shared: Some(view.pages()), wishes: true, ..Work::new(view.txn(), area, env) }
     }
 
     /// For a store that is being dropped: its header may be gone.
@@ -71,18 +81,38 @@ impl<'a> Work<'a> {
         kind: PageKind,
     ) -> Result<&mut Page, TreeError> {
         if !self.pages.contains_key(&block) {
-            let page = self.read(block).await?;
-            let lazy = matches!(kind, PageKind::Bitmap | PageKind::Directory);
-            if lazy && page.bytes().iter().all(|byte| *byte == 0) {
-                // Zeros do not say which store the page belongs to.
-                self.verify_store().await?;
-            } else {
-                self.verify(&page, kind)?;
-            }
-            self.wish(&page, kind);
+            let page = match self.shared.and_then(|shared| shared.get(block)) {
+                Some(content) => self.shared_page(block, content, kind)?,
+                None => self.load_from_volume(block, kind).await?,
+            };
             self.pages.insert(block, page);
         }
         self.page(block)
+    }
+
+    /// A page that another call of the view has read.
+    fn shared_page(&self, block: u32, content: Bytes, kind: PageKind) -> Result<Page, TreeError> {
+        // Fails once the transaction was aborted: the page may be outdated then.
+        self.depend(block, IDENTITY)?;
+        let page = Page::read(block, content);
+        self.verify(&page, kind)?;
+        Ok(page)
+    }
+
+    async fn load_from_volume(&mut self, block: u32, kind: PageKind) -> Result<Page, TreeError> {
+        let page = self.read(block).await?;
+        let lazy = matches!(kind, PageKind::Bitmap | PageKind::Directory);
+        if lazy && page.bytes().iter().all(|byte| *byte == 0) {
+            // Zeros do not say which store the page belongs to.
+            self.verify_store().await?;
+        } else {
+            self.verify(&page, kind)?;
+            if let Some(shared) = self.shared {
+                shared.add(block, page.slice(0..BLOCK_SIZE));
+            }
+        }
+        self.wish(&page, kind);
+        Ok(page)
     }
 
     async fn read(&self, block: u32) -> Result<Page, TreeError> {

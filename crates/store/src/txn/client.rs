@@ -93,6 +93,11 @@ impl Transact for Client {
         Ok(store.name(version))
     }
 
+    fn synced(&self) -> Option<EpochVersion> {
+        let store = &self.shared.inner.store;
+        Some(store.name(store.synced()?))
+    }
+
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
         let store = &self.shared.inner.store;
         Ok((store.epoch(), store.versions(lba).await?))

@@ -72,6 +72,10 @@ impl BlockStore for TransactionManager {
         self.inner.store.hold_synced()
     }
 
+    fn synced(&self) -> Option<Version> {
+        self.inner.store.synced()
+    }
+
     fn please_cache(&self, lba: Lba) {
         self.inner.store.please_cache(lba);
     }
@@ -101,6 +105,10 @@ impl Transact for TransactionManager {
 
     async fn sync(&self) -> Result<EpochVersion, TxnError> {
         Transact::sync(&self.client).await
+    }
+
+    fn synced(&self) -> Option<EpochVersion> {
+        Transact::synced(&self.client)
     }
 
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {

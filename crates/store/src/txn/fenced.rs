@@ -123,6 +123,10 @@ impl BlockStore for Fenced {
         self.manager.hold_synced()
     }
 
+    fn synced(&self) -> Option<Version> {
+        BlockStore::synced(&self.manager)
+    }
+
     fn please_cache(&self, lba: Lba) {
         self.manager.please_cache(lba);
     }

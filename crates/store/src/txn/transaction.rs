@@ -137,11 +137,14 @@ impl LocalTransaction {
         Ok(())
     }
 
-    /// Records reads, and separates the blocks that the transaction itself wrote.
+    /// Records reads, and separates the blocks that the transaction itself wrote; an empty list if it wrote none.
     fn plan(&self, lba: Lba, count: u64) -> Result<Plan, TxnError> {
         let mut work = self.usable()?;
         let at = work.snapshot()?.hold.version();
         let begin = self.running.begin;
+        if begin.is_untracked() && work.accesses.blocks() == 0 {
+            return Ok(Plan { at, own: SmallVec::new(), is_too_much: false });
+        }
         let mut own = SmallVec::with_capacity(count as usize);
         let before = work.accesses.blocks();
         for lba in (lba.0..lba.0 + count).map(Lba) {
@@ -198,19 +201,23 @@ impl Transaction for LocalTransaction {
         if plan.is_too_much {
             self.inner.preempt_the_greediest();
         }
-        let stored = match plan.own.iter().all(|own| !matches!(own, Own::Nothing)) {
+        let written = plan.own.iter().filter(|own| !matches!(own, Own::Nothing)).count();
+        let stored = match written as u64 == count {
             true => Ok(vec![None; plan.own.len()]),
             false => self.inner.store.read(lba, count, plan.at).await,
         };
         // While the transaction was not aborted its snapshot was held, so all blocks belong to one snapshot.
         // Otherwise the reason counts, and not that the snapshot is gone.
         self.usable()?.snapshot()?;
-        let blocks = plan.own.into_iter().zip(stored?).map(|(own, stored)| match own {
-            Own::Content(content) => content,
-            Own::Discarded => ZEROS.clone(),
-            Own::Nothing => stored.unwrap_or_else(|| ZEROS.clone()),
-        });
-        Ok(blocks.collect())
+        let mut stored = stored?;
+        for (own, stored) in plan.own.into_iter().zip(&mut stored) {
+            match own {
+                Own::Content(content) => *stored = Some(content),
+                Own::Discarded => *stored = None,
+                Own::Nothing => {}
+            }
+        }
+        Ok(stored.into_iter().map(|stored| stored.unwrap_or_else(|| ZEROS.clone())).collect())
     }
 
     fn write_as(&self, lba: Lba, content: Bytes, class: Class) -> Result<(), TxnError> {

@@ -13,6 +13,7 @@ mod tree_isolation;
 mod tree_model;
 mod tree_salvage;
 mod tree_splits;
+mod tree_views;
 mod txn;
 mod txn_history;
 mod volume;

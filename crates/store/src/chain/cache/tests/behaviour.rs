@@ -304,8 +304,10 @@ async fn a_key_with_another_checksum_does_not_hit() {
     let here = entering(7, block(1));
     let check = here.check;
     cache.put_all(vec![here]);
-    let keys = [(7, check), (7, check + 1), (8, check)];
-    assert_eq!(cache.read_ram(keys.into_iter()), [Some(block(1)), None, None]);
+    let mut found = [None, None, None, Some(block(2))];
+    let keys = [(0, 7, check), (1, 7, check + 1), (2, 8, check), (3, 7, check)];
+    cache.read_ram(keys.into_iter(), &mut found);
+    assert_eq!(found, [Some(block(1)), None, None, Some(block(2))]);
     assert_eq!(cache.stats().ram_hits, 1);
 }
 

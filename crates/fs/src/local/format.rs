@@ -179,6 +179,8 @@ pub const HAS_ACL: u8 = 4;
 pub const HAS_DEFAULT_ACL: u8 = 8;
 /// The file has, or had, extents that are lost. They do not count as blocks.
 pub const HAS_LOST: u8 = 16;
+/// One of several names of the file was removed: it may count for the quota of that name.
+pub const LOST_NAME: u8 = 32;
 
 /// An inode. In the tree its record begins 8 bytes earlier, so that the two times, which every write
 /// changes, are one unit of 16 bytes, and size and blocks are another.

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::format::{
-    DirectoryEntry, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, Place, Tag, encode_kind,
-    key, key_behind,
+    DirectoryEntry, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, LOST_NAME, Place, Tag,
+    encode_kind, key, key_behind,
 };
 use super::op::Op;
 use super::places::{damaged_place, place_key, position_of};
@@ -224,6 +224,9 @@ impl Op<'_> {
         let mut record = self.named_inode(ino).await?;
         record.links = record.links.get().saturating_sub(1).into();
         record.changed = self.now.into();
+        if record.links.get() > 0 && record.quota.get() != 0 {
+            record.flags |= LOST_NAME;
+        }
         self.set_inode(ino, record);
         match record.links.get() {
             0 => self.abandon(ino).await,
@@ -335,10 +338,15 @@ impl Op<'_> {
         to: u64,
         quota: u64,
     ) -> Result<(), FsError> {
-        let record = self.named_inode(ino).await?;
+        let mut record = self.named_inode(ino).await?;
         // The root of a quota counts for it in any directory; the directory has none, or another.
         if from != to && record.quota.get() != quota && record.quota.get() != ino {
-            return Err(FsError::CrossQuota);
+            // A file counts for the quota of a name that it lost, until now.
+            let strays = record.links.get() == 1 && record.flags & LOST_NAME != 0;
+            if !strays || self.directory(from).await?.quota.get() != quota {
+                return Err(FsError::CrossQuota);
+            }
+            self.recount(ino, &mut record, quota).await?;
         }
         if kind != Kind::Directory || from == to {
             return match ino == to {

@@ -1,7 +1,8 @@
 //! Quotas of directory trees.
 //!
 //! The root of a quota is a directory; every inode below counts for the nearest root above it, whose number
-//! it carries. Usage is counted in several lanes, so that transactions below the same root seldom conflict.
+//! it carries. A file with several names may have some outside, older than the quota; it counts for the quota also
+//! after it has lost the names inside, until it is removed or moved to another directory. Usage is counted in several lanes, so that transactions below the same root seldom conflict.
 //! A charge far below the limit trusts the sum that this handle knows; one near the limit reads all lanes,
 //! and depends on them.
 
@@ -128,6 +129,10 @@ impl Op<'_> {
     pub(super) async fn put_usage(&mut self) -> Result<(), FsError> {
         let charged: Vec<_> = self.effects.charged.iter().map(|(root, by)| (*root, *by)).collect();
         for (root, by) in charged.into_iter().filter(|(_, by)| *by != (0, 0)) {
+            if self.limits(root).await?.is_none() {
+                // The root was removed; the inode had a name below it.
+                continue;
+            }
             // Transactions on the same inode conflict anyway.
             let some = self.effects.inodes.keys().next_back().copied().unwrap_or(root);
             let lane = (some % u64::from(USAGE_LANES)) as u8;

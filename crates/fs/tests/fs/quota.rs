@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use rand::RngExt;
+use thalweg_fs::check::{How, check};
 use thalweg_fs::local::Quota;
 use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, Rename, SetXattr};
 use thalweg_sim::run;
@@ -61,6 +62,40 @@ fn a_tree_has_a_limit_of_bytes_and_inodes() {
         assert!(matches!(one_more, Err(FsError::QuotaExceeded)));
         fs.set_quota(root, None, Some(0)).await.unwrap();
         create(&fs, dir, "d").await;
+    });
+}
+
+/// A file that had a name outside before its directory became the root of a quota.
+#[test]
+fn a_file_that_lost_its_name_in_a_tree_is_counted_there_until_it_moves() {
+    run(2, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let root = mkdir(&fs, ROOT, "quota").await;
+        let away = mkdir(&fs, ROOT, "away").await;
+        for name in ["a", "b"] {
+            let file = create(&fs, root, name).await;
+            write(&fs, file, 0, &vec![1; 3 * BLOCK as usize]).await;
+            fs.link(file, ROOT, name.as_bytes()).await.unwrap();
+        }
+        fs.set_quota(root, Some(100 * BLOCK), Some(10)).await.unwrap();
+        let used = async || fs.quota(root).await.map(|it| it.map(|it| (it.bytes, it.inodes)));
+        let moved = fs.rename((ROOT, b"a"), (away, b"a"), Rename::Replace).await;
+        assert!(matches!(moved, Err(FsError::CrossQuota)), "it has a name in the tree");
+        for name in ["a", "b"] {
+            fs.unlink(root, name.as_bytes()).await.unwrap();
+        }
+        assert_eq!(used().await.unwrap(), Some((6 * BLOCK, 3)));
+        fs.rename((ROOT, b"a"), (away, b"a"), Rename::Replace).await.unwrap();
+        assert_eq!(used().await.unwrap(), Some((3 * BLOCK, 2)));
+        fs.close().await.unwrap();
+        let report = check(&env, volume.clone(), "fs", How::default()).await.unwrap();
+        assert!(report.findings.is_empty(), "{:#?}", report.findings);
+        fs.remove_directory(ROOT, b"quota").await.unwrap();
+        fs.unlink(ROOT, b"b").await.unwrap();
+        fs.close().await.unwrap();
+        let report = check(&env, volume.clone(), "fs", How::default()).await.unwrap();
+        assert!(report.findings.is_empty(), "{:#?}", report.findings);
     });
 }
 

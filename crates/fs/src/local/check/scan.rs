@@ -18,8 +18,8 @@ use crate::local::area::BitmapPage;
 use crate::local::content::BLOCK;
 use crate::local::extents::Run;
 use crate::local::format::{
-    Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord, MAX_SLOTS, Place,
-    QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
+    Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord, LOST_NAME, MAX_SLOTS,
+    Place, QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
 };
 use crate::local::inner::Inner;
 use crate::local::op::Op;
@@ -616,6 +616,10 @@ impl Scan {
             // A directory above one of several names may have become the root of a quota since.
             let mut others = others.get(&ino).into_iter().flatten();
             if others.any(|it| self.nearest_quota(*it, &mut nearest) == Some(stored)) {
+                continue;
+            }
+            // A file keeps counting for the quota of a name that it lost.
+            if node.record.flags & LOST_NAME != 0 {
                 continue;
             }
             if let Some(found) = expected.filter(|expected| *expected != stored) {

@@ -1,7 +1,11 @@
-//! Splits of a leaf that leave all of its records where they are.
+//! Keys that are added at the same time in two places: behind a leaf that was split, and in two pages of a bucket.
 
+use std::hash::Hasher;
+
+use siphasher::sip::SipHasher13;
 use thalweg_sim::runtime::run;
-use thalweg_store::tree::Kind;
+use thalweg_store::tree::format::DIRECTORY_ENTRIES;
+use thalweg_store::tree::{Kind, catalogue};
 use thalweg_store::txn::{Begin, Durability, Isolation, TxnError};
 
 use crate::support::kv::{create, volume};
@@ -36,6 +40,45 @@ fn a_key_that_splits_its_leaf_conflicts_with_the_same_key_in_the_leaf() {
             let two = two.commit(Durability::Visible).await;
             assert!(matches!(two, Err(TxnError::Conflict)), "{isolation:?}: {two:?}");
             assert_eq!(store.check().await.unwrap().keys, u64::from(keys) + 1);
+        });
+    }
+}
+
+/// The entry of a key in a table with one page of entries.
+fn entry(uuid: &[u8; 16], key: u32) -> u64 {
+    let mut hasher = SipHasher13::new_with_key(uuid);
+    hasher.write(&key.to_be_bytes());
+    (hasher.finish() & 0xffff_ffff) * u64::from(DIRECTORY_ENTRIES) >> 32
+}
+
+#[test]
+fn a_key_in_a_later_page_of_its_bucket_conflicts_with_the_same_key_in_the_first() {
+    for isolation in [Isolation::StrictSerializable, Isolation::Snapshot] {
+        run(8, |env| async move {
+            let volume = volume(&env, 700);
+            let store = create(&env, &volume, "table", Kind::Hash, 200).await;
+            let uuid = catalogue::open(&*volume, "table").await.unwrap().uuid;
+            // Keys of one entry, whose bucket cannot be split.
+            let first = entry(uuid.as_bytes(), 0);
+            let keys: Vec<[u8; 4]> = (0..u32::MAX)
+                .filter(|key| entry(uuid.as_bytes(), *key) == first)
+                .map(u32::to_be_bytes)
+                .take(4)
+                .collect();
+            // Two records fill the first page.
+            for key in &keys[..3] {
+                store.put(key, vec![1; 1700]).await.unwrap();
+            }
+            let begin = Begin { isolation, ..Begin::default() };
+            let one = volume.begin(begin).await.unwrap();
+            let two = volume.begin(begin).await.unwrap();
+            store.put_in(&*one, &keys[3], vec![1; 1700]).await.unwrap();
+            store.delete_in(&*two, &keys[0]).await.unwrap();
+            store.put_in(&*two, &keys[3], vec![2; 1700]).await.unwrap();
+            one.commit(Durability::Visible).await.unwrap();
+            let two = two.commit(Durability::Visible).await;
+            assert!(matches!(two, Err(TxnError::Conflict)), "{isolation:?}: {two:?}");
+            assert_eq!(store.check().await.unwrap().keys, 4);
         });
     }
 }

@@ -397,16 +397,12 @@ impl BlockStore for Chain {
 
     fn hold(&self, version: Version) -> Option<Hold> {
         let mut state = self.inner.state.lock();
-        if !state.can_hold(version) {
-            return None;
-        }
-        state.holds.take(version);
+        state.can_hold(version).then(|| state.holds.take(version))?;
         Some(self.inner.release_later(version))
     }
 
     fn hold_synced(&self) -> Option<Hold> {
-        let mut state = self.inner.state.lock();
-        let version = state.hold_synced()?;
+        let version = self.inner.state.lock().hold_synced()?;
         Some(self.inner.release_later(version))
     }
 

@@ -347,17 +347,19 @@ impl Page {
         self.put(at, &[0]);
     }
 
-    /// Removes record `index`.
+    /// Removes record `index`. The slot that becomes free is written too: another transaction may move the record
+    /// that it led to, and must conflict.
     pub(super) fn remove(&mut self, index: usize) -> Result<(), TreeError> {
         let at = self.record(index)?.at;
         self.kill(at);
         let count = self.count();
         self.shift(BODY + 2 * (index + 1)..BODY + 2 * count, BODY + 2 * index);
+        self.put(BODY + 2 * (count - 1), &[0; 2]);
         self.set_count(count - 1);
         Ok(())
     }
 
-    /// Removes the records for which `keep` is false.
+    /// Removes the records for which `keep` is false. Writes the slots that become free, as [`Page::remove`].
     pub(super) fn retain(
         &mut self,
         keep: impl Fn(usize, &Record<'_>) -> bool,
@@ -373,9 +375,11 @@ impl Page {
             }
         }
         let Some(first) = first else { return Ok(()) };
+        let count = slots.len() / 2;
+        slots.resize(2 * (count + gone.len()), 0);
         gone.into_iter().for_each(|at| self.kill(at));
         self.put(BODY + 2 * first, &slots[2 * first..]);
-        self.set_count(slots.len() / 2);
+        self.set_count(count);
         Ok(())
     }
 

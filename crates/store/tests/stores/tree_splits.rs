@@ -48,7 +48,7 @@ fn a_key_that_splits_its_leaf_conflicts_with_the_same_key_in_the_leaf() {
 fn entry(uuid: &[u8; 16], key: u32) -> u64 {
     let mut hasher = SipHasher13::new_with_key(uuid);
     hasher.write(&key.to_be_bytes());
-    (hasher.finish() & 0xffff_ffff) * u64::from(DIRECTORY_ENTRIES) >> 32
+    ((hasher.finish() & 0xffff_ffff) * u64::from(DIRECTORY_ENTRIES)) >> 32
 }
 
 #[test]

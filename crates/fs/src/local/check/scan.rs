@@ -613,13 +613,11 @@ impl Scan {
                 Kind::Directory => self.nearest_quota(ino, &mut nearest),
                 _ => self.nearest_quota(node.parent, &mut nearest),
             };
-            // A directory above one of several names may have become the root of a quota since.
+            // A directory above one of several names may have become the root of a quota since, or lost its name.
             let mut others = others.get(&ino).into_iter().flatten();
-            if others.any(|it| self.nearest_quota(*it, &mut nearest) == Some(stored)) {
-                continue;
-            }
-            // A file keeps counting for the quota of a name that it lost.
-            if node.record.flags & LOST_NAME != 0 {
+            if node.record.flags & LOST_NAME != 0
+                || others.any(|it| self.nearest_quota(*it, &mut nearest) == Some(stored))
+            {
                 continue;
             }
             if let Some(found) = expected.filter(|expected| *expected != stored) {

@@ -531,24 +531,17 @@ impl State {
 
     /// The newest durable version, if that is held for readers or the newest of all.
     pub(super) fn synced(&mut self) -> Option<Version> {
-        self.synced.ask();
-        let kept = self.synced.version.filter(|version| *version == self.committed);
-        kept.or((self.committed == self.version).then_some(self.version))
+        self.synced.newest(self.committed, self.version)
     }
 
     /// Takes a hold of [`State::synced`].
     pub(super) fn hold_synced(&mut self) -> Option<Version> {
-        let version = self.synced()?;
-        self.holds.take(version);
-        Some(version)
+        self.synced().inspect(|version| self.holds.take(*version))
     }
 
     /// Takes a hold of the version that a round makes durable, while readers ask for it.
     pub(super) fn hold_round(&mut self) -> Option<Version> {
-        if self.synced.follow == 0 {
-            return None;
-        }
-        self.synced.follow -= 1;
+        self.synced.follow = self.synced.follow.checked_sub(1)?;
         self.holds.take(self.version);
         Some(self.version)
     }

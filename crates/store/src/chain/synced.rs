@@ -16,8 +16,11 @@ pub(super) struct Synced {
 }
 
 impl Synced {
-    /// Records a request.
-    pub(super) fn ask(&mut self) {
+    /// Records a request; returns the version if it is the newest durable one. `committed` is that, and `newest` the
+    /// newest of all.
+    pub(super) fn newest(&mut self, committed: Version, newest: Version) -> Option<Version> {
         self.follow = FOLLOWED_ROUNDS;
+        let kept = self.version.filter(|version| *version == committed);
+        kept.or((committed == newest).then_some(newest))
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Every call first asks the volume for that version, so it sees what was acknowledged before it. A view holds its
 //! version, which costs the volume memory or space once there are newer ones; so it lives for [`LIFETIME`] at most
-//! and two of these when nobody reads, and is then made anew.
+//! and two of these without readers, and is then made anew.
 
 use std::fmt;
 use std::sync::{Arc, Weak};

@@ -285,38 +285,6 @@ fn race(kind: Kind, isolation: Isolation, first: Op, second: Op) -> bool {
     })
 }
 
-/// The last slot of a page is alone in its 16 bytes: a record leaves the page while the last one moves within it.
-#[test]
-fn a_record_that_moves_conflicts_with_one_that_leaves_its_page() {
-    for (kind, isolation) in KINDS
-        .map(|kind| [(kind, Isolation::Snapshot), (kind, Isolation::StrictSerializable)])
-        .concat()
-    {
-        for first in [true, false] {
-            run(9, |env| async move {
-                let volume = volume(&env, 400);
-                let store = create(&env, &volume, "kv", kind, 300).await;
-                for number in 0..9 {
-                    store.put(&[number], vec![number; 174]).await.unwrap();
-                }
-                let begin = Begin { isolation, ..Begin::default() };
-                let one = volume.begin(begin).await.unwrap();
-                let two = volume.begin(begin).await.unwrap();
-                store.delete_in(&*one, &[2]).await.unwrap();
-                store.put_in(&*two, &[8], vec![9; 600]).await.unwrap();
-                let (earlier, later) = if first { (one, two) } else { (two, one) };
-                earlier.commit(VISIBLE).await.unwrap();
-                let later = later.commit(VISIBLE).await;
-                assert!(
-                    matches!(later, Err(TxnError::Conflict)),
-                    "{kind} {isolation:?}: {later:?}"
-                );
-                store.check().await.unwrap();
-            });
-        }
-    }
-}
-
 #[test]
 fn only_what_depends_on_another_waits_for_it() {
     let put = |key: u8, len: usize| Op::Put(vec![key], vec![9; len]);

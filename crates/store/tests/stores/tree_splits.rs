@@ -1,4 +1,5 @@
-//! Keys that are added at the same time in two places: behind a leaf that was split, and in two pages of a bucket.
+//! Keys that are added at the same time in two places, behind a leaf that was split or in two pages of a bucket; and
+//! records that move while others leave their page.
 
 use std::hash::Hasher;
 
@@ -8,7 +9,7 @@ use thalweg_store::tree::format::DIRECTORY_ENTRIES;
 use thalweg_store::tree::{Kind, catalogue};
 use thalweg_store::txn::{Begin, Durability, Isolation, TxnError};
 
-use crate::support::kv::{create, volume};
+use crate::support::kv::{KINDS, create, volume};
 
 #[test]
 fn a_key_that_splits_its_leaf_conflicts_with_the_same_key_in_the_leaf() {
@@ -80,5 +81,37 @@ fn a_key_in_a_later_page_of_its_bucket_conflicts_with_the_same_key_in_the_first(
             assert!(matches!(two, Err(TxnError::Conflict)), "{isolation:?}: {two:?}");
             assert_eq!(store.check().await.unwrap().keys, 4);
         });
+    }
+}
+
+/// The last slot of a page is alone in its 16 bytes: a record leaves the page while the last one moves within it.
+#[test]
+fn a_record_that_moves_conflicts_with_one_that_leaves_its_page() {
+    for (kind, isolation) in KINDS
+        .map(|kind| [(kind, Isolation::Snapshot), (kind, Isolation::StrictSerializable)])
+        .concat()
+    {
+        for first in [true, false] {
+            run(9, |env| async move {
+                let volume = volume(&env, 400);
+                let store = create(&env, &volume, "kv", kind, 300).await;
+                for number in 0..9 {
+                    store.put(&[number], vec![number; 174]).await.unwrap();
+                }
+                let begin = Begin { isolation, ..Begin::default() };
+                let one = volume.begin(begin).await.unwrap();
+                let two = volume.begin(begin).await.unwrap();
+                store.delete_in(&*one, &[2]).await.unwrap();
+                store.put_in(&*two, &[8], vec![9; 600]).await.unwrap();
+                let (earlier, later) = if first { (one, two) } else { (two, one) };
+                earlier.commit(Durability::Visible).await.unwrap();
+                let later = later.commit(Durability::Visible).await;
+                assert!(
+                    matches!(later, Err(TxnError::Conflict)),
+                    "{kind} {isolation:?}: {later:?}"
+                );
+                store.check().await.unwrap();
+            });
+        }
     }
 }

@@ -126,7 +126,7 @@ async fn write(env: Env, synced: Store, last: u64) {
     }
 }
 
-/// A volume on which somebody else's visible put comes between a question for the newest version and a beginning.
+/// A volume on which another visible put comes between a question for the newest version and a beginning.
 #[derive(Debug)]
 struct Crossed {
     volume: Arc<dyn Transact>,

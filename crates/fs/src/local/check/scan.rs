@@ -606,18 +606,16 @@ impl Scan {
             let stored = node.record.quota.get();
             let used = found.entry(stored).or_default();
             *used = (used.0 + node.blocks as i64, used.1 + 1);
-            if node.names == 0 && ino != Ino::ROOT.0 {
+            if node.record.flags & LOST_NAME != 0 || node.names == 0 && ino != Ino::ROOT.0 {
                 continue;
             }
             let expected = match node.kind {
                 Kind::Directory => self.nearest_quota(ino, &mut nearest),
                 _ => self.nearest_quota(node.parent, &mut nearest),
             };
-            // A directory above one of several names may have become the root of a quota since, or lost its name.
+            // A directory above one of several names may have become the root of a quota since.
             let mut others = others.get(&ino).into_iter().flatten();
-            if node.record.flags & LOST_NAME != 0
-                || others.any(|it| self.nearest_quota(*it, &mut nearest) == Some(stored))
-            {
+            if others.any(|it| self.nearest_quota(*it, &mut nearest) == Some(stored)) {
                 continue;
             }
             if let Some(found) = expected.filter(|expected| *expected != stored) {

@@ -130,7 +130,7 @@ impl Image {
     }
 
     /// Whether a transaction changed the block that was durable and is not in the journal any more, because all
-    /// records from it on are damaged. What it changed may be in place, and replay puts older bytes over that.
+    /// records from it on are damaged. Its changes may be in place, and replay puts older bytes over them.
     fn is_lost(&self, lba: Lba, recovered: &Recovered) -> bool {
         let mut versions = (recovered.version..=self.model.now().0).map(Version);
         let first = versions.next().map(|at| self.model.read(lba, at));

@@ -346,6 +346,7 @@ impl Op<'_> {
             if !strays || self.directory(from).await?.quota.get() != quota {
                 return Err(FsError::CrossQuota);
             }
+            record.flags &= !LOST_NAME;
             self.recount(ino, &mut record, quota).await?;
         }
         if kind != Kind::Directory || from == to {

@@ -106,7 +106,8 @@ impl ReadViews {
     /// Makes a view the current one. Returns the former one, which the caller drops without the lock.
     fn install(&self, env: &Env, view: &Arc<ReadView>) -> Option<Arc<ReadView>> {
         let mut current = self.0.lock();
-        if current.sweeper.is_none() {
+        // The runtime on which it was started may have ended.
+        if current.sweeper.as_ref().is_none_or(Task::is_finished) {
             let sweeper = env.spawn(sweep(env.clone(), Arc::downgrade(&self.0)));
             current.sweeper = Some(sweeper);
         }

@@ -169,8 +169,8 @@ impl Transact for Crossed {
     }
 }
 
-/// Gets between whose two questions a put becomes visible, each after so many rounds without a reader that the
-/// volume keeps no durable version. Returns the positions after them.
+/// Gets that ask for the newest version and begin on a later one, which a put has made visible in between. Each
+/// follows so many rounds without a reader that the volume keeps no durable version. Returns the positions after them.
 async fn read_crossed(env: &Env, store: &Store, recorder: &Recorder) -> Vec<usize> {
     let visible = store.clone().with_durability(Durability::Visible);
     let (volume, last) = (store.volume().clone(), AtomicU64::new(1000));

@@ -25,6 +25,16 @@ pub(crate) struct State {
     pub(crate) files: BTreeMap<Ino, Vec<u8>>,
     /// The bytes of open files without names.
     pub(crate) nameless: BTreeMap<Ino, Vec<u8>>,
+    /// What files held within the transaction that led to the state. A mode that writes data in place before
+    /// its transaction commits may leave a part of it.
+    pub(crate) passing: Vec<(Ino, Vec<u8>)>,
+}
+
+/// A part of a file; nothing but zeros lies behind its end.
+fn part(bytes: &[u8], at: usize, len: usize) -> Vec<u8> {
+    let mut part = bytes[at.min(bytes.len())..(at + len).min(bytes.len())].to_vec();
+    part.resize(len, 0);
+    part
 }
 
 impl State {
@@ -70,23 +80,22 @@ impl State {
         state
     }
 
-    fn bytes(&self, ino: Ino) -> Option<&Vec<u8>> {
-        self.files.get(&ino).or_else(|| self.nameless.get(&ino))
+    /// A part of a file that is there, or zeros.
+    fn part(&self, ino: Ino, at: usize, len: usize) -> Vec<u8> {
+        let bytes = self.files.get(&ino).or_else(|| self.nameless.get(&ino));
+        part(bytes.map_or(&[], |bytes| bytes), at, len)
     }
 
-    /// A part of a file; nothing but zeros lies behind its end.
-    fn part(&self, ino: Ino, at: usize, len: usize) -> Vec<u8> {
-        let bytes = self.bytes(ino).map_or(&[][..], |bytes| bytes);
-        let there = &bytes[at.min(bytes.len())..(at + len).min(bytes.len())];
-        let mut part = there.to_vec();
-        part.resize(len, 0);
-        part
+    /// Whether a part of a file was this in the state, or on the way to it.
+    fn had(&self, ino: Ino, at: usize, now: &[u8]) -> bool {
+        let mut passing = self.passing.iter().filter(|(it, _)| *it == ino);
+        self.part(ino, at, now.len()) == now
+            || passing.any(|(_, bytes)| part(bytes, at, now.len()) == now)
     }
 }
 
 /// Finds the state that a crash left, if it keeps a promise: `states` are the states in order, and `least`
 /// is the last synced one.
-/// one after the other, and `least` is the last that was synced.
 pub(crate) fn find(
     states: &[State],
     least: usize,
@@ -140,16 +149,19 @@ fn made_of(
 ) -> Result<(), String> {
     let len = found.files[&ino].len();
     for block in (0..len).step_by(BLOCK_SIZE) {
-        // A block that was new since the last sync may hold anything.
+        // A block that was new since the last sync may hold anything. A large transaction moves blocks.
         let is_new = |state: &State| state.part(ino, block, BLOCK_SIZE).iter().all(|b| *b == 0);
-        if promise == Promise::Synced && states.iter().any(is_new) {
+        let moves = |state: &State| state.passing.iter().any(|(it, _)| *it == ino);
+        if promise == Promise::Synced
+            && (states.iter().any(is_new) || states[1..].iter().any(moves))
+        {
             continue;
         }
         for at in (block..(block + BLOCK_SIZE).min(len)).step_by(sector) {
             // The end of the file hides the rest of the sector.
             let visible = sector.min(len - at);
             let now = found.part(ino, at, visible);
-            if !states.iter().any(|state| state.part(ino, at, visible) == now) {
+            if !states.iter().any(|state| state.had(ino, at, &now)) {
                 return Err(format!(
                     "{ino:?} never had at {at} what it has there now: {promise:?}"
                 ));

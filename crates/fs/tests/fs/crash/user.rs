@@ -22,6 +22,8 @@ pub(crate) struct User {
     pub(crate) fs: Local,
     directories: Vec<Ino>,
     pub(crate) files: Vec<Ino>,
+    /// What the last call wrote to files and wrote over before it committed.
+    passing: Vec<(Ino, Vec<u8>)>,
     rng: Rng,
     made: u64,
 }
@@ -34,12 +36,13 @@ impl User {
         fs.reference(file);
         fs.sync_all().await.unwrap();
         let (rng, directories, files) = (env.rng(), vec![Ino::ROOT], vec![file]);
-        User { env: env.clone(), volume, fs, directories, files, rng, made: 0 }
+        User { env: env.clone(), volume, fs, directories, files, passing: Vec::new(), rng, made: 0 }
     }
 
-    /// Reads the state.
-    pub(crate) async fn see(&self) -> State {
-        State::see(&self.fs, &self.files).await
+    /// Reads the state that the last call led to.
+    pub(crate) async fn see(&mut self) -> State {
+        let passing = std::mem::take(&mut self.passing);
+        State { passing, ..State::see(&self.fs, &self.files).await }
     }
 
     fn pick(&mut self, among: &[Ino]) -> Ino {
@@ -106,16 +109,22 @@ impl User {
             22 => {
                 let view = fs.within(self.volume.transact.begin(Begin::STRICT).await.unwrap());
                 drop(view.rename((dir, &name), (other, &to), Rename::Replace).await);
+                let mut passing = Vec::new();
                 for _ in 0..self.rng.random_range(1..4) {
                     let at = self.rng.random_range(0..60_000);
                     drop(view.write(file, WriteAt::Offset(at), data.clone(), how).await);
+                    if view.attributes(file).await.is_ok() {
+                        passing.push((file, content(&view, file).await));
+                    }
                 }
                 drop(view.create(other, b"made within", &node(Node::File, 0o644)).await);
                 if self.rng.random_bool(0.3) {
                     view.abort().await;
                     return false;
                 }
-                return view.commit(Durability::Synced).await.is_ok();
+                let committed = view.commit(Durability::Synced).await.is_ok();
+                self.passing = if committed { passing } else { Vec::new() };
+                return committed;
             }
             _ => {
                 fs.sync_all().await.unwrap();

@@ -45,9 +45,9 @@ impl Layout {
 
     /// The first part of a range of the file's blocks that is lost.
     pub(super) fn lost(&self, range: Range<u64>) -> Option<Range<u64>> {
-        let touches = |it: &&Extent| it.is_lost() && it.end() > range.start && it.at < range.end;
-        let extent = self.now.iter().find(touches)?;
-        Some(extent.at.max(range.start)..extent.end().min(range.end))
+        let within = |it: &Extent| it.at.max(range.start)..it.end().min(range.end);
+        let mut lost = self.now.iter().filter(|it| it.is_lost()).map(within);
+        lost.find(|part| !part.is_empty())
     }
 
     /// Turns lost blocks of a range into holes.

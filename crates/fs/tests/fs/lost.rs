@@ -304,6 +304,13 @@ fn what_is_cut_off_or_zeroed_is_lost_no_more() {
             .unwrap();
         content[7 * BLOCK_SIZE - 10..8 * BLOCK_SIZE + 10].fill(0);
         assert_eq!(read(&fs, file, 5 * BLOCK, 16384).await, content[5 * BLOCK_SIZE..][..16384]);
+        // A part of a block leaves it lost; of these ranges no block is whole.
+        for at in [2 * BLOCK + 10, 3 * BLOCK - 10, 3 * BLOCK] {
+            for how in [Allocation::Zero { keep_size: true }, Allocation::Punch] {
+                fs.allocate(file, at, 20, how).await.unwrap();
+            }
+        }
+        assert!(is_lost(fs.read(file, 2 * BLOCK, 8192).await, 8192..16384));
         fs.allocate(file, 3 * BLOCK, 2 * BLOCK, Allocation::Punch).await.unwrap();
         assert_eq!(read(&fs, file, 3 * BLOCK, 8192).await, [0; 8192]);
         fs.close().await.unwrap();

@@ -12,6 +12,7 @@ use crate::request::{Answer, Request, unexpected_answer};
 use crate::target::{JournalDev, Target};
 use crate::volume::check::{self, Checked};
 use crate::volume::opened::Opened;
+use crate::volume::scrub::in_words;
 
 /// Everything that was wrong is repaired.
 const CORRECTED: u8 = 1;
@@ -164,9 +165,8 @@ fn show(checked: &Checked, target: &Target) {
             "the journal was damaged in its middle: repaired; {given_up} transactions were given up"
         );
     }
-    if let Some(fields) = store.as_ref().and_then(|store| store.report.as_object()) {
-        let fields: Vec<_> = fields.iter().map(|(name, value)| format!("{name} {value}")).collect();
-        println!("{}, the store: {}", target.name, fields.join(", "));
+    if let Some(store) = store {
+        println!("{}, the store: {}", target.name, in_words(&store.report).join("; "));
     }
     for finding in &report.findings {
         let at = match check::path(&finding.path) {

@@ -29,6 +29,46 @@ pub(crate) fn lost_blocks(report: &Value) -> u64 {
     listed.or(report["damaged"].as_u64()).unwrap_or(0)
 }
 
+/// A scrub's report in lines for a person: what was read, and everything that was wrong.
+pub(crate) fn in_words(report: &Value) -> Vec<String> {
+    let count = |field: &str| report[field].as_u64().unwrap_or(0);
+    let unsummed = match count("unsummed") {
+        0 => String::new(),
+        some => format!(", {some} of them without a checksum"),
+    };
+    let mut lines = vec![format!("{} blocks read{unsummed}", count("blocks"))];
+    let counted = [
+        ("repaired", "wrong copies that were repaired"),
+        ("damaged", "blocks without a right copy"),
+        ("maps_replaced", "damaged maps of segments that were replaced"),
+        ("labels_replaced", "damaged labels that were written again"),
+        ("map_sectors", "damaged sectors of the map"),
+        ("unverified", "blocks of those sectors that now read as the device has them"),
+    ];
+    let counted = counted.iter().filter(|(field, _)| count(field) > 0);
+    lines.extend(counted.map(|(field, what)| format!("{what}: {}", count(field))));
+    let listed = [
+        ("lost", "blocks without a right copy, by number"),
+        ("damaged_blocks", "the first of them, by number"),
+        ("catalogue_damaged", "damaged blocks of the catalogue, by number"),
+        ("catalogue_repaired", "repaired blocks of the catalogue, by number"),
+    ];
+    for (field, what) in listed {
+        let blocks: Vec<String> =
+            report[field].as_array().into_iter().flatten().map(Value::to_string).collect();
+        if !blocks.is_empty() {
+            lines.push(format!("{what}: {}", blocks.join(", ")));
+        }
+    }
+    if report["checkpoint_replaced"] == true {
+        lines.push("the checkpoint was damaged and is written again".to_owned());
+    }
+    if let Some(error) = report["catalogue_error"].as_str() {
+        lines.push(format!("the catalogue cannot be read: {error}"));
+    }
+    lines
+}
+
 impl Opened {
     /// Reads and verifies everything that is stored, and repairs bad copies from good ones (those of the
     /// catalogue if `repair`); with `mend`, gives up blocks without a good copy. On a read-only volume
@@ -109,5 +149,35 @@ impl Opened {
         let mut found = self.scrub(Mend::No, true, report).await?.report;
         found["degraded"] = self.degraded().into();
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use thalweg_store::{chain, inplace};
+
+    use super::*;
+
+    #[test]
+    fn a_clean_report_is_one_line_and_every_field_is_told() {
+        let chained = chain::ScrubReport { blocks: 7, ..Default::default() };
+        assert_eq!(in_words(&json!(chained)), ["7 blocks read"]);
+        let in_place = inplace::ScrubReport { blocks: 7, unsummed: 2, ..Default::default() };
+        assert_eq!(in_words(&json!(in_place)), ["7 blocks read, 2 of them without a checksum"]);
+        for clean in [json!(chained), json!(in_place)] {
+            let fields = clean.as_object().unwrap().iter();
+            for (field, value) in
+                fields.filter(|(field, _)| !["blocks", "unsummed"].contains(&&***field))
+            {
+                let mut report = clean.clone();
+                report[field] = match value {
+                    Value::Bool(_) => true.into(),
+                    Value::Array(_) => json!([40, 41]),
+                    _ => 40.into(),
+                };
+                assert_eq!(in_words(&report).len(), 2, "{report}");
+            }
+        }
     }
 }

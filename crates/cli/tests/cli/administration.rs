@@ -20,6 +20,20 @@ fn content(home: &Home, uri: &str) -> Vec<u8> {
 }
 
 #[test]
+fn a_volume_that_is_not_in_use_says_how_much_of_it_is_free() {
+    let home = Home::with_volume("256M", &[]);
+    let new = home.status()["chain"].clone();
+    // Each log has a segment open.
+    let most = new["segments"].as_u64().unwrap() - 2;
+    assert!(new["free_segments"].as_u64().unwrap() >= most, "{new}");
+    assert!(new["links"][0]["free_segments"].as_u64().unwrap() > 0, "{new}");
+    let server = home.serve(&[]);
+    assert_eq!(home.status()["chain"]["free_segments"], new["free_segments"]);
+    server.end();
+    assert_eq!(home.status()["chain"]["free_segments"], new["free_segments"]);
+}
+
+#[test]
 fn a_volume_grows_and_shrinks_idle_and_served() {
     let home = Home::with_volume(
         "64M",

@@ -335,6 +335,11 @@ pub(super) async fn open(
     (found.version, found.epoch) = (state.version.0, state.label.sequence);
     let inner = Arc::new(build(env, parts, options, state, area));
     if inner.options.read_only {
+        // No checkpoint comes that would free them, and nothing is written into them either.
+        let mut state = inner.state.lock();
+        let emptied = state.segments.emptied();
+        state.segments.free(&emptied);
+        drop(state);
         return Ok((Chain::start(inner), found));
     }
     // Copies of the map that a crash left different must agree on the content that this recovery used.

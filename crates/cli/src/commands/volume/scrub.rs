@@ -8,7 +8,7 @@ use crate::commands::status;
 use crate::failure::Outcome;
 use crate::request::{Answer, Request, unexpected_answer};
 use crate::target::{JournalDev, Target};
-use crate::volume::scrub::lost_blocks;
+use crate::volume::scrub::{in_words, lost_blocks};
 
 /// The exit code of a scrub that found blocks of which no copy is right.
 const LOST: u8 = 4;
@@ -35,9 +35,8 @@ pub(crate) async fn run(env: &Env, args: &Scrub) -> Outcome<u8> {
     };
     if args.json {
         println!("{report}");
-    } else if let Some(fields) = report.as_object() {
-        let fields = fields.iter().filter(|(name, _)| *name != "degraded");
-        fields.for_each(|(name, value)| println!("{name:20} {value}"));
+    } else {
+        in_words(&report).iter().for_each(|line| println!("{line}"));
     }
     status::warn(&target.name, &report["degraded"]);
     let lost = lost_blocks(&report);

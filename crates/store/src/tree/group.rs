@@ -288,6 +288,12 @@ impl Drop for Driver<'_> {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
+    use futures::executor::LocalPool;
+    use futures::future::abortable;
+    use futures::task::LocalSpawnExt;
+    use rand::seq::IndexedRandom;
+    use rand::{RngExt, SeedableRng};
+    use thalweg_env::Rng;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -376,6 +382,47 @@ mod tests {
         waiting.push(make(&groups, &started, 2));
         drop(waiting.pop());
         assert!(groups.0.lock().waiting.is_empty());
+    }
+
+    /// Callers that are polled only when they were woken, some of which give up, and transactions that end in any
+    /// way: every other caller ends.
+    fn wake_all(seed: u64) {
+        let mut rng = Rng::seed_from_u64(seed);
+        let (groups, started) = (Groups::default(), Started::default());
+        let mut pool = LocalPool::new();
+        let mut callers = Vec::new();
+        for key in 0..rng.random_range(1..30) {
+            let (groups, started) = (groups.clone(), started.clone());
+            let call = async move {
+                let change = Change { key: vec![key].into(), value: None };
+                let made = groups.make(vec![change], |changes| started.run(changes)).await;
+                assert!(made.is_err() || made.unwrap() == [key % 2 == 0]);
+            };
+            let (call, handle) = abortable(call);
+            callers.push((pool.spawner().spawn_local_with_handle(call).unwrap(), handle));
+        }
+        for step in 0.. {
+            assert!(step < 2000, "seed {seed}: {} callers wait for ever", callers.len());
+            if rng.random_bool(0.5) {
+                pool.run_until_stalled();
+                callers.retain_mut(|(call, _)| call.now_or_never().is_none());
+            }
+            let Some((_, handle)) = callers.choose(&mut rng) else { break };
+            if rng.random_bool(0.1) {
+                handle.abort();
+            }
+            started.0.lock().retain(|(_, end)| !end.is_closed());
+            if !started.keys().is_empty() && rng.random_bool(0.5) {
+                started.end(if rng.random_bool(0.8) { Ok(()) } else { Err(full()) });
+            }
+        }
+        assert_eq!(groups.0.lock().under_way, 0);
+        assert!(groups.0.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn no_caller_waits_for_ever() {
+        (0..300).for_each(wake_all);
     }
 
     #[test]

@@ -327,19 +327,14 @@ pub(super) async fn open(
     resume(&mut state, Some(users), body);
     note_cut(&mut state, ends, first);
     state.label.write(&parts.map).await?;
-    if state.owed() > 0 {
-        // Settling comes before the checkpoint. It needs room to which neither the last checkpoint nor the
-        // logs behind it refer, so that an interrupted recovery can be repeated.
+    if state.owed() > 0 || options.read_only {
+        // No checkpoint, or settling before it, which needs room to which neither the last checkpoint nor the logs
+        // behind it refer, so that an interrupted recovery can be repeated.
         state.segments.free(&idle);
     }
     (found.version, found.epoch) = (state.version.0, state.label.sequence);
     let inner = Arc::new(build(env, parts, options, state, area));
     if inner.options.read_only {
-        // No checkpoint comes that would free them, and nothing is written into them either.
-        let mut state = inner.state.lock();
-        let emptied = state.segments.emptied();
-        state.segments.free(&emptied);
-        drop(state);
         return Ok((Chain::start(inner), found));
     }
     // Copies of the map that a crash left different must agree on the content that this recovery used.

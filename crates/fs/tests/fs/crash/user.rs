@@ -109,14 +109,7 @@ impl User {
             22 => {
                 let view = fs.within(self.volume.transact.begin(Begin::STRICT).await.unwrap());
                 drop(view.rename((dir, &name), (other, &to), Rename::Replace).await);
-                let mut passing = Vec::new();
-                for _ in 0..self.rng.random_range(1..4) {
-                    let at = self.rng.random_range(0..60_000);
-                    drop(view.write(file, WriteAt::Offset(at), data.clone(), how).await);
-                    if view.attributes(file).await.is_ok() {
-                        passing.push((file, content(&view, file).await));
-                    }
-                }
+                let passing = self.write_within(&view, file, data, how).await;
                 drop(view.create(other, b"made within", &node(Node::File, 0o644)).await);
                 if self.rng.random_bool(0.3) {
                     view.abort().await;
@@ -132,5 +125,24 @@ impl User {
             }
         }
         false
+    }
+
+    /// Writes to a file within a transaction, up to three times; what it held after each.
+    async fn write_within(
+        &mut self,
+        view: &Local,
+        file: Ino,
+        data: Vec<Bytes>,
+        how: WriteHow,
+    ) -> Vec<(Ino, Vec<u8>)> {
+        let mut passing = Vec::new();
+        for _ in 0..self.rng.random_range(1..4) {
+            let at = self.rng.random_range(0..60_000);
+            drop(view.write(file, WriteAt::Offset(at), data.clone(), how).await);
+            if view.attributes(file).await.is_ok() {
+                passing.push((file, content(view, file).await));
+            }
+        }
+        passing
     }
 }

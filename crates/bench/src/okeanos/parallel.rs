@@ -23,8 +23,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
 
 const DEFAULT_SCALE: f64 = 0.1;
 const PROCESSES: [usize; 3] = [52, 208, 520];
-/// Bytes of a write, and the writes of all processes together. Of small writes more are made: the paper's 65,000 take
-/// a tenth of a second, of which one rotation of the disk is too large a part.
+/// Bytes of a write, and the writes of all processes together at scale 1. The paper has 65,000 of each; that many small
+/// ones are made at the default scale, since of fewer a rotation of the disk is too large a part.
 const SIZES: [(usize, f64); 2] = [(1024, 650_000.0), (47_001, 65_000.0)];
 
 fn run(options: &Options) -> Result<Report, BenchError> {

@@ -166,7 +166,8 @@ fn show(checked: &Checked, target: &Target) {
         );
     }
     if let Some(store) = store {
-        println!("{}, the store: {}", target.name, in_words(&store.report).join("; "));
+        let lines = in_words(&store.report, store.is_repaired);
+        println!("{}, the store: {}", target.name, lines.join("; "));
     }
     for finding in &report.findings {
         let at = match check::path(&finding.path) {

@@ -29,21 +29,23 @@ pub(crate) fn lost_blocks(report: &Value) -> u64 {
     listed.or(report["damaged"].as_u64()).unwrap_or(0)
 }
 
-/// A scrub's report in lines for a person: what was read, and everything that was wrong.
-pub(crate) fn in_words(report: &Value) -> Vec<String> {
+/// A scrub's report in lines for a person: what was read, and everything that was wrong. `is_repaired`: what has
+/// another copy was repaired, not only counted.
+pub(crate) fn in_words(report: &Value, is_repaired: bool) -> Vec<String> {
     let count = |field: &str| report[field].as_u64().unwrap_or(0);
     let unsummed = match count("unsummed") {
         0 => String::new(),
         some => format!(", {some} of them without a checksum"),
     };
     let mut lines = vec![format!("{} blocks read{unsummed}", count("blocks"))];
+    let done = if is_repaired { "repaired" } else { "left as they are" };
     let counted = [
-        ("repaired", "wrong copies that were repaired"),
-        ("damaged", "blocks without a right copy"),
-        ("maps_replaced", "damaged maps of segments that were replaced"),
-        ("labels_replaced", "damaged labels that were written again"),
-        ("map_sectors", "damaged sectors of the map"),
-        ("unverified", "blocks of those sectors that now read as the device has them"),
+        ("repaired", format!("wrong copies, {done}")),
+        ("maps_replaced", format!("damaged maps of segments, {done}")),
+        ("labels_replaced", format!("damaged labels, {done}")),
+        ("damaged", "blocks without a right copy".to_owned()),
+        ("map_sectors", "damaged sectors of the map".to_owned()),
+        ("unverified", "blocks of those sectors that now read as the device has them".to_owned()),
     ];
     let counted = counted.iter().filter(|(field, _)| count(field) > 0);
     lines.extend(counted.map(|(field, what)| format!("{what}: {}", count(field))));
@@ -61,7 +63,7 @@ pub(crate) fn in_words(report: &Value) -> Vec<String> {
         }
     }
     if report["checkpoint_replaced"] == true {
-        lines.push("the checkpoint was damaged and is written again".to_owned());
+        lines.push(format!("the parts of the checkpoint that were damaged are {done}"));
     }
     if let Some(error) = report["catalogue_error"].as_str() {
         lines.push(format!("the catalogue cannot be read: {error}"));
@@ -162,9 +164,12 @@ mod tests {
     #[test]
     fn a_clean_report_is_one_line_and_every_field_is_told() {
         let chained = chain::ScrubReport { blocks: 7, ..Default::default() };
-        assert_eq!(in_words(&json!(chained)), ["7 blocks read"]);
+        assert_eq!(in_words(&json!(chained), true), ["7 blocks read"]);
         let in_place = inplace::ScrubReport { blocks: 7, unsummed: 2, ..Default::default() };
-        assert_eq!(in_words(&json!(in_place)), ["7 blocks read, 2 of them without a checksum"]);
+        assert_eq!(
+            in_words(&json!(in_place), true),
+            ["7 blocks read, 2 of them without a checksum"]
+        );
         for clean in [json!(chained), json!(in_place)] {
             let fields = clean.as_object().unwrap().iter();
             for (field, value) in
@@ -176,7 +181,7 @@ mod tests {
                     Value::Array(_) => json!([40, 41]),
                     _ => 40.into(),
                 };
-                assert_eq!(in_words(&report).len(), 2, "{report}");
+                assert_eq!(in_words(&report, true).len(), 2, "{report}");
             }
         }
     }

@@ -3,7 +3,8 @@
 use std::io::{Seek, SeekFrom, Write};
 use std::process::Command;
 
-use crate::run::{Home, bad, bad_json, good, has, json};
+use crate::files::can_mount;
+use crate::run::{Home, bad, bad_json, good, has, json, thalweg, umount};
 
 /// Writes random bytes through the server, for tests that do not need `nbdcopy` or `qemu-img`.
 fn fill(home: &Home, socket_uri: &str, len: usize) -> Vec<u8> {
@@ -131,6 +132,32 @@ fn scrub_repairs_a_mirror_from_its_other_side() {
     let report = json(&mut home.on_volume(&["scrub"], &["--json"]));
     assert_eq!(report["damaged"], 0);
     server.end();
+}
+
+#[test]
+fn a_check_says_whether_it_repaired_what_is_wrong_on_one_side() {
+    if !can_mount() {
+        return;
+    }
+    let mirror = "mirror:vol/a:100M,vol/b:100M";
+    let home = Home::with_volume("64M", &["--link", mirror, "--map", "vol/map"]);
+    let root = home.path("mnt");
+    std::fs::create_dir(&root).unwrap();
+    good(thalweg(["mkfs", "--quiet"]).arg(home.volume()));
+    good(thalweg(["mount"]).arg(home.volume()).arg(&root));
+    std::fs::write(root.join("a"), vec![7; 40 << 20]).unwrap();
+    umount(thalweg(["umount"]), &root);
+    damage(&home.volume().join("b"));
+    let fsck = |words: &[&str]| {
+        let mut command = thalweg(["fsck"]);
+        command.args(words).arg(home.volume());
+        command
+    };
+    let said = bad(&mut fsck(&[]), 4);
+    assert!(said.contains("wrong copies, left as they are: "), "{said}");
+    let said = bad(&mut fsck(&["-y"]), 1);
+    assert!(said.contains("wrong copies, repaired: "), "{said}");
+    assert!(!good(&mut fsck(&[])).contains("wrong"));
 }
 
 #[test]

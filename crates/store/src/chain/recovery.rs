@@ -328,8 +328,8 @@ pub(super) async fn open(
     note_cut(&mut state, ends, first);
     state.label.write(&parts.map).await?;
     if state.owed() > 0 || options.read_only {
-        // No checkpoint, or settling before it, which needs room to which neither the last checkpoint nor the logs
-        // behind it refer, so that an interrupted recovery can be repeated.
+        // Room for settling, which comes before the checkpoint; a read-only chain writes none. Neither the last
+        // checkpoint nor the logs behind it refer to it, so that an interrupted recovery can be repeated.
         state.segments.free(&idle);
     }
     (found.version, found.epoch) = (state.version.0, state.label.sequence);

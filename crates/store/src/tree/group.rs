@@ -295,6 +295,7 @@ mod tests {
     use rand::seq::IndexedRandom;
     use rand::{RngExt, SeedableRng};
     use thalweg_env::Rng;
+    use thalweg_sim::campaign;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -410,6 +411,8 @@ mod tests {
             if rng.random_bool(0.5) {
                 pool.run_until_stalled();
                 callers.retain_mut(|(call, _)| call.now_or_never().is_none());
+                let queue = groups.0.lock();
+                assert!(queue.waiting.is_empty() || queue.under_way == IN_FLIGHT, "seed {seed}");
             }
             let Some((_, handle)) = callers.choose(&mut rng) else { break };
             if step < 60 && rng.random_bool(0.1) {
@@ -426,7 +429,7 @@ mod tests {
 
     #[test]
     fn no_caller_waits_for_ever() {
-        (0..300).for_each(wake_all);
+        campaign::seeds(300).for_each(wake_all);
     }
 
     #[test]

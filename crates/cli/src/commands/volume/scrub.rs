@@ -36,7 +36,8 @@ pub(crate) async fn run(env: &Env, args: &Scrub) -> Outcome<u8> {
     if args.json {
         println!("{report}");
     } else {
-        in_words(&report).iter().for_each(|line| println!("{line}"));
+        // A volume that is read-only is not scrubbed.
+        in_words(&report, true).iter().for_each(|line| println!("{line}"));
     }
     status::warn(&target.name, &report["degraded"]);
     let lost = lost_blocks(&report);

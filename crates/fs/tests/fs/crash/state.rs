@@ -1,6 +1,7 @@
 //! The visible state of a filesystem, and the states that a crash may leave.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use bytes::Bytes;
 use thalweg_fs::local::Local;
@@ -25,9 +26,19 @@ pub(crate) struct State {
     pub(crate) files: BTreeMap<Ino, Vec<u8>>,
     /// The bytes of open files without names.
     pub(crate) nameless: BTreeMap<Ino, Vec<u8>>,
-    /// What files held within the transaction that led to the state. A mode that writes data in place before
-    /// its transaction commits may leave a part of it.
-    pub(crate) passing: Vec<(Ino, Vec<u8>)>,
+    /// The writes of the transaction that led to the state.
+    pub(crate) passing: Vec<Passing>,
+}
+
+/// A write within a transaction that made further ones. A mode that writes data in place before its transaction
+/// commits may leave a part of what the file held after it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Passing {
+    pub(crate) ino: Ino,
+    /// The bytes that were written.
+    pub(crate) range: Range<usize>,
+    /// What the file held then.
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// A part of a file; nothing but zeros lies behind its end.
@@ -88,9 +99,9 @@ impl State {
 
     /// Whether a part of a file was this in the state, or on the way to it.
     fn had(&self, ino: Ino, at: usize, now: &[u8]) -> bool {
-        let mut passing = self.passing.iter().filter(|(it, _)| *it == ino);
+        let mut passing = self.passing.iter().filter(|it| it.ino == ino);
         self.part(ino, at, now.len()) == now
-            || passing.any(|(_, bytes)| part(bytes, at, now.len()) == now)
+            || passing.any(|it| part(&it.bytes, at, now.len()) == now)
     }
 }
 
@@ -151,7 +162,10 @@ fn made_of(
     for block in (0..len).step_by(BLOCK_SIZE) {
         // A block that was new since the last sync may hold anything. A large transaction moves blocks.
         let is_new = |state: &State| state.part(ino, block, BLOCK_SIZE).iter().all(|b| *b == 0);
-        let moves = |state: &State| state.passing.iter().any(|(it, _)| *it == ino);
+        let moves = |state: &State| {
+            let writes = |it: &Passing| it.range.start < block + BLOCK_SIZE && it.range.end > block;
+            state.passing.iter().any(|it| it.ino == ino && writes(it))
+        };
         if promise == Promise::Synced
             && (states.iter().any(is_new) || states[1..].iter().any(moves))
         {

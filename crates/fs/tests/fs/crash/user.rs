@@ -12,7 +12,7 @@ use thalweg_fs::{
 use thalweg_store::txn::{Begin, Durability};
 
 use super::rig::Volume;
-use super::state::State;
+use super::state::{Passing, State};
 use crate::support::*;
 
 /// A filesystem and its user.
@@ -22,8 +22,8 @@ pub(crate) struct User {
     pub(crate) fs: Local,
     directories: Vec<Ino>,
     pub(crate) files: Vec<Ino>,
-    /// What the last call wrote to files and wrote over before it committed.
-    passing: Vec<(Ino, Vec<u8>)>,
+    /// The writes of the last call, if it was a transaction of several.
+    passing: Vec<Passing>,
     rng: Rng,
     made: u64,
 }
@@ -134,13 +134,15 @@ impl User {
         file: Ino,
         data: Vec<Bytes>,
         how: WriteHow,
-    ) -> Vec<(Ino, Vec<u8>)> {
+    ) -> Vec<Passing> {
         let mut passing = Vec::new();
+        let len: usize = data.iter().map(Bytes::len).sum();
         for _ in 0..self.rng.random_range(1..4) {
             let at = self.rng.random_range(0..60_000);
             drop(view.write(file, WriteAt::Offset(at), data.clone(), how).await);
             if view.attributes(file).await.is_ok() {
-                passing.push((file, content(view, file).await));
+                let range = at as usize..at as usize + len;
+                passing.push(Passing { ino: file, range, bytes: content(view, file).await });
             }
         }
         passing

@@ -309,6 +309,8 @@ mod tests {
     impl Started {
         fn run(&self, changes: Vec<Option<Change>>) -> Run {
             let keys = changes.iter().map(|change| change.as_ref().map(|it| it.key[0])).collect();
+            let blocks: usize = changes.iter().flatten().map(expected_blocks).sum();
+            assert!(blocks <= MAX_BLOCKS || changes.len() == 1, "{blocks} blocks");
             let (end, ended) = oneshot::channel();
             self.0.lock().push((keys, end));
             let found =
@@ -393,11 +395,11 @@ mod tests {
         let (groups, started) = (Groups::default(), Started::default());
         let mut pool = LocalPool::new();
         let mut callers = Vec::new();
-        // Of these values two make a full group.
-        let large = Bytes::from(vec![0; 80 * BLOCK_SIZE]);
+        // Two of the one, or one of the other, make a full group.
+        let large = [80, 150].map(|blocks| Bytes::from(vec![0; blocks * BLOCK_SIZE]));
         for key in 0..rng.random_range(1..30) {
             let (groups, started) = (groups.clone(), started.clone());
-            let value = rng.random_bool(0.5).then(|| large.clone());
+            let value = rng.random_bool(0.5).then(|| large.choose(&mut rng).cloned()).flatten();
             let call = async move {
                 let change = Change { key: vec![key].into(), value };
                 let made = groups.make(vec![change], |changes| started.run(changes)).await;

@@ -52,6 +52,8 @@ struct State {
     failing: BTreeMap<Operation, usize>,
     short_reads: usize,
     full: bool,
+    /// After how long the next flush fails.
+    late_flush: Option<Duration>,
     /// Number of requests until the drive dies.
     life: Option<usize>,
     factor: f64,
@@ -259,6 +261,12 @@ impl Faults {
         self.state.lock().failing.insert(operation, count);
     }
 
+    /// The next flush fails, after `delay`. Others do not wait for it, and may succeed meanwhile: a device reports
+    /// a lost write once.
+    pub fn fail_flush_after(&self, delay: Duration) {
+        self.state.lock().late_flush = Some(delay);
+    }
+
     /// The drive dies after `count` more requests: every later request fails.
     pub fn die_after(&self, count: usize) {
         self.state.lock().life = Some(count);
@@ -311,6 +319,11 @@ impl Device for Faulty {
 
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
         self.admit(Operation::Flush)?;
+        let late = self.state.lock().late_flush.take();
+        if let Some(delay) = late {
+            self.env.sleep(delay).await;
+            return Err(self.broken(Operation::Flush, "a write that was lost"));
+        }
         self.drag(self.inner.flush(purpose)).await
     }
 

@@ -9,12 +9,13 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_sim::crash::Policy;
+use thalweg_sim::faults::Faulty;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice, Purpose};
 use thalweg_store::journal::log::{Callers, FoundRecord, Log, LogRecord, LogRecovery, Scanned};
-use thalweg_store::journal::{End, Lost, Note};
+use thalweg_store::journal::{End, JournalError, Lost, Note};
 
 use crate::journal_support::{ID, OWNER, bytes, scribble_at};
 
@@ -218,6 +219,58 @@ fn an_append_is_written_while_the_one_before_is_flushed() {
     };
     let (one, two) = (span(1), span(2));
     assert!(two < one * 4 / 5, "{two:?} with two in flight, {one:?} with one");
+}
+
+fn large(stamp: u64) -> LogRecord {
+    let blocks = vec![Bytes::from(vec![stamp as u8; BLOCK_SIZE]); 8];
+    LogRecord { stamp, header: Vec::new(), body: Vec::new(), blocks }
+}
+
+/// Only one of two appends at once gets the last room, and no record that is not released is overwritten.
+#[test]
+fn appends_at_once_do_not_share_room() {
+    run(5, |env| async move {
+        let recorder = Recorder::with_latency(&env, Duration::from_micros(300));
+        let device = recorder.device("log", Geometry { size: 300 << 10, sector: 512 });
+        let log = created(&env, &device, 2).await;
+        let needed = log.append(&large(0)).await.unwrap().bytes;
+        let mut last = 0;
+        while log.room() >= 2 * needed {
+            last += 1;
+            log.append(&large(last)).await.unwrap();
+        }
+        assert!(log.room() >= needed && last > 2);
+        let (one, two) = (large(last + 1), large(last + 2));
+        let (one, two) = futures::future::join(log.append(&one), log.append(&two)).await;
+        assert!(one.is_ok(), "{one:?}");
+        assert!(matches!(two, Err(JournalError::Full { .. })), "{two:?}");
+        drop(log);
+        let (opened, scanned) = open(&env, &device).await;
+        assert_eq!(scanned.records.len() as u64, last + 2);
+        for (stamp, found) in scanned.records.iter().enumerate() {
+            check(&opened, found, &large(stamp as u64)).await;
+        }
+    });
+}
+
+/// The flush of a later append does not show that an earlier record is durable.
+#[test]
+fn an_append_fails_with_the_one_before_although_its_own_flush_succeeded() {
+    run(6, |env| async move {
+        let recorder = Recorder::with_latency(&env, Duration::from_micros(300));
+        let device = recorder.device("log", Geometry { size: 1 << 20, sector: 512 });
+        let (device, faults) = Faulty::wrap(&env, device);
+        let device: DeviceRef = device;
+        let log = created(&env, &device, 2).await;
+        faults.fail_flush_after(Duration::from_millis(5));
+        let begun = env.now();
+        let (one, two) = (large(0), large(1));
+        let (one, two) = futures::future::join(log.append(&one), log.append(&two)).await;
+        // Otherwise the second was not under way.
+        assert!(env.now().since(begun) >= Duration::from_millis(5));
+        assert!(matches!(one, Err(JournalError::Device(_))), "{one:?}");
+        assert!(matches!(two, Err(JournalError::Poisoned(_))), "{two:?}");
+    });
 }
 
 /// A crash leaves a prefix that holds everything acknowledged, with and without superblocks, although what was in

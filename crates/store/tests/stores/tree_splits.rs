@@ -4,6 +4,7 @@
 use std::hash::Hasher;
 
 use siphasher::sip::SipHasher13;
+use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_store::tree::format::DIRECTORY_ENTRIES;
 use thalweg_store::tree::{Kind, catalogue};
@@ -52,35 +53,42 @@ fn entry(uuid: &[u8; 16], key: u32) -> u64 {
     ((hasher.finish() & 0xffff_ffff) * u64::from(DIRECTORY_ENTRIES)) >> 32
 }
 
+/// One transaction puts a key into a page behind the first of its bucket, which has `stored` records, and another
+/// makes room for the same key in the first page.
+async fn put_in_two_pages(env: &Env, isolation: Isolation, stored: usize) {
+    let volume = volume(env, 700);
+    let store = create(env, &volume, "table", Kind::Hash, 200).await;
+    let uuid = catalogue::open(&*volume, "table").await.unwrap().uuid;
+    // Keys of one entry, whose bucket cannot be split.
+    let first = entry(uuid.as_bytes(), 0);
+    let keys: Vec<[u8; 4]> = (0..u32::MAX)
+        .filter(|key| entry(uuid.as_bytes(), *key) == first)
+        .map(u32::to_be_bytes)
+        .take(stored + 1)
+        .collect();
+    // Two records fill a page.
+    for key in &keys[..stored] {
+        store.put(key, vec![1; 1700]).await.unwrap();
+    }
+    let begin = Begin { isolation, ..Begin::default() };
+    let one = volume.begin(begin).await.unwrap();
+    let two = volume.begin(begin).await.unwrap();
+    store.put_in(&*one, &keys[stored], vec![1; 1700]).await.unwrap();
+    store.delete_in(&*two, &keys[0]).await.unwrap();
+    store.put_in(&*two, &keys[stored], vec![2; 1700]).await.unwrap();
+    one.commit(Durability::Visible).await.unwrap();
+    let two = two.commit(Durability::Visible).await;
+    assert!(matches!(two, Err(TxnError::Conflict)), "{isolation:?}, {stored}: {two:?}");
+    assert_eq!(store.check().await.unwrap().keys, stored as u64 + 1);
+}
+
 #[test]
 fn a_key_in_a_later_page_of_its_bucket_conflicts_with_the_same_key_in_the_first() {
     for isolation in [Isolation::StrictSerializable, Isolation::Snapshot] {
-        run(8, |env| async move {
-            let volume = volume(&env, 700);
-            let store = create(&env, &volume, "table", Kind::Hash, 200).await;
-            let uuid = catalogue::open(&*volume, "table").await.unwrap().uuid;
-            // Keys of one entry, whose bucket cannot be split.
-            let first = entry(uuid.as_bytes(), 0);
-            let keys: Vec<[u8; 4]> = (0..u32::MAX)
-                .filter(|key| entry(uuid.as_bytes(), *key) == first)
-                .map(u32::to_be_bytes)
-                .take(4)
-                .collect();
-            // Two records fill the first page.
-            for key in &keys[..3] {
-                store.put(key, vec![1; 1700]).await.unwrap();
-            }
-            let begin = Begin { isolation, ..Begin::default() };
-            let one = volume.begin(begin).await.unwrap();
-            let two = volume.begin(begin).await.unwrap();
-            store.put_in(&*one, &keys[3], vec![1; 1700]).await.unwrap();
-            store.delete_in(&*two, &keys[0]).await.unwrap();
-            store.put_in(&*two, &keys[3], vec![2; 1700]).await.unwrap();
-            one.commit(Durability::Visible).await.unwrap();
-            let two = two.commit(Durability::Visible).await;
-            assert!(matches!(two, Err(TxnError::Conflict)), "{isolation:?}: {two:?}");
-            assert_eq!(store.check().await.unwrap().keys, 4);
-        });
+        // The later page has room for it, or is a new one.
+        for stored in [3, 4] {
+            run(8, |env| async move { put_in_two_pages(&env, isolation, stored).await });
+        }
     }
 }
 

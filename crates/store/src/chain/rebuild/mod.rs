@@ -157,8 +157,10 @@ struct Scan {
     /// Segments with damaged sectors alone.
     ruins: BTreeSet<u32>,
     gaps: Vec<Gap>,
-    /// Parts of the map that a crash left torn in segments in which their log cannot continue.
+    /// Parts of the map that a crash left torn in the log of compaction, which cannot continue then.
     torn: Vec<Gap>,
+    /// The rest of the users' last segment when their log cannot continue in it.
+    rest: Option<Gap>,
     /// The logs' ends: of users and of compaction.
     reach: [Option<Reach>; 2],
     /// Segments whose last use counts no more.
@@ -195,6 +197,7 @@ impl Scan {
             ruins: BTreeSet::new(),
             gaps: Vec::new(),
             torn: Vec::new(),
+            rest: None,
             reach: [None, None],
             unused: BTreeSet::new(),
             report: RebuildReport::default(),
@@ -306,8 +309,8 @@ impl Scan {
             _ => {
                 let life = self.lives.iter().find(|life| life.seq == reach.end.seq());
                 let (seq, first) = (reach.end.seq(), reach.end.slot());
-                let rest = life.filter(|_| first < per);
-                self.torn.extend(rest.map(|life| Gap { segment: life.id, seq, first, end: per }));
+                let life = life.filter(|_| first < per);
+                self.rest = life.map(|life| Gap { segment: life.id, seq, first, end: per });
             }
         }
     }
@@ -662,8 +665,9 @@ async fn is_right(state: &State, lba: u32, at: Location) -> bool {
     matches!(read, Ok(Verified::Whole { .. }))
 }
 
-/// Writes the result: the logs' ends, the label, a checkpoint, and then the map where it is damaged or has
-/// void entries. Interrupted before the checkpoint is whole, it can be repeated; afterwards the volume opens.
+/// Writes the result: the map where a crash tore it, the logs' ends, the label, a checkpoint, and then the map where
+/// it is damaged or has void entries. Interrupted before the checkpoint is whole, it can be repeated; afterwards the
+/// volume opens.
 async fn finish(
     env: &Env,
     parts: Parts,
@@ -672,7 +676,10 @@ async fn finish(
     logs: [Option<Log>; 2],
 ) -> Result<(), ChainError> {
     let tag = volume_tag(state.label.volume);
-    let replay = Replay { map: parts.map.clone(), tag };
+    let layout = state.label.layout();
+    let map = parts.map.clone();
+    let maps = Maps { map: &map, layout, tag };
+    let replay = Replay { map: map.clone(), tag };
     for log in logs.iter().flatten() {
         replay.seal(&state, log).await?;
     }
@@ -681,18 +688,21 @@ async fn finish(
     // The end of compaction does not matter when all of it counts.
     let ends = [end(USERS), end(BODY).min(state.next_seq)];
     let first = state.next_seq;
+    // The label then says that all of compaction's map is whole, also to a repetition.
+    mend_maps(&maps, state.version, &scan.torn).await?;
     let [users, body] = logs;
     let resumed = users.is_some();
     resume(&mut state, users, body);
+    note_cut(&mut state, ends, first);
+    state.label.write(&map).await?;
     if !resumed {
         let id = empty_segment(&state, &scan.kept)?;
-        // Its map may show a part of the ended log, which counts no more.
+        // Its map may show a part of the ended log. That counts no more, and without it and without the label, what
+        // came behind it would.
         let seq = state.take_seq();
-        put_cleared(&parts.map, &state.label.layout(), tag, &[id], seq).await?;
+        put_cleared(&map, &layout, tag, &[id], seq).await?;
         state.users = open_stream(&mut state, USERS, id);
     }
-    note_cut(&mut state, ends, first);
-    state.label.write(&parts.map).await?;
     state.minis.since = scan.kept.len() as u64;
     if state.owed() > 0 {
         // Settling comes before the checkpoint, and leaves the sources of this rebuild alone.
@@ -703,7 +713,8 @@ async fn finish(
     let inner = Arc::new(build(env, parts, Options::default(), state, area));
     checkpoint::write_base(&inner).await?;
     scrub::renew_labels(&inner).await?;
-    mend_maps(&inner, scan.gaps.iter().chain(&scan.torn)).await?;
+    let (in_use, version) = in_use(&inner, scan.gaps.iter().chain(&scan.rest));
+    mend_maps(&maps, version, &in_use).await?;
     forget_lives(&inner).await
 }
 
@@ -728,31 +739,30 @@ fn empty_segment(state: &State, kept: &BTreeSet<u32>) -> Result<u32, ChainError>
     })
 }
 
-/// Overwrites lost parts of the map with pads, so that the map of a segment in use is whole again.
-async fn mend_maps(inner: &Inner, gaps: impl Iterator<Item = &Gap>) -> Result<(), ChainError> {
-    let mut mended = false;
-    for gap in gaps.filter(|gap| gap.seq != 0) {
-        let used = {
-            let state = inner.state.lock();
-            let segment = state.segments.get(gap.segment);
-            segment.state == SegmentState::Used && segment.seq == gap.seq
-        };
-        if used {
-            mend_map(inner, gap).await?;
-            mended = true;
-        }
+/// The gaps in segments that are still in use as they were, and the newest version.
+fn in_use<'a>(inner: &Inner, gaps: impl Iterator<Item = &'a Gap>) -> (Vec<Gap>, Version) {
+    let state = inner.state.lock();
+    let in_use = gaps.filter(|gap| {
+        let segment = state.segments.get(gap.segment);
+        gap.seq != 0 && segment.state == SegmentState::Used && segment.seq == gap.seq
+    });
+    (in_use.copied().collect(), state.version)
+}
+
+/// Overwrites parts of the map with pads, so that the map of their segments is whole again.
+async fn mend_maps(maps: &Maps<'_>, version: Version, gaps: &[Gap]) -> Result<(), ChainError> {
+    for gap in gaps {
+        mend_map(maps, version, gap).await?;
     }
-    if mended {
-        inner.map.flush(Purpose::Map).await?;
+    if !gaps.is_empty() {
+        maps.map.flush(Purpose::Map).await?;
     }
     Ok(())
 }
 
 /// Overwrites one gap.
-async fn mend_map(inner: &Inner, gap: &Gap) -> Result<(), ChainError> {
-    let maps = Maps { map: &inner.map, layout: inner.layout, tag: inner.tag };
+async fn mend_map(maps: &Maps<'_>, version: Version, gap: &Gap) -> Result<(), ChainError> {
     let sectors = maps.read(gap.segment).await;
-    let version = inner.state.lock().version;
     let pad = MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version, check: 0 };
     let mut bytes = AlignedBuf::zeroed(sectors.len() * SECTOR);
     let log = sectors.iter().find_map(|sector| match sector {
@@ -790,9 +800,9 @@ async fn mend_map(inner: &Inner, gap: &Gap) -> Result<(), ChainError> {
             count: entries.len() as u8,
             log: log.unwrap_or_default(),
         };
-        room.copy_from_slice(MapSector::seal(inner.tag, head, &entries).as_bytes());
+        room.copy_from_slice(MapSector::seal(maps.tag, head, &entries).as_bytes());
     }
-    let at = inner.layout.map_of(gap.segment);
-    inner.map.write(at, vec![bytes.freeze()], Purpose::Repair).await?;
+    let at = maps.layout.map_of(gap.segment);
+    maps.map.write(at, vec![bytes.freeze()], Purpose::Repair).await?;
     Ok(())
 }

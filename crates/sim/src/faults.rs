@@ -261,8 +261,8 @@ impl Faults {
         self.state.lock().failing.insert(operation, count);
     }
 
-    /// The next flush fails, after `delay`. Others do not wait for it, and may succeed meanwhile: a device reports
-    /// a lost write once.
+    /// The next flush fails, after `delay`. Flushes behind it do not wait for it, and may succeed meanwhile: a device
+    /// reports a lost write once.
     pub fn fail_flush_after(&self, delay: Duration) {
         self.state.lock().late_flush = Some(delay);
     }

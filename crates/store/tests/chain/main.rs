@@ -23,6 +23,7 @@ mod pool;
 mod pool_crash;
 mod reads;
 mod rebuild;
+mod rebuild_again;
 mod roles;
 mod rounds;
 mod steady;

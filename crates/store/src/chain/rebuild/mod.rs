@@ -15,39 +15,34 @@
 //! entry was there has its previous content: an older one of its own, or nothing. Blocks written after the
 //! gap are not concerned; the report has the number of the others.
 
+mod ends;
+mod finish;
 mod gather;
 mod survey;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use async_recursion::async_recursion;
 use thalweg_env::Env;
-use zerocopy::IntoBytes;
 
-use super::checkpoint::{self, Area};
 use super::format::{
-    ENTRIES_PER_SECTOR, Entry, Kind, MapEntry, MapSector, NO_SEGMENT, Position, SECTOR, SectorHead,
-    block_checksum, volume_tag,
+    ENTRIES_PER_SECTOR, Entry, Kind, MapEntry, Position, block_checksum, volume_tag,
 };
 use super::index::{Location, Place, is_slot};
 use super::label::Label;
-use super::log::{Log, LogCounts, LogSegment, Replay, whole_entries, written_entries};
 use super::minilog::format::Fragment;
 use super::minilog::replay::read_mini;
 use super::minilog::slots::{Overlay, Slot};
 use super::read::{Verified, read_verified};
-use super::recovery::{
-    build, check_sizes, empty_state, forget_lives, note_cut, open_stream, put_cleared, resume,
-};
-use super::segments::SegmentState;
+use super::recovery::{check_sizes, empty_state};
 use super::state::State;
-use super::stream::{BODY, USERS};
-use super::{Chain, ChainError, Inner, Options, Parts, scrub};
+use super::stream::USERS;
+use super::{Chain, ChainError, Parts};
 use crate::block::{BLOCK_SIZE, Lba, Version};
-use crate::device::{AlignedBuf, Purpose};
+use crate::device::Purpose;
+use finish::finish;
 use gather::{Gather, content};
-use survey::{Gap, Life, Maps, Reach, Sector, Shown, follow, shown};
+use survey::{Gap, Life, Maps, Reach, Sector, Shown, shown};
 
 /// Options of a rebuild.
 #[derive(Clone, Copy, Debug, Default)]
@@ -101,9 +96,6 @@ pub struct RebuildReport {
 
 /// Maximum blocks listed in a report.
 const NAMED: usize = 100;
-/// Distance of the new checkpoint's generation above all readable ones: the unreadable ones must be older,
-/// too.
-const GENERATIONS: u64 = 1 << 32;
 
 impl Chain {
     /// Rebuilds the index from the map of every segment, without any checkpoint, and writes it as a new one:
@@ -231,181 +223,6 @@ impl Scan {
         scan.version = known.max().unwrap_or_default();
         scan.top = label.cuts.iter().map(|cut| cut.first).fold(scan.top, u64::max);
         scan
-    }
-
-    /// The lives of a log that count, ascending.
-    fn of_log(&self, log: usize) -> Vec<&Life> {
-        let lives = self.lives.iter();
-        lives
-            .filter(|life| usize::from(life.log) == log && !self.unused.contains(&life.id))
-            .collect()
-    }
-
-    /// Finds the ends of the logs, and returns the logs that can continue: users and compaction.
-    async fn end_logs(
-        &mut self,
-        maps: &Maps<'_>,
-        state: &State,
-    ) -> Result<[Option<Log>; 2], ChainError> {
-        let mut logs = [None, None];
-        for number in [USERS, BODY] {
-            let lives = self.of_log(number);
-            if lives.is_empty() {
-                continue;
-            }
-            let mut gaps = Vec::new();
-            let ruined = |id: u32, seq: u64| {
-                let headless = |life: &Life| life.id == id && life.seq < seq && life.headless;
-                self.ruins.contains(&id) || self.lives.iter().any(headless)
-            };
-            // The users' position in the sectors of compaction.
-            let told = self.of_log(BODY).into_iter().map(|life| life.durable);
-            let known = told.filter(|_| number == USERS).max().unwrap_or_default();
-            let log = number as u8;
-            let mut reach = follow(log, &lives, &state.label, known, ruined, &mut gaps);
-            let tops = lives.iter().map(|life| Position::new(life.seq, life.top));
-            let top = tops.max().unwrap_or_default();
-            let torn: Vec<Gap> = lives
-                .iter()
-                .filter(|life| life.seq >= reach.committed.seq())
-                .flat_map(|life| life.missing(state.label.segment_blocks))
-                .filter(|gap| !gaps.contains(gap))
-                .collect();
-            logs[number] = self.settle(maps, state, number, &mut reach, &gaps).await?;
-            if number == BODY && top != reach.end {
-                // Its sectors are true of every block behind a gap as well.
-                logs[number] = None;
-                reach.end = Position(u64::MAX);
-                reach.reserved = NO_SEGMENT;
-            }
-            if logs[number].is_none() {
-                self.give_up(number, &reach, torn, state.label.segment_blocks);
-            }
-            self.gaps.extend(gaps);
-            self.reach[number] = Some(reach);
-        }
-        let reserved = self.reach.iter().flatten().map(|reach| (reach.reserved, reach.end.seq()));
-        for (id, seq) in reserved.collect::<Vec<_>>() {
-            if self.lives.iter().any(|life| life.id == id && life.seq < seq) {
-                self.unused.insert(id);
-            }
-        }
-        let beyond = |life: &&Life| {
-            let reach = self.reach.get(usize::from(life.log)).and_then(Option::as_ref);
-            reach.is_none_or(|reach| life.seq > reach.end.seq())
-        };
-        let beyond: Vec<u32> = self.lives.iter().filter(beyond).map(|life| life.id).collect();
-        self.unused.extend(beyond);
-        let hollow = self.gaps.iter().filter(|gap| gap.seq == 0).map(|gap| gap.segment);
-        self.unused.extend(hollow.collect::<Vec<_>>());
-        self.lose_ruins(state);
-        Ok(logs)
-    }
-
-    /// Gives up a log that cannot continue where it ended: the rest of its last segment is void.
-    fn give_up(&mut self, number: usize, reach: &Reach, torn: Vec<Gap>, per: u32) {
-        match number {
-            BODY => self.torn.extend(torn),
-            _ => {
-                let life = self.lives.iter().find(|life| life.seq == reach.end.seq());
-                let (seq, first) = (reach.end.seq(), reach.end.slot());
-                let life = life.filter(|_| first < per);
-                self.rest = life.map(|life| Gap { segment: life.id, seq, first, end: per });
-            }
-        }
-    }
-
-    /// Counts segments with damaged sectors alone as lost: they may have held anything.
-    fn lose_ruins(&mut self, state: &State) {
-        let known: BTreeSet<u32> = self.gaps.iter().map(|gap| gap.segment).collect();
-        let end = state.label.segment_blocks;
-        let ruins = self.ruins.iter().filter(|id| !known.contains(id));
-        let gaps: Vec<Gap> = ruins.map(|id| Gap { segment: *id, seq: 0, first: 0, end }).collect();
-        self.gaps.extend(gaps);
-        let unused = &self.unused;
-        self.gaps.retain(|gap| gap.seq == 0 || !unused.contains(&gap.segment));
-    }
-
-    /// Ends a log, as recovery does, at the first block that was never written and then at the last whole
-    /// transaction. Returns it so that it can continue, unless its last segment has gaps.
-    async fn settle(
-        &mut self,
-        maps: &Maps<'_>,
-        state: &State,
-        number: usize,
-        reach: &mut Reach,
-        gaps: &[Gap],
-    ) -> Result<Option<Log>, ChainError> {
-        let mut entries: Vec<(Position, u32, MapEntry)> = Vec::new();
-        let mut last = None;
-        let lives: Vec<Life> = self.of_log(number).into_iter().cloned().collect();
-        let tail = lives
-            .iter()
-            .filter(|life| life.seq >= reach.committed.seq() && life.seq <= reach.end.seq());
-        for life in tail {
-            let sectors = maps.read(life.id).await;
-            let slots = entries_of(life, &sectors);
-            for (slot, entry) in &slots {
-                let at = Position::new(life.seq, *slot);
-                if let Some(entry) = entry.decode().filter(|_| at < reach.end) {
-                    entries.push((at, life.id * state.label.segment_blocks + slot, entry));
-                }
-            }
-            last = Some((life.clone(), slots));
-        }
-        let all = entries.len();
-        let before = |end: Position| entries.partition_point(|(at, _, _)| *at < end);
-        let committed = before(reach.committed);
-        let doubtful = match number {
-            USERS => before(reach.committed.max(reach.durable)),
-            _ => all,
-        };
-        let checked = &mut self.report.checked_bytes;
-        let written = written_entries(state, &entries, doubtful, checked).await?;
-        let whole = whole_entries(&entries, committed, written);
-        if whole < all {
-            // Not before the committed position, which may lie behind the last entry below it.
-            let end = entries[..whole].last().map(|(at, _, _)| Position(at.0 + 1));
-            reach.end = end.unwrap_or_default().max(reach.committed);
-            // Too little of it was then written to have reserved another segment.
-            if entries.get(whole).is_some_and(|(at, _, _)| at.seq() > reach.end.seq()) {
-                reach.reserved = NO_SEGMENT;
-            }
-        }
-        self.report.dropped += (all - whole) as u64;
-        Ok(self.log_to_resume(number, reach, gaps, last))
-    }
-
-    /// The log as recovery would read it, if its last segment is whole up to the end.
-    fn log_to_resume(
-        &self,
-        number: usize,
-        reach: &Reach,
-        gaps: &[Gap],
-        last: Option<(Life, Vec<(u32, Entry)>)>,
-    ) -> Option<Log> {
-        let (life, slots) = last.filter(|(life, _)| life.seq == reach.end.seq())?;
-        let end = reach.end.slot();
-        let entries: Vec<Entry> =
-            slots.iter().take_while(|(slot, _)| *slot < end).map(|(_, entry)| *entry).collect();
-        let holed = gaps.iter().any(|gap| gap.seq == life.seq);
-        if entries.len() != end as usize || end == 0 || holed {
-            return None;
-        }
-        let sectors = slots.iter().map(|(slot, _)| (slot / ENTRIES_PER_SECTOR) as u16);
-        let mut stale: BTreeSet<u16> = sectors.chain(life.damaged.iter().copied()).collect();
-        stale.retain(|index| u32::from(*index) >= end.div_ceil(ENTRIES_PER_SECTOR));
-        let segment = LogSegment { id: life.id, seq: life.seq, next: NO_SEGMENT, entries };
-        Some(Log {
-            number,
-            segments: vec![segment],
-            entries: Vec::new(),
-            end: reach.end,
-            stale: stale.into_iter().map(|index| (life.id, index)).collect(),
-            top: self.top,
-            durable: if number == USERS { reach.durable } else { reach.end },
-            counts: LogCounts::default(),
-        })
     }
 
     /// Reads the map a second time, for its entries.
@@ -663,146 +480,4 @@ async fn is_right(state: &State, lba: u32, at: Location) -> bool {
     let right = |content: &[u8]| block_checksum(Lba(u64::from(lba)), content) == at.check;
     let read = read_verified(device, offset, BLOCK_SIZE, Purpose::UserData, right).await;
     matches!(read, Ok(Verified::Whole { .. }))
-}
-
-/// Writes the result: the map where a crash tore it, the logs' ends, the label, a checkpoint, and then the map where
-/// it is damaged or has void entries. Interrupted before the checkpoint is whole, it can be repeated; afterwards the
-/// volume opens.
-async fn finish(
-    env: &Env,
-    parts: Parts,
-    mut state: State,
-    scan: &Scan,
-    logs: [Option<Log>; 2],
-) -> Result<(), ChainError> {
-    let tag = volume_tag(state.label.volume);
-    let layout = state.label.layout();
-    let map = parts.map.clone();
-    let maps = Maps { map: &map, layout, tag };
-    let replay = Replay { map: map.clone(), tag };
-    for log in logs.iter().flatten() {
-        replay.seal(&state, log).await?;
-    }
-    let area = newest_area(&parts, &state.label).await;
-    let end = |log: usize| scan.reach[log].as_ref().map_or(0, |reach| reach.end.seq());
-    // The end of compaction does not matter when all of it counts.
-    let ends = [end(USERS), end(BODY).min(state.next_seq)];
-    let first = state.next_seq;
-    // The label then says that all of compaction's map is whole, also to a repetition.
-    mend_maps(&maps, state.version, &scan.torn).await?;
-    let [users, body] = logs;
-    let resumed = users.is_some();
-    resume(&mut state, users, body);
-    note_cut(&mut state, ends, first);
-    state.label.write(&map).await?;
-    if !resumed {
-        let id = empty_segment(&state, &scan.kept)?;
-        // Its map may show a part of the ended log. That counts no more, and without it and without the label, what
-        // came behind it would.
-        let seq = state.take_seq();
-        put_cleared(&map, &layout, tag, &[id], seq).await?;
-        state.users = open_stream(&mut state, USERS, id);
-    }
-    state.minis.since = scan.kept.len() as u64;
-    if state.owed() > 0 {
-        // Settling comes before the checkpoint, and leaves the sources of this rebuild alone.
-        let mut empty = state.segments.emptied();
-        empty.retain(|id| !scan.kept.contains(id));
-        state.segments.free(&empty);
-    }
-    let inner = Arc::new(build(env, parts, Options::default(), state, area));
-    checkpoint::write_base(&inner).await?;
-    scrub::renew_labels(&inner).await?;
-    let (in_use, version) = in_use(&inner, scan.gaps.iter().chain(&scan.rest));
-    mend_maps(&maps, version, &in_use).await?;
-    forget_lives(&inner).await
-}
-
-/// Where the next checkpoint goes: above every readable one, whole or not.
-async fn newest_area(parts: &Parts, label: &Label) -> Area {
-    let (layout, volume) = (label.layout(), *label.volume.as_bytes());
-    let base = checkpoint::newest_base(&parts.map, &layout, &volume).await;
-    let witnessed = checkpoint::newest_witnessed(&parts.map, &layout, &volume).await;
-    let seen = base.max(witnessed.map(|(generation, _)| generation)).unwrap_or(0);
-    Area { generation: seen + GENERATIONS, ..Area::default() }
-}
-
-/// A segment without live entries, for a log that has to begin anew.
-fn empty_segment(state: &State, kept: &BTreeSet<u32>) -> Result<u32, ChainError> {
-    let empty = state.segments.ids(|segment| segment.state == SegmentState::Emptied);
-    let usable = |id: &u32| {
-        let link = usize::from(state.segments.get(*id).link);
-        !kept.contains(id) && !state.segments.links[link].leaving
-    };
-    empty.into_iter().find(usable).ok_or_else(|| {
-        ChainError::Damaged("no segment is left in which the log could go on".to_owned())
-    })
-}
-
-/// The gaps in segments that are still in use as they were, and the newest version.
-fn in_use<'a>(inner: &Inner, gaps: impl Iterator<Item = &'a Gap>) -> (Vec<Gap>, Version) {
-    let state = inner.state.lock();
-    let in_use = gaps.filter(|gap| {
-        let segment = state.segments.get(gap.segment);
-        gap.seq != 0 && segment.state == SegmentState::Used && segment.seq == gap.seq
-    });
-    (in_use.copied().collect(), state.version)
-}
-
-/// Overwrites parts of the map with pads, so that the map of their segments is whole again.
-async fn mend_maps(maps: &Maps<'_>, version: Version, gaps: &[Gap]) -> Result<(), ChainError> {
-    for gap in gaps {
-        mend_map(maps, version, gap).await?;
-    }
-    if !gaps.is_empty() {
-        maps.map.flush(Purpose::Map).await?;
-    }
-    Ok(())
-}
-
-/// Overwrites one gap.
-async fn mend_map(maps: &Maps<'_>, version: Version, gap: &Gap) -> Result<(), ChainError> {
-    let sectors = maps.read(gap.segment).await;
-    let pad = MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version, check: 0 };
-    let mut bytes = AlignedBuf::zeroed(sectors.len() * SECTOR);
-    let log = sectors.iter().find_map(|sector| match sector {
-        Sector::Whole(head, _) if head.seq == gap.seq => Some(head.log),
-        _ => None,
-    });
-    for (index, (sector, room)) in sectors.iter().zip(bytes.chunks_exact_mut(SECTOR)).enumerate() {
-        let first = index as u32 * ENTRIES_PER_SECTOR;
-        let (known, next, durable) = match sector {
-            Sector::Whole(head, entries) if head.seq == gap.seq => {
-                (entries.clone(), head.next, head.durable)
-            }
-            _ => (Vec::new(), NO_SEGMENT, Position::default()),
-        };
-        let mut entries: Vec<Entry> = Vec::new();
-        for slot in first..first + ENTRIES_PER_SECTOR {
-            let entry = match (gap.first..gap.end).contains(&slot) {
-                true => Some(Entry::encode(&pad)),
-                false => known.get((slot - first) as usize).copied(),
-            };
-            match entry {
-                Some(entry) => entries.push(entry),
-                None => break,
-            }
-        }
-        if entries.is_empty() {
-            continue;
-        }
-        let head = SectorHead {
-            seq: gap.seq,
-            durable,
-            uncommitted: u16::MAX,
-            next,
-            index: index as u16,
-            count: entries.len() as u8,
-            log: log.unwrap_or_default(),
-        };
-        room.copy_from_slice(MapSector::seal(maps.tag, head, &entries).as_bytes());
-    }
-    let at = maps.layout.map_of(gap.segment);
-    maps.map.write(at, vec![bytes.freeze()], Purpose::Repair).await?;
-    Ok(())
 }

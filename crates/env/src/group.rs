@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -17,6 +17,9 @@ pub(crate) struct Group {
     /// The node around this one. Tasks are members of both.
     outer: Option<Arc<Group>>,
     killed: AtomicBool,
+    paused: AtomicBool,
+    /// Tasks that were to be polled while the node was paused.
+    stopped: Mutex<Vec<Waker>>,
     tasks: Mutex<Tasks>,
     emptied: Notify,
 }
@@ -65,6 +68,35 @@ impl Group {
     fn is_killed(&self) -> bool {
         self.killed.load(Ordering::SeqCst)
             || self.outer.as_ref().is_some_and(|outer| outer.is_killed())
+    }
+
+    pub(crate) fn pause(&self) {
+        self.paused.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn resume(&self) {
+        let stopped = {
+            let mut stopped = self.stopped.lock();
+            self.paused.store(false, Ordering::SeqCst);
+            std::mem::take(&mut *stopped)
+        };
+        stopped.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether the group, or one around it, is paused: `waker` is woken when that ends.
+    fn is_paused(&self, waker: &Waker) -> bool {
+        let groups = std::iter::successors(Some(self), |group| group.outer.as_deref());
+        groups.into_iter().any(|group| {
+            if !group.paused.load(Ordering::SeqCst) {
+                return false;
+            }
+            let mut stopped = group.stopped.lock();
+            let is_paused = group.paused.load(Ordering::SeqCst);
+            if is_paused {
+                stopped.push(waker.clone());
+            }
+            is_paused
+        })
     }
 
     fn enter(&self) -> u64 {
@@ -144,8 +176,8 @@ impl<F: Future> Future for Guard<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        match self.group.is_killed() {
-            // The runtime drops it soon.
+        match self.group.is_killed() || self.group.is_paused(cx.waker()) {
+            // The runtime drops it soon, or it goes on later.
             true => Poll::Pending,
             false => self.future.as_mut().poll(cx),
         }

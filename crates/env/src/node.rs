@@ -57,6 +57,17 @@ impl Node {
         self.group.kill();
     }
 
+    /// Pauses the node: from now on no task of it is polled. Time goes on, and what peers send arrives. A poll that runs
+    /// on another thread goes on until it returns.
+    pub fn pause(&self) {
+        self.group.pause();
+    }
+
+    /// Lets a paused node go on, as if it had not noticed.
+    pub fn resume(&self) {
+        self.group.resume();
+    }
+
     /// Returns when every task has ended and was dropped. A killed node holds no resource then.
     pub async fn gone(&self) {
         self.group.gone().await;

@@ -4,6 +4,7 @@
 //!
 //! - [`accept`](mod@accept): the accept loop of a server; [`socket`]: Unix sockets in the folder of a volume;
 //!   [`named`]: at a path of the user's choice;
+//! - [`keys`], [`tls`]: over a network, both sides prove who they are;
 //! - [`hello`]: both sides name their protocol and its version;
 //! - [`frame`]: the layout of a frame, with its limits;
 //! - [`channel`]: calls and answers; [`serving`] limits the calls that run at a time;
@@ -19,10 +20,12 @@ pub mod accept;
 pub mod channel;
 pub mod frame;
 pub mod hello;
+pub mod keys;
 pub mod named;
 mod output;
 pub mod serving;
 pub mod socket;
+pub mod tls;
 
 pub use accept::accept;
 pub use channel::{CallError, Channel, Incoming, Side};

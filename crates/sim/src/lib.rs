@@ -12,6 +12,7 @@
 //! - [`media`]: named files on such devices, so that a whole volume crashes with its manifest;
 //! - [`volume`]: a naive volume in RAM;
 //! - [`files`]: a naive filesystem in RAM, the reference for files;
+//! - [`net`](mod@net): hosts, links and streams that break;
 //! - [`campaign`]: the length and the seeds of tests that explore random histories.
 //!
 //! # Lock order
@@ -31,6 +32,7 @@ pub mod hdd;
 mod log;
 pub mod media;
 pub mod model;
+pub mod net;
 pub mod passing;
 pub mod ramdisk;
 pub mod recording;

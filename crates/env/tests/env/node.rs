@@ -134,3 +134,35 @@ fn a_push_does_not_advance_a_task_of_a_killed_node() {
         assert_eq!(task.await, None);
     });
 }
+
+#[test]
+fn a_paused_node_stands_still_and_goes_on_as_if_nothing_had_happened() {
+    runtime::run(9, |env| async move {
+        let [within, nested, outside] = std::array::from_fn(|_| Arc::<AtomicU64>::default());
+        let node = env.node();
+        let inner = node.env().node();
+        node.env().spawn(tick(node.env().clone(), within.clone())).detach();
+        inner.env().spawn(tick(inner.env().clone(), nested.clone())).detach();
+        env.spawn(tick(env.clone(), outside.clone())).detach();
+        let counts = || [&within, &nested, &outside].map(|ticks| ticks.load(Ordering::Relaxed));
+        env.sleep(WHILE).await;
+        node.pause();
+        let [before, nested_before, outside_before] = counts();
+        // A task that is started meanwhile waits, too.
+        let started = node.env().spawn(async { 7 });
+        env.sleep(WHILE).await;
+        let [paused, nested_paused, outside_paused] = counts();
+        assert_eq!((paused, nested_paused), (before, nested_before));
+        assert!(outside_paused > outside_before + 50);
+        node.resume();
+        assert_eq!(started.await, Some(7));
+        env.sleep(WHILE).await;
+        let [after, nested_after, _] = counts();
+        assert!(after > paused + 50 && nested_after > nested_paused + 50);
+        // A node that is paused can be killed.
+        node.pause();
+        node.kill();
+        node.gone().await;
+        assert_eq!(node.tasks(), 0);
+    });
+}

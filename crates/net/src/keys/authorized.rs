@@ -1,0 +1,206 @@
+//! The file `authorized_clients`: who may connect, and what each may do.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use super::{KeyError, PublicKey, read_text, replace};
+
+/// What a client may do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Access {
+    /// It reads.
+    Read,
+    /// It reads and writes.
+    Write,
+}
+
+impl Access {
+    /// The word in the file.
+    pub fn word(self) -> &'static str {
+        match self {
+            Access::Read => "ro",
+            Access::Write => "rw",
+        }
+    }
+}
+
+impl FromStr for Access {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Access, KeyError> {
+        match text {
+            "ro" => Ok(Access::Read),
+            "rw" => Ok(Access::Write),
+            _ => Err(KeyError::invalid(format!("`{text}` is neither ro nor rw"))),
+        }
+    }
+}
+
+/// A client that may connect. In the file it is the line `ed25519 BASE64 NAME PATH ACCESS`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Client {
+    /// Its key.
+    pub key: PublicKey,
+    /// Its name, for people. No two clients have the same.
+    pub name: String,
+    /// The part of what is served that it sees: `/` for all.
+    pub path: String,
+    /// What it may do there.
+    pub access: Access,
+}
+
+impl Client {
+    /// A client that may do everything.
+    ///
+    /// # Errors
+    /// [`KeyError::Invalid`]: a name is 1 to 64 bytes long, of letters, digits, `.`, `_`, `-` and `@`.
+    pub fn new(key: PublicKey, name: &str) -> Result<Client, KeyError> {
+        check_name(name)?;
+        Ok(Client { key, name: name.to_owned(), path: "/".to_owned(), access: Access::Write })
+    }
+}
+
+fn check_name(name: &str) -> Result<(), KeyError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
+    match (1..=64).contains(&name.len()) && name.chars().all(is_plain) {
+        true => Ok(()),
+        false => Err(KeyError::invalid(format!(
+            "`{name}` is no name for a client: it has 1 to 64 letters, digits and `.`, `_`, `-` or `@`"
+        ))),
+    }
+}
+
+fn check_path(path: &str) -> Result<(), KeyError> {
+    match path.starts_with('/') && !path.chars().any(char::is_whitespace) {
+        true => Ok(()),
+        false => Err(KeyError::invalid(format!(
+            "`{path}` is no path: it begins with `/` and has no spaces"
+        ))),
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {} {}", self.key, self.name, self.path, self.access.word())
+    }
+}
+
+impl FromStr for Client {
+    type Err = KeyError;
+
+    fn from_str(line: &str) -> Result<Client, KeyError> {
+        let key = line.parse()?;
+        let words: Vec<&str> = line.split_whitespace().skip(2).collect();
+        let (name, path, access) = match words[..] {
+            [name] => (name, "/", "rw"),
+            [name, path] => (name, path, "rw"),
+            [name, path, access] => (name, path, access),
+            [] => return Err(KeyError::invalid("a key is followed by the client's name")),
+            _ => return Err(KeyError::invalid("a key is followed by name, path, and ro or rw")),
+        };
+        check_name(name)?;
+        check_path(path)?;
+        Ok(Client { key, name: name.to_owned(), path: path.to_owned(), access: access.parse()? })
+    }
+}
+
+/// The clients that may connect: the lines of a file. Empty lines and those that begin with `#` stay as they are.
+#[derive(Clone, Debug, Default)]
+pub struct Authorized {
+    path: PathBuf,
+    lines: Vec<Line>,
+}
+
+#[derive(Clone, Debug)]
+enum Line {
+    Note(String),
+    Client(Client),
+}
+
+impl Authorized {
+    /// Reads the file. One that does not exist has no clients.
+    ///
+    /// # Errors
+    /// [`KeyError`], with the number of the line that is wrong: also for a key or a name that comes twice.
+    pub fn read(path: &Path) -> Result<Authorized, KeyError> {
+        let text = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            file => read_text(file.map_err(KeyError::file(path))?, path)?,
+        };
+        let mut authorized = Authorized { path: path.to_owned(), lines: Vec::new() };
+        for (number, line) in text.lines().enumerate() {
+            authorized.take(line).map_err(|error| {
+                let place = format!("{}, line {}", path.display(), number + 1);
+                KeyError::invalid(format!("{place}: {error}"))
+            })?;
+        }
+        Ok(authorized)
+    }
+
+    fn take(&mut self, line: &str) -> Result<(), KeyError> {
+        if line.trim().is_empty() || line.trim_start().starts_with('#') {
+            self.lines.push(Line::Note(line.to_owned()));
+            return Ok(());
+        }
+        self.add(line.parse()?)
+    }
+
+    /// Its clients, in the order of the file.
+    pub fn clients(&self) -> impl Iterator<Item = &Client> {
+        self.lines.iter().filter_map(|line| match line {
+            Line::Client(client) => Some(client),
+            Line::Note(_) => None,
+        })
+    }
+
+    /// The client with a key.
+    pub fn client(&self, key: &PublicKey) -> Option<&Client> {
+        self.clients().find(|client| client.key == *key)
+    }
+
+    /// Adds a client.
+    ///
+    /// # Errors
+    /// [`KeyError::Invalid`] when its key or its name is there already.
+    pub fn add(&mut self, client: Client) -> Result<(), KeyError> {
+        if let Some(known) = self.client(&client.key) {
+            return Err(KeyError::invalid(format!("{} has this key already", known.name)));
+        }
+        if self.clients().any(|known| known.name == client.name) {
+            return Err(KeyError::invalid(format!("there is a client {} already", client.name)));
+        }
+        self.lines.push(Line::Client(client));
+        Ok(())
+    }
+
+    /// Removes a client by its name, its key or its fingerprint; `None` when there is none.
+    pub fn remove(&mut self, who: &str) -> Option<Client> {
+        let key: Option<PublicKey> = who.parse().ok();
+        let found = self.lines.iter().position(|line| match line {
+            Line::Client(client) => {
+                client.name == who || Some(client.key) == key || client.key.fingerprint() == who
+            }
+            Line::Note(_) => false,
+        })?;
+        match self.lines.remove(found) {
+            Line::Client(client) => Some(client),
+            Line::Note(_) => None,
+        }
+    }
+
+    /// Writes the file, durably and at once.
+    ///
+    /// # Errors
+    /// [`KeyError::File`].
+    pub fn write(&self) -> Result<(), KeyError> {
+        let text = |line: &Line| match line {
+            Line::Note(note) => format!("{note}\n"),
+            Line::Client(client) => format!("{client}\n"),
+        };
+        let text: String = self.lines.iter().map(text).collect();
+        replace(&self.path, &text)
+    }
+}

@@ -1,0 +1,155 @@
+use thalweg_sim::runtime::run;
+
+use super::*;
+
+fn keys(count: usize) -> Vec<Key> {
+    run(1, |env| async move { (0..count).map(|_| Key::generate(&env).unwrap()).collect() })
+}
+
+/// What an invalid text is told.
+fn why<T: FromStr<Err = KeyError> + fmt::Debug>(text: &str) -> String {
+    text.parse::<T>().unwrap_err().to_string()
+}
+
+/// The key pair of RFC 8032, 7.1, test 1, in the forms of RFC 8410.
+#[test]
+fn keys_have_the_forms_of_the_standards() {
+    let pem = "-----BEGIN PRIVATE KEY-----\n\
+               MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n\
+               -----END PRIVATE KEY-----\n";
+    let key = Key::from_pem(pem).unwrap();
+    assert_eq!(key.public().to_string(), "ed25519 11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=");
+    let spki = key.public().to_spki();
+    assert_eq!(spki.len(), 44);
+    assert_eq!(PublicKey::from_spki(&spki), Some(key.public()));
+    assert_eq!(PublicKey::from_spki(&spki[1..]), None);
+    assert_eq!(PublicKey::from_spki(&[&spki[..], &[0]].concat()), None);
+    let print = key.public().fingerprint();
+    assert!(print.starts_with("SHA256:") && print.len() == 50, "{print}");
+    assert!(!format!("{key:?}").contains("nWGxne"), "a secret is shown");
+}
+
+#[test]
+fn a_key_comes_back_from_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key");
+    let [one, other] = &keys(2)[..] else { panic!() };
+    assert_ne!(one.public(), other.public());
+    one.write_new(&path).unwrap();
+    assert_eq!(Key::read(&path).unwrap().public(), one.public());
+    // A key is never overwritten.
+    assert!(other.write_new(&path).unwrap_err().to_string().contains("exists"));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+    let refused = Key::read(&path).unwrap_err().to_string();
+    assert!(refused.contains("other users may read this private key (mode 640)"), "{refused}");
+    assert!(
+        Key::read(&folder.path().join("none"))
+            .unwrap_err()
+            .to_string()
+            .contains("none: No such file")
+    );
+    let text: PublicKey = format!("{} alice@host", one.public()).parse().unwrap();
+    assert_eq!(text, one.public());
+}
+
+#[test]
+fn what_is_no_key_is_refused() {
+    assert!(why::<PublicKey>("").contains("begins with `ed25519`"));
+    assert!(why::<PublicKey>("ssh-rsa AAAA").contains("not with `ssh-rsa`"));
+    assert!(why::<PublicKey>("ed25519 AAAA").contains("32 bytes"));
+    assert!(why::<PublicKey>("ed25519 !").contains("base64"));
+    for text in ["", "nonsense", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"] {
+        assert!(Key::from_pem(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn clients_are_added_found_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("authorized_clients");
+    let keys: Vec<PublicKey> = keys(3).iter().map(Key::public).collect();
+    let mut authorized = Authorized::read(&path).unwrap();
+    assert_eq!(authorized.clients().count(), 0);
+    authorized.add(Client::new(keys[0], "alice").unwrap()).unwrap();
+    let reader = Client {
+        access: Access::Read,
+        path: "/home".to_owned(),
+        ..Client::new(keys[1], "bob").unwrap()
+    };
+    authorized.add(reader.clone()).unwrap();
+    authorized.write().unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text, format!("{} alice / rw\n{} bob /home ro\n", keys[0], keys[1]));
+    let mut again = Authorized::read(&path).unwrap();
+    assert_eq!(again.client(&keys[1]), Some(&reader));
+    assert_eq!(again.client(&keys[2]), None);
+    let twice = again.add(Client::new(keys[0], "carol").unwrap()).unwrap_err();
+    assert!(twice.to_string().contains("alice has this key already"), "{twice}");
+    let twice = again.add(Client::new(keys[2], "bob").unwrap()).unwrap_err();
+    assert!(twice.to_string().contains("a client bob already"), "{twice}");
+    assert_eq!(again.remove("nobody"), None);
+    assert_eq!(again.remove("bob"), Some(reader));
+    assert_eq!(again.remove(&keys[0].fingerprint()).unwrap().name, "alice");
+    assert_eq!(again.clients().count(), 0);
+}
+
+#[test]
+fn a_wrong_line_is_named_and_notes_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("authorized_clients");
+    let keys: Vec<PublicKey> = keys(2).iter().map(Key::public).collect();
+    let text = format!("# those who may\n\n{} alice\n", keys[0]);
+    std::fs::write(&path, &text).unwrap();
+    let mut authorized = Authorized::read(&path).unwrap();
+    assert_eq!(authorized.clients().map(|client| &client.name[..]).collect::<Vec<_>>(), ["alice"]);
+    authorized.remove("alice").unwrap();
+    authorized.write().unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "# those who may\n\n");
+    let wrong = [
+        (String::from("ed25519 AAAA alice"), "32 bytes"),
+        (keys[1].to_string(), "followed by the client's name"),
+        (format!("{} a,b", keys[1]), "`a,b` is no name"),
+        (format!("{} bob home", keys[1]), "`home` is no path"),
+        (format!("{} bob / rx", keys[1]), "neither ro nor rw"),
+        (format!("{} bob / rw more", keys[1]), "name, path, and ro or rw"),
+        (format!("{} bob", keys[0]), "alice has this key already"),
+    ];
+    for (line, why) in wrong {
+        std::fs::write(&path, format!("{text}{line}\n")).unwrap();
+        let error = Authorized::read(&path).unwrap_err().to_string();
+        assert!(error.contains("line 4") && error.contains(why), "{line}: {error}");
+    }
+}
+
+#[test]
+fn a_token_enrols_once_until_it_expires() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("offers");
+    let keys: Vec<PublicKey> = keys(3).iter().map(Key::public).collect();
+    let tokens: Vec<Token> =
+        run(
+            2,
+            |env| async move { (0..3).map(|_| Token::generate(&env, &keys[0]).unwrap()).collect() },
+        );
+    let keys: Vec<PublicKey> = super::tests::keys(3).iter().map(Key::public).collect();
+    let again: Token = tokens[0].to_string().parse().unwrap();
+    assert_eq!(again, tokens[0]);
+    assert!(again.is_of(&keys[0]) && !again.is_of(&keys[1]));
+    for text in ["", "thwg1-", "thwg1-AAAA", &format!("{again}A")] {
+        assert!(text.parse::<Token>().is_err(), "{text}");
+    }
+    // What a client is called does not depend on the key that it will have.
+    let client = |name| Client::new(keys[0], name).unwrap();
+    Offer::new(&tokens[0], &client("alice"), 100).add_to(&path, 50).unwrap();
+    Offer::new(&tokens[1], &client("bob"), 100).add_to(&path, 50).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(!text.contains(&tokens[0].to_string()[6..20]), "the file has a secret");
+    let take = |token: &Token, now| Offer::take(&path, &token.secret(), keys[2], now).unwrap();
+    assert_eq!(take(&tokens[2], 60), None);
+    let alice = take(&tokens[0], 100).unwrap();
+    assert_eq!((alice.key, &alice.name[..]), (keys[2], "alice"));
+    assert_eq!(take(&tokens[0], 60), None, "it was used");
+    assert_eq!(take(&tokens[1], 101), None, "it has expired");
+    assert_eq!(take(&tokens[1], 60), None, "it is gone");
+}

@@ -1,0 +1,320 @@
+//! TLS 1.3 between peers that know each other's keys: both sides send a raw public key (RFC 7250).
+//!
+//! The handshake proves that the peer has its private key. Which keys are welcome is another question: a client pins the
+//! server's key, and a server looks the client's key up ([`Authorized`](crate::keys::Authorized)) once the stream is open, so that it
+//! can say why it refuses one, and enrol one that is new.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::AlwaysResolvesClientRawPublicKeys;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key,
+};
+use rustls::pki_types::{
+    CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer,
+    UnixTime,
+};
+use rustls::server::AlwaysResolvesServerRawPublicKeys;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
+    PeerIncompatible, ServerConfig, SignatureScheme,
+};
+use thalweg_env::connection::Stream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use crate::keys::{Key, PublicKey};
+
+fn provider() -> CryptoProvider {
+    rustls::crypto::ring::default_provider()
+}
+
+fn certified(key: &Key) -> io::Result<Arc<CertifiedKey>> {
+    let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.to_pkcs8()));
+    let signing = provider().key_provider.load_private_key(private).map_err(io::Error::other)?;
+    let public = CertificateDer::from(key.public().to_spki());
+    Ok(Arc::new(CertifiedKey::new(vec![public], signing)))
+}
+
+/// Accepts the keys of peers: one, or any.
+struct Pinned {
+    key: Option<PublicKey>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pinned").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl Pinned {
+    fn new(key: Option<PublicKey>) -> Arc<Pinned> {
+        Arc::new(Pinned { key, algorithms: provider().signature_verification_algorithms })
+    }
+
+    fn check(&self, peer: &CertificateDer<'_>) -> Result<(), Error> {
+        let peer = PublicKey::from_spki(peer);
+        let peer = peer.ok_or(Error::InvalidCertificate(CertificateError::BadEncoding))?;
+        match self.key.is_none_or(|key| key == peer) {
+            true => Ok(()),
+            false => {
+                Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
+            }
+        }
+    }
+
+    fn check_signature(
+        &self,
+        message: &[u8],
+        peer: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let key = SubjectPublicKeyInfoDer::from(peer.as_ref());
+        verify_tls13_signature_with_raw_key(message, &key, signed, &self.algorithms)
+    }
+}
+
+fn refuse_old_tls() -> Result<HandshakeSignatureValid, Error> {
+    Err(Error::PeerIncompatible(PeerIncompatible::Tls12NotOffered))
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check(end_entity).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        refuse_old_tls()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.check_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+impl ClientCertVerifier for Pinned {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(end_entity).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        refuse_old_tls()
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.check_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+fn peer_of(certificates: Option<&[CertificateDer<'static>]>) -> io::Result<PublicKey> {
+    let key = certificates.and_then(|keys| keys.first()).and_then(|key| PublicKey::from_spki(key));
+    key.ok_or_else(|| io::Error::other("the peer sent no key"))
+}
+
+/// The accepting side of TLS.
+#[derive(Clone)]
+pub struct TlsServer {
+    acceptor: TlsAcceptor,
+}
+
+impl fmt::Debug for TlsServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsServer").finish_non_exhaustive()
+    }
+}
+
+impl TlsServer {
+    /// A server with this key. Any client that has a key gets through the handshake.
+    ///
+    /// # Errors
+    /// The key cannot be used.
+    pub fn new(key: &Key) -> io::Result<TlsServer> {
+        let config = ServerConfig::builder_with_provider(Arc::new(provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .with_client_cert_verifier(Pinned::new(None))
+            .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified(key)?)));
+        Ok(TlsServer { acceptor: TlsAcceptor::from(Arc::new(config)) })
+    }
+
+    /// Does the handshake: the stream, and the client's key, which the client has proved to have.
+    ///
+    /// # Errors
+    /// The peer does not speak TLS 1.3, or has no key; errors of the connection.
+    pub async fn accept<S: Stream>(&self, stream: S) -> io::Result<(TlsStream<S>, PublicKey)> {
+        let stream = self.acceptor.accept(stream).await?;
+        let peer = peer_of(stream.get_ref().1.peer_certificates())?;
+        Ok((stream.into(), peer))
+    }
+}
+
+/// The connecting side of TLS.
+#[derive(Clone)]
+pub struct TlsClient {
+    connector: TlsConnector,
+}
+
+impl fmt::Debug for TlsClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsClient").finish_non_exhaustive()
+    }
+}
+
+impl TlsClient {
+    /// A client with this key that talks to the server with the key `server` and to no other; to any server if that is
+    /// `None`: the caller checks its key then.
+    ///
+    /// # Errors
+    /// The key cannot be used.
+    pub fn new(key: &Key, server: Option<PublicKey>) -> io::Result<TlsClient> {
+        let config = ClientConfig::builder_with_provider(Arc::new(provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .dangerous()
+            .with_custom_certificate_verifier(Pinned::new(server))
+            .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(
+                certified(key)?,
+            )));
+        Ok(TlsClient { connector: TlsConnector::from(Arc::new(config)) })
+    }
+
+    /// Does the handshake: the stream, and the server's key.
+    ///
+    /// # Errors
+    /// The server has another key, or does not speak TLS 1.3; errors of the connection.
+    pub async fn connect<S: Stream>(&self, stream: S) -> io::Result<(TlsStream<S>, PublicKey)> {
+        // A name is not sent: keys are what counts.
+        let name = ServerName::try_from("thalweg").map_err(io::Error::other)?;
+        let stream = self.connector.connect(name, stream).await?;
+        let server = peer_of(stream.get_ref().1.peer_certificates())?;
+        Ok((stream.into(), server))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use thalweg_env::connection::Listener;
+    use thalweg_sim::net::{LinkSpec, Network, SimStream};
+    use thalweg_sim::runtime::run;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// A stream through a simulated network.
+    async fn streams(env: &thalweg_env::Env) -> (SimStream, SimStream) {
+        let network = Network::new(env, LinkSpec::of(Duration::from_millis(1)));
+        let (client, server) = (network.host("client"), network.host("server"));
+        let listener = server.listen(1).unwrap();
+        let near = client.connector(&server, 1).open().await.unwrap();
+        (near, listener.accept().await.unwrap())
+    }
+
+    #[test]
+    fn both_sides_learn_the_other_ones_key_and_bytes_pass() {
+        run(1, |env| async move {
+            let [own, theirs] = [(); 2].map(|()| Key::generate(&env).unwrap());
+            let (near, far) = streams(&env).await;
+            let client = TlsClient::new(&own, Some(theirs.public())).unwrap();
+            let server = TlsServer::new(&theirs).unwrap();
+            let (near, far) = tokio::join!(client.connect(near), server.accept(far));
+            let ((mut near, server_key), (mut far, client_key)) = (near.unwrap(), far.unwrap());
+            assert_eq!((server_key, client_key), (theirs.public(), own.public()));
+            near.write_all(b"question").await.unwrap();
+            near.flush().await.unwrap();
+            let mut found = [0; 8];
+            far.read_exact(&mut found).await.unwrap();
+            assert_eq!(&found, b"question");
+            far.write_all(b"answer").await.unwrap();
+            far.shutdown().await.unwrap();
+            let mut found = Vec::new();
+            near.read_to_end(&mut found).await.unwrap();
+            assert_eq!(found, b"answer");
+        });
+    }
+
+    #[test]
+    fn a_client_refuses_a_server_with_another_key() {
+        run(2, |env| async move {
+            let [own, theirs, wanted] = [(); 3].map(|()| Key::generate(&env).unwrap());
+            let (near, far) = streams(&env).await;
+            let client = TlsClient::new(&own, Some(wanted.public())).unwrap();
+            let server = TlsServer::new(&theirs).unwrap();
+            let (near, far) = tokio::join!(client.connect(near), server.accept(far));
+            assert!(near.is_err() && far.is_err());
+        });
+    }
+
+    #[test]
+    fn a_client_without_tls_or_with_garbage_gets_no_further() {
+        run(3, |env| async move {
+            let theirs = Key::generate(&env).unwrap();
+            let server = TlsServer::new(&theirs).unwrap();
+            for text in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x16, 3, 1, 0xff, 0xff, 0, 0], &[0; 64]]
+            {
+                let (mut near, far) = streams(&env).await;
+                near.write_all(text).await.unwrap();
+                near.shutdown().await.unwrap();
+                assert!(server.accept(far).await.is_err());
+            }
+        });
+    }
+}

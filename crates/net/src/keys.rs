@@ -1,4 +1,4 @@
-//! Keys of nodes and clients, and who may connect, as with ssh.
+//! Keys of nodes and clients, and the list of clients that may connect, as with ssh.
 //!
 //! Every node and every client has an ed25519 key of its own. A server has a file `authorized_clients` with the public
 //! keys that may connect ([`Authorized`]); a client knows the server's key. There is no authority that issues
@@ -109,7 +109,7 @@ impl fmt::Debug for PublicKey {
 impl FromStr for PublicKey {
     type Err = KeyError;
 
-    /// Reads `ed25519 BASE64`. What follows is ignored.
+    /// Reads `ed25519 BASE64`, and ignores the rest.
     fn from_str(text: &str) -> Result<PublicKey, KeyError> {
         let mut words = text.split_whitespace();
         let (kind, key) = (words.next(), words.next());

@@ -4,7 +4,7 @@
 //!
 //! - [`accept`](mod@accept): the accept loop of a server; [`socket`]: Unix sockets in the folder of a volume;
 //!   [`named`]: at a path of the user's choice;
-//! - [`keys`], [`tls`]: over a network, both sides prove who they are;
+//! - [`keys`], [`tls`]: over a network, both sides prove that they have their keys;
 //! - [`hello`]: both sides name their protocol and its version;
 //! - [`frame`]: the layout of a frame, with its limits;
 //! - [`channel`]: calls and answers; [`serving`] limits the calls that run at a time;

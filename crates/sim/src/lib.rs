@@ -17,8 +17,9 @@
 //!
 //! # Lock order
 //!
-//! 1. the names of [`media`], also across waits;
-//! 2. all others, none of which is held across a wait. Among them the files of [`files`] come before their
+//! 1. the names of [`media`], and the connections that arrive at a listener of [`net`](mod@net), also across waits;
+//! 2. the state of a network, and then that of one pipe of it;
+//! 3. all others, none of which is held across a wait. Among them the files of [`files`] come before their
 //!    watchers and before how long answers are valid; each other one is held alone.
 
 mod acl;

@@ -13,10 +13,6 @@
 //!
 //! What an end acknowledges takes no time, but it does not pass a link that is cut: a direction whose opposite is cut
 //! stands still when its window is full.
-//!
-//! # Lock order
-//!
-//! The network's state, then that of one pipe.
 
 mod pipe;
 mod stream;
@@ -288,7 +284,7 @@ impl Host {
         }
     }
 
-    /// Gives the power back. What is sent on an old stream is answered with a reset from now on.
+    /// Gives the power back. Bytes sent on an old stream are answered with a reset from now on.
     pub fn power_on(&self) {
         let mut state = self.network.shared.state.lock();
         state.hosts.down[self.number] = false;

@@ -1,4 +1,4 @@
-//! The file `authorized_clients`: who may connect, and what each may do.
+//! The file `authorized_clients`: the clients that may connect, and what each may do.
 
 use std::fmt;
 use std::fs::File;

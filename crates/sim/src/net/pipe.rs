@@ -321,7 +321,7 @@ impl Pipe {
         self.sent.notify_one();
     }
 
-    /// That end has its power again. What waits for an acknowledgement is sent once more, and refused.
+    /// That end has its power again. Bytes that wait for an acknowledgement are sent once more, and refused.
     pub(super) fn forget(self: &Arc<Pipe>) {
         let waits = {
             let mut state = self.state.lock();

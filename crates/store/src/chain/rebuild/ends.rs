@@ -47,7 +47,7 @@ impl Scan {
                 .iter()
                 .filter(|life| life.seq >= reach.committed.seq())
                 .flat_map(|life| life.missing(state.label.segment_blocks))
-                .filter(|gap| !gaps.contains(gap))
+                .flat_map(|gap| gap.without(&gaps))
                 .collect();
             logs[number] = self.settle(maps, state, number, &mut reach, &gaps).await?;
             if number == BODY && top != reach.end {

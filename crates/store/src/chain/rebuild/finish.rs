@@ -50,7 +50,7 @@ pub(super) async fn finish(
     // The end of compaction does not matter when all of it counts.
     let ends = [end(USERS), end(BODY).min(state.next_seq)];
     let first = state.next_seq;
-    // The label then says that all of compaction's map is whole, also to a repetition.
+    // To a repetition the label says that all of compaction's map is whole.
     mend_maps(&maps, state.version, &scan.torn).await?;
     let [users, body] = logs;
     let resumed = users.is_some();
@@ -59,8 +59,8 @@ pub(super) async fn finish(
     state.label.write(&map).await?;
     if !resumed {
         let id = empty_segment(&state, &scan.kept)?;
-        // Its map may show a part of the ended log. That counts no more, and without it and without the label, what
-        // came behind it would.
+        // Its map may show the beginning of the ended log. The label is durable before that is cleared: with neither,
+        // a repetition would take segments behind a hole for the log.
         let seq = state.take_seq();
         put_cleared(&map, &layout, tag, &[id], seq).await?;
         state.users = open_stream(&mut state, USERS, id);
@@ -122,49 +122,61 @@ async fn mend_maps(maps: &Maps<'_>, version: Version, gaps: &[Gap]) -> Result<()
     Ok(())
 }
 
-/// Overwrites one gap.
+/// Overwrites one gap. Sectors that it does not touch stay as they are, damaged ones too: a repetition must find them.
 async fn mend_map(maps: &Maps<'_>, version: Version, gap: &Gap) -> Result<(), ChainError> {
     let sectors = maps.read(gap.segment).await;
-    let pad = MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version, check: 0 };
     let mut bytes = AlignedBuf::zeroed(sectors.len() * SECTOR);
-    let log = sectors.iter().find_map(|sector| match sector {
-        Sector::Whole(head, _) if head.seq == gap.seq => Some(head.log),
-        _ => None,
-    });
+    let mut heads = sectors.iter().filter_map(Sector::head);
+    let log = heads.find(|head| head.seq == gap.seq).map_or(0, |head| head.log);
     for (index, (sector, room)) in sectors.iter().zip(bytes.chunks_exact_mut(SECTOR)).enumerate() {
         let first = index as u32 * ENTRIES_PER_SECTOR;
-        let (known, next, durable) = match sector {
-            Sector::Whole(head, entries) if head.seq == gap.seq => {
-                (entries.clone(), head.next, head.durable)
+        let is_touched = gap.first < first + ENTRIES_PER_SECTOR && first < gap.end;
+        let mended = match (is_touched, sector) {
+            (true, _) => Some(mended(maps.tag, sector, index, gap, (version, log))),
+            (false, Sector::Whole(head, entries)) => {
+                Some(MapSector::seal(maps.tag, *head, entries))
             }
-            _ => (Vec::new(), NO_SEGMENT, Position::default()),
+            (false, Sector::Damaged(sector)) => Some(**sector),
+            (false, Sector::Unreadable | Sector::Other) => None,
         };
-        let mut entries: Vec<Entry> = Vec::new();
-        for slot in first..first + ENTRIES_PER_SECTOR {
-            let entry = match (gap.first..gap.end).contains(&slot) {
-                true => Some(Entry::encode(&pad)),
-                false => known.get((slot - first) as usize).copied(),
-            };
-            match entry {
-                Some(entry) => entries.push(entry),
-                None => break,
-            }
+        if let Some(mended) = mended {
+            room.copy_from_slice(mended.as_bytes());
         }
-        if entries.is_empty() {
-            continue;
-        }
-        let head = SectorHead {
-            seq: gap.seq,
-            durable,
-            uncommitted: u16::MAX,
-            next,
-            index: index as u16,
-            count: entries.len() as u8,
-            log: log.unwrap_or_default(),
-        };
-        room.copy_from_slice(MapSector::seal(maps.tag, head, &entries).as_bytes());
     }
     let at = maps.layout.map_of(gap.segment);
     maps.map.write(at, vec![bytes.freeze()], Purpose::Repair).await?;
     Ok(())
+}
+
+/// A sector with pads of `version` in place of the entries in a gap.
+fn mended(
+    tag: u32,
+    sector: &Sector,
+    index: usize,
+    gap: &Gap,
+    (version, log): (Version, u8),
+) -> MapSector {
+    let first = index as u32 * ENTRIES_PER_SECTOR;
+    let (known, next, durable) = match sector {
+        Sector::Whole(head, entries) if head.seq == gap.seq => {
+            (&entries[..], head.next, head.durable)
+        }
+        _ => (&[][..], NO_SEGMENT, Position::default()),
+    };
+    let pad = MapEntry { kind: Kind::Pad, last: true, lba: Lba(0), version, check: 0 };
+    let entry = |slot: u32| match (gap.first..gap.end).contains(&slot) {
+        true => Some(Entry::encode(&pad)),
+        false => known.get((slot - first) as usize).copied(),
+    };
+    let entries: Vec<Entry> = (first..first + ENTRIES_PER_SECTOR).map_while(entry).collect();
+    let head = SectorHead {
+        seq: gap.seq,
+        durable,
+        uncommitted: u16::MAX,
+        next,
+        index: index as u16,
+        count: entries.len() as u8,
+        log,
+    };
+    MapSector::seal(tag, head, &entries)
 }

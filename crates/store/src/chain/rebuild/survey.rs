@@ -157,6 +157,21 @@ pub(super) struct Gap {
     pub(super) end: u32,
 }
 
+impl Gap {
+    /// The parts of it that are not among `others`, which ascend within a segment.
+    pub(super) fn without(self, others: &[Gap]) -> Vec<Gap> {
+        let (mut parts, mut first) = (Vec::new(), self.first);
+        for other in others.iter().filter(|other| other.seq == self.seq) {
+            let end = other.first.min(self.end);
+            parts.push(Gap { first, end, ..self });
+            first = first.max(other.end);
+        }
+        parts.push(Gap { first, ..self });
+        parts.retain(|part| part.first < part.end);
+        parts
+    }
+}
+
 /// The extent of a log.
 #[derive(Clone, Debug)]
 pub(super) struct Reach {
@@ -228,4 +243,28 @@ pub(super) fn follow(
         }
     }
     reach
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gap(seq: u64, first: u32, end: u32) -> Gap {
+        Gap { segment: 3, seq, first, end }
+    }
+
+    #[test]
+    fn the_parts_of_a_gap_beside_others() {
+        let parts = |others: &[Gap]| -> Vec<(u32, u32)> {
+            gap(7, 60, 240).without(others).iter().map(|part| (part.first, part.end)).collect()
+        };
+        assert_eq!(parts(&[]), [(60, 240)]);
+        assert_eq!(parts(&[gap(7, 60, 240)]), []);
+        assert_eq!(parts(&[gap(7, 60, 90)]), [(90, 240)]);
+        assert_eq!(
+            parts(&[gap(7, 0, 30), gap(7, 90, 120), gap(7, 210, 240)]),
+            [(60, 90), (120, 210)]
+        );
+        assert_eq!(parts(&[gap(8, 60, 240)]), [(60, 240)], "of another use");
+    }
 }

@@ -225,6 +225,19 @@ impl Key {
     }
 }
 
+/// The text of a file, empty when there is none.
+fn read_or_empty(path: &Path) -> Result<String, KeyError> {
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        file => read_text(file.map_err(KeyError::file(path))?, path),
+    }
+}
+
+/// An error in a line of a file; lines count from 0.
+fn in_line(path: &Path, number: usize) -> impl FnOnce(KeyError) -> KeyError {
+    move |error| KeyError::invalid(format!("{}, line {}: {error}", path.display(), number + 1))
+}
+
 /// The text of a file that is not too long.
 fn read_text(file: File, path: &Path) -> Result<String, KeyError> {
     let mut text = String::new();
@@ -235,13 +248,24 @@ fn read_text(file: File, path: &Path) -> Result<String, KeyError> {
     }
 }
 
-fn sync_folder(path: &Path) -> Result<(), KeyError> {
+fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
+    folder.unwrap_or(Path::new("."))
+}
+
+fn sync_folder(path: &Path) -> Result<(), KeyError> {
+    let folder = folder_of(path);
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(KeyError::file(folder))
 }
 
-/// Replaces a file, durably and at once: readers find the old text or the new one.
+/// Keeps other processes and threads from changing files in the folder of `path` until it is dropped.
+fn lock_folder(path: &Path) -> Result<File, KeyError> {
+    let folder = folder_of(path);
+    let lock = |folder: File| folder.lock().map(|()| folder);
+    File::open(folder).and_then(lock).map_err(KeyError::file(folder))
+}
+
+/// Replaces a file, durably and at once: readers find the old text or the new one. The caller holds the folder's lock.
 fn replace(path: &Path, text: &str) -> Result<(), KeyError> {
     let mut next = path.as_os_str().to_owned();
     next.push(".new");

@@ -8,29 +8,31 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use rustls::client::AlwaysResolvesClientRawPublicKeys;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{
+use thalweg_env::connection::Stream;
+use tokio_rustls::rustls::client::AlwaysResolvesClientRawPublicKeys;
+use tokio_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use tokio_rustls::rustls::crypto::{
     CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature_with_raw_key,
 };
-use rustls::pki_types::{
+use tokio_rustls::rustls::pki_types::{
     CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer,
     UnixTime,
 };
-use rustls::server::AlwaysResolvesServerRawPublicKeys;
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::sign::CertifiedKey;
-use rustls::{
+use tokio_rustls::rustls::server::AlwaysResolvesServerRawPublicKeys;
+use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
     PeerIncompatible, ServerConfig, SignatureScheme,
 };
-use thalweg_env::connection::Stream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::keys::{Key, PublicKey};
 
 fn provider() -> CryptoProvider {
-    rustls::crypto::ring::default_provider()
+    tokio_rustls::rustls::crypto::ring::default_provider()
 }
 
 fn certified(key: &Key) -> io::Result<Arc<CertifiedKey>> {
@@ -187,7 +189,7 @@ impl TlsServer {
     /// The key cannot be used.
     pub fn new(key: &Key) -> io::Result<TlsServer> {
         let config = ServerConfig::builder_with_provider(Arc::new(provider()))
-            .with_protocol_versions(&[&rustls::version::TLS13])
+            .with_protocol_versions(&[&tokio_rustls::rustls::version::TLS13])
             .map_err(io::Error::other)?
             .with_client_cert_verifier(Pinned::new(None))
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(certified(key)?)));
@@ -225,7 +227,7 @@ impl TlsClient {
     /// The key cannot be used.
     pub fn new(key: &Key, server: Option<PublicKey>) -> io::Result<TlsClient> {
         let config = ClientConfig::builder_with_provider(Arc::new(provider()))
-            .with_protocol_versions(&[&rustls::version::TLS13])
+            .with_protocol_versions(&[&tokio_rustls::rustls::version::TLS13])
             .map_err(io::Error::other)?
             .dangerous()
             .with_custom_certificate_verifier(Pinned::new(server))

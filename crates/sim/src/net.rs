@@ -11,8 +11,8 @@
 //! | [`Host::power_off`] | nothing, until they send to the host when it is back; what was under way is lost |
 //! | a task that ends, or a process that is killed ([`thalweg_env::Node::kill`]) | the end of the stream, or an error |
 //!
-//! What an end acknowledges takes no time, but it does not pass a link that is cut: a direction whose opposite is cut
-//! stands still when its window is full.
+//! Acknowledgements take no time, but do not pass a link that is cut: a direction whose opposite is cut stands still when
+//! its window is full.
 
 mod pipe;
 mod stream;
@@ -136,8 +136,8 @@ pub struct Host {
 }
 
 impl Network {
-    /// A network without hosts whose links are like `usual` until they are set. `env` is that of the whole run, not of
-    /// a node: what is under way outlives its sender.
+    /// A network without hosts whose links are like `usual` until they are set. `env` is the environment of
+    /// the whole run, not of a node: what is under way outlives its sender.
     pub fn new(env: &Env, usual: LinkSpec) -> Network {
         let state = State {
             rng: env.rng(),
@@ -221,6 +221,11 @@ impl State {
             false => self.usual,
         };
         self.links.entry((from, to)).or_insert_with(|| Link::new(usual))
+    }
+
+    /// Whether the directions between two hosts are whole: there and back.
+    fn passes(&mut self, from: usize, to: usize) -> [watch::Receiver<bool>; 2] {
+        [(from, to), (to, from)].map(|(from, to)| self.link(from, to).passes.subscribe())
     }
 
     fn pipes_of(&mut self, wanted: impl Fn(&Pipe) -> bool) -> Vec<Arc<Pipe>> {

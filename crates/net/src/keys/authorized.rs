@@ -1,12 +1,10 @@
 //! The file `authorized_clients`: the clients that may connect, and what each may do.
 
 use std::fmt;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::{KeyError, PublicKey, read_text, replace};
+use super::{KeyError, PublicKey, in_line, lock_folder, read_or_empty, replace};
 
 /// What a client may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -126,18 +124,28 @@ impl Authorized {
     /// # Errors
     /// [`KeyError`], with the number of the line that is wrong: also for a key or a name that comes twice.
     pub fn read(path: &Path) -> Result<Authorized, KeyError> {
-        let text = match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            file => read_text(file.map_err(KeyError::file(path))?, path)?,
-        };
+        let text = read_or_empty(path)?;
         let mut authorized = Authorized { path: path.to_owned(), lines: Vec::new() };
         for (number, line) in text.lines().enumerate() {
-            authorized.take(line).map_err(|error| {
-                let place = format!("{}, line {}", path.display(), number + 1);
-                KeyError::invalid(format!("{place}: {error}"))
-            })?;
+            authorized.take(line).map_err(in_line(path, number))?;
         }
         Ok(authorized)
+    }
+
+    /// Changes the file, durably and at once. Changes by several processes and threads come one after the other, so that
+    /// none is lost. After an error of `change` the file is as it was.
+    ///
+    /// # Errors
+    /// As [`Authorized::read`], those of `change`, and [`KeyError::File`].
+    pub fn update<T>(
+        path: &Path,
+        change: impl FnOnce(&mut Authorized) -> Result<T, KeyError>,
+    ) -> Result<T, KeyError> {
+        let _lock = lock_folder(path)?;
+        let mut authorized = Authorized::read(path)?;
+        let changed = change(&mut authorized)?;
+        authorized.write()?;
+        Ok(changed)
     }
 
     fn take(&mut self, line: &str) -> Result<(), KeyError> {
@@ -177,11 +185,11 @@ impl Authorized {
     }
 
     /// Removes a client by its name, its key or its fingerprint; `None` when there is none.
-    pub fn remove(&mut self, who: &str) -> Option<Client> {
-        let key: Option<PublicKey> = who.parse().ok();
+    pub fn remove(&mut self, client: &str) -> Option<Client> {
+        let (name, key) = (client, client.parse().ok());
         let found = self.lines.iter().position(|line| match line {
             Line::Client(client) => {
-                client.name == who || Some(client.key) == key || client.key.fingerprint() == who
+                client.name == name || Some(client.key) == key || client.key.fingerprint() == name
             }
             Line::Note(_) => false,
         })?;
@@ -191,11 +199,7 @@ impl Authorized {
         }
     }
 
-    /// Writes the file, durably and at once.
-    ///
-    /// # Errors
-    /// [`KeyError::File`].
-    pub fn write(&self) -> Result<(), KeyError> {
+    fn write(&self) -> Result<(), KeyError> {
         let text = |line: &Line| match line {
             Line::Note(note) => format!("{note}\n"),
             Line::Client(client) => format!("{client}\n"),

@@ -69,16 +69,17 @@ fn clients_are_added_found_and_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("authorized_clients");
     let keys: Vec<PublicKey> = keys(3).iter().map(Key::public).collect();
-    let mut authorized = Authorized::read(&path).unwrap();
-    assert_eq!(authorized.clients().count(), 0);
-    authorized.add(Client::new(keys[0], "alice").unwrap()).unwrap();
+    assert_eq!(Authorized::read(&path).unwrap().clients().count(), 0);
     let reader = Client {
         access: Access::Read,
         path: "/home".to_owned(),
         ..Client::new(keys[1], "bob").unwrap()
     };
-    authorized.add(reader.clone()).unwrap();
-    authorized.write().unwrap();
+    Authorized::update(&path, |authorized| {
+        authorized.add(Client::new(keys[0], "alice")?)?;
+        authorized.add(reader.clone())
+    })
+    .unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(text, format!("{} alice / rw\n{} bob /home ro\n", keys[0], keys[1]));
     let mut again = Authorized::read(&path).unwrap();
@@ -88,7 +89,7 @@ fn clients_are_added_found_and_removed() {
     assert!(twice.to_string().contains("alice has this key already"), "{twice}");
     let twice = again.add(Client::new(keys[2], "bob").unwrap()).unwrap_err();
     assert!(twice.to_string().contains("a client bob already"), "{twice}");
-    assert_eq!(again.remove("nobody"), None);
+    assert_eq!(again.remove("carol"), None);
     assert_eq!(again.remove("bob"), Some(reader));
     assert_eq!(again.remove(&keys[0].fingerprint()).unwrap().name, "alice");
     assert_eq!(again.clients().count(), 0);
@@ -99,13 +100,12 @@ fn a_wrong_line_is_named_and_notes_stay() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("authorized_clients");
     let keys: Vec<PublicKey> = keys(2).iter().map(Key::public).collect();
-    let text = format!("# those who may\n\n{} alice\n", keys[0]);
+    let text = format!("# our clients\n\n{} alice\n", keys[0]);
     std::fs::write(&path, &text).unwrap();
-    let mut authorized = Authorized::read(&path).unwrap();
+    let authorized = Authorized::read(&path).unwrap();
     assert_eq!(authorized.clients().map(|client| &client.name[..]).collect::<Vec<_>>(), ["alice"]);
-    authorized.remove("alice").unwrap();
-    authorized.write().unwrap();
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "# those who may\n\n");
+    assert!(Authorized::update(&path, |list| Ok(list.remove("alice"))).unwrap().is_some());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "# our clients\n\n");
     let wrong = [
         (String::from("ed25519 AAAA alice"), "32 bytes"),
         (keys[1].to_string(), "followed by the client's name"),
@@ -152,4 +152,45 @@ fn a_token_enrols_once_until_it_expires() {
     assert_eq!(take(&tokens[0], 60), None, "it was used");
     assert_eq!(take(&tokens[1], 101), None, "it has expired");
     assert_eq!(take(&tokens[1], 60), None, "it is gone");
+}
+
+/// Runs a change on several threads at once; what they returned.
+fn at_once<T: Send>(change: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let change = &change;
+        let threads: Vec<_> = (0..8).map(|number| scope.spawn(move || change(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn of_several_clients_at_once_one_gets_a_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("offers");
+    let keys: Vec<PublicKey> = keys(8).iter().map(Key::public).collect();
+    for seed in 0..20 {
+        let server = keys[0];
+        let token = run(seed, |env| async move { Token::generate(&env, &server).unwrap() });
+        Offer::new(&token, &Client::new(server, "alice").unwrap(), 100).add_to(&path, 50).unwrap();
+        let taken =
+            at_once(|number| Offer::take(&path, &token.secret(), keys[number], 60).unwrap());
+        assert_eq!(taken.into_iter().flatten().count(), 1);
+    }
+}
+
+#[test]
+fn no_change_of_the_clients_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("authorized_clients");
+    let keys: Vec<PublicKey> = keys(8).iter().map(Key::public).collect();
+    at_once(|number| {
+        let client = Client::new(keys[number], &format!("client{number}")).unwrap();
+        Authorized::update(&path, |authorized| authorized.add(client)).unwrap();
+    });
+    assert_eq!(Authorized::read(&path).unwrap().clients().count(), 8);
+    at_once(|number| {
+        let name = format!("client{number}");
+        Authorized::update(&path, |authorized| Ok(authorized.remove(&name))).unwrap().unwrap();
+    });
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
 }

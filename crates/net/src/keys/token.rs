@@ -5,8 +5,6 @@
 //! the server before it sends the secret.
 
 use std::fmt;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -15,7 +13,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::digest::{SHA256, digest};
 use thalweg_env::Env;
 
-use super::{Access, Client, KeyError, PublicKey, read_text, replace};
+use super::{Access, Client, KeyError, PublicKey, in_line, lock_folder, read_or_empty, replace};
 
 /// What a token begins with.
 const PREFIX: &str = "thwg1-";
@@ -133,6 +131,7 @@ impl Offer {
     /// # Errors
     /// [`KeyError`].
     pub fn add_to(self, path: &Path, now: u64) -> Result<(), KeyError> {
+        let _lock = lock_folder(path)?;
         let mut offers = Offers::read(path)?;
         offers.offers.retain(|offer| offer.expires >= now);
         offers.offers.push(self);
@@ -150,6 +149,7 @@ impl Offer {
         key: PublicKey,
         now: u64,
     ) -> Result<Option<Client>, KeyError> {
+        let _lock = lock_folder(path)?;
         let mut offers = Offers::read(path)?;
         let wanted = hash(secret);
         let Some(found) = offers.offers.iter().position(|offer| offer.hash == wanted) else {
@@ -168,16 +168,8 @@ struct Offers {
 
 impl Offers {
     fn read(path: &Path) -> Result<Offers, KeyError> {
-        let text = match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            file => read_text(file.map_err(KeyError::file(path))?, path)?,
-        };
-        let read = |(number, line): (usize, &str)| {
-            line.parse().map_err(|error| {
-                let place = format!("{}, line {}", path.display(), number + 1);
-                KeyError::invalid(format!("{place}: {error}"))
-            })
-        };
+        let text = read_or_empty(path)?;
+        let read = |(number, line): (usize, &str)| line.parse().map_err(in_line(path, number));
         let offers = text.lines().enumerate().map(read).collect::<Result<_, _>>()?;
         Ok(Offers { path: path.to_owned(), offers })
     }

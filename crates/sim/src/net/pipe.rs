@@ -34,7 +34,7 @@ struct PipeState {
     arrived: BytesMut,
     /// Bytes that take room in the window: written, and not acknowledged.
     taken: usize,
-    /// Bytes that were read, and whose acknowledgement waits for the opposite direction.
+    /// Bytes that were read and are not acknowledged: the acknowledgement waits for the opposite direction.
     read: usize,
     /// The writer has ended the stream, and the reader knows.
     ended: bool,

@@ -117,8 +117,7 @@ impl SimConnector {
                 let mut state = shared.state.lock();
                 let (there, back) =
                     (state.link(from, to).spec.latency, state.link(to, from).spec.latency);
-                let passes = [(from, to), (to, from)]
-                    .map(|(from, to)| state.link(from, to).passes.subscribe());
+                let passes = state.passes(from, to);
                 (there + back, passes)
             };
             for passes in &mut passes {
@@ -140,8 +139,7 @@ impl SimConnector {
         let listener = state.hosts.listeners.get(&(to, self.port)).cloned();
         let listener = listener.ok_or(io::ErrorKind::ConnectionRefused)?;
         let windows = [(from, to), (to, from)].map(|(from, to)| state.link(from, to).spec.window);
-        let passes =
-            [(from, to), (to, from)].map(|(from, to)| state.link(from, to).passes.subscribe());
+        let passes = state.passes(from, to);
         let [there, back] = Pipe::pair(&network.shared.env, [from, to], windows, passes, RETRY);
         state.pipes.extend([Arc::downgrade(&there), Arc::downgrade(&back)]);
         state.link(from, to).tally.connections += 1;

@@ -115,11 +115,13 @@ fn a_stream_ends_when_its_other_end_is_dropped_or_shut_down() {
 #[test]
 fn what_was_sent_before_a_drop_arrives() {
     on_pair(|mut pair| async move {
-        pair.near.write_all(b"farewell").await.unwrap();
+        // They arrive one after the other.
+        pair.near.write_all(&[1; 20_000]).await.unwrap();
+        pair.near.write_all(&[2; 20_000]).await.unwrap();
         drop(pair.near);
         let mut found = Vec::new();
         pair.far.read_to_end(&mut found).await.unwrap();
-        assert_eq!(found, b"farewell");
+        assert_eq!(found, [[1; 20_000], [2; 20_000]].concat());
     });
 }
 
@@ -186,6 +188,7 @@ fn a_reset_stream_delivers_a_prefix_and_an_error() {
 fn a_host_without_power_is_silent_and_knows_no_stream_when_it_is_back() {
     on_pair(|mut pair| async move {
         let Pair { env, hosts, near, far, .. } = &mut pair;
+        let _listener = hosts[1].listen(9).unwrap();
         far.write_all(b"lost").await.unwrap();
         hosts[1].power_off();
         near.write_all(b"into the void").await.unwrap();
@@ -195,7 +198,7 @@ fn a_host_without_power_is_silent_and_knows_no_stream_when_it_is_back() {
         hosts[1].power_on();
         let error = near.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-        let refused = hosts[0].connector(&hosts[1], 7).open().await.unwrap_err();
+        let refused = hosts[0].connector(&hosts[1], 9).open().await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     });
 }

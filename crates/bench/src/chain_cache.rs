@@ -27,6 +27,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-cache",
     about: "share of reads of the tail drive that the tail cache serves, and wear of its SSD",
     clock: crate::Clock::Counts,
+    loads: Vec::new,
+    traces: true,
     run,
 };
 

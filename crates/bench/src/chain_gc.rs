@@ -25,6 +25,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-gc",
     about: "rate of random writes while the volume is cleaned, chained and striped",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

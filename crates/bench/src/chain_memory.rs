@@ -25,6 +25,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-memory",
     about: "RAM of the index for each stored block",
     clock: crate::Clock::Real,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

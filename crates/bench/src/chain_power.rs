@@ -21,6 +21,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-power",
     about: "share of time that second sides of mirrors in the body spend in stand-by",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

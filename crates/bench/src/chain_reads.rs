@@ -26,6 +26,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-reads",
     about: "rate of traces with reads on a chain, against RAID-10 and RAID-0",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -19,6 +19,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "chain-restart",
     about: "bytes read and time taken by opening after a crash",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -36,6 +36,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "fs",
     about: "small synchronous writes, trees of files and fio, beside ext4 and a FUSE pass-through (real time)",
     clock: crate::Clock::Real,
+    loads,
+    traces: false,
     run,
 };
 
@@ -188,6 +190,10 @@ async fn make(data: DeviceRef, mode: Mode) -> Result<(Arc<Local>, Arc<InPlace>),
     local::make(&env, &volume, &Format::default()).await.map_err(other)?;
     let files = Local::open(&env, volume, "fs", local::Options::default()).await.map_err(other)?;
     Ok((Arc::new(files), store))
+}
+
+fn loads() -> Vec<String> {
+    [in_process::NAME].into_iter().chain(LOADS.map(|load| load.name)).map(str::to_owned).collect()
 }
 
 /// See [`ENTRY`].

@@ -24,6 +24,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "fs-many",
     about: "ten million files, a million in one directory: create, find, open, check (real time)",
     clock: crate::Clock::Real,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -41,6 +41,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "imgstore",
     about: "a transaction over two stores: libraries, threads, processes (real time)",
     clock: crate::Clock::Real,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -38,6 +38,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "kv",
     about: "fill, read, delete and YCSB on our stores, beside LevelDB and RocksDB (real time)",
     clock: crate::Clock::Real,
+    loads: || Work::ALL.map(|work| work.name().to_owned()).into(),
+    traces: false,
     run,
 };
 
@@ -120,10 +122,6 @@ fn measure(options: &Options, scale: f64, threads: &[u64]) -> Result<Report, Ben
     let folder =
         tempfile::tempdir_in(&parent).map_err(|source| BenchError::Io { path: parent, source })?;
     let works: Vec<Work> = Work::ALL.into_iter().filter(|it| options.runs(it.name())).collect();
-    if works.is_empty() {
-        let names = Work::ALL.map(Work::name).join(", ");
-        return Err(BenchError::Invalid(format!("unknown load; known are: {names}")));
-    }
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
     let loads = Loads {
         seed: options.seed,

@@ -124,6 +124,10 @@ pub struct BenchEntry {
     pub about: &'static str,
     /// What its figures depend on.
     pub clock: Clock,
+    /// The names of its loads, of which a run may choose some; empty for a benchmark that has no choice.
+    pub loads: fn() -> Vec<String>,
+    /// Whether it can replay recorded traces.
+    pub traces: bool,
     /// Runs the benchmark.
     pub run: fn(&Options) -> Result<Report, BenchError>,
 }
@@ -161,10 +165,22 @@ pub fn list() -> &'static [BenchEntry] {
 /// Runs the benchmark called `name`.
 ///
 /// # Errors
-/// [`BenchError::Unknown`], or the error of the benchmark.
+/// [`BenchError::Unknown`], [`BenchError::Invalid`] for a load that it does not have or traces that it
+/// cannot replay, or the error of the benchmark.
 pub fn run(name: &str, options: &Options) -> Result<Report, BenchError> {
     let entry = list().iter().find(|entry| entry.name == name);
     let entry = entry.ok_or_else(|| BenchError::Unknown(name.to_owned()))?;
+    let known = (entry.loads)();
+    if let Some(load) = options.loads.iter().find(|load| !known.contains(*load)) {
+        let choice = match known.is_empty() {
+            true => "it has no loads to choose from".to_owned(),
+            false => format!("known are: {}", known.join(", ")),
+        };
+        return Err(BenchError::Invalid(format!("{name} has no load called {load}; {choice}")));
+    }
+    if !entry.traces && !options.traces.is_empty() {
+        return Err(BenchError::Invalid(format!("{name} does not replay recorded traces")));
+    }
     (entry.run)(options)
 }
 
@@ -223,5 +239,24 @@ mod tests {
         assert_eq!(names.len(), list().len());
         let missing = run("no-such-bench", &Options::default());
         assert!(matches!(missing, Err(BenchError::Unknown(_))));
+    }
+
+    #[test]
+    fn every_benchmark_refuses_loads_and_traces_that_it_would_ignore() {
+        for entry in list() {
+            let known = (entry.loads)();
+            let loads = known.first().cloned().into_iter().chain(["cib".to_owned()]).collect();
+            let refused = run(entry.name, &Options { loads, ..Options::default() }).unwrap_err();
+            let told =
+                matches!(refused, BenchError::Invalid(_)) && refused.to_string().contains(" cib;");
+            assert!(
+                told && known.iter().all(|load| refused.to_string().contains(load)),
+                "{refused}"
+            );
+            if !entry.traces {
+                let options = Options { traces: vec!["trace".into()], ..Options::default() };
+                assert!(matches!(run(entry.name, &options), Err(BenchError::Invalid(_))));
+            }
+        }
     }
 }

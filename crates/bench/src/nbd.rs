@@ -27,6 +27,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "nbd",
     about: "fio over NBD: a chain beside qemu-nbd and nbdkit on the same disk (real time)",
     clock: crate::Clock::Real,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

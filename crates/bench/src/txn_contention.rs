@@ -30,6 +30,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-contention",
     about: "goodput and commit rate of transactions that conflict, with and without marks",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -32,6 +32,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-cpu",
     about: "transactions per second on devices of memory, and time of a commit decision (real time)",
     clock: crate::Clock::Real,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

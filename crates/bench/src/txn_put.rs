@@ -31,6 +31,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "txn-put",
     about: "bytes and flushes of durable small puts, by a loop device's counters (needs root)",
     clock: crate::Clock::Real,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -38,6 +38,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-filebench",
     about: "operations per second of file, mail and database servers, in every mode",
     clock: crate::Clock::Virtual,
+    loads: || LOADS.map(|(_, name, _)| name.to_owned()).into(),
+    traces: false,
     run,
 };
 

@@ -27,6 +27,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-logs",
     about: "latency of the logs of mail servers and databases, many on one disk, in every mode",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -18,6 +18,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-parallel",
     about: "throughput and traffic of many processes that write a file each, in every mode",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -19,6 +19,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-postmark",
     about: "transactions per second on small files with synchronous writes, in every mode",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

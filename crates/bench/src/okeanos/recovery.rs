@@ -19,6 +19,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-recovery",
     about: "scan, revoke and replay after a crash, in every mode",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

@@ -27,6 +27,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "okeanos-streams",
     about: "journal bytes and latency of many small synchronous writers, in every mode",
     clock: crate::Clock::Virtual,
+    loads: Vec::new,
+    traces: false,
     run,
 };
 

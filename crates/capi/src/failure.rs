@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use thalweg_ipc::blocking::OpenError;
+use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
 use thalweg_store::chain::ChainError;
 use thalweg_store::device::DeviceError;
@@ -152,6 +153,14 @@ impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Failure {
         match error {
             OpenError::Server(error) => error.into(),
+            OpenError::Remote(error) => {
+                let number = match error.advice() {
+                    Advice::Invalid => libc::ENOENT,
+                    Advice::NotPermitted => libc::EACCES,
+                    Advice::Retry => libc::ENOTCONN,
+                };
+                Failure { number, text: error.to_string() }
+            }
             OpenError::Volume(error) => error.into(),
             OpenError::Threads(error) => Failure {
                 number: error.raw_os_error().unwrap_or(libc::EAGAIN),

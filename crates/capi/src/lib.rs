@@ -112,8 +112,9 @@ unsafe fn path<'a>(text: *const c_char) -> Option<&'a Path> {
 }
 
 /// Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in
-/// place: through the process that serves it, or in this one. Null when that fails; tw_errno() and tw_error()
-/// say why.
+/// place: through the process that serves it, or in this one; or by the address of one on another machine,
+/// thalweg://HOST:PORT/NAME. Null when that fails; tw_errno() and tw_error() say why: EACCES when keys are
+/// missing or refused, ENOTCONN when the server cannot be reached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_open(path: *const c_char) -> *mut tw_volume {
     // SAFETY: as the caller says.

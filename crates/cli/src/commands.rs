@@ -10,6 +10,7 @@ pub(crate) mod bench;
 mod documented;
 pub(crate) mod dump;
 pub(crate) mod fsck;
+pub(crate) mod key;
 pub(crate) mod kv;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     Tx(tx::Tx),
     Resize(resize::Resize),
     Kv(kv::Kv),
+    #[command(subcommand)]
+    Key(key::KeyCommand),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
     Completions(shell::Completions),
@@ -82,6 +85,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Status(args) => status::run(&env, args).await,
             Command::Scrub(args) => return volume::scrub::run(&env, &args).await,
             Command::Kv(args) => kv::run(&env, args).await,
+            Command::Key(command) => key::run(&env, command).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,

@@ -2,7 +2,7 @@
 //! and to requests on control sockets.
 //!
 //! - `session`: the open volumes with their clients; `answers`: the requests on them;
-//! - `exports`, `attachments`, `mounts` (with `views`): the clients of each kind;
+//! - `exports`, `attachments`, `mounts` (with `views`), `network`: the clients of each kind;
 //! - `lifetime`: when the process ends; `signals`;
 //! - `running`: a session with its control sockets (`control`), metrics (`metrics`) and signals;
 //! - `background`: starts this program as a daemon; `leftover`: removes the files of killed ones.
@@ -17,6 +17,7 @@ pub(crate) mod lifetime;
 pub(crate) mod metrics;
 pub(crate) mod mount_flags;
 pub(crate) mod mounts;
+pub(crate) mod network;
 pub(crate) mod published;
 pub(crate) mod running;
 pub(crate) mod session;

@@ -15,9 +15,32 @@ pub(crate) struct ListenAddress {
 }
 
 impl ListenAddress {
-    /// Every address of the host, each once; at least one.
-    pub(crate) fn all(&self) -> &[SocketAddr] {
-        &self.addresses
+    /// Opens every address of the host, all with one port. One of a family that this machine lacks, as `is_absent`
+    /// says, is skipped if another one works.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub(crate) async fn open_all<T, E>(
+        &self,
+        mut open: impl AsyncFnMut(SocketAddr) -> Result<(SocketAddr, T), E>,
+        is_absent: impl Fn(&E) -> bool,
+    ) -> Result<Vec<(SocketAddr, T)>, E> {
+        let (mut opened, mut refused) = (Vec::<(SocketAddr, T)>::new(), None);
+        for address in &self.addresses {
+            let mut address = *address;
+            if let (0, Some((first, _))) = (address.port(), opened.first()) {
+                address.set_port(first.port());
+            }
+            match open(address).await {
+                Ok(one) => opened.push(one),
+                Err(error) if is_absent(&error) => refused = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        match (opened.is_empty(), refused) {
+            (true, Some(error)) => Err(error),
+            _ => Ok(opened),
+        }
     }
 
     /// The first address of the host.
@@ -32,6 +55,11 @@ fn is_host_and_port(text: &str) -> bool {
         let is_plain = !host.is_empty() && !host.contains(':');
         port.parse::<u16>().is_ok() && (is_plain || host.starts_with('['))
     })
+}
+
+/// Whether an error says that this machine does not have such an address.
+pub(crate) fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
 }
 
 impl FromStr for ListenAddress {
@@ -69,10 +97,10 @@ mod tests {
     #[test]
     fn names_and_addresses_are_accepted() {
         let parse = |text: &str| ListenAddress::from_str(text);
-        assert_eq!(parse("127.0.0.1:80").unwrap().all(), ["127.0.0.1:80".parse().unwrap()]);
+        assert_eq!(parse("127.0.0.1:80").unwrap().addresses, ["127.0.0.1:80".parse().unwrap()]);
         assert_eq!(parse("[::1]:80").unwrap().first(), "[::1]:80".parse().unwrap());
         let local = parse("localhost:80").unwrap();
-        assert!(local.all().iter().all(|address| address.ip().is_loopback()));
+        assert!(local.addresses.iter().all(|address| address.ip().is_loopback()));
         assert_eq!(local.to_string(), "localhost:80");
         let wrong =
             ["", "localhost", ":80", "localhost:", "localhost:http", "::1:80", "1.2.3.4:70000"];

@@ -67,6 +67,30 @@ impl Connector for TcpConnector {
     }
 }
 
+/// A TCP port of a host, which the system's resolver finds. All of its addresses are tried, one after the other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostConnector {
+    /// A name or an address; an IPv6 address without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl Connector for HostConnector {
+    fn connect(&self) -> Connecting<'_> {
+        Box::pin(async {
+            let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+            for address in tokio::net::lookup_host((&*self.host, self.port)).await? {
+                match TcpConnector(address).connect().await {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => failed = error,
+                }
+            }
+            Err(failed)
+        })
+    }
+}
+
 impl Listener for UnixListener {
     type Stream = UnixStream;
 

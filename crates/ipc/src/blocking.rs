@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashMap, server_threads};
+use thalweg_net::keys::Home;
 use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba};
 use thalweg_store::open::{self, AnyVolume, Options, VolumePath};
 use thalweg_store::tree::{Raw, RawBlocks, TreeError, catalogue};
@@ -25,6 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
 use crate::Connection;
+use crate::remote::{Remote, RemoteError};
 
 /// Why a volume cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +34,9 @@ pub enum OpenError {
     /// The volume's server does not answer as it should.
     #[error(transparent)]
     Server(#[from] TxnError),
+    /// A volume on another machine cannot be reached.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     /// No process serves the volume, and it cannot be opened in this one.
     #[error(transparent)]
     Volume(#[from] open::OpenError),
@@ -136,6 +141,9 @@ impl Drop for Volume {
 
 /// Connects to the process that serves a volume, if any.
 async fn connect(env: &Env, path: &Path) -> Result<Option<Connection>, OpenError> {
+    if let Some(remote) = path.to_str().and_then(Remote::of) {
+        return Ok(Some(remote?.connect(env, &Home::of_user()).await?));
+    }
     if path.is_dir() {
         return Ok(Connection::open(env, path).await?);
     }
@@ -149,7 +157,8 @@ async fn connect(env: &Env, path: &Path) -> Result<Option<Connection>, OpenError
 
 impl Volume {
     /// Opens the volume at a path, the folder of a chained one or the device or file of one that is updated
-    /// in place: through its server, or in this process when no server runs.
+    /// in place: through its server, or in this process when no server runs. A path may be the address of a volume
+    /// on another machine ([`Remote`]).
     ///
     /// # Errors
     /// [`OpenError`].

@@ -19,11 +19,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Task};
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_net::frame;
 use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba};
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use self::transaction::RemoteTransaction;
@@ -57,17 +59,31 @@ impl Connection {
     /// [`TxnError::Disconnected`] with the reason.
     pub async fn open(env: &Env, folder: &Path) -> Result<Option<Connection>, TxnError> {
         match socket::connect(folder, SOCKET).await.map_err(lost)? {
-            Some(stream) => Connection::over(env, stream).await.map(Some),
+            Some(stream) => {
+                Connection::between(env, stream, UnixStream::into_split).await.map(Some)
+            }
             None => Ok(None),
         }
     }
 
-    /// The volume at the other end of a socket.
+    /// The volume at the other end of a stream.
     ///
     /// # Errors
     /// [`TxnError::Disconnected`]: the peer is not a server, speaks another version, or has too many
     /// connections.
-    pub async fn over(env: &Env, mut stream: UnixStream) -> Result<Connection, TxnError> {
+    pub async fn over<S: Stream>(env: &Env, stream: S) -> Result<Connection, TxnError> {
+        Connection::between(env, stream, tokio::io::split).await
+    }
+
+    async fn between<S: Stream, R, W>(
+        env: &Env,
+        mut stream: S,
+        split: impl FnOnce(S) -> (R, W),
+    ) -> Result<Connection, TxnError>
+    where
+        R: AsyncRead + Send + Unpin + 'static,
+        W: AsyncWrite + Send + Unpin + 'static,
+    {
         let greeted = env.timeout(PATIENCE, greet(&mut stream)).await;
         let welcome =
             greeted.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into())).map_err(lost)?;
@@ -76,7 +92,7 @@ impl Connection {
                 "it has its maximum of connections; try again later".to_owned(),
             ));
         };
-        let (reader, writer) = stream.into_split();
+        let (reader, writer) = split(stream);
         let channel = Channel::new(env, Side::Connecting, limits(), writer);
         let receiving = channel.clone();
         let receiver = env.spawn(async move {
@@ -167,7 +183,7 @@ fn disconnected(error: CallError) -> TxnError {
     TxnError::Disconnected(error.to_string())
 }
 
-async fn greet(stream: &mut UnixStream) -> io::Result<Welcome> {
+async fn greet(stream: &mut impl Stream) -> io::Result<Welcome> {
     HELLO.exchange(stream).await?;
     match frame::read(stream, 0).await? {
         Some(frame) => Ok(frame.message),

@@ -1,9 +1,10 @@
-//! Transactions over a Unix socket: many processes share a volume that one process has open.
+//! Transactions over a Unix socket or a network: many processes share a volume that one process has open.
 //!
 //! - `protocol`: messages and their limits;
 //! - `failure`: errors in messages;
 //! - [`server`]: answers requests with a transaction manager; it takes each connection for a process;
 //! - [`client`]: a volume behind a socket, with the traits that a volume in this process has;
+//! - [`remote`]: the address of a volume on another machine;
 //! - [`blocking`]: a volume for threads, behind a socket or in this process.
 //!
 //! Frames, calls and sockets are those of [`thalweg_net`].
@@ -19,9 +20,11 @@ pub mod client;
 mod failure;
 #[doc(hidden)]
 pub mod protocol;
+pub mod remote;
 pub mod server;
 
 pub use client::Connection;
+pub use remote::Remote;
 pub use server::{Config, Server};
 pub use thalweg_net::socket;
 

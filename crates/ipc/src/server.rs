@@ -12,12 +12,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
+use thalweg_env::connection::Stream;
 use thalweg_env::{Env, HashMap, Task};
+use thalweg_net::accept::signalled;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
+use thalweg_net::keys::Access;
 use thalweg_net::serving::{Reply, Serving};
-use thalweg_store::block::Lba;
+use thalweg_store::block::{Lba, StoreError};
 use thalweg_store::device::FrameBuf;
 use thalweg_store::txn::{Client, Transact, Transaction, TransactionManager, TxnError};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -62,6 +66,7 @@ const BACKLOG: u32 = 128;
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
+    service: Service,
     _accept: Task<()>,
     _stop: watch::Sender<bool>,
 }
@@ -87,63 +92,116 @@ impl Server {
         config: Config,
     ) -> io::Result<Server> {
         let listener = socket::listen(folder, SOCKET, BACKLOG)?;
-        let host = Arc::new(Host { env: env.clone(), manager: manager.clone(), config });
-        let seats =
-            Arc::new(Semaphore::new(host.config.max_connections.min(Semaphore::MAX_PERMITS)));
         let (stop, stopped) = watch::channel(false);
+        let service = Service::new(env, manager, config, stopped.clone());
+        let accepting = service.clone();
         let accept = async move {
-            thalweg_net::accept(&host.env, listener, stopped, |stream| {
-                let (host, seat) = (host.clone(), seats.clone().try_acquire_owned().ok());
-                Some(host.env.clone().spawn(async move {
-                    if let Err(error) = converse(&host, stream, seat).await {
+            thalweg_net::accept(&accepting.env, listener, stopped, |stream| {
+                let (service, seat) = (accepting.clone(), accepting.seat());
+                Some(accepting.env.spawn(async move {
+                    let talk =
+                        service.converse(stream, UnixStream::into_split, seat, Access::Write);
+                    if let Err(error) = talk.await {
                         tracing::debug!(%error, "a connection for transactions failed");
                     }
                 }))
             })
             .await;
         };
-        Ok(Server { path: folder.join(SOCKET), _accept: env.spawn(accept), _stop: stop })
+        Ok(Server { path: folder.join(SOCKET), service, _accept: env.spawn(accept), _stop: stop })
+    }
+
+    /// Its transactions, for connections of other kinds. They end with the server, too.
+    pub fn service(&self) -> &Service {
+        &self.service
     }
 }
 
-/// The state that the connections of a server share.
-struct Host {
+/// The transactions of a [`Server`], for connections of any kind. Clones are the same service.
+#[derive(Clone, Debug)]
+pub struct Service {
     env: Env,
     manager: TransactionManager,
-    config: Config,
+    config: Arc<Config>,
+    seats: Arc<Semaphore>,
+    stopped: watch::Receiver<bool>,
 }
 
-/// A connection from its hello to its end. Without a seat it is refused.
-async fn converse(
-    host: &Host,
-    mut stream: UnixStream,
-    seat: Option<OwnedSemaphorePermit>,
-) -> io::Result<()> {
-    let greeted = host.env.timeout(host.config.patience, HELLO.exchange(&mut stream)).await;
-    greeted.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))?;
-    let (reader, writer) = stream.into_split();
-    let limits =
-        Limits { payload: MAX_REQUEST_PAYLOAD, unread: host.config.unread, ..Limits::default() };
-    let channel = Channel::new(&host.env, Side::Accepting, limits, writer);
-    let welcome = match &seat {
-        None => Welcome::Busy,
-        Some(_) => Welcome::Ready {
-            blocks: host.manager.client().blocks(),
-            max_writes: host.manager.options().max_writes as u64,
-        },
-    };
-    channel.tell(&welcome, &[]).map_err(io::Error::other)?;
-    channel.flush_soon();
-    if seat.is_none() {
-        channel.shutdown().await;
-        return Ok(());
+/// A connection's share of [`Config::max_connections`].
+type Seat = OwnedSemaphorePermit;
+
+impl Service {
+    fn new(
+        env: &Env,
+        manager: &TransactionManager,
+        config: Config,
+        stopped: watch::Receiver<bool>,
+    ) -> Service {
+        let seats = Arc::new(Semaphore::new(config.max_connections.min(Semaphore::MAX_PERMITS)));
+        let (env, manager, config) = (env.clone(), manager.clone(), Arc::new(config));
+        Service { env, manager, config, seats, stopped }
     }
-    let connection = Connection {
-        client: host.manager.client(),
-        serving: Serving::new(&host.env, channel.clone(), host.config.budget),
-        transactions: Arc::default(),
-    };
-    channel.run(reader, &connection).await
+
+    fn seat(&self) -> Option<Seat> {
+        self.seats.clone().try_acquire_owned().ok()
+    }
+
+    /// Serves a client over a stream until the client ends the connection, or the server ends. Dropping the future
+    /// ends the connection, too.
+    ///
+    /// # Errors
+    /// Errors of the connection, and a client that breaks the protocol.
+    pub async fn serve<S: Stream>(&self, stream: S, access: Access) -> io::Result<()> {
+        let mut stopped = self.stopped.clone();
+        tokio::select! {
+            biased;
+            () = signalled(&mut stopped) => Ok(()),
+            result = self.converse(stream, tokio::io::split, self.seat(), access) => result,
+        }
+    }
+
+    /// A connection from its hello to its end. Without a seat it is refused.
+    async fn converse<S: Stream, R, W>(
+        &self,
+        mut stream: S,
+        split: impl FnOnce(S) -> (R, W),
+        seat: Option<Seat>,
+        access: Access,
+    ) -> io::Result<()>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Send + Unpin + 'static,
+    {
+        let greeted = self.env.timeout(self.config.patience, HELLO.exchange(&mut stream)).await;
+        greeted.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))?;
+        let (reader, writer) = split(stream);
+        let limits = Limits {
+            payload: MAX_REQUEST_PAYLOAD,
+            unread: self.config.unread,
+            ..Limits::default()
+        };
+        let channel = Channel::new(&self.env, Side::Accepting, limits, writer);
+        let welcome = match &seat {
+            None => Welcome::Busy,
+            Some(_) => Welcome::Ready {
+                blocks: self.manager.client().blocks(),
+                max_writes: self.manager.options().max_writes as u64,
+            },
+        };
+        channel.tell(&welcome, &[]).map_err(io::Error::other)?;
+        channel.flush_soon();
+        if seat.is_none() {
+            channel.shutdown().await;
+            return Ok(());
+        }
+        let connection = Connection {
+            client: self.manager.client(),
+            serving: Serving::new(&self.env, channel.clone(), self.config.budget),
+            transactions: Arc::default(),
+            access,
+        };
+        channel.run(reader, &connection).await
+    }
 }
 
 /// A transaction of a connection.
@@ -190,6 +248,7 @@ struct Connection {
     client: Client,
     serving: Serving,
     transactions: Entries,
+    access: Access,
 }
 
 impl fmt::Debug for Connection {
@@ -222,11 +281,11 @@ impl Handler for Connection {
             Request::Write { txn, lba, class } => {
                 // Copied: the block must not keep the whole receive buffer in memory.
                 let content = FrameBuf::copy_block(&payload);
-                self.at_once(txn, |it| it.write_as(Lba(lba), content, class));
+                self.change(txn, |it| it.write_as(Lba(lba), content, class));
                 Ok(())
             }
             Request::Discard { txn, lba } => {
-                self.at_once(txn, |it| it.discard(Lba(lba)));
+                self.change(txn, |it| it.discard(Lba(lba)));
                 Ok(())
             }
             Request::Mark { txn, lba, start, end } => {
@@ -324,6 +383,14 @@ impl Connection {
         if let Ok(entry) = self.entry(txn) {
             entry.note(entry.usable().and_then(|transaction| act(&*transaction)));
         }
+    }
+
+    /// Carries out an unanswered request that changes blocks.
+    fn change(&self, txn: u64, act: impl FnOnce(&dyn Transaction) -> Result<(), TxnError>) {
+        self.at_once(txn, |transaction| match self.access {
+            Access::Write => act(transaction),
+            Access::Read => Err(StoreError::ReadOnly.into()),
+        });
     }
 
     /// Registers a transaction that is about to begin.

@@ -317,7 +317,12 @@ impl Channel {
             output.flush();
             output.wait_below(limits.unread).await;
             input.reserve(limits.read);
-            if reader.read_buf(&mut input).await? == 0 {
+            let read = match reader.read_buf(&mut input).await {
+                // A peer that was killed says no farewell, which TLS takes for an error.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
+                read => read?,
+            };
+            if read == 0 {
                 return match input.is_empty() {
                     true => Ok(()),
                     false => Err(io::ErrorKind::UnexpectedEof.into()),

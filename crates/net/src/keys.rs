@@ -7,10 +7,14 @@
 //! - [`Key`]: a private key, in a file with mode 0600 as PKCS #8 in PEM;
 //! - [`PublicKey`]: written `ed25519 BASE64`;
 //! - [`Authorized`]: the file `authorized_clients`;
-//! - [`Token`]: enrols a client once.
+//! - [`Token`]: enrols a client once;
+//! - [`Home`]: the folder with all of these;
+//! - [`WatchedClients`]: the clients that may connect now, and the end of a client's [`Permission`].
 
 mod authorized;
+mod home;
 mod token;
+mod watched;
 
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
@@ -26,7 +30,9 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 use thalweg_env::Env;
 
 pub use authorized::{Access, Authorized, Client};
+pub use home::{Home, VARIABLE};
 pub use token::{Offer, Token};
+pub use watched::{Permission, WatchedClients};
 
 /// The word before a public key.
 const KIND: &str = "ed25519";
@@ -45,6 +51,12 @@ pub enum KeyError {
     /// Give up: it is not what it should be.
     #[error("{0}")]
     Invalid(String),
+    /// Give up: there is no private key yet.
+    #[error("there is no key {}; `thalweg key new` makes one", path.display())]
+    NoKey {
+        /// The file that a key would be in.
+        path: PathBuf,
+    },
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
@@ -60,7 +72,7 @@ impl KeyError {
         KeyError::Invalid(why.into())
     }
 
-    fn file(path: &Path) -> impl FnOnce(io::Error) -> KeyError {
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> KeyError {
         let path = path.to_owned();
         |source| KeyError::File { path, source }
     }

@@ -4,7 +4,9 @@
 //!
 //! - [`accept`](mod@accept): the accept loop of a server; [`socket`]: Unix sockets in the folder of a volume;
 //!   [`named`]: at a path of the user's choice;
-//! - [`keys`], [`tls`]: over a network, both sides prove that they have their keys;
+//! - [`tls`]: over a network, both sides prove that they have their [`keys`];
+//! - [`gate`] and [`visit`]: there a server lets in clients that it knows, and a client says which service it wants
+//!   ([`entry`]);
 //! - [`hello`]: both sides name their protocol and its version;
 //! - [`frame`]: the layout of a frame, with its limits;
 //! - [`channel`]: calls and answers; [`serving`] limits the calls that run at a time;
@@ -18,7 +20,9 @@
 
 pub mod accept;
 pub mod channel;
+pub mod entry;
 pub mod frame;
+pub mod gate;
 pub mod hello;
 pub mod keys;
 pub mod named;
@@ -26,6 +30,7 @@ mod output;
 pub mod serving;
 pub mod socket;
 pub mod tls;
+pub mod visit;
 
 pub use accept::accept;
 pub use channel::{CallError, Channel, Incoming, Side};

@@ -170,6 +170,12 @@ fn peer_of(certificates: Option<&[CertificateDer<'static>]>) -> io::Result<Publi
     key.ok_or_else(|| io::Error::other("the peer sent no key"))
 }
 
+/// Whether the error of a handshake says that the server has another key than the pinned one.
+pub(crate) fn is_wrong_key(error: &io::Error) -> bool {
+    let wrong = Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure);
+    error.get_ref().and_then(|it| it.downcast_ref::<Error>()) == Some(&wrong)
+}
+
 /// The accepting side of TLS.
 #[derive(Clone)]
 pub struct TlsServer {

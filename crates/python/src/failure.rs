@@ -4,6 +4,7 @@ use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use thalweg_ipc::blocking::OpenError;
+use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
 use thalweg_store::open;
 use thalweg_store::tree::TreeError;
@@ -22,6 +23,7 @@ create_exception!(thalweg, TooLarge, Error, "A transaction, or a process, exceed
 create_exception!(thalweg, NoSpace, Error, "The volume, or the partition, is full.");
 create_exception!(thalweg, Gone, Error, "The version is not kept, or was lost in a crash.");
 create_exception!(thalweg, Disconnected, Error, "The volume's server is gone.");
+create_exception!(thalweg, NotPermitted, Error, "Keys are missing, or the server refuses them.");
 create_exception!(thalweg, Damaged, Error, "Stored data is damaged.");
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -34,6 +36,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("NoSpace", py.get_type::<NoSpace>())?;
     module.add("Gone", py.get_type::<Gone>())?;
     module.add("Disconnected", py.get_type::<Disconnected>())?;
+    module.add("NotPermitted", py.get_type::<NotPermitted>())?;
     module.add("Damaged", py.get_type::<Damaged>())
 }
 
@@ -76,6 +79,14 @@ pub(crate) fn close_error(error: open::OpenError) -> PyErr {
 pub(crate) fn open_error(error: OpenError) -> PyErr {
     match error {
         OpenError::Server(error) => txn_error(error),
+        OpenError::Remote(error) => {
+            let text = error.to_string();
+            match error.advice() {
+                Advice::Invalid => Invalid::new_err(text),
+                Advice::NotPermitted => NotPermitted::new_err(text),
+                Advice::Retry => Disconnected::new_err(text),
+            }
+        }
         error => Error::new_err(error.to_string()),
     }
 }

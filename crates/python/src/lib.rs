@@ -46,8 +46,9 @@ struct Volume {
 }
 
 /// Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in place:
-/// through the process that serves it, or in this one. `journal_dev`: the device of the journal, if a volume
-/// that is updated in place has an external journal.
+/// through the process that serves it, or in this one; or by the address of one on another machine,
+/// `thalweg://HOST:PORT/NAME`. `journal_dev`: the device of the journal, if a volume that is updated in place
+/// has an external journal.
 #[pyfunction]
 #[pyo3(signature = (path, journal_dev = None))]
 fn open(py: Python<'_>, path: PathBuf, journal_dev: Option<PathBuf>) -> PyResult<Volume> {

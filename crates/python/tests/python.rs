@@ -8,11 +8,14 @@ use std::process::Command;
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use thalweg_env::Env;
+use thalweg_env::{Env, Task};
 use thalweg_ipc::{Config, Server};
+use thalweg_net::gate::Gate;
+use thalweg_net::keys::{Authorized, Client, Home, Key};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
+use tokio::net::TcpListener;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -96,14 +99,13 @@ fn programs(document: &str) -> Vec<String> {
     programs.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// The document whose program is run over the socket too.
+/// The document whose program is run over the socket and the network too.
 const VERSIONS: &str = "docs/clients.md";
 
 /// Runs the program of a document, unchanged, on an empty volume, and checks its effects.
-fn check_document(python: &Path, document: &str, folder: &Path) {
+fn check_document(python: &mut Command, document: &str, volume: &str) {
     let programs = programs(document);
     let [program] = &programs[..] else { panic!("{} in {document}", programs.len()) };
-    let volume = folder.to_str().unwrap();
     let names = ["\"/srv/db\"", "\"/srv/volume\""];
     let name = names.into_iter().find(|name| program.contains(name)).unwrap();
     let program = program.replace(name, &format!("{volume:?}"));
@@ -112,7 +114,26 @@ fn check_document(python: &Path, document: &str, folder: &Path) {
          with thalweg.open({volume:?}) as volume:\n    \
          assert volume.raw('blocks').read(7) == b'x' * thalweg.BLOCK_SIZE\n"
     );
-    good(Command::new(python).args(["-c", &after]));
+    good(python.args(["-c", &after]));
+}
+
+/// Serves a volume over TCP to clients with the keys in a folder; its address.
+async fn listen(env: &Env, server: &Server, keys: &Path) -> (String, Task<()>) {
+    let (home, key) = (Home::at(keys), Key::generate(env).unwrap());
+    home.add_key(&key).unwrap();
+    let itself = Client::new(key.public(), "itself").unwrap();
+    Authorized::update(&home.authorized_clients(), |all| all.add(itself)).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    home.trust(&address, &key.public()).unwrap();
+    let (gate, service) = (Gate::new(env, home).unwrap(), server.service().clone());
+    let serving = env.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let guest = gate.admit(stream, true, |_, _, _| true).await.unwrap().unwrap();
+            service.serve(guest.stream, guest.client.access).await.unwrap();
+        }
+    });
+    (format!("thalweg://{address}/volume"), serving)
 }
 
 /// Runs each program of the documents, unchanged, on a volume of its own, and checks its effects.
@@ -120,7 +141,7 @@ async fn check_documents(python: &Path, home: &Path) {
     let documents = ["README.md", "docs/transactions.md", VERSIONS];
     for (number, document) in documents.into_iter().enumerate() {
         let folder = volume(home, &format!("documented{number}")).await;
-        check_document(python, document, &folder);
+        check_document(&mut Command::new(python), document, folder.to_str().unwrap());
     }
     // The package's own example.
     let folder = volume(home, "docstring").await;
@@ -143,16 +164,21 @@ async fn the_wheel_works_in_a_fresh_environment() {
     let env = Env::real();
     let (served, empty) = (volume(home.path(), "served").await, volume(home.path(), "other").await);
     let shown = volume(home.path(), "shown").await;
-    let pools = [&served, &empty, &shown].map(async |folder| {
+    let remote = volume(home.path(), "remote").await;
+    let pools = [&served, &empty, &shown, &remote].map(async |folder| {
         let pool = Pool::open(&env, folder, &OpenOptions::default()).await.unwrap();
         let server = Server::start(&env, pool.transactions(), folder, Config::default()).unwrap();
         (pool, server)
     });
     let pools = futures::future::join_all(pools).await;
+    let keys = home.path().join("keys");
+    let (address, _serving) = listen(&env, &pools[3].1, &keys).await;
     let checked = tokio::task::block_in_place(|| {
         std::panic::catch_unwind(|| {
             check(&python, &served, &empty, "1");
-            check_document(&python, VERSIONS, &shown);
+            check_document(&mut Command::new(&python), VERSIONS, shown.to_str().unwrap());
+            let mut over_network = Command::new(&python);
+            check_document(over_network.env("THALWEG_KEYS", &keys), VERSIONS, &address);
         })
     });
     for (pool, server) in pools {

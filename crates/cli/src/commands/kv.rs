@@ -21,13 +21,10 @@ use thalweg_store::txn::{Transact, TxnError};
 
 use self::access::Access;
 use self::text::{after_prefix, bytes, pair, plain, text};
-use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::output;
-use crate::progress::Silent;
-use crate::request::{Answer, Request};
 use crate::size::Size;
-use crate::target::{JournalDev, Target};
+use crate::target::JournalDev;
 
 /// How many keys of an import are put in one transaction, at most.
 const BATCH: usize = 32;
@@ -40,7 +37,7 @@ const BATCH_BLOCKS: usize = 64;
 /// keys and values are strings, or {"hex": "…"} where they are not UTF-8.
 #[derive(Debug, Args)]
 pub(crate) struct Kv {
-    /// The volume's folder, or the device of one that is updated in place
+    /// The volume's folder, or the device of one that is updated in place, or thalweg://HOST:PORT/NAME
     volume: String,
     #[command(flatten)]
     journal: JournalDev,
@@ -229,10 +226,10 @@ struct Export {
 }
 
 pub(crate) async fn run(env: &Env, args: Kv) -> Outcome<()> {
-    let target = Target::volume(&args.volume)?.with_journal(args.journal.journal_dev.as_deref());
-    let access = Access::open(env, &target, args.command.only_reads()).await?;
+    let journal = args.journal.journal_dev.as_deref();
+    let access = Access::open(env, &args.volume, journal, args.command.only_reads()).await?;
     let done = match &args.command {
-        Command::Drop(drop) => refuse_mounted(&target, &*access.volume, &drop.name).await,
+        Command::Drop(drop) => access.refuse_mounted(&drop.name).await,
         _ => Ok(()),
     };
     let done = match done {
@@ -241,27 +238,6 @@ pub(crate) async fn run(env: &Env, args: Kv) -> Outcome<()> {
     };
     let closed = access.close().await;
     done.and(closed)
-}
-
-/// Refuses to drop a partition of a filesystem that is mounted.
-async fn refuse_mounted(target: &Target, volume: &dyn Transact, name: &str) -> Outcome<()> {
-    let is_files = match catalogue::refuse_filesystem(volume, name).await {
-        Err(TreeError::OfFilesystem(_)) => true,
-        // Any other error is reported by the removal itself.
-        _ => false,
-    };
-    if !is_files {
-        return Ok(());
-    }
-    let Some(mut client) = Client::connect(&target.folder).await? else { return Ok(()) };
-    match client.ask(&Request::Status, &Silent).await? {
-        Answer::Json(status) if status["mounted"].is_string() => {
-            let place = status["mounted"].as_str().unwrap_or_default();
-            Err(Failure::new(format!("{name} is a part of the filesystem mounted on {place}"))
-                .help("unmount it first: thalweg umount DIRECTORY"))
-        }
-        _ => Ok(()),
-    }
 }
 
 async fn execute(env: &Env, volume: &Arc<dyn Transact>, command: Command) -> Outcome<()> {

@@ -10,18 +10,21 @@ use thalweg_env::Env;
 use thalweg_fuse::state;
 use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
 
+use super::key::KeysFolder;
+use crate::daemon::network::Network;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::failure::{Failure, Outcome};
-use crate::listen::ListenAddress;
+use crate::listen::{ListenAddress, is_absent};
 use crate::output;
 use crate::target::{JournalDev, Target};
 use crate::volume::opened::Opened;
 
-/// Serve volumes over NBD, and their transactions to programs on this machine
+/// Serve volumes over NBD, and their transactions to programs
 ///
 /// Programs that use Thalweg's library for C, Python or Rust find the socket for transactions in the volume's
-/// folder.
+/// folder. With --listen they can be on other machines, where a volume is thalweg://HOST:PORT/NAME; they need keys: see
+/// `thalweg key`.
 ///
 /// A volume's snapshots are served beside it, read-only, as NAME@SNAPSHOT; FOLDER@SNAPSHOT serves that
 /// snapshot alone. The first SIGINT or SIGTERM shuts the server down cleanly, the second one at once.
@@ -52,6 +55,11 @@ pub(crate) struct Serve {
     /// Authority that must have signed the clients' certificates
     #[arg(long, value_name = "FILE.pem", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
+    /// Serve transactions to programs on other machines, too, that have keys
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<ListenAddress>,
+    #[command(flatten)]
+    keys: KeysFolder,
     /// Maximum number of NBD clients, for each kind of socket
     #[arg(long, value_name = "N", default_value_t = ServerConfig::default().max_connections)]
     max_connections: usize,
@@ -104,7 +112,8 @@ pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = start(&session, &args, &targets).await;
     match served {
-        Ok(place) => {
+        // The network is there until the session has ended.
+        Ok((place, _network)) => {
             announce(&session, &place, args.json);
             running.until_stopped().await
         }
@@ -138,9 +147,15 @@ struct Place {
     tcp: Vec<SocketAddr>,
     /// Whether clients on TCP must use TLS.
     tls: bool,
+    /// Where clients with keys find transactions.
+    network: Vec<SocketAddr>,
 }
 
-async fn start(session: &Session, args: &Serve, targets: &[Target]) -> Outcome<Place> {
+async fn start(
+    session: &Arc<Session>,
+    args: &Serve,
+    targets: &[Target],
+) -> Outcome<(Place, Option<Network>)> {
     for volume in &session.volumes {
         let of = || targets.iter().filter(|target| target.folder == volume.target.folder);
         match of().any(|target| target.snapshot.is_none()) {
@@ -163,39 +178,27 @@ async fn start(session: &Session, args: &Serve, targets: &[Target]) -> Outcome<P
     if let Some(address) = tcp.iter().find(|it| !is_tls && !it.ip().is_loopback()) {
         tracing::warn!(%address, "without --tls-cert nothing is encrypted");
     }
-    Ok(Place { socket, tcp, tls: is_tls })
+    let network = match &args.listen {
+        None => None,
+        Some(address) => Some(Network::start(session, address, args.keys.home()).await?),
+    };
+    let addresses = network.iter().flat_map(|network| network.addresses().to_vec()).collect();
+    Ok((Place { socket, tcp, tls: is_tls, network: addresses }, network))
 }
 
-/// Listens on every address of a host, all with one port. An address of a family that this machine lacks is
-/// skipped if another one works.
+/// Listens on every address of a host.
 async fn listen_tcp(
     server: &Server,
     address: &ListenAddress,
     tls: Option<TlsConfig>,
 ) -> Outcome<Vec<SocketAddr>> {
-    let (mut listening, mut refused) = (Vec::new(), None);
-    for place in address.all() {
-        let mut place = *place;
-        if let (0, Some(first)) = (place.port(), listening.first().map(SocketAddr::port)) {
-            place.set_port(first);
-        }
-        match server.listen_tcp(place, tls.clone()).await {
-            Ok(place) => listening.push(place),
-            Err(ServerError::Tcp { address, source }) if is_absent(&source) => {
-                refused = Some(ServerError::Tcp { address, source });
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    match (listening.is_empty(), refused) {
-        (true, Some(error)) => Err(error.into()),
-        _ => Ok(listening),
-    }
-}
-
-/// Whether this machine does not have such an address.
-fn is_absent(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
+    let open = async |place| Ok((server.listen_tcp(place, tls.clone()).await?, ()));
+    let absent = |error: &ServerError| match error {
+        ServerError::Tcp { source, .. } => is_absent(source),
+        _ => false,
+    };
+    let listening = address.open_all(open, absent).await?;
+    Ok(listening.into_iter().map(|(address, ())| address).collect())
 }
 
 fn tls(args: &Serve) -> Outcome<Option<TlsConfig>> {
@@ -213,11 +216,15 @@ fn default_socket(name: &str) -> Outcome<PathBuf> {
 
 fn announce(session: &Session, place: &Place, json: bool) {
     let exports = session.exports.server().exports();
-    let uris: Vec<String> = exports.iter().flat_map(|name| uris(name, place)).collect();
+    let volumes = session.volumes.iter().map(|volume| &*volume.target.name);
+    let remote = volumes.flat_map(|name| addresses(name, place));
+    let uris: Vec<String> =
+        exports.iter().flat_map(|name| uris(name, place)).chain(remote).collect();
     if json {
         let tcp = place.tcp.first().map(|address| address.to_string());
         let object = serde_json::json!({
             "socket": place.socket, "tcp": tcp, "exports": exports, "uris": uris,
+            "listen": place.network,
         });
         println!("{object}");
     } else {
@@ -234,6 +241,12 @@ fn uris(export: &str, place: &Place) -> Vec<String> {
     let unix = format!("nbd+unix:///{export}?socket={socket}");
     let tcp = place.tcp.iter().map(|address| format!("{scheme}://{address}/{export}"));
     std::iter::once(unix).chain(tcp).collect()
+}
+
+/// The addresses of a volume's transactions.
+fn addresses(volume: &str, place: &Place) -> Vec<String> {
+    let servers = place.network.iter();
+    servers.map(|address| format!("thalweg://{address}/{volume}")).collect()
 }
 
 /// Percent-encodes a part of a URI, except unreserved characters (RFC 3986, 2.3) and those in `kept`.
@@ -261,6 +274,7 @@ mod tests {
             socket: "/run/a b?.sock".into(),
             tcp: vec!["127.0.0.1:10809".parse().unwrap(), "[::1]:10809".parse().unwrap()],
             tls,
+            network: Vec::new(),
         };
         let unix = "nbd+unix:///my%20vol%23%2F%C3%A9@monday?socket=/run/a%20b%3F.sock";
         assert_eq!(

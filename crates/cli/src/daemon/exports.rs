@@ -99,6 +99,15 @@ impl Exports {
         Ok(())
     }
 
+    /// The transactions of the volume called `name`, for clients on other machines.
+    pub(crate) fn transactions(&self, name: &str) -> Option<thalweg_ipc::server::Service> {
+        let servers = self.transactions.lock();
+        servers
+            .iter()
+            .find(|(served, _)| served == name)
+            .map(|(_, server)| server.service().clone())
+    }
+
     /// Ends other processes' transactions on a volume; returns whether its socket was served.
     pub(crate) fn withdraw_transactions(&self, volume: &Opened) -> bool {
         let mut servers = self.transactions.lock();

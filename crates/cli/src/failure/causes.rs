@@ -4,7 +4,11 @@ use std::path::Path;
 
 use thalweg_fs::FsError;
 use thalweg_fuse::attach::AttachError;
+use thalweg_ipc::remote::RemoteError;
 use thalweg_nbd::{ServerError, TlsError};
+use thalweg_net::entry::Refusal;
+use thalweg_net::keys::KeyError;
+use thalweg_net::visit::VisitError;
 use thalweg_store::chain::ChainError;
 use thalweg_store::device::DeviceError;
 use thalweg_store::inplace::InPlaceError;
@@ -38,6 +42,35 @@ impl From<ServerError> for Failure {
 impl From<TlsError> for Failure {
     fn from(error: TlsError) -> Failure {
         Failure::of(&error).help("give PEM files that belong together: --tls-cert, --tls-key, and --tls-ca for the clients' authority")
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Failure {
+        Failure::of(&error)
+    }
+}
+
+impl From<RemoteError> for Failure {
+    fn from(error: RemoteError) -> Failure {
+        let help = match &error {
+            RemoteError::Visit { source: VisitError::Refused(Refusal::UnknownKey), .. } => Some(
+                "`thalweg key show` prints this user's key; `thalweg key authorize NAME KEY` on the server lets it in",
+            ),
+            RemoteError::Visit { source: VisitError::Refused(Refusal::UnknownToken), .. } => {
+                Some("`thalweg key authorize NAME --token` on the server prints a new one")
+            }
+            RemoteError::Visit { source: VisitError::WrongServer, .. } => Some(
+                "another server may listen there now, or pretend to; if its key was changed on purpose: \
+                 thalweg key trust SERVER KEY --replace",
+            ),
+            _ => None,
+        };
+        let failure = Failure::of(&error);
+        match help {
+            Some(help) => failure.help(help),
+            None => failure,
+        }
     }
 }
 

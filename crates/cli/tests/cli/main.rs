@@ -13,6 +13,7 @@ mod files;
 mod in_place;
 mod kv;
 mod mounts;
+mod network;
 mod output;
 mod partitions;
 mod raw_devices;

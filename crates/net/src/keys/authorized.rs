@@ -56,8 +56,22 @@ impl Client {
     /// # Errors
     /// [`KeyError::Invalid`]: a name is 1 to 64 bytes long, of letters, digits, `.`, `_`, `-` and `@`.
     pub fn new(key: PublicKey, name: &str) -> Result<Client, KeyError> {
+        Client::with(key, name, "/", Access::Write)
+    }
+
+    /// A client that may do some things.
+    ///
+    /// # Errors
+    /// [`KeyError::Invalid`]: as [`Client::new`], and a path begins with `/` and has no spaces.
+    pub fn with(
+        key: PublicKey,
+        name: &str,
+        path: &str,
+        access: Access,
+    ) -> Result<Client, KeyError> {
         check_name(name)?;
-        Ok(Client { key, name: name.to_owned(), path: "/".to_owned(), access: Access::Write })
+        check_path(path)?;
+        Ok(Client { key, name: name.to_owned(), path: path.to_owned(), access })
     }
 }
 
@@ -99,9 +113,7 @@ impl FromStr for Client {
             [] => return Err(KeyError::invalid("a key is followed by the client's name")),
             _ => return Err(KeyError::invalid("a key is followed by name, path, and ro or rw")),
         };
-        check_name(name)?;
-        check_path(path)?;
-        Ok(Client { key, name: name.to_owned(), path: path.to_owned(), access: access.parse()? })
+        Client::with(key, name, path, access.parse()?)
     }
 }
 

@@ -1,0 +1,142 @@
+//! Clients on other machines: they need a key, and get the transactions of volumes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use thalweg_env::Task;
+use thalweg_env::connection::Stream;
+use thalweg_net::entry::Service;
+use thalweg_net::gate::{Gate, Guest};
+use thalweg_net::keys::{Client, Home};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use super::session::Session;
+use crate::failure::Outcome;
+use crate::listen::{ListenAddress, is_absent};
+
+/// Maximum number of connections. As many again may be told that this is the maximum; further ones are closed at once.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// Listens for clients on other machines. Dropping it ends their sessions.
+#[derive(Debug)]
+pub(crate) struct Network {
+    addresses: Vec<SocketAddr>,
+    _tasks: Vec<Task<()>>,
+    _stop: watch::Sender<bool>,
+}
+
+impl Network {
+    /// Listens on every address of a host.
+    pub(crate) async fn start(
+        session: &Arc<Session>,
+        address: &ListenAddress,
+        home: Home,
+    ) -> Outcome<Network> {
+        let authorized = home.authorized_clients();
+        let gate = Gate::new(&session.env, home)?;
+        let host = Arc::new(Host { session: session.clone(), gate });
+        let (stop, stopped) = watch::channel(false);
+        let seats = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let waiting = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let (mut addresses, mut tasks) = (Vec::new(), Vec::new());
+        for (place, listener) in address.open_all(listen, is_absent).await? {
+            addresses.push(place);
+            let (host, stopped) = (host.clone(), stopped.clone());
+            let (seats, waiting) = (seats.clone(), waiting.clone());
+            tasks.push(session.env.spawn(async move {
+                let env = &host.session.env;
+                thalweg_net::accept(env, listener, stopped, |stream| {
+                    let seat = seats.clone().try_acquire_owned().ok();
+                    let place = match seat.is_some() {
+                        true => None,
+                        false => Some(waiting.clone().try_acquire_owned().ok()?),
+                    };
+                    let host = host.clone();
+                    Some(env.spawn(async move {
+                        host.receive(stream, seat.is_some()).await;
+                        drop((seat, place));
+                    }))
+                })
+                .await;
+            }));
+        }
+        tracing::info!(clients = %authorized.display(), "clients with keys may connect");
+        Ok(Network { addresses, _tasks: tasks, _stop: stop })
+    }
+
+    /// The addresses that it listens on.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+}
+
+async fn listen(place: SocketAddr) -> std::io::Result<(SocketAddr, TcpListener)> {
+    let listener = TcpListener::bind(place).await?;
+    Ok((listener.local_addr()?, listener))
+}
+
+/// What the connections share.
+struct Host {
+    session: Arc<Session>,
+    gate: Gate,
+}
+
+/// Whether a client may see a volume.
+fn sees(client: &Client, volume: &str) -> bool {
+    client.path == "/" || client.path.strip_prefix('/') == Some(volume)
+}
+
+impl Host {
+    /// A connection from its first byte to its last.
+    async fn receive(&self, stream: impl Stream, has_seat: bool) {
+        let exports = &self.session.exports;
+        let serves = |client: &Client, service, name: &str| match service {
+            Service::Transactions => sees(client, name) && exports.transactions(name).is_some(),
+        };
+        match self.gate.admit(stream, has_seat, serves).await {
+            Ok(Some(guest)) => self.serve(guest).await,
+            Ok(None) => {}
+            Err(error) => tracing::debug!(%error, "a client did not enter"),
+        }
+    }
+
+    async fn serve<S: Stream>(&self, guest: Guest<S>) {
+        let Guest { stream, client, service: Service::Transactions, name, permission } = guest;
+        // The volume may be gone since the client was let in.
+        let Some(transactions) = self.session.exports.transactions(&name) else { return };
+        let client_name = client.name;
+        tracing::info!(client = client_name, volume = name, "a client connected");
+        tokio::select! {
+            biased;
+            () = permission.ended() => {
+                tracing::info!(client = client_name, volume = name, "a client's permission ended");
+            }
+            result = transactions.serve(stream, client.access) => match result {
+                Ok(()) => tracing::info!(client = client_name, volume = name, "a client left"),
+                Err(error) => {
+                    tracing::info!(client = client_name, volume = name, %error, "a client was lost");
+                }
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_env::Env;
+    use thalweg_net::keys::Key;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_path_is_one_volume_or_all() {
+        let key = Key::generate(&Env::real()).unwrap().public();
+        let client = |path: &str| {
+            let all = Client::new(key, "client").unwrap();
+            Client { path: path.to_owned(), ..all }
+        };
+        assert!(sees(&client("/"), "vol") && sees(&client("/vol"), "vol"));
+        assert!(!sees(&client("/vol"), "volume") && !sees(&client("/vol/"), "vol"));
+    }
+}

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::format::{Kind, MapEntry, block_checksum};
-use super::index::{Location, Place};
+use super::index::{Location, Place, is_slot};
 use super::stream::USERS;
 use super::{Inner, Speed, State, commit};
 use crate::block::{BLOCK_SIZE, Lba, StoreError, Version, Write};
@@ -45,6 +45,8 @@ const GROUP: usize = 64;
 pub(super) const FEW: usize = 4 * GROUP;
 /// The urgency of a checkpoint at which settling begins.
 pub(super) const EARLY: f64 = 0.5;
+/// Slots that are settled for each write, where blocks are written again and again.
+const LATE: f64 = 8.0;
 /// The urgency at which settling stops waiting for writers.
 const OVERDUE: f64 = 1.5;
 /// Settling sleeps this long between two looks at the writers' progress.
@@ -58,6 +60,9 @@ pub(super) struct Minis {
     open: Builder,
     /// Mini-log blocks since the last settling.
     pub(super) since: u64,
+    /// Fragments since then of blocks that had a slot already: settled before, each of those blocks would have to be
+    /// settled again.
+    rewrites: u64,
     pub(super) counts: MiniCounts,
 }
 
@@ -126,6 +131,8 @@ impl State {
         debug_assert!(self.tells_all(lba, write, content), "undeclared bytes of {lba} changed");
         self.minis.open.add(&Fragment::of(lba, version, &write.changed, content));
         self.minis.counts.fragments += 1;
+        let before = self.index.get(lba, Version(u64::MAX));
+        self.minis.rewrites += u64::from(before.is_some_and(|at| is_slot(at.block)));
         let block = self.slots.take(Slot::new(lba, version, content.clone()));
         self.put(lba, version, Place::At(Location { block, check: 0 }));
         Ok(())
@@ -205,6 +212,7 @@ impl State {
     pub(super) fn settle_rest(&mut self) -> Result<(), StoreError> {
         self.seal_mini(true)?;
         while self.settle_slot()? {}
+        self.minis.rewrites = 0;
         if std::mem::take(&mut self.minis.since) > 0 {
             let (lba, version) = (Lba(0), self.version);
             let entry = MapEntry { kind: Kind::Settled, last: true, lba, version, check: 0 };
@@ -265,8 +273,11 @@ fn next_group(inner: &Inner, state: &State, urgency: f64, paused_at: Option<f64>
     }
     // The allowed number of slots falls linearly, to none when the checkpoint is urgent.
     let part = ((1.0 - urgency) / (1.0 - EARLY)).clamp(0.0, 1.0);
-    let may_stay = (inner.options.mini_slots as f64 * EARLY * part) as usize;
-    match slots > may_stay || writers_pause {
+    let evenly = inner.options.mini_slots as f64 * EARLY * part;
+    // Blocks that are written again and again are settled late, since each write until the checkpoint costs one more
+    // settling: as many writes are left as there were, in proportion to the urgency.
+    let rewrites = state.minis.rewrites as f64 * (1.0 - urgency).max(0.0) / urgency;
+    match slots as f64 > evenly.max(rewrites * LATE) || writers_pause {
         true => Step::Settle(GROUP.min(slots)),
         false => Step::Pause(urgency),
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use rand::RngExt;
 use thalweg_env::Env;
 use thalweg_sim::content::Content;
 use thalweg_sim::model::BlockModel;
@@ -98,6 +99,39 @@ fn changes_of_a_round_share_blocks() {
         chain.checkpoint().await.unwrap();
         let minis = chain.status().minis;
         assert_eq!((minis.slots, minis.settled, minis.fragments), (0, 128, 128));
+    });
+}
+
+/// Changes blocks at random, eight in a round, and pauses after each round; returns the checkpoints that were written and
+/// the blocks that they settled.
+async fn rewrite(env: &Env, chain: &Chain, blocks: u64, rounds: u64) -> (u64, u64) {
+    let mut rng = env.rng();
+    let before = chain.status();
+    for _ in 0..rounds {
+        let mut version = chain.now();
+        for _ in 0..8 {
+            let lba = rng.random_range(0..blocks);
+            let write = change(chain, lba, &[(100, 300)]).await;
+            version = chain.apply(vec![write]).await.unwrap();
+        }
+        chain.sync(version).await.unwrap();
+        env.sleep(Duration::from_millis(1)).await;
+    }
+    let after = chain.status();
+    (
+        after.counts.checkpoints - before.counts.checkpoints,
+        after.minis.settled - before.minis.settled,
+    )
+}
+
+#[test]
+fn blocks_that_are_written_again_and_again_are_settled_little_more_than_once_by_a_checkpoint() {
+    run(9, |env| async move {
+        // The blocks take more than half of the slots, at which settling may begin.
+        let options = Options { mini_blocks: 512, mini_slots: 700, ..patient() };
+        let (chain, _) = on_one_device(&env, 512, options).await;
+        let (checkpoints, settled) = rewrite(&env, &chain, 400, 8000).await;
+        assert!(settled <= 8000, "{settled} blocks by {checkpoints} checkpoints");
     });
 }
 

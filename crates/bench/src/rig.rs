@@ -265,8 +265,11 @@ pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> 
     BenchError::Failed(Box::new(error))
 }
 
-/// Resident memory of the process in bytes, with any allocator.
+/// Resident memory of the process in bytes, with any allocator. Memory that was freed does not count, even if the
+/// allocator has not released it yet.
 pub(crate) fn resident() -> Result<u64, BenchError> {
+    // SAFETY: the call takes no pointer. With another allocator it has no effect.
+    unsafe { libmimalloc_sys::mi_collect(true) };
     let path = PathBuf::from("/proc/self/status");
     let status = std::fs::read_to_string(&path);
     let status = status.map_err(|source| BenchError::Io { path, source })?;

@@ -315,7 +315,14 @@ impl Handler for Connection {
             }
             Request::Takeover { txn, handle } => {
                 let (entry, client) = (self.enter(txn)?, self.client.clone());
-                let taking = async move { client.takeover(handle).await };
+                let access = self.access;
+                let taking = async move {
+                    match access {
+                        // The transaction may have writes.
+                        Access::Read => Err(StoreError::ReadOnly.into()),
+                        Access::Write => client.takeover(handle).await,
+                    }
+                };
                 self.start(id, txn, entry, Box::pin(taking)).await;
                 Ok(())
             }

@@ -1,11 +1,13 @@
 //! The entrance of a server on a network: TLS, and the client's key.
 
 use std::io::{self, ErrorKind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use tokio::io::AsyncWriteExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsStream;
 
 use crate::entry::{self, HELLO, Refusal, Service, Verdict, Wish};
@@ -40,6 +42,8 @@ pub struct Guest<S> {
     pub name: String,
     /// The permission, which ends its session when it ends.
     pub permission: Permission,
+    /// Its share of the server's connections.
+    pub seat: OwnedSemaphorePermit,
 }
 
 impl Gate {
@@ -54,27 +58,28 @@ impl Gate {
     }
 
     /// Lets a client in, if its key is known and `serves` says that what it names is there for it; or enrols it.
-    /// `None` when the connection is over then: the client was enrolled, or it was told why it may not enter. Without
-    /// `has_seat` it may not.
+    /// `None` when the connection is over then: the client was enrolled, or it was told why it may not enter. It may not
+    /// when `seats` has no permit left; the guest has one. A peer takes no seat before it has proved that it has a key.
     ///
     /// # Errors
     /// Errors of the connection, a client that breaks the protocol or takes too long, and errors of the files with keys.
     pub async fn admit<S: Stream>(
         &self,
         stream: S,
-        has_seat: bool,
+        seats: &Arc<Semaphore>,
         serves: impl Fn(&Client, Service, &str) -> bool,
     ) -> io::Result<Option<Guest<S>>> {
         let (mut stream, key, wish) = self.in_time(self.hear(stream)).await?;
-        let verdict = match (has_seat, wish) {
-            (false, _) => Verdict::Refused(Refusal::Busy),
-            (true, Wish::Enrol { secret }) => self.enrol(&secret, key)?,
-            (true, Wish::Enter { service, name }) => {
-                match self.welcome(&key, service, &name, serves) {
-                    Ok(permission) => {
+        let verdict = match wish {
+            Wish::Enrol { secret } => self.enrol(&secret, key)?,
+            Wish::Enter { service, name } => {
+                let seat = || seats.clone().try_acquire_owned().map_err(|_| Refusal::Busy);
+                let welcome = self.welcome(&key, service, &name, serves);
+                match welcome.and_then(|permission| Ok((permission, seat()?))) {
+                    Ok((permission, seat)) => {
                         self.in_time(entry::send(&mut stream, &Verdict::Entered)).await?;
                         let client = permission.client().clone();
-                        return Ok(Some(Guest { stream, client, service, name, permission }));
+                        return Ok(Some(Guest { stream, client, service, name, permission, seat }));
                     }
                     Err(refusal) => Verdict::Refused(refusal),
                 }

@@ -16,6 +16,7 @@ use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -127,9 +128,10 @@ async fn listen(env: &Env, server: &Server, keys: &Path) -> (String, Task<()>) {
     let address = listener.local_addr().unwrap().to_string();
     home.trust(&address, &key.public()).unwrap();
     let (gate, service) = (Gate::new(env, home).unwrap(), server.service().clone());
+    let seats = Arc::new(Semaphore::new(1));
     let serving = env.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let guest = gate.admit(stream, true, |_, _, _| true).await.unwrap().unwrap();
+            let guest = gate.admit(stream, &seats, |_, _, _| true).await.unwrap().unwrap();
             service.serve(guest.stream, guest.client.access).await.unwrap();
         }
     });

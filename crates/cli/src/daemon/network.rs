@@ -9,14 +9,16 @@ use thalweg_net::entry::Service;
 use thalweg_net::gate::{Gate, Guest};
 use thalweg_net::keys::{Client, Home};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::session::Session;
 use crate::failure::Outcome;
 use crate::listen::{ListenAddress, is_absent};
 
-/// Maximum number of connections. As many again may be told that this is the maximum; further ones are closed at once.
-const MAX_CONNECTIONS: usize = 1024;
+/// Maximum number of clients.
+const MAX_CLIENTS: usize = 1024;
+/// Maximum number of connections that have not entered yet; further ones are closed at once.
+const MAX_ENTERING: usize = 1024;
 
 /// Listens for clients on other machines. Dropping it ends their sessions.
 #[derive(Debug)]
@@ -35,28 +37,23 @@ impl Network {
     ) -> Outcome<Network> {
         let authorized = home.authorized_clients();
         let gate = Gate::new(&session.env, home)?;
-        let host = Arc::new(Host { session: session.clone(), gate });
+        let host = Arc::new(Host {
+            session: session.clone(),
+            gate,
+            seats: Arc::new(Semaphore::new(MAX_CLIENTS)),
+            entering: Arc::new(Semaphore::new(MAX_ENTERING)),
+        });
         let (stop, stopped) = watch::channel(false);
-        let seats = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let waiting = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let (mut addresses, mut tasks) = (Vec::new(), Vec::new());
         for (place, listener) in address.open_all(listen, is_absent).await? {
             addresses.push(place);
             let (host, stopped) = (host.clone(), stopped.clone());
-            let (seats, waiting) = (seats.clone(), waiting.clone());
             tasks.push(session.env.spawn(async move {
                 let env = &host.session.env;
                 thalweg_net::accept(env, listener, stopped, |stream| {
-                    let seat = seats.clone().try_acquire_owned().ok();
-                    let place = match seat.is_some() {
-                        true => None,
-                        false => Some(waiting.clone().try_acquire_owned().ok()?),
-                    };
+                    let entering = host.entering.clone().try_acquire_owned().ok()?;
                     let host = host.clone();
-                    Some(env.spawn(async move {
-                        host.receive(stream, seat.is_some()).await;
-                        drop((seat, place));
-                    }))
+                    Some(env.spawn(async move { host.receive(stream, entering).await }))
                 })
                 .await;
             }));
@@ -80,6 +77,8 @@ async fn listen(place: SocketAddr) -> std::io::Result<(SocketAddr, TcpListener)>
 struct Host {
     session: Arc<Session>,
     gate: Gate,
+    seats: Arc<Semaphore>,
+    entering: Arc<Semaphore>,
 }
 
 /// Whether a client may see a volume.
@@ -89,12 +88,14 @@ fn sees(client: &Client, volume: &str) -> bool {
 
 impl Host {
     /// A connection from its first byte to its last.
-    async fn receive(&self, stream: impl Stream, has_seat: bool) {
+    async fn receive(&self, stream: impl Stream, entering: OwnedSemaphorePermit) {
         let exports = &self.session.exports;
         let serves = |client: &Client, service, name: &str| match service {
             Service::Transactions => sees(client, name) && exports.transactions(name).is_some(),
         };
-        match self.gate.admit(stream, has_seat, serves).await {
+        let admitted = self.gate.admit(stream, &self.seats, serves).await;
+        drop(entering);
+        match admitted {
             Ok(Some(guest)) => self.serve(guest).await,
             Ok(None) => {}
             Err(error) => tracing::debug!(%error, "a client did not enter"),
@@ -102,7 +103,8 @@ impl Host {
     }
 
     async fn serve<S: Stream>(&self, guest: Guest<S>) {
-        let Guest { stream, client, service: Service::Transactions, name, permission } = guest;
+        let Guest { stream, client, service: Service::Transactions, name, permission, seat: _seat } =
+            guest;
         // The volume may be gone since the client was let in.
         let Some(transactions) = self.session.exports.transactions(&name) else { return };
         let client_name = client.name;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod addresses;
 mod bad_input;
 mod calls;

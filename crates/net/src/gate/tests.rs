@@ -55,24 +55,29 @@ impl Scene {
     async fn enter(
         &self,
         gate: &Gate,
-        has_seat: bool,
+        seats: usize,
         wanted: (Service, &str),
     ) -> (Result<TlsStream<SimStream>, VisitError>, io::Result<Option<Guest<SimStream>>>) {
         let (near, far) = self.streams().await;
+        let seats = Arc::new(Semaphore::new(seats));
         let serves = |_: &Client, _, name: &str| name == "vol";
         tokio::join!(
             visit::enter(&self.env, near, &self.client, self.server.public(), wanted),
-            gate.admit(far, has_seat, serves),
+            gate.admit(far, &seats, serves),
         )
     }
 
     /// Why the client is not let in.
-    async fn refusal(&self, gate: &Gate, has_seat: bool, wanted: (Service, &str)) -> Refusal {
-        match self.enter(gate, has_seat, wanted).await {
+    async fn refusal(&self, gate: &Gate, seats: usize, wanted: (Service, &str)) -> Refusal {
+        match self.enter(gate, seats, wanted).await {
             (Err(VisitError::Refused(refusal)), Ok(None)) => refusal,
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn some() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(1))
 }
 
 /// Runs a test in virtual time, with a folder.
@@ -85,7 +90,7 @@ fn play<F: Future<Output = ()>>(seed: u64, test: impl FnOnce(Scene) -> F) {
 fn a_known_client_enters_and_talks() {
     play(1, |scene| async move {
         scene.authorize(Access::Read);
-        let (near, far) = scene.enter(&scene.gate(), true, TRANSACTIONS).await;
+        let (near, far) = scene.enter(&scene.gate(), 1, TRANSACTIONS).await;
         let (mut near, mut far) = (near.unwrap(), far.unwrap().unwrap());
         assert_eq!((far.service, &*far.name), TRANSACTIONS);
         assert_eq!((&*far.client.name, far.client.access), ("client", Access::Read));
@@ -101,13 +106,13 @@ fn a_known_client_enters_and_talks() {
 fn clients_are_refused_with_the_reason() {
     play(2, |scene| async move {
         let gate = scene.gate();
-        assert_eq!(scene.refusal(&gate, true, TRANSACTIONS).await, Refusal::UnknownKey);
+        assert_eq!(scene.refusal(&gate, 1, TRANSACTIONS).await, Refusal::UnknownKey);
         scene.authorize(Access::Write);
         let other = (Service::Transactions, "other");
-        assert_eq!(scene.refusal(&gate, true, other).await, Refusal::NoSuchName("other".into()));
-        assert_eq!(scene.refusal(&gate, false, TRANSACTIONS).await, Refusal::Busy);
+        assert_eq!(scene.refusal(&gate, 1, other).await, Refusal::NoSuchName("other".into()));
+        assert_eq!(scene.refusal(&gate, 0, TRANSACTIONS).await, Refusal::Busy);
         scene.revoke();
-        assert_eq!(scene.refusal(&gate, true, TRANSACTIONS).await, Refusal::UnknownKey);
+        assert_eq!(scene.refusal(&gate, 1, TRANSACTIONS).await, Refusal::UnknownKey);
     });
 }
 
@@ -118,7 +123,7 @@ fn a_permission_ends_when_its_line_is_removed_or_changed_and_not_before() {
         for reduced in [false, true] {
             scene.authorize(Access::Write);
             let permission =
-                scene.enter(&gate, true, TRANSACTIONS).await.1.unwrap().unwrap().permission;
+                scene.enter(&gate, 1, TRANSACTIONS).await.1.unwrap().unwrap().permission;
             let mut ended = Box::pin(permission.ended());
             assert!(scene.env.timeout(Duration::from_secs(60), &mut ended).await.is_none());
             scene.revoke();
@@ -139,11 +144,11 @@ fn an_invalid_list_of_clients_changes_nothing() {
     play(4, |scene| async move {
         scene.authorize(Access::Write);
         let gate = scene.gate();
-        let guest = scene.enter(&gate, true, TRANSACTIONS).await.1.unwrap().unwrap();
+        let guest = scene.enter(&gate, 1, TRANSACTIONS).await.1.unwrap().unwrap();
         let mut ended = Box::pin(guest.permission.ended());
         std::fs::write(scene.home.authorized_clients(), "nonsense\n").unwrap();
         assert!(scene.env.timeout(Duration::from_secs(60), &mut ended).await.is_none());
-        assert!(scene.enter(&gate, true, TRANSACTIONS).await.0.is_ok());
+        assert!(scene.enter(&gate, 1, TRANSACTIONS).await.0.is_ok());
         let refused = Gate::new(&scene.env, scene.home.clone()).unwrap_err();
         assert!(refused.to_string().contains("line 1"), "{refused}");
     });
@@ -158,16 +163,16 @@ fn a_token_enrols_one_client_which_may_enter_at_once() {
         Offer::new(&token, &client, 100).add_to(&scene.home.offers(), 0).unwrap();
         let enrol = async |token: &Token| {
             let (near, far) = scene.streams().await;
-            let serves = |_: &Client, _, _: &str| true;
+            let (serves, seats) = (|_: &Client, _, _: &str| true, some());
             let enrolling = visit::enrol(&scene.env, near, &scene.client, token);
-            tokio::join!(enrolling, gate.admit(far, true, serves))
+            tokio::join!(enrolling, gate.admit(far, &seats, serves))
         };
         let foreign = Token::generate(&scene.env, &scene.client.public()).unwrap();
         assert!(matches!(enrol(&foreign).await, (Err(VisitError::WrongServer), Err(_))));
         let (enrolled, admitted) = enrol(&token).await;
         assert_eq!(enrolled.unwrap(), (scene.server.public(), "laptop".to_owned()));
         assert!(admitted.unwrap().is_none());
-        assert!(scene.enter(&gate, true, TRANSACTIONS).await.0.is_ok());
+        assert!(scene.enter(&gate, 1, TRANSACTIONS).await.0.is_ok());
         let (again, _) = enrol(&token).await;
         assert!(matches!(again, Err(VisitError::Refused(Refusal::UnknownToken))));
         // The client is known already: another token tells it so.
@@ -184,7 +189,8 @@ fn a_server_with_another_key_is_told_from_a_broken_connection() {
         let (near, far) = scene.streams().await;
         let expected = scene.client.public();
         let entering = visit::enter(&scene.env, near, &scene.client, expected, TRANSACTIONS);
-        let (entered, admitted) = tokio::join!(entering, gate.admit(far, true, |_, _, _| true));
+        let seats = some();
+        let (entered, admitted) = tokio::join!(entering, gate.admit(far, &seats, |_, _, _| true));
         assert!(matches!(entered, Err(VisitError::WrongServer)) && admitted.is_err());
         let (near, far) = scene.streams().await;
         drop(far);
@@ -198,7 +204,7 @@ fn a_peer_that_says_nothing_is_given_up_by_both_sides() {
     play(7, |scene| async move {
         let (silent, far) = scene.streams().await;
         let start = scene.env.now();
-        let admitted = scene.gate().admit(far, true, |_, _, _| true).await;
+        let admitted = scene.gate().admit(far, &some(), |_, _, _| true).await;
         assert_eq!(admitted.unwrap_err().kind(), ErrorKind::TimedOut);
         let (near, silent_server) = scene.streams().await;
         let expected = scene.server.public();
@@ -228,7 +234,7 @@ fn a_client_that_is_killed_has_left_and_one_in_the_middle_of_a_frame_is_lost() {
         scene.authorize(Access::Write);
         let gate = scene.gate();
         for (sent, is_left) in [(&[][..], true), (&[40, 0, 0, 0, 2, 0, 1][..], false)] {
-            let (near, far) = scene.enter(&gate, true, TRANSACTIONS).await;
+            let (near, far) = scene.enter(&gate, 1, TRANSACTIONS).await;
             let (mut near, far) = (near.unwrap(), far.unwrap().unwrap().stream);
             near.write_all(sent).await.unwrap();
             near.flush().await.unwrap();

@@ -20,7 +20,7 @@ use thalweg_net::keys::Access;
 use thalweg_net::serving::{Reply, Serving};
 use thalweg_store::block::{Lba, StoreError};
 use thalweg_store::device::FrameBuf;
-use thalweg_store::txn::{Client, Transact, Transaction, TransactionManager, TxnError};
+use thalweg_store::txn::{Client, Handle, Transact, Transaction, TransactionManager, TxnError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -314,16 +314,8 @@ impl Handler for Connection {
                 Ok(())
             }
             Request::Takeover { txn, handle } => {
-                let (entry, client) = (self.enter(txn)?, self.client.clone());
-                let access = self.access;
-                let taking = async move {
-                    match access {
-                        // The transaction may have writes.
-                        Access::Read => Err(StoreError::ReadOnly.into()),
-                        Access::Write => client.takeover(handle).await,
-                    }
-                };
-                self.start(id, txn, entry, Box::pin(taking)).await;
+                let entry = self.enter(txn)?;
+                self.start(id, txn, entry, Box::pin(self.take_over(handle))).await;
                 Ok(())
             }
             Request::Read { txn, lba, count } => {
@@ -360,6 +352,20 @@ impl Connection {
         };
         self.answer(id, REQUEST_COST, ending).await;
         Ok(())
+    }
+
+    fn take_over(
+        &self,
+        handle: Handle,
+    ) -> impl Future<Output = Result<Arc<dyn Transaction>, TxnError>> + use<> {
+        let (client, access) = (self.client.clone(), self.access);
+        async move {
+            match access {
+                // The transaction may have writes.
+                Access::Read => Err(StoreError::ReadOnly.into()),
+                Access::Write => client.takeover(handle).await,
+            }
+        }
     }
 
     async fn sync(&self, id: u64) -> io::Result<()> {

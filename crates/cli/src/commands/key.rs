@@ -17,8 +17,8 @@ use crate::failure::{Failure, Outcome};
 /// A server that listens with `serve --listen`, and each of its clients, have a key of their own, as with ssh. The keys
 /// are in a folder: the one that $THALWEG_KEYS names, or /etc/thalweg for root, and ~/.config/thalweg for other users.
 ///
-/// To let in a client: `thalweg key new` on both machines, `thalweg key authorize NAME --token` on the server, and there
-/// `thalweg key enrol SERVER TOKEN` on the client.
+/// To let in a client: `thalweg key new` on both machines, `thalweg key authorize NAME --token` on the server, and with that
+/// token `thalweg key enrol SERVER TOKEN` on the client.
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
     New(New),

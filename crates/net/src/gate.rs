@@ -34,13 +34,11 @@ pub struct Gate {
 pub struct Guest<S> {
     /// The stream, on which the protocol of the service begins.
     pub stream: TlsStream<S>,
-    /// The client.
-    pub client: Client,
     /// The service that it wants.
     pub service: Service,
     /// What the service is to be of.
     pub name: String,
-    /// The permission, which ends its session when it ends.
+    /// The permission, with the client: its session ends with it.
     pub permission: Permission,
     /// Its share of the server's connections.
     pub seat: OwnedSemaphorePermit,
@@ -78,8 +76,7 @@ impl Gate {
                 match welcome.and_then(|permission| Ok((permission, seat()?))) {
                     Ok((permission, seat)) => {
                         self.in_time(entry::send(&mut stream, &Verdict::Entered)).await?;
-                        let client = permission.client().clone();
-                        return Ok(Some(Guest { stream, client, service, name, permission, seat }));
+                        return Ok(Some(Guest { stream, service, name, permission, seat }));
                     }
                     Err(refusal) => Verdict::Refused(refusal),
                 }

@@ -100,7 +100,7 @@ fn programs(document: &str) -> Vec<String> {
     programs.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// The document whose program is run over the socket and the network too.
+/// The document with the program that is run over the socket and the network too.
 const VERSIONS: &str = "docs/clients.md";
 
 /// Runs the program of a document, unchanged, on an empty volume, and checks its effects.
@@ -132,7 +132,7 @@ async fn listen(env: &Env, server: &Server, keys: &Path) -> (String, Task<()>) {
     let serving = env.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let guest = gate.admit(stream, &seats, |_, _, _| true).await.unwrap().unwrap();
-            service.serve(guest.stream, guest.client.access).await.unwrap();
+            service.serve(guest.stream, guest.permission.client().access).await.unwrap();
         }
     });
     (format!("thalweg://{address}/volume"), serving)

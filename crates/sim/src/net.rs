@@ -11,8 +11,8 @@
 //! | [`Host::power_off`] | nothing, until they send to the host when it is back; what was under way is lost |
 //! | a task that ends, or a process that is killed ([`thalweg_env::Node::kill`]) | the end of the stream, or an error |
 //!
-//! Acknowledgements take no time, but do not pass a link that is cut: a direction whose opposite is cut stands still when
-//! its window is full.
+//! Acknowledgements take no time, but do not pass a link that is cut: with the opposite direction cut, a direction stands
+//! still when its window is full.
 
 mod pipe;
 mod stream;
@@ -136,7 +136,7 @@ pub struct Host {
 }
 
 impl Network {
-    /// A network without hosts whose links are like `usual` until they are set. `env` is the environment of
+    /// A network without hosts. Links are like `usual` until they are set. `env` is the environment of
     /// the whole run, not of a node: what is under way outlives its sender.
     pub fn new(env: &Env, usual: LinkSpec) -> Network {
         let state = State {

@@ -1,6 +1,6 @@
 //! `thalweg key`: keys of this machine's user, and the clients that may connect to its servers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -39,9 +39,14 @@ pub(crate) struct KeysFolder {
 }
 
 impl KeysFolder {
-    pub(crate) fn home(&self) -> Home {
-        self.keys.as_ref().map_or_else(Home::of_user, Home::at)
+    fn home(&self) -> Home {
+        home(self.keys.as_deref())
     }
+}
+
+/// The keys in a folder, or else this user's.
+pub(crate) fn home(folder: Option<&Path>) -> Home {
+    folder.map_or_else(Home::of_user, Home::at)
 }
 
 /// Make this user's key, and print its public half

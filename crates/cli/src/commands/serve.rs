@@ -10,7 +10,7 @@ use thalweg_env::Env;
 use thalweg_fuse::state;
 use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
 
-use super::key::KeysFolder;
+use super::key;
 use crate::daemon::network::Network;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
@@ -58,8 +58,9 @@ pub(crate) struct Serve {
     /// Serve transactions to programs on other machines, too, that have keys
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<ListenAddress>,
-    #[command(flatten)]
-    keys: KeysFolder,
+    /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
+    #[arg(long, value_name = "FOLDER", requires = "listen")]
+    keys: Option<PathBuf>,
     /// Maximum number of NBD clients, for each kind of socket
     #[arg(long, value_name = "N", default_value_t = ServerConfig::default().max_connections)]
     max_connections: usize,
@@ -180,7 +181,9 @@ async fn start(
     }
     let network = match &args.listen {
         None => None,
-        Some(address) => Some(Network::start(session, address, args.keys.home()).await?),
+        Some(address) => {
+            Some(Network::start(session, address, key::home(args.keys.as_deref())).await?)
+        }
     };
     let addresses = network.iter().flat_map(|network| network.addresses().to_vec()).collect();
     Ok((Place { socket, tcp, tls: is_tls, network: addresses }, network))

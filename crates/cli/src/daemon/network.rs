@@ -103,18 +103,17 @@ impl Host {
     }
 
     async fn serve<S: Stream>(&self, guest: Guest<S>) {
-        let Guest { stream, client, service: Service::Transactions, name, permission, seat: _seat } =
-            guest;
+        let Guest { stream, service: Service::Transactions, name, permission, seat: _seat } = guest;
         // The volume may be gone since the client was let in.
         let Some(transactions) = self.session.exports.transactions(&name) else { return };
-        let client_name = client.name;
+        let Client { name: client_name, access, .. } = permission.client().clone();
         tracing::info!(client = client_name, volume = name, "a client connected");
         tokio::select! {
             biased;
             () = permission.ended() => {
                 tracing::info!(client = client_name, volume = name, "a client's permission ended");
             }
-            result = transactions.serve(stream, client.access) => match result {
+            result = transactions.serve(stream, access) => match result {
                 Ok(()) => tracing::info!(client = client_name, volume = name, "a client left"),
                 Err(error) => {
                     tracing::info!(client = client_name, volume = name, %error, "a client was lost");

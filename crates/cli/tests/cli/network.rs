@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::run::{Home, Server, bad, good, json, thalweg};
 
-/// A server with keys, and a client whose key is not known yet.
+/// A server with keys, and a client with a key that the server does not know yet.
 struct Scene {
     home: Home,
     server: Server,
@@ -145,8 +145,10 @@ fn a_revoked_client_loses_its_session() {
     let mut import = import.spawn().unwrap();
     let mut input = import.stdin.take().unwrap();
     let line = |number: u32| format!("{{\"key\": \"{number}\", \"value\": \"x\"}}\n");
-    let mut numbers = 0..;
+    // A minute, for a machine that is slow.
+    let mut numbers = 0..32 * 1200;
     let mut batch = || {
+        assert!(!numbers.is_empty(), "the session goes on");
         let lines: String = numbers.by_ref().take(32).map(line).collect();
         // The client ends at its first call that fails, and reads no more.
         let _ = input.write_all(lines.as_bytes());
@@ -244,4 +246,6 @@ fn nothing_is_served_over_the_network_without_a_key() {
     serve.arg(home.path("nbd.sock")).arg(home.volume()).env("THALWEG_KEYS", &keys);
     let said = bad(&mut serve, 1);
     assert!(said.contains("there is no key") && said.contains("thalweg key new"), "{said}");
+    let said = bad(thalweg(["serve", "--keys", "folder"]).arg(home.volume()), 2);
+    assert!(said.contains("--listen"), "{said}");
 }

@@ -93,7 +93,8 @@ fn a_known_client_enters_and_talks() {
         let (near, far) = scene.enter(&scene.gate(), 1, TRANSACTIONS).await;
         let (mut near, mut far) = (near.unwrap(), far.unwrap().unwrap());
         assert_eq!((far.service, &*far.name), TRANSACTIONS);
-        assert_eq!((&*far.client.name, far.client.access), ("client", Access::Read));
+        let client = far.permission.client();
+        assert_eq!((&*client.name, client.access), ("client", Access::Read));
         near.write_all(b"question").await.unwrap();
         near.flush().await.unwrap();
         let mut found = [0; 8];

@@ -135,6 +135,15 @@ impl Engine {
         }
     }
 
+    /// Blocks that our engine has written whole to end their mini-logs since it was opened; their bytes fall where a
+    /// checkpoint does.
+    pub(crate) fn settled(&self) -> Option<u64> {
+        match self {
+            Engine::Ours(ours) => Some(ours.pool.chain().status().minis.settled),
+            Engine::Rival(_) => None,
+        }
+    }
+
     /// Writes back dirty data, and closes.
     pub(crate) async fn close(self) -> Result<(), BenchError> {
         match self {

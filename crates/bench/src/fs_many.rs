@@ -16,7 +16,7 @@ use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Options as StoreOptions, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 
-use crate::rig::{self, failed, resident, rounded};
+use crate::rig::{self, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -91,10 +91,10 @@ async fn measure(report: &mut Report, dir: &Path, seed: u64, scale: f64) -> Resu
         let reads = device.tallies().total().reads - reads;
         figure("lookup_reads", reads as f64 / FOUND as f64);
         if last == files {
-            let memory = resident()?;
+            let memory = rig::forget_peak()?;
             let (seconds, report) = many.check().await?;
             figure("check_s", seconds);
-            figure("check_mb", resident()?.saturating_sub(memory) as f64 / 1e6);
+            figure("check_mb", rig::peak()?.saturating_sub(memory) as f64 / 1e6);
             figure("checked_names", report.names as f64);
         } else {
             many.close().await?;

@@ -270,10 +270,28 @@ pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> 
 pub(crate) fn resident() -> Result<u64, BenchError> {
     // SAFETY: the call takes no pointer. With another allocator it has no effect.
     unsafe { libmimalloc_sys::mi_collect(true) };
+    memory("RssAnon:")
+}
+
+/// The most resident memory of the process in bytes since the last call of [`forget_peak`].
+pub(crate) fn peak() -> Result<u64, BenchError> {
+    memory("VmHWM:")
+}
+
+/// Begins to measure [`peak`]; returns the resident memory now, freed memory not counted.
+pub(crate) fn forget_peak() -> Result<u64, BenchError> {
+    resident()?;
+    let path = PathBuf::from("/proc/self/clear_refs");
+    std::fs::write(&path, "5").map_err(|source| BenchError::Io { path, source })?;
+    memory("VmRSS:")
+}
+
+/// A line of what the system tells of the process's memory, in bytes.
+fn memory(key: &str) -> Result<u64, BenchError> {
     let path = PathBuf::from("/proc/self/status");
     let status = std::fs::read_to_string(&path);
     let status = status.map_err(|source| BenchError::Io { path, source })?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
     let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok());
     kib.map(|kib| kib * 1024)
         .ok_or_else(|| failed(std::io::Error::other("the system does not tell of memory")))

@@ -16,13 +16,17 @@
 //! | `blocks_per_s` | user blocks in the median second |
 //! | `sync_p99_ms`, `sync_max_ms` | latency of syncs |
 //!
+//! Two more cases (`small`) count what durable puts of 256 bytes cost over several checkpoints.
+//!
 //! The references (`reference`) get the same blocks and the same segments. The better one of SepBIT's
 //! two ways to choose a victim counts. `greedy` and `sepbit` keep as many segments open or free as the
 //! chain withholds from its capacity. `greedy_tight` and `sepbit_tight` keep one free segment besides
 //! the open ones, as late cleaning can; they do not depend on how much the chain withholds.
 
 mod addresses;
+mod drives;
 mod reference;
+mod small;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,26 +35,24 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
-use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
-use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
-use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts, Status};
-use thalweg_store::device::{DeviceRef, Partition};
+use thalweg_store::chain::{Chain, Status};
 use tokio::sync::{Notify, Semaphore};
-use uuid::Uuid;
 
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, failed, median, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 use addresses::{Addresses, Load};
+use drives::{DEFAULT_KIND, Drives, KINDS, Kind, create, kind_name, make, parts};
 use reference::{Geometry, Log, Placement, Selection};
+use small::Small;
 
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "steady-sim",
     about: "write amplification and evenness of a chain that is nearly full",
     clock: crate::Clock::Virtual,
-    loads: || cases().iter().map(Case::name).collect(),
+    loads: || cases().iter().map(Case::name).chain(small::ALL.map(Small::name)).collect(),
     traces: false,
     run,
 };
@@ -61,9 +63,6 @@ const FULLEST: u32 = 95;
 /// Segments of a link at scale 1.
 const LINK_SEGMENTS: f64 = 64.0;
 const SEGMENT: u32 = 480;
-const LINKS: u32 = 2;
-/// Bytes per second between host and solid-state drive: about 25,000 blocks.
-const BUS_RATE: u64 = 100_000_000;
 const WRITERS: usize = 32;
 /// A sync follows this many writes, or this much time.
 const SYNC_WRITES: usize = 64;
@@ -98,45 +97,6 @@ impl Plan {
             seconds: 20,
         }
     }
-}
-
-/// The drives of the links.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Drives {
-    /// One solid-state drive has both links and the map.
-    Shared,
-    /// Each link has a solid-state drive; the first has the map too.
-    Separate,
-    /// Each link has a hard disk; the map has a solid-state drive.
-    Disks,
-}
-
-/// A kind of chain.
-type Kind = (Cleaning, Drives);
-
-/// The kind that `thalweg volume create` makes of two files on one filesystem.
-const DEFAULT_KIND: Kind = (Cleaning::CompactInBody, Drives::Shared);
-
-const KINDS: [Kind; 6] = [
-    DEFAULT_KIND,
-    (Cleaning::CompactInBody, Drives::Separate),
-    (Cleaning::MoveToTail, Drives::Shared),
-    (Cleaning::MoveToTail, Drives::Separate),
-    (Cleaning::CompactInBody, Drives::Disks),
-    (Cleaning::MoveToTail, Drives::Disks),
-];
-
-fn kind_name((cleaning, drives): Kind) -> String {
-    let cleaning = match cleaning {
-        Cleaning::CompactInBody => "cib",
-        Cleaning::MoveToTail => "mtt",
-    };
-    let drives = match drives {
-        Drives::Shared => "shared",
-        Drives::Separate => "separate",
-        Drives::Disks => "disks",
-    };
-    format!("{cleaning}_{drives}")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -185,7 +145,9 @@ struct Outcome {
 fn run(options: &Options) -> Result<Report, BenchError> {
     let scale = rig::scale(options, 1.0)?;
     let chosen: Vec<Case> = cases().into_iter().filter(|case| options.runs(&case.name())).collect();
-    report(options, scale, Plan::of_scale(scale), &chosen)
+    let small: Vec<Small> =
+        small::ALL.into_iter().filter(|case| options.runs(&case.name())).collect();
+    report(options, scale, Plan::of_scale(scale), &chosen, &small)
 }
 
 /// Runs the cases, on all processors.
@@ -211,60 +173,10 @@ fn outcomes(seed: u64, plan: Plan, cases: &[Case]) -> Result<Vec<(Case, Outcome)
     })
 }
 
-/// The parts of a chain; its map is at the start of the first link or on a drive of its own.
-fn parts(env: &Env, plan: Plan, drives: Drives) -> Result<Parts, BenchError> {
-    let map = Chain::map_bytes(plan.segment_blocks, LINKS * plan.link_segments);
-    let map = map.next_multiple_of(1 << 20);
-    let link = u64::from(plan.link_segments * plan.segment_blocks) * BLOCK_SIZE as u64;
-    let solid = |name: &str, size: u64| -> DeviceRef {
-        let spec = SolidStateSpec { bus_rate: BUS_RATE, ..SolidStateSpec::sata(size) };
-        Arc::new(SolidState::new(env, name, spec))
-    };
-    let disk = |name: &str| -> DeviceRef {
-        Arc::new(HardDisk::new(env, name, HardDiskSpec::sas_10k(link)))
-    };
-    let part = |drive: &DeviceRef, start, size| -> Result<DeviceRef, BenchError> {
-        Ok(Arc::new(Partition::new(drive.clone(), start, size).map_err(failed)?))
-    };
-    let (map, links) = match drives {
-        Drives::Shared => {
-            let drive = solid("drive", map + 2 * link);
-            let links = [part(&drive, map, link)?, part(&drive, map + link, link)?];
-            (part(&drive, 0, map)?, links)
-        }
-        Drives::Separate => {
-            let first = solid("drive0", map + link);
-            (part(&first, 0, map)?, [part(&first, map, link)?, solid("drive1", link)])
-        }
-        Drives::Disks => (solid("map", map), [disk("disk0"), disk("disk1")]),
-    };
-    let id = |number: usize| Uuid::from_u128(100 + number as u128);
-    let links = links.into_iter().enumerate();
-    Ok(Parts {
-        links: links.map(|(number, device)| Link { id: id(number), device }).collect(),
-        map,
-        map_link: (drives != Drives::Disks).then(|| id(0)),
-        tail_cache: None,
-        body_cache: None,
-    })
-}
-
-async fn make(env: &Env, parts: &Parts, create: Create) -> Result<Chain, BenchError> {
-    Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
-    let options = ChainOptions::default();
-    Ok(Chain::open(env, parts.clone(), options).await.map_err(failed)?.0)
-}
-
 /// Makes a chain whose logical blocks are the fill's share of its capacity.
 async fn open(env: &Env, plan: Plan, case: Case) -> Result<Arc<Chain>, BenchError> {
     let parts = parts(env, plan, case.kind.1)?;
-    let create = |blocks| Create {
-        volume: Uuid::from_u128(7),
-        blocks,
-        segment_blocks: plan.segment_blocks,
-        max_segments: LINKS * plan.link_segments,
-        cleaning: case.kind.0,
-    };
+    let create = |blocks| create(plan, case.kind, blocks);
     // The capacity depends on the links and the kind of cleaning: a chain of one block reports it.
     let probe = make(env, &parts, create(1)).await?;
     let capacity = probe.status().capacity_blocks;
@@ -547,7 +459,13 @@ fn steady_amplification(log: &mut Log, addresses: &mut Addresses, live: u32, pla
 /// The references of each fill and load of the default kind.
 type Table = BTreeMap<(u32, Load), References>;
 
-fn report(options: &Options, scale: f64, plan: Plan, cases: &[Case]) -> Result<Report, BenchError> {
+fn report(
+    options: &Options,
+    scale: f64,
+    plan: Plan,
+    cases: &[Case],
+    small: &[Small],
+) -> Result<Report, BenchError> {
     let mut outcomes = outcomes(options.seed, plan, cases)?;
     outcomes.sort_by_key(|(case, _)| (case.load, case.fill, kind_name(case.kind)));
     let mut table = Table::new();
@@ -565,6 +483,10 @@ fn report(options: &Options, scale: f64, plan: Plan, cases: &[Case]) -> Result<R
     }
     for (case, outcome) in &outcomes {
         tell(&mut report, &case.name(), outcome);
+    }
+    for case in small {
+        let cost = thalweg_sim::run(options.seed, |env| case.measure(env, options.seed, plan))?;
+        case.tell(&mut report, cost);
     }
     report.charts = Load::ALL.iter().map(|load| chart(*load, &outcomes, &table)).collect();
     Ok(report)
@@ -650,7 +572,7 @@ mod tests {
         };
         let case = |fill, load| Case { kind: DEFAULT_KIND, fill, load };
         let cases = [case(50, Load::Uniform), case(80, Load::Zipf)];
-        let measured = || report(&Options::default(), 1.0, plan, &cases).unwrap();
+        let measured = || report(&Options::default(), 1.0, plan, &cases, &small::ALL).unwrap();
         let report = measured();
         let figure = |name: &str| report.number(name).unwrap();
         assert!(figure("cib_shared_50_uniform_wa") >= 1.0);
@@ -658,6 +580,9 @@ mod tests {
         assert!((0.0..1.0).contains(&figure("cib_shared_80_zipf_live_share")));
         assert!(figure("greedy_50_uniform_wa") < figure("greedy_80_zipf_wa"));
         assert!(figure("cib_shared_50_uniform_sync_max_ms") > 0.0);
+        assert!(figure("small_1_flushes_per_put") >= 1.0);
+        assert!(figure("small_64_flushes_per_put") < 0.1);
+        assert!(figure("small_64_bytes_per_put") > 256.0);
         assert_eq!(report.charts.len(), 2);
         assert_eq!(report.figures, measured().figures);
     }

@@ -85,6 +85,7 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
         segment_blocks: SEGMENT,
         max_segments: segments,
         cleaning: Cleaning::MoveToTail,
+        follows: false,
     };
     let options = ChainOptions { tail_cache_blocks: 0, ..ChainOptions::default() };
     Chain::create(env, parts.clone(), &create).await.map_err(failed)?;

@@ -250,6 +250,7 @@ async fn serve(dir: &Path, socket: &Path) -> Result<(Server, Arc<Chain>), BenchE
         segment_blocks: SEGMENT,
         max_segments: segments,
         cleaning: Cleaning::MoveToTail,
+        follows: false,
     };
     Chain::create(&env, parts.clone(), &create).await.map_err(other)?;
     // The caches grow, as those of a volume that `thalweg serve` opens.

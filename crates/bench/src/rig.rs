@@ -127,6 +127,7 @@ impl Rig {
             segment_blocks: SEGMENT,
             max_segments: segments,
             cleaning: plan.cleaning,
+            follows: false,
         };
         Chain::create(env, parts.clone(), &create).await.map_err(failed)?;
         let opened = Chain::open(env, parts.clone(), plan.options.clone()).await;

@@ -11,6 +11,7 @@ use async_recursion::async_recursion;
 use thalweg_env::Env;
 
 use crate::block::{BlockStore, Frozen};
+use crate::chain;
 use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions, Overlay};
 use crate::inplace::{self, InPlace, InPlaceError, Parts, Recovered};
 use crate::pool::{self, Pool, PoolError, manifest};
@@ -152,6 +153,8 @@ pub struct Options {
     /// Whether to open an in-place volume whose journal may be damaged in the middle: transactions before
     /// the damage are replayed, later ones are given up. Chained volumes open as without this.
     pub repair: bool,
+    /// Whether to open a volume that follows another one, to take that one's changes.
+    pub follow: bool,
     /// The limits of its transactions. A chained volume's own settings override them.
     pub transactions: txn::Options,
     /// The run-time options of an in-place volume.
@@ -193,7 +196,9 @@ impl AnyVolume {
                 Err(OpenError::NoJournal { path: path.clone() })
             }
             VolumePath::Folder(folder) => {
+                let chain = chain::Options { follow: options.follow, ..chain::Options::default() };
                 let options = pool::OpenOptions {
+                    chain,
                     read_only: options.read_only,
                     transactions: options.transactions.clone(),
                     ..pool::OpenOptions::default()

@@ -46,11 +46,13 @@ use media::ReadOnlyMedia;
 pub use media::{FileMedia, Found, Media, Opened};
 pub use prepare::Progress;
 pub use settings::OpenOptions;
-pub use spec::{CacheSpec, DeviceSpec, LinkSpec, NewVolume, Preallocation};
+pub use spec::{CacheSpec, DeviceSpec, Follows, LinkSpec, NewVolume, Preallocation};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
 use crate::block::{BlockStore, Frozen, Hold, StoreError};
-use crate::chain::{Chain, ChainError, Growth, Rebuild, RebuildReport, Recovered};
+use crate::chain::{
+    Chain, ChainError, Followed, Growth, Position, Rebuild, RebuildReport, Recovered,
+};
 use crate::tree::catalogue;
 use crate::txn::{Fenced, TransactionManager};
 use crate::volume::{StoreVolume, Volume, VolumeRef};
@@ -158,6 +160,7 @@ impl Pool {
         put.warnings.iter().for_each(|warning| tracing::warn!(volume = manifest.name, "{warning}"));
         let store: Arc<dyn BlockStore> = match options.read_only {
             true => Arc::new(Frozen::newest(chain.clone()).map_err(ChainError::from)?),
+            false if options.chain.follow => Arc::new(Followed::new(chain.clone())),
             false => chain.clone(),
         };
         // Every change of the volume is a transaction, or visible to the transactions that run.
@@ -210,6 +213,24 @@ impl Pool {
         let (put, absent) = put_together(env, &seats, false).await?;
         let rebuilt = Chain::rebuild(env, put.parts, how, progress).await;
         rebuilt.map_err(|error| name_missing(error, absent))
+    }
+
+    /// The address of the volume that it follows, if it follows one.
+    pub async fn follows(&self) -> Option<String> {
+        self.manifest.lock().await.follows.clone()
+    }
+
+    /// Ends following: see [`Chain::promote`]. Returns the state from which the volume goes on alone.
+    ///
+    /// # Errors
+    /// As [`Chain::promote`], and an error from writing the manifest.
+    pub async fn promote(&self) -> Result<Position, PoolError> {
+        let position = self.chain.promote().await?;
+        let mut manifest = self.manifest.lock().await;
+        let changed = Manifest { follows: None, ..manifest.clone() };
+        changed.write(&*self.media, &self.folder).await?;
+        *manifest = changed;
+        Ok(position)
     }
 
     /// The volume's name.

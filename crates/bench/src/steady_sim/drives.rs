@@ -109,5 +109,6 @@ pub(super) fn create(plan: Plan, (cleaning, _): Kind, blocks: u64) -> Create {
         segment_blocks: plan.segment_blocks,
         max_segments: LINKS * plan.link_segments,
         cleaning,
+        follows: false,
     }
 }

@@ -316,6 +316,9 @@ fn end(inner: &Inner, covered: Covered) -> Result<(), StoreError> {
     users.commit(&covered.sealed);
     state.committed = state.committed.max(covered.version);
     inner.committed.store(state.committed.0, Ordering::Release);
+    if let Some(tap) = &state.tap {
+        tap.durable(state.committed);
+    }
     state.keep_synced(covered.held);
     inner.check_roles(&mut state);
     drop(state);

@@ -67,6 +67,12 @@ pub struct LabelFields {
     /// Where recoveries ended the logs: the sequences of their last segments, the first sequence
     /// afterwards, and the version.
     pub cuts: Vec<([u64; 2], u64, u64)>,
+    /// The timelines: their identities, and the versions from which they went on.
+    pub timelines: Vec<(Uuid, u64)>,
+    /// Whether the volume follows another one.
+    pub follows: bool,
+    /// Of a follower, the version from which on it has a state of the other volume.
+    pub whole_from: u64,
 }
 
 /// A link in a label.
@@ -193,6 +199,7 @@ fn label_fields(label: &Label) -> LabelFields {
         segments: link.segments.get(),
         leaving: link.leaving != 0,
     };
+    let timelines = label.history.timelines();
     LabelFields {
         sequence: label.sequence,
         volume: label.volume,
@@ -205,6 +212,9 @@ fn label_fields(label: &Label) -> LabelFields {
         snapshots: label.snapshots.clone(),
         voids: label.voids.iter().map(|void| (void.from.0, void.to.0, void.first)).collect(),
         cuts: label.cuts.iter().map(|cut| (cut.ends, cut.first, cut.version.0)).collect(),
+        timelines: timelines.iter().map(|timeline| (timeline.id, timeline.from.0)).collect(),
+        follows: label.follows,
+        whole_from: label.whole_from.0,
     }
 }
 

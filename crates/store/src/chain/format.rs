@@ -24,14 +24,19 @@
 //! A *checkpoint* is the index at one position of the log. A half holds a page for a [`Witness`], a
 //! base and the deltas that follow it; see [`CheckpointHeader`].
 
+mod label;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::{Lba, Version};
 use crate::checksum::{crc32c, crc32c_of_both};
+pub use label::{CutRecord, LabelHeader, LinkRecord, SnapshotRecord, TimelineRecord, VoidRecord};
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u32 = 1;
+/// Version of the label of a volume with a history, which others follow or which follows another one.
+pub const HISTORY_FORMAT: u32 = 2;
 
 /// Bytes in a map sector.
 pub const SECTOR: usize = 512;
@@ -100,7 +105,8 @@ pub enum Kind {
     Discard,
     /// The block holds nothing: a copy that cleaning made of a discard's entry, with its version.
     MovedDiscard,
-    /// The block holds nothing: the segment was closed before it was full.
+    /// The block holds nothing: the segment was closed before it was full, or the next version leaves others out
+    /// ([`MapEntry::leap`]).
     Pad,
     /// The block holds fragments of logical blocks (see `minilog`). The version is that of the last fragment;
     /// the field for the logical block holds how much older the first one is.
@@ -124,6 +130,22 @@ pub struct MapEntry {
     /// Checksum of the content ([`block_checksum`]; that of `minilog::format` for fragments), or the
     /// length of a discarded run.
     pub check: u32,
+}
+
+/// The checksum field of a leap.
+const LEAP: u32 = 1;
+
+impl MapEntry {
+    /// Notes in the users' log that the versions after `from` and before `to` are left out.
+    pub fn leap(from: Version, to: Version) -> MapEntry {
+        let version = Version(to.0.saturating_sub(1));
+        MapEntry { kind: Kind::Pad, last: true, lba: Lba(from.0), version, check: LEAP }
+    }
+
+    /// Whether it is a [`MapEntry::leap`]. Its field for the logical block holds the version before.
+    pub fn is_leap(&self) -> bool {
+        self.kind == Kind::Pad && self.check == LEAP
+    }
 }
 
 /// One map entry as stored. `lba` has 40 bits, `version` 48.
@@ -336,116 +358,6 @@ pub enum Cleaning {
     MoveToTail,
     /// Live blocks go to free segments of the body (Gecko 3.1.3).
     CompactInBody,
-}
-
-/// Head of a label. Links, snapshots, voids and cuts follow it in this order.
-#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct LabelHeader {
-    /// [`LABEL_MAGIC`].
-    pub magic: [u8; 8],
-    /// [`FORMAT_VERSION`].
-    pub format: U32,
-    /// CRC-32C of the label from `sequence` to the end of its records.
-    pub checksum: U32,
-    /// Increases with each label that is written.
-    pub sequence: U64,
-    /// The volume.
-    pub volume: [u8; 16],
-    /// Logical blocks.
-    pub blocks: U64,
-    /// Blocks in a segment, a multiple of [`ENTRIES_PER_PAGE`].
-    pub segment_blocks: U32,
-    /// Maximum number of segments in the map area.
-    pub max_segments: U32,
-    /// Bytes in each half of the checkpoint area.
-    pub checkpoint_half: U64,
-    /// 0: move to tail, 1: compact in body.
-    pub cleaning: u8,
-    /// Padding.
-    pub reserved: [u8; 3],
-    /// Link records.
-    pub links: U32,
-    /// Snapshot records.
-    pub snapshots: U32,
-    /// Void records.
-    pub voids: U32,
-    /// When the volume was made, seconds since 1970.
-    pub created: U64,
-    /// Cut records.
-    pub cuts: U32,
-    /// Padding.
-    pub reserved2: [u8; 36],
-}
-
-/// A link of the chain.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct LinkRecord {
-    /// The link's identity.
-    pub id: [u8; 16],
-    /// Its first segment.
-    pub base: U32,
-    /// Its segments.
-    pub segments: U32,
-    /// 0: in use, 1: being removed.
-    pub leaving: u8,
-    /// Padding.
-    pub reserved: [u8; 7],
-}
-
-/// A named snapshot.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct SnapshotRecord {
-    /// Name in UTF-8, filled with zeros.
-    pub name: [u8; 64],
-    /// The version that it keeps.
-    pub version: U64,
-    /// When it was made, seconds since 1970.
-    pub created: U64,
-    /// The volume's logical blocks then.
-    pub blocks: U64,
-    /// Padding.
-    pub reserved: [u8; 8],
-}
-
-/// Void versions: above `from` and up to `to`, of blocks from `first` on. A roll-back took them back, or the
-/// volume became so small that the blocks left it.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct VoidRecord {
-    /// The version that was restored; 0 for a volume that became smaller.
-    pub from: U64,
-    /// The newest version when that happened.
-    pub to: U64,
-    /// The next segment sequence then: once every segment is newer, the record is obsolete.
-    pub seq: U64,
-    /// The first logical block concerned: 0 for a roll-back.
-    pub first: U64,
-}
-
-/// The end of the logs at a recovery. Segments of a log with sequences between the one in which that log
-/// ended and `first` never counted, though their sectors may be whole.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct CutRecord {
-    /// Sequence of the segment in which the users' log ended.
-    pub users: U64,
-    /// Sequence of the segment in which the log of compaction ended.
-    pub body: U64,
-    /// The lowest sequence of a segment opened since.
-    pub first: U64,
-    /// The version that was recovered.
-    pub version: U64,
 }
 
 /// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.

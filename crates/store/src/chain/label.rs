@@ -3,11 +3,13 @@
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::ChainError;
 use super::format::{
-    Cleaning, CutRecord, ENTRIES_PER_PAGE, FORMAT_VERSION, LABEL_BYTES, LABEL_MAGIC, LabelHeader,
-    LinkRecord, PAGE, Position, SnapshotRecord, VoidRecord,
+    Cleaning, CutRecord, ENTRIES_PER_PAGE, FORMAT_VERSION, HISTORY_FORMAT, LABEL_BYTES,
+    LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Position, SnapshotRecord, TimelineRecord,
+    VoidRecord,
 };
+use super::history::{History, MAX_TIMELINES, Timeline};
+use super::{ChainError, Create};
 use crate::block::Version;
 use crate::checksum::crc32c_of_both;
 use crate::device::{AlignedBuf, Device, DeviceRef, Purpose};
@@ -57,6 +59,13 @@ pub struct Label {
     pub voids: Vec<Void>,
     /// Where recoveries ended the logs, oldest first.
     pub cuts: Vec<Cut>,
+    /// The timelines, if another volume has followed this one.
+    pub history: History,
+    /// Whether the volume follows another one, from which all its versions come.
+    pub follows: bool,
+    /// Of a follower, the version from which on it has a state of the other volume: below, blocks are missing that
+    /// have newer versions there. 0 for any.
+    pub whole_from: Version,
 }
 
 /// Void versions: above `from` and up to `to`, of blocks from `first` on.
@@ -105,6 +114,7 @@ const _: () = assert!(
         + MAX_SNAPSHOTS * size_of::<SnapshotRecord>()
         + MAX_VOIDS * size_of::<VoidRecord>()
         + MAX_CUTS * size_of::<CutRecord>()
+        + MAX_TIMELINES * size_of::<TimelineRecord>()
         <= LABEL_BYTES as usize
 );
 
@@ -148,6 +158,32 @@ impl Layout {
 }
 
 impl Label {
+    /// The label of a new chain.
+    pub(super) fn new(
+        create: &Create,
+        checkpoint_half: u64,
+        links: Vec<LinkRecord>,
+        created: u64,
+    ) -> Label {
+        Label {
+            sequence: 0,
+            volume: create.volume,
+            blocks: create.blocks,
+            segment_blocks: create.segment_blocks,
+            max_segments: create.max_segments,
+            checkpoint_half,
+            cleaning: create.cleaning,
+            created,
+            links,
+            snapshots: Vec::new(),
+            voids: Vec::new(),
+            cuts: Vec::new(),
+            history: History::default(),
+            follows: create.follows,
+            whole_from: Version(0),
+        }
+    }
+
     pub(super) fn layout(&self) -> Layout {
         Layout::new(self.segment_blocks, self.max_segments, self.checkpoint_half)
     }
@@ -212,12 +248,20 @@ impl Label {
         self.snapshots.iter().find(|snapshot| snapshot.name == name)
     }
 
+    /// The oldest format that has a place for everything in the label.
+    fn format(&self) -> u32 {
+        match self.history.is_empty() && !self.follows {
+            true => FORMAT_VERSION,
+            false => HISTORY_FORMAT,
+        }
+    }
+
     /// The stored form, [`LABEL_BYTES`] long.
     pub(super) fn encode(&self) -> AlignedBuf {
         let mut buffer = AlignedBuf::zeroed(LABEL_BYTES as usize);
         let mut header = LabelHeader {
             magic: LABEL_MAGIC,
-            format: FORMAT_VERSION.into(),
+            format: self.format().into(),
             checksum: 0.into(),
             sequence: self.sequence.into(),
             volume: *self.volume.as_bytes(),
@@ -232,7 +276,11 @@ impl Label {
             voids: (self.voids.len() as u32).into(),
             created: self.created.into(),
             cuts: (self.cuts.len() as u32).into(),
-            reserved2: [0; 36],
+            timelines: (self.history.timelines().len() as u32).into(),
+            follows: self.follows.into(),
+            reserved2: [0; 3],
+            whole_from: self.whole_from.0.into(),
+            reserved3: [0; 20],
         };
         let mut records: Vec<u8> = self.links.as_bytes().to_vec();
         for snapshot in &self.snapshots {
@@ -247,6 +295,11 @@ impl Label {
             let [users, body] = cut.ends.map(Into::into);
             let (first, version) = (cut.first.into(), cut.version.0.into());
             records.extend_from_slice(CutRecord { users, body, first, version }.as_bytes());
+        }
+        for timeline in self.history.timelines() {
+            let record =
+                TimelineRecord { id: *timeline.id.as_bytes(), from: timeline.from.0.into() };
+            records.extend_from_slice(record.as_bytes());
         }
         let checked = &header.as_bytes()[CHECKED_FROM..];
         header.checksum = crc32c_of_both(checked, &records).into();
@@ -266,12 +319,17 @@ impl Label {
         if header.magic != LABEL_MAGIC {
             return Err(ChainError::NoLabel);
         }
-        if header.format.get() > FORMAT_VERSION {
+        if header.format.get() > HISTORY_FORMAT {
             return Err(ChainError::NewerFormat(header.format.get()));
         }
-        let counts =
-            [header.links.get(), header.snapshots.get(), header.voids.get(), header.cuts.get()];
-        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS, MAX_CUTS];
+        let counts = [
+            header.links.get(),
+            header.snapshots.get(),
+            header.voids.get(),
+            header.cuts.get(),
+            header.timelines.get(),
+        ];
+        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS, MAX_CUTS, MAX_TIMELINES];
         if counts.iter().zip(most).any(|(count, most)| *count as usize > most) {
             return Err(ChainError::NoLabel);
         }
@@ -280,6 +338,7 @@ impl Label {
         let snapshots: Vec<SnapshotRecord> = take(&mut rest, counts[1])?;
         let voids: Vec<VoidRecord> = take(&mut rest, counts[2])?;
         let cuts: Vec<CutRecord> = take(&mut rest, counts[3])?;
+        let timelines: Vec<TimelineRecord> = take(&mut rest, counts[4])?;
         let used = &records[..records.len() - rest.len()];
         let checked = &header.as_bytes()[CHECKED_FROM..];
         if crc32c_of_both(checked, used) != header.checksum.get() {
@@ -316,6 +375,9 @@ impl Label {
                     version: Version(cut.version.get()),
                 })
                 .collect(),
+            history: decode_history(&timelines)?,
+            follows: header.follows != 0,
+            whole_from: Version(header.whole_from.get()),
         };
         label.check()
     }
@@ -395,6 +457,14 @@ fn take<T: FromBytes>(rest: &mut &[u8], count: u32) -> Result<Vec<T>, ChainError
         *rest = left;
     }
     Ok(records)
+}
+
+fn decode_history(records: &[TimelineRecord]) -> Result<History, ChainError> {
+    let timeline = |record: &TimelineRecord| Timeline {
+        id: Uuid::from_bytes(record.id),
+        from: Version(record.from.get()),
+    };
+    History::new(records.iter().map(timeline).collect()).ok_or(ChainError::NoLabel)
 }
 
 fn encode_snapshot(snapshot: &Snapshot) -> SnapshotRecord {

@@ -271,12 +271,14 @@ impl Log {
         Ok(())
     }
 
-    /// Checks that versions follow each other without a gap: otherwise part of the log is missing.
+    /// Checks that versions follow each other without a gap that a [leap](MapEntry::leap) notes: otherwise part of the log
+    /// is missing.
     fn check_versions(&self, mut version: Version) -> Result<(), ChainError> {
         for (_, block, entry) in &self.entries {
             let first = match entry.kind {
                 Kind::Data | Kind::Discard => entry.version,
                 Kind::Mini => Version(entry.version.0.saturating_sub(entry.lba.0)),
+                Kind::Pad if entry.is_leap() => Version(entry.lba.0),
                 _ => continue,
             };
             if first < version || first > version.next() {

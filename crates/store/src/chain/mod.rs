@@ -50,12 +50,16 @@ mod caches;
 mod checkpoint;
 mod clean;
 mod commit;
+mod contract;
 mod counts;
 pub mod dump;
+mod follow;
+mod followed;
 pub mod format;
 #[doc(hidden)]
 pub mod fuzz;
 mod growth;
+mod history;
 mod index;
 mod label;
 mod log;
@@ -79,6 +83,7 @@ mod state;
 mod status;
 mod stream;
 mod synced;
+mod tap;
 mod turns;
 mod wishes;
 mod write;
@@ -87,24 +92,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use async_trait::async_trait;
-use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
-};
+use crate::block::{Epoch, Hold, Lba, StoreError, Version};
 use crate::device::{DeviceError, DeviceRef};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
 use cache::Cache;
 pub use counts::CountStatus;
 use counts::Counts;
+pub use follow::{Attached, Changed};
+pub use followed::{BEFORE_COPY, Followed};
 pub use format::Cleaning;
 pub use growth::Growth;
+pub use history::{History, NoPosition, Position, Relation, Timeline};
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
 pub use minilog::MiniCounts;
@@ -117,6 +121,7 @@ pub use snapshot::SnapshotUse;
 pub use stages::WaitStatus;
 use state::State;
 pub use status::{LinkStatus, Status};
+pub use tap::{Change, Tap};
 
 /// Errors of making, opening or changing a chain.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -129,7 +134,7 @@ pub enum ChainError {
     /// The volume was written by a newer program.
     #[error(
         "the volume has format {0}, and this program knows {known}; use a newer one",
-        known = format::FORMAT_VERSION
+        known = format::HISTORY_FORMAT
     )]
     NewerFormat(u32),
     /// A link's device is absent.
@@ -323,110 +328,6 @@ impl Drop for Chain {
     }
 }
 
-#[async_trait]
-impl BlockStore for Chain {
-    fn blocks(&self) -> u64 {
-        self.inner.blocks()
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.inner.epoch
-    }
-
-    fn now(&self) -> Version {
-        self.inner.state.lock().version
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        read::read(&self.inner, lba, count, at).await
-    }
-
-    async fn read_newest(
-        &self,
-        lba: Lba,
-        count: u64,
-    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
-        read::read_newest(&self.inner, lba, count).await
-    }
-
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        read::peek(&self.inner, lba, at)
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.options.read_only
-    }
-
-    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
-        self.inner.check_writable()?;
-        write::apply(&self.inner, &writes, retention, None).await
-    }
-
-    async fn submit_at(
-        &self,
-        version: Version,
-        writes: WriteList,
-        retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        self.inner.check_writable()?;
-        write::apply(&self.inner, &writes, retention, Some(version)).await
-    }
-
-    fn holds_take_room(&self) -> bool {
-        write::is_full(&self.inner)
-    }
-
-    fn max_transaction(&self) -> usize {
-        write::max_transaction(&self.inner)
-    }
-
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        self.inner.check_writable()?;
-        write::discard(&self.inner, lba, count).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        Counts::add(&self.inner.counts.syncs, 1);
-        commit::sync(&self.inner, version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        let mut state = self.inner.state.lock();
-        state.can_hold(version).then(|| state.holds.take(version))?;
-        Some(self.inner.release_later(version))
-    }
-
-    fn hold_synced(&self) -> Option<Hold> {
-        let version = self.inner.state.lock().hold_synced()?;
-        Some(self.inner.release_later(version))
-    }
-
-    fn synced(&self) -> Option<Version> {
-        self.inner.state.lock().synced()
-    }
-
-    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
-        self.inner.check_range(lba, 1)?;
-        Ok(self.inner.state.lock().versions(lba.0 as u32))
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        let mut state = self.inner.state.lock();
-        if lba.0 < state.index.blocks() {
-            state.wish(lba.0 as u32);
-        }
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        self.inner.state.lock().allocation(lba, count, at.unwrap_or(Version(u64::MAX)))
-    }
-}
-
 impl Inner {
     /// The guard of a hold.
     fn release_later(self: &Arc<Self>, version: Version) -> Hold {
@@ -479,6 +380,14 @@ impl Inner {
         match self.options.read_only {
             true => Err(StoreError::ReadOnly),
             false => Ok(()),
+        }
+    }
+
+    /// Refuses changes by users.
+    fn check_users(&self) -> Result<(), StoreError> {
+        match self.options.follow {
+            true => Err(StoreError::ReadOnly),
+            false => self.check_writable(),
         }
     }
 

@@ -68,6 +68,8 @@ pub struct Options {
     /// Whether the chain is only read, over devices that keep writes in memory: it refuses changes, and
     /// neither cleans nor writes checkpoints, which would fill that memory.
     pub read_only: bool,
+    /// Whether the chain follows another one: its versions are given, and users' changes are refused.
+    pub follow: bool,
     /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
     pub max_deltas: u32,
 }
@@ -88,6 +90,7 @@ impl Default for Options {
             mini_blocks: 16 * 1024,
             please_cache_blocks: 16 * 1024,
             read_only: false,
+            follow: false,
             max_deltas: 256,
         }
     }
@@ -115,4 +118,6 @@ pub struct Create {
     pub max_segments: u32,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
+    /// Whether the chain follows another one, which has the same identity.
+    pub follows: bool,
 }

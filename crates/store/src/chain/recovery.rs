@@ -35,7 +35,9 @@ use super::segments::{SegmentState, Segments};
 use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
 use super::synced::Synced;
-use super::{Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, caches, scrub};
+use super::{
+    Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, caches, follow, scrub,
+};
 use crate::block::{BLOCK_SIZE, Epoch, Holds, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::lock::BriefMutex;
@@ -96,20 +98,7 @@ pub(super) async fn create(env: &Env, parts: Parts, create: &Create) -> Result<(
         links.push(record);
     }
     let layout = layout_for(per, create.max_segments);
-    let label = Label {
-        sequence: 0,
-        volume: create.volume,
-        blocks: create.blocks,
-        segment_blocks: per,
-        max_segments: create.max_segments,
-        checkpoint_half: layout.checkpoint_half,
-        cleaning: create.cleaning,
-        created: env.wall_clock(),
-        links,
-        snapshots: Vec::new(),
-        voids: Vec::new(),
-        cuts: Vec::new(),
-    };
+    let label = Label::new(create, layout.checkpoint_half, links, env.wall_clock());
     check_sizes(&label, &parts)?;
     let mut state = empty_state(label, &parts)?;
     state.users = open_stream(&mut state, USERS, 0);
@@ -199,6 +188,7 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
         cleaning: Default::default(),
         checkpoint_hurry: false,
         poison: None,
+        tap: None,
         frozen: 0,
         dead: Vec::new(),
     })
@@ -287,7 +277,7 @@ pub(super) async fn open(
         true => Parts { tail_cache: None, body_cache: None, ..parts },
         false => parts,
     };
-    let label = Label::read(&*parts.map).await?;
+    let label = follow::read_label(&parts, &options).await?;
     let mut state = empty_state(label, &parts)?;
     check_sizes(&state.label, &parts)?;
     // After a crash of this process alone, the devices' caches may hold writes that are not yet durable.
@@ -326,7 +316,7 @@ pub(super) async fn open(
     let first = state.next_seq;
     resume(&mut state, Some(users), body);
     note_cut(&mut state, ends, first);
-    state.label.write(&parts.map).await?;
+    follow::write_label(env, &parts, &options, &mut state).await?;
     if state.owed() > 0 || options.read_only {
         // Room for settling, which comes before the checkpoint; a read-only chain writes none. Neither the last
         // checkpoint nor the logs behind it refer to it, so that an interrupted recovery can be repeated.

@@ -69,6 +69,7 @@ impl Chain {
         let mut state = inner.state.lock();
         inner.set_blocks(&mut state, blocks);
         state.wishes.forget_all();
+        state.tell_reshaped();
         Ok(())
     }
 

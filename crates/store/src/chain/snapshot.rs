@@ -141,9 +141,17 @@ impl Chain {
                 let seq = inner.state.lock().next_seq;
                 let (from, to) = (snapshot.version, newest);
                 label.voids.push(Void { from, to, seq, first: 0 });
+                if !label.history.is_empty() {
+                    // What follows is no future of the versions that are taken back.
+                    label.history.begin(inner.env.uuid(), from);
+                }
             })
             .await?;
-        inner.state.lock().take_back(snapshot.version, newest);
+        {
+            let mut state = inner.state.lock();
+            state.take_back(snapshot.version, newest);
+            state.tell_reshaped();
+        }
         inner.bury_all();
         checkpoint::write(inner).await?;
         Ok(())

@@ -19,6 +19,7 @@ use super::room::{Need, Room};
 use super::segments::{SegmentState, Segments};
 use super::stream::{BODY, Pending, Stream, USERS};
 use super::synced::Synced;
+use super::tap::Tap;
 use super::turns::Turns;
 use super::wishes::Wishes;
 use crate::block::{Holds, Lba, StoreError, Version, Write};
@@ -71,6 +72,8 @@ pub(super) struct State {
     /// A task waits for a checkpoint: it settles slots at once.
     pub(super) checkpoint_hurry: bool,
     pub(super) poison: Option<Arc<str>>,
+    /// Gets every change.
+    pub(super) tap: Option<Arc<dyn Tap>>,
     /// Number of tasks that keep users from writing.
     pub(super) frozen: u32,
     /// Blocks that died, collected under the lock; `Inner::bury` handles them outside it.
@@ -335,17 +338,6 @@ impl State {
         }
         self.version = version;
         Ok(())
-    }
-
-    /// Discards a run as one version.
-    pub(super) fn discard(&mut self, lba: Lba, count: u32) -> Result<Version, StoreError> {
-        self.seal_mini(true)?;
-        let version = self.version.next();
-        let entry = MapEntry { kind: Kind::Discard, last: true, lba, version, check: count };
-        let record = self.append(USERS, &entry, None, Purpose::Map)?;
-        self.put_discard(lba.0 as u32, count, version, record);
-        self.version = version;
-        Ok(version)
     }
 
     /// Marks a run of blocks as discarded by the entry in the physical block `record`.

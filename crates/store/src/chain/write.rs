@@ -6,18 +6,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::MutexGuard;
 use thalweg_env::Time;
 
-use super::format::block_checksum;
+use super::format::{Kind, MapEntry, block_checksum};
 use super::index::is_slot;
 use super::minilog::format::MAX_COST;
 use super::minilog::{PerWrite, blocks_for, small_writes};
 use super::room::{Need, Room};
 use super::stages::{Cause, Stage};
 use super::state::Dead;
-use super::stream::BODY;
+use super::stream::{BODY, USERS};
+use super::tap::Change;
 use super::{Counts, Inner, State, queue};
 use crate::block::{
     Applied, BLOCK_SIZE, Backpressure, Lba, Retention, StoreError, Version, Write, WriteList,
 };
+use crate::device::Purpose;
 
 /// Maximum blocks in one transaction on any volume. It may span several segments.
 const MAX_TRANSACTION: usize = 1 << 16;
@@ -47,10 +49,16 @@ pub(super) async fn apply(
     let checks: PerWrite<u32> = writes.iter().zip(&small).map(check).collect();
     let blocks = writes.len() as u32;
     let slots = small.iter().filter(|small| **small).count() as u32;
-    let need = Need { live: blocks, blocks: blocks - slots + blocks_for(writes, &small), slots };
+    let leap = u32::from(at.is_some());
+    let need =
+        Need { live: blocks, blocks: blocks - slots + blocks_for(writes, &small) + leap, slots };
     let version = with_room(inner, need, |state| {
         let version = state.version.or_next(at)?;
+        state.leap_to(version)?;
         state.apply(version, writes, &checks, &small)?;
+        if let Some(tap) = &state.tap {
+            tap.changed(version, Change::Writes(writes));
+        }
         if hold {
             state.holds.take(version);
         }
@@ -75,12 +83,30 @@ pub(super) async fn discard(
         let run = (lba.0 + count - at).min(DISCARD_BLOCKS);
         let stored = inner.state.lock().allocation(Lba(at), run, Version(u64::MAX));
         if stored.iter().any(|(_, stored)| *stored) {
-            version = with_room(inner, Need::whole(1), |state| state.discard(Lba(at), run as u32))
-                .await?;
+            version = discard_as(inner, Lba(at), run as u32, None).await?;
         }
         at += run;
     }
     Ok(version)
+}
+
+/// Discards a run as the version `at`, or else the next.
+pub(super) async fn discard_as(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    count: u32,
+    at: Option<Version>,
+) -> Result<Version, StoreError> {
+    with_room(inner, Need::whole(1 + u32::from(at.is_some())), |state| {
+        let version = state.version.or_next(at)?;
+        state.leap_to(version)?;
+        state.discard(version, lba, count)?;
+        if let Some(tap) = &state.tap {
+            tap.changed(version, Change::Discard { lba, count });
+        }
+        Ok(version)
+    })
+    .await
 }
 
 /// Whether cleaning makes no room for a block unless others die, such as those of old versions. Otherwise a writer
@@ -232,6 +258,23 @@ fn wait_cause(inner: &Inner, state: &mut State, need: Need) -> Result<Option<Cau
         }
         Room::Full => return Err(StoreError::NoSpace),
     })
+}
+
+impl State {
+    /// Discards a run as `version`.
+    pub(super) fn discard(
+        &mut self,
+        version: Version,
+        lba: Lba,
+        count: u32,
+    ) -> Result<(), StoreError> {
+        self.seal_mini(true)?;
+        let entry = MapEntry { kind: Kind::Discard, last: true, lba, version, check: count };
+        let record = self.append(USERS, &entry, None, Purpose::Map)?;
+        self.put_discard(lba.0 as u32, count, version, record);
+        self.version = version;
+        Ok(())
+    }
 }
 
 /// A writer that waits for cleaning, until it is dropped: cleaning takes no pauses meanwhile.

@@ -147,6 +147,10 @@ async fn create_all(
 
     let mut manifest = Manifest::new(env.uuid(), &new.name, new.sector);
     manifest.settings = new.settings;
+    if let Some(follows) = &new.follows {
+        manifest.volume = follows.volume;
+        manifest.follows = Some(follows.address.clone());
+    }
     let claims = claims(env, folder, new, &plan, cache_default, &mut manifest);
     for claim in &claims {
         prepare::check_claim(media, claim, new.force).await?;
@@ -180,6 +184,7 @@ async fn make_chain(
         segment_blocks: plan.segment_blocks,
         max_segments: plan.max_segments,
         cleaning: new.cleaning,
+        follows: new.follows.is_some(),
     };
     Ok(Chain::create(env, put.parts, &create).await?)
 }

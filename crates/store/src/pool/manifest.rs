@@ -51,6 +51,9 @@ pub struct Manifest {
     /// The settings for opening it; they override an opening's options.
     #[serde(default, skip_serializing_if = "Settings::is_empty")]
     pub settings: Settings,
+    /// The address of the volume that it follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<String>,
     /// The devices; one that serves two roles is listed twice.
     #[serde(rename = "device", default)]
     pub devices: Vec<Place>,
@@ -98,6 +101,7 @@ impl Manifest {
             stage: Stage::Unfinished,
             sector,
             settings: Settings::default(),
+            follows: None,
             devices: Vec::new(),
             leftovers: Vec::new(),
         }

@@ -1,5 +1,7 @@
 //! The description of a volume to be made.
 
+use uuid::Uuid;
+
 use std::path::PathBuf;
 
 use super::settings::Settings;
@@ -121,6 +123,17 @@ pub struct NewVolume {
     pub settings: Settings,
     /// Whether to overwrite devices that carry another volume's label or a known signature.
     pub force: bool,
+    /// The volume that this one is to follow. It has the same identity, and its size is this volume's.
+    pub follows: Option<Follows>,
+}
+
+/// A volume on another machine that a volume follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Follows {
+    /// Its identity.
+    pub volume: Uuid,
+    /// Its address, for those that connect to it.
+    pub address: String,
 }
 
 impl NewVolume {
@@ -139,6 +152,7 @@ impl NewVolume {
             sector: None,
             settings: Settings::default(),
             force: false,
+            follows: None,
         }
     }
 }

@@ -42,6 +42,7 @@ async fn open(env: &Env, links: Vec<DeviceRef>, cleaning: Cleaning, options: Opt
         segment_blocks: SEGMENT,
         max_segments: segments,
         cleaning,
+        follows: false,
     };
     Chain::create(env, parts.clone(), &create).await.unwrap();
     Chain::open(env, parts, options).await.unwrap().0

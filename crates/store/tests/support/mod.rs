@@ -118,6 +118,7 @@ impl Shape {
             segment_blocks: SEGMENT,
             max_segments: self.max_segments(),
             cleaning: self.cleaning,
+            follows: false,
         }
     }
 

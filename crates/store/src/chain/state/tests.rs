@@ -42,6 +42,9 @@ fn state(cleaning: Cleaning, links: &[u32]) -> State {
         snapshots: Vec::new(),
         voids: Vec::new(),
         cuts: Vec::new(),
+        history: Default::default(),
+        follows: false,
+        whole_from: Version(0),
     };
     let parts = Parts { links, map: device(1), map_link: None, tail_cache: None, body_cache: None };
     let mut state = empty_state(label, &parts).unwrap();

@@ -1,0 +1,113 @@
+//! A chain as a block store.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{Chain, Counts, commit, read, write};
+use crate::block::{
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+};
+
+#[async_trait]
+impl BlockStore for Chain {
+    fn blocks(&self) -> u64 {
+        self.inner.blocks()
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.inner.epoch
+    }
+
+    fn now(&self) -> Version {
+        self.inner.state.lock().version
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        read::read(&self.inner, lba, count, at).await
+    }
+
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        read::read_newest(&self.inner, lba, count).await
+    }
+
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        read::peek(&self.inner, lba, at)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.inner.options.read_only || self.inner.options.follow
+    }
+
+    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
+        self.inner.check_users()?;
+        write::apply(&self.inner, &writes, retention, None).await
+    }
+
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.inner.check_writable()?;
+        write::apply(&self.inner, &writes, retention, Some(version)).await
+    }
+
+    fn holds_take_room(&self) -> bool {
+        write::is_full(&self.inner)
+    }
+
+    fn max_transaction(&self) -> usize {
+        write::max_transaction(&self.inner)
+    }
+
+    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
+        self.inner.check_users()?;
+        write::discard(&self.inner, lba, count).await
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        Counts::add(&self.inner.counts.syncs, 1);
+        commit::sync(&self.inner, version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        let mut state = self.inner.state.lock();
+        state.can_hold(version).then(|| state.holds.take(version))?;
+        Some(self.inner.release_later(version))
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        let version = self.inner.state.lock().hold_synced()?;
+        Some(self.inner.release_later(version))
+    }
+
+    fn synced(&self) -> Option<Version> {
+        self.inner.state.lock().synced()
+    }
+
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.inner.check_range(lba, 1)?;
+        Ok(self.inner.state.lock().versions(lba.0 as u32))
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        let mut state = self.inner.state.lock();
+        if lba.0 < state.index.blocks() {
+            state.wish(lba.0 as u32);
+        }
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        self.inner.state.lock().allocation(lba, count, at.unwrap_or(Version(u64::MAX)))
+    }
+}

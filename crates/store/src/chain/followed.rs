@@ -1,0 +1,139 @@
+//! A follower as its readers see it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::Chain;
+use crate::block::{
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+};
+
+/// The snapshot that keeps the state that a follower had before a copy.
+pub const BEFORE_COPY: &str = "before-copy";
+
+/// A chain that follows another one, read-only: its readers see whole states of that one, and no copy that is under way.
+/// Meanwhile they see the state from before it; before the first copy has ended, reads fail.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    chain: Arc<Chain>,
+}
+
+impl Followed {
+    /// Readers of `chain`.
+    pub fn new(chain: Arc<Chain>) -> Followed {
+        Followed { chain }
+    }
+
+    /// The newest version that is a state of the other volume.
+    fn whole(&self) -> Option<Version> {
+        let now = self.chain.now();
+        match now >= self.chain.whole_from() {
+            true => Some(now),
+            false => self.chain.snapshot(BEFORE_COPY).map(|snapshot| snapshot.version),
+        }
+    }
+
+    /// Whether a version that is held is a state of the other volume.
+    fn is_whole(&self, version: Version) -> bool {
+        let before = self.chain.snapshot(BEFORE_COPY).map(|snapshot| snapshot.version);
+        version >= self.chain.whole_from() || before.is_some_and(|before| version <= before)
+    }
+}
+
+fn nothing_yet() -> StoreError {
+    StoreError::Invalid(
+        "the replica has no whole state yet: its first copy is under way".to_owned(),
+    )
+}
+
+#[async_trait]
+impl BlockStore for Followed {
+    fn blocks(&self) -> u64 {
+        self.chain.blocks()
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.chain.epoch()
+    }
+
+    fn now(&self) -> Version {
+        self.whole().unwrap_or(Version(0))
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
+    async fn read(
+        &self,
+        lba: Lba,
+        count: u64,
+        at: Version,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
+        match self.is_whole(at) {
+            true => self.chain.read(lba, count, at).await,
+            false => Err(StoreError::Gone(at)),
+        }
+    }
+
+    async fn read_newest(
+        &self,
+        lba: Lba,
+        count: u64,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        loop {
+            let whole = self.whole().ok_or_else(nothing_yet)?;
+            // A copy may begin or end, and newer versions may come, before the version is held.
+            let Some(hold) = self.hold(whole) else { continue };
+            return Ok((whole, self.chain.read(lba, count, hold.version()).await?));
+        }
+    }
+
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        self.is_whole(at).then(|| self.chain.peek(lba, at))?
+    }
+
+    async fn submit(&self, _: WriteList, _: Retention) -> Result<Applied, StoreError> {
+        Err(StoreError::ReadOnly)
+    }
+
+    async fn discard(&self, _: Lba, _: u64) -> Result<Version, StoreError> {
+        Err(StoreError::ReadOnly)
+    }
+
+    async fn sync(&self, version: Version) -> Result<(), StoreError> {
+        self.chain.sync(version).await
+    }
+
+    fn hold(&self, version: Version) -> Option<Hold> {
+        let hold = self.chain.hold(version)?;
+        // Looked at again under the hold: a copy that begins now keeps this state.
+        self.is_whole(version).then_some(hold)
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        let hold = self.chain.hold_synced().filter(|hold| self.is_whole(hold.version()));
+        hold.or_else(|| self.hold(self.whole()?))
+    }
+
+    fn synced(&self) -> Option<Version> {
+        let synced = self.chain.synced().filter(|version| self.is_whole(*version));
+        synced.or_else(|| self.whole())
+    }
+
+    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        let mut all = self.chain.versions(lba).await?;
+        all.retain(|version| self.is_whole(version.newest));
+        Ok(all)
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.chain.please_cache(lba);
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        self.chain.allocation(lba, count, at.or_else(|| self.whole()))
+    }
+}

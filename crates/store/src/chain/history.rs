@@ -1,0 +1,279 @@
+//! The history of a volume that others follow: which state a version names, on any machine.
+//!
+//! A crash loses versions that were not durable, and their numbers are used again; a follower that is promoted goes
+//! on from an older version than the volume that it followed. So a version alone does not name a state. As in
+//! PostgreSQL each opening for writing begins a *timeline* with a random identity. Only one process at a time adds
+//! versions to a timeline, in order: timeline and version together name one state for ever. A follower takes over
+//! the timelines of the volume that it follows.
+
+use uuid::Uuid;
+
+use crate::block::Version;
+
+/// Maximum timelines in a history; the oldest are forgotten.
+pub(super) const MAX_TIMELINES: usize = 64;
+
+/// The versions above `from`, up to the next timeline's `from`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Timeline {
+    /// Its identity.
+    pub id: Uuid,
+    /// The version from which it went on.
+    pub from: Version,
+}
+
+/// Timelines, oldest first; empty for a volume that nothing has followed yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "Vec<Timeline>", into = "Vec<Timeline>")]
+pub struct History(Vec<Timeline>);
+
+impl TryFrom<Vec<Timeline>> for History {
+    type Error = &'static str;
+
+    fn try_from(timelines: Vec<Timeline>) -> Result<History, &'static str> {
+        History::new(timelines).ok_or("timelines that are no history")
+    }
+}
+
+impl From<History> for Vec<Timeline> {
+    fn from(history: History) -> Vec<Timeline> {
+        history.0
+    }
+}
+
+/// A state of a volume, wherever it is. It is written `VOLUME:TIMELINE:VERSION`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Position {
+    /// The volume, which its followers share.
+    pub volume: Uuid,
+    /// The timeline to which the version belongs.
+    pub timeline: Uuid,
+    /// The version.
+    pub version: Version,
+}
+
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}:{}", self.volume, self.timeline, self.version)
+    }
+}
+
+/// A text that is not a position.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no position: expected VOLUME:TIMELINE:VERSION, as `thalweg replica position` prints it"
+)]
+pub struct NoPosition(String);
+
+impl std::str::FromStr for Position {
+    type Err = NoPosition;
+
+    fn from_str(text: &str) -> Result<Position, NoPosition> {
+        let mut parts = text.split(':');
+        let mut id = || parts.next().and_then(|part| part.parse().ok());
+        let (volume, timeline) = (id(), id());
+        let version = parts.next().and_then(|part| part.parse().ok()).map(Version);
+        let parsed = match (volume, timeline, version, parts.next()) {
+            (Some(volume), Some(timeline), Some(version), None) => {
+                Some(Position { volume, timeline, version })
+            }
+            _ => None,
+        };
+        // The form that is written, and no other.
+        parsed
+            .filter(|parsed| parsed.to_string() == text)
+            .ok_or_else(|| NoPosition(text.to_owned()))
+    }
+}
+
+/// How a position, or another history, relates to a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// It is a state that the volume has been in, or is in now.
+    Past,
+    /// The volume has not come so far; it may be one of its future states.
+    Future,
+    /// The two have gone different ways since this version.
+    Apart(Version),
+    /// They have no timeline in common: another volume, or a state from before the oldest timeline that is known.
+    Strange,
+}
+
+impl History {
+    /// A history of these timelines, oldest first; `None` unless they go on from ascending versions.
+    pub fn new(timelines: Vec<Timeline>) -> Option<History> {
+        let ascends = timelines.is_sorted_by_key(|timeline| timeline.from);
+        (ascends && timelines.len() <= MAX_TIMELINES).then_some(History(timelines))
+    }
+
+    /// The timelines, oldest first.
+    pub fn timelines(&self) -> &[Timeline] {
+        &self.0
+    }
+
+    /// Whether nothing has followed the volume yet.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Begins a timeline with the identity `id` after version `from`. Timelines without a version are forgotten, except
+    /// for the first, and so are the oldest beyond [`MAX_TIMELINES`].
+    pub(super) fn begin(&mut self, id: Uuid, from: Version) {
+        let used = self.0.iter().skip(1).take_while(|timeline| timeline.from < from).count();
+        self.0.truncate(1 + used);
+        self.0.push(Timeline { id, from });
+        let surplus = self.0.len().saturating_sub(MAX_TIMELINES);
+        self.0.drain(..surplus);
+    }
+
+    /// The timeline that `version` belongs to; `None` for one from before the oldest timeline.
+    pub fn timeline(&self, version: Version) -> Option<Uuid> {
+        let of = self.0.iter().rev().find(|timeline| timeline.from < version);
+        // The state from which the oldest timeline went on has no other name.
+        let first = self.0.first().filter(|first| first.from == version);
+        of.or(first).map(|timeline| timeline.id)
+    }
+
+    /// The last version of the timeline at `place`, on a volume whose newest version is `newest`.
+    fn end(&self, place: usize, newest: Version) -> Version {
+        self.0.get(place + 1).map_or(newest, |next| next.from.min(newest))
+    }
+
+    /// How a version of a timeline relates to a volume with this history whose newest version is `newest`.
+    pub fn relation(&self, timeline: Uuid, version: Version, newest: Version) -> Relation {
+        let Some(place) = self.0.iter().position(|own| own.id == timeline) else {
+            return Relation::Strange;
+        };
+        let (from, end) = (self.0[place].from, self.end(place, newest));
+        let is_newest = place + 1 == self.0.len();
+        match version {
+            _ if version < from => Relation::Strange,
+            _ if version <= end => Relation::Past,
+            _ if is_newest => Relation::Future,
+            _ => Relation::Apart(end),
+        }
+    }
+
+    /// How a volume with the history `other` whose newest version is `version` relates to this one.
+    pub fn relation_of(&self, other: &History, version: Version, newest: Version) -> Relation {
+        let place = |id| self.0.iter().position(|own| own.id == id);
+        let common = other
+            .0
+            .iter()
+            .enumerate()
+            .rev()
+            .find_map(|(theirs, timeline)| Some((theirs, place(timeline.id)?)));
+        let Some((theirs, ours)) = common else { return Relation::Strange };
+        let (end, others_end) = (self.end(ours, newest), other.end(theirs, version));
+        let at = end.min(others_end);
+        let is_newest = ours + 1 == self.0.len();
+        match version {
+            _ if version < self.0[ours].from => {
+                // It has been told of a timeline that it has not reached.
+                match version >= self.0.first().map_or(Version(0), |first| first.from) {
+                    true => Relation::Past,
+                    false => Relation::Strange,
+                }
+            }
+            _ if version <= at => Relation::Past,
+            _ if is_newest && newest <= others_end => Relation::Future,
+            _ => Relation::Apart(at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    fn history(timelines: &[(u128, u64)]) -> History {
+        let timelines = timelines.iter();
+        let timelines =
+            timelines.map(|(number, from)| Timeline { id: id(*number), from: Version(*from) });
+        History::new(timelines.collect()).unwrap()
+    }
+
+    #[test]
+    fn a_timeline_without_a_version_is_forgotten_except_for_the_first() {
+        let mut all = History::default();
+        for (number, from) in [(1, 5), (2, 5), (3, 5), (4, 9), (5, 9), (6, 12)] {
+            all.begin(id(number), Version(from));
+        }
+        assert_eq!(all, history(&[(1, 5), (3, 5), (5, 9), (6, 12)]));
+        let timelines = [4, 5, 6, 9, 10, 12, 13].map(|version| all.timeline(Version(version)));
+        let expected = [None, Some(1), Some(3), Some(3), Some(5), Some(5), Some(6)];
+        assert_eq!(timelines, expected.map(|number| number.map(id)));
+    }
+
+    #[test]
+    fn only_the_newest_timelines_are_kept() {
+        let mut all = History::default();
+        (0..100).for_each(|number| all.begin(id(number), Version(number as u64)));
+        assert_eq!(all.timelines().len(), MAX_TIMELINES);
+        assert_eq!(all.timelines()[0].id, id(36));
+    }
+
+    #[test]
+    fn a_position_is_past_future_apart_or_strange() {
+        let all = history(&[(1, 0), (2, 10), (3, 20)]);
+        let relation = |number, version| all.relation(id(number), Version(version), Version(25));
+        for (number, version, expected) in [
+            (1, 0, Relation::Past),
+            (1, 10, Relation::Past),
+            (1, 11, Relation::Apart(Version(10))),
+            (2, 9, Relation::Strange),
+            (2, 20, Relation::Past),
+            (3, 25, Relation::Past),
+            (3, 26, Relation::Future),
+            (4, 5, Relation::Strange),
+        ] {
+            assert_eq!(relation(number, version), expected, "{version} of {number}");
+        }
+    }
+
+    #[test]
+    fn histories_are_compared_at_their_last_common_timeline() {
+        let ours = history(&[(1, 0), (2, 10)]);
+        let relation = |other: &[(u128, u64)], version| {
+            ours.relation_of(&history(other), Version(version), Version(15))
+        };
+        for (other, version, expected) in [
+            (&[(1, 0)][..], 0, Relation::Past),
+            (&[(1, 0)], 10, Relation::Past),
+            // It had versions that the crash before our second timeline lost.
+            (&[(1, 0)], 12, Relation::Apart(Version(10))),
+            (&[(1, 0), (2, 10)], 15, Relation::Past),
+            (&[(1, 0), (2, 10)], 16, Relation::Future),
+            // It has been told of our second timeline, and has not reached it.
+            (&[(1, 0), (2, 10)], 7, Relation::Past),
+            // It was promoted at 12, and we went on to 15.
+            (&[(1, 0), (2, 10), (9, 12)], 14, Relation::Apart(Version(12))),
+            // It was promoted at 15, which is all that we have.
+            (&[(1, 0), (2, 10), (9, 15)], 17, Relation::Future),
+            (&[(7, 0)], 3, Relation::Strange),
+            (&[], 3, Relation::Strange),
+        ] {
+            assert_eq!(relation(other, version), expected, "{other:?} at {version}");
+        }
+    }
+
+    #[test]
+    fn a_position_is_read_in_the_form_in_which_it_is_written() {
+        let position = Position { volume: id(1), timeline: id(2), version: Version(3) };
+        let text = position.to_string();
+        assert_eq!(text.parse(), Ok(position));
+        for wrong in [
+            "",
+            "1:2:3",
+            &format!("{text}:4"),
+            &text.to_uppercase().replace('0', "A"),
+            &format!("+{text}"),
+        ] {
+            assert!(wrong.parse::<Position>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! A tap shows another task every change of a chain, in the order of versions.
+
+use std::fmt;
+
+use crate::block::{Lba, Version, WriteList};
+
+/// What one version changed.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'a> {
+    /// The writes of a transaction.
+    Writes(&'a WriteList),
+    /// A discard.
+    Discard {
+        /// The first block.
+        lba: Lba,
+        /// The number of blocks.
+        count: u32,
+    },
+}
+
+/// Gets the changes of a chain: see [`Chain::attach`](super::Chain::attach). The calls come under the chain's lock,
+/// so they neither wait nor call the chain.
+pub trait Tap: Send + Sync + fmt::Debug + 'static {
+    /// `version` became visible. It is newer than every one before, and may still be lost in a crash.
+    fn changed(&self, version: Version, change: Change<'_>);
+
+    /// Every version up to this one survives a crash from now on.
+    fn durable(&self, version: Version);
+
+    /// The chain took versions back, or has another size, as of `version`: what changed is in no version.
+    fn reshaped(&self, version: Version);
+}

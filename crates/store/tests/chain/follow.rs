@@ -1,0 +1,309 @@
+//! Chains that follow: versions that are given, timelines, taps, and what changed since a version.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use thalweg_env::Env;
+use thalweg_sim::campaign;
+use thalweg_sim::model::BlockModel;
+use thalweg_sim::runtime::run;
+use thalweg_store::block::{BlockStore, Lba, Retention, StoreError, Version, Write, WriteList};
+use thalweg_store::chain::{
+    Chain, ChainError, Change, Changed, Cleaning, Options, Rebuild, Relation, Tap,
+};
+use thalweg_store::device::DeviceRef;
+
+use crate::support::{Shape, content, lose_checkpoints, options, some_parts};
+
+fn shape() -> Shape {
+    Shape::small(Cleaning::CompactInBody)
+}
+
+async fn devices(env: &Env, follows: bool) -> Vec<DeviceRef> {
+    let (devices, _) = shape().ram_disks();
+    let create = thalweg_store::chain::Create { follows, ..shape().create() };
+    Chain::create(env, shape().parts(&devices), &create).await.unwrap();
+    devices
+}
+
+async fn open(env: &Env, devices: &[DeviceRef], follow: bool) -> Result<Chain, ChainError> {
+    let options = Options { follow, ..options() };
+    Ok(Chain::open(env, shape().parts(devices), options).await?.0)
+}
+
+fn list(lba: u64, stamp: u64) -> WriteList {
+    WriteList::new(vec![Write::block(Lba(lba), content(lba, stamp))]).unwrap()
+}
+
+async fn submit(chain: &Chain, version: u64, lba: u64) -> Result<(), StoreError> {
+    let version = Version(version);
+    chain.submit_at(version, list(lba, version.0), Retention::Newest).await?.settle().await;
+    Ok(())
+}
+
+async fn holds(chain: &Chain, lba: u64, stamp: Option<u64>) {
+    let found = chain.read(Lba(lba), 1, chain.now()).await.unwrap().pop().flatten();
+    assert_eq!(found, stamp.map(|stamp| content(lba, stamp)), "block {lba}");
+}
+
+#[test]
+fn versions_that_were_left_out_do_not_look_like_a_part_of_the_log_that_is_missing() {
+    run(1, |env| async move {
+        let devices = devices(&env, true).await;
+        let chain = open(&env, &devices, true).await.unwrap();
+        for version in [1, 2, 40, 41, 300, 5000] {
+            submit(&chain, version, version % 600).await.unwrap();
+        }
+        chain.discard_at(Version(6000), Lba(1), 2).await.unwrap();
+        chain.discard_at(Version(6001), Lba(41), 1).await.unwrap();
+        assert!(submit(&chain, 6001, 9).await.is_err(), "a version twice");
+        chain.sync(Version(6001)).await.unwrap();
+        // Not closed: recovery reads the log.
+        drop(chain);
+        let chain = open(&env, &devices, true).await.unwrap();
+        assert_eq!(chain.now(), Version(6001));
+        for (lba, stamp) in [(1, None), (2, None), (40, Some(40)), (41, None), (300, Some(300))] {
+            holds(&chain, lba, stamp).await;
+        }
+        drop(chain);
+        // The map alone has them as well.
+        lose_checkpoints(&devices[shape().links]).await;
+        let how = Rebuild::default();
+        Chain::rebuild(&env, shape().parts(&devices), how, &|_, _| {}).await.unwrap();
+        let chain = open(&env, &devices, true).await.unwrap();
+        assert_eq!(chain.now(), Version(6001));
+        holds(&chain, 5000 % 600, Some(5000)).await;
+    });
+}
+
+#[test]
+fn a_follower_takes_changes_from_the_other_volume_alone() {
+    run(2, |env| async move {
+        let (follower, primary) = (devices(&env, true).await, devices(&env, false).await);
+        let refused =
+            |opened: Result<Chain, ChainError>| matches!(opened, Err(ChainError::Invalid(_)));
+        assert!(refused(open(&env, &follower, false).await));
+        assert!(refused(open(&env, &primary, true).await));
+        let chain = open(&env, &follower, true).await.unwrap();
+        assert!(chain.is_read_only());
+        let write = chain.apply(vec![Write::block(Lba(1), content(1, 1))]).await;
+        assert!(matches!(write, Err(StoreError::ReadOnly)));
+        assert!(matches!(chain.discard(Lba(1), 1).await, Err(StoreError::ReadOnly)));
+        submit(&chain, 3, 1).await.unwrap();
+        holds(&chain, 1, Some(3)).await;
+        chain.close().await.unwrap();
+        // It can be read by anyone.
+        let options = Options { read_only: true, ..options() };
+        let (chain, _) = Chain::open(&env, shape().parts(&follower), options).await.unwrap();
+        holds(&chain, 1, Some(3)).await;
+    });
+}
+
+#[test]
+fn each_opening_of_a_volume_with_a_history_begins_a_timeline() {
+    run(3, |env| async move {
+        let devices = devices(&env, false).await;
+        let chain = open(&env, &devices, false).await.unwrap();
+        chain.apply(list(1, 1).into_vec()).await.unwrap();
+        assert_eq!(chain.position(chain.now()), None);
+        let first = chain.begin_history().await.unwrap();
+        assert_eq!(chain.begin_history().await.unwrap(), first);
+        let begun = chain.position(chain.now()).unwrap();
+        chain.apply(list(2, 2).into_vec()).await.unwrap();
+        chain.sync(Version(2)).await.unwrap();
+        let second = chain.position(Version(2)).unwrap();
+        assert_eq!((begun.timeline, begun.version), (second.timeline, Version(1)));
+        chain.apply(list(3, 3).into_vec()).await.unwrap();
+        let lost = chain.position(Version(3)).unwrap();
+        // The third version is lost, and its number is used again.
+        drop(chain);
+        let chain = open(&env, &devices, false).await.unwrap();
+        let (history, newest) = (chain.history(), chain.now());
+        let relation =
+            |of: thalweg_store::chain::Position| history.relation(of.timeline, of.version, newest);
+        assert_eq!(relation(second), Relation::Past);
+        assert_eq!(newest, Version(2), "a write that was not synced survived");
+        assert_eq!(relation(lost), Relation::Apart(Version(2)));
+        chain.apply(list(3, 4).into_vec()).await.unwrap();
+        assert_ne!(chain.position(Version(3)), Some(lost));
+        assert_eq!(chain.position(Version(2)), Some(second));
+    });
+}
+
+#[test]
+fn a_roll_back_begins_a_timeline_at_the_version_that_it_restores() {
+    run(6, |env| async move {
+        let devices = devices(&env, false).await;
+        let chain = open(&env, &devices, false).await.unwrap();
+        chain.begin_history().await.unwrap();
+        chain.apply(list(1, 1).into_vec()).await.unwrap();
+        chain.create_snapshot("one").await.unwrap();
+        let kept = chain.position(Version(1)).unwrap();
+        for lba in 2..5 {
+            chain.apply(list(lba, 9).into_vec()).await.unwrap();
+        }
+        let taken_back = chain.position(Version(3)).unwrap();
+        chain.rollback("one").await.unwrap();
+        chain.apply(list(2, 7).into_vec()).await.unwrap();
+        let relation = |of: thalweg_store::chain::Position| {
+            chain.history().relation(of.timeline, of.version, chain.now())
+        };
+        assert_eq!(relation(kept), Relation::Past);
+        assert_eq!(relation(taken_back), Relation::Apart(Version(1)));
+        // One that stayed behind finds what changed.
+        let hold = chain.hold(chain.now()).unwrap();
+        let changed = chain.changed_since(Version(1), hold.version()).await.unwrap();
+        assert_eq!(changed.iter().map(|changed| changed.lba).collect::<Vec<_>>(), [2]);
+    });
+}
+
+#[test]
+fn a_promoted_follower_goes_on_alone() {
+    run(4, |env| async move {
+        let (follower, primary) = (devices(&env, true).await, devices(&env, false).await);
+        let primary = open(&env, &primary, false).await.unwrap();
+        assert!(primary.promote().await.is_err());
+        let history = primary.begin_history().await.unwrap();
+        let chain = open(&env, &follower, true).await.unwrap();
+        chain.adopt(&history).await.unwrap();
+        submit(&chain, 1, 1).await.unwrap();
+        chain.set_whole_from(Version(2)).await.unwrap();
+        assert!(chain.promote().await.is_err(), "it has no whole state");
+        submit(&chain, 2, 2).await.unwrap();
+        let promoted = chain.promote().await.unwrap();
+        assert_eq!(promoted, primary.position(Version(2)).unwrap());
+        chain.close().await.unwrap();
+        let chain = open(&env, &follower, false).await.unwrap();
+        chain.apply(list(3, 3).into_vec()).await.unwrap();
+        // What the old one wrote meanwhile has another name.
+        for lba in 1..4 {
+            primary.apply(list(lba, 9).into_vec()).await.unwrap();
+        }
+        assert_ne!(primary.position(Version(3)), chain.position(Version(3)));
+        let theirs = primary.history();
+        let relation = chain.history().relation_of(&theirs, Version(3), Version(3));
+        assert_eq!(relation, Relation::Apart(Version(2)));
+    });
+}
+
+/// Notes what a chain shows.
+#[derive(Debug, Default)]
+struct Noted(Mutex<Vec<(Version, u64)>>, Mutex<Version>);
+
+impl Tap for Noted {
+    fn changed(&self, version: Version, change: Change<'_>) {
+        let blocks = match change {
+            Change::Writes(writes) => writes.len() as u64,
+            Change::Discard { count, .. } => u64::from(count),
+        };
+        self.0.lock().push((version, blocks));
+    }
+
+    fn durable(&self, version: Version) {
+        *self.1.lock() = version;
+    }
+
+    fn reshaped(&self, version: Version) {
+        self.0.lock().push((version, u64::MAX));
+    }
+}
+
+#[test]
+fn a_tap_sees_every_change_in_order() {
+    run(5, |env| async move {
+        let devices = devices(&env, false).await;
+        let chain = Arc::new(open(&env, &devices, false).await.unwrap());
+        chain.apply(list(1, 1).into_vec()).await.unwrap();
+        let noted = Arc::new(Noted::default());
+        assert_eq!(chain.attach(noted.clone()).version, Version(1));
+        let writers: Vec<_> = (0..8)
+            .map(|writer| {
+                let chain = chain.clone();
+                env.spawn(async move {
+                    for step in 0..10 {
+                        chain.apply(list(50 * writer + step, step).into_vec()).await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        for writer in writers {
+            writer.await.unwrap();
+        }
+        chain.discard(Lba(0), 7).await.unwrap();
+        chain.sync(chain.now()).await.unwrap();
+        assert_eq!(*noted.1.lock(), chain.now());
+        let seen = std::mem::take(&mut *noted.0.lock());
+        let expected = (2..82).map(|version| (Version(version), 1)).chain([(Version(82), 7)]);
+        assert_eq!(seen, expected.collect::<Vec<_>>());
+        chain.create_snapshot("one").await.unwrap();
+        chain.apply(list(3, 3).into_vec()).await.unwrap();
+        chain.rollback("one").await.unwrap();
+        let expected = [(Version(83), 1), (Version(83), u64::MAX)];
+        assert_eq!(*noted.0.lock(), expected);
+        chain.detach();
+        chain.apply(list(3, 3).into_vec()).await.unwrap();
+        assert_eq!(noted.0.lock().len(), 2);
+    });
+}
+
+/// The blocks whose content differs between two versions.
+fn differing(model: &BlockModel, after: Version, at: Version) -> BTreeSet<u32> {
+    let all = (0..model.blocks()).map(Lba);
+    let differ = all.filter(|lba| model.read(*lba, after) != model.read(*lba, at));
+    differ.map(|lba| lba.0 as u32).collect()
+}
+
+#[test]
+fn what_changed_since_a_version_is_found_through_cleaning_and_crashes() {
+    for seed in campaign::seeds(20) {
+        run(seed, |env| async move {
+            let mut rng = env.rng();
+            let devices = devices(&env, false).await;
+            let mut model = BlockModel::new(shape().blocks);
+            let mut now = vec![None; shape().blocks as usize];
+            let mut chain = open(&env, &devices, false).await.unwrap();
+            let mut since = Version(0);
+            for turn in 0..400 {
+                let lbas: Vec<u64> = (0..rng.random_range(1..6))
+                    .map(|_| rng.random_range(0..shape().blocks))
+                    .collect();
+                let writes = some_parts(&mut rng, &lbas, turn, 0.5, &mut now);
+                assert_eq!(model.apply(&writes), chain.apply(writes).await.unwrap());
+                match rng.random_range(0..60) {
+                    0 => drop(chain.clean(2).await.unwrap()),
+                    1 => chain.checkpoint().await.unwrap(),
+                    2 => since = chain.now(),
+                    3 => {
+                        chain.sync(chain.now()).await.unwrap();
+                        drop(chain);
+                        chain = open(&env, &devices, false).await.unwrap();
+                    }
+                    4..7 => check_changed(&chain, &model, since).await,
+                    _ => {}
+                }
+            }
+            check_changed(&chain, &model, since).await;
+        });
+    }
+}
+
+async fn check_changed(chain: &Chain, model: &BlockModel, since: Version) {
+    let hold = chain.hold(chain.now()).unwrap();
+    let at = hold.version();
+    chain.sync(at).await.unwrap();
+    let changed = chain.changed_since(since, at).await.unwrap();
+    assert!(changed.is_sorted());
+    let found: BTreeSet<u32> = changed.iter().map(|changed| changed.lba).collect();
+    assert_eq!(found.len(), changed.len(), "a block twice");
+    let differing = differing(model, since, at);
+    assert!(differing.is_subset(&found), "missed {:?}", differing.difference(&found));
+    for Changed { version, lba, stored } in changed {
+        assert!(version > since && version <= at);
+        let content = model.read(Lba(u64::from(lba)), at);
+        assert!(stored || content.is_none(), "block {lba} is stored");
+        // It has had this content from that version on: a copy up to any version in between is as good.
+        assert_eq!(model.read(Lba(u64::from(lba)), version), content, "block {lba} of {version}");
+    }
+}

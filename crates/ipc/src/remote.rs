@@ -188,15 +188,29 @@ impl Remote {
     /// # Errors
     /// [`RemoteError`].
     pub async fn connect(&self, env: &Env, home: &Home) -> Result<Connection, RemoteError> {
+        let stream = self.enter(env, home, Service::Transactions).await?;
+        let lost = |source| RemoteError::Lost { server: self.server.clone(), source };
+        Connection::over(env, stream).await.map_err(lost)
+    }
+
+    /// Enters the server for a service of the volume, with the keys in `home`: what is returned speaks the protocol of the
+    /// service.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn enter(
+        &self,
+        env: &Env,
+        home: &Home,
+        service: Service,
+    ) -> Result<BoxStream, RemoteError> {
         let Remote { server, volume } = self;
         let key = home.key()?;
         let known = home.server(&server.to_string())?;
         let known = known.ok_or_else(|| RemoteError::UnknownServer(server.clone()))?;
         let stream = server.reach(env).await?;
-        let wanted = (Service::Transactions, &**volume);
-        let entered = visit::enter(env, stream, &key, known, wanted).await;
+        let entered = visit::enter(env, stream, &key, known, (service, &**volume)).await;
         let stream = entered.map_err(|error| server.refused(error))?;
-        let lost = |source| RemoteError::Lost { server: server.clone(), source };
-        Connection::over(env, stream).await.map_err(lost)
+        Ok(Box::new(stream))
     }
 }

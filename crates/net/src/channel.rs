@@ -279,6 +279,12 @@ impl Channel {
         self.shared.output.flush_soon();
     }
 
+    /// Waits until less than this many bytes are unwritten, or the channel is closed: for a side that queues more calls
+    /// than the peer may read.
+    pub async fn drained(&self, bytes: usize) {
+        self.shared.output.wait_below(bytes).await;
+    }
+
     /// Receives calls and answers until the peer closes the connection. Then, or on an error, the channel is
     /// closed. Dropping the future leaves it open.
     ///

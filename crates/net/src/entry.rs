@@ -39,6 +39,8 @@ pub enum Wish {
 pub enum Service {
     /// Transactions on a volume.
     Transactions,
+    /// The changes of a volume, for one that follows it.
+    Replica,
 }
 
 /// The server's answer.

@@ -1,0 +1,260 @@
+//! The changes of late, encoded once for all followers.
+
+use std::collections::VecDeque;
+
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+use thalweg_store::block::{BLOCK_SIZE, Lba, Version, WriteList};
+use thalweg_store::chain::{Attached, Change, Tap};
+use thalweg_store::checksum::crc32c;
+use tokio::sync::{Notify, watch};
+
+use super::protocol::CHUNK;
+use super::record;
+
+/// Bytes that the bookkeeping of a change takes, about.
+const OVERHEAD: usize = 128;
+
+/// How much memory the backlog takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes of changes that are not encoded yet. More drop them all.
+    pub raw: usize,
+    /// Bytes of encoded changes. More drop the oldest.
+    pub encoded: usize,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { raw: 64 << 20, encoded: 64 << 20 }
+    }
+}
+
+/// Encoded changes.
+#[derive(Clone, Debug)]
+pub(super) struct Chunk {
+    /// The version before the first change.
+    pub(super) after: Version,
+    /// That of the last change.
+    pub(super) last: Version,
+    pub(super) payload: Bytes,
+    pub(super) checksum: u32,
+}
+
+/// What a sender waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct News {
+    /// The last encoded version.
+    pub(super) end: Version,
+    /// The newest version that survives a crash.
+    pub(super) durable: Version,
+    /// The newest version.
+    pub(super) newest: Version,
+    /// How often the volume changed outside of versions.
+    pub(super) reshaped: u64,
+}
+
+/// What follows a version.
+#[derive(Debug)]
+pub(super) enum Next {
+    Chunk(Chunk),
+    /// Nothing yet.
+    Nothing,
+    /// Changes that the backlog has no more.
+    Missing,
+}
+
+#[derive(Debug)]
+enum Owned {
+    Writes(WriteList),
+    Discard { lba: Lba, count: u32 },
+}
+
+#[derive(Debug)]
+struct Raw {
+    changes: Vec<(Version, Owned)>,
+    bytes: usize,
+    newest: Version,
+    /// Changes up to `newest` were dropped.
+    lost: bool,
+}
+
+#[derive(Debug)]
+struct Encoded {
+    chunks: VecDeque<Chunk>,
+    bytes: usize,
+    /// The chunks have the changes after `start`, up to `end`.
+    start: Version,
+    end: Version,
+}
+
+/// See the [module](self). Locks: `encoded` before `raw`; `raw` is taken under the chain's lock.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    room: Room,
+    raw: Mutex<Raw>,
+    encoded: Mutex<Encoded>,
+    /// Changes wait to be encoded.
+    wake: Notify,
+    news: watch::Sender<News>,
+}
+
+impl Backlog {
+    pub(super) fn new(room: Room) -> Backlog {
+        let zero = Version(0);
+        Backlog {
+            room,
+            raw: Mutex::new(Raw { changes: Vec::new(), bytes: 0, newest: zero, lost: true }),
+            encoded: Mutex::new(Encoded {
+                chunks: VecDeque::new(),
+                bytes: 0,
+                start: zero,
+                end: zero,
+            }),
+            wake: Notify::new(),
+            news: watch::Sender::new(News { end: zero, durable: zero, newest: zero, reshaped: 0 }),
+        }
+    }
+
+    /// Begins with the version after which the tap shows changes.
+    pub(super) fn begin(&self, at: Attached) {
+        {
+            let mut raw = self.raw.lock();
+            // Changes may have come already.
+            if raw.newest <= at.version {
+                raw.newest = at.version;
+            }
+        }
+        self.news.send_modify(|news| {
+            news.durable = news.durable.max(at.durable);
+            news.newest = news.newest.max(at.version);
+        });
+        self.wake.notify_one();
+    }
+
+    /// What a sender waits for.
+    pub(super) fn news(&self) -> watch::Receiver<News> {
+        self.news.subscribe()
+    }
+
+    /// Encodes changes as they come.
+    pub(super) async fn run(&self) {
+        loop {
+            self.wake.notified().await;
+            self.encode();
+        }
+    }
+
+    fn encode(&self) {
+        let mut encoded = self.encoded.lock();
+        let (changes, newest, lost) = {
+            let mut raw = self.raw.lock();
+            raw.bytes = 0;
+            let lost = std::mem::take(&mut raw.lost);
+            (std::mem::take(&mut raw.changes), raw.newest, lost)
+        };
+        if lost {
+            // What was dropped comes before what was kept.
+            let start = changes.first().map_or(newest, |(first, _)| Version(first.0 - 1));
+            *encoded = Encoded { chunks: VecDeque::new(), bytes: 0, start, end: start };
+        }
+        let mut bytes = BytesMut::new();
+        let mut after = encoded.end;
+        for (version, change) in &changes {
+            let change = match change {
+                Owned::Writes(writes) => Change::Writes(writes),
+                Owned::Discard { lba, count } => Change::Discard { lba: *lba, count: *count },
+            };
+            record::encode(encoded.end, *version, change, &mut bytes);
+            encoded.end = *version;
+            if bytes.len() >= CHUNK {
+                encoded.push(after, bytes.split().freeze());
+                after = encoded.end;
+            }
+        }
+        if !bytes.is_empty() {
+            encoded.push(after, bytes.freeze());
+        }
+        encoded.shrink_to(self.room.encoded);
+        let end = encoded.end;
+        drop(encoded);
+        self.news.send_modify(|news| news.end = end);
+    }
+
+    /// What comes after version `after`, which has been sent.
+    pub(super) fn next(&self, after: Version) -> Next {
+        let encoded = self.encoded.lock();
+        if after < encoded.start {
+            return Next::Missing;
+        }
+        let place = encoded.chunks.partition_point(|chunk| chunk.last <= after);
+        match encoded.chunks.get(place) {
+            Some(chunk) => Next::Chunk(chunk.clone()),
+            None => Next::Nothing,
+        }
+    }
+}
+
+impl Encoded {
+    fn push(&mut self, after: Version, payload: Bytes) {
+        self.bytes += payload.len() + OVERHEAD;
+        let checksum = crc32c(&payload);
+        self.chunks.push_back(Chunk { after, last: self.end, payload, checksum });
+    }
+
+    fn shrink_to(&mut self, most: usize) {
+        while self.bytes > most {
+            let Some(oldest) = self.chunks.pop_front() else { return };
+            self.bytes -= oldest.payload.len() + OVERHEAD;
+            self.start = oldest.last;
+        }
+    }
+}
+
+impl Raw {
+    fn drop_all(&mut self) {
+        self.changes.clear();
+        self.bytes = 0;
+        self.lost = true;
+    }
+}
+
+impl Tap for Backlog {
+    fn changed(&self, version: Version, change: Change<'_>) {
+        let (owned, bytes) = match change {
+            Change::Writes(writes) => {
+                let bytes = writes.len() * (BLOCK_SIZE + OVERHEAD);
+                (Owned::Writes(writes.clone()), bytes)
+            }
+            Change::Discard { lba, count } => (Owned::Discard { lba, count }, OVERHEAD),
+        };
+        {
+            let mut raw = self.raw.lock();
+            raw.newest = version;
+            raw.bytes += bytes;
+            raw.changes.push((version, owned));
+            if raw.bytes > self.room.raw {
+                raw.drop_all();
+            }
+        }
+        self.wake.notify_one();
+        self.news.send_if_modified(|news| {
+            news.newest = version;
+            false
+        });
+    }
+
+    fn durable(&self, version: Version) {
+        self.news.send_modify(|news| news.durable = version);
+    }
+
+    fn reshaped(&self, version: Version) {
+        {
+            let mut raw = self.raw.lock();
+            raw.newest = version;
+            raw.drop_all();
+        }
+        self.wake.notify_one();
+        self.news.send_modify(|news| news.reshaped += 1);
+    }
+}

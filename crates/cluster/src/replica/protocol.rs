@@ -1,0 +1,136 @@
+//! What a primary and a follower say to each other, over a [channel](thalweg_net::channel).
+//!
+//! The follower connects and makes one call, [`FromFollower::Follow`]; the primary answers with [`Answer`]. Everything else
+//! is told without an answer, in both directions.
+
+use serde::{Deserialize, Serialize};
+use thalweg_net::hello::Hello;
+use thalweg_store::block::Version;
+use thalweg_store::chain::History;
+use uuid::Uuid;
+
+/// The first bytes that each side sends.
+pub const HELLO: Hello = Hello { magic: *b"thwg-rep", version: 1 };
+
+/// Longest payload of a message in bytes, unless one transaction alone is longer.
+pub const CHUNK: usize = 256 << 10;
+/// Longest payload that a follower accepts: the largest transaction of a volume.
+pub const LONGEST: usize = 512 << 20;
+
+/// What a follower says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromFollower {
+    /// It asks what it could follow. [`Answer::Is`].
+    Describe,
+    /// It wants to follow from its state on.
+    Follow(State),
+    /// Its versions up to this one survive its crash.
+    Durable(Version),
+}
+
+/// The state of a follower.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Its volume.
+    pub volume: Uuid,
+    /// Its logical blocks.
+    pub blocks: u64,
+    /// Its timelines.
+    pub history: History,
+    /// Its newest version.
+    pub version: Version,
+    /// Whether that is a state of the primary's volume, or a part of one.
+    pub is_whole: bool,
+}
+
+/// The answer to [`FromFollower::Follow`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// The volume is this.
+    Is(Described),
+    /// The changes after the follower's version come.
+    Follows(History),
+    /// They do not.
+    Refused(Refusal),
+}
+
+/// What a volume is that may be followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Described {
+    /// Its identity.
+    pub volume: Uuid,
+    /// Its logical blocks.
+    pub blocks: u64,
+    /// Its newest version.
+    pub newest: Version,
+}
+
+/// Why a primary does not let a volume follow it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// It is of another volume.
+    #[error("it is a replica of volume {theirs}, and this is volume {ours}")]
+    OtherVolume {
+        /// The follower's.
+        theirs: Uuid,
+        /// The primary's.
+        ours: Uuid,
+    },
+    /// It has another size.
+    #[error("it has {theirs} blocks, and the volume has {ours}; make the replica anew")]
+    OtherSize {
+        /// The follower's.
+        theirs: u64,
+        /// The primary's.
+        ours: u64,
+    },
+    /// It has versions that the primary does not have.
+    #[error(
+        "it has version {theirs} of a timeline that is at version {ours} here: it was written as a primary, or this volume \
+         was restored from an older copy"
+    )]
+    Ahead {
+        /// The follower's newest version.
+        theirs: Version,
+        /// The primary's.
+        ours: Version,
+    },
+    /// The two have gone different ways.
+    #[error("it and the volume have gone different ways since version {0}")]
+    Apart(Version),
+    /// They have no state in common that is known.
+    #[error("it has no state in common with the volume; make the replica anew")]
+    Strange,
+    /// The node follows another one itself, or itself.
+    #[error("the volume follows another one itself")]
+    NotPrimary,
+}
+
+/// What a primary says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromPrimary {
+    /// Records ([`super::record`]), in the payload. The first one comes after this version.
+    Changes {
+        /// The version before the first record.
+        after: Version,
+        /// CRC-32C of the payload.
+        checksum: u32,
+    },
+    /// Versions up to this one survive a crash of the primary: the follower may apply them.
+    Durable(Version),
+    /// What comes up to version `until` is the newest content of the blocks that changed since the follower's version, in
+    /// the order of their versions: the follower has a state of the volume when it has reached `until`.
+    Copy {
+        /// The version that the copy leads to.
+        until: Version,
+        /// Blocks in it.
+        blocks: u64,
+    },
+    /// The primary lives.
+    Beat {
+        /// Its newest version.
+        newest: Version,
+        /// Its clock, in milliseconds since 1970.
+        clock: u64,
+    },
+}

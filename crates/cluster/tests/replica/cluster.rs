@@ -1,0 +1,303 @@
+//! A primary and its follower on two machines of a simulated network, and a model of what was written.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rand::RngExt;
+use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions, Room, Stopped};
+use thalweg_env::connection::Listener;
+use thalweg_env::{Env, Node, Rng};
+use thalweg_sim::crash::Shape;
+use thalweg_sim::model::BlockModel;
+use thalweg_sim::net::{Host, LinkSpec, Network};
+use thalweg_sim::recording::Recorder;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
+use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
+use thalweg_store::device::{DeviceRef, Geometry};
+use uuid::Uuid;
+
+pub(crate) const BLOCKS: u64 = 600;
+const SEGMENT: u32 = 240;
+const SEGMENTS: u32 = 12;
+const PORT: u16 = 8494;
+/// Requests to a device take at most so long.
+const LATENCY: Duration = Duration::from_micros(200);
+
+/// What a machine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Primary,
+    Follower,
+}
+
+/// A machine with disks that survive it.
+pub(crate) struct Machine {
+    env: Env,
+    pub(crate) host: Host,
+    role: Role,
+    recorder: Recorder,
+    devices: Vec<DeviceRef>,
+    room: Room,
+    /// The process that runs.
+    process: Option<(Node, Arc<Process>)>,
+}
+
+/// A running process.
+pub(crate) struct Process {
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) primary: Option<Arc<Primary>>,
+    pub(crate) follower: Option<Arc<Follower>>,
+    /// Why the follower was told to give up.
+    pub(crate) refused: Mutex<Option<String>>,
+}
+
+fn parts(devices: &[DeviceRef]) -> Parts {
+    let links = devices[..2].iter().zip(1..);
+    let link =
+        |(device, id): (&DeviceRef, u128)| Link { id: Uuid::from_u128(id), device: device.clone() };
+    Parts {
+        links: links.map(link).collect(),
+        map: devices[2].clone(),
+        map_link: None,
+        tail_cache: None,
+        body_cache: None,
+    }
+}
+
+impl Machine {
+    pub(crate) async fn new(env: &Env, host: Host, role: Role, room: Room) -> Machine {
+        let recorder = Recorder::with_latency(env, LATENCY);
+        let segments = u64::from(SEGMENTS * SEGMENT) * BLOCK_SIZE as u64;
+        let map = Chain::map_bytes(SEGMENT, 2 * SEGMENTS);
+        let sizes = [("one", segments), ("two", segments), ("map", map)];
+        let device = |(name, size)| recorder.device(name, Geometry { size, sector: 512 });
+        let devices: Vec<DeviceRef> = sizes.into_iter().map(device).collect();
+        let create = Create {
+            volume: Uuid::from_u128(7),
+            blocks: BLOCKS,
+            segment_blocks: SEGMENT,
+            max_segments: 2 * SEGMENTS,
+            cleaning: Cleaning::CompactInBody,
+            follows: role == Role::Follower,
+        };
+        Chain::create(env, parts(&devices), &create).await.unwrap();
+        Machine { env: env.clone(), host, role, recorder, devices, room, process: None }
+    }
+
+    /// Starts the process, which connects to `primary` if it is a follower.
+    pub(crate) async fn start(&mut self, primary: &Host) {
+        let node = self.env.node();
+        let env = node.env().clone();
+        let follow = self.role == Role::Follower;
+        let options =
+            Options { follow, commit_interval: Duration::from_millis(50), ..Options::default() };
+        let opened = Chain::open(&env, parts(&self.devices), options).await;
+        let (chain, _) = opened.unwrap();
+        let chain = Arc::new(chain);
+        let mut process = Process {
+            chain: chain.clone(),
+            primary: None,
+            follower: None,
+            refused: Mutex::default(),
+        };
+        match self.role {
+            Role::Primary => {
+                let beat = Duration::from_millis(100);
+                let options = PrimaryOptions { room: self.room, beat };
+                let serving = Arc::new(Primary::new(&env, chain, options).await.unwrap());
+                process.primary = Some(serving.clone());
+                let listener = self.host.listen(PORT).unwrap();
+                let on = env.clone();
+                let accepting = async move {
+                    while let Ok(stream) = listener.accept().await {
+                        let serving = serving.clone();
+                        let work = async move { drop(serving.serve(stream, "follower").await) };
+                        on.spawn(work).detach();
+                    }
+                };
+                env.spawn(accepting).detach();
+                self.process = Some((node, Arc::new(process)));
+            }
+            Role::Follower => {
+                let follower = Arc::new(Follower::new(&env, chain));
+                process.follower = Some(follower.clone());
+                let process = Arc::new(process);
+                let connector = self.host.connector(primary, PORT);
+                let (on, of) = (env.clone(), Arc::downgrade(&process));
+                let following = async move {
+                    loop {
+                        if let Ok(stream) = connector.open().await {
+                            let stopped = follower.follow(stream).await;
+                            let Some(process) = of.upgrade() else { return };
+                            match stopped {
+                                Stopped::Lost(_) => {}
+                                Stopped::Refused(refusal) => {
+                                    *process.refused.lock() = Some(refusal.to_string());
+                                }
+                                Stopped::Chain(error) => panic!("{error}"),
+                            }
+                        }
+                        on.sleep(Duration::from_millis(20)).await;
+                    }
+                };
+                env.spawn(following).detach();
+                self.process = Some((node, process));
+            }
+        }
+    }
+
+    pub(crate) fn process(&self) -> Arc<Process> {
+        self.process.as_ref().unwrap().1.clone()
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.process.as_ref().unwrap().0
+    }
+
+    /// Kills the process.
+    pub(crate) async fn kill(&mut self) {
+        let Some((node, process)) = self.process.take() else { return };
+        node.kill();
+        drop(process);
+        node.gone().await;
+    }
+
+    /// Cuts the power: of the writes that no flush covered, any sectors survive.
+    pub(crate) async fn cut_power(&mut self, seed: u64) {
+        self.host.power_off();
+        let point = self.recorder.position();
+        self.kill().await;
+        let image = self.recorder.image(point, Shape::ShuffledTorn(seed));
+        (self.recorder, self.devices) = Recorder::from_image(&self.env, LATENCY, &image);
+        self.host.power_on();
+    }
+}
+
+/// Both machines, and what was written.
+pub(crate) struct Cluster {
+    pub(crate) env: Env,
+    pub(crate) network: Network,
+    pub(crate) primary: Machine,
+    pub(crate) follower: Machine,
+    pub(crate) model: BlockModel,
+    rng: Rng,
+    stamp: u64,
+}
+
+impl Cluster {
+    pub(crate) async fn new(env: &Env, room: Room) -> Cluster {
+        let network = Network::new(env, LinkSpec::of(Duration::from_millis(1)));
+        let (one, two) = (network.host("primary"), network.host("follower"));
+        let mut primary = Machine::new(env, one.clone(), Role::Primary, room).await;
+        let mut follower = Machine::new(env, two, Role::Follower, room).await;
+        primary.start(&one).await;
+        follower.start(&one).await;
+        let (model, rng) = (BlockModel::new(BLOCKS), env.rng());
+        Cluster { env: env.clone(), network, primary, follower, model, rng, stamp: 0 }
+    }
+
+    /// Starts a machine again.
+    pub(crate) async fn start(&mut self, role: Role) {
+        let primary = self.primary.host.clone();
+        match role {
+            Role::Primary => {
+                self.primary.start(&primary).await;
+                // What the crash took back is written again with the same versions.
+                self.model.rewind(self.primary.process().chain.now());
+                assert_eq!(self.model.now(), self.primary.process().chain.now());
+            }
+            Role::Follower => self.follower.start(&primary).await,
+        }
+    }
+
+    /// Writes one transaction at the primary: small changes, whole blocks, discards.
+    pub(crate) async fn write(&mut self) {
+        let chain = self.primary.process().chain.clone();
+        let first = self.rng.random_range(0..BLOCKS - 20);
+        if self.rng.random_range(0..20) == 0 {
+            let before = chain.now();
+            let count = self.rng.random_range(1..20);
+            let version = chain.discard(Lba(first), count).await.unwrap();
+            if version > before {
+                assert_eq!(self.model.discard(Lba(first), count), version);
+            }
+            return;
+        }
+        let mut writes = Vec::new();
+        for step in 0..self.rng.random_range(1..6) {
+            let lba = first + 3 * step;
+            self.stamp += 1;
+            writes.push(match self.rng.random_range(0..10) {
+                0 => Write { content: None, ..Write::block(Lba(lba), Bytes::new()) },
+                1..5 => Write::block(Lba(lba), Bytes::from(self.stamp.to_le_bytes().repeat(512))),
+                _ => self.small_change(lba),
+            });
+        }
+        // Noted first: a crash during the call may leave it done.
+        let version = self.model.apply(&writes);
+        assert_eq!(chain.apply(writes).await.unwrap(), version);
+    }
+
+    fn small_change(&mut self, lba: u64) -> Write {
+        let old = self.model.read(Lba(lba), self.model.now());
+        let mut content = old.map_or_else(|| vec![0; BLOCK_SIZE], |old| old.to_vec());
+        let mut changed = ByteRanges::none();
+        for _ in 0..self.rng.random_range(1..4) {
+            let start = self.rng.random_range(0..BLOCK_SIZE - 64);
+            content[start..start + 64].fill(self.stamp as u8);
+            changed.add(start..start + 64);
+        }
+        Write { changed, ..Write::block(Lba(lba), Bytes::from(content)) }
+    }
+
+    /// Checks that the follower has one state of the primary, if it says that it has any; returns its version.
+    pub(crate) async fn check(&self) -> Option<Version> {
+        let chain = self.follower.process().chain.clone();
+        let hold = chain.hold(chain.now())?;
+        let version = hold.version();
+        if version < chain.whole_from() {
+            return None;
+        }
+        self.compare(&chain, version).await;
+        Some(version)
+    }
+
+    async fn compare(&self, chain: &Chain, version: Version) {
+        assert!(version <= self.model.now(), "version {version} is of the future");
+        for lba in (0..BLOCKS).map(Lba) {
+            let found = chain.read(lba, 1, version).await.unwrap().pop().flatten();
+            let found = found.filter(|content| content.iter().any(|byte| *byte != 0));
+            assert_eq!(found, self.model.read(lba, version), "block {} of {version}", lba.0);
+        }
+    }
+
+    /// Waits until the follower has everything, and compares.
+    pub(crate) async fn catch_up(&self) {
+        let target = self.primary.process().chain.now();
+        for _ in 0..4000 {
+            let follower = self.follower.process();
+            if let Some(refused) = &*follower.refused.lock() {
+                panic!("the follower was refused: {refused}");
+            }
+            if follower.chain.now() >= target && self.check().await == Some(target) {
+                return;
+            }
+            self.env.sleep(Duration::from_millis(10)).await;
+        }
+        panic!(
+            "the follower does not catch up: {:?}",
+            self.follower.process().follower.as_ref().unwrap().status()
+        );
+    }
+}
+
+/// The chain of a follower that has followed nothing yet.
+pub(crate) async fn follower_chain(env: &Env) -> Arc<Chain> {
+    let network = Network::new(env, LinkSpec::default());
+    let host = network.host("follower");
+    let machine = Machine::new(env, host, Role::Follower, Room::default()).await;
+    let options = Options { follow: true, ..Options::default() };
+    Arc::new(Chain::open(env, parts(&machine.devices), options).await.unwrap().0)
+}

@@ -1,0 +1,8 @@
+//! Replicas on simulated machines: what they hold, and when.
+
+#![allow(clippy::unwrap_used)]
+
+mod cluster;
+mod faults;
+mod primary_lies;
+mod records;

@@ -15,6 +15,7 @@ pub(crate) mod kv;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod mounted;
+pub(crate) mod replica;
 pub(crate) mod resize;
 pub(crate) mod serve;
 pub(crate) mod shell;
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     Kv(kv::Kv),
     #[command(subcommand)]
     Key(key::KeyCommand),
+    #[command(subcommand)]
+    Replica(replica::ReplicaCommand),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
     Completions(shell::Completions),
@@ -86,6 +89,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Scrub(args) => return volume::scrub::run(&env, &args).await,
             Command::Kv(args) => kv::run(&env, args).await,
             Command::Key(command) => key::run(&env, command).await,
+            Command::Replica(command) => replica::run(&env, command).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,

@@ -19,6 +19,7 @@ pub(crate) mod mount_flags;
 pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod published;
+pub(crate) mod replicas;
 pub(crate) mod running;
 pub(crate) mod session;
 pub(crate) mod signals;

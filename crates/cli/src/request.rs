@@ -18,6 +18,8 @@ use crate::failure::Failure;
 pub(crate) enum Request {
     /// The volume's status.
     Status,
+    /// What follows the volume, and what it follows.
+    Replicas,
     /// The snapshots, and the space of each.
     ListSnapshots,
     /// Change the volume alone.
@@ -146,6 +148,7 @@ impl Request {
         !matches!(
             self,
             Request::Status
+                | Request::Replicas
                 | Request::ListSnapshots
                 | Request::CheckSnapshot { .. }
                 | Request::Attach(_)

@@ -23,8 +23,13 @@ pub(crate) async fn ask(
     json: bool,
 ) -> Outcome<Answer> {
     let report = progress::for_user(json);
-    let looks =
-        matches!(request, Request::Status | Request::ListSnapshots | Request::CheckSnapshot { .. });
+    let looks = matches!(
+        request,
+        Request::Status
+            | Request::Replicas
+            | Request::ListSnapshots
+            | Request::CheckSnapshot { .. }
+    );
     let client = match looks {
         true => Client::connect_to_look(&target.folder).await?,
         false => Client::connect(&target.folder).await?,

@@ -9,6 +9,7 @@ use clap::Args;
 use thalweg_env::Env;
 use thalweg_fuse::state;
 use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
+use thalweg_net::keys::Home;
 
 use super::key;
 use crate::daemon::network::Network;
@@ -30,6 +31,16 @@ use crate::volume::opened::Opened;
 /// snapshot alone. The first SIGINT or SIGTERM shuts the server down cleanly, the second one at once.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
+    #[command(flatten)]
+    options: Options,
+    /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
+    #[arg(long, value_name = "FOLDER", requires = "listen")]
+    keys: Option<PathBuf>,
+}
+
+/// What is served, and where.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
     /// Folders of volumes, FOLDER@SNAPSHOT, or devices of in-place volumes
     #[arg(required = true, value_name = "VOLUME")]
     volumes: Vec<String>,
@@ -58,9 +69,6 @@ pub(crate) struct Serve {
     /// Serve transactions to programs on other machines, too, that have keys
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<ListenAddress>,
-    /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
-    #[arg(long, value_name = "FOLDER", requires = "listen")]
-    keys: Option<PathBuf>,
     /// Maximum number of NBD clients, for each kind of socket
     #[arg(long, value_name = "N", default_value_t = ServerConfig::default().max_connections)]
     max_connections: usize,
@@ -73,7 +81,7 @@ pub(crate) struct Serve {
 }
 
 /// Opens each volume once, even if several targets name it.
-async fn open_all(env: &Env, targets: &[Target]) -> Outcome<Vec<Opened>> {
+async fn open_all(env: &Env, targets: &[Target], role: Role) -> Outcome<Vec<Opened>> {
     let mut opened: Vec<Opened> = Vec::new();
     for target in targets {
         if opened.iter().any(|known| known.target.folder == target.folder) {
@@ -88,12 +96,34 @@ async fn open_all(env: &Env, targets: &[Target]) -> Outcome<Vec<Opened>> {
             .help("serve them with two servers, or rename one of the folders"));
         }
         let whole = Target { snapshot: None, ..target.clone() };
-        opened.push(Opened::open(env, &whole).await?);
+        opened.push(match role {
+            Role::Alone => Opened::open(env, &whole).await?,
+            Role::Following => Opened::open_to_follow(env, &whole).await?,
+        });
     }
     Ok(opened)
 }
 
+/// What becomes of the volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// They are written here.
+    Alone,
+    /// They follow others.
+    Following,
+}
+
 pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
+    serve(env, args.options, args.keys, Role::Alone).await
+}
+
+/// Serves volumes that follow others.
+pub(crate) async fn follow(env: &Env, args: Options, keys: Option<PathBuf>) -> Outcome<()> {
+    serve(env, args, keys, Role::Following).await
+}
+
+async fn serve(env: &Env, args: Options, keys: Option<PathBuf>, role: Role) -> Outcome<()> {
+    let home = key::home(keys.as_deref());
     let targets = args.volumes.iter().map(|text| Target::find(text));
     let mut targets = targets.collect::<Outcome<Vec<_>>>()?;
     if let Some(journal) = &args.journal.journal_dev {
@@ -103,7 +133,7 @@ pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
         };
         target.journal = Some(journal.clone());
     }
-    let volumes = open_all(env, &targets).await?;
+    let volumes = open_all(env, &targets, role).await?;
     let limits = ServerConfig { max_connections: args.max_connections, ..ServerConfig::default() };
     raise_file_limit();
     let session = Arc::new(Session::with(env, volumes, Purpose::Serve, limits));
@@ -111,8 +141,14 @@ pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
         session.exports.allow_writes();
     }
     let running = Running::start(&session, args.metrics.as_ref())?;
-    let served = start(&session, &args, &targets).await;
-    match served {
+    let served = async {
+        let served = start(&session, &args, home.clone(), &targets).await?;
+        for volume in session.volumes.iter().filter(|_| role == Role::Following) {
+            session.replicas.follow(env, volume, home.clone()).await?;
+        }
+        Ok(served)
+    };
+    match served.await {
         // The network is there until the session has ended.
         Ok((place, _network)) => {
             announce(&session, &place, args.json);
@@ -154,7 +190,8 @@ struct Place {
 
 async fn start(
     session: &Arc<Session>,
-    args: &Serve,
+    args: &Options,
+    home: Home,
     targets: &[Target],
 ) -> Outcome<(Place, Option<Network>)> {
     for volume in &session.volumes {
@@ -181,9 +218,7 @@ async fn start(
     }
     let network = match &args.listen {
         None => None,
-        Some(address) => {
-            Some(Network::start(session, address, key::home(args.keys.as_deref())).await?)
-        }
+        Some(address) => Some(Network::start(session, address, home).await?),
     };
     let addresses = network.iter().flat_map(|network| network.addresses().to_vec()).collect();
     Ok((Place { socket, tcp, tls: is_tls, network: addresses }, network))
@@ -204,7 +239,7 @@ async fn listen_tcp(
     Ok(listening.into_iter().map(|(address, ())| address).collect())
 }
 
-fn tls(args: &Serve) -> Outcome<Option<TlsConfig>> {
+fn tls(args: &Options) -> Outcome<Option<TlsConfig>> {
     let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
     Ok(Some(TlsConfig::from_pem_files(cert, key, args.tls_ca.as_deref(), true)?))
 }

@@ -49,6 +49,7 @@ impl Session {
         }
         match &request {
             Request::Status => self.status(volume).await,
+            Request::Replicas => Ok(Answer::Json(self.replicas.status(volume).await?)),
             Request::ListSnapshots => Ok(Answer::Json(volume.list_snapshots()?)),
             Request::CheckSnapshot { name, data } => {
                 check::check_snapshot(&self.env, volume, name, *data).await.map(Answer::Json)

@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::session::Session;
 use crate::failure::Outcome;
 use crate::listen::{ListenAddress, is_absent};
+use crate::volume::opened::Opened;
 
 /// Maximum number of clients.
 const MAX_CLIENTS: usize = 1024;
@@ -36,6 +37,9 @@ impl Network {
         home: Home,
     ) -> Outcome<Network> {
         let authorized = home.authorized_clients();
+        for volume in &session.volumes {
+            session.replicas.resume(&session.env, volume).await?;
+        }
         let gate = Gate::new(&session.env, home)?;
         let host = Arc::new(Host {
             session: session.clone(),
@@ -92,6 +96,7 @@ impl Host {
         let exports = &self.session.exports;
         let serves = |client: &Client, service, name: &str| match service {
             Service::Transactions => sees(client, name) && exports.transactions(name).is_some(),
+            Service::Replica => sees(client, name) && self.chained(name).is_some(),
         };
         let admitted = self.gate.admit(stream, &self.seats, serves).await;
         drop(entering);
@@ -103,23 +108,51 @@ impl Host {
     }
 
     async fn serve<S: Stream>(&self, guest: Guest<S>) {
-        let Guest { stream, service: Service::Transactions, name, permission, seat: _seat } = guest;
-        // The volume may be gone since the client was let in.
-        let Some(transactions) = self.session.exports.transactions(&name) else { return };
-        let Client { name: client_name, access, .. } = permission.client().clone();
-        tracing::info!(client = client_name, volume = name, "a client connected");
+        let Guest { stream, service, name, permission, seat: _seat } = guest;
+        let client = permission.client().clone();
+        tracing::info!(client = client.name, volume = name, ?service, "a client connected");
         tokio::select! {
             biased;
             () = permission.ended() => {
-                tracing::info!(client = client_name, volume = name, "a client's permission ended");
+                tracing::info!(client = client.name, volume = name, "a client's permission ended");
             }
-            result = transactions.serve(stream, access) => match result {
-                Ok(()) => tracing::info!(client = client_name, volume = name, "a client left"),
+            result = self.serve_service(stream, service, &name, &client) => match result {
+                Ok(()) => tracing::info!(client = client.name, volume = name, "a client left"),
                 Err(error) => {
-                    tracing::info!(client = client_name, volume = name, %error, "a client was lost");
+                    tracing::info!(client = client.name, volume = name, %error, "a client was lost");
                 }
             },
         }
+    }
+
+    async fn serve_service(
+        &self,
+        stream: impl Stream,
+        service: Service,
+        name: &str,
+        client: &Client,
+    ) -> Outcome<()> {
+        // The volume may be gone since the client was let in.
+        match service {
+            Service::Transactions => match self.session.exports.transactions(name) {
+                Some(transactions) => Ok(transactions.serve(stream, client.access).await?),
+                None => Ok(()),
+            },
+            Service::Replica => match self.chained(name) {
+                Some(volume) => {
+                    let Session { env, replicas, .. } = &*self.session;
+                    replicas.serve(env, volume, stream, &client.name).await
+                }
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The chained volume called `name`.
+    fn chained(&self, name: &str) -> Option<&Opened> {
+        let volumes = self.session.volumes.iter();
+        let mut volumes = volumes.filter(|volume| volume.chained().is_some());
+        volumes.find(|volume| volume.target.name == name).map(|volume| &**volume)
     }
 }
 

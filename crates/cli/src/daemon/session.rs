@@ -17,6 +17,7 @@ use super::exports::Exports;
 use super::lifetime::Lifetime;
 use super::metrics;
 use super::mounts::Mounts;
+use super::replicas::Replicas;
 use crate::failure::Outcome;
 use crate::volume::numbers::Numbers;
 use crate::volume::opened::Opened;
@@ -27,6 +28,7 @@ pub(crate) struct Session {
     pub(crate) env: Env,
     pub(crate) volumes: Vec<Arc<Opened>>,
     pub(crate) exports: Exports,
+    pub(crate) replicas: Replicas,
     pub(crate) attachments: Arc<Attachments>,
     pub(crate) mounts: Arc<Mounts>,
     pub(crate) lifetime: Arc<Lifetime>,
@@ -62,6 +64,7 @@ impl Session {
         Session {
             env: env.clone(),
             exports: Exports::new(env, limits, volumes.len()),
+            replicas: Replicas::default(),
             volumes: volumes.into_iter().map(Arc::new).collect(),
             attachments: Arc::new(Attachments::new(env, lifetime.clone())),
             mounts: Arc::new(Mounts::new(env, lifetime.clone())),
@@ -76,6 +79,7 @@ impl Session {
         let mut result = self.exports.close().await;
         self.mounts.unmount_all().await;
         self.attachments.detach_all().await;
+        self.replicas.close().await;
         for volume in &self.volumes {
             result = result.and(volume.close().await);
         }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use thalweg_cluster::replica::Stopped;
 use thalweg_fs::FsError;
 use thalweg_fuse::attach::AttachError;
 use thalweg_ipc::remote::RemoteError;
@@ -71,6 +72,12 @@ impl From<RemoteError> for Failure {
             Some(help) => failure.help(help),
             None => failure,
         }
+    }
+}
+
+impl From<Stopped> for Failure {
+    fn from(error: Stopped) -> Failure {
+        Failure::of(&error)
     }
 }
 

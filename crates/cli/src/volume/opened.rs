@@ -59,6 +59,11 @@ impl Opened {
         Opened::with(env, target, &options).await
     }
 
+    /// Opens a volume that follows another one, to take that one's changes.
+    pub(crate) async fn open_to_follow(env: &Env, target: &Target) -> Outcome<Opened> {
+        Opened::with(env, target, &Options { follow: true, ..Options::default() }).await
+    }
+
     /// Opens a volume for a repair. If the journal is damaged in the middle, the transactions before the damage
     /// are replayed.
     pub(crate) async fn open_damaged(env: &Env, target: &Target) -> Outcome<Opened> {
@@ -159,6 +164,11 @@ impl Opened {
             AnyVolume::Chained(pool) => Ok(pool),
             AnyVolume::InPlace(_) => Err(self.target.refused()),
         }
+    }
+
+    /// The chained volume, if it is one.
+    pub(crate) fn chained(&self) -> Option<&Pool> {
+        self.pool().ok()
     }
 
     /// The volume for clients without transactions.

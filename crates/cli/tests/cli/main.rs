@@ -18,6 +18,7 @@ mod output;
 mod partitions;
 mod raw_devices;
 mod read_only;
+mod replica;
 mod resize;
 mod run;
 mod snapshots;

@@ -138,7 +138,13 @@ impl Server {
     pub(crate) fn start(home: &Home, target: &str, args: &[&str]) -> Server {
         let socket = home.path("nbd.sock");
         let mut command = thalweg(["serve", "--json", "--socket"]);
-        command.arg(&socket).arg(target).args(args).stdout(Stdio::piped());
+        command.arg(&socket).arg(target).args(args);
+        Server::of(command, socket)
+    }
+
+    /// The server that a command starts, which prints a JSON object when it is ready.
+    pub(crate) fn of(mut command: Command, socket: PathBuf) -> Server {
+        command.stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

@@ -28,6 +28,16 @@ pub(crate) struct Create {
     /// Size of the volume
     #[arg(long)]
     size: Size,
+    #[command(flatten)]
+    layout: Layout,
+    /// Print the new volume's status as a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The devices of a new volume, and how it uses them.
+#[derive(Debug, Args)]
+pub(crate) struct Layout {
     /// A link: PATH or PATH:SIZE of a device or file, mirror:A,B, or stripe:A,B; given once
     /// for each link, in the order of the chain
     #[arg(long = "link", value_name = "LINK")]
@@ -67,9 +77,6 @@ pub(crate) struct Create {
     /// Overwrite devices that hold something else, or belong to another volume
     #[arg(long)]
     force: bool,
-    /// Print the new volume's status as a JSON object
-    #[arg(long)]
-    json: bool,
 }
 
 impl Create {
@@ -127,11 +134,12 @@ pub(crate) async fn run(env: &Env, args: Create) -> Outcome<()> {
 pub(crate) async fn create(env: &Env, args: &Create, report: &dyn Report) -> Outcome<Target> {
     let folder = std::path::absolute(&args.folder)?;
     let progress = share_done("making the volume", report);
-    pool::create(env, &folder, &new_volume(&folder, args)?, &progress).await?;
+    pool::create(env, &folder, &new_volume(&folder, args.size, &args.layout)?, &progress).await?;
     Target::volume(&folder.display().to_string())
 }
 
-fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
+/// A volume of this size in `folder`.
+pub(crate) fn new_volume(folder: &Path, size: Size, args: &Layout) -> Outcome<NewVolume> {
     let name = folder.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| Failure::new("the folder has no name in UTF-8"))?;
     let mut links: Vec<LinkSpec> = args.links.iter().map(LinkArg::spec).collect();
@@ -139,7 +147,7 @@ fn new_volume(folder: &Path, args: &Create) -> Outcome<NewVolume> {
         let file = |name: &str| LinkSpec::plain(DeviceSpec::new(folder.join(name)).preallocated());
         links = vec![file("link0"), file("link1")];
     }
-    let mut new = NewVolume::new(name, args.size.0, links);
+    let mut new = NewVolume::new(name, size.0, links);
     new.map = match &args.map {
         None => Vec::new(),
         Some(LinkArg::Device(device)) => vec![device.spec()],

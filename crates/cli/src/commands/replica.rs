@@ -1,0 +1,227 @@
+//! `thalweg replica`: volumes that follow another one.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use thalweg_cluster::replica::{describe, protocol::Described};
+use thalweg_env::Env;
+use thalweg_ipc::remote::Remote;
+use thalweg_net::entry::Service;
+use thalweg_net::keys::Home;
+use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::pool::{self, Follows};
+
+use super::ask::ask;
+use super::key;
+use super::serve::{self, Options};
+use super::volume::create::{Layout, new_volume};
+use crate::daemon::replicas::followed;
+use crate::failure::{Failure, Outcome};
+use crate::progress::{self, share_done};
+use crate::request::{Answer, Request, unexpected_answer};
+use crate::size::Size;
+use crate::target::Target;
+use crate::volume::opened::Opened;
+
+/// Make volumes that follow a volume on another machine, and run them
+///
+/// A replica gets every commit of its primary in order, and holds a state that the primary had, always. The primary is a
+/// chained volume that a server with --listen serves; the machine of the replica needs a key that the server knows: see
+/// `thalweg key`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ReplicaCommand {
+    Create(Create),
+    Run(Run),
+    Status(Status),
+    Promote(Promote),
+}
+
+/// Make a replica of a volume
+///
+/// It has the size of the volume. Its devices are chosen as for `thalweg volume create`. It is empty until it runs.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// The folder of the replica; its name is the replica's
+    folder: PathBuf,
+    /// The volume to follow: thalweg://HOST:PORT/NAME
+    #[arg(long, value_name = "ADDRESS")]
+    of: String,
+    /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
+    #[arg(long, value_name = "FOLDER")]
+    keys: Option<PathBuf>,
+    #[command(flatten)]
+    layout: Layout,
+}
+
+/// Follow the primary, and serve the replica read-only
+///
+/// The options are those of `thalweg serve`. The server goes on while the primary cannot be reached.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    options: Options,
+    /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
+    #[arg(long, value_name = "FOLDER")]
+    keys: Option<PathBuf>,
+}
+
+/// Print how far a replica is behind its primary, or which replicas follow a volume
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// The folder of the volume
+    volume: String,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make a replica the primary: from then on it is written here
+///
+/// The process that runs it must have ended. It loses whatever the old primary has and this replica does not have, so the
+/// old one should not be written any more.
+#[derive(Debug, Args)]
+pub(crate) struct Promote {
+    /// The folder of the replica
+    volume: String,
+    /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
+    #[arg(long, value_name = "FOLDER")]
+    keys: Option<PathBuf>,
+    /// Do it although the primary can be reached and has newer versions
+    #[arg(long)]
+    force: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(env: &Env, command: ReplicaCommand) -> Outcome<()> {
+    match command {
+        ReplicaCommand::Create(args) => create(env, args).await,
+        ReplicaCommand::Run(args) => serve::follow(env, args.options, args.keys).await,
+        ReplicaCommand::Status(args) => status(env, &args).await,
+        ReplicaCommand::Promote(args) => promote(env, &args).await,
+    }
+}
+
+/// Asks a primary what its volume is.
+async fn ask_primary(env: &Env, primary: &Remote, home: &Home) -> Outcome<Described> {
+    let stream = primary.enter(env, home, Service::Replica).await?;
+    Ok(describe(env, stream).await?)
+}
+
+async fn create(env: &Env, args: Create) -> Outcome<()> {
+    let invalid = || {
+        Failure::new(format!("{} is no address of a volume", args.of))
+            .help("it is thalweg://HOST:PORT/NAME, as the server prints it")
+    };
+    let primary = Remote::of(&args.of).ok_or_else(invalid)??;
+    let described = ask_primary(env, &primary, &key::home(args.keys.as_deref())).await?;
+    let folder = std::path::absolute(&args.folder)?;
+    let size = Size(described.blocks * BLOCK_SIZE as u64);
+    let mut new = new_volume(&folder, size, &args.layout)?;
+    new.follows = Some(Follows { volume: described.volume, address: primary.to_string() });
+    let report = progress::for_user(false);
+    let progress = share_done("making the replica", &*report);
+    pool::create(env, &folder, &new, &progress).await?;
+    println!("{}", folder.display());
+    Ok(())
+}
+
+async fn status(env: &Env, args: &Status) -> Outcome<()> {
+    let target = Target::volume(&args.volume)?.chained()?;
+    let Answer::Json(status) = ask(env, &target, Request::Replicas, args.json).await? else {
+        return Err(unexpected_answer());
+    };
+    match args.json {
+        true => println!("{status}"),
+        false => print(&status),
+    }
+    Ok(())
+}
+
+fn print(status: &Value) {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    if let Some(position) = text(&status["position"]) {
+        println!("position   {position}");
+    }
+    if let Some(primary) = text(&status["follows"]) {
+        println!("primary    {primary}");
+    }
+    let follower = &status["follower"];
+    if follower.is_object() {
+        let connected = follower["connected"].as_bool() == Some(true);
+        println!("connected  {}", if connected { "yes" } else { "no" });
+        println!("version    {}, durable up to {}", follower["version"], follower["durable"]);
+        println!("behind     {} versions", follower["behind_versions"]);
+        if let Some(silent) = follower["silent_ms"].as_u64() {
+            println!("heard      {:.1} s ago", silent as f64 / 1e3);
+        }
+        if let Some(until) = follower["copying_until"].as_u64() {
+            println!("copying    until version {until}");
+        }
+        if let Some(trouble) = text(&follower["trouble"]) {
+            println!("trouble    {trouble}");
+        }
+    } else if status["follows"].is_string() {
+        println!("running    no");
+    }
+    for replica in status["followers"].as_array().into_iter().flatten() {
+        let name = text(&replica["name"]).unwrap_or_default();
+        println!(
+            "follower   {name}: sent up to {}, durable there up to {}",
+            replica["sent"], replica["durable"]
+        );
+    }
+}
+
+async fn promote(env: &Env, args: &Promote) -> Outcome<()> {
+    let target = Target::volume(&args.volume)?.chained()?;
+    let opened = Opened::open_to_follow(env, &target).await?;
+    let promoted = promote_opened(env, &opened, args).await;
+    opened.close().await?;
+    let (position, lost) = promoted?;
+    match args.json {
+        true => println!("{}", json!({ "position": position, "lost_versions": lost })),
+        false => {
+            println!("{position}");
+            match lost {
+                Some(0) => println!("nothing is lost"),
+                Some(lost) => {
+                    println!("{lost} versions of the old primary are lost to this volume")
+                }
+                None => println!(
+                    "what the old primary has beyond this is not known: it cannot be reached"
+                ),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Promotes a replica; returns its position, and how many versions the primary has beyond it, if it can be reached.
+async fn promote_opened(
+    env: &Env,
+    opened: &Opened,
+    args: &Promote,
+) -> Outcome<(String, Option<u64>)> {
+    let pool = opened.chained().ok_or_else(|| opened.target.refused())?;
+    let primary = followed(pool.follows().await)?;
+    let home = key::home(args.keys.as_deref());
+    let lost = match ask_primary(env, &primary, &home).await {
+        Ok(described) => Some(described.newest.0.saturating_sub(pool.chain().status().version)),
+        Err(failure) => {
+            tracing::info!(%failure, "the primary cannot be asked");
+            None
+        }
+    };
+    if let Some(lost) = lost
+        && !args.force
+    {
+        return Err(Failure::new(format!(
+            "the primary {primary} can be reached, and has {lost} versions that this replica does not have"
+        ))
+        .help("stop its server first, or use --force"));
+    }
+    Ok((pool.promote().await?.to_string(), lost))
+}

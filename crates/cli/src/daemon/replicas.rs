@@ -1,0 +1,189 @@
+//! The replicas of a session's volumes: primaries that others follow, and followers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions, Stopped};
+use thalweg_env::connection::Stream;
+use thalweg_env::{Env, Task};
+use thalweg_ipc::remote::{Advice, Remote, RemoteError};
+use thalweg_net::entry::Service;
+use thalweg_net::keys::Home;
+use thalweg_store::block::BlockStore;
+use tokio::sync::watch;
+
+use crate::failure::{Failure, Outcome};
+use crate::volume::opened::Opened;
+
+/// Pauses between attempts to reach a primary.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The primaries and followers of a session, by the names of their volumes.
+#[derive(Debug, Default)]
+pub(crate) struct Replicas {
+    primaries: tokio::sync::Mutex<BTreeMap<String, Arc<Primary>>>,
+    following: parking_lot::Mutex<BTreeMap<String, Following>>,
+}
+
+#[derive(Debug)]
+struct Following {
+    follower: Arc<Follower>,
+    /// Why it does not follow now.
+    trouble: watch::Receiver<Option<String>>,
+    _task: Task<()>,
+}
+
+impl Replicas {
+    /// Serves a follower of a volume until its connection ends.
+    pub(crate) async fn serve(
+        &self,
+        env: &Env,
+        volume: &Opened,
+        stream: impl Stream,
+        client: &str,
+    ) -> Outcome<()> {
+        let primary = self.primary(env, volume).await?;
+        primary.serve(stream, client).await?;
+        Ok(())
+    }
+
+    /// The primary of a volume, which begins with its first follower.
+    async fn primary(&self, env: &Env, volume: &Opened) -> Outcome<Arc<Primary>> {
+        let mut primaries = self.primaries.lock().await;
+        if let Some(primary) = primaries.get(&volume.target.name) {
+            return Ok(primary.clone());
+        }
+        let pool = volume.chained().ok_or_else(|| volume.target.refused())?;
+        let options = PrimaryOptions::default();
+        let primary = Arc::new(Primary::new(env, pool.chain().clone(), options).await?);
+        primaries.insert(volume.target.name.clone(), primary.clone());
+        Ok(primary)
+    }
+
+    /// Begins to keep the changes of a volume that has been followed before, so that its followers need no copy.
+    pub(crate) async fn resume(&self, env: &Env, volume: &Opened) -> Outcome<()> {
+        let has_history = |pool: &thalweg_store::pool::Pool| {
+            !pool.chain().history().is_empty() && !pool.chain().label().follows
+        };
+        match volume.chained().is_some_and(has_history) {
+            true => self.primary(env, volume).await.map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a volume follow the one that it was made for.
+    pub(crate) async fn follow(&self, env: &Env, volume: &Opened, home: Home) -> Outcome<()> {
+        let pool = volume.chained().ok_or_else(|| volume.target.refused())?;
+        let address = followed(pool.follows().await)?;
+        let follower = Arc::new(Follower::new(env, pool.chain().clone()));
+        let (says, trouble) = watch::channel(None);
+        let name = volume.target.name.clone();
+        let work = Work {
+            env: env.clone(),
+            address,
+            home,
+            follower: follower.clone(),
+            name: name.clone(),
+            says,
+        };
+        let _task = env.spawn(work.run());
+        self.following.lock().insert(name, Following { follower, trouble, _task });
+        Ok(())
+    }
+
+    /// What is known of the replicas of a volume, as JSON.
+    pub(crate) async fn status(&self, volume: &Opened) -> Outcome<Value> {
+        let pool = volume.chained().ok_or_else(|| volume.target.refused())?;
+        let chain = pool.chain();
+        let position = chain.position(chain.now()).map(|position| position.to_string());
+        let mut status = json!({ "position": position, "follows": pool.follows().await });
+        if let Some(follower) = self.following(&volume.target.name) {
+            status["follower"] = follower?;
+        }
+        if let Some(primary) = self.primaries.lock().await.get(&volume.target.name) {
+            status["followers"] = serde_json::to_value(primary.followers())?;
+        }
+        Ok(status)
+    }
+
+    /// What a follower that runs knows.
+    fn following(&self, name: &str) -> Option<Outcome<Value>> {
+        let following = self.following.lock();
+        let Following { follower, trouble, .. } = following.get(name)?;
+        let known = follower.status();
+        let behind = known.primary - known.version;
+        let trouble = trouble.borrow().clone();
+        let value = serde_json::to_value(known).map(|mut value| {
+            value["behind_versions"] = behind.into();
+            value["trouble"] = trouble.into();
+            value
+        });
+        Some(value.map_err(Into::into))
+    }
+
+    /// Ends following, and being followed.
+    pub(crate) async fn close(&self) {
+        self.following.lock().clear();
+        self.primaries.lock().await.clear();
+    }
+}
+
+/// The address of the volume that a replica follows.
+pub(crate) fn followed(address: Option<String>) -> Outcome<Remote> {
+    let address = address.ok_or_else(|| {
+        Failure::new("the volume follows no other one")
+            .help("thalweg replica create makes one that does")
+    })?;
+    match Remote::of(&address) {
+        Some(remote) => Ok(remote?),
+        None => Err(Failure::new(format!("the address of its primary is invalid: {address}"))),
+    }
+}
+
+/// Follows a primary, over one connection after the other.
+struct Work {
+    env: Env,
+    address: Remote,
+    home: Home,
+    follower: Arc<Follower>,
+    name: String,
+    says: watch::Sender<Option<String>>,
+}
+
+impl Work {
+    async fn run(self) {
+        loop {
+            let (why, hopeless) = self.follow().await;
+            let is_new = self.says.send_replace(Some(why.clone())).as_deref() != Some(&*why);
+            match (is_new, hopeless) {
+                (true, true) => {
+                    tracing::error!(volume = self.name, primary = %self.address, "{why}")
+                }
+                (true, false) => {
+                    tracing::warn!(volume = self.name, primary = %self.address, "{why}")
+                }
+                (false, _) => {}
+            }
+            self.env.sleep(if hopeless { 10 * RETRY } else { RETRY }).await;
+        }
+    }
+
+    /// Follows over one connection; returns why it ended, and whether trying again is likely to fail as well.
+    async fn follow(&self) -> (String, bool) {
+        let entered = self.address.enter(&self.env, &self.home, Service::Replica).await;
+        let stream = match entered {
+            Ok(stream) => stream,
+            Err(error) => {
+                let hopeless = matches!(&error, RemoteError::Visit { .. } | RemoteError::Key(_))
+                    && error.advice() != Advice::Retry;
+                return (Failure::of(&error).to_string(), hopeless);
+            }
+        };
+        tracing::info!(volume = self.name, primary = %self.address, "connected");
+        self.says.send_replace(None);
+        let stopped = self.follower.follow(stream).await;
+        (Failure::of(&stopped).to_string(), !matches!(stopped, Stopped::Lost(_)))
+    }
+}

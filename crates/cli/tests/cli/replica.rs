@@ -1,0 +1,164 @@
+//! Replicas: volumes that follow one on another machine.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::run::{Home, Server, bad, good, json, thalweg};
+
+/// A primary that listens, and a machine for a replica whose key it knows.
+struct Scene {
+    home: Home,
+    primary: Server,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let home = Home::with_volume("64M", &[]);
+        let scene_keys = |keys: &str, args: &[&str]| {
+            let mut command = thalweg(args.iter().copied());
+            command.env("THALWEG_KEYS", home.path(keys));
+            good(&mut command)
+        };
+        scene_keys("server", &["key", "new"]);
+        let theirs = scene_keys("client", &["key", "new"]);
+        scene_keys("server", &["key", "authorize", "replica", theirs.trim()]);
+        let keys = home.path("server").display().to_string();
+        let primary = home.serve(&["--listen", "127.0.0.1:0", "--keys", &keys]);
+        let scene = Scene { home, primary };
+        let own = good(&mut scene.command("server", &["key", "show"]));
+        good(&mut scene.command("client", &["key", "trust", &scene.listens(), own.trim()]));
+        scene
+    }
+
+    fn listens(&self) -> String {
+        self.primary.ready["listen"][0].as_str().unwrap().to_owned()
+    }
+
+    fn address(&self) -> String {
+        format!("thalweg://{}/vol", self.listens())
+    }
+
+    fn command(&self, keys: &str, args: &[&str]) -> Command {
+        let mut command = thalweg(args.iter().copied());
+        command.env("THALWEG_KEYS", self.home.path(keys));
+        command
+    }
+
+    fn replica(&self) -> String {
+        self.home.path("replica").display().to_string()
+    }
+
+    fn create(&self) {
+        let (replica, address) = (self.replica(), self.address());
+        let args = ["replica", "create", &*replica, "--of", &*address, "--preallocation", "falloc"];
+        good(&mut self.command("client", &args));
+    }
+
+    /// Runs the replica.
+    fn run(&self) -> Server {
+        let socket = self.home.path("replica.sock");
+        let place = socket.display().to_string();
+        let args = ["replica", "run", &*self.replica(), "--socket", &*place, "--json"];
+        Server::of(self.command("client", &args), socket)
+    }
+
+    fn kv(&self, volume: &str, args: &[&str]) -> Command {
+        let mut command = thalweg(["kv", volume]);
+        command.args(args);
+        command
+    }
+
+    fn put(&self, key: &str, value: &str) {
+        let volume = self.home.volume().display().to_string();
+        good(&mut self.kv(&volume, &["put", "names", key, value]));
+    }
+
+    fn status(&self) -> Value {
+        json(&mut self.command("client", &["replica", "status", &self.replica(), "--json"]))
+    }
+
+    /// Waits until the replica has the primary's present state.
+    fn catch_up(&self) {
+        let volume = self.home.volume().display().to_string();
+        let position =
+            json(&mut thalweg(["replica", "status", &volume, "--json"]))["position"].clone();
+        assert!(position.is_string(), "{position}");
+        for _ in 0..600 {
+            if self.status()["position"] == position {
+                return;
+            }
+            wait(Duration::from_millis(50));
+        }
+        panic!("the replica is not at {position}: {}", self.status());
+    }
+}
+
+#[allow(clippy::disallowed_methods)]
+fn wait(span: Duration) {
+    std::thread::sleep(span);
+}
+
+#[test]
+fn a_replica_follows_is_promoted_and_goes_on_alone() {
+    let scene = Scene::new();
+    let volume = scene.home.volume().display().to_string();
+    good(&mut scene.kv(&volume, &["create", "names"]));
+    scene.put("alice", "1");
+    scene.create();
+    let said = bad(&mut scene.command("client", &["serve", &scene.replica()]), 1);
+    assert!(said.contains("follows another one"), "{said}");
+    let running = scene.run();
+    scene.put("bob", "2");
+    scene.catch_up();
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "bob"])), "2");
+    let said = bad(&mut scene.kv(&scene.replica(), &["put", "names", "bob", "3"]), 1);
+    assert!(said.contains("read-only"), "{said}");
+    let followers = json(&mut thalweg(["replica", "status", &volume, "--json"]));
+    assert_eq!(followers["followers"][0]["name"], "replica");
+    // It goes on where it was.
+    running.end();
+    scene.put("bob", "4");
+    let running = scene.run();
+    scene.catch_up();
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "bob"])), "4");
+    running.end();
+    let promote = ["replica", "promote", &*scene.replica()];
+    let said = bad(&mut scene.command("client", &promote), 1);
+    assert!(said.contains("can be reached") && said.contains("--force"), "{said}");
+    let replica = scene.replica();
+    let Scene { home, primary } = scene;
+    primary.end();
+    let mut promoted = thalweg(promote);
+    promoted.env("THALWEG_KEYS", home.path("client")).arg("--json");
+    let said = json(&mut promoted);
+    assert!(said["position"].is_string() && said["lost_versions"].is_null(), "{said}");
+    good(&mut thalweg(["kv", &replica, "put", "names", "carol", "5"]));
+    assert_eq!(good(&mut thalweg(["kv", &replica, "get", "names", "bob"])), "4");
+    let said = bad(&mut thalweg(["replica", "promote", &replica]), 1);
+    assert!(said.contains("follows no other one"), "{said}");
+}
+
+#[test]
+fn a_replica_needs_a_key_and_a_volume_that_is_there() {
+    let scene = Scene::new();
+    let at = |address: &str| {
+        let replica = scene.replica();
+        bad(&mut scene.command("client", &["replica", "create", &replica, "--of", address]), 1)
+    };
+    let said = at("/srv/vol");
+    assert!(said.contains("no address") && said.contains("thalweg://"), "{said}");
+    let said = at(&format!("thalweg://{}/other", scene.listens()));
+    assert!(said.contains("nothing called other"), "{said}");
+    good(&mut scene.command("server", &["key", "revoke", "replica"]));
+    let said = at(&scene.address());
+    assert!(said.contains("does not know the key"), "{said}");
+    assert!(!scene.home.path("replica").exists());
+    let volume = scene.home.volume().display().to_string();
+    let said = bad(&mut thalweg(["replica", "promote", &volume]), 1);
+    assert!(said.contains("locked") || said.contains("in use") || said.contains("open"), "{said}");
+    scene.primary.end();
+    let said = bad(&mut thalweg(["replica", "run", &volume]), 1);
+    assert!(said.contains("follows no other one"), "{said}");
+}

@@ -24,6 +24,7 @@
 //! - [`fs_many`]: a filesystem with millions of files;
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
 //! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
+//! - [`replica`]: replicas of a volume, on a simulated network;
 //! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
 //! - [`steady`]: nearly full volumes and filesystems, beside their peers on the same disk.
 //!
@@ -48,6 +49,7 @@ pub mod okeanos;
 pub mod page;
 pub mod plot;
 mod replay;
+pub mod replica;
 pub mod report;
 mod rig;
 pub mod steady;
@@ -150,6 +152,7 @@ const BENCHES: &[BenchEntry] = &[
     okeanos::postmark::ENTRY,
     okeanos::recovery::ENTRY,
     okeanos::streams::ENTRY,
+    replica::ENTRY,
     steady::ENTRY,
     steady_sim::ENTRY,
     txn_contention::ENTRY,

@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 use thalweg_store::block::{BLOCK_SIZE, Lba, Version, WriteList};
 use thalweg_store::chain::{Attached, Change, Tap};
 use thalweg_store::checksum::crc32c;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use super::protocol::CHUNK;
 use super::record;
@@ -48,8 +49,6 @@ pub(super) struct News {
     pub(super) end: Version,
     /// The newest version that survives a crash.
     pub(super) durable: Version,
-    /// The newest version.
-    pub(super) newest: Version,
     /// How often the volume changed outside of versions.
     pub(super) reshaped: u64,
 }
@@ -88,7 +87,8 @@ struct Encoded {
     end: Version,
 }
 
-/// See the [module](self). Locks: `encoded` before `raw`; `raw` is taken under the chain's lock.
+/// See the [module](self). Locks: `encoded` before `raw`; `raw` and `news` are taken under the chain's lock, one after the
+/// other.
 #[derive(Debug)]
 pub(super) struct Backlog {
     room: Room,
@@ -96,7 +96,9 @@ pub(super) struct Backlog {
     encoded: Mutex<Encoded>,
     /// Changes wait to be encoded.
     wake: Notify,
-    news: watch::Sender<News>,
+    news: Mutex<News>,
+    /// There is news. Waiters wake in the order in which they came.
+    told: Notify,
 }
 
 impl Backlog {
@@ -112,7 +114,8 @@ impl Backlog {
                 end: zero,
             }),
             wake: Notify::new(),
-            news: watch::Sender::new(News { end: zero, durable: zero, newest: zero, reshaped: 0 }),
+            news: Mutex::new(News { end: zero, durable: zero, reshaped: 0 }),
+            told: Notify::new(),
         }
     }
 
@@ -125,16 +128,23 @@ impl Backlog {
                 raw.newest = at.version;
             }
         }
-        self.news.send_modify(|news| {
-            news.durable = news.durable.max(at.durable);
-            news.newest = news.newest.max(at.version);
-        });
+        self.tell(|news| news.durable = news.durable.max(at.durable));
         self.wake.notify_one();
     }
 
     /// What a sender waits for.
-    pub(super) fn news(&self) -> watch::Receiver<News> {
-        self.news.subscribe()
+    pub(super) fn news(&self) -> News {
+        *self.news.lock()
+    }
+
+    /// Ends at the next news after this call.
+    pub(super) fn told(&self) -> Notified<'_> {
+        self.told.notified()
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut News)) {
+        change(&mut self.news.lock());
+        self.told.notify_waiters();
     }
 
     /// Encodes changes as they come.
@@ -178,7 +188,7 @@ impl Backlog {
         encoded.shrink_to(self.room.encoded);
         let end = encoded.end;
         drop(encoded);
-        self.news.send_modify(|news| news.end = end);
+        self.tell(|news| news.end = end);
     }
 
     /// What comes after version `after`, which has been sent.
@@ -238,14 +248,10 @@ impl Tap for Backlog {
             }
         }
         self.wake.notify_one();
-        self.news.send_if_modified(|news| {
-            news.newest = version;
-            false
-        });
     }
 
     fn durable(&self, version: Version) {
-        self.news.send_modify(|news| news.durable = version);
+        self.tell(|news| news.durable = version);
     }
 
     fn reshaped(&self, version: Version) {
@@ -255,6 +261,6 @@ impl Tap for Backlog {
             raw.drop_all();
         }
         self.wake.notify_one();
-        self.news.send_modify(|news| news.reshaped += 1);
+        self.tell(|news| news.reshaped += 1);
     }
 }

@@ -14,7 +14,7 @@ use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write, WriteList};
 use thalweg_store::chain::{Chain, ChainError, Change, Changed, Relation};
 use thalweg_store::checksum::crc32c;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 
 use super::backlog::{Backlog, Chunk, Next, Room};
 use super::protocol::{Answer, Described, FromFollower, FromPrimary, HELLO, Refusal, State};
@@ -65,7 +65,7 @@ struct Shared {
     backlog: Arc<Backlog>,
     followers: Mutex<BTreeMap<u64, ReplicaStatus>>,
     /// A follower has made versions durable, or came or went.
-    acknowledged: watch::Sender<()>,
+    acknowledged: Notify,
 }
 
 /// Lets volumes follow a chain, from which it takes the tap. Dropping it ends that.
@@ -140,15 +140,13 @@ impl Primary {
 
     /// Waits until `count` followers have made `version` durable.
     pub async fn acknowledged(&self, version: Version, count: usize) {
-        let mut news = self.shared.acknowledged.subscribe();
         loop {
+            let news = self.shared.acknowledged.notified();
             let followers = self.followers();
             if followers.iter().filter(|status| status.durable >= version.0).count() >= count {
                 return;
             }
-            if news.changed().await.is_err() {
-                return;
-            }
+            news.await;
         }
     }
 }
@@ -172,7 +170,7 @@ impl Seat<'_> {
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
         self.shared.followers.lock().remove(&self.number);
-        self.shared.acknowledged.send_replace(());
+        self.shared.acknowledged.notify_waiters();
     }
 }
 
@@ -260,7 +258,7 @@ impl Handler for Session<'_> {
             }
             FromFollower::Durable(version) => {
                 self.shared.note(self.number, |status| status.durable = version.0);
-                self.shared.acknowledged.send_replace(());
+                self.shared.acknowledged.notify_waiters();
             }
         }
         Ok(())
@@ -278,14 +276,14 @@ impl Sender<'_> {
     /// Sends what comes after the follower's state, until the connection or the primary ends.
     async fn run(&self, from: State) -> io::Result<()> {
         let Shared { env, backlog, options, .. } = self.shared;
-        let mut news = backlog.news();
-        let shape = news.borrow().reshaped;
+        let shape = backlog.news().reshaped;
         let (mut sent, mut told) = (from.version, Version(0));
         let mut partial = !from.is_whole;
         self.shared.note(self.number, |status| (status.sent, status.durable) = (sent.0, sent.0));
         loop {
+            let told_more = backlog.told();
             let next = if partial { Next::Missing } else { backlog.next(sent) };
-            let now = *news.borrow_and_update();
+            let now = backlog.news();
             if now.reshaped != shape {
                 // The follower connects again, and hears what has become of its state.
                 return Ok(());
@@ -305,7 +303,7 @@ impl Sender<'_> {
             }
             self.channel.flush_soon();
             self.channel.drained(WINDOW).await;
-            if idle && env.timeout(options.beat, news.changed()).await.is_none() {
+            if idle && env.timeout(options.beat, told_more).await.is_none() {
                 self.beat()?;
             }
         }

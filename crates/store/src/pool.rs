@@ -315,6 +315,20 @@ impl Pool {
         Ok(TransactionManager::new(env, frozen, crate::txn::Options::default()))
     }
 
+    /// Read-only transactions on the state that a follower has now, for readers that keep in memory what they have read;
+    /// `None` for a volume that follows no other one.
+    ///
+    /// # Errors
+    /// As [`Followed::hold_whole`].
+    pub fn present_transactions(&self, env: &Env) -> Result<Option<TransactionManager>, PoolError> {
+        if !self.chain.label().follows {
+            return Ok(None);
+        }
+        let hold = Followed::new(self.chain.clone()).hold_whole().map_err(ChainError::from)?;
+        let frozen = Arc::new(Frozen::new(self.chain.clone(), hold, self.chain.blocks()));
+        Ok(Some(TransactionManager::new(env, frozen, crate::txn::Options::default())))
+    }
+
     /// Keeps the version of a snapshot; returns the hold and the snapshot's blocks.
     fn hold_snapshot(&self, name: &str) -> Result<(Hold, u64), PoolError> {
         let none = || PoolError::NoSnapshot(name.to_owned());

@@ -42,7 +42,13 @@ fn transact(volume: &Opened) -> Arc<dyn Transact> {
 /// The transactions of a volume, or read-only ones on a snapshot.
 fn transact_on(env: &Env, volume: &Opened, snapshot: Option<&str>) -> Outcome<Arc<dyn Transact>> {
     match snapshot {
-        None => Ok(transact(volume)),
+        None => {
+            let present = volume.chained().map(|pool| pool.present_transactions(env));
+            match present.transpose()?.flatten() {
+                Some(present) => Ok(Arc::new(present)),
+                None => Ok(transact(volume)),
+            }
+        }
         Some(name) => Ok(Arc::new(volume.snapshot_transactions(env, name)?)),
     }
 }

@@ -141,6 +141,43 @@ fn a_replica_follows_is_promoted_and_goes_on_alone() {
 }
 
 #[test]
+fn a_mounted_replica_shows_one_state() {
+    if !std::path::Path::new("/dev/fuse").exists() {
+        eprintln!("SKIPPED: no /dev/fuse");
+        return;
+    }
+    let scene = Scene::new();
+    let volume = scene.home.volume();
+    let (files, copy) = (scene.home.path("mnt"), scene.home.path("mnt2"));
+    for path in [&files, &copy] {
+        std::fs::create_dir(path).unwrap();
+    }
+    good(thalweg(["mkfs"]).arg(&volume));
+    good(thalweg(["mount"]).arg(&volume).arg(&files));
+    std::fs::write(files.join("a"), "one").unwrap();
+    good(Command::new("sync").arg("-f").arg(&files));
+    scene.create();
+    let running = scene.run();
+    scene.catch_up();
+    let mount = || good(thalweg(["mount", "-o", "ro", &scene.replica()]).arg(&copy));
+    let read = |name: &str| std::fs::read_to_string(copy.join(name)).ok();
+    mount();
+    std::fs::write(files.join("b"), "two").unwrap();
+    std::fs::write(files.join("a"), "three").unwrap();
+    good(Command::new("sync").arg("-f").arg(&files));
+    scene.catch_up();
+    assert_eq!((read("a").as_deref(), read("b")), (Some("one"), None));
+    assert!(std::fs::write(copy.join("c"), "").is_err());
+    good(thalweg(["umount"]).arg(&copy));
+    mount();
+    assert_eq!((read("a").as_deref(), read("b").as_deref()), (Some("three"), Some("two")));
+    good(thalweg(["umount"]).arg(&copy));
+    good(thalweg(["umount"]).arg(&files));
+    running.end();
+    scene.primary.end();
+}
+
+#[test]
 fn a_replica_needs_a_key_and_a_volume_that_is_there() {
     let scene = Scene::new();
     let at = |address: &str| {

@@ -35,6 +35,20 @@ impl Followed {
         }
     }
 
+    /// Holds the newest version that is a state of the other volume. It stays readable, also during and after copies.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] before the first copy has ended.
+    pub fn hold_whole(&self) -> Result<Hold, StoreError> {
+        loop {
+            let whole = self.whole().ok_or_else(nothing_yet)?;
+            // A copy may begin or end, and newer versions may come, before the version is held.
+            if let Some(hold) = self.hold(whole) {
+                return Ok(hold);
+            }
+        }
+    }
+
     /// Whether a version that is held is a state of the other volume.
     fn is_whole(&self, version: Version) -> bool {
         let before = self.chain.snapshot(BEFORE_COPY).map(|snapshot| snapshot.version);
@@ -72,10 +86,8 @@ impl BlockStore for Followed {
         count: u64,
         at: Version,
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        match self.is_whole(at) {
-            true => self.chain.read(lba, count, at).await,
-            false => Err(StoreError::Gone(at)),
-        }
+        // Readers know the versions that they asked for, and those were states of the other volume.
+        self.chain.read(lba, count, at).await
     }
 
     async fn read_newest(
@@ -83,16 +95,12 @@ impl BlockStore for Followed {
         lba: Lba,
         count: u64,
     ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
-        loop {
-            let whole = self.whole().ok_or_else(nothing_yet)?;
-            // A copy may begin or end, and newer versions may come, before the version is held.
-            let Some(hold) = self.hold(whole) else { continue };
-            return Ok((whole, self.chain.read(lba, count, hold.version()).await?));
-        }
+        let hold = self.hold_whole()?;
+        Ok((hold.version(), self.chain.read(lba, count, hold.version()).await?))
     }
 
     fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        self.is_whole(at).then(|| self.chain.peek(lba, at))?
+        self.chain.peek(lba, at)
     }
 
     async fn submit(&self, _: WriteList, _: Retention) -> Result<Applied, StoreError> {

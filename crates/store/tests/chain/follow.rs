@@ -13,7 +13,7 @@ use thalweg_store::block::{BlockStore, Lba, Retention, StoreError, Version, Writ
 use thalweg_store::chain::{
     Chain, ChainError, Change, Changed, Cleaning, Options, Rebuild, Relation, Tap,
 };
-use thalweg_store::device::DeviceRef;
+use thalweg_store::device::{DeviceRef, Purpose};
 
 use crate::support::{Shape, content, lose_checkpoints, options, some_parts};
 
@@ -98,6 +98,29 @@ fn a_follower_takes_changes_from_the_other_volume_alone() {
         let options = Options { read_only: true, ..options() };
         let (chain, _) = Chain::open(&env, shape().parts(&follower), options).await.unwrap();
         holds(&chain, 1, Some(3)).await;
+    });
+}
+
+/// The format that the newer label names.
+async fn format(devices: &[DeviceRef]) -> u32 {
+    let map = &devices[shape().links];
+    let bytes = map.read(0, 4096, Purpose::Label).await.unwrap();
+    u32::from_le_bytes(bytes[8..12].try_into().unwrap())
+}
+
+#[test]
+fn only_a_volume_that_is_followed_or_follows_has_a_label_of_the_newer_format() {
+    run(7, |env| async move {
+        let devices_of_follower = devices(&env, true).await;
+        assert_eq!(format(&devices_of_follower).await, 2);
+        let devices = devices(&env, false).await;
+        let chain = open(&env, &devices, false).await.unwrap();
+        assert_eq!(format(&devices).await, 1);
+        chain.begin_history().await.unwrap();
+        assert_eq!(format(&devices).await, 2);
+        chain.close().await.unwrap();
+        let chain = open(&env, &devices, false).await.unwrap();
+        assert_eq!(chain.history().timelines().len(), 2, "the first one stays, without a version");
     });
 }
 

@@ -188,7 +188,7 @@ async fn promote(env: &Env, args: &Promote) -> Outcome<()> {
             match lost {
                 Some(0) => println!("nothing is lost"),
                 Some(lost) => {
-                    println!("{lost} versions of the old primary are lost to this volume")
+                    println!("versions of the old primary that are lost to this volume: {lost}")
                 }
                 None => println!(
                     "what the old primary has beyond this is not known: it cannot be reached"
@@ -219,7 +219,7 @@ async fn promote_opened(
         && !args.force
     {
         return Err(Failure::new(format!(
-            "the primary {primary} can be reached, and has {lost} versions that this replica does not have"
+            "the primary {primary} can be reached, and is ahead of this replica by {lost} of its versions"
         ))
         .help("stop its server first, or use --force"));
     }

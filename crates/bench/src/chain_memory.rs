@@ -105,7 +105,7 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
     chain.checkpoint().await.map_err(failed)?;
     let (resident, index) = (rig::resident()?, chain.status().index_bytes);
     let old_versions = blocks / OVERWRITTEN / BATCH * BATCH;
-    let retained = Retained::new(env, chain.clone(), Keep::latest(usize::MAX));
+    let retained = Retained::new(env, chain.clone(), Keep::latest(u64::MAX));
     for first in (0..old_versions).step_by(BATCH as usize) {
         let writes = (first..first + BATCH).map(|lba| rig::block(lba, 1)).collect();
         retained.apply(writes).await.map_err(failed)?;

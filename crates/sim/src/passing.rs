@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
-    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError,
-    Throttle, Version, Write, WriteList,
+    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention,
+    StoreError, Throttle, Version, Write, WriteList,
 };
 
 /// A requested change.
@@ -150,6 +150,18 @@ impl<A: Around> BlockStore for Passing<A> {
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.store.versions(lba).await
+    }
+
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        self.store.hold_since(version)
+    }
+
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        self.store.locate(lba, oldest, newest)
+    }
+
+    fn lapse_point(&self, most: usize) -> Option<Version> {
+        self.store.lapse_point(most)
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention,
-    StoreError, Version, Write, WriteList,
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Located,
+    Locations, Residence, Retention, StoreError, Version, Write, WriteList,
 };
 
 type History = Vec<(Version, Option<Bytes>)>;
@@ -20,6 +20,8 @@ struct State {
     now: Version,
     blocks: BTreeMap<u64, History>,
     holds: BTreeMap<Version, u32>,
+    /// The beginnings of ranges of held versions, in no order.
+    since: Vec<Version>,
     poison: Option<Arc<str>>,
     full: bool,
 }
@@ -93,6 +95,26 @@ impl VersionedMemory {
         Ok(Applied::new(version, hold, Backpressure::NONE))
     }
 
+    /// Every version that is kept, joined where neighbours have the same content.
+    fn contents(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
+        self.check(lba, 1)?;
+        let state = self.state.lock();
+        let history = state.blocks.get(&lba.0).map_or(&[][..], Vec::as_slice);
+        let mut found: Vec<BlockVersion> = Vec::new();
+        for version in state.kept() {
+            let since = |at: Version| history.iter().rev().find(|(from, _)| *from <= at);
+            let same = |a, b| since(a).map(|(from, _)| from) == since(b).map(|(from, _)| from);
+            match found.last_mut() {
+                Some(last) if same(last.newest, version) => last.newest = version,
+                _ => {
+                    let stored = state.get(lba.0, version).is_some();
+                    found.push(BlockVersion { oldest: version, newest: version, stored });
+                }
+            }
+        }
+        Ok(found)
+    }
+
     fn check(&self, lba: Lba, count: u64) -> Result<(), StoreError> {
         match lba.0.checked_add(count) {
             Some(end) if end <= self.blocks => Ok(()),
@@ -111,7 +133,14 @@ impl State {
     }
 
     fn is_kept(&self, version: Version) -> bool {
-        version == self.now || self.holds.contains_key(&version)
+        version == self.now
+            || self.holds.contains_key(&version)
+            || (version <= self.now && self.since.iter().any(|since| *since <= version))
+    }
+
+    /// The versions that can be read, ascending.
+    fn kept(&self) -> Vec<Version> {
+        (0..=self.now.0).map(Version).filter(|version| self.is_kept(*version)).collect()
     }
 
     fn get(&self, lba: u64, at: Version) -> Option<Bytes> {
@@ -239,25 +268,34 @@ impl BlockStore for VersionedMemory {
         Some(self.now())
     }
 
-    /// Every version that is kept, joined where neighbours have the same content.
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
-        self.check(lba, 1)?;
-        let state = self.state.lock();
-        let history = state.blocks.get(&lba.0).map_or(&[][..], Vec::as_slice);
-        let kept = state.holds.keys().copied().filter(|held| *held < state.now).chain([state.now]);
-        let mut found: Vec<BlockVersion> = Vec::new();
-        for version in kept {
-            let since = |at: Version| history.iter().rev().find(|(from, _)| *from <= at);
-            let same = |a, b| since(a).map(|(from, _)| from) == since(b).map(|(from, _)| from);
-            match found.last_mut() {
-                Some(last) if same(last.newest, version) => last.newest = version,
-                _ => {
-                    let stored = state.get(lba.0, version).is_some();
-                    found.push(BlockVersion { oldest: version, newest: version, stored });
-                }
+        self.contents(lba)
+    }
+
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        let mut state = self.state.lock();
+        let can =
+            version <= state.now && (version.0..=state.now.0).all(|it| state.is_kept(Version(it)));
+        can.then_some(())?;
+        state.since.push(version);
+        let shared = self.state.clone();
+        Some(Hold::new(version, move |version| {
+            let since = &mut shared.lock().since;
+            if let Some(at) = since.iter().position(|held| *held == version) {
+                since.swap_remove(at);
             }
-        }
-        Ok(found)
+        }))
+    }
+
+    /// All in memory.
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        let versions = self.contents(lba)?.into_iter();
+        let located = versions.map(|BlockVersion { oldest, newest, .. }| Located {
+            oldest,
+            newest,
+            residence: Residence::Memory,
+        });
+        Ok(located.filter(|it| it.newest >= oldest && it.oldest <= newest).collect())
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {

@@ -12,6 +12,7 @@ mod difference;
 mod frozen;
 mod holds;
 mod list;
+mod located;
 mod ranges;
 mod retained;
 
@@ -28,6 +29,7 @@ pub(crate) use difference::difference;
 pub use frozen::Frozen;
 pub(crate) use holds::Holds;
 pub use list::WriteList;
+pub use located::{Located, Locations, Residence};
 pub use ranges::ByteRanges;
 pub use retained::{Keep, Retained};
 
@@ -315,6 +317,12 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// Keeps `version` readable until the guard is dropped. `None` when it is gone already.
     fn hold(&self, version: Version) -> Option<Hold>;
 
+    /// Keeps `version` and all that are newer readable until the guard is dropped. `None` when one of them is gone
+    /// already, and from a store that cannot.
+    fn hold_since(&self, _version: Version) -> Option<Hold> {
+        None
+    }
+
     /// Keeps the newest version that survives a crash readable. It contains everything that
     /// [`BlockStore::sync`] acknowledged. `None` when the store has not kept that version; the call asks it
     /// to from now on.
@@ -333,6 +341,19 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`StoreError::Invalid`] outside of the store.
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError>;
+
+    /// The contents that a block has in the versions from `oldest` to `newest` that can be read, and where each of them
+    /// would be read from. Neither version need be one that can be read. Never waits.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] outside of the store.
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError>;
+
+    /// The version from which on [`BlockStore::hold_since`] keeps at most `most` contents of blocks that have newer
+    /// ones; `None` when it keeps no more now.
+    fn lapse_point(&self, _most: usize) -> Option<Version> {
+        None
+    }
 
     /// Asks for a block to be kept in memory. A hint, and bounded: beyond the bound the most recently read
     /// blocks stay.

@@ -25,6 +25,7 @@ pub mod dump;
 pub mod format;
 mod grow;
 mod home;
+mod locate;
 mod map;
 mod medium;
 mod options;
@@ -65,7 +66,7 @@ pub use state::Counts;
 use state::{BlockLookup, StoreState};
 
 use crate::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Hold, Lba, Retention, StoreError,
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Hold, Holds, Lba, Retention, StoreError,
     Version, Write, WriteList,
 };
 use crate::device::{DeviceError, DeviceRef};
@@ -77,8 +78,6 @@ use crate::rate::Rate;
 
 /// Maximum of stored blocks that one version discards; a larger discard becomes several versions.
 const MAX_DISCARD: usize = 64 << 10;
-/// Once this many blocks keep old content, releasing a version purges them.
-const PURGE: usize = 256;
 
 /// Errors of creating or opening an in-place store.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -469,14 +468,29 @@ impl Inner {
     /// Holds a version that is held already, or the newest.
     fn hold(self: &Arc<Inner>, state: &mut StoreState, version: Version) -> Hold {
         state.pages.holds.take(version);
+        self.release_by(version, Holds::release)
+    }
+
+    /// Holds a version and all that are newer.
+    fn hold_since(self: &Arc<Inner>, state: &mut StoreState, version: Version) -> Hold {
+        state.pages.holds.take_since(version);
+        self.release_by(version, Holds::release_since)
+    }
+
+    /// The guard of a hold that `release` ends.
+    fn release_by(
+        self: &Arc<Inner>,
+        version: Version,
+        release: fn(&mut Holds, Version) -> bool,
+    ) -> Hold {
         let inner = Arc::downgrade(self);
         Hold::new(version, move |version| {
             let Some(inner) = inner.upgrade() else { return };
             let mut state = inner.medium.state.lock();
-            if state.pages.holds.release(version)
-                && (state.pages.aged() >= PURGE || state.pages.holds.oldest().is_none())
-            {
-                state.pages.purge();
+            let pages = &mut state.pages;
+            let released = release(&mut pages.holds, version);
+            if released && (pages.wants_purge() || pages.holds.oldest().is_none()) {
+                pages.purge();
             }
         })
     }

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Holds, Lba, Retention, StoreError, Version,
-    WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Holds, Lba, Locations, Retention, StoreError,
+    Version, WriteList,
 };
 
 /// A block store at one version: its newest, or that of a snapshot. Changes fail with
@@ -129,6 +129,18 @@ impl BlockStore for Frozen {
         versions.retain(|it| (it.oldest..=it.newest).contains(&now));
         versions.iter_mut().for_each(|it| (it.oldest, it.newest) = (now, now));
         Ok(versions)
+    }
+
+    /// The one content that this view shows.
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        self.check(lba, 1)?;
+        let now = self.now();
+        if !(oldest..=newest).contains(&now) {
+            return Ok(Locations::new());
+        }
+        let mut located = self.store.locate(lba, now, now)?;
+        located.iter_mut().for_each(|it| (it.oldest, it.newest) = (now, now));
+        Ok(located)
     }
 
     fn please_cache(&self, lba: Lba) {

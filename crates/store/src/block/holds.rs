@@ -1,36 +1,64 @@
 //! Reference counts of the versions that readers hold.
 
+use smallvec::SmallVec;
+
 use super::{BlockVersion, StoreError, Version};
 use crate::refcounts::RefCounts;
 
-/// The versions that are held, each with the number of its holders.
+/// The versions that are held: single ones, each with the number of its holders, and all versions from some version on.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Holds(RefCounts<Version>);
+pub(crate) struct Holds {
+    single: RefCounts<Version>,
+    /// The beginnings of ranges without an end.
+    since: RefCounts<Version>,
+}
 
 impl Holds {
     /// Adds a holder of `version`.
     pub(crate) fn take(&mut self, version: Version) {
-        self.0.take(version);
+        self.single.take(version);
     }
 
     /// Removes a holder of `version`; true when it was the last one.
     pub(crate) fn release(&mut self, version: Version) -> bool {
-        self.0.release(version).unwrap_or(false)
+        self.single.release(version).unwrap_or(false)
+    }
+
+    /// Adds a holder of `version` and all that are newer.
+    pub(crate) fn take_since(&mut self, version: Version) {
+        self.since.take(version);
+    }
+
+    /// Removes a holder of `version` and all that are newer; true when fewer versions are held than before.
+    pub(crate) fn release_since(&mut self, version: Version) -> bool {
+        let before = self.floor();
+        self.since.release(version);
+        self.floor() != before
+    }
+
+    /// The version from which on all are held.
+    pub(crate) fn floor(&self) -> Option<Version> {
+        self.since.first()
     }
 
     /// The oldest version held.
     pub(crate) fn oldest(&self) -> Option<Version> {
-        self.0.first()
+        self.single.first().into_iter().chain(self.floor()).min()
     }
 
     /// Whether a held version sees content that was written as `from` and replaced as `until`.
     pub(crate) fn need(&self, from: Version, until: Version) -> bool {
-        self.0.range(from..until).next().is_some()
+        self.need_single(from, until) || self.floor().is_some_and(|floor| floor < until)
     }
 
-    /// The newest version held.
-    pub(crate) fn newest(&self) -> Option<Version> {
-        self.0.last()
+    /// The same for versions that are held by themselves.
+    pub(crate) fn need_single(&self, from: Version, until: Version) -> bool {
+        self.single.range(from..until).next().is_some()
+    }
+
+    /// Whether a version newer than `version` is held.
+    pub(crate) fn any_above(&self, version: Version) -> bool {
+        self.single.last() > Some(version) || self.floor().is_some()
     }
 
     /// Checks that a reader may read at `at`: the newest version, which is `now`, or one that is held.
@@ -39,32 +67,67 @@ impl Holds {
     /// [`StoreError::Gone`]; [`StoreError::Invalid`] for a version of the future.
     pub(crate) fn check_read(&self, at: Version, now: Version) -> Result<(), StoreError> {
         match at {
+            _ if at > now => {
+                Err(StoreError::Invalid(format!("version {at} does not exist yet, but {now}")))
+            }
             _ if at == now || self.contains(at) => Ok(()),
-            _ if at < now => Err(StoreError::Gone(at)),
-            _ => Err(StoreError::Invalid(format!("version {at} does not exist yet, but {now}"))),
+            _ => Err(StoreError::Gone(at)),
         }
     }
 
-    /// Of the contents of a block, ascending by the version of each, those that can be read. The first one's
-    /// version may be any that is not newer than the oldest version held.
-    pub(crate) fn readable(&self, contents: &[(Version, bool)], now: Version) -> Vec<BlockVersion> {
-        // Where the first content is newer than version 0, the block was empty before.
-        let empty = contents.first().is_some_and(|(since, _)| *since > Version(0));
-        let before = empty.then_some((Version(0), false));
-        let contents: Vec<_> = before.into_iter().chain(contents.iter().copied()).collect();
+    /// The first and the last of the versions from `from` to `to` that are held.
+    fn held_within(&self, from: Version, to: Version) -> Option<(Version, Version)> {
+        let mut single = self.single.range(from..to.next());
+        let first = single.next();
+        let last = single.next_back().or(first);
+        let Some(floor) = self.floor().filter(|floor| *floor <= to) else { return first.zip(last) };
+        let floor = floor.max(from);
+        Some((first.map_or(floor, |first| first.min(floor)), to))
+    }
+
+    /// Of the contents of a block, those that can be read, each with the oldest and the newest version that has it and
+    /// can be read. `contents` ascend by the version from which on each is valid; the first one's may be any that is not
+    /// newer than the oldest version held. Before the first one the block is `empty`.
+    pub(crate) fn readable<T: Copy>(
+        &self,
+        contents: &[(Version, T)],
+        empty: T,
+        now: Version,
+    ) -> SmallVec<[(Version, Version, T); 4]> {
+        let first = contents.first().map_or(now.next(), |(since, _)| *since);
+        let before = (first > Version(0)).then(|| (Version(0), Version(first.0 - 1), empty));
         let ends = contents.iter().skip(1).map(|(since, _)| Version(since.0 - 1)).chain([now]);
-        let readable = contents.iter().zip(ends).filter_map(|((since, stored), newest)| {
-            let mut held = self.0.range(*since..newest.next());
-            let is_newest = newest == now;
-            let oldest = held.next().or(is_newest.then_some(now))?;
-            let newest = if is_newest { now } else { held.next_back().unwrap_or(oldest) };
-            Some(BlockVersion { oldest, newest, stored: *stored })
+        let spans = contents.iter().zip(ends).map(|((since, of), end)| (*since, end, *of));
+        let readable = before.into_iter().chain(spans).filter_map(|(since, end, of)| {
+            let is_newest = end == now;
+            let held = self.held_within(since, end);
+            let (oldest, newest) = held.or(is_newest.then_some((now, now)))?;
+            Some((oldest, if is_newest { now } else { newest }, of))
         });
         readable.collect()
     }
 
+    /// The contents of a block that can be read.
+    pub(crate) fn versions(&self, contents: &[(Version, bool)], now: Version) -> Vec<BlockVersion> {
+        let readable = self.readable(contents, false, now).into_iter();
+        readable.map(|(oldest, newest, stored)| BlockVersion { oldest, newest, stored }).collect()
+    }
+
+    /// [`Holds::readable`], of the versions from `within.0` to `within.1`.
+    pub(crate) fn readable_within<T: Copy>(
+        &self,
+        contents: &[(Version, T)],
+        empty: T,
+        now: Version,
+        within: (Version, Version),
+    ) -> SmallVec<[(Version, Version, T); 4]> {
+        let mut readable = self.readable(contents, empty, now);
+        readable.retain(|(oldest, newest, _)| *newest >= within.0 && *oldest <= within.1);
+        readable
+    }
+
     /// Whether `version` itself is held.
     pub(crate) fn contains(&self, version: Version) -> bool {
-        self.0.contains(version)
+        self.single.contains(version) || self.floor().is_some_and(|floor| floor <= version)
     }
 }

@@ -10,11 +10,12 @@ use parking_lot::Mutex;
 use thalweg_env::{Env, Task, Time};
 
 use super::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
+    WriteList,
 };
 
-/// How often versions are dropped for their age alone, as a part of the age allowed.
-const CHECKS: u32 = 8;
+/// How exactly the age of versions is known, as a part of the age allowed.
+const PARTS: u32 = 16;
 /// The shortest and the longest time between two checks. The age allowed may change meanwhile.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(1);
@@ -23,135 +24,183 @@ const LONGEST: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keep {
     /// As many of the versions before the newest.
-    pub versions: usize,
+    pub versions: u64,
     /// None of them that was replaced longer ago.
     pub age: Duration,
+    /// As many contents of blocks that have newer ones.
+    pub blocks: usize,
 }
 
 impl Keep {
+    /// Nothing but the newest version.
+    pub const NOTHING: Keep = Keep::latest(0);
+
     /// The latest versions, however old.
-    pub const fn latest(versions: usize) -> Keep {
-        Keep { versions, age: Duration::MAX }
+    pub const fn latest(versions: u64) -> Keep {
+        Keep { versions, age: Duration::MAX, blocks: usize::MAX }
     }
 
     /// The versions of so long, however many.
     pub const fn younger_than(age: Duration) -> Keep {
-        Keep { versions: usize::MAX, age }
+        Keep { versions: u64::MAX, age, blocks: usize::MAX }
+    }
+
+    /// The same with at most `blocks` old contents of blocks: what they take on the devices.
+    pub const fn within(self, blocks: usize) -> Keep {
+        Keep { blocks, ..self }
     }
 }
 
-/// A version that is kept, and when the next one replaced it.
+/// The range of versions that is kept.
 #[derive(Debug)]
-struct Kept {
-    hold: Hold,
-    replaced: Option<Time>,
-}
-
-/// The versions that are kept, oldest first; the last one is the newest.
-#[derive(Debug)]
-struct History {
+struct Window {
     keep: Keep,
-    kept: VecDeque<Kept>,
+    /// Holds its first version and all that are newer.
+    floor: Option<Hold>,
+    /// Times at which the newest version was looked at, ascending, and that version.
+    seen: VecDeque<(Time, Version)>,
 }
 
-impl History {
-    /// Adds the newest version.
-    fn add(&mut self, hold: Hold, now: Time) {
-        // Concurrent writers may arrive in another order than their versions.
-        let at = self.kept.partition_point(|kept| kept.hold.version() < hold.version());
-        if let Some(before) = at.checked_sub(1).and_then(|before| self.kept.get_mut(before)) {
-            before.replaced.get_or_insert(now);
+impl Window {
+    /// Notes that the newest version is `newest`.
+    fn note(&mut self, newest: Version, now: Time) {
+        let age = self.keep.age;
+        if age == Duration::MAX {
+            return self.seen.clear();
         }
-        let replaced = (at < self.kept.len()).then_some(now);
-        self.kept.insert(at, Kept { hold, replaced });
+        let is_due = |(last, _): &(Time, Version)| now.since(*last) > age / PARTS;
+        if self.seen.back().is_none_or(is_due) {
+            self.seen.push_back((now, newest));
+        }
     }
 
-    /// Takes out the versions beyond the limits: the caller drops them without the lock.
-    fn expire(&mut self, now: Time) -> Vec<Kept> {
-        let Keep { versions, age } = self.keep;
-        let surplus = self.kept.len().saturating_sub(versions.saturating_add(1));
-        let is_old = |kept: &&Kept| kept.replaced.is_some_and(|then| now.since(then) > age);
-        let old = self.kept.iter().take_while(is_old).count();
-        self.kept.drain(..surplus.max(old)).collect()
+    /// The first version to keep.
+    fn first(&mut self, store: &dyn BlockStore, newest: Version, now: Time) -> Version {
+        let mut first = Version(newest.0.saturating_sub(self.keep.versions));
+        // All that are older than a version seen so long ago were replaced before.
+        while let Some((then, seen)) = self.seen.front()
+            && now.since(*then) > self.keep.age
+        {
+            first = first.max(*seen);
+            self.seen.pop_front();
+        }
+        first.max(store.lapse_point(self.keep.blocks).unwrap_or_default()).min(newest)
     }
 }
 
 /// A block store that keeps its latest versions readable.
 ///
-/// Each transaction is held from its start. A version that came otherwise, by a discard, is held if it is still the
-/// newest when the discard returns. Versions do not outlive the store.
+/// Versions do not outlive the store. They are given up before a write fails for lack of room.
 #[derive(Debug)]
 pub struct Retained {
     env: Env,
     store: Arc<dyn BlockStore>,
-    history: Arc<Mutex<History>>,
+    window: Arc<Mutex<Window>>,
     _expiry: Task<()>,
 }
 
 impl Retained {
-    /// Keeps versions of `store`, from the next one on.
+    /// Keeps versions of `store`, from the newest on. It also keeps those that do not come through this.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, keep: Keep) -> Retained {
-        let history = Arc::new(Mutex::new(History { keep, kept: VecDeque::new() }));
-        let expiry = env.spawn(expire(env.clone(), Arc::downgrade(&history)));
-        Retained { env: env.clone(), store, history, _expiry: expiry }
+        let window = Arc::new(Mutex::new(Window { keep, floor: None, seen: VecDeque::new() }));
+        let expiry = env.spawn(expire(env.clone(), store.clone(), Arc::downgrade(&window)));
+        let retained = Retained { env: env.clone(), store, window, _expiry: expiry };
+        retained.advance();
+        retained
     }
 
     /// Changes the limits.
     pub fn set_keep(&self, keep: Keep) {
-        self.history.lock().keep = keep;
-        self.expire();
+        self.window.lock().keep = keep;
+        self.advance();
     }
 
-    /// How many versions are kept, with the newest.
-    pub fn kept(&self) -> usize {
-        self.history.lock().kept.len()
+    /// The limits.
+    pub fn keep(&self) -> Keep {
+        self.window.lock().keep
     }
 
-    /// The oldest version that is kept.
-    pub fn oldest(&self) -> Option<Version> {
-        self.history.lock().kept.front().map(|kept| kept.hold.version())
+    /// The oldest version from which on all can be read.
+    pub fn oldest(&self) -> Version {
+        let newest = self.store.now();
+        self.window.lock().floor.as_ref().map_or(newest, Hold::version)
     }
 
-    fn expire(&self) {
-        let expired = self.history.lock().expire(self.env.now());
-        drop(expired);
+    /// Gives up all versions but the newest, until newer ones come.
+    pub fn give_up(&self) {
+        let given_up = {
+            let mut window = self.window.lock();
+            window.seen.clear();
+            let floor = hold_newest(&*self.store);
+            std::mem::replace(&mut window.floor, floor)
+        };
+        drop(given_up);
     }
 
-    fn add(&self, hold: Option<Hold>) {
-        if let Some(hold) = hold {
-            self.history.lock().add(hold, self.env.now());
+    fn advance(&self) {
+        advance(&*self.store, &self.window, self.env.now());
+    }
+
+    /// Runs a change; without room for it, the versions that are kept are given up, and it is tried again.
+    async fn with_room<T, F>(&self, change: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let done = match change().await {
+            Err(StoreError::NoSpace) => {
+                self.give_up();
+                change().await
+            }
+            done => done,
+        };
+        self.advance();
+        done
+    }
+}
+
+/// Drops what is beyond the limits.
+fn advance(store: &dyn BlockStore, window: &Mutex<Window>, now: Time) {
+    let dropped = {
+        let mut window = window.lock();
+        let newest = store.now();
+        window.note(newest, now);
+        let first = window.first(store, newest, now);
+        match &window.floor {
+            Some(floor) if floor.version() >= first => None,
+            Some(_) => {
+                let floor = store.hold_since(first);
+                Some(std::mem::replace(&mut window.floor, floor))
+            }
+            None => {
+                window.floor = hold_newest(store);
+                None
+            }
         }
-        self.expire();
-    }
-
-    /// Keeps the version of a transaction, and lets the caller have a hold if it asked for one.
-    fn applied(&self, applied: Applied, retention: Retention) -> Applied {
-        let (version, hold, backpressure) = applied.into_parts();
-        // Held already, so this finds it.
-        let for_caller = (retention == Retention::Hold).then(|| self.store.hold(version)).flatten();
-        self.add(hold);
-        Applied::new(version, for_caller, backpressure)
-    }
+    };
+    // Outside of the lock: it may examine many blocks.
+    drop(dropped);
 }
 
-/// What the store below is asked to keep.
-fn held(retention: Retention) -> Retention {
-    match retention {
-        Retention::Newest | Retention::Hold => Retention::Hold,
-        Retention::Unversioned => Retention::Unversioned,
-    }
-}
-
-/// Drops versions for their age while there are no writes.
-async fn expire(env: Env, history: Weak<Mutex<History>>) {
+/// Holds the newest version and all that will come; `None` from a store that cannot.
+fn hold_newest(store: &dyn BlockStore) -> Option<Hold> {
     loop {
-        let Some(held) = history.upgrade() else { return };
+        let newest = store.now();
+        let hold = store.hold_since(newest);
+        if hold.is_some() || store.now() == newest {
+            return hold;
+        }
+    }
+}
+
+/// Drops versions for their age while there are no writes, and notes those that come otherwise.
+async fn expire(env: Env, store: Arc<dyn BlockStore>, window: Weak<Mutex<Window>>) {
+    loop {
+        let Some(held) = window.upgrade() else { return };
         let age = held.lock().keep.age;
         drop(held);
-        env.sleep((age / CHECKS).clamp(SHORTEST, LONGEST)).await;
-        let Some(held) = history.upgrade() else { return };
-        let expired = held.lock().expire(env.now());
-        drop(expired);
+        env.sleep((age / PARTS).clamp(SHORTEST, LONGEST)).await;
+        let Some(held) = window.upgrade() else { return };
+        advance(&*store, &held, env.now());
     }
 }
 
@@ -195,8 +244,7 @@ impl BlockStore for Retained {
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
-        let applied = self.store.submit(writes, held(retention)).await?;
-        Ok(self.applied(applied, retention))
+        self.with_room(|| self.store.submit(writes.clone(), retention)).await
     }
 
     async fn submit_at(
@@ -205,8 +253,7 @@ impl BlockStore for Retained {
         writes: WriteList,
         retention: Retention,
     ) -> Result<Applied, StoreError> {
-        let applied = self.store.submit_at(version, writes, held(retention)).await?;
-        Ok(self.applied(applied, retention))
+        self.with_room(|| self.store.submit_at(version, writes.clone(), retention)).await
     }
 
     fn holds_take_room(&self) -> bool {
@@ -218,9 +265,7 @@ impl BlockStore for Retained {
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
-        let version = self.store.discard(lba, count).await?;
-        self.add(self.store.hold(version));
-        Ok(version)
+        self.with_room(|| self.store.discard(lba, count)).await
     }
 
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
@@ -245,6 +290,18 @@ impl BlockStore for Retained {
 
     fn please_cache(&self, lba: Lba) {
         self.store.please_cache(lba);
+    }
+
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        self.store.hold_since(version)
+    }
+
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        self.store.locate(lba, oldest, newest)
+    }
+
+    fn lapse_point(&self, most: usize) -> Option<Version> {
+        self.store.lapse_point(most)
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {

@@ -196,6 +196,11 @@ impl Cache {
         }
     }
 
+    /// The device of its second tier.
+    pub fn ssd(&self) -> Option<&DeviceRef> {
+        self.shared.ssd.as_ref()
+    }
+
     /// The tier that holds the block under `key`.
     pub fn contains(&self, key: u64) -> Option<Tier> {
         self.shared.state.lock().policy.locate(key)

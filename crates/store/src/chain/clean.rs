@@ -99,6 +99,7 @@ fn next_step(inner: &Inner) -> Result<Option<Order>, StoreError> {
     state.poison_check()?;
     let holds = state.holds.clone();
     state.index.age(&holds, AGE_BLOCKS);
+    state.index.lapse(&holds, AGE_BLOCKS);
     state.reap();
     if state.wants_cleaning() {
         state.settle_holds();

@@ -3,9 +3,10 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::{Chain, Counts, commit, read, write};
+use super::{Chain, Counts, State, commit, locate, read, write};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
+    WriteList,
 };
 
 #[async_trait]
@@ -86,6 +87,12 @@ impl BlockStore for Chain {
         Some(self.inner.release_later(version))
     }
 
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        let mut state = self.inner.state.lock();
+        state.can_hold_since(version).then(|| state.holds.take_since(version))?;
+        Some(self.inner.release_by(version, State::release_since))
+    }
+
     fn hold_synced(&self) -> Option<Hold> {
         let version = self.inner.state.lock().hold_synced()?;
         Some(self.inner.release_later(version))
@@ -98,6 +105,15 @@ impl BlockStore for Chain {
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.inner.check_range(lba, 1)?;
         Ok(self.inner.state.lock().versions(lba.0 as u32))
+    }
+
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        self.inner.check_range(lba, 1)?;
+        Ok(locate::locate(&self.inner, lba.0 as u32, (oldest, newest)))
+    }
+
+    fn lapse_point(&self, most: usize) -> Option<Version> {
+        self.inner.state.lock().index.lapse_point(most)
     }
 
     fn please_cache(&self, lba: Lba) {

@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use super::Chain;
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
+    WriteList,
 };
 
 /// The snapshot that keeps the state that a follower had before a copy.
@@ -135,6 +136,21 @@ impl BlockStore for Followed {
         let mut all = self.chain.versions(lba).await?;
         all.retain(|version| self.is_whole(version.newest));
         Ok(all)
+    }
+
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        let hold = self.chain.hold_since(version)?;
+        self.is_whole(version).then_some(hold)
+    }
+
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        let mut located = self.chain.locate(lba, oldest, newest)?;
+        located.retain(|content| self.is_whole(content.newest));
+        Ok(located)
+    }
+
+    fn lapse_point(&self, most: usize) -> Option<Version> {
+        self.chain.lapse_point(most)
     }
 
     fn please_cache(&self, lba: Lba) {

@@ -15,7 +15,8 @@
 //! 4. The array is made of shared chunks that are copied on write, so that a checkpoint captures one state of
 //!    it while writes go on.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -143,8 +144,11 @@ pub(super) struct Index {
     blocks: u64,
     chunks: Vec<Option<Arc<Chunk>>>,
     several: HashMap<u32, Versions>,
-    /// Blocks of the table with the version at which each may be looked at again, ascending.
-    aging: VecDeque<(Version, u32)>,
+    /// Blocks of the table with the version at which each may be looked at again, the lowest first.
+    aging: BinaryHeap<Reverse<(Version, u32)>>,
+    /// Blocks of which old content was kept while all versions from some version on were held, with the version that
+    /// replaced it; ascending.
+    lapsing: VecDeque<(Version, u32)>,
     /// Discards that holes refer to, by the physical blocks of their entries.
     records: HashMap<u32, Record>,
     /// Records that got their first reference since the last call of `take_gained`.
@@ -162,7 +166,8 @@ impl Index {
             blocks: 0,
             chunks: Vec::new(),
             several: HashMap::default(),
-            aging: VecDeque::new(),
+            aging: BinaryHeap::new(),
+            lapsing: VecDeque::new(),
             records: HashMap::default(),
             gained: Vec::new(),
             freed: Vec::new(),
@@ -200,7 +205,7 @@ impl Index {
         let chunks = self.chunks.iter().flatten().count() * size_of::<Chunk>();
         let spine = self.chunks.capacity() * size_of::<Option<Arc<Chunk>>>();
         let table = self.several.capacity() * (size_of::<(u32, Versions)>() + 1);
-        let aging = self.aging.capacity() * size_of::<(Version, u32)>();
+        let aging = (self.aging.capacity() + self.lapsing.capacity()) * size_of::<(Version, u32)>();
         let records = self.records.capacity() * (size_of::<(u32, Record)>() + 1);
         (chunks + spine + table + aging + records) as u64
     }
@@ -276,7 +281,7 @@ impl Index {
             Content::Several(versions) => {
                 self.set_slot(lba, Slot { block: SEVERAL, check: 0 });
                 let newest = versions.last().map_or(Version(0), |(version, _)| *version);
-                self.aging.push_back((newest, lba));
+                self.aging.push(Reverse((newest, lba)));
                 self.several.insert(lba, versions);
             }
         }
@@ -367,6 +372,7 @@ impl Index {
             if !(new.is_hole() && still_hole) {
                 versions.push((version, new));
                 self.take_ref(new, version);
+                self.lapse_later(lba, version, holds);
             }
             self.settle(lba, holds);
             return;
@@ -392,7 +398,35 @@ impl Index {
         versions.push((version, new));
         self.several.insert(lba, versions);
         self.set_slot(lba, Slot { block: SEVERAL, check: 0 });
-        self.aging.push_back((version, lba));
+        self.aging.push(Reverse((version, lba)));
+        self.lapse_later(lba, version, holds);
+    }
+
+    /// Notes that content which `version` replaced may be kept by a range of held versions alone.
+    fn lapse_later(&mut self, lba: u32, version: Version, holds: &Holds) {
+        if holds.floor().is_some() {
+            self.lapsing.push_back((version, lba));
+        }
+    }
+
+    /// The version from which on at most `most` contents with successors are held.
+    pub(super) fn lapse_point(&self, most: usize) -> Option<Version> {
+        let surplus = self.lapsing.len().checked_sub(most.checked_add(1)?)?;
+        self.lapsing.get(surplus).map(|(until, _)| *until)
+    }
+
+    /// Re-examines at most `most` of the blocks with content that left the range of held versions. Returns whether
+    /// there may be more.
+    pub(super) fn lapse(&mut self, holds: &Holds, most: usize) -> bool {
+        for _ in 0..most {
+            match self.lapsing.front() {
+                Some((until, _)) if holds.floor().is_none_or(|floor| *until <= floor) => {}
+                _ => return false,
+            }
+            let Some((_, lba)) = self.lapsing.pop_front() else { return false };
+            self.settle(lba, holds);
+        }
+        true
     }
 
     /// The end of the chunk of `lba`, if that chunk was never written: a quick way to skip it.
@@ -443,16 +477,16 @@ impl Index {
     /// whether there may be more.
     pub(super) fn age(&mut self, holds: &Holds, most: usize) -> bool {
         for _ in 0..most {
-            match self.aging.front() {
-                Some((version, _)) if holds.oldest().is_none_or(|oldest| *version <= oldest) => {}
+            match self.aging.peek() {
+                Some(Reverse((version, _)))
+                    if holds.oldest().is_none_or(|oldest| *version <= oldest) => {}
                 _ => return false,
             }
-            let Some((_, lba)) = self.aging.pop_front() else { return false };
+            let Some(Reverse((_, lba))) = self.aging.pop() else { return false };
             self.settle(lba, holds);
             if let Some(versions) = self.several.get(&lba) {
                 let newest = versions.last().map_or(Version(0), |(version, _)| *version);
-                let at = self.aging.partition_point(|(version, _)| *version <= newest);
-                self.aging.insert(at, (newest, lba));
+                self.aging.push(Reverse((newest, lba)));
             }
         }
         true
@@ -466,7 +500,8 @@ impl Index {
             self.settle(lba, holds);
         }
         let several = &self.several;
-        self.aging.retain(|(_, lba)| several.contains_key(lba));
+        self.aging.retain(|Reverse((_, lba))| several.contains_key(lba));
+        self.lapsing.retain(|(_, lba)| several.contains_key(lba));
     }
 
     /// Takes back the versions above `from`, which is held, and up to `to`.

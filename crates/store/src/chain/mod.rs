@@ -62,6 +62,7 @@ mod growth;
 mod history;
 mod index;
 mod label;
+mod locate;
 mod log;
 pub mod minilog;
 mod options;
@@ -331,12 +332,21 @@ impl Drop for Chain {
 impl Inner {
     /// The guard of a hold.
     fn release_later(self: &Arc<Self>, version: Version) -> Hold {
+        self.release_by(version, State::release)
+    }
+
+    /// The guard of a hold that `release` ends.
+    fn release_by(
+        self: &Arc<Self>,
+        version: Version,
+        release: fn(&mut State, Version) -> bool,
+    ) -> Hold {
         let inner = Arc::downgrade(self);
         Hold::new(version, move |version| {
             let Some(inner) = inner.upgrade() else { return };
             let (more, dead) = {
                 let mut state = inner.state.lock();
-                let more = state.release(version) || state.wants_cleaning();
+                let more = release(&mut state, version) || state.wants_cleaning();
                 (more, std::mem::take(&mut state.dead))
             };
             inner.bury(dead);

@@ -131,7 +131,7 @@ impl State {
                 versions.iter().map(|(version, place)| (*version, stored(*place))).collect()
             }
         };
-        self.holds.readable(&contents, self.version)
+        self.holds.versions(&contents, self.version)
     }
 
     /// Looks up where each block is.

@@ -171,7 +171,7 @@ impl Chain {
         if !newer.is_empty() {
             return Err(invalid(format!("delete the newer snapshots first: {}", newer.join(", "))));
         }
-        if state.holds.newest() > Some(snapshot.version) {
+        if state.holds.any_above(snapshot.version) {
             return Err(invalid("a newer version is in use; end its readers first"));
         }
         check_voids(&mut state)?;

@@ -498,6 +498,11 @@ impl State {
         version == self.version || self.holds.contains(version)
     }
 
+    /// Whether a reader may ask for `version` and all that are newer.
+    pub(super) fn can_hold_since(&self, version: Version) -> bool {
+        version == self.version || self.holds.floor().is_some_and(|floor| floor <= version)
+    }
+
     /// Ends a short hold. The versions that it kept are dropped little by little: some now, the rest when
     /// their blocks are written, when the cleaner comes by, and when as many holds have ended as there are
     /// blocks to examine, so that no release costs more than a few blocks. Returns whether the cleaner should
@@ -519,6 +524,23 @@ impl State {
         }
         self.reap();
         more
+    }
+
+    /// Ends a hold on `version` and all that are newer. The versions that it kept are dropped little by little, as in
+    /// [`State::release`]. Returns whether the cleaner should come by.
+    pub(super) fn release_since(&mut self, version: Version) -> bool {
+        if !self.holds.release_since(version) {
+            return false;
+        }
+        let more = self.index.lapse(&self.holds, AGE_AT_ONCE);
+        let older = self.index.age(&self.holds, AGE_AT_ONCE);
+        self.reap();
+        more || older
+    }
+
+    /// Drops all content that has left the range of held versions.
+    pub(super) fn lapse_all(&mut self) {
+        while self.index.lapse(&self.holds, AGE_AT_ONCE) {}
     }
 
     /// The newest durable version, if that is held for readers or the newest of all.

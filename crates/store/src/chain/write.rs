@@ -226,8 +226,11 @@ impl Line {
 
 /// The reason why a writer has to wait; `None` when there is room. Wakes the tasks that can end the wait.
 fn wait_cause(inner: &Inner, state: &mut State, need: Need) -> Result<Option<Cause>, StoreError> {
-    if state.ended_within > 0 && !matches!(state.room(need), Room::Yes) {
-        state.settle_holds();
+    if !matches!(state.room(need), Room::Yes) {
+        state.lapse_all();
+        if state.ended_within > 0 {
+            state.settle_holds();
+        }
         state.reap();
     }
     let dirty = (state.unwritten - state.moving[BODY]) * BLOCK_SIZE;

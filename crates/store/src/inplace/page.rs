@@ -101,6 +101,14 @@ impl Page {
         at_home.then_some(home).into_iter().chain(chain).collect()
     }
 
+    /// The contents that it has, each with the version from which on, and whether memory has it.
+    pub(super) fn places(&self) -> SmallVec<[(Version, bool); 4]> {
+        let at_home = self.chain.first().is_none_or(|(from, _)| *from > Version(0));
+        let home = (Version(0), self.home == Entry::Empty);
+        let chain = self.chain.iter().map(|(from, _)| (*from, true));
+        at_home.then_some(home).into_iter().chain(chain).collect()
+    }
+
     /// Changes the content from a version on. Returns whether the page keeps old content now.
     pub(super) fn change(&mut self, version: Version, content: Content, holds: &Holds) -> bool {
         self.unversioned = false;

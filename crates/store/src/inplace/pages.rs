@@ -19,6 +19,9 @@ use super::page_state::{PageEvent, PageState};
 use super::route::Sequence;
 use crate::block::{Holds, Version};
 
+/// Minimum blocks with old content before a released hold looks for content that no version needs.
+const PURGE: usize = 256;
+
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     pages: HashMap<u64, Page>,
@@ -32,6 +35,8 @@ pub(super) struct Pages {
     pub(super) holds: Holds,
     /// Blocks that keep old content; a block may be listed more than once.
     aged: Vec<u64>,
+    /// How many of them were left by the last purge.
+    left: usize,
     /// Clean blocks in the order in which eviction looks at them.
     idle: VecDeque<u64>,
 }
@@ -280,12 +285,18 @@ impl Pages {
             }
             is_old
         });
+        self.left = aged.len();
         self.aged = aged;
     }
 
     /// Blocks that keep old content, approximately.
     pub(super) fn aged(&self) -> usize {
         self.aged.len()
+    }
+
+    /// Whether enough blocks keep old content for a purge to be worth its time.
+    pub(super) fn wants_purge(&self) -> bool {
+        self.aged.len() >= PURGE.max(2 * self.left)
     }
 
     /// Queues a block for eviction.

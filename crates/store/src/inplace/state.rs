@@ -131,7 +131,7 @@ impl StoreState {
                 vec![(Version(0), in_place != Entry::Empty)]
             }
         };
-        Ok(self.pages.holds.readable(&contents, self.now))
+        Ok(self.pages.holds.versions(&contents, self.now))
     }
 
     /// Changes one block in the running transaction. `written`: bytes of the whole write.

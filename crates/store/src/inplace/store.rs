@@ -6,7 +6,8 @@ use bytes::Bytes;
 use super::state::BlockLookup;
 use super::{InPlace, Version};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError,
+    WriteList,
 };
 
 #[async_trait]
@@ -93,10 +94,27 @@ impl BlockStore for InPlace {
         is_kept.then(|| self.inner.hold(&mut state, version))
     }
 
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        let mut state = self.inner.medium.state.lock();
+        let holds = &state.pages.holds;
+        let is_kept = version == state.now || holds.floor().is_some_and(|floor| floor <= version);
+        is_kept.then(|| self.inner.hold_since(&mut state, version))
+    }
+
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.inner.medium.check(lba, 1)?;
         self.inner.medium.map_all(std::iter::once(lba.0)).await?;
         self.inner.medium.state.lock().versions(lba.0)
+    }
+
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        self.inner.medium.check(lba, 1)?;
+        Ok(self.inner.medium.locate(lba.0, (oldest, newest)))
+    }
+
+    fn lapse_point(&self, most: usize) -> Option<Version> {
+        let state = self.inner.medium.state.lock();
+        (state.pages.aged() > most).then_some(state.now)
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {

@@ -12,8 +12,8 @@ use super::manager::TransactionManager;
 use super::past::{self, Past};
 use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Retention, StoreError,
-    Version, Write, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Locations, Retention,
+    StoreError, Version, Write, WriteList,
 };
 
 /// Each write is a transaction of its own that always commits (4.1).
@@ -82,6 +82,18 @@ impl BlockStore for TransactionManager {
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.inner.store.versions(lba).await
+    }
+
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        self.inner.store.hold_since(version)
+    }
+
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        self.inner.store.locate(lba, oldest, newest)
+    }
+
+    fn lapse_point(&self, most: usize) -> Option<Version> {
+        self.inner.store.lapse_point(most)
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {

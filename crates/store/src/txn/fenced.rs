@@ -10,7 +10,8 @@ use super::inner::Inner;
 use super::manager::TransactionManager;
 use super::past::{self, Past};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError, Version, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
+    WriteList,
 };
 
 /// Excludes a structure that would raise the fence, until dropped.
@@ -133,6 +134,18 @@ impl BlockStore for Fenced {
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.manager.versions(lba).await
+    }
+
+    fn hold_since(&self, version: Version) -> Option<Hold> {
+        self.manager.hold_since(version)
+    }
+
+    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
+        self.manager.locate(lba, oldest, newest)
+    }
+
+    fn lapse_point(&self, most: usize) -> Option<Version> {
+        self.manager.lapse_point(most)
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::HashMap;
 use thalweg_store::block::{
-    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Retention, StoreError,
-    Version, WriteList,
+    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Located, Locations,
+    Residence, Retention, StoreError, Version, WriteList,
 };
 
 /// The cost of a store's transactions.
@@ -94,6 +94,12 @@ impl BlockStore for Counting {
 
     async fn versions(&self, _lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         Ok(vec![BlockVersion { oldest: self.now(), newest: self.now(), stored: true }])
+    }
+
+    fn locate(&self, _: Lba, _: Version, _: Version) -> Result<Locations, StoreError> {
+        let now = self.now();
+        let only = Located { oldest: now, newest: now, residence: Residence::Memory };
+        Ok([only].into_iter().collect())
     }
 
     fn allocation(&self, _lba: Lba, count: u64, _at: Option<Version>) -> Vec<(u64, bool)> {

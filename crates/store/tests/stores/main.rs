@@ -5,6 +5,7 @@
 mod contract;
 mod counting;
 mod fence;
+mod retained;
 #[path = "../support/mod.rs"]
 mod support;
 mod tree;

@@ -39,6 +39,7 @@ pub mod ramdisk;
 pub mod recording;
 pub mod runtime;
 pub mod scribble;
+pub mod sessions;
 pub mod ssd;
 pub mod versions;
 pub mod volume;

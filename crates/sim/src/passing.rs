@@ -156,6 +156,10 @@ impl<A: Around> BlockStore for Passing<A> {
         self.store.hold_since(version)
     }
 
+    fn oldest(&self) -> Version {
+        self.store.oldest()
+    }
+
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         self.store.locate(lba, oldest, newest)
     }

@@ -287,6 +287,11 @@ impl BlockStore for VersionedMemory {
         }))
     }
 
+    fn oldest(&self) -> Version {
+        let state = self.state.lock();
+        state.since.iter().copied().min().unwrap_or(state.now)
+    }
+
     /// All in memory.
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         let versions = self.contents(lba)?.into_iter();

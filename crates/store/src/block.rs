@@ -7,6 +7,7 @@
 //! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
 //! transaction in part.
 
+mod ages;
 mod backpressure;
 mod difference;
 mod frozen;
@@ -24,6 +25,7 @@ use bytes::Bytes;
 
 pub use crate::device::BLOCK_SIZE;
 use crate::device::DeviceError;
+pub use ages::Ages;
 pub use backpressure::{Applied, Backpressure, Throttle};
 pub(crate) use difference::difference;
 pub use frozen::Frozen;
@@ -321,6 +323,11 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// already, and from a store that cannot.
     fn hold_since(&self, _version: Version) -> Option<Hold> {
         None
+    }
+
+    /// The version from which on all can be read.
+    fn oldest(&self) -> Version {
+        self.now()
     }
 
     /// Keeps the newest version that survives a crash readable. It contains everything that

@@ -47,6 +47,7 @@ pub mod open;
 pub mod pool;
 mod rate;
 mod refcounts;
+pub mod stale;
 pub mod tree;
 pub mod txn;
 pub mod volume;

@@ -360,12 +360,30 @@ where
     E: Retry,
     Work: Future<Output = Result<T, E>>,
 {
+    let (done, _) = run_versioned(volume, begin, durability, work).await?;
+    Ok(done)
+}
+
+/// [`run`], which returns the version that the transaction became too.
+///
+/// # Errors
+/// Those of [`run`].
+pub async fn run_versioned<T, E, Work>(
+    volume: &dyn Transact,
+    begin: Begin,
+    durability: Durability,
+    work: impl Fn(Arc<dyn Transaction>) -> Work,
+) -> Result<(T, EpochVersion), E>
+where
+    E: Retry,
+    Work: Future<Output = Result<T, E>>,
+{
     let mut turn = Turn::default();
     loop {
         let txn = volume.begin(begin).await?;
         match work(txn.clone()).await {
             Ok(done) => match turn.commit(&*txn, durability).await {
-                Ok(_) => return Ok(done),
+                Ok(version) => return Ok((done, version)),
                 Err(error) if error.is_retryable() => {}
                 Err(error) => return Err(error.into()),
             },

@@ -1,6 +1,5 @@
 //! A block store that keeps its latest versions readable, by count and by age.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -10,8 +9,8 @@ use parking_lot::Mutex;
 use thalweg_env::{Env, Task, Time};
 
 use super::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
-    WriteList,
+    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError,
+    Version, WriteList,
 };
 
 /// How exactly the age of versions is known, as a part of the age allowed.
@@ -57,34 +56,18 @@ struct Window {
     keep: Keep,
     /// Holds its first version and all that are newer.
     floor: Option<Hold>,
-    /// Times at which the newest version was looked at, ascending, and that version.
-    seen: VecDeque<(Time, Version)>,
+    ages: Ages,
 }
 
 impl Window {
-    /// Notes that the newest version is `newest`.
-    fn note(&mut self, newest: Version, now: Time) {
-        let age = self.keep.age;
-        if age == Duration::MAX {
-            return self.seen.clear();
-        }
-        let is_due = |(last, _): &(Time, Version)| now.since(*last) > age / PARTS;
-        if self.seen.back().is_none_or(is_due) {
-            self.seen.push_back((now, newest));
-        }
-    }
-
     /// The first version to keep.
-    fn first(&mut self, store: &dyn BlockStore, newest: Version, now: Time) -> Version {
-        let mut first = Version(newest.0.saturating_sub(self.keep.versions));
-        // All that are older than a version seen so long ago were replaced before.
-        while let Some((then, seen)) = self.seen.front()
-            && now.since(*then) > self.keep.age
-        {
-            first = first.max(*seen);
-            self.seen.pop_front();
-        }
-        first.max(store.lapse_point(self.keep.blocks).unwrap_or_default()).min(newest)
+    fn first(&self, store: &dyn BlockStore, newest: Version, now: Time) -> Version {
+        let by_count = Version(newest.0.saturating_sub(self.keep.versions));
+        let age = u64::try_from(self.keep.age.as_nanos()).unwrap_or(u64::MAX);
+        let then = now.as_nanos().checked_sub(age).map(Time::from_nanos);
+        let by_age = then.and_then(|then| self.ages.before(then)).unwrap_or_default();
+        let by_room = store.lapse_point(self.keep.blocks).unwrap_or_default();
+        by_count.max(by_age).max(by_room).min(newest)
     }
 }
 
@@ -102,7 +85,7 @@ pub struct Retained {
 impl Retained {
     /// Keeps versions of `store`, from the newest on. It also keeps those that do not come through this.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, keep: Keep) -> Retained {
-        let window = Arc::new(Mutex::new(Window { keep, floor: None, seen: VecDeque::new() }));
+        let window = Arc::new(Mutex::new(Window { keep, floor: None, ages: Ages::default() }));
         let expiry = env.spawn(expire(env.clone(), store.clone(), Arc::downgrade(&window)));
         let retained = Retained { env: env.clone(), store, window, _expiry: expiry };
         retained.advance();
@@ -120,17 +103,23 @@ impl Retained {
         self.window.lock().keep
     }
 
-    /// The oldest version from which on all can be read.
-    pub fn oldest(&self) -> Version {
-        let newest = self.store.now();
-        self.window.lock().floor.as_ref().map_or(newest, Hold::version)
+    /// The oldest version that is known to be at most `age` old.
+    pub fn young_enough(&self, age: Duration) -> Version {
+        self.advance();
+        let known = self.window.lock().ages.young_enough(self.env.now(), age);
+        known.unwrap_or_else(|| self.store.now())
+    }
+
+    /// The age of a version, at most; `None` for one that is older than all that are kept.
+    pub fn age(&self, version: Version) -> Option<Duration> {
+        self.advance();
+        self.window.lock().ages.age(self.env.now(), version)
     }
 
     /// Gives up all versions but the newest, until newer ones come.
     pub fn give_up(&self) {
         let given_up = {
             let mut window = self.window.lock();
-            window.seen.clear();
             let floor = hold_newest(&*self.store);
             std::mem::replace(&mut window.floor, floor)
         };
@@ -138,7 +127,7 @@ impl Retained {
     }
 
     fn advance(&self) {
-        advance(&*self.store, &self.window, self.env.now());
+        advance(&self.env, &*self.store, &self.window);
     }
 
     /// Runs a change; without room for it, the versions that are kept are given up, and it is tried again.
@@ -159,16 +148,17 @@ impl Retained {
 }
 
 /// Drops what is beyond the limits.
-fn advance(store: &dyn BlockStore, window: &Mutex<Window>, now: Time) {
+fn advance(env: &Env, store: &dyn BlockStore, window: &Mutex<Window>) {
     let dropped = {
         let mut window = window.lock();
-        let newest = store.now();
-        window.note(newest, now);
+        let (now, newest) = (env.now(), store.now());
+        window.ages.note(now, newest);
         let first = window.first(store, newest, now);
         match &window.floor {
             Some(floor) if floor.version() >= first => None,
             Some(_) => {
                 let floor = store.hold_since(first);
+                window.ages.forget_before(first);
                 Some(std::mem::replace(&mut window.floor, floor))
             }
             None => {
@@ -200,7 +190,7 @@ async fn expire(env: Env, store: Arc<dyn BlockStore>, window: Weak<Mutex<Window>
         drop(held);
         env.sleep((age / PARTS).clamp(SHORTEST, LONGEST)).await;
         let Some(held) = window.upgrade() else { return };
-        advance(&*store, &held, env.now());
+        advance(&env, &*store, &held);
     }
 }
 
@@ -294,6 +284,10 @@ impl BlockStore for Retained {
 
     fn hold_since(&self, version: Version) -> Option<Hold> {
         self.store.hold_since(version)
+    }
+
+    fn oldest(&self) -> Version {
+        self.store.oldest()
     }
 
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {

@@ -107,6 +107,11 @@ impl BlockStore for Chain {
         Ok(self.inner.state.lock().versions(lba.0 as u32))
     }
 
+    fn oldest(&self) -> Version {
+        let state = self.inner.state.lock();
+        state.holds.floor().unwrap_or(state.version)
+    }
+
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         self.inner.check_range(lba, 1)?;
         Ok(locate::locate(&self.inner, lba.0 as u32, (oldest, newest)))

@@ -143,6 +143,12 @@ impl BlockStore for Followed {
         self.is_whole(version).then_some(hold)
     }
 
+    fn oldest(&self) -> Version {
+        let now = self.now();
+        let oldest = self.chain.oldest();
+        if self.is_whole(oldest) { oldest.min(now) } else { now }
+    }
+
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         let mut located = self.chain.locate(lba, oldest, newest)?;
         located.retain(|content| self.is_whole(content.newest));

@@ -545,7 +545,8 @@ impl State {
 
     /// The newest durable version, if that is held for readers or the newest of all.
     pub(super) fn synced(&mut self) -> Option<Version> {
-        self.synced.newest(self.committed, self.version)
+        let is_held = self.holds.contains(self.committed);
+        self.synced.newest(self.committed, is_held || self.committed == self.version)
     }
 
     /// Takes a hold of [`State::synced`].

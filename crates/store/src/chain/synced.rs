@@ -16,11 +16,9 @@ pub(super) struct Synced {
 }
 
 impl Synced {
-    /// Records a request; returns the version if it is the newest durable one. `committed` is that, and `newest` the
-    /// newest of all.
-    pub(super) fn newest(&mut self, committed: Version, newest: Version) -> Option<Version> {
+    /// Records a request; returns the newest durable version, `committed`, if that can be read.
+    pub(super) fn newest(&mut self, committed: Version, is_readable: bool) -> Option<Version> {
         self.follow = FOLLOWED_ROUNDS;
-        let kept = self.version.filter(|version| *version == committed);
-        kept.or((committed == newest).then_some(newest))
+        (is_readable || self.version == Some(committed)).then_some(committed)
     }
 }

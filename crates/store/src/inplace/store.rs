@@ -107,6 +107,11 @@ impl BlockStore for InPlace {
         self.inner.medium.state.lock().versions(lba.0)
     }
 
+    fn oldest(&self) -> Version {
+        let state = self.inner.medium.state.lock();
+        state.pages.holds.floor().unwrap_or(state.now)
+    }
+
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         self.inner.medium.check(lba, 1)?;
         Ok(self.inner.medium.locate(lba.0, (oldest, newest)))

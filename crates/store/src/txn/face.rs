@@ -88,6 +88,10 @@ impl BlockStore for TransactionManager {
         self.inner.store.hold_since(version)
     }
 
+    fn oldest(&self) -> Version {
+        self.inner.store.oldest()
+    }
+
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         self.inner.store.locate(lba, oldest, newest)
     }

@@ -140,6 +140,10 @@ impl BlockStore for Fenced {
         self.manager.hold_since(version)
     }
 
+    fn oldest(&self) -> Version {
+        self.manager.oldest()
+    }
+
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         self.manager.locate(lba, oldest, newest)
     }

@@ -58,7 +58,7 @@ impl Kind {
 }
 
 /// Runs `check` on an empty store of each kind.
-fn on_each(check: impl AsyncFn(&str, Arc<dyn BlockStore>)) {
+pub fn on_each(check: impl AsyncFn(&str, Arc<dyn BlockStore>)) {
     run(1, |env| async move {
         check("reference", Arc::new(VersionedMemory::new(BLOCKS))).await;
         for kind in [Kind::chain(&env).await, Kind::in_place(&env).await] {

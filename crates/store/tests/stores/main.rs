@@ -6,6 +6,7 @@ mod contract;
 mod counting;
 mod fence;
 mod retained;
+mod stale;
 #[path = "../support/mod.rs"]
 mod support;
 mod tree;

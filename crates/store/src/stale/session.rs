@@ -1,0 +1,209 @@
+//! Sessions: what a client has read and written, as the versions that its next reads may have (5.3.4).
+//!
+//! A guarantee becomes a range of versions, V_low to V_up, of which any will do. Each read and each write moves what
+//! the next range begins with. Nothing here reads or writes: who does asks [`Session::range`], and tells
+//! [`Session::has_read`] and [`Session::has_written`].
+
+use std::hash::Hash;
+
+use thalweg_env::HashMap;
+
+use super::Guarantee;
+use crate::block::{Lba, Version};
+
+/// Items of which a session remembers the versions one by one.
+pub const ITEMS: usize = 4096;
+
+/// What a session reads and writes: a block, or a key.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Item {
+    /// A block.
+    Block(Lba),
+    /// A key of a store.
+    Key(Box<[u8]>),
+}
+
+/// The versions at which items were read or written.
+///
+/// It knows [`ITEMS`] items at most. Of the others it knows one version that is new enough for each, which only
+/// narrows what is allowed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Marks {
+    /// No mark of an item that is not listed is newer.
+    others: Version,
+    items: HashMap<Item, Version>,
+    newest: Version,
+}
+
+impl Marks {
+    fn at(&self, item: &Item) -> Version {
+        self.items.get(item).copied().unwrap_or(self.others)
+    }
+
+    fn raise(&mut self, item: &Item, version: Version) {
+        self.newest = self.newest.max(version);
+        if version <= self.at(item) {
+            return;
+        }
+        self.items.insert(item.clone(), version);
+        if self.items.len() > ITEMS {
+            self.forget_half();
+        }
+    }
+
+    /// Forgets the older half of the items.
+    fn forget_half(&mut self) {
+        let mut versions: Vec<Version> = self.items.values().copied().collect();
+        versions.sort_unstable();
+        let median = versions[versions.len() / 2];
+        self.items.retain(|_, version| *version > median);
+        self.others = self.others.max(median);
+    }
+
+    /// One mark for all items.
+    fn flat(version: Version) -> Marks {
+        Marks { others: version, items: HashMap::default(), newest: version }
+    }
+}
+
+/// The versions that a node has, and what it knows of their age.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// The newest version that it has.
+    pub newest: Version,
+    /// The newest one that a crash cannot take back.
+    pub durable: Version,
+    /// Whether its newest version is the newest there is.
+    pub is_primary: bool,
+    /// The oldest version that is no older than the guarantee's bound; `None` when no version is known to be young enough.
+    pub young_enough: Option<Version>,
+}
+
+/// A range of versions, of which any will do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Range {
+    /// The oldest, V_low.
+    pub low: Version,
+    /// The newest, V_up.
+    pub up: Version,
+}
+
+impl Range {
+    /// The versions that both ranges have; `None` when there are none.
+    pub fn and(self, other: Range) -> Option<Range> {
+        let both = Range { low: self.low.max(other.low), up: self.up.min(other.up) };
+        (both.low <= both.up).then_some(both)
+    }
+}
+
+/// Why a node cannot serve a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unserved {
+    /// Ask another node, or wait: this one is not there yet.
+    #[error("the guarantee needs version {0}, which this node does not have yet")]
+    Behind(Version),
+    /// Ask the primary.
+    #[error("only the primary can give this guarantee")]
+    NotPrimary,
+    /// Ask another node: this one may be older than the bound.
+    #[error("this node does not know that it is as young as the guarantee needs")]
+    TooOld,
+}
+
+/// A client's session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Session {
+    guarantee: Guarantee,
+    reads: Marks,
+    writes: Marks,
+}
+
+impl Session {
+    /// A session that has read and written nothing.
+    pub fn new(guarantee: Guarantee) -> Session {
+        Session { guarantee, ..Session::default() }
+    }
+
+    /// A session that goes on after another one, which had read and written up to these versions.
+    pub fn resumed(guarantee: Guarantee, read: Version, written: Version) -> Session {
+        Session { guarantee, reads: Marks::flat(read), writes: Marks::flat(written) }
+    }
+
+    /// What it needs.
+    pub fn guarantee(&self) -> Guarantee {
+        self.guarantee
+    }
+
+    /// The newest versions that it has read and written.
+    pub fn newest(&self) -> (Version, Version) {
+        (self.reads.newest, self.writes.newest)
+    }
+
+    /// The versions of `item` that it may read on a node. Of a bound by updates, which is the item's own, it knows nothing:
+    /// see [`Guarantee::max_updates`].
+    ///
+    /// # Errors
+    /// [`Unserved`].
+    pub fn range(&self, item: &Item, node: &Node) -> Result<Range, Unserved> {
+        let guarantee = &self.guarantee;
+        if let Some(at) = guarantee.at {
+            return match at <= node.newest {
+                true => Ok(Range { low: at, up: at }),
+                false => Err(Unserved::Behind(at)),
+            };
+        }
+        if guarantee.strong {
+            return match node.is_primary {
+                true => Ok(Range { low: node.newest, up: node.newest }),
+                false => Err(Unserved::NotPrimary),
+            };
+        }
+        let mut low = Version(0);
+        let mut need = |is_needed: bool, version: Version| {
+            if is_needed {
+                low = low.max(version);
+            }
+        };
+        need(guarantee.read_my_writes, self.writes.at(item));
+        need(guarantee.monotonic_reads, self.reads.at(item));
+        need(guarantee.causal, self.reads.newest.max(self.writes.newest));
+        if guarantee.max_age.is_some() {
+            low = low.max(node.young_enough.ok_or(Unserved::TooOld)?);
+        }
+        match low <= node.newest {
+            // What a crash may take back is not shown, unless the session has seen it already.
+            true => Ok(Range { low, up: node.durable.max(low) }),
+            false => Err(Unserved::Behind(low)),
+        }
+    }
+
+    /// Checks that a write of the session may be made at a node, whose newest version is `newest`.
+    ///
+    /// # Errors
+    /// [`Unserved::Behind`].
+    pub fn may_write(&self, newest: Version) -> Result<(), Unserved> {
+        let guarantee = &self.guarantee;
+        let mut low = Version(0);
+        if guarantee.monotonic_writes || guarantee.read_my_writes || guarantee.causal {
+            low = low.max(self.writes.newest);
+        }
+        if guarantee.writes_follow_reads || guarantee.causal {
+            low = low.max(self.reads.newest);
+        }
+        if low <= newest { Ok(()) } else { Err(Unserved::Behind(low)) }
+    }
+
+    /// Notes that it has read `item` as it is in the versions of `range`.
+    pub fn has_read(&mut self, item: &Item, range: Range) {
+        // Any of these versions would do again, so the oldest leaves the most choice.
+        self.reads.raise(item, range.low);
+    }
+
+    /// Notes that it has written `item` as `version`.
+    pub fn has_written(&mut self, item: &Item, version: Version) {
+        self.writes.raise(item, version);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,302 @@
+//! Blocks at versions (table 5.2).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_env::Env;
+
+use super::choose::{self, BUDGET};
+use super::{Cost, CostModel, Item, Node, Range, Session, Snapshot, StaleError, StaleView};
+use crate::block::{
+    BlockStore, Lba, Located, Retained, Retention, StoreError, Version, Write, WriteList,
+};
+
+/// What a read got.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Got<T> {
+    /// The value.
+    pub value: T,
+    /// Versions that have it.
+    pub range: Range,
+    /// How long ago it was replaced, at most; `None` when that is not known.
+    pub age: Option<Duration>,
+}
+
+/// A block store whose versions are read by what they cost. Clones share what they have learned of the devices.
+#[derive(Clone, Debug)]
+pub struct Versioned {
+    env: Env,
+    store: Arc<dyn BlockStore>,
+    retained: Option<Arc<Retained>>,
+    costs: Arc<CostModel>,
+    budget: usize,
+}
+
+impl Versioned {
+    /// The versions of `store`: those that it keeps anyway.
+    pub fn new(env: &Env, store: Arc<dyn BlockStore>) -> Versioned {
+        let (env, costs) = (env.clone(), Arc::default());
+        Versioned { env, store, retained: None, costs, budget: BUDGET }
+    }
+
+    /// The versions that `retained` keeps.
+    pub fn of(env: &Env, retained: Arc<Retained>) -> Versioned {
+        let store: Arc<dyn BlockStore> = retained.clone();
+        Versioned { retained: Some(retained), ..Versioned::new(env, store) }
+    }
+
+    /// The same over `store`, which is the store below with something in front, as a transaction manager.
+    pub fn through(self, store: Arc<dyn BlockStore>) -> Versioned {
+        Versioned { store, ..self }
+    }
+
+    /// The same with other costs.
+    pub fn with_costs(self, costs: CostModel) -> Versioned {
+        Versioned { costs: Arc::new(costs), ..self }
+    }
+
+    /// The same with a query budget Q of `budget` versions for each block that is read (5.3.1).
+    pub fn with_budget(self, budget: usize) -> Versioned {
+        Versioned { budget, ..self }
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Arc<dyn BlockStore> {
+        &self.store
+    }
+
+    /// What reads cost.
+    pub fn costs(&self) -> &CostModel {
+        &self.costs
+    }
+
+    /// The versions that it has, for a session that needs no version older than `max_age`.
+    pub fn node(&self, max_age: Option<Duration>) -> Node {
+        let newest = self.store.now();
+        let durable = self.store.synced().unwrap_or_else(|| self.store.oldest());
+        let young_enough = max_age.map(|age| match &self.retained {
+            Some(retained) => retained.young_enough(age),
+            None => newest,
+        });
+        Node { newest, durable: durable.min(newest), is_primary: true, young_enough }
+    }
+
+    /// The content of a block at a version (*ReadVersion*): what was last written to it up to then. `None` where
+    /// nothing was.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] for a version that is not kept, [`StoreError::Invalid`] for one of the future, and those of
+    /// the store.
+    pub async fn read_version(
+        &self,
+        lba: Lba,
+        version: Version,
+    ) -> Result<Option<Bytes>, StaleError> {
+        let view = StaleView::at(self, version)?;
+        Ok(view.read(lba).await?)
+    }
+
+    /// Gives a block a content as of a version (*WriteVersion*), which is newer than all before. The content has
+    /// [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes; `None` discards the block.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for a version that is not newer, and from a store that numbers its versions itself.
+    pub async fn write_version(
+        &self,
+        lba: Lba,
+        version: Version,
+        content: Option<Bytes>,
+    ) -> Result<(), StaleError> {
+        let write = Write { content, ..Write::block(lba, Bytes::new()) };
+        Ok(self.write_all(version, vec![write]).await?)
+    }
+
+    pub(super) async fn write_all(
+        &self,
+        version: Version,
+        writes: Vec<Write>,
+    ) -> Result<(), StoreError> {
+        let writes = WriteList::new(writes)?;
+        let applied = self.store.submit_at(version, writes, Retention::Newest).await?;
+        applied.settle().await;
+        Ok(())
+    }
+
+    /// The cost of reading a block at a version (*GetCost*).
+    ///
+    /// # Errors
+    /// As [`Versioned::read_version`].
+    pub fn cost(&self, lba: Lba, version: Version) -> Result<Cost, StaleError> {
+        Ok(self.cost_at(lba, version)?)
+    }
+
+    pub(super) fn cost_at(&self, lba: Lba, version: Version) -> Result<Cost, StoreError> {
+        Ok(self.costs.cost(&self.content_at(lba, version)?.residence))
+    }
+
+    /// The versions in which a block has the content of a version (*GetVersionRange*), as far as they can be read.
+    ///
+    /// # Errors
+    /// As [`Versioned::read_version`].
+    pub fn version_range(&self, lba: Lba, version: Version) -> Result<Range, StaleError> {
+        Ok(self.range_at(lba, version)?)
+    }
+
+    pub(super) fn range_at(&self, lba: Lba, version: Version) -> Result<Range, StoreError> {
+        let found = self.content_at(lba, version)?;
+        Ok(Range { low: found.oldest, up: found.newest })
+    }
+
+    fn content_at(&self, lba: Lba, version: Version) -> Result<Located, StoreError> {
+        let now = self.store.now();
+        if version > now {
+            let why = format!("version {version} does not exist yet, but {now}");
+            return Err(StoreError::Invalid(why));
+        }
+        let found = self.store.locate(lba, version, version)?;
+        found.first().copied().ok_or(StoreError::Gone(version))
+    }
+
+    /// The contents of a block in a range of versions, oldest first, each with its cost: *GetCost* and *GetVersionRange*
+    /// of all of them in one call.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] outside of the volume.
+    pub fn contents(&self, lba: Lba, range: Range) -> Result<Vec<(Range, Cost)>, StaleError> {
+        let located = self.store.locate(lba, range.low, range.up)?.into_iter();
+        let costs = located.map(|content| {
+            let range = Range { low: content.oldest, up: content.newest };
+            (range, self.costs.cost(&content.residence))
+        });
+        Ok(costs.collect())
+    }
+
+    /// The cheapest content of a block in a range of versions; the oldest of several that cost the same.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] when none of these versions can be read; [`StoreError::Invalid`] outside of the volume.
+    pub(super) fn cheapest(&self, lba: Lba, range: Range) -> Result<(Located, Cost), StoreError> {
+        let contents = self.store.locate(lba, range.low, range.up)?;
+        let cost = |content: &Located| self.costs.cost(&content.residence);
+        let found = choose::cheapest(&contents, self.budget, cost);
+        let (content, cost) = found.ok_or(StoreError::Gone(range.up))?;
+        Ok((*content, cost))
+    }
+
+    /// Reads a block at a version that has the content `chosen`, and learns from the time that it took.
+    pub(super) async fn fetch(
+        &self,
+        lba: Lba,
+        version: Version,
+        chosen: &Located,
+    ) -> Result<Option<Bytes>, StoreError> {
+        let since = self.env.now();
+        let content = self.store.read(lba, 1, version).await?.pop().flatten();
+        self.costs.learn(&chosen.residence, self.env.now().since(since));
+        Ok(content)
+    }
+
+    /// Opens a snapshot (*OpenSnapshot*): for reading, of a version that is kept; for writing as well, if `version` is newer
+    /// than all there are.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] for a version that is not kept.
+    pub fn open_snapshot(&self, version: Version) -> Result<Snapshot, StaleError> {
+        Snapshot::open(self, version)
+    }
+
+    /// Opens a view for a session: its reads are of one state, not older than `first`, within what the session may read of
+    /// `item`.
+    ///
+    /// # Errors
+    /// [`Unserved`](super::Unserved), and [`StoreError::Gone`] for an exact version that is not kept.
+    pub fn open_view(
+        &self,
+        session: &Session,
+        item: &Item,
+        first: Version,
+    ) -> Result<StaleView, StaleError> {
+        let guarantee = session.guarantee().checked()?;
+        if let Some(version) = guarantee.at {
+            if version < first {
+                return Err(StoreError::Gone(version).into());
+            }
+            return Ok(StaleView::at(self, version)?);
+        }
+        let mut range = session.range(item, &self.node(guarantee.max_age))?;
+        if let Some(most) = guarantee.max_updates {
+            let low = match item {
+                Item::Block(lba) => self.updates_back(*lba, most)?,
+                // Which updates were those of the key cannot be told without reading them.
+                Item::Key(_) => Version(self.store.now().0.saturating_sub(most)),
+            };
+            range.low = range.low.max(low);
+        }
+        range.low = range.low.max(first);
+        range.up = range.up.max(range.low);
+        Ok(StaleView::within(self, range)?)
+    }
+
+    /// The oldest version in which a block has a content that at most `most` later ones have replaced, of those that can
+    /// be read.
+    fn updates_back(&self, lba: Lba, most: u64) -> Result<Version, StoreError> {
+        let contents = self.store.locate(lba, Version(0), Version(u64::MAX))?;
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let oldest = contents.iter().rev().nth(most).or(contents.first());
+        Ok(oldest.map_or(self.store.now(), |content| content.oldest))
+    }
+
+    /// Reads a block for a session: the cheapest content that its guarantee allows.
+    ///
+    /// # Errors
+    /// As [`Versioned::open_view`], and those of the store.
+    pub async fn read(
+        &self,
+        session: &mut Session,
+        lba: Lba,
+    ) -> Result<Got<Option<Bytes>>, StaleError> {
+        let item = Item::Block(lba);
+        let view = self.open_view(session, &item, Version(0))?;
+        let value = view.read(lba).await?;
+        Ok(self.got(session, &item, value, view.range()))
+    }
+
+    /// Notes what a session has read.
+    pub(super) fn got<T>(
+        &self,
+        session: &mut Session,
+        item: &Item,
+        value: T,
+        range: Range,
+    ) -> Got<T> {
+        session.has_read(item, range);
+        Got { value, range, age: self.age(range.up) }
+    }
+
+    /// How old a version is, at most.
+    fn age(&self, version: Version) -> Option<Duration> {
+        if version >= self.store.now() {
+            return Some(Duration::ZERO);
+        }
+        self.retained.as_ref()?.age(version)
+    }
+
+    /// Writes a block for a session: [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes, or `None` to discard it. It is durable
+    /// after a sync of the version that is returned.
+    ///
+    /// # Errors
+    /// [`Unserved`](super::Unserved), and those of the store.
+    pub async fn write(
+        &self,
+        session: &mut Session,
+        lba: Lba,
+        content: Option<Bytes>,
+    ) -> Result<Version, StaleError> {
+        session.may_write(self.store.now())?;
+        let write = Write { content, ..Write::block(lba, Bytes::new()) };
+        let version = self.store.apply(vec![write]).await?;
+        session.has_written(&Item::Block(lba), version);
+        Ok(version)
+    }
+}

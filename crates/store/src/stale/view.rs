@@ -1,0 +1,125 @@
+//! Reads of several blocks that are of one state (5.3.1).
+
+use std::fmt;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::future::try_join_all;
+use parking_lot::Mutex;
+
+use super::reading::Pages;
+use super::{Cost, Range, Versioned};
+use crate::block::{Hold, Lba, Located, StoreError, Version};
+
+/// Blocks of one state, which is chosen as they are read: each read takes the cheapest content in the range of versions that
+/// is left, and narrows the range to the versions that have it. So all that was read is of each version that is left.
+pub struct StaleView {
+    versions: Versioned,
+    range: Mutex<Range>,
+    /// What the reads have cost, the dearest one.
+    cost: Mutex<Option<Cost>>,
+    /// Keeps the range readable.
+    _hold: Hold,
+}
+
+impl fmt::Debug for StaleView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StaleView").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+impl StaleView {
+    fn new(versions: &Versioned, range: Range, hold: Hold) -> StaleView {
+        let range = Mutex::new(range);
+        StaleView { versions: versions.clone(), range, cost: Mutex::default(), _hold: hold }
+    }
+
+    /// A view of one version.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] when it is not kept; [`StoreError::Invalid`] for one of the future.
+    pub fn at(versions: &Versioned, version: Version) -> Result<StaleView, StoreError> {
+        let now = versions.store().now();
+        if version > now {
+            let why = format!("version {version} does not exist yet, but {now}");
+            return Err(StoreError::Invalid(why));
+        }
+        let hold = versions.store().hold(version).ok_or(StoreError::Gone(version))?;
+        Ok(StaleView::new(versions, Range { low: version, up: version }, hold))
+    }
+
+    /// A view of a version in `range`; of a newer one where none of these is kept.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] from a store that keeps no versions while new ones come.
+    pub fn within(versions: &Versioned, range: Range) -> Result<StaleView, StoreError> {
+        /// Attempts, between each two of which versions went.
+        const ATTEMPTS: usize = 100;
+        let store = versions.store();
+        for _ in 0..ATTEMPTS {
+            let low = range.low.max(store.oldest());
+            if let Some(hold) = store.hold_since(low) {
+                return Ok(StaleView::new(versions, Range { low, up: range.up.max(low) }, hold));
+            }
+            // A store that holds no ranges of versions.
+            let now = store.now();
+            if let Some(hold) = store.hold(now) {
+                return Ok(StaleView::new(versions, Range { low: now, up: now }, hold));
+            }
+        }
+        Err(StoreError::Gone(range.up))
+    }
+
+    /// The versions whose state all reads so far are of.
+    pub fn range(&self) -> Range {
+        *self.range.lock()
+    }
+
+    /// The cost of its dearest read; `None` before the first.
+    pub fn cost(&self) -> Option<Cost> {
+        *self.cost.lock()
+    }
+
+    /// Chooses the content of a block, and narrows the range. Returns a version that has it.
+    fn choose(&self, lba: Lba) -> Result<(Version, Located), StoreError> {
+        let mut range = self.range.lock();
+        let (content, cost) = self.versions.cheapest(lba, *range)?;
+        let has = Range { low: content.oldest, up: content.newest };
+        *range = range.and(has).ok_or(StoreError::Gone(range.up))?;
+        let version = range.up;
+        drop(range);
+        let mut dearest = self.cost.lock();
+        *dearest = (*dearest).max(Some(cost));
+        Ok((version, content))
+    }
+
+    /// The content of a block; `None` where nothing is stored.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn read(&self, lba: Lba) -> Result<Option<Bytes>, StoreError> {
+        let (version, content) = self.choose(lba)?;
+        self.versions.fetch(lba, version, &content).await
+    }
+}
+
+#[async_trait]
+impl Pages for StaleView {
+    fn versions(&self) -> &Versioned {
+        &self.versions
+    }
+
+    async fn pages(&self, lba: Lba, count: u64) -> Result<Vec<Option<Bytes>>, StoreError> {
+        let mut reads = Vec::new();
+        for lba in (lba.0..lba.0.saturating_add(count)).map(Lba) {
+            let (version, content) = self.choose(lba)?;
+            reads.push(async move { self.versions.fetch(lba, version, &content).await });
+        }
+        try_join_all(reads).await
+    }
+
+    /// The newest version whose state the reads so far are of.
+    fn newest(&self) -> Version {
+        self.range().up
+    }
+}

@@ -85,6 +85,7 @@ async fn measure(env: &Env, blocks: u64) -> Result<Measured, BenchError> {
         segment_blocks: SEGMENT,
         max_segments: segments,
         cleaning: Cleaning::MoveToTail,
+        placement: Default::default(),
         follows: false,
     };
     let options = ChainOptions { tail_cache_blocks: 0, ..ChainOptions::default() };

@@ -250,6 +250,7 @@ async fn serve(dir: &Path, socket: &Path) -> Result<(Server, Arc<Chain>), BenchE
         segment_blocks: SEGMENT,
         max_segments: segments,
         cleaning: Cleaning::MoveToTail,
+        placement: Default::default(),
         follows: false,
     };
     Chain::create(&env, parts.clone(), &create).await.map_err(other)?;

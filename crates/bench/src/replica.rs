@@ -197,6 +197,7 @@ async fn chain(env: &Env, name: &str, follows: bool) -> Result<Arc<Chain>, Bench
         segment_blocks: SEGMENT,
         max_segments: SEGMENTS,
         cleaning: Cleaning::MoveToTail,
+        placement: Default::default(),
         follows,
     };
     Chain::create(env, parts.clone(), &create).await.map_err(failed)?;

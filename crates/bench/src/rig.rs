@@ -127,6 +127,7 @@ impl Rig {
             segment_blocks: SEGMENT,
             max_segments: segments,
             cleaning: plan.cleaning,
+            placement: Default::default(),
             follows: false,
         };
         Chain::create(env, parts.clone(), &create).await.map_err(failed)?;

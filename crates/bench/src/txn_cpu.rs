@@ -148,6 +148,7 @@ async fn chain(env: &Env) -> Result<Arc<Chain>, BenchError> {
         segment_blocks: SEGMENT,
         max_segments: SEGMENTS,
         cleaning: Cleaning::MoveToTail,
+        placement: Default::default(),
         follows: false,
     };
     let options = ChainOptions { tail_cache_blocks: BLOCKS as usize, ..ChainOptions::default() };

@@ -13,6 +13,7 @@
 
 mod arm;
 mod cache;
+mod head;
 mod mechanics;
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_env::{Env, Task};
+use thalweg_env::{Env, Task, Time};
 use thalweg_store::device::{
     Counters, Device, DeviceError, Geometry, Power, Purpose, QueueDepth, Tallies, total_len,
 };
@@ -185,6 +186,12 @@ impl HardDisk {
     /// The disk's parameters.
     pub fn spec(&self) -> &HardDiskSpec {
         &self.shared.spec
+    }
+
+    /// When a read of `len` bytes that came now would end, if nothing came after it: the disk knows where its head is and
+    /// what waits. Without what is in the write cache.
+    pub fn forecast(&self, offset: u64, len: u64) -> Time {
+        self.shared.forecast(offset, len)
     }
 
     /// The disk's busy time.

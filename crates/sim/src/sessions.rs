@@ -34,8 +34,6 @@ pub struct Read {
 struct Written {
     version: Version,
     value: Value,
-    /// When it became visible.
-    at: Time,
 }
 
 /// What a session has seen.
@@ -68,7 +66,7 @@ impl SessionChecker {
         self.versions.push((version, at));
         for (item, value) in writes {
             let value = *value;
-            self.items.entry(*item).or_default().push(Written { version, value, at });
+            self.items.entry(*item).or_default().push(Written { version, value });
         }
     }
 

@@ -24,7 +24,7 @@ mod snapshot;
 mod versioned;
 mod view;
 
-pub use cost::{Constants, Cost, CostModel};
+pub use cost::{Constants, Cost, CostModel, Costs};
 pub use error::StaleError;
 pub use guarantee::{Guarantee, GuaranteeError};
 pub use keys::Keys;

@@ -109,6 +109,7 @@ pub(super) fn create(plan: Plan, (cleaning, _): Kind, blocks: u64) -> Create {
         segment_blocks: plan.segment_blocks,
         max_segments: LINKS * plan.link_segments,
         cleaning,
+        placement: Default::default(),
         follows: false,
     }
 }

@@ -67,7 +67,8 @@ fn print_label(copy: &LabelDump) {
         Size(segment)
     );
     let Some(label) = &copy.label else { return };
-    println!("  cleaning {:?}, made at {}", label.cleaning, label.created);
+    println!("  cleaning {:?}, placement {:?}", label.cleaning, label.placement);
+    println!("  made at {}", label.created);
     for (number, link) in label.links.iter().enumerate() {
         let leaving = if link.leaving { ", leaving" } else { "" };
         let last = link.base + link.segments.saturating_sub(1);

@@ -112,6 +112,7 @@ struct Chain {
     several_versions: u64,
     index_bytes: u64,
     cleaning: String,
+    placement: String,
     poisoned: Option<String>,
     links: Vec<Link>,
     snapshots: Vec<Snapshot>,
@@ -366,6 +367,7 @@ fn summary(
     }
     let (moved, segments) = (blocks(counts.blocks_moved), counts.segments_cleaned);
     writeln!(out, "  cleaning    {}, {segments} segments, {moved} moved", chain.cleaning)?;
+    writeln!(out, "  placement   {}", chain.placement)?;
     writeln!(out, "  checkpoints {}", counts.checkpoints)?;
     view.transactions.as_ref().map_or(Ok(()), |them| transactions(out, them))?;
     if counts.repaired + counts.damaged > 0 {

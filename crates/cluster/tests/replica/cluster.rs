@@ -80,6 +80,7 @@ impl Machine {
             segment_blocks: SEGMENT,
             max_segments: 2 * SEGMENTS,
             cleaning: Cleaning::CompactInBody,
+            placement: Default::default(),
             follows: role == Role::Follower,
         };
         Chain::create(env, parts(&devices), &create).await.unwrap();

@@ -11,16 +11,11 @@ use thalweg_store::device::{self, AlignedBuf, DeviceError, Power, Purpose, total
 use tokio::sync::{Notify, oneshot};
 
 use super::cache::WriteCache;
-use super::mechanics::{Mechanics, Positioning};
-use super::{HardDiskSpec, Scheduling};
-use crate::busy::{BusyTimes, Kind, ServiceTime};
+use super::HardDiskSpec;
+use super::head::{Access, BURST, GRAIN, Head, Plan, Waiting, bus_time};
+use super::mechanics::Mechanics;
+use crate::busy::{BusyTimes, Kind};
 use crate::content::Content;
-
-/// Resolution of the clock: an event within this time after the arm became idle came at once.
-const GRAIN: u64 = 1_000;
-
-/// Bytes of a sequential stream after which the arm serves other requests.
-const BURST: u64 = 1 << 20;
 
 /// The operation of a request.
 #[derive(Debug)]
@@ -97,42 +92,6 @@ impl Request {
     }
 }
 
-/// A range to transfer.
-#[derive(Clone, Copy, Debug)]
-struct Access {
-    kind: Kind,
-    offset: u64,
-    len: u64,
-}
-
-/// The timing of one access, in nanoseconds of the environment's time.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    start: u64,
-    positioning: Positioning,
-    transfer: u64,
-    /// The address under the head at the end.
-    reached: u64,
-}
-
-impl Plan {
-    fn moving(&self) -> u64 {
-        self.start + self.positioning.seek + self.positioning.rotation
-    }
-
-    fn done(&self) -> u64 {
-        self.moving() + self.transfer
-    }
-
-    fn service_time(&self) -> ServiceTime {
-        ServiceTime {
-            seek: Duration::from_nanos(self.positioning.seek),
-            rotation: Duration::from_nanos(self.positioning.rotation),
-            transfer: Duration::from_nanos(self.transfer),
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spindle {
     Spinning,
@@ -150,18 +109,9 @@ struct State {
     cache: WriteCache,
     /// Flushes wait for the cached writes up to this number.
     flush_to: u64,
-    /// When the arm becomes idle.
-    free_at: u64,
+    head: Head,
     /// When the bus becomes idle.
     bus_free_at: u64,
-    /// Kind of the last access.
-    last: Option<Kind>,
-    /// The address after the last access.
-    head: u64,
-    /// The address under the head at `free_at`; beyond `head` after reading ahead.
-    reached: u64,
-    /// Length in bytes of the sequential stream that ends at `head`.
-    streamed: u64,
     /// Bytes written back since the last request.
     destaged: u64,
     /// The job in progress.
@@ -203,86 +153,31 @@ pub(super) async fn serve(shared: Arc<Shared>) {
 }
 
 impl State {
-    /// The timing of `access` when it starts at `now`.
-    fn plan(&self, shared: &Shared, access: Access, now: u64) -> Plan {
-        let Access { kind, offset, len } = access;
-        let start = if now < self.free_at + GRAIN { self.free_at } else { now };
-        let idle = start - self.free_at;
-        let mechanics = &shared.mechanics;
-        let plan = |positioning, transfer, reached| Plan { start, positioning, transfer, reached };
-        let streaming = self.last == Some(kind) && self.head == offset;
-        let at_once = Positioning { seek: 0, rotation: 0 };
-        match kind {
-            Kind::Read if streaming => {
-                let ahead = self.reached + mechanics.bytes_in(self.reached, idle);
-                let most = (self.head + shared.spec.read_ahead).min(shared.spec.size);
-                let ahead = ahead.min(most.max(self.reached));
-                let left = (offset + len).saturating_sub(ahead);
-                let transfer = mechanics.transfer(ahead, left).max(shared.bus_time(len));
-                plan(at_once, transfer, ahead.max(offset + len))
-            }
-            Kind::Write if streaming && idle <= nanos(shared.spec.streaming_gap) => {
-                plan(at_once, mechanics.transfer(offset, len), offset + len)
-            }
-            _ => {
-                let positioning = mechanics.position(self.reached, offset, kind, start);
-                plan(positioning, mechanics.transfer(offset, len), offset + len)
-            }
-        }
-    }
-
-    /// The queued request to serve next, by index.
-    fn choose(&self, shared: &Shared, now: u64) -> Option<usize> {
-        let oldest = self.pending.front()?;
-        match shared.spec.scheduling {
-            Scheduling::Fifo => Some(0),
-            Scheduling::ShortestAccess { max_wait, .. }
-                if now.saturating_sub(oldest.taken.unwrap_or(now)) > nanos(max_wait) =>
-            {
-                Some(0)
-            }
-            Scheduling::ShortestAccess { depth, .. } => {
-                let oldest = self.pending.iter().take(depth.max(1)).enumerate();
-                // A stream always has the shortest access: without a limit it would starve other requests.
-                let near = 8 * BURST;
-                let stream = self.head.saturating_sub(near)..self.head + near;
-                let had_its_turn = |request: &Request| {
-                    self.streamed >= BURST
-                        && self.last == Some(request.operation.kind())
-                        && stream.contains(&request.offset)
-                };
-                let reach = |request: &Request| self.plan(shared, request.access(), now).moving();
-                let cost = |request: &Request| (had_its_turn(request), reach(request));
-                oldest.min_by_key(|(_, request)| cost(request)).map(|(i, _)| i)
-            }
-            Scheduling::Elevator { depth } => {
-                let oldest = self.pending.iter().take(depth.max(1)).enumerate();
-                let ahead = |offset: u64| (offset < self.head, offset);
-                oldest.min_by_key(|(_, request)| ahead(request.offset)).map(|(i, _)| i)
-            }
-        }
-    }
-
     /// Takes the next job: requests go before cached runs. While the cache is half full or a flush waits,
     /// runs are written in bursts between requests.
     fn take_job(&mut self, shared: &Shared, now: u64) -> Option<Job> {
         let pressing = self.cache.bytes() > shared.spec.write_cache / 2
             || self.cache.segments() > shared.spec.write_segments / 2
             || !self.cache.is_durable(self.flush_to);
-        let run = self.cache.next_after(self.head).map(|(offset, run)| (offset, run.purpose));
+        let run = self.cache.next_after(self.head.head).map(|(offset, run)| (offset, run.purpose));
         if let Some((offset, purpose)) = run {
-            let in_burst = self.destaged == 0 || (self.destaged < BURST && offset == self.head);
+            let in_burst = self.destaged == 0 || (self.destaged < BURST && offset == self.head.head);
             if self.pending.is_empty() || (pressing && in_burst) {
                 let data = self.cache.begin(offset)?;
                 self.destaged += data.len() as u64;
                 return Some(Job::Destage { offset, data, purpose });
             }
         }
-        let index = self.choose(shared, now)?;
+        let index = self.head.choose(shared.of(), self.waiting(), now)?;
         self.destaged = 0;
         let request = self.pending.remove(index)?;
         self.take_in(shared, now);
         Some(Job::Serve(request))
+    }
+
+    /// The queued requests.
+    fn waiting(&self) -> impl Iterator<Item = Waiting> + Clone {
+        self.pending.iter().map(|request| (request.access(), request.taken))
     }
 
     /// Moves requests from the host into the disk's queue. Requests at the host do not age: otherwise a
@@ -298,8 +193,8 @@ impl State {
         if let Spindle::Standby { since } = self.spindle {
             self.standby += now.since(since);
             self.spin_ups += 1;
-            self.free_at = (now + shared.spec.spin_up).as_nanos();
-            self.last = None;
+            self.head.free_at = (now + shared.spec.spin_up).as_nanos();
+            self.head.last = None;
         }
         self.spindle = Spindle::Spinning;
     }
@@ -341,12 +236,8 @@ impl Shared {
             pending: VecDeque::new(),
             cache: WriteCache::default(),
             flush_to: 0,
-            free_at: now,
+            head: Head::new(now),
             bus_free_at: now,
-            last: None,
-            head: 0,
-            reached: 0,
-            streamed: 0,
             destaged: 0,
             moving: None,
             busy: BusyTimes::default(),
@@ -367,6 +258,19 @@ impl Shared {
         }
     }
 
+    fn of(&self) -> (&HardDiskSpec, &Mechanics) {
+        (&self.spec, &self.mechanics)
+    }
+
+    /// When a read that comes now ends, if nothing comes after it.
+    pub(super) fn forecast(&self, offset: u64, len: u64) -> Time {
+        let now = self.env.now().as_nanos();
+        let state = self.state.lock();
+        let access = Access { kind: Kind::Read, offset, len };
+        let waiting = state.waiting().collect();
+        Time::from_nanos(state.head.forecast(self.of(), waiting, access, now))
+    }
+
     /// Starts the next job, and returns when it ends and the epoch in which it started.
     fn begin(&self) -> Option<(u64, u64)> {
         let now = self.env.now();
@@ -382,16 +286,9 @@ impl Shared {
         };
         state.wake_spindle(self, now);
         let access = job.access();
-        let plan = state.plan(self, access, now.as_nanos());
+        let plan = state.head.plan(self.of(), access, now.as_nanos());
         state.busy.add(access.kind, job.purpose(), plan.service_time());
-        state.free_at = plan.done();
-        state.last = Some(access.kind);
-        state.streamed = match access.offset == state.head {
-            true => state.streamed + access.len,
-            false => access.len,
-        };
-        state.head = access.offset + access.len;
-        state.reached = plan.reached;
+        state.head.follow(&plan, access);
         state.moving = Some((job, plan));
         Some((plan.done(), state.epoch))
     }
@@ -554,8 +451,8 @@ impl Shared {
         if !state.powered {
             state.powered = true;
             state.spindle = Spindle::Spinning;
-            state.free_at = (self.env.now() + self.spec.spin_up).as_nanos();
-            state.last = None;
+            state.head.free_at = (self.env.now() + self.spec.spin_up).as_nanos();
+            state.head.last = None;
             self.work.notify_one();
         }
     }
@@ -577,14 +474,10 @@ impl Shared {
         self.state.lock().content.clone()
     }
 
-    fn bus_time(&self, len: u64) -> u64 {
-        len.saturating_mul(1_000_000_000) / self.spec.bus_rate.max(1)
-    }
-
     fn use_bus(&self, state: &mut State, len: u64) -> Time {
         let now = self.env.now().as_nanos();
         let start = if now < state.bus_free_at + GRAIN { state.bus_free_at } else { now };
-        state.bus_free_at = start + self.bus_time(len);
+        state.bus_free_at = start + bus_time(&self.spec, len);
         Time::from_nanos(state.bus_free_at)
     }
 
@@ -603,8 +496,4 @@ fn write_part(content: &mut Content, offset: u64, data: &[Bytes], passed: u64, s
         at += take;
         left -= take;
     }
-}
-
-fn nanos(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -28,6 +28,8 @@ pub enum Residence {
     Device {
         /// Its number in the store, which is its own until the store is closed.
         device: u16,
+        /// Its first byte there, as far as that is known.
+        offset: u64,
         /// Whether it is a rotational disk.
         is_rotational: bool,
         /// The requests that it has not finished.

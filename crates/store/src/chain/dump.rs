@@ -10,8 +10,8 @@ use uuid::Uuid;
 use zerocopy::FromBytes;
 
 use super::format::{
-    Cleaning, ENTRIES_PER_SECTOR, Kind, LABEL_BYTES, MapEntry, MapSector, NO_SEGMENT, PAGE, SECTOR,
-    SectorHead, volume_tag,
+    Cleaning, ENTRIES_PER_SECTOR, Kind, LABEL_BYTES, MapEntry, MapSector, NO_SEGMENT, PAGE,
+    Placement, SECTOR, SectorHead, volume_tag,
 };
 use super::{ChainError, Label, Snapshot, checkpoint};
 use crate::checksum::crc32c;
@@ -56,6 +56,8 @@ pub struct LabelFields {
     pub max_segments: u32,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
+    /// Which links the log takes.
+    pub placement: Placement,
     /// When the volume was made, seconds since 1970.
     pub created: u64,
     /// The links.
@@ -207,6 +209,7 @@ fn label_fields(label: &Label) -> LabelFields {
         segment_blocks: label.segment_blocks,
         max_segments: label.max_segments,
         cleaning: label.cleaning,
+        placement: label.placement,
         created: label.created,
         links: label.links.iter().map(link).collect(),
         snapshots: label.snapshots.clone(),

@@ -360,6 +360,17 @@ pub enum Cleaning {
     CompactInBody,
 }
 
+/// Which link the users' log takes for its next segment, as stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// The tail's link while it has a free one (Gecko 3.1): one drive takes the writes, and the others only reads.
+    #[default]
+    Chained,
+    /// The links by turns (Yogurt 5.3.2): the versions of a block come to lie on different drives.
+    RoundRobin,
+}
+
 /// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.
 ///
 /// The payload is durable before the head is written: a whole head over a damaged payload is damage and not a

@@ -5,8 +5,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::format::{
     Cleaning, CutRecord, ENTRIES_PER_PAGE, FORMAT_VERSION, HISTORY_FORMAT, LABEL_BYTES,
-    LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Position, SnapshotRecord, TimelineRecord,
-    VoidRecord,
+    LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Placement, Position, SnapshotRecord,
+    TimelineRecord, VoidRecord,
 };
 use super::history::{History, MAX_TIMELINES, Timeline};
 use super::{ChainError, Create};
@@ -49,6 +49,8 @@ pub struct Label {
     pub checkpoint_half: u64,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
+    /// Where the log goes on.
+    pub placement: Placement,
     /// When the volume was made, seconds since 1970.
     pub created: u64,
     /// The chain's links, in order.
@@ -173,6 +175,7 @@ impl Label {
             max_segments: create.max_segments,
             checkpoint_half,
             cleaning: create.cleaning,
+            placement: create.placement,
             created,
             links,
             snapshots: Vec::new(),
@@ -270,7 +273,8 @@ impl Label {
             max_segments: self.max_segments.into(),
             checkpoint_half: self.checkpoint_half.into(),
             cleaning: matches!(self.cleaning, Cleaning::CompactInBody).into(),
-            reserved: [0; 3],
+            placement: matches!(self.placement, Placement::RoundRobin).into(),
+            reserved: [0; 2],
             links: (self.links.len() as u32).into(),
             snapshots: (self.snapshots.len() as u32).into(),
             voids: (self.voids.len() as u32).into(),
@@ -354,6 +358,10 @@ impl Label {
             cleaning: match header.cleaning {
                 0 => Cleaning::MoveToTail,
                 _ => Cleaning::CompactInBody,
+            },
+            placement: match header.placement {
+                0 => Placement::Chained,
+                _ => Placement::RoundRobin,
             },
             created: header.created.get(),
             links,

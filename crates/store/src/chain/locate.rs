@@ -61,14 +61,17 @@ impl State {
             return Ok(Residence::Memory);
         }
         // The content of a link that has left was copied elsewhere; the next look finds it there.
-        let Some((link, _)) = self.segments.place(at.block) else { return Ok(Residence::Memory) };
-        Err((at.block, on(link as u16, &self.segments.links[link].device)))
+        let Some((link, offset)) = self.segments.place(at.block) else {
+            return Ok(Residence::Memory);
+        };
+        Err((at.block, on(link as u16, offset, &self.segments.links[link].device)))
     }
 }
 
-fn on(number: u16, device: &DeviceRef) -> Residence {
+fn on(number: u16, offset: u64, device: &DeviceRef) -> Residence {
     Residence::Device {
         device: number,
+        offset,
         is_rotational: device.is_rotational(),
         queue: device.queue_depth(),
     }
@@ -78,7 +81,7 @@ fn on(number: u16, device: &DeviceRef) -> Residence {
 fn in_caches(inner: &Inner, block: u32) -> Option<Residence> {
     let find = |cache: &Cache, number: u16| match cache.contains(u64::from(block))? {
         Tier::Ram => Some(Residence::Memory),
-        Tier::Ssd => cache.ssd().map(|ssd| on(number, ssd)),
+        Tier::Ssd => cache.ssd().map(|ssd| on(number, 0, ssd)),
     };
     let body = || find(inner.body_cache.as_deref()?, BODY_CACHE);
     find(&inner.tail_cache, TAIL_CACHE).or_else(body)

@@ -107,7 +107,7 @@ pub use counts::CountStatus;
 use counts::Counts;
 pub use follow::{Attached, Changed};
 pub use followed::{BEFORE_COPY, Followed};
-pub use format::Cleaning;
+pub use format::{Cleaning, Placement};
 pub use growth::Growth;
 pub use history::{History, NoPosition, Position, Relation, Timeline};
 use label::Layout;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Cleaning, Growth};
+use super::{Cleaning, Growth, Placement};
 use crate::device::DeviceRef;
 
 /// A link's identity and device.
@@ -118,6 +118,8 @@ pub struct Create {
     pub max_segments: u32,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
+    /// Which links the log takes.
+    pub placement: Placement,
     /// Whether the chain follows another one, which has the same identity.
     pub follows: bool,
 }

@@ -143,7 +143,7 @@ pub(super) fn check_sizes(label: &Label, parts: &Parts) -> Result<(), ChainError
 
 /// A state without blocks or logs, in which every segment is free.
 pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainError> {
-    let mut segments = Segments::new(label.segment_blocks);
+    let mut segments = Segments::new(label.segment_blocks, label.placement);
     for (number, record) in label.links.iter().enumerate() {
         let id = uuid::Uuid::from_bytes(record.id);
         let link = parts.links.iter().find(|link| link.id == id);

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 
-use super::format::LinkRecord;
+use super::format::{LinkRecord, Placement};
 use crate::block::BLOCK_SIZE;
 use crate::device::DeviceRef;
 
@@ -64,6 +64,8 @@ pub(super) struct LinkState {
     /// It is being removed, and takes no more writes.
     pub(super) leaving: bool,
     pub(super) free: BTreeSet<u32>,
+    /// The segment that was opened last.
+    last: u32,
     /// Whether its device is a rotational disk.
     is_rotational: bool,
     /// The drives that it lies on.
@@ -80,6 +82,7 @@ impl LinkState {
 #[derive(Debug)]
 pub(super) struct Segments {
     per: u32,
+    placement: Placement,
     table: Vec<Segment>,
     pub(super) links: Vec<LinkState>,
     live: u64,
@@ -91,8 +94,16 @@ pub(super) struct Segments {
 
 impl Segments {
     /// No links; segments of `per` blocks.
-    pub(super) fn new(per: u32) -> Segments {
-        Segments { per, table: Vec::new(), links: Vec::new(), live: 0, emptied: 0, damaged: 0 }
+    pub(super) fn new(per: u32, placement: Placement) -> Segments {
+        Segments {
+            per,
+            placement,
+            table: Vec::new(),
+            links: Vec::new(),
+            live: 0,
+            emptied: 0,
+            damaged: 0,
+        }
     }
 
     /// Adds a link whose segments are all free.
@@ -115,6 +126,7 @@ impl Segments {
             count,
             leaving: record.leaving != 0,
             free: (base..base + count).collect(),
+            last: base,
         });
     }
 
@@ -225,6 +237,7 @@ impl Segments {
         self.set_state(id, SegmentState::Open);
         let link = usize::from(self.table[id as usize].link);
         self.links[link].free.remove(&id);
+        self.links[link].last = id;
     }
 
     /// Notes that a log begins to write an open segment under the sequence `seq`.
@@ -251,8 +264,11 @@ impl Segments {
         self.emptied
     }
 
-    /// Whether a link that takes writes has no drive in common with the tail's link.
+    /// Whether a link that takes writes has no drive in common with the tail's link, which stays the tail's for long.
     pub(super) fn has_body(&self, tail: usize) -> bool {
+        if self.placement == Placement::RoundRobin {
+            return false;
+        }
         let Some(tail) = self.links.get(tail) else { return false };
         self.links.iter().any(|link| !link.leaving && !link.shares_drive(tail))
     }
@@ -306,6 +322,20 @@ impl Segments {
     /// Segments on all links that take writes.
     pub(super) fn total(&self) -> u32 {
         self.links.iter().filter(|link| !link.leaving).map(|link| link.count).sum()
+    }
+
+    /// The next free segment after `open` for the users' log, unless at most `keep` are free on each link.
+    pub(super) fn next_after(&self, open: u32, keep: usize) -> Option<u32> {
+        let links = self.links.len();
+        let tail = usize::from(self.get(open).link);
+        let by_turns = |step: usize| (tail + step) % links;
+        if self.placement == Placement::RoundRobin {
+            let mut turns = (1..=links).map(by_turns);
+            return turns.find_map(|link| self.next_on(link, self.links[link].last + 1, keep));
+        }
+        let mut others = (1..links).map(by_turns);
+        self.next_on(tail, open + 1, keep)
+            .or_else(|| others.find_map(|link| self.next_on(link, 0, keep)))
     }
 
     /// The next free segment on `link`, in ascending order after `after` and then from the start; `None` when

@@ -252,7 +252,7 @@ impl State {
     }
 
     /// A free segment for a log. Users stay on the tail's link while it has one, then take the next link in
-    /// the chain; compaction takes the link with the most free segments among those not kept for the tail.
+    /// the chain, or take the links by turns ([`Placement`](super::Placement)); compaction takes the link with the most free segments among those not kept for the tail.
     pub(super) fn choose(&self, log: usize, cleaning: bool) -> Option<u32> {
         let keep = if cleaning { 0 } else { KEEP_PER_LINK };
         let tail = self.tail_link();
@@ -270,11 +270,7 @@ impl State {
             })?;
             return self.segments.next_on(link, 0, 0);
         }
-        let open = self.users.open().id;
-        self.segments.next_on(tail, open + 1, keep).or_else(|| {
-            let mut others = (1..links).map(|step| (tail + step) % links);
-            others.find_map(|link| self.segments.next_on(link, 0, keep))
-        })
+        self.segments.next_after(self.users.open().id, keep)
     }
 
     /// Fills the open segment of a log with pads, so that the log continues in another one.

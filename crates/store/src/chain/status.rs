@@ -6,7 +6,7 @@ use super::cache::CacheStats;
 use super::counts::CountStatus;
 use super::minilog::MiniCounts;
 use super::stages::WaitStatus;
-use super::{Cleaning, Inner, Snapshot};
+use super::{Cleaning, Inner, Placement, Snapshot};
 use crate::device::Tallies;
 use crate::latency::{SlowRequest, StageStatus};
 
@@ -39,6 +39,8 @@ pub struct Status {
     pub index_bytes: u64,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
+    /// Which links the log takes.
+    pub placement: Placement,
     /// Counts of mini-logs.
     pub minis: MiniCounts,
     /// Blocks to keep in memory because of `please_cache`.
@@ -117,6 +119,7 @@ pub(super) fn of(inner: &Inner) -> Status {
         several_versions: state.index.several().0 as u64,
         index_bytes: state.index.memory(),
         cleaning: state.label.cleaning,
+        placement: state.label.placement,
         minis: MiniCounts { slots: state.slots.len() as u64, ..state.minis.counts },
         wished_blocks: state.wishes.len() as u64,
         poisoned: state.poison.as_ref().map(ToString::to_string),

@@ -9,6 +9,7 @@ impl Medium {
     pub(super) fn locate(&self, lba: u64, within: (Version, Version)) -> Locations {
         let in_place = || Residence::Device {
             device: 0,
+            offset: 0,
             is_rotational: self.data.is_rotational(),
             queue: self.data.queue_depth(),
         };

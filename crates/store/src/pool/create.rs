@@ -184,6 +184,7 @@ async fn make_chain(
         segment_blocks: plan.segment_blocks,
         max_segments: plan.max_segments,
         cleaning: new.cleaning,
+        placement: new.placement,
         follows: new.follows.is_some(),
     };
     Ok(Chain::create(env, put.parts, &create).await?)

@@ -5,7 +5,7 @@ use uuid::Uuid;
 use std::path::PathBuf;
 
 use super::settings::Settings;
-use crate::chain::Cleaning;
+use crate::chain::{Cleaning, Placement};
 
 /// How a new file is allocated; `qemu-img`'s words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -111,6 +111,8 @@ pub struct NewVolume {
     pub body_cache: Option<CacheSpec>,
     /// How segments are cleaned.
     pub cleaning: Cleaning,
+    /// Which links the log takes.
+    pub placement: Placement,
     /// Blocks in a segment, a multiple of 240. By default about 1/128 of the smallest link, at
     /// most 15 MiB.
     pub segment_blocks: Option<u32>,
@@ -147,6 +149,7 @@ impl NewVolume {
             cache: None,
             body_cache: None,
             cleaning: Cleaning::MoveToTail,
+            placement: Placement::Chained,
             segment_blocks: None,
             growth: 2.0,
             sector: None,

@@ -1,5 +1,6 @@
 //! The cost of a read (Yogurt 5.3.3, equations 5.2 to 5.4).
 
+use std::fmt;
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -64,6 +65,15 @@ const RATE: f64 = 0.05;
 /// How far constants may be from their initial values, as a factor.
 const RANGE: f64 = 32.0;
 
+/// Says what reads cost.
+pub trait Costs: Send + Sync + fmt::Debug {
+    /// The cost of reading a content.
+    fn cost(&self, residence: &Residence) -> Cost;
+
+    /// Learns from a read that was to be from `residence`, and took so long.
+    fn learn(&self, residence: &Residence, took: Duration);
+}
+
 /// The costs of reads from the devices of a store. The constants begin as those of the devices' kinds, and follow
 /// what reads take.
 #[derive(Debug, Default)]
@@ -86,19 +96,20 @@ impl CostModel {
         known.map_or(Constants::of(is_rotational), |(_, constants)| *constants)
     }
 
-    /// The cost of reading a content.
-    pub fn cost(&self, residence: &Residence) -> Cost {
+}
+
+impl Costs for CostModel {
+    fn cost(&self, residence: &Residence) -> Cost {
         match residence {
             Residence::Memory => Cost::MEMORY,
-            Residence::Device { device, is_rotational, queue } => {
+            Residence::Device { device, is_rotational, queue, .. } => {
                 Cost(self.constants(*device, *is_rotational).cost(*queue) as i64)
             }
         }
     }
 
-    /// Learns from a read that was to be from `residence`, and took so long.
-    pub fn learn(&self, residence: &Residence, took: Duration) {
-        let Residence::Device { device, is_rotational, queue } = residence else { return };
+    fn learn(&self, residence: &Residence, took: Duration) {
+        let Residence::Device { device, is_rotational, queue, .. } = residence else { return };
         if self.is_fixed {
             return;
         }
@@ -120,7 +131,7 @@ mod tests {
     use super::*;
 
     fn on(device: u16, is_rotational: bool, reads: usize, writes: usize) -> Residence {
-        Residence::Device { device, is_rotational, queue: QueueDepth { reads, writes } }
+        Residence::Device { device, offset: 0, is_rotational, queue: QueueDepth { reads, writes } }
     }
 
     #[test]

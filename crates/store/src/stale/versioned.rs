@@ -7,7 +7,7 @@ use bytes::Bytes;
 use thalweg_env::Env;
 
 use super::choose::{self, BUDGET};
-use super::{Cost, CostModel, Item, Node, Range, Session, Snapshot, StaleError, StaleView};
+use super::{Cost, CostModel, Costs, Item, Node, Range, Session, Snapshot, StaleError, StaleView};
 use crate::block::{
     BlockStore, Lba, Located, Retained, Retention, StoreError, Version, Write, WriteList,
 };
@@ -29,14 +29,14 @@ pub struct Versioned {
     env: Env,
     store: Arc<dyn BlockStore>,
     retained: Option<Arc<Retained>>,
-    costs: Arc<CostModel>,
+    costs: Arc<dyn Costs>,
     budget: usize,
 }
 
 impl Versioned {
     /// The versions of `store`: those that it keeps anyway.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>) -> Versioned {
-        let (env, costs) = (env.clone(), Arc::default());
+        let (env, costs) = (env.clone(), Arc::new(CostModel::default()));
         Versioned { env, store, retained: None, costs, budget: BUDGET }
     }
 
@@ -52,8 +52,8 @@ impl Versioned {
     }
 
     /// The same with other costs.
-    pub fn with_costs(self, costs: CostModel) -> Versioned {
-        Versioned { costs: Arc::new(costs), ..self }
+    pub fn with_costs(self, costs: Arc<dyn Costs>) -> Versioned {
+        Versioned { costs, ..self }
     }
 
     /// The same with a query budget Q of `budget` versions for each block that is read (5.3.1).
@@ -67,7 +67,7 @@ impl Versioned {
     }
 
     /// What reads cost.
-    pub fn costs(&self) -> &CostModel {
+    pub fn costs(&self) -> &dyn Costs {
         &self.costs
     }
 

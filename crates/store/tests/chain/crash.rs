@@ -11,7 +11,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Write};
-use thalweg_store::chain::{Chain, Cleaning, Options};
+use thalweg_store::chain::{Chain, Cleaning, Options, Placement};
 
 use crate::support::crash::{Plan, explore_seeds};
 use crate::support::{Shape, content, options, read_all};
@@ -81,6 +81,13 @@ fn a_map_on_the_first_link() {
 fn a_map_of_large_sectors_on_the_first_link() {
     let shape = Shape { map_on_link: true, sector: 4096, ..shape(Cleaning::CompactInBody) };
     explore_seeds(6_000, 2_500, &lazy(plan(shape)));
+}
+
+#[test]
+fn links_by_turns() {
+    let placement = Placement::RoundRobin;
+    explore_seeds(8_500, 1_500, &plan(Shape { placement, ..shape(Cleaning::MoveToTail) }));
+    explore_seeds(9_500, 1_500, &plan(Shape { placement, ..shape(Cleaning::CompactInBody) }));
 }
 
 #[test]

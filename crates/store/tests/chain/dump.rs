@@ -31,6 +31,7 @@ async fn image(start: usize) -> Vec<u8> {
         segment_blocks: SEGMENT_BLOCKS,
         max_segments: 8,
         cleaning: Cleaning::MoveToTail,
+        placement: Default::default(),
         follows: false,
     };
     Chain::create(&env, parts.clone(), &create).await.unwrap();

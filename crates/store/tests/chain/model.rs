@@ -9,7 +9,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
-use thalweg_store::chain::Cleaning;
+use thalweg_store::chain::{Cleaning, Placement};
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 
 use crate::support::{Pair, Shape, Step, random_step, random_step_in_parts};
@@ -65,6 +65,15 @@ fn move_to_tail_follows_the_model() {
 fn compact_in_body_follows_the_model() {
     for seed in 0..6 {
         history(seed, Shape::small(Cleaning::CompactInBody), 1600);
+    }
+}
+
+#[test]
+fn links_by_turns_follow_the_model() {
+    for (seed, cleaning) in [Cleaning::MoveToTail, Cleaning::CompactInBody].into_iter().enumerate()
+    {
+        let placement = Placement::RoundRobin;
+        history(20 + seed as u64, Shape { placement, ..Shape::small(cleaning) }, 1600);
     }
 }
 

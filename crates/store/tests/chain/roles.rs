@@ -42,6 +42,7 @@ async fn open(env: &Env, links: Vec<DeviceRef>, cleaning: Cleaning, options: Opt
         segment_blocks: SEGMENT,
         max_segments: segments,
         cleaning,
+        placement: Default::default(),
         follows: false,
     };
     Chain::create(env, parts.clone(), &create).await.unwrap();

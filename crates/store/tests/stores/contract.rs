@@ -17,30 +17,30 @@ use thalweg_store::inplace::{InPlace, NewInPlace, Options, Parts};
 
 use crate::support::Shape;
 
-pub const BLOCKS: u64 = 64;
+pub(crate) const BLOCKS: u64 = 64;
 
 /// Formatted devices, on which a store can be opened again and again.
-pub enum Kind {
+pub(crate) enum Kind {
     Chain(Shape, Vec<DeviceRef>),
     InPlace(Parts),
 }
 
 impl Kind {
-    pub async fn chain(env: &Env) -> Kind {
+    pub(crate) async fn chain(env: &Env) -> Kind {
         let shape = Shape::small(Cleaning::MoveToTail);
         let (devices, _) = shape.ram_disks();
         shape.format(env, &devices).await;
         Kind::Chain(shape, devices)
     }
 
-    pub async fn in_place(env: &Env) -> Kind {
+    pub(crate) async fn in_place(env: &Env) -> Kind {
         let data: DeviceRef = Arc::new(MemoryDevice::new(64 << 20));
         let parts = Parts { data, journal: None };
         InPlace::create(env, &parts, &NewInPlace::default()).await.unwrap();
         Kind::InPlace(parts)
     }
 
-    pub async fn open(&self, env: &Env) -> Arc<dyn BlockStore> {
+    pub(crate) async fn open(&self, env: &Env) -> Arc<dyn BlockStore> {
         match self {
             Kind::Chain(shape, devices) => Arc::new(shape.open(env, devices).await.unwrap().0),
             Kind::InPlace(parts) => {
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Kind::Chain(..) => "chain",
             Kind::InPlace(_) => "in place",
@@ -58,7 +58,7 @@ impl Kind {
 }
 
 /// Runs `check` on an empty store of each kind.
-pub fn on_each(check: impl AsyncFn(&str, Arc<dyn BlockStore>)) {
+pub(crate) fn on_each(check: impl AsyncFn(&str, Arc<dyn BlockStore>)) {
     run(1, |env| async move {
         check("reference", Arc::new(VersionedMemory::new(BLOCKS))).await;
         for kind in [Kind::chain(&env).await, Kind::in_place(&env).await] {
@@ -67,21 +67,25 @@ pub fn on_each(check: impl AsyncFn(&str, Arc<dyn BlockStore>)) {
     });
 }
 
-pub fn block(byte: u8) -> Bytes {
+pub(crate) fn block(byte: u8) -> Bytes {
     Bytes::from(vec![byte; BLOCK_SIZE])
 }
 
-pub async fn put(store: &dyn BlockStore, lba: u64, byte: u8) -> Version {
+pub(crate) async fn put(store: &dyn BlockStore, lba: u64, byte: u8) -> Version {
     store.apply(vec![Write::block(Lba(lba), block(byte))]).await.unwrap()
 }
 
 /// The first byte of a block at a version; `None` where nothing is stored.
-pub async fn get(store: &dyn BlockStore, lba: u64, at: Version) -> Result<Option<u8>, StoreError> {
+pub(crate) async fn get(
+    store: &dyn BlockStore,
+    lba: u64,
+    at: Version,
+) -> Result<Option<u8>, StoreError> {
     let read = store.read(Lba(lba), 1, at).await?;
     Ok(read[0].as_ref().map(|content| content[0]))
 }
 
-pub fn is_gone(read: &Result<Option<u8>, StoreError>, at: Version) -> bool {
+pub(crate) fn is_gone(read: &Result<Option<u8>, StoreError>, at: Version) -> bool {
     matches!(read, Err(StoreError::Gone(version)) if *version == at)
 }
 

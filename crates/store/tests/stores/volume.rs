@@ -31,6 +31,7 @@ async fn chain(env: &Env) -> Arc<Chain> {
         segment_blocks: 240,
         max_segments: 40,
         cleaning: Cleaning::MoveToTail,
+        placement: Default::default(),
         follows: false,
     };
     Chain::create(env, parts.clone(), &create).await.unwrap();

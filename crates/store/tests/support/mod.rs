@@ -17,7 +17,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{
-    Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Recovered, format,
+    Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Placement, Recovered, format,
 };
 use thalweg_store::device::{DeviceRef, Geometry, Partition, Purpose};
 use uuid::Uuid;
@@ -35,6 +35,7 @@ pub struct Shape {
     pub blocks: u64,
     pub sector: u32,
     pub cleaning: Cleaning,
+    pub placement: Placement,
     /// The map area lies on the first link's device.
     pub map_on_link: bool,
 }
@@ -47,6 +48,7 @@ impl Shape {
             blocks: 700,
             sector: 512,
             cleaning,
+            placement: Placement::Chained,
             map_on_link: false,
         }
     }
@@ -118,6 +120,7 @@ impl Shape {
             segment_blocks: SEGMENT,
             max_segments: self.max_segments(),
             cleaning: self.cleaning,
+            placement: self.placement,
             follows: false,
         }
     }

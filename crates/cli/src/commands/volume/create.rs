@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, FromArgMatches, ValueEnum};
 use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::chain::Cleaning;
+use thalweg_store::chain::{Cleaning, Placement};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, Preallocation};
 
 use super::settings::SettingsArgs;
@@ -61,6 +61,9 @@ pub(crate) struct Layout {
     /// How segments are cleaned
     #[arg(long, value_enum, default_value_t = CleaningArg::CompactInBody)]
     cleaning: CleaningArg,
+    /// Which link the log takes for its next segment
+    #[arg(long, value_enum, default_value_t = PlacementArg::Chained)]
+    placement: PlacementArg,
     /// Size of a segment
     #[arg(long, value_name = "SIZE")]
     segment: Option<Size>,
@@ -98,6 +101,15 @@ pub(crate) enum CleaningArg {
     MoveToTail,
     /// Live blocks are compacted within the body, so that cleaning does not write to the tail
     CompactInBody,
+}
+
+/// Which link the log takes for its next segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PlacementArg {
+    /// The same one while it has room: its drive takes the writes, and the others only reads
+    Chained,
+    /// The links by turns: the versions of a block come to lie on different drives, which serve stale reads faster
+    RoundRobin,
 }
 
 /// How a new file is allocated.
@@ -165,6 +177,10 @@ pub(crate) fn new_volume(folder: &Path, size: Size, args: &Layout) -> Outcome<Ne
     new.cleaning = match args.cleaning {
         CleaningArg::MoveToTail => Cleaning::MoveToTail,
         CleaningArg::CompactInBody => Cleaning::CompactInBody,
+    };
+    new.placement = match args.placement {
+        PlacementArg::Chained => Placement::Chained,
+        PlacementArg::RoundRobin => Placement::RoundRobin,
     };
     let segment = args.segment.map(|size| size.0.div_ceil(BLOCK_SIZE as u64));
     new.segment_blocks = segment.map(|blocks| u32::try_from(blocks).unwrap_or(u32::MAX));

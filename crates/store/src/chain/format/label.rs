@@ -30,8 +30,10 @@ pub struct LabelHeader {
     pub checkpoint_half: U64,
     /// 0: move to tail, 1: compact in body.
     pub cleaning: u8,
+    /// 0: chained, 1: round-robin.
+    pub placement: u8,
     /// Padding.
-    pub reserved: [u8; 3],
+    pub reserved: [u8; 2],
     /// Link records.
     pub links: U32,
     /// Snapshot records.

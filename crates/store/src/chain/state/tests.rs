@@ -37,6 +37,7 @@ fn state(cleaning: Cleaning, links: &[u32]) -> State {
         max_segments: 100,
         checkpoint_half: 0,
         cleaning,
+        placement: Default::default(),
         created: 0,
         links: records.collect(),
         snapshots: Vec::new(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use zerocopy::FromBytes;
 
-use super::super::format::{Kind, LinkRecord};
+use super::super::format::{Kind, LinkRecord, Placement};
 use super::*;
 use crate::block::{Lba, Version};
 use crate::device::MemoryDevice;
@@ -40,7 +40,7 @@ fn full() -> Stream {
 
 #[test]
 fn links_of_entries_that_are_not_durable_are_still_to_be_flushed() {
-    let mut segments = Segments::new(PER);
+    let mut segments = Segments::new(PER, Placement::Chained);
     for (number, base) in [(1, 3), (2, 4), (3, 5)] {
         let record = LinkRecord {
             id: [number; 16],

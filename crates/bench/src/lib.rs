@@ -52,6 +52,7 @@ mod replay;
 pub mod replica;
 pub mod report;
 mod rig;
+pub mod stale_block;
 pub mod steady;
 pub mod steady_sim;
 pub mod traces;
@@ -153,6 +154,8 @@ const BENCHES: &[BenchEntry] = &[
     okeanos::recovery::ENTRY,
     okeanos::streams::ENTRY,
     replica::ENTRY,
+    stale_block::ENTRY,
+    stale_block::TIERS,
     steady::ENTRY,
     steady_sim::ENTRY,
     txn_contention::ENTRY,

@@ -23,7 +23,7 @@
 //! chain withholds from its capacity. `greedy_tight` and `sepbit_tight` keep one free segment besides
 //! the open ones, as late cleaning can; they do not depend on how much the chain withholds.
 
-mod addresses;
+pub(crate) mod addresses;
 mod drives;
 mod reference;
 mod small;

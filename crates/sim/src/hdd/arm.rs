@@ -10,8 +10,8 @@ use thalweg_env::{Env, Time};
 use thalweg_store::device::{self, AlignedBuf, DeviceError, Power, Purpose, total_len};
 use tokio::sync::{Notify, oneshot};
 
-use super::cache::WriteCache;
 use super::HardDiskSpec;
+use super::cache::WriteCache;
 use super::head::{Access, BURST, GRAIN, Head, Plan, Waiting, bus_time};
 use super::mechanics::Mechanics;
 use crate::busy::{BusyTimes, Kind};
@@ -161,7 +161,8 @@ impl State {
             || !self.cache.is_durable(self.flush_to);
         let run = self.cache.next_after(self.head.head).map(|(offset, run)| (offset, run.purpose));
         if let Some((offset, purpose)) = run {
-            let in_burst = self.destaged == 0 || (self.destaged < BURST && offset == self.head.head);
+            let in_burst =
+                self.destaged == 0 || (self.destaged < BURST && offset == self.head.head);
             if self.pending.is_empty() || (pressing && in_burst) {
                 let data = self.cache.begin(offset)?;
                 self.destaged += data.len() as u64;

@@ -30,6 +30,8 @@ pub enum Residence {
         device: u16,
         /// Its first byte there, as far as that is known.
         offset: u64,
+        /// The bytes of the device.
+        size: u64,
         /// Whether it is a rotational disk.
         is_rotational: bool,
         /// The requests that it has not finished.

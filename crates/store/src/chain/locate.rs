@@ -64,7 +64,14 @@ impl State {
         let Some((link, offset)) = self.segments.place(at.block) else {
             return Ok(Residence::Memory);
         };
-        Err((at.block, on(link as u16, offset, &self.segments.links[link].device)))
+        let mut residence = on(link as u16, offset, &self.segments.links[link].device);
+        if let Residence::Device { queue, .. } = &mut residence
+            && link == self.tail_link()
+        {
+            // The log's next write is always due there, and reads wait for their turn beside it.
+            queue.writes = queue.writes.max(1);
+        }
+        Err((at.block, residence))
     }
 }
 
@@ -72,6 +79,7 @@ fn on(number: u16, offset: u64, device: &DeviceRef) -> Residence {
     Residence::Device {
         device: number,
         offset,
+        size: device.geometry().size,
         is_rotational: device.is_rotational(),
         queue: device.queue_depth(),
     }

@@ -10,6 +10,7 @@ impl Medium {
         let in_place = || Residence::Device {
             device: 0,
             offset: 0,
+            size: self.data.geometry().size,
             is_rotational: self.data.is_rotational(),
             queue: self.data.queue_depth(),
         };

@@ -25,43 +25,60 @@ impl Cost {
     }
 }
 
-/// What a request costs on a device, in nanoseconds: the constants of equations 5.3 and 5.4.
+/// What a request costs on a device, in nanoseconds: the constants of equations 5.3 and 5.4, and one for the way of a
+/// disk's arm.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Constants {
     /// A queued read, and the read itself.
     pub read: f64,
     /// A queued write.
     pub write: f64,
+    /// A way of the arm over the whole device; times grow with the root of the way.
+    pub seek: f64,
+}
+
+/// What the cost of a read depends on, as the factors of its constants.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    reads: f64,
+    writes: f64,
+    way: f64,
+}
+
+impl Load {
+    fn new(queue: QueueDepth, way: f64) -> Load {
+        Load { reads: (queue.reads + 1) as f64, writes: queue.writes as f64, way }
+    }
 }
 
 impl Constants {
     /// Of a solid-state drive.
-    pub const SSD: Constants = Constants { read: 100e3, write: 300e3 };
+    pub const SSD: Constants = Constants { read: 100e3, write: 300e3, seek: 0.0 };
     /// Of a rotational disk: an order of magnitude slower. A write in its queue keeps the arm at the log.
-    pub const DISK: Constants = Constants { read: 8e6, write: 16e6 };
+    pub const DISK: Constants = Constants { read: 6e6, write: 16e6, seek: 12e6 };
 
     fn of(is_rotational: bool) -> Constants {
         if is_rotational { Constants::DISK } else { Constants::SSD }
     }
 
-    fn cost(&self, queue: QueueDepth) -> f64 {
-        self.read * (queue.reads + 1) as f64 + self.write * queue.writes as f64
+    fn cost(&self, load: Load) -> f64 {
+        self.read * load.reads + self.write * load.writes + self.seek * load.way
     }
 
-    /// Follows what a read has taken (normalised least mean squares). The constants stay within what devices of
+    /// Follows what a read has taken (normalised least mean squares), but for the way. The constants stay within what devices of
     /// their kind may be.
-    fn learn(&mut self, initial: Constants, queue: QueueDepth, took: f64) {
-        let (reads, writes) = ((queue.reads + 1) as f64, queue.writes as f64);
-        let error = took - self.cost(queue);
-        let step = RATE * error / (reads * reads + writes * writes);
+    fn learn(&mut self, initial: Constants, load: Load, took: f64) {
+        let error = took - self.cost(load);
+        let norm = load.reads * load.reads + load.writes * load.writes;
+        let step = RATE * error / norm;
         let within = |value: f64, initial: f64| value.clamp(initial / RANGE, initial * RANGE);
-        self.read = within(self.read + step * reads, initial.read);
-        self.write = within(self.write + step * writes, initial.write);
+        self.read = within(self.read + step * load.reads, initial.read);
+        self.write = within(self.write + step * load.writes, initial.write);
     }
 }
 
 /// The weight of the newest measurement.
-const RATE: f64 = 0.05;
+const RATE: f64 = 0.02;
 /// How far constants may be from their initial values, as a factor.
 const RANGE: f64 = 32.0;
 
@@ -70,16 +87,27 @@ pub trait Costs: Send + Sync + fmt::Debug {
     /// The cost of reading a content.
     fn cost(&self, residence: &Residence) -> Cost;
 
+    /// Notes that a content is read from `residence`.
+    fn begin(&self, _residence: &Residence) {}
+
     /// Learns from a read that was to be from `residence`, and took so long.
-    fn learn(&self, residence: &Residence, took: Duration);
+    fn learn(&self, _residence: &Residence, _took: Duration) {}
+}
+
+/// What is known of a device.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    device: u16,
+    constants: Constants,
+    /// Where the last read went, near which the arm of a disk is.
+    arm: Option<u64>,
 }
 
 /// The costs of reads from the devices of a store. The constants begin as those of the devices' kinds, and follow
 /// what reads take.
 #[derive(Debug, Default)]
 pub struct CostModel {
-    /// By the numbers of devices.
-    devices: RwLock<SmallVec<[(u16, Constants); 8]>>,
+    devices: RwLock<SmallVec<[Known; 8]>>,
     is_fixed: bool,
 }
 
@@ -91,20 +119,42 @@ impl CostModel {
 
     /// The present constants of a device.
     pub fn constants(&self, device: u16, is_rotational: bool) -> Constants {
-        let devices = self.devices.read();
-        let known = devices.iter().find(|(number, _)| *number == device);
-        known.map_or(Constants::of(is_rotational), |(_, constants)| *constants)
+        let known = self.known(device);
+        known.map_or(Constants::of(is_rotational), |known| known.constants)
     }
 
+    fn known(&self, device: u16) -> Option<Known> {
+        self.devices.read().iter().find(|known| known.device == device).copied()
+    }
+
+    fn change(&self, device: u16, initial: Constants, change: impl FnOnce(&mut Known)) {
+        let mut devices = self.devices.write();
+        match devices.iter_mut().find(|known| known.device == device) {
+            Some(known) => change(known),
+            None => {
+                let mut known = Known { device, constants: initial, arm: None };
+                change(&mut known);
+                devices.push(known);
+            }
+        }
+    }
 }
 
 impl Costs for CostModel {
     fn cost(&self, residence: &Residence) -> Cost {
-        match residence {
-            Residence::Memory => Cost::MEMORY,
-            Residence::Device { device, is_rotational, queue, .. } => {
-                Cost(self.constants(*device, *is_rotational).cost(*queue) as i64)
-            }
+        let Residence::Device { device, offset, size, is_rotational, queue } = residence else {
+            return Cost::MEMORY;
+        };
+        let known = self.known(*device);
+        let constants = known.map_or(Constants::of(*is_rotational), |known| known.constants);
+        let arm = known.and_then(|known| known.arm).unwrap_or(*offset);
+        let way = (offset.abs_diff(arm) as f64 / (*size).max(1) as f64).sqrt();
+        Cost(constants.cost(Load::new(*queue, way)) as i64)
+    }
+
+    fn begin(&self, residence: &Residence) {
+        if let Residence::Device { device, offset, is_rotational: true, .. } = residence {
+            self.change(*device, Constants::DISK, |known| known.arm = Some(*offset));
         }
     }
 
@@ -114,15 +164,10 @@ impl Costs for CostModel {
             return;
         }
         let initial = Constants::of(*is_rotational);
-        let mut devices = self.devices.write();
-        let place = devices.iter().position(|(number, _)| number == device);
-        let place = place.unwrap_or_else(|| {
-            devices.push((*device, initial));
-            devices.len() - 1
+        let took = took.as_nanos() as f64;
+        self.change(*device, initial, |known| {
+            known.constants.learn(initial, Load::new(*queue, 0.0), took);
         });
-        if let Some((_, constants)) = devices.get_mut(place) {
-            constants.learn(initial, *queue, took.as_nanos() as f64);
-        }
     }
 }
 
@@ -131,7 +176,13 @@ mod tests {
     use super::*;
 
     fn on(device: u16, is_rotational: bool, reads: usize, writes: usize) -> Residence {
-        Residence::Device { device, offset: 0, is_rotational, queue: QueueDepth { reads, writes } }
+        Residence::Device {
+            device,
+            offset: 0,
+            size: 1,
+            is_rotational,
+            queue: QueueDepth { reads, writes },
+        }
     }
 
     #[test]
@@ -160,7 +211,7 @@ mod tests {
             let took = Duration::from_millis(took(reads, writes).into());
             model.learn(&on(3, true, reads, writes), took);
         }
-        let Constants { read, write } = model.constants(3, true);
+        let Constants { read, write, .. } = model.constants(3, true);
         assert!((read - 5e6).abs() < 5e4 && (write - 30e6).abs() < 3e5, "{read} {write}");
         // Other devices are not concerned, and a fixed model learns nothing.
         assert_eq!(model.constants(4, true), Constants::DISK);

@@ -68,7 +68,7 @@ impl Versioned {
 
     /// What reads cost.
     pub fn costs(&self) -> &dyn Costs {
-        &self.costs
+        &*self.costs
     }
 
     /// The versions that it has, for a session that needs no version older than `max_age`.
@@ -192,6 +192,7 @@ impl Versioned {
         chosen: &Located,
     ) -> Result<Option<Bytes>, StoreError> {
         let since = self.env.now();
+        self.costs.begin(&chosen.residence);
         let content = self.store.read(lba, 1, version).await?.pop().flatten();
         self.costs.learn(&chosen.residence, self.env.now().since(since));
         Ok(content)

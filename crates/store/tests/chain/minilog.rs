@@ -11,7 +11,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
-use thalweg_store::chain::{Placement, Chain, ChainError, Cleaning, Options, Rebuild};
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Placement, Rebuild};
 use thalweg_store::device::{Device, DeviceRef, Purpose, Tallies};
 
 use crate::support::{Shape, content, lose_checkpoints, options, part, read_all};

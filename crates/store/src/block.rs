@@ -36,7 +36,19 @@ pub use ranges::ByteRanges;
 pub use retained::{Keep, Retained};
 
 /// A logical block address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Debug,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct Lba(pub u64);
 
 /// A commit timestamp. Versions are contiguous, except for those of [`BlockStore::submit_at`]; version 0 is the

@@ -6,9 +6,11 @@
 //! - [`Versioned`]: the block-level interface (table 5.2): reads and writes at versions, their cost, the versions in which
 //!   a content is valid, and snapshots;
 //! - [`StaleView`]: reads of several blocks that are of one state, which is chosen as they are read (5.3.1);
-//! - [`Keys`]: the interface for keys and values (table 5.1), over the stores of [`tree`](crate::tree);
 //! - [`Guarantee`] and [`Session`]: what a client needs, as a range of versions;
 //! - [`CostModel`] and [`choose`]: what a read costs (5.3.3), and the choice.
+//!
+//! Transactions on such views are in [`txn`](crate::txn), the interface for keys and values (table 5.1) in
+//! [`tree`](crate::tree).
 //!
 //! Which versions there are is decided below, by [`Retained`](crate::block::Retained); a version that is gone is no error
 //! for a reader with a guarantee: it gets a newer one.
@@ -17,8 +19,6 @@ pub mod choose;
 mod cost;
 mod error;
 mod guarantee;
-mod keys;
-mod reading;
 pub mod session;
 mod snapshot;
 mod versioned;
@@ -27,8 +27,7 @@ mod view;
 pub use cost::{Constants, Cost, CostModel, Costs};
 pub use error::StaleError;
 pub use guarantee::{Guarantee, GuaranteeError};
-pub use keys::Keys;
-pub use session::{Item, Node, Range, Session, Unserved};
+pub use session::{Item, Needs, Node, Session, Unserved, VersionRange};
 pub use snapshot::Snapshot;
 pub use versioned::{Got, Versioned};
 pub use view::StaleView;

@@ -47,6 +47,7 @@ mod space;
 mod store;
 mod units;
 mod value;
+mod versions;
 mod window;
 mod work;
 mod working_set;

@@ -49,17 +49,20 @@ mod order;
 mod past;
 mod running;
 mod transaction;
+mod view;
 mod window;
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
 
-use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Write};
+use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Version, Write};
+use crate::stale::{Cost, Needs, VersionRange};
 pub use client::Client;
 pub use contention::{Contention, Turn};
 pub use counts::TxnStatus;
@@ -179,6 +182,28 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// [`TxnError::Invalid`] or [`TxnError::Store`] outside of the volume.
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError>;
 
+    /// Begins a read-only transaction on the cheapest state that meets the needs of a read: each block that it reads
+    /// narrows the versions that the next one may have. None of them is older than `first`.
+    ///
+    /// # Errors
+    /// [`TxnError::Unserved`]; [`TxnError::Gone`] for an exact version that is not kept.
+    async fn view(&self, _needs: &Needs, _first: Version) -> Result<Arc<dyn View>, TxnError> {
+        Err(no_views())
+    }
+
+    /// The contents of a block in a range of versions, as far as they can be read: the versions that have each of them,
+    /// oldest first, and what it costs to read.
+    ///
+    /// # Errors
+    /// [`TxnError::Invalid`] or [`TxnError::Store`] outside of the volume.
+    async fn contents(
+        &self,
+        _lba: Lba,
+        _range: VersionRange,
+    ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
+        Err(no_views())
+    }
+
     /// The queue in which retries after a conflict wait, as [`run`] does.
     fn contention(&self) -> &Contention;
 
@@ -206,6 +231,29 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
         }
         Ok(())
     }
+}
+
+fn no_views() -> TxnError {
+    TxnError::Invalid("the costs of this volume's versions are not known here".to_owned())
+}
+
+/// What the reads of a [`View`] are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Seen {
+    /// The versions whose state all of them are of.
+    pub range: VersionRange,
+    /// How long ago the newest of these was replaced, at most; `None` when that is not known.
+    pub age: Option<Duration>,
+}
+
+/// A read-only transaction on a state that is chosen as blocks are read. Its version is the newest that is left.
+#[async_trait]
+pub trait View: Transaction {
+    /// What all reads so far are of.
+    ///
+    /// # Errors
+    /// Those of a server.
+    async fn seen(&self) -> Result<Seen, TxnError>;
 }
 
 /// Blocks that one transaction of [`Transact::discard_run`] discards.

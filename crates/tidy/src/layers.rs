@@ -28,6 +28,7 @@ const STORE: &[&[&str]] = &[
     &["copies", "rate"],
     &["journal"],
     &["chain", "inplace"],
+    &["stale"],
     &["txn"],
     &["tree"],
     &["volume"],
@@ -36,7 +37,7 @@ const STORE: &[&[&str]] = &[
 ];
 
 /// Modules of `store` that know a block store by its contract alone, whichever it is.
-const ON_THE_CONTRACT: &[&str] = &["tree", "txn", "volume"];
+const ON_THE_CONTRACT: &[&str] = &["stale", "tree", "txn", "volume"];
 /// What those do not see.
 const BEHIND_THE_CONTRACT: &[&str] = &["chain", "inplace", "journal"];
 

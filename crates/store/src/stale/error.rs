@@ -2,8 +2,6 @@
 
 use super::{GuaranteeError, Unserved};
 use crate::block::{StoreError, Version};
-use crate::tree::TreeError;
-use crate::txn::TxnError;
 
 /// What can go wrong; each kind is named after what the caller must do.
 #[derive(Debug, thiserror::Error)]
@@ -23,13 +21,4 @@ pub enum StaleError {
     /// An error of the volume.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// An error of a store of keys.
-    #[error(transparent)]
-    Tree(#[from] TreeError),
-}
-
-impl From<TxnError> for StaleError {
-    fn from(error: TxnError) -> StaleError {
-        StaleError::Tree(error.into())
-    }
 }

@@ -1,10 +1,10 @@
 //! Sessions: what a client has read and written, as the versions that its next reads may have (5.3.4).
 //!
 //! A guarantee becomes a range of versions, V_low to V_up, of which any will do. Each read and each write moves what
-//! the next range begins with. Nothing here reads or writes: who does asks [`Session::range`], and tells
+//! the next range begins with. Nothing here reads or writes: who does asks [`Session::needs`], and tells
 //! [`Session::has_read`] and [`Session::has_written`].
 
-use std::hash::Hash;
+use std::time::Duration;
 
 use thalweg_env::HashMap;
 
@@ -81,17 +81,17 @@ pub struct Node {
 
 /// A range of versions, of which any will do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Range {
+pub struct VersionRange {
     /// The oldest, V_low.
     pub low: Version,
     /// The newest, V_up.
     pub up: Version,
 }
 
-impl Range {
+impl VersionRange {
     /// The versions that both ranges have; `None` when there are none.
-    pub fn and(self, other: Range) -> Option<Range> {
-        let both = Range { low: self.low.max(other.low), up: self.up.min(other.up) };
+    pub fn and(self, other: VersionRange) -> Option<VersionRange> {
+        let both = VersionRange { low: self.low.max(other.low), up: self.up.min(other.up) };
         (both.low <= both.up).then_some(both)
     }
 }
@@ -108,6 +108,54 @@ pub enum Unserved {
     /// Ask another node: this one may be older than the bound.
     #[error("this node does not know that it is as young as the guarantee needs")]
     TooOld,
+}
+
+/// What a read needs of the versions of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Needs {
+    /// None that is older.
+    pub low: Version,
+    /// The newest version there is.
+    pub is_newest: bool,
+    /// None that is older than so long.
+    pub max_age: Option<Duration>,
+    /// None that so many later updates of a block have replaced; without a block, so many later commits.
+    pub max_updates: Option<(u64, Option<Lba>)>,
+    /// This version alone.
+    pub at: Option<Version>,
+}
+
+impl Needs {
+    /// The versions of a node that meet the needs, but for [`Needs::max_updates`] of a block.
+    ///
+    /// # Errors
+    /// [`Unserved`].
+    pub fn range(&self, node: &Node) -> Result<VersionRange, Unserved> {
+        if let Some(at) = self.at {
+            return match at <= node.newest {
+                true => Ok(VersionRange { low: at, up: at }),
+                false => Err(Unserved::Behind(at)),
+            };
+        }
+        if self.is_newest {
+            return match node.is_primary {
+                true => Ok(VersionRange { low: node.newest, up: node.newest }),
+                false => Err(Unserved::NotPrimary),
+            };
+        }
+        let mut low = self.low;
+        if self.max_age.is_some() {
+            low = low.max(node.young_enough.ok_or(Unserved::TooOld)?);
+        }
+        if let Some((most, None)) = self.max_updates {
+            low = low.max(Version(node.newest.0.saturating_sub(most)));
+        }
+        match low <= node.newest {
+            // What a crash may take back is not shown, unless the session has seen it already.
+            true => Ok(VersionRange { low, up: node.durable.max(low) }),
+            false => Err(Unserved::Behind(low)),
+        }
+    }
 }
 
 /// A client's session.
@@ -139,41 +187,24 @@ impl Session {
         (self.reads.newest, self.writes.newest)
     }
 
-    /// The versions of `item` that it may read on a node. Of a bound by updates, which is the item's own, it knows nothing:
-    /// see [`Guarantee::max_updates`].
-    ///
-    /// # Errors
-    /// [`Unserved`].
-    pub fn range(&self, item: &Item, node: &Node) -> Result<Range, Unserved> {
+    /// What it needs of a read of `item`.
+    pub fn needs(&self, item: &Item) -> Needs {
         let guarantee = &self.guarantee;
-        if let Some(at) = guarantee.at {
-            return match at <= node.newest {
-                true => Ok(Range { low: at, up: at }),
-                false => Err(Unserved::Behind(at)),
-            };
-        }
-        if guarantee.strong {
-            return match node.is_primary {
-                true => Ok(Range { low: node.newest, up: node.newest }),
-                false => Err(Unserved::NotPrimary),
-            };
-        }
-        let mut low = Version(0);
-        let mut need = |is_needed: bool, version: Version| {
-            if is_needed {
-                low = low.max(version);
-            }
-        };
-        need(guarantee.read_my_writes, self.writes.at(item));
-        need(guarantee.monotonic_reads, self.reads.at(item));
-        need(guarantee.causal, self.reads.newest.max(self.writes.newest));
-        if guarantee.max_age.is_some() {
-            low = low.max(node.young_enough.ok_or(Unserved::TooOld)?);
-        }
-        match low <= node.newest {
-            // What a crash may take back is not shown, unless the session has seen it already.
-            true => Ok(Range { low, up: node.durable.max(low) }),
-            false => Err(Unserved::Behind(low)),
+        let marks = [
+            (guarantee.read_my_writes, self.writes.at(item)),
+            (guarantee.monotonic_reads, self.reads.at(item)),
+            (guarantee.causal, self.reads.newest.max(self.writes.newest)),
+        ];
+        let low = marks.into_iter().filter_map(|(is_needed, mark)| is_needed.then_some(mark)).max();
+        Needs {
+            low: low.unwrap_or_default(),
+            is_newest: guarantee.strong,
+            max_age: guarantee.max_age,
+            max_updates: guarantee.max_updates.map(|most| match item {
+                Item::Block(lba) => (most, Some(*lba)),
+                Item::Key(_) => (most, None),
+            }),
+            at: guarantee.at,
         }
     }
 
@@ -194,7 +225,7 @@ impl Session {
     }
 
     /// Notes that it has read `item` as it is in the versions of `range`.
-    pub fn has_read(&mut self, item: &Item, range: Range) {
+    pub fn has_read(&mut self, item: &Item, range: VersionRange) {
         // Any of these versions would do again, so the oldest leaves the most choice.
         self.reads.raise(item, range.low);
     }

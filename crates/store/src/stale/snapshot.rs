@@ -3,18 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::{StaleError, StaleView, Versioned};
-use crate::block::{BLOCK_SIZE, Class, EpochVersion, Lba, StoreError, Version, Write};
-use crate::txn::{Durability, Handle, Transaction, TxnError};
+use crate::block::{BLOCK_SIZE, Class, Lba, StoreError, Version, Write};
 
 /// Reads, and writes that become visible together when it is closed. It decides nothing about other writers: of two that
 /// use one version, one fails.
-///
-/// It is a transaction, so stores of keys and values can be read and written through it.
 pub struct Snapshot {
     versions: Versioned,
     version: Version,
@@ -49,6 +45,11 @@ impl Snapshot {
         self.version
     }
 
+    /// The version that it reads, beside what was written through it.
+    pub fn read_version(&self) -> Version {
+        self.view.range().up
+    }
+
     /// Whether it takes writes.
     pub fn is_writable(&self) -> bool {
         self.writes.is_some()
@@ -69,7 +70,16 @@ impl Snapshot {
         }
     }
 
-    fn change(&self, lba: Lba, content: Option<Bytes>, class: Class) -> Result<(), StaleError> {
+    /// [`Snapshot::write`], of data or metadata.
+    ///
+    /// # Errors
+    /// As [`Snapshot::write`].
+    pub fn write_as(
+        &self,
+        lba: Lba,
+        content: Option<Bytes>,
+        class: Class,
+    ) -> Result<(), StaleError> {
         let writes = self.writes.as_ref().ok_or(StaleError::OldSnapshot(self.version))?;
         let blocks = self.versions.store().blocks();
         let invalid = |why: String| Err(StaleError::Store(StoreError::Invalid(why)));
@@ -94,7 +104,7 @@ impl Snapshot {
     /// # Errors
     /// [`StaleError::OldSnapshot`], [`StaleError::Closed`], and [`StoreError::Invalid`].
     pub fn write(&self, lba: Lba, content: Option<Bytes>) -> Result<(), StaleError> {
-        self.change(lba, content, Class::Data)
+        self.write_as(lba, content, Class::Data)
     }
 
     /// Closes it: its writes become visible together, as its version (*CloseSnapshot*). They are durable after a sync of that.
@@ -121,74 +131,16 @@ impl Snapshot {
         });
         Ok(self.versions.write_all(self.version, writes.collect()).await?)
     }
-}
 
-/// An error as one of a transaction.
-fn as_txn(error: StaleError) -> TxnError {
-    match error {
-        StaleError::Store(error) => error.into(),
-        StaleError::OldSnapshot(_) => StoreError::ReadOnly.into(),
-        StaleError::Closed => TxnError::Ended,
-        error => TxnError::Invalid(error.to_string()),
-    }
-}
-
-#[async_trait]
-impl Transaction for Snapshot {
-    fn blocks(&self) -> u64 {
-        self.versions.store().blocks()
-    }
-
-    async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
-        let mut blocks = Vec::new();
-        for lba in (lba.0..lba.0.saturating_add(count)).map(Lba) {
-            let content = Snapshot::read(self, lba).await.map_err(as_txn)?;
-            blocks.push(content.unwrap_or_else(|| Bytes::from_static(&[0; BLOCK_SIZE])));
-        }
-        Ok(blocks)
-    }
-
-    fn write_as(&self, lba: Lba, content: Bytes, class: Class) -> Result<(), TxnError> {
-        self.change(lba, Some(content), class).map_err(as_txn)
-    }
-
-    fn discard(&self, lba: Lba) -> Result<(), TxnError> {
-        self.change(lba, None, Class::Data).map_err(as_txn)
-    }
-
-    /// Without effect: nothing is decided by it.
-    fn mark_accessed(&self, _lba: Lba, _range: std::ops::Range<usize>) -> Result<(), TxnError> {
-        Ok(())
-    }
-
-    /// Without effect: nothing is decided by it.
-    fn depend(&self, _lba: Lba, _range: std::ops::Range<usize>) -> Result<(), TxnError> {
-        Ok(())
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        self.versions.store().please_cache(lba);
-    }
-
-    fn version(&self) -> EpochVersion {
-        self.versions.store().name(self.view.range().up)
-    }
-
-    async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {
-        self.close().await.map_err(as_txn)?;
-        if durability == Durability::Synced {
-            self.versions.store().sync(self.version).await?;
-        }
-        Ok(self.versions.store().name(self.version))
-    }
-
-    async fn abort(&self) {
+    /// Forgets its writes, and closes it.
+    pub fn discard_writes(&self) {
         if let Some(writes) = &self.writes {
             *writes.lock() = Written { is_closed: true, ..Written::default() };
         }
     }
 
-    async fn release(&self) -> Result<Handle, TxnError> {
-        Err(TxnError::Invalid("a snapshot has one owner".to_owned()))
+    /// The store below.
+    pub fn versions(&self) -> &Versioned {
+        &self.versions
     }
 }

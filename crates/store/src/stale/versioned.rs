@@ -7,7 +7,10 @@ use bytes::Bytes;
 use thalweg_env::Env;
 
 use super::choose::{self, BUDGET};
-use super::{Cost, CostModel, Costs, Item, Node, Range, Session, Snapshot, StaleError, StaleView};
+use super::{
+    Cost, CostModel, Costs, Item, Needs, Node, Session, Snapshot, StaleError, StaleView,
+    VersionRange,
+};
 use crate::block::{
     BlockStore, Lba, Located, Retained, Retention, StoreError, Version, Write, WriteList,
 };
@@ -18,7 +21,7 @@ pub struct Got<T> {
     /// The value.
     pub value: T,
     /// Versions that have it.
-    pub range: Range,
+    pub range: VersionRange,
     /// How long ago it was replaced, at most; `None` when that is not known.
     pub age: Option<Duration>,
 }
@@ -128,10 +131,6 @@ impl Versioned {
     /// # Errors
     /// As [`Versioned::read_version`].
     pub fn cost(&self, lba: Lba, version: Version) -> Result<Cost, StaleError> {
-        Ok(self.cost_at(lba, version)?)
-    }
-
-    pub(super) fn cost_at(&self, lba: Lba, version: Version) -> Result<Cost, StoreError> {
         Ok(self.costs.cost(&self.content_at(lba, version)?.residence))
     }
 
@@ -139,13 +138,9 @@ impl Versioned {
     ///
     /// # Errors
     /// As [`Versioned::read_version`].
-    pub fn version_range(&self, lba: Lba, version: Version) -> Result<Range, StaleError> {
-        Ok(self.range_at(lba, version)?)
-    }
-
-    pub(super) fn range_at(&self, lba: Lba, version: Version) -> Result<Range, StoreError> {
+    pub fn version_range(&self, lba: Lba, version: Version) -> Result<VersionRange, StaleError> {
         let found = self.content_at(lba, version)?;
-        Ok(Range { low: found.oldest, up: found.newest })
+        Ok(VersionRange { low: found.oldest, up: found.newest })
     }
 
     fn content_at(&self, lba: Lba, version: Version) -> Result<Located, StoreError> {
@@ -163,10 +158,14 @@ impl Versioned {
     ///
     /// # Errors
     /// [`StoreError::Invalid`] outside of the volume.
-    pub fn contents(&self, lba: Lba, range: Range) -> Result<Vec<(Range, Cost)>, StaleError> {
+    pub fn contents(
+        &self,
+        lba: Lba,
+        range: VersionRange,
+    ) -> Result<Vec<(VersionRange, Cost)>, StoreError> {
         let located = self.store.locate(lba, range.low, range.up)?.into_iter();
         let costs = located.map(|content| {
-            let range = Range { low: content.oldest, up: content.newest };
+            let range = VersionRange { low: content.oldest, up: content.newest };
             (range, self.costs.cost(&content.residence))
         });
         Ok(costs.collect())
@@ -176,7 +175,11 @@ impl Versioned {
     ///
     /// # Errors
     /// [`StoreError::Gone`] when none of these versions can be read; [`StoreError::Invalid`] outside of the volume.
-    pub(super) fn cheapest(&self, lba: Lba, range: Range) -> Result<(Located, Cost), StoreError> {
+    pub(super) fn cheapest(
+        &self,
+        lba: Lba,
+        range: VersionRange,
+    ) -> Result<(Located, Cost), StoreError> {
         let contents = self.store.locate(lba, range.low, range.up)?;
         let cost = |content: &Located| self.costs.cost(&content.residence);
         let found = choose::cheapest(&contents, self.budget, cost);
@@ -207,32 +210,22 @@ impl Versioned {
         Snapshot::open(self, version)
     }
 
-    /// Opens a view for a session: its reads are of one state, not older than `first`, within what the session may read of
-    /// `item`.
+    /// Opens a view of what a read needs, no older than `first`.
     ///
     /// # Errors
     /// [`Unserved`](super::Unserved), and [`StoreError::Gone`] for an exact version that is not kept.
-    pub fn open_view(
-        &self,
-        session: &Session,
-        item: &Item,
-        first: Version,
-    ) -> Result<StaleView, StaleError> {
-        let guarantee = session.guarantee().checked()?;
-        if let Some(version) = guarantee.at {
-            if version < first {
-                return Err(StoreError::Gone(version).into());
-            }
-            return Ok(StaleView::at(self, version)?);
+    pub fn view(&self, needs: &Needs, first: Version) -> Result<StaleView, StaleError> {
+        let mut range = needs.range(&self.node(needs.max_age))?;
+        if let Some(version) = needs.at {
+            let gone = version < first;
+            return Ok(if gone {
+                Err(StoreError::Gone(version))
+            } else {
+                StaleView::at(self, version)
+            }?);
         }
-        let mut range = session.range(item, &self.node(guarantee.max_age))?;
-        if let Some(most) = guarantee.max_updates {
-            let low = match item {
-                Item::Block(lba) => self.updates_back(*lba, most)?,
-                // Which updates were those of the key cannot be told without reading them.
-                Item::Key(_) => Version(self.store.now().0.saturating_sub(most)),
-            };
-            range.low = range.low.max(low);
+        if let Some((most, Some(lba))) = needs.max_updates {
+            range.low = range.low.max(self.updates_back(lba, most)?);
         }
         range.low = range.low.max(first);
         range.up = range.up.max(range.low);
@@ -251,14 +244,15 @@ impl Versioned {
     /// Reads a block for a session: the cheapest content that its guarantee allows.
     ///
     /// # Errors
-    /// As [`Versioned::open_view`], and those of the store.
+    /// As [`Versioned::view`], and those of the store; [`GuaranteeError`](super::GuaranteeError).
     pub async fn read(
         &self,
         session: &mut Session,
         lba: Lba,
     ) -> Result<Got<Option<Bytes>>, StaleError> {
         let item = Item::Block(lba);
-        let view = self.open_view(session, &item, Version(0))?;
+        session.guarantee().checked()?;
+        let view = self.view(&session.needs(&item), Version(0))?;
         let value = view.read(lba).await?;
         Ok(self.got(session, &item, value, view.range()))
     }
@@ -269,14 +263,14 @@ impl Versioned {
         session: &mut Session,
         item: &Item,
         value: T,
-        range: Range,
+        range: VersionRange,
     ) -> Got<T> {
         session.has_read(item, range);
         Got { value, range, age: self.age(range.up) }
     }
 
     /// How old a version is, at most.
-    fn age(&self, version: Version) -> Option<Duration> {
+    pub fn age(&self, version: Version) -> Option<Duration> {
         if version >= self.store.now() {
             return Some(Duration::ZERO);
         }

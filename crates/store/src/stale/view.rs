@@ -2,20 +2,18 @@
 
 use std::fmt;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 
-use super::reading::Pages;
-use super::{Cost, Range, Versioned};
+use super::{Cost, VersionRange, Versioned};
 use crate::block::{Hold, Lba, Located, StoreError, Version};
 
 /// Blocks of one state, which is chosen as they are read: each read takes the cheapest content in the range of versions that
 /// is left, and narrows the range to the versions that have it. So all that was read is of each version that is left.
 pub struct StaleView {
     versions: Versioned,
-    range: Mutex<Range>,
+    range: Mutex<VersionRange>,
     /// What the reads have cost, the dearest one.
     cost: Mutex<Option<Cost>>,
     /// Keeps the range readable.
@@ -29,7 +27,7 @@ impl fmt::Debug for StaleView {
 }
 
 impl StaleView {
-    fn new(versions: &Versioned, range: Range, hold: Hold) -> StaleView {
+    fn new(versions: &Versioned, range: VersionRange, hold: Hold) -> StaleView {
         let range = Mutex::new(range);
         StaleView { versions: versions.clone(), range, cost: Mutex::default(), _hold: hold }
     }
@@ -45,33 +43,42 @@ impl StaleView {
             return Err(StoreError::Invalid(why));
         }
         let hold = versions.store().hold(version).ok_or(StoreError::Gone(version))?;
-        Ok(StaleView::new(versions, Range { low: version, up: version }, hold))
+        Ok(StaleView::new(versions, VersionRange { low: version, up: version }, hold))
     }
 
     /// A view of a version in `range`; of a newer one where none of these is kept.
     ///
     /// # Errors
     /// [`StoreError::Gone`] from a store that keeps no versions while new ones come.
-    pub fn within(versions: &Versioned, range: Range) -> Result<StaleView, StoreError> {
+    pub fn within(versions: &Versioned, range: VersionRange) -> Result<StaleView, StoreError> {
         /// Attempts, between each two of which versions went.
         const ATTEMPTS: usize = 100;
         let store = versions.store();
         for _ in 0..ATTEMPTS {
             let low = range.low.max(store.oldest());
             if let Some(hold) = store.hold_since(low) {
-                return Ok(StaleView::new(versions, Range { low, up: range.up.max(low) }, hold));
+                return Ok(StaleView::new(
+                    versions,
+                    VersionRange { low, up: range.up.max(low) },
+                    hold,
+                ));
             }
             // A store that holds no ranges of versions.
             let now = store.now();
             if let Some(hold) = store.hold(now) {
-                return Ok(StaleView::new(versions, Range { low: now, up: now }, hold));
+                return Ok(StaleView::new(versions, VersionRange { low: now, up: now }, hold));
             }
         }
         Err(StoreError::Gone(range.up))
     }
 
+    /// The store.
+    pub fn versions(&self) -> &Versioned {
+        &self.versions
+    }
+
     /// The versions whose state all reads so far are of.
-    pub fn range(&self) -> Range {
+    pub fn range(&self) -> VersionRange {
         *self.range.lock()
     }
 
@@ -84,7 +91,7 @@ impl StaleView {
     fn choose(&self, lba: Lba) -> Result<(Version, Located), StoreError> {
         let mut range = self.range.lock();
         let (content, cost) = self.versions.cheapest(lba, *range)?;
-        let has = Range { low: content.oldest, up: content.newest };
+        let has = VersionRange { low: content.oldest, up: content.newest };
         *range = range.and(has).ok_or(StoreError::Gone(range.up))?;
         let version = range.up;
         drop(range);
@@ -101,25 +108,17 @@ impl StaleView {
         let (version, content) = self.choose(lba)?;
         self.versions.fetch(lba, version, &content).await
     }
-}
 
-#[async_trait]
-impl Pages for StaleView {
-    fn versions(&self) -> &Versioned {
-        &self.versions
-    }
-
-    async fn pages(&self, lba: Lba, count: u64) -> Result<Vec<Option<Bytes>>, StoreError> {
+    /// `count` blocks from `lba` on.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Option<Bytes>>, StoreError> {
         let mut reads = Vec::new();
         for lba in (lba.0..lba.0.saturating_add(count)).map(Lba) {
             let (version, content) = self.choose(lba)?;
             reads.push(async move { self.versions.fetch(lba, version, &content).await });
         }
         try_join_all(reads).await
-    }
-
-    /// The newest version whose state the reads so far are of.
-    fn newest(&self) -> Version {
-        self.range().up
     }
 }

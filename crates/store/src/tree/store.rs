@@ -26,6 +26,7 @@ use super::scan::Scan;
 use super::value::Pair;
 use super::work::Work;
 use super::working_set::{WorkingSet, check};
+use crate::block::Version;
 use crate::txn::{Begin, Durability, Isolation, Retry, Transact, Transaction, run};
 
 /// A store in a partition: a B-tree or a hash table. Clones are the same store.
@@ -40,6 +41,8 @@ pub struct Store {
     groups: Groups,
     /// What the store's own transactions that only read share.
     views: ReadViews,
+    /// A version that has the store; older ones may not have it.
+    first: Version,
 }
 
 impl Store {
@@ -57,7 +60,7 @@ impl Store {
         let store = Store::find(env, volume, name).await?;
         let txn = store.volume.begin(Begin::READ_ONLY).await?;
         store.work(&*txn).verify_store().await?;
-        Ok(store)
+        Ok(Store { first: txn.version().version, ..store })
     }
 
     /// The store in the partition of that name, of any kind.
@@ -79,6 +82,7 @@ impl Store {
             durability: Durability::default(),
             groups: Groups::default(),
             views: ReadViews::default(),
+            first: Version(0),
         })
     }
 
@@ -167,6 +171,11 @@ impl Store {
     /// Its volume.
     pub fn volume(&self) -> &Arc<dyn Transact> {
         &self.volume
+    }
+
+    /// The oldest version that is known to have the store.
+    pub(super) fn first(&self) -> Version {
+        self.first
     }
 
     fn work<'a>(&'a self, txn: &'a dyn Transaction) -> Work<'a> {

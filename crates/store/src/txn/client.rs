@@ -9,8 +9,10 @@ use super::inner::Inner;
 use super::past::{self, Past};
 use super::running::{OwnerId, Running};
 use super::transaction::LocalTransaction;
-use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError};
-use crate::block::{BlockVersion, Epoch, EpochVersion, Lba};
+use super::view::LocalView;
+use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError, View};
+use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Version};
+use crate::stale::{Cost, Needs, VersionRange};
 
 /// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
 /// transactions are aborted except for those that it released.
@@ -101,6 +103,20 @@ impl Transact for Client {
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
         let store = &self.shared.inner.store;
         Ok((store.epoch(), store.versions(lba).await?))
+    }
+
+    async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn View>, TxnError> {
+        let running = self.start(Begin::READ_ONLY).await?;
+        let versions = &self.shared.inner.versions;
+        Ok(Arc::new(LocalView::open(running, versions, needs, first)?))
+    }
+
+    async fn contents(
+        &self,
+        lba: Lba,
+        range: VersionRange,
+    ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
+        Ok(self.shared.inner.versions.contents(lba, range)?)
     }
 
     fn contention(&self) -> &Contention {

@@ -2,6 +2,7 @@
 
 use crate::block::{EpochVersion, StoreError};
 use crate::device::{DeviceError, Operation};
+use crate::stale::Unserved;
 
 /// Why a transaction was aborted without its owner asking for it (Isotope 4.2.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
@@ -57,6 +58,9 @@ pub enum TxnError {
     /// Stop: the server cannot be reached. A commit without an answer may or may not have happened.
     #[error("the connection to the volume's server is lost: {0}")]
     Disconnected(String),
+    /// Ask another node, or wait: this one cannot give the guarantee.
+    #[error(transparent)]
+    Unserved(#[from] Unserved),
     /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),

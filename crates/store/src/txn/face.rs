@@ -10,11 +10,12 @@ use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::manager::TransactionManager;
 use super::past::{self, Past};
-use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
+use super::{Begin, Contention, Handle, Transact, Transaction, TxnError, View};
 use crate::block::{
     Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Locations, Retention,
     StoreError, Version, Write, WriteList,
 };
+use crate::stale::{Cost, Needs, VersionRange};
 
 /// Each write is a transaction of its own that always commits (4.1).
 #[async_trait]
@@ -129,6 +130,18 @@ impl Transact for TransactionManager {
 
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
         Transact::versions(&self.client, lba).await
+    }
+
+    async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn View>, TxnError> {
+        Transact::view(&self.client, needs, first).await
+    }
+
+    async fn contents(
+        &self,
+        lba: Lba,
+        range: VersionRange,
+    ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
+        Transact::contents(&self.client, lba, range).await
     }
 
     fn contention(&self) -> &Contention {

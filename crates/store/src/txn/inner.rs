@@ -15,10 +15,13 @@ use super::{Contention, Preempted};
 use crate::block::{BLOCK_SIZE, BlockStore};
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
+use crate::stale::Versioned;
 
 pub(super) struct Inner {
     pub(super) env: Env,
     pub(super) store: Arc<dyn BlockStore>,
+    /// The store's versions, with what they cost.
+    pub(super) versions: Versioned,
     pub(super) options: Options,
     pub(super) order: BriefMutex<Order>,
     /// Locked alone, or after `order`.

@@ -18,6 +18,7 @@ use super::{Contention, Preempted};
 use crate::block::BlockStore;
 use crate::gate::Gate;
 use crate::lock::BriefMutex;
+use crate::stale::Versioned;
 
 /// Ticks until a transaction counts as idle.
 const IDLE_TICKS: u64 = 4;
@@ -42,6 +43,12 @@ impl fmt::Debug for TransactionManager {
 impl TransactionManager {
     /// A manager for `store`, which only this manager may change.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, options: Options) -> TransactionManager {
+        TransactionManager::of(env, Versioned::new(env, store), options)
+    }
+
+    /// The same for the store of `versions`, which are read by what they cost.
+    pub fn of(env: &Env, versions: Versioned, options: Options) -> TransactionManager {
+        let store = versions.store().clone();
         let max_large = options.max_large.min(store.max_transaction());
         let options = Options { max_large, ..options };
         let gate = Arc::new(Gate::default());
@@ -49,6 +56,7 @@ impl TransactionManager {
         let inner = Arc::new(Inner {
             env: env.clone(),
             store,
+            versions,
             options,
             fenced: order.fence.is_up.clone(),
             order: BriefMutex::new(order),

@@ -12,21 +12,22 @@ use thalweg_store::block::{
     BLOCK_SIZE, BlockStore, Keep, Lba, Retained, StoreError, Version, Write,
 };
 use thalweg_store::stale::{
-    Cost, Got, Guarantee, Item, Keys, Node, Range, Session, StaleError, StaleView, Unserved,
+    Cost, Got, Guarantee, Item, Node, Session, StaleError, StaleView, Unserved, VersionRange,
     Versioned,
 };
-use thalweg_store::tree::Kind as TreeKind;
+use thalweg_store::tree::{Kind as TreeKind, Store};
+use thalweg_store::txn::{Options as TxnOptions, Transact, TransactionManager};
 
 use super::contract::{BLOCKS, Kind, block, on_each, put};
-use super::support::kv::{KINDS, create, transact};
+use super::support::kv::{KINDS, create};
 
 /// The first byte of a content; 0 for none.
 fn byte(content: &Option<Bytes>) -> u8 {
     content.as_ref().map_or(0, |content| content[0])
 }
 
-fn range(low: Version, up: Version) -> Range {
-    Range { low, up }
+fn range(low: Version, up: Version) -> VersionRange {
+    VersionRange { low, up }
 }
 
 fn retained(env: &Env, store: Arc<dyn BlockStore>) -> Versioned {
@@ -55,7 +56,7 @@ fn a_version_shows_what_was_written_up_to_it() {
             assert_eq!(valid(100), range(at(56), at(100)));
             assert_eq!(versions.cost(Lba(2), at(7)).unwrap(), Cost::MEMORY);
             let all = versions.contents(Lba(2), range(at(0), at(100))).unwrap();
-            let spans: Vec<Range> = all.into_iter().map(|(range, _)| range).collect();
+            let spans: Vec<VersionRange> = all.into_iter().map(|(range, _)| range).collect();
             assert_eq!(spans, [range(at(0), at(6)), valid(7), valid(33), valid(56)]);
         }
     });
@@ -333,18 +334,22 @@ fn a_node_that_is_behind_says_so() {
         let now = store.now();
         let node = Node { newest: now, durable: now, is_primary: false, young_enough: None };
         let behind = Err(Unserved::Behind(Version(now.0 + 5)));
-        assert_eq!(session.range(&item, &node), behind);
+        assert_eq!(session.needs(&item).range(&node), behind);
         assert_eq!(session.may_write(now), Err(Unserved::Behind(Version(now.0 + 5))));
     });
 }
 
 /// A store of keys on a chain that keeps versions.
-async fn keys(env: &Env, kind: TreeKind, keep: Keep) -> Keys {
+async fn keys(env: &Env, kind: TreeKind, keep: Keep) -> Store {
     let below = Kind::chain(env).await.open(env).await;
     let retained = Arc::new(Retained::new(env, below, keep));
-    let volume = transact(env, retained.clone());
-    let store = create(env, &volume, "keys", kind, 500).await;
-    Keys::new(Versioned::of(env, retained), store)
+    create(env, &transact_on(env, retained), "keys", kind, 500).await
+}
+
+/// Transactions on versions.
+fn transact_on(env: &Env, retained: Arc<Retained>) -> Arc<dyn Transact> {
+    let versions = Versioned::of(env, retained);
+    Arc::new(TransactionManager::of(env, versions, TxnOptions::default()))
 }
 
 /// A value with a number in it, of a length that takes up to five blocks.
@@ -381,7 +386,7 @@ fn keys_are_read_as_sessions_were_promised() {
                 let (name, began) = (key.to_le_bytes(), env.now());
                 let session = &mut sessions[of];
                 if rng.random_bool(0.3) {
-                    let version = keys.put(session, &name, long_value(next)).await.unwrap();
+                    let version = keys.put_for(session, &name, long_value(next)).await.unwrap();
                     checker.committed(version, env.now(), &[(key, next)]);
                     checker.wrote(of as u64, key, version);
                     continue;
@@ -390,8 +395,8 @@ fn keys_are_read_as_sessions_were_promised() {
                     env.sleep(Duration::from_millis(rng.random_range(0..900))).await;
                 }
                 let guarantee = session.guarantee();
-                let got = keys.get(session, &name).await.unwrap();
-                old += u64::from(got.range.up < keys.versions().store().now());
+                let got = keys.get_for(session, &name).await.unwrap();
+                old += u64::from(got.age != Some(Duration::ZERO));
                 let read = Read {
                     session: of as u64,
                     guarantee,
@@ -417,7 +422,8 @@ fn keys_have_versions_and_costs() {
             let mut versions = Vec::new();
             for value in 1..=6_u64 {
                 let key: &[u8] = if value % 2 == 0 { b"even" } else { b"odd" };
-                versions.push(keys.put(&mut session, key, long_value(value * 77)).await.unwrap());
+                versions
+                    .push(keys.put_for(&mut session, key, long_value(value * 77)).await.unwrap());
             }
             for (nth, version) in versions.iter().enumerate() {
                 for (key, parity) in [(b"even".as_slice(), 0), (b"odd".as_slice(), 1)] {
@@ -433,12 +439,9 @@ fn keys_have_versions_and_costs() {
                     assert_eq!(keys.cost(key, *version).await.unwrap(), Cost::MEMORY);
                 }
             }
-            let future = keys.versions().store().now().next();
+            let future = Version(versions[5].0 + 1);
             assert!(keys.get_version(b"odd", future).await.is_err());
             assert!(keys.cost(b"odd", future).await.is_err());
-            // The newest state is no place for a given version.
-            let put = keys.put_version(b"odd", versions[2], long_value(5)).await;
-            assert!(matches!(put, Err(StaleError::OldSnapshot(_))));
         }
     });
 }
@@ -448,14 +451,19 @@ fn keys_are_put_at_versions() {
     run(1, |env| async move {
         let kind = Kind::chain(&env).await;
         let retained = Arc::new(Retained::new(&env, kind.open(&env).await, Keep::latest(u64::MAX)));
-        let store =
-            create(&env, &transact(&env, retained.clone()), "keys", TreeKind::Hash, 300).await;
-        let keys = Keys::new(Versioned::of(&env, retained.clone()), store);
+        let volume = transact_on(&env, retained.clone());
+        let keys = create(&env, &volume, "keys", TreeKind::Hash, 300).await;
+        let versions = Versioned::of(&env, retained.clone());
         let base = retained.now();
         let at = |n: u64| Version(base.0 + n);
         for n in [7, 33, 56] {
-            keys.put_version(b"key", at(n), long_value(n)).await.unwrap();
+            let snapshot = versions.open_snapshot(at(n)).unwrap();
+            keys.put_version(&snapshot, b"key", long_value(n)).await.unwrap();
+            snapshot.close().await.unwrap();
         }
+        // One of the past takes no writes.
+        let old = versions.open_snapshot(at(40)).unwrap();
+        assert!(keys.put_version(&old, b"key", long_value(1)).await.is_err());
         for (n, value) in [(6, 0), (7, 7), (32, 7), (33, 33), (55, 33), (56, 56)] {
             let read = match n {
                 6 => keys.get_version(b"key", base).await,

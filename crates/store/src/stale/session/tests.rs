@@ -1,8 +1,12 @@
-use std::time::Duration;
-
 use proptest::prelude::*;
 
 use super::*;
+
+impl Session {
+    fn range(&self, item: &Item, node: &Node) -> Result<VersionRange, Unserved> {
+        self.needs(item).range(node)
+    }
+}
 
 fn node(newest: u64) -> Node {
     let newest = Version(newest);
@@ -13,8 +17,8 @@ fn item(lba: u64) -> Item {
     Item::Block(Lba(lba))
 }
 
-fn range(low: u64, up: u64) -> Range {
-    Range { low: Version(low), up: Version(up) }
+fn range(low: u64, up: u64) -> VersionRange {
+    VersionRange { low: Version(low), up: Version(up) }
 }
 
 #[test]

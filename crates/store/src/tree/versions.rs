@@ -1,0 +1,206 @@
+//! Keys and values at versions (Yogurt, table 5.1 and section 5.3.4).
+//!
+//! A value and the blocks that lead to it are of one state: each block that is read narrows the versions that the
+//! next one may have.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::{Store, TreeError};
+use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
+use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
+use crate::txn::{Begin, Durability, Handle, Transact, Transaction, TxnError, View, run_versioned};
+
+impl Store {
+    /// A view of one version.
+    async fn view_at(&self, version: Version) -> Result<std::sync::Arc<dyn View>, TreeError> {
+        let needs = Needs { at: Some(version), ..Needs::default() };
+        Ok(self.volume().view(&needs, self.first()).await?)
+    }
+
+    /// The value of a key at a version (*Get*).
+    ///
+    /// # Errors
+    /// [`TxnError::Gone`] for a version that is not kept, [`TxnError::Unserved`] for one of the future, and those of
+    /// [`Store::get_in`].
+    pub async fn get_version(
+        &self,
+        key: &[u8],
+        version: Version,
+    ) -> Result<Option<Bytes>, TreeError> {
+        let view = self.view_at(version).await?;
+        self.get_in(&*view, key).await
+    }
+
+    /// Gives a key a value in a snapshot of a new version (*Put*), which becomes visible with it. The volume must be one
+    /// without transactions, which number their versions themselves.
+    ///
+    /// # Errors
+    /// As [`Store::put_in`].
+    pub async fn put_version(
+        &self,
+        snapshot: &Snapshot,
+        key: &[u8],
+        value: impl Into<Bytes>,
+    ) -> Result<(), TreeError> {
+        self.put_in(snapshot, key, value).await
+    }
+
+    /// The cost of reading a key at a version (*GetCost*): of the dearest block on the way to it, as far as that is in
+    /// memory, or else of the first that is not.
+    ///
+    /// # Errors
+    /// As [`Store::get_version`].
+    pub async fn cost(&self, key: &[u8], version: Version) -> Result<Cost, TreeError> {
+        let asking = Asking::new(self, version).await?;
+        let asked = self.get_in(&asking, key).await;
+        let found = asking.found.into_inner();
+        match asked {
+            Err(error) if found.cost.is_none_or(|cost| cost <= Cost::MEMORY) => Err(error),
+            _ => Ok(found.cost.unwrap_or(Cost::MEMORY)),
+        }
+    }
+
+    /// The versions in which a key is known to have the value of a version (*GetVersionRange*): those in which no block
+    /// on the way to it changes.
+    ///
+    /// # Errors
+    /// As [`Store::get_version`].
+    pub async fn version_range(
+        &self,
+        key: &[u8],
+        version: Version,
+    ) -> Result<VersionRange, TreeError> {
+        let asking = Asking { reads_devices: true, ..Asking::new(self, version).await? };
+        self.get_in(&asking, key).await?;
+        Ok(asking.found.into_inner().range)
+    }
+
+    /// Reads a key for a session: the value whose blocks are the cheapest that its guarantee allows, block by block.
+    ///
+    /// # Errors
+    /// [`TxnError::Unserved`] when this node cannot serve the session, [`TxnError::Gone`] for an exact version that is not
+    /// kept, and those of [`Store::get_in`].
+    pub async fn get_for(
+        &self,
+        session: &mut Session,
+        key: &[u8],
+    ) -> Result<Got<Option<Bytes>>, TreeError> {
+        let item = Item::Key(key.into());
+        let checked = session.guarantee().checked();
+        checked.map_err(|error| TxnError::Invalid(error.to_string()))?;
+        let view = self.volume().view(&session.needs(&item), self.first()).await?;
+        let value = self.get_in(&*view, key).await?;
+        let seen = view.seen().await?;
+        session.has_read(&item, seen.range);
+        Ok(Got { value, range: seen.range, age: seen.age })
+    }
+
+    /// Gives a key a value, for a session; durable when it returns. Returns the version.
+    ///
+    /// # Errors
+    /// [`TxnError::Unserved`] when the volume is behind what the session has seen, and those of [`Store::put_in`].
+    pub async fn put_for(
+        &self,
+        session: &mut Session,
+        key: &[u8],
+        value: impl Into<Bytes>,
+    ) -> Result<Version, TreeError> {
+        let value = value.into();
+        let (volume, begin, session_now) = (self.volume(), Begin::STRICT, &*session);
+        let put = run_versioned(&**volume, begin, Durability::Synced, async |txn| {
+            session_now.may_write(txn.version().version).map_err(TxnError::from)?;
+            self.put_in(&*txn, key, value.clone()).await
+        });
+        let ((), EpochVersion { version, .. }) = put.await?;
+        session.has_written(&Item::Key(key.into()), version);
+        Ok(version)
+    }
+}
+
+/// What was found out on the way to a key.
+#[derive(Debug)]
+struct Found {
+    /// The cost of the dearest block.
+    cost: Option<Cost>,
+    /// The versions in which no block changes.
+    range: VersionRange,
+}
+
+/// Reads at one version, and notes what the blocks cost and in which versions they are valid. It ends at the first block that
+/// is not in memory, unless it is to read those too.
+#[derive(Debug)]
+struct Asking<'a> {
+    volume: &'a dyn Transact,
+    view: std::sync::Arc<dyn View>,
+    version: Version,
+    found: Mutex<Found>,
+    reads_devices: bool,
+}
+
+impl<'a> Asking<'a> {
+    async fn new(store: &'a Store, version: Version) -> Result<Asking<'a>, TreeError> {
+        let view = store.view_at(version).await?;
+        let range = VersionRange { low: store.first(), up: Version(u64::MAX) };
+        let found = Mutex::new(Found { cost: None, range });
+        Ok(Asking { volume: &**store.volume(), view, version, found, reads_devices: false })
+    }
+}
+
+#[async_trait]
+impl Transaction for Asking<'_> {
+    fn blocks(&self) -> u64 {
+        self.view.blocks()
+    }
+
+    async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
+        let only = VersionRange { low: self.version, up: self.version };
+        for lba in (lba.0..lba.0.saturating_add(count)).map(Lba) {
+            let contents = self.volume.contents(lba, only).await?;
+            let (valid, cost) = *contents.first().ok_or(StoreError::Gone(self.version))?;
+            let mut found = self.found.lock();
+            found.cost = found.cost.max(Some(cost));
+            // Both have the version.
+            found.range = found.range.and(valid).unwrap_or(only);
+            if cost > Cost::MEMORY && !self.reads_devices {
+                return Err(StoreError::Gone(self.version).into());
+            }
+        }
+        self.view.read_run(lba, count).await
+    }
+
+    fn write_as(&self, _lba: Lba, _content: Bytes, _class: Class) -> Result<(), TxnError> {
+        Err(StoreError::ReadOnly.into())
+    }
+
+    fn discard(&self, _lba: Lba) -> Result<(), TxnError> {
+        Err(StoreError::ReadOnly.into())
+    }
+
+    fn mark_accessed(&self, _lba: Lba, _range: std::ops::Range<usize>) -> Result<(), TxnError> {
+        Ok(())
+    }
+
+    fn depend(&self, _lba: Lba, _range: std::ops::Range<usize>) -> Result<(), TxnError> {
+        Ok(())
+    }
+
+    fn please_cache(&self, _lba: Lba) {}
+
+    fn version(&self) -> EpochVersion {
+        self.view.version()
+    }
+
+    async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {
+        self.view.commit(durability).await
+    }
+
+    async fn abort(&self) {
+        self.view.abort().await;
+    }
+
+    async fn release(&self) -> Result<Handle, TxnError> {
+        self.view.release().await
+    }
+}

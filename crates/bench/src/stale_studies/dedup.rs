@@ -22,14 +22,12 @@ use thalweg_store::device::{Device, Purpose};
 
 use super::choice::{Place, oldest_allowed};
 use super::load::{
-    Answer, Emulator, Operation, Operations, Tally, marks, play, read_memory, wrong,
+    Answer, DISK_BYTES, Emulator, Operation, Operations, Tally, marks, play, read_memory, wrong,
 };
 use crate::BenchError;
 use crate::rig::{content, failed};
 use contents::{Content, Contents};
 
-/// Bytes of the disk; the blocks are at its outer edge.
-const DISK_BYTES: u64 = 600_000_000_000;
 /// Blocks in the requests that fill the disk.
 const CHUNK: usize = 256;
 /// Mean number of updates of a block before the measurement.
@@ -116,7 +114,7 @@ impl Dedup {
                 }
             }
         }
-        let disk = HardDisk::new(env, "disk", HardDiskSpec::sas_10k(DISK_BYTES));
+        let disk = HardDisk::new(env, "disk", HardDiskSpec::sata_7200(DISK_BYTES));
         let (contents, draws) = (Mutex::new(contents), Mutex::new(draws));
         Dedup { env: env.clone(), contents, draws, disk }
     }

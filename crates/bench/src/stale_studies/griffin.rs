@@ -3,15 +3,17 @@
 //! - Writes go to a log on the disk, one request at a time: a request has every block that arrived during
 //!   the one before. A version is visible when its request has ended.
 //! - The log has two halves of `trigger` blocks. When one is full it is migrated, while writes go on in the other: the half
-//!   is read in order, and each block's last version in it is written to the solid-state drive, [`BATCH`] blocks
-//!   at a time, each batch flushed. A writer that finds both halves full waits.
+//!   is read in order, and each block's newest version in it is written to the solid-state drive. A writer that
+//!   finds both halves full waits.
 //! - A read takes the block from the solid-state drive if its version there is allowed, and from the log otherwise.
 //!
-//! The disk does not cache writes. The solid-state drive is half full and all of its flash was written before, so that
+//! The disk acknowledges a write that is in its cache, because the load flushes nothing; [`Sizes::write_cache`] turns that
+//! off. The solid-state drive is half full and all of its flash was written before, so that
 //! it collects garbage. Every read checks that the content is the version that it wanted.
 
 mod copies;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -24,24 +26,26 @@ use thalweg_store::device::{Device, Purpose};
 use tokio::sync::Notify;
 
 use super::choice::{Place, oldest_allowed};
-use super::load::{Answer, Emulator, Operations, Tally, marks, play, wrong};
+use super::load::{Answer, DISK_BYTES, Emulator, Operations, Tally, marks, play, wrong};
 use crate::BenchError;
 use crate::rig::{content, failed};
-use copies::{Choice, Copies, Position};
+use copies::{Choice, Copies, Position, Slot};
 
-/// Blocks in the requests that read the log for migration, and that fill drives.
+/// Blocks in the requests that fill drives.
 const CHUNK: u32 = 256;
+/// Blocks in the requests that read the log for migration. Long ones make migration short, and so the time in which the
+/// log has more than one half.
+const MIGRATED: u32 = 4096;
 /// Blocks of the solid-state drive that migration writes and then flushes.
-const BATCH: usize = 32;
-/// Bytes of the disk; the log is at its outer edge.
-const DISK_BYTES: u64 = 600_000_000_000;
-
-/// The sizes of a case, in blocks.
+const BATCH: usize = 256;
+/// The parameters of a case; sizes in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) blocks: u32,
     /// Blocks that are written before the log is migrated.
     pub(super) trigger: u32,
+    /// Whether the disk acknowledges writes that are in its cache.
+    pub(super) write_cache: bool,
 }
 
 /// Blocks that wait for the log's next request.
@@ -90,11 +94,15 @@ impl Griffin {
     /// The system with one half of the log full of random blocks.
     async fn new(env: &Env, sizes: Sizes, seed: u64) -> Result<Griffin, BenchError> {
         let bytes = u64::from(sizes.blocks) * BLOCK_SIZE as u64;
+        let mut disk = HardDiskSpec::sata_7200(DISK_BYTES);
+        if !sizes.write_cache {
+            disk.write_cache = 0;
+        }
         let inner = Arc::new(Inner {
             copies: Mutex::new(Copies::new(sizes.blocks, sizes.trigger)),
             queue: Mutex::default(),
             tail: tokio::sync::Mutex::default(),
-            disk: HardDisk::new(env, "log", HardDiskSpec::sas_10k(DISK_BYTES)),
+            disk: HardDisk::new(env, "log", disk),
             ssd: SolidState::new(env, "ssd", SolidStateSpec::sata(2 * bytes)),
             full: Notify::new(),
             released: Notify::new(),
@@ -181,30 +189,45 @@ impl Inner {
                 self.full.notified().await;
                 continue;
             };
-            for first in half.clone().step_by(CHUNK as usize) {
-                self.migrate_chunk(first..(first + CHUNK).min(half.end)).await?;
-            }
+            self.migrate_half(half).await?;
             self.copies.lock().release();
             self.released.notify_waiters();
         }
     }
 
-    async fn migrate_chunk(&self, chunk: std::ops::Range<Position>) -> Result<(), BenchError> {
+    /// Migrates a half: reads a chunk of it while the chunk before is written.
+    async fn migrate_half(&self, half: Range<Position>) -> Result<(), BenchError> {
+        let mut slots = Vec::new();
+        for first in half.clone().step_by(MIGRATED as usize) {
+            let read = self.read_chunk(first..(first + MIGRATED).min(half.end));
+            let (read, written) = futures::join!(read, self.write_slots(&slots));
+            written?;
+            slots = read?;
+        }
+        self.write_slots(&slots).await
+    }
+
+    /// Reads a part of the older half; returns the newest version in the half of each block that has it there.
+    async fn read_chunk(&self, chunk: Range<Position>) -> Result<Vec<Slot>, BenchError> {
         let place = self.copies.lock().place(chunk.start);
         let len = chunk.len() * BLOCK_SIZE;
         let data = self.disk.read(offset(place), len, Purpose::Cleaning).await.map_err(failed)?;
         let mut last = Vec::new();
+        let copies = self.copies.lock();
         for (position, block) in chunk.zip(data.chunks(BLOCK_SIZE)) {
-            let copies = self.copies.lock();
             let slot = copies.slot(position);
             expect(block, slot.block, slot.version)?;
             if copies.is_last_of_half(position) {
                 last.push(slot);
             }
         }
-        drop(data);
-        for batch in last.chunks(BATCH) {
-            let write = |slot: &copies::Slot| {
+        Ok(last)
+    }
+
+    /// Writes versions to the solid-state drive.
+    async fn write_slots(&self, slots: &[Slot]) -> Result<(), BenchError> {
+        for batch in slots.chunks(BATCH) {
+            let write = |slot: &Slot| {
                 let data = vec![content(u64::from(slot.block), u64::from(slot.version))];
                 self.ssd.write(offset(slot.block), data, Purpose::Cleaning)
             };
@@ -300,12 +323,12 @@ mod tests {
 
     /// Runs a small system over several migrations.
     fn run(seed: u64, staleness: u32) -> Tally {
-        let sizes = Sizes { blocks: 300, trigger: 40 };
+        let sizes = Sizes { blocks: 300, trigger: 40, write_cache: false };
         let run = |env: Env| async move {
             let griffin = Arc::new(Griffin::new(&env, sizes, seed).await?);
             let tally = play(&env, &griffin, seed, 4_000, staleness).await?;
-            let start = griffin.inner.copies.lock().full_half();
-            assert!(griffin.inner.ssd.tallies().total().writes > 150, "{start:?}");
+            let migrated = griffin.inner.ssd.tallies().of(Purpose::Cleaning);
+            assert!(migrated.writes > 150, "{migrated:?}");
             Ok::<_, BenchError>(tally)
         };
         thalweg_sim::run(seed, run).unwrap()

@@ -13,6 +13,8 @@ use crate::{BenchError, rig};
 const THREADS: u64 = 8;
 /// Reads among ten operations; the others are writes.
 const READS_OF_TEN: u32 = 9;
+/// Bytes of a disk. What a study stores is at its outer edge.
+pub(super) const DISK_BYTES: u64 = 600_000_000_000;
 /// Time of a read from memory.
 const MEMORY_READ: Duration = Duration::from_micros(1);
 

@@ -238,49 +238,43 @@ fn summarise(report: &mut Report, table: &Table) {
     }
 }
 
-fn charts(study: Study, table: &Table) -> Vec<Chart> {
-    let lines = |value: &dyn Fn(Case, &Tally) -> f64| -> Vec<Series> {
-        let line = |parameter: &u32| {
-            let cases = table.iter().filter(|(case, _)| case.study == study);
-            let points = cases.filter(|(case, _)| case.parameter == *parameter);
-            let points =
-                points.map(|(case, tally)| (f64::from(case.staleness), value(*case, tally)));
-            Series::measured(&study.legend(*parameter), points.collect())
-        };
-        study.parameters().iter().map(line).collect()
-    };
-    let chart = |title: &str, y: &str, shape, paper: Vec<Series>, measured: Vec<Series>| Chart {
-        title: title.to_owned(),
-        x: "allowed staleness (updates)".to_owned(),
-        y: y.to_owned(),
-        shape,
-        series: paper.into_iter().chain(measured).collect(),
-    };
+/// How a study is drawn, with the paper's values.
+struct Drawing {
+    figure: &'static str,
+    system: &'static str,
+    /// Of the latency.
+    shape: Shape,
+    /// Name of the share that [`Study::place`] has.
+    share: &'static str,
+    /// The paper's latencies over that of the newest version, and its shares.
+    latencies: Vec<Series>,
+    shares: Vec<Series>,
+}
+
+/// The paper's figures are known from its text alone.
+fn drawing(study: Study) -> Option<Drawing> {
     let mark = |label: &str, x: u32, y: f64| Series::paper(label, vec![(f64::from(x), y)]);
     let level = |label: &str, y: f64| Series::paper(label, vec![(0.0, y), (f64::from(MOST), y)]);
-    let (figure, system, shape, shares, paper, zero) = match study {
+    let (figure, system, shape, share, latencies, shares) = match study {
         Study::Griffin => (
             "2.3",
             "a disk as write cache",
             Shape::LogLines(LogAxes::Y),
             "share of reads from the disk",
-            vec![
-                mark("paper: down to 1/8", 1, 1.0 / 8.0),
-                mark("paper: down to 1/20", 4, 1.0 / 20.0),
-            ],
+            vec![mark("paper: down to 1/8", 1, 0.125), mark("paper: down to 1/20", 4, 0.05)],
             vec![mark("paper: none from 5 on", 5, 0.0)],
         ),
-        Study::GriffinThrough => return Vec::new(),
+        Study::GriffinThrough => return None,
         Study::Dedup => (
             "2.5",
             "deduplication",
             Shape::Lines,
             "hit rate",
             vec![
-                level("paper: 10 % better at least", 0.9),
-                level("paper: 35 % better at most", 0.65),
+                level("paper, worst ratio: 10 % better", 0.9),
+                level("paper, best ratio: 35 % better", 0.65),
             ],
-            vec![],
+            Vec::new(),
         ),
         Study::Merged => (
             "2.7",
@@ -288,27 +282,38 @@ fn charts(study: Study, table: &Table) -> Vec<Chart> {
             Shape::Lines,
             "hit rate",
             vec![level("paper: up to 60 % better", 0.4)],
-            vec![],
+            Vec::new(),
         ),
     };
-    let place = study.place().0;
-    let title = |part: &str| format!("Figure {figure}{part}: {system}");
+    Some(Drawing { figure, system, shape, share, latencies, shares })
+}
+
+fn charts(study: Study, table: &Table) -> Vec<Chart> {
+    let Some(drawing) = drawing(study) else { return Vec::new() };
+    let lines = |value: &dyn Fn(Case, &Tally) -> f64| -> Vec<Series> {
+        let line = |parameter: &u32| {
+            let cases = table.iter().filter(|(case, _)| case.study == study);
+            let cases = cases.filter(|(case, _)| case.parameter == *parameter);
+            let point =
+                |(case, tally): (&Case, &Tally)| (f64::from(case.staleness), value(*case, tally));
+            Series::measured(&study.legend(*parameter), cases.map(point).collect())
+        };
+        study.parameters().iter().map(line).collect()
+    };
+    let chart = |part: &str, y: &str, shape, paper: Vec<Series>, measured: Vec<Series>| Chart {
+        title: format!("Figure {}({part}): {}", drawing.figure, drawing.system),
+        x: "allowed staleness (updates)".to_owned(),
+        y: y.to_owned(),
+        shape,
+        series: paper.into_iter().chain(measured).collect(),
+    };
+    let (shape, place) = (drawing.shape, study.place().0);
+    let (latencies, shares) = (drawing.latencies.clone(), drawing.shares.clone());
+    let over = lines(&|case, _| over_newest(table, case));
     vec![
-        chart(
-            &title("(a)"),
-            "mean read latency (ms)",
-            shape,
-            vec![],
-            lines(&|_, it| it.latency_ms()),
-        ),
-        chart(
-            &title("(a)"),
-            "read latency over that of the newest version",
-            shape,
-            paper,
-            lines(&|case, _| over_newest(table, case)),
-        ),
-        chart(&title("(b)"), shares, Shape::Lines, zero, lines(&|_, it| it.share(place))),
+        chart("a", "mean read latency (ms)", shape, Vec::new(), lines(&|_, it| it.latency_ms())),
+        chart("a", "read latency over that of the newest version", shape, latencies, over),
+        chart("b", drawing.share, Shape::Lines, shares, lines(&|_, it| it.share(place))),
     ]
 }
 

@@ -12,7 +12,7 @@ impl Place {
     pub(super) const ALL: [Place; 3] = [Place::Memory, Place::SolidState, Place::Disk];
 }
 
-/// The oldest version that a reader accepts who allows `staleness` updates of the item after it.
+/// The oldest version that a reader accepts if it allows a staleness of so many updates of the item.
 pub(super) fn oldest_allowed(newest: u32, staleness: u32) -> u32 {
     newest.saturating_sub(staleness)
 }

@@ -1,4 +1,4 @@
-//! The load of all three studies: threads that read and write random items, and what their reads cost.
+//! The load of all three studies: threads that read and write random items, and the cost of their reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use crate::{BenchError, rig};
 const THREADS: u64 = 8;
 /// Reads among ten operations; the others are writes.
 const READS_OF_TEN: u32 = 9;
-/// Bytes of a disk. What a study stores is at its outer edge.
+/// Bytes of a disk. The blocks of a study are at its outer edge.
 pub(super) const DISK_BYTES: u64 = 600_000_000_000;
 /// Time of a read from memory.
 const MEMORY_READ: Duration = Duration::from_micros(1);

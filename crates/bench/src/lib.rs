@@ -25,6 +25,7 @@
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
 //! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
 //! - [`replica`]: replicas of a volume, on a simulated network;
+//! - [`stale_studies`]: reads of old versions on three emulated systems;
 //! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
 //! - [`steady`]: nearly full volumes and filesystems, beside their peers on the same disk.
 //!
@@ -48,11 +49,13 @@ pub mod nbd;
 pub mod okeanos;
 pub mod page;
 pub mod plot;
+mod recency;
 mod replay;
 pub mod replica;
 pub mod report;
 mod rig;
 pub mod stale_block;
+pub mod stale_studies;
 pub mod steady;
 pub mod steady_sim;
 pub mod traces;
@@ -156,6 +159,7 @@ const BENCHES: &[BenchEntry] = &[
     replica::ENTRY,
     stale_block::ENTRY,
     stale_block::TIERS,
+    stale_studies::ENTRY,
     steady::ENTRY,
     steady_sim::ENTRY,
     txn_contention::ENTRY,

@@ -9,7 +9,7 @@ use crate::BenchError;
 use crate::plot::{self, Chart};
 
 /// The papers whose figures the benchmarks draw.
-const PAPERS: [(&str, &str); 3] = [
+const PAPERS: [(&str, &str); 4] = [
     (
         "chain-",
         "Shin et al., Gecko, FAST 2013; section numbers: Shin, Isolation in Cloud Storage, Cornell 2017",
@@ -18,6 +18,7 @@ const PAPERS: [(&str, &str); 3] = [
         "okeanos-",
         "Hatzieleftheriou and Anastasiadis, Okeanos, USENIX ATC 2011; section numbers: Hatzieleftheriou, thesis, Ioannina",
     ),
+    ("stale-", "Shin, Isolation in Cloud Storage, Cornell 2017"),
     (
         "",
         "Shin et al., Isotope, FAST 2016; section numbers: Shin, Isolation in Cloud Storage, Cornell 2017",

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -306,6 +307,32 @@ pub(crate) fn scale(options: &crate::Options, default: f64) -> Result<f64, Bench
         true => Ok(scale),
         false => Err(BenchError::Invalid(format!("the scale {scale} is not in 0.0001 to 1"))),
     }
+}
+
+/// Runs independent cases on all processors; returns the results in the order of the cases.
+pub(crate) fn on_all_processors<C: Sync, T: Send>(
+    cases: &[C],
+    run: impl Fn(&C) -> Result<T, BenchError> + Sync,
+) -> Result<Vec<T>, BenchError> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            let Some(case) = cases.get(nth) else { return Ok(done) };
+            done.push((nth, run(case)?));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut results: Vec<(usize, T)> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let died = |_| BenchError::Failed("a thread of the simulation panicked".into());
+        let joined = running.into_iter().map(|thread| thread.join().map_err(died)?);
+        let joined = joined.collect::<Result<Vec<_>, BenchError>>()?;
+        Ok::<_, BenchError>(joined.into_iter().flatten().collect())
+    })?;
+    results.sort_by_key(|(nth, _)| *nth);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
 /// Runs a client in a thread of its own.

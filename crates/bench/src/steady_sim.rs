@@ -152,24 +152,12 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 
 /// Runs the cases, on all processors.
 fn outcomes(seed: u64, plan: Plan, cases: &[Case]) -> Result<Vec<(Case, Outcome)>, BenchError> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = thalweg_sim::run(seed, |env| measure(env, seed, plan, *case));
-            let outcome = outcome
-                .map_err(|error| BenchError::Failed(format!("{}: {error}", case.name()).into()))?;
-            eprintln!("{}: {:.2}", case.name(), outcome.wa);
-            done.push((*case, outcome));
-        }
-        Ok(done)
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let died = |_| BenchError::Failed("a thread of the simulation panicked".into());
-        let joined = running.into_iter().map(|thread| thread.join().map_err(died)?);
-        Ok(joined.collect::<Result<Vec<_>, _>>()?.concat())
+    rig::on_all_processors(cases, |case| {
+        let outcome = thalweg_sim::run(seed, |env| measure(env, seed, plan, *case));
+        let outcome = outcome
+            .map_err(|error| BenchError::Failed(format!("{}: {error}", case.name()).into()))?;
+        eprintln!("{}: {:.2}", case.name(), outcome.wa);
+        Ok((*case, outcome))
     })
 }
 

@@ -1,9 +1,11 @@
 //! Caches to compare with: LRU, ARC (Megiddo and Modha, FAST 2003), S3-FIFO (Yang and others, SOSP 2023), and the
 //! optimum (Belady 1966). Each holds a number of blocks in one tier.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use thalweg_env::HashMap;
+
+use crate::recency::Queue;
 
 /// One step of a cache's user. Keys are positions on the tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,44 +102,6 @@ fn next_reads(events: &[CacheEvent]) -> Vec<Option<usize>> {
         };
     }
     next
-}
-
-/// Keys in the order in which they were added.
-#[derive(Debug, Default)]
-struct Queue {
-    keys: BTreeMap<u64, u64>,
-    numbers: HashMap<u64, u64>,
-    added: u64,
-}
-
-impl Queue {
-    fn len(&self) -> usize {
-        self.keys.len()
-    }
-
-    fn contains(&self, key: u64) -> bool {
-        self.numbers.contains_key(&key)
-    }
-
-    /// Adds a key at the end, or moves it there.
-    fn push(&mut self, key: u64) {
-        self.remove(key);
-        self.added += 1;
-        self.keys.insert(self.added, key);
-        self.numbers.insert(key, self.added);
-    }
-
-    fn remove(&mut self, key: u64) -> bool {
-        let number = self.numbers.remove(&key);
-        number.is_some_and(|number| self.keys.remove(&number).is_some())
-    }
-
-    /// Takes the oldest key.
-    fn pop(&mut self) -> Option<u64> {
-        let (_, key) = self.keys.pop_first()?;
-        self.numbers.remove(&key);
-        Some(key)
-    }
 }
 
 /// Drops the block that was used least recently.
@@ -357,6 +321,8 @@ impl Cache for S3Fifo {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use std::collections::BTreeMap;
 
     use super::*;
 

@@ -315,12 +315,15 @@ async fn read_run(
     Ok(fetched)
 }
 
-/// A block that was read from a drive goes to that drive's cache.
+/// A block that was read from a drive goes to that drive's cache; where the tail goes from drive to drive, to the one cache
+/// of all.
 fn remember(inner: &Inner, at: Location, content: &Bytes, on_tail: bool) {
     let content = content.clone();
     let block = Entering { key: u64::from(at.block), check: at.check, content };
     if on_tail {
         Counts::add(&inner.counts.tail_reads, 1);
+        inner.tail_cache.fill(&block);
+    } else if inner.goes_round {
         inner.tail_cache.fill(&block);
     } else if let Some(cache) = &inner.body_cache {
         cache.fill(&block);

@@ -36,7 +36,7 @@ use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
 use super::synced::Synced;
 use super::{
-    Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, caches, follow, scrub,
+    Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, Placement, caches, follow, scrub,
 };
 use crate::block::{BLOCK_SIZE, Epoch, Holds, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
@@ -246,6 +246,7 @@ pub(super) fn build(
         checkpoints: tokio::sync::Mutex::new(area),
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
+        goes_round: label.placement == Placement::RoundRobin,
         tail_cache,
         body_cache,
         room: Notify::new(),

@@ -55,6 +55,7 @@ pub mod replica;
 pub mod report;
 mod rig;
 pub mod stale_block;
+pub mod stale_kv;
 pub mod stale_studies;
 pub mod steady;
 pub mod steady_sim;
@@ -159,6 +160,7 @@ const BENCHES: &[BenchEntry] = &[
     replica::ENTRY,
     stale_block::ENTRY,
     stale_block::TIERS,
+    stale_kv::ENTRY,
     stale_studies::ENTRY,
     steady::ENTRY,
     steady_sim::ENTRY,

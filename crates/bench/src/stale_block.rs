@@ -13,7 +13,7 @@
 //! | `mr_N_back`, `rmw_N_back` | of the cheapest content that monotonic reads, or reads of the client's own writes, allow |
 //! | `oracle_N_back` | the same as `mr`, chosen by when each disk will have served the read, which it says itself |
 
-mod node;
+pub(crate) mod node;
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, rounded};
 use crate::steady_sim::addresses::Load;
 use crate::{BenchEntry, BenchError, Options, Report};
-use node::{Case, Drives, Reader, Stream, read_latency};
+use node::{Case, Drives, Layout, Reader, Stream, read_latency};
 use thalweg_store::stale::Guarantee;
 
 /// This benchmark in the list.
@@ -93,11 +93,13 @@ fn run(options: &Options) -> Result<Report, BenchError> {
             continue;
         }
         let case = |reader| Case {
-            drives: Drives::Disks,
-            blocks: (BLOCKS * scale) as u32,
+            layout: Layout {
+                drives: Drives::Disks,
+                blocks: (BLOCKS * scale) as u32,
+                cache: if is_cached { (CACHE * scale) as usize } else { 0 },
+            },
             load,
             stream: Stream::Passes,
-            cache: if is_cached { (CACHE * scale) as usize } else { 0 },
             reader,
             span: SPAN,
             seed: options.seed,
@@ -165,11 +167,13 @@ fn run_tiers(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::new(TIERS.name, options.seed);
     report.figure("scale", scale);
     let case = |reader| Case {
-        drives: Drives::Tiers,
-        blocks: (BLOCKS * scale) as u32,
+        layout: Layout {
+            drives: Drives::Tiers,
+            blocks: (BLOCKS * scale) as u32,
+            cache: (CACHE * scale / 4.0) as usize,
+        },
         load: Load::Uniform,
         stream: Stream::Passes,
-        cache: (CACHE * scale / 4.0) as usize,
         reader,
         span: SPAN,
         seed: options.seed,

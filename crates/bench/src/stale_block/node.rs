@@ -30,7 +30,7 @@ const ROOM: u32 = 10;
 
 /// The drives of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drives {
+pub(crate) enum Drives {
     /// Three disks.
     Disks,
     /// A disk and a solid-state drive.
@@ -39,7 +39,7 @@ pub(super) enum Drives {
 
 /// How clients read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Reader {
+pub(crate) enum Reader {
     /// The newest content.
     Newest,
     /// The cheapest that a guarantee allows.
@@ -50,26 +50,32 @@ pub(super) enum Reader {
 
 /// What comes from the primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(crate) enum Stream {
     /// All blocks, again and again.
     Passes,
     /// Blocks as the clients draw them.
     Random,
 }
 
+/// What a node has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) drives: Drives,
+    pub(crate) blocks: u32,
+    /// Blocks of memory for a cache.
+    pub(crate) cache: usize,
+}
+
 /// A node and its load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Case {
-    pub(super) drives: Drives,
-    pub(super) blocks: u32,
-    pub(super) load: Load,
-    pub(super) stream: Stream,
-    /// Blocks of memory for a cache.
-    pub(super) cache: usize,
-    pub(super) reader: Reader,
+pub(crate) struct Case {
+    pub(crate) layout: Layout,
+    pub(crate) load: Load,
+    pub(crate) stream: Stream,
+    pub(crate) reader: Reader,
     /// Time of measurement.
-    pub(super) span: Duration,
-    pub(super) seed: u64,
+    pub(crate) span: Duration,
+    pub(crate) seed: u64,
 }
 
 /// A drive that knows when it will have served a read.
@@ -106,15 +112,16 @@ impl Costs for Foreseen {
     }
 }
 
-struct Node {
+/// A node.
+pub(crate) struct Node {
     env: Env,
-    chain: Arc<Chain>,
-    retained: Arc<Retained>,
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) retained: Arc<Retained>,
     drives: Vec<Drive>,
 }
 
 impl Node {
-    async fn new(env: &Env, case: &Case) -> Result<Node, BenchError> {
+    pub(crate) async fn new(env: &Env, case: &Layout) -> Result<Node, BenchError> {
         // A pass over all blocks fills a segment, so that each lies on another drive than the one before.
         let segment_blocks = case.blocks.next_multiple_of(FILL as u32);
         let bytes = u64::from(ROOM * segment_blocks) * BLOCK_SIZE as u64;
@@ -186,8 +193,8 @@ impl Node {
     /// What comes from the primary, as fast as the drives take it.
     fn stream(&self, case: &Case) -> Result<Task<()>, BenchError> {
         let store = self.retained.clone();
-        let mut random = Addresses::new(case.load, case.blocks, case.seed ^ 0x5a5a)?;
-        let (blocks, stream) = (u64::from(case.blocks), case.stream);
+        let mut random = Addresses::new(case.load, case.layout.blocks, case.seed ^ 0x5a5a)?;
+        let (blocks, stream) = (u64::from(case.layout.blocks), case.stream);
         Ok(self.env.spawn(async move {
             for stamp in 1_000_000.. {
                 let mut lba = |nth: u64| match stream {
@@ -229,7 +236,7 @@ async fn client(
     versions: Versioned,
 ) -> Result<Reads, BenchError> {
     let seed = case.seed ^ (number + 1);
-    let mut addresses = Addresses::new(case.load, case.blocks, seed)?;
+    let mut addresses = Addresses::new(case.load, case.layout.blocks, seed)?;
     let mut rng = node.env.rng();
     let guarantee = match case.reader {
         Reader::Newest => Guarantee::updates(0),
@@ -256,10 +263,10 @@ async fn client(
 }
 
 /// The mean latency of reads in milliseconds. All blocks are written `passes` times before.
-pub(super) fn read_latency(case: Case, passes: u64) -> Result<f64, BenchError> {
+pub(crate) fn read_latency(case: Case, passes: u64) -> Result<f64, BenchError> {
     thalweg_sim::run(case.seed, |env| async move {
-        let node = Arc::new(Node::new(&env, &case).await?);
-        node.fill(passes, u64::from(case.blocks)).await?;
+        let node = Arc::new(Node::new(&env, &case.layout).await?);
+        node.fill(passes, u64::from(case.layout.blocks)).await?;
         let _stream = node.stream(&case)?;
         // The costs of reads are learned, and the cache is warm.
         env.sleep(case.span / 10).await;

@@ -53,6 +53,11 @@ impl Addresses {
         Ok(Addresses { rng, blocks, zipf })
     }
 
+    /// Takes over which blocks are hot.
+    pub(crate) fn rank_like(&mut self, other: &Addresses) {
+        self.zipf.clone_from(&other.zipf);
+    }
+
     /// The next block.
     pub(crate) fn draw(&mut self) -> u32 {
         match &self.zipf {

@@ -13,12 +13,16 @@
 //! Which states are the same on two machines is told by [positions](thalweg_store::chain::Position), never by versions
 //! alone.
 
+mod applier;
 mod backlog;
 mod follower;
 mod primary;
 pub mod protocol;
 pub mod record;
+mod seen;
+mod sender;
+mod staleness;
 
 pub use backlog::Room;
-pub use follower::{Follower, FollowerStatus, Stopped, describe};
+pub use follower::{Follower, FollowerOptions, FollowerStatus, Stopped, describe};
 pub use primary::{Primary, PrimaryOptions, ReplicaStatus};

@@ -153,7 +153,9 @@ fn print(status: &Value) {
         let connected = follower["connected"].as_bool() == Some(true);
         println!("connected  {}", if connected { "yes" } else { "no" });
         println!("version    {}, durable up to {}", follower["version"], follower["durable"]);
-        println!("behind     {} versions", follower["behind_versions"]);
+        // What has happened at a primary that cannot be heard is not known.
+        let least = if connected { "" } else { "at least " };
+        println!("behind     {least}{}", behind(follower));
         if let Some(silent) = follower["silent_ms"].as_u64() {
             println!("heard      {:.1} s ago", silent as f64 / 1e3);
         }
@@ -169,9 +171,24 @@ fn print(status: &Value) {
     for replica in status["followers"].as_array().into_iter().flatten() {
         let name = text(&replica["name"]).unwrap_or_default();
         println!(
-            "follower   {name}: sent up to {}, durable there up to {}",
-            replica["sent"], replica["durable"]
+            "follower   {name}: sent up to {}, durable there up to {}; behind {}",
+            replica["sent"],
+            replica["durable"],
+            behind(replica)
         );
+    }
+}
+
+/// How far a replica is behind, in versions, bytes and seconds, as far as they are known.
+fn behind(of: &Value) -> String {
+    let versions = of["behind_versions"].as_u64();
+    let versions = versions.map(|it| format!("{it} version{}", if it == 1 { "" } else { "s" }));
+    let bytes = of["behind_bytes"].as_u64().map(|it| Size(it).to_string());
+    let span = of["behind_ms"].as_u64().map(|it| format!("{:.1} s", it as f64 / 1e3));
+    let known: Vec<String> = [versions, bytes, span].into_iter().flatten().collect();
+    match known.is_empty() {
+        true => "by an unknown number of versions".to_owned(),
+        false => known.join(", "),
     }
 }
 

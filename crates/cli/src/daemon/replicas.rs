@@ -112,11 +112,8 @@ impl Replicas {
     fn following(&self, name: &str) -> Option<Outcome<Value>> {
         let following = self.following.lock();
         let Following { follower, trouble, .. } = following.get(name)?;
-        let known = follower.status();
-        let behind = known.primary - known.version;
         let trouble = trouble.borrow().clone();
-        let value = serde_json::to_value(known).map(|mut value| {
-            value["behind_versions"] = behind.into();
+        let value = serde_json::to_value(follower.status()).map(|mut value| {
             value["trouble"] = trouble.into();
             value
         });

@@ -79,19 +79,25 @@ impl Scene {
         json(&mut self.command("client", &["replica", "status", &self.replica(), "--json"]))
     }
 
+    /// Waits until the replica's status is as it should be.
+    fn until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        for _ in 0..600 {
+            let status = self.status();
+            if is_so(&status) {
+                return status;
+            }
+            wait(Duration::from_millis(50));
+        }
+        panic!("it is not so that {what}: {}", self.status());
+    }
+
     /// Waits until the replica has the primary's present state.
     fn catch_up(&self) {
         let volume = self.home.volume().display().to_string();
         let position =
             json(&mut thalweg(["replica", "status", &volume, "--json"]))["position"].clone();
         assert!(position.is_string(), "{position}");
-        for _ in 0..600 {
-            if self.status()["position"] == position {
-                return;
-            }
-            wait(Duration::from_millis(50));
-        }
-        panic!("the replica is not at {position}: {}", self.status());
+        self.until("it is at the primary's position", |status| status["position"] == position);
     }
 }
 
@@ -117,6 +123,16 @@ fn a_replica_follows_is_promoted_and_goes_on_alone() {
     assert!(said.contains("read-only"), "{said}");
     let followers = json(&mut thalweg(["replica", "status", &volume, "--json"]));
     assert_eq!(followers["followers"][0]["name"], "replica");
+    // The replica's question whose answer it has reached may be the next one.
+    scene.until("the replica knows that it has everything", |status| {
+        let follower = &status["follower"];
+        let behind = ["behind_versions", "behind_bytes"].map(|of| follower[of].as_u64());
+        follower["connected"] == true && behind == [Some(0); 2] && follower["behind_ms"].is_u64()
+    });
+    let said = good(&mut scene.command("client", &["replica", "status", &scene.replica()]));
+    assert!(said.contains("behind     0 versions, 0 B, "), "{said}");
+    let said = good(&mut thalweg(["replica", "status", &volume]));
+    assert!(said.contains("behind 0 versions, 0 B, "), "{said}");
     // It goes on where it was.
     running.end();
     scene.put("bob", "4");

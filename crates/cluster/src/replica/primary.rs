@@ -5,40 +5,32 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Task, Time};
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
-use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write, WriteList};
-use thalweg_store::chain::{Chain, ChainError, Change, Changed, Relation};
-use thalweg_store::checksum::crc32c;
+use thalweg_store::block::{BlockStore, Version};
+use thalweg_store::chain::{Chain, ChainError, Relation};
 use tokio::sync::{Notify, mpsc};
 
-use super::backlog::{Backlog, Chunk, Next, Room};
-use super::protocol::{Answer, Described, FromFollower, FromPrimary, HELLO, Refusal, State};
-use super::record;
-
-/// Blocks of a copy in one record, unless one version has more.
-const COPY_BLOCKS: usize = 64;
-/// Reads of a copy at a time.
-const COPY_READS: usize = 16;
-/// Unsent bytes above which no more are queued for a follower.
-const WINDOW: usize = 1 << 20;
+use super::backlog::{Backlog, Newest, Room};
+use super::protocol::{
+    Answer, Described, Durable, FromFollower, FromPrimary, HELLO, Refusal, State,
+};
+use super::sender::Sender;
 
 /// How a primary treats its followers.
 #[derive(Clone, Copy, Debug)]
 pub struct PrimaryOptions {
     /// The memory of the backlog.
     pub room: Room,
-    /// A follower hears at least this often that the primary lives, and answers.
-    pub beat: Duration,
+    /// A follower that says nothing for so long is lost.
+    pub patience: Duration,
 }
 
 impl Default for PrimaryOptions {
     fn default() -> PrimaryOptions {
-        PrimaryOptions { room: Room::default(), beat: Duration::from_secs(1) }
+        PrimaryOptions { room: Room::default(), patience: Duration::from_secs(10) }
     }
 }
 
@@ -51,19 +43,64 @@ pub struct ReplicaStatus {
     pub sent: u64,
     /// The newest version that survives a crash of the follower.
     pub durable: u64,
+    /// Versions of the primary that do not survive there.
+    pub behind_versions: u64,
+    /// Bytes that they change, if that is known.
+    pub behind_bytes: Option<u64>,
+    /// How long ago the state that survives there was the newest one, if that is known: at most so long.
+    pub behind_ms: Option<u64>,
     /// Blocks of a copy that were sent, and all of them, while one is under way.
     pub copy: Option<(u64, u64)>,
     /// Bytes of records that were sent to it.
     pub bytes: u64,
 }
 
+/// What a primary knows of a connected follower.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    name: String,
+    pub(super) sent: Version,
+    /// What survives a crash of the follower, once it has said so.
+    durable: Option<Durable>,
+    pub(super) copy: Option<(u64, u64)>,
+    pub(super) bytes: u64,
+}
+
+impl Known {
+    /// The newest state of the volume that survives a crash of the follower.
+    fn durable_state(&self) -> Option<Durable> {
+        self.durable.filter(|durable| durable.is_whole)
+    }
+
+    fn status(&self, backlog: &Backlog) -> ReplicaStatus {
+        let state = self.durable_state();
+        let version = state.map_or(Version(0), |state| state.version);
+        let as_of = state.and_then(|state| backlog.current_as_of(state.version));
+        let newest = backlog.newest();
+        let behind_bytes = match version >= newest.version {
+            true => Some(0),
+            false => state.and_then(|it| it.total).map(|it| newest.total.saturating_sub(it)),
+        };
+        ReplicaStatus {
+            name: self.name.clone(),
+            sent: self.sent.0,
+            durable: version.0,
+            behind_versions: newest.version.0.saturating_sub(version.0),
+            behind_bytes,
+            behind_ms: as_of.map(|as_of| backlog.elapsed_ms(as_of)),
+            copy: self.copy,
+            bytes: self.bytes,
+        }
+    }
+}
+
 #[derive(Debug)]
-struct Shared {
-    env: Env,
-    chain: Arc<Chain>,
+pub(super) struct Shared {
+    pub(super) env: Env,
+    pub(super) chain: Arc<Chain>,
     options: PrimaryOptions,
-    backlog: Arc<Backlog>,
-    followers: Mutex<BTreeMap<u64, ReplicaStatus>>,
+    pub(super) backlog: Arc<Backlog>,
+    followers: Mutex<BTreeMap<u64, Known>>,
     /// A follower has made versions durable, or came or went.
     acknowledged: Notify,
 }
@@ -92,7 +129,7 @@ impl Primary {
         options: PrimaryOptions,
     ) -> Result<Primary, ChainError> {
         chain.begin_history().await?;
-        let backlog = Arc::new(Backlog::new(options.room));
+        let backlog = Arc::new(Backlog::new(env, options.room));
         backlog.begin(chain.attach(backlog.clone()));
         let encoding = backlog.clone();
         let _encoder = env.spawn(async move { encoding.run().await });
@@ -135,15 +172,15 @@ impl Primary {
 
     /// The connected followers.
     pub fn followers(&self) -> Vec<ReplicaStatus> {
-        self.shared.followers.lock().values().cloned().collect()
+        let followers = self.shared.followers.lock();
+        followers.values().map(|known| known.status(&self.shared.backlog)).collect()
     }
 
     /// Waits until `count` followers have made `version` durable.
     pub async fn acknowledged(&self, version: Version, count: usize) {
         loop {
             let news = self.shared.acknowledged.notified();
-            let followers = self.followers();
-            if followers.iter().filter(|status| status.durable >= version.0).count() >= count {
+            if self.shared.holders(version) >= count {
                 return;
             }
             news.await;
@@ -162,7 +199,8 @@ impl Seat<'_> {
         let mut followers = shared.followers.lock();
         let number = followers.last_key_value().map_or(0, |(last, _)| last + 1);
         let name = name.to_owned();
-        followers.insert(number, ReplicaStatus { name, sent: 0, durable: 0, copy: None, bytes: 0 });
+        let sent = Version(0);
+        followers.insert(number, Known { name, sent, durable: None, copy: None, bytes: 0 });
         Seat { shared, number }
     }
 }
@@ -176,10 +214,17 @@ impl Drop for Seat<'_> {
 
 impl Shared {
     /// Changes what is known of a follower.
-    fn note(&self, number: u64, change: impl FnOnce(&mut ReplicaStatus)) {
+    pub(super) fn note(&self, number: u64, change: impl FnOnce(&mut Known)) {
         if let Some(status) = self.followers.lock().get_mut(&number) {
             change(status);
         }
+    }
+
+    /// The number of followers at which a state with `version` survives a crash.
+    fn holders(&self, version: Version) -> usize {
+        let followers = self.followers.lock();
+        let states = followers.values().filter_map(Known::durable_state);
+        states.filter(|state| state.version >= version).count()
     }
 
     /// Whether a volume in this state may follow.
@@ -217,9 +262,9 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Returns when the follower has said nothing for ten beats.
+    /// Returns when the follower has said nothing for too long.
     async fn silence(&self) {
-        let most = 10 * self.shared.options.beat;
+        let most = self.shared.options.patience;
         loop {
             let heard = *self.heard.lock();
             let silent = self.shared.env.now().since(heard);
@@ -256,157 +301,17 @@ impl Handler for Session<'_> {
                     return Err(io::Error::other("it asked twice to follow"));
                 }
             }
-            FromFollower::Durable(version) => {
-                self.shared.note(self.number, |status| status.durable = version.0);
+            FromFollower::Ask(number) => {
+                let Newest { version, total } = self.shared.backlog.newest();
+                let durable = self.shared.backlog.news().durable;
+                let told = FromPrimary::Told { number, newest: version, durable, total };
+                self.channel.tell(&told, &[]).map_err(io::Error::other)?;
+            }
+            FromFollower::Durable(durable) => {
+                self.shared.note(self.number, |known| known.durable = Some(durable));
                 self.shared.acknowledged.notify_waiters();
             }
         }
         Ok(())
     }
-}
-
-/// Sends changes to a follower.
-struct Sender<'a> {
-    shared: &'a Shared,
-    channel: &'a Channel,
-    number: u64,
-}
-
-impl Sender<'_> {
-    /// Sends what comes after the follower's state, until the connection or the primary ends.
-    async fn run(&self, from: State) -> io::Result<()> {
-        let Shared { env, backlog, options, .. } = self.shared;
-        let shape = backlog.news().reshaped;
-        let (mut sent, mut told) = (from.version, Version(0));
-        let mut partial = !from.is_whole;
-        self.shared.note(self.number, |status| (status.sent, status.durable) = (sent.0, sent.0));
-        loop {
-            let told_more = backlog.told();
-            let next = if partial { Next::Missing } else { backlog.next(sent) };
-            let now = backlog.news();
-            if now.reshaped != shape {
-                // The follower connects again, and hears what has become of its state.
-                return Ok(());
-            }
-            let idle = matches!(next, Next::Nothing);
-            match next {
-                Next::Chunk(chunk) => sent = self.chunk(chunk)?,
-                Next::Missing => {
-                    sent = self.copy(sent).await?;
-                    partial = false;
-                }
-                Next::Nothing => {}
-            }
-            if now.durable > told {
-                told = now.durable;
-                self.tell(&FromPrimary::Durable(told), &[])?;
-            }
-            self.channel.flush_soon();
-            self.channel.drained(WINDOW).await;
-            if idle && env.timeout(options.beat, told_more).await.is_none() {
-                self.beat()?;
-            }
-        }
-    }
-
-    fn tell(&self, message: &FromPrimary, payload: &[Bytes]) -> io::Result<()> {
-        self.channel.tell(message, payload).map_err(io::Error::other)
-    }
-
-    fn beat(&self) -> io::Result<()> {
-        let newest = self.shared.chain.now();
-        let clock = 1000 * self.shared.env.wall_clock();
-        self.tell(&FromPrimary::Beat { newest, clock }, &[])?;
-        self.channel.flush_soon();
-        Ok(())
-    }
-
-    fn chunk(&self, chunk: Chunk) -> io::Result<Version> {
-        let Chunk { after, last, payload, checksum } = chunk;
-        self.shared.note(self.number, |status| {
-            status.sent = last.0;
-            status.bytes += payload.len() as u64;
-        });
-        self.tell(&FromPrimary::Changes { after, checksum }, &[payload])?;
-        Ok(last)
-    }
-
-    /// Sends the newest content of what changed since the follower's version; returns the version that it has then.
-    async fn copy(&self, from: Version) -> io::Result<Version> {
-        let chain = &self.shared.chain;
-        let hold = hold_newest(chain).await.map_err(io::Error::other)?;
-        let until = hold.version();
-        let mut changed = chain.changed_since(from, until).await.map_err(io::Error::other)?;
-        if changed.is_empty() {
-            // The follower is to reach this version all the same: with a block as it is.
-            let stored = chain.allocation(Lba(0), 1, Some(until)).iter().any(|(_, stored)| *stored);
-            changed.push(Changed { version: until, lba: 0, stored });
-        }
-        let blocks = changed.len() as u64;
-        self.tell(&FromPrimary::Copy { until, blocks }, &[])?;
-        let (mut sent, mut done) = (from, 0);
-        for part in parts(&changed) {
-            done += part.len() as u64;
-            let last = match done == blocks {
-                true => until,
-                false => part[part.len() - 1].version,
-            };
-            let record = self.copied(part, until, (sent, last)).await.map_err(io::Error::other)?;
-            sent = self.chunk(record)?;
-            self.shared.note(self.number, |status| status.copy = Some((done, blocks)));
-            self.channel.flush_soon();
-            self.channel.drained(WINDOW).await;
-        }
-        self.shared.note(self.number, |status| status.copy = None);
-        Ok(sent)
-    }
-
-    /// The record of a part of a copy.
-    async fn copied(
-        &self,
-        part: &[Changed],
-        at: Version,
-        (after, last): (Version, Version),
-    ) -> Result<Chunk, StoreError> {
-        let chain = &self.shared.chain;
-        let read = |changed: Changed| async move {
-            let lba = Lba(u64::from(changed.lba));
-            let content = match changed.stored {
-                true => chain.read(lba, 1, at).await?.pop().flatten(),
-                false => None,
-            };
-            Ok(Write { content, ..Write::block(lba, Bytes::new()) })
-        };
-        let reads = stream::iter(part.iter().copied().map(read)).buffered(COPY_READS);
-        let writes: Vec<Result<Write, StoreError>> = reads.collect().await;
-        let writes = WriteList::new(writes.into_iter().collect::<Result<_, _>>()?)?;
-        let mut payload = BytesMut::new();
-        record::encode(after, last, Change::Writes(&writes), &mut payload);
-        let payload = payload.freeze();
-        Ok(Chunk { after, last, checksum: crc32c(&payload), payload })
-    }
-}
-
-/// Holds the newest version, and makes it durable.
-async fn hold_newest(chain: &Chain) -> Result<Hold, StoreError> {
-    let hold = loop {
-        if let Some(hold) = chain.hold(chain.now()) {
-            break hold;
-        }
-    };
-    chain.sync(hold.version()).await?;
-    Ok(hold)
-}
-
-/// Groups blocks so that those of one version stay together.
-fn parts(changed: &[Changed]) -> impl Iterator<Item = &[Changed]> {
-    let mut rest = changed;
-    std::iter::from_fn(move || {
-        let least = rest.len().min(COPY_BLOCKS);
-        let last = rest.get(least.checked_sub(1)?)?.version;
-        let end = rest.partition_point(|changed| changed.version <= last);
-        let (part, others) = rest.split_at(end);
-        rest = others;
-        Some(part)
-    })
 }

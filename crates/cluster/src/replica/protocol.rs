@@ -24,8 +24,21 @@ pub enum FromFollower {
     Describe,
     /// It wants to follow from its state on.
     Follow(State),
-    /// Its versions up to this one survive its crash.
-    Durable(Version),
+    /// It asks how far the primary is. [`FromPrimary::Told`].
+    Ask(u64),
+    /// What survives its crash.
+    Durable(Durable),
+}
+
+/// What survives a crash of a follower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Durable {
+    /// The versions up to this one.
+    pub version: Version,
+    /// Whether that is a state of the primary's volume, or a part of one.
+    pub is_whole: bool,
+    /// The primary's count of changed bytes at that version, if it is known.
+    pub total: Option<u64>,
 }
 
 /// The state of a follower.
@@ -115,6 +128,8 @@ pub enum FromPrimary {
         after: Version,
         /// CRC-32C of the payload.
         checksum: u32,
+        /// The primary's count of changed bytes at the last record; `None` within a copy.
+        total: Option<u64>,
     },
     /// Versions up to this one survive a crash of the primary: the follower may apply them.
     Durable(Version),
@@ -126,11 +141,15 @@ pub enum FromPrimary {
         /// Blocks in it.
         blocks: u64,
     },
-    /// The primary lives.
-    Beat {
-        /// Its newest version.
+    /// The answer to [`FromFollower::Ask`].
+    Told {
+        /// The number of the question.
+        number: u64,
+        /// The primary's newest version.
         newest: Version,
-        /// Its clock, in milliseconds since 1970.
-        clock: u64,
+        /// Its newest version that survives a crash.
+        durable: Version,
+        /// Its count of changed bytes at the newest version. It counts from the beginning of its process.
+        total: u64,
     },
 }

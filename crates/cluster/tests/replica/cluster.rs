@@ -6,15 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions, Room, Stopped};
+use thalweg_cluster::replica::{Follower, FollowerOptions, Primary, PrimaryOptions, Room, Stopped};
 use thalweg_env::connection::Listener;
-use thalweg_env::{Env, Node, Rng};
+use thalweg_env::{Env, Node, Rng, Time};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::net::{Host, LinkSpec, Network};
 use thalweg_sim::recording::Recorder;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
-use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
+use thalweg_store::chain::{Chain, Cleaning, Create, Followed, Link, Options, Parts};
 use thalweg_store::device::{DeviceRef, Geometry};
 use uuid::Uuid;
 
@@ -24,6 +24,9 @@ const SEGMENTS: u32 = 12;
 const PORT: u16 = 8494;
 /// Requests to a device take at most so long.
 const LATENCY: Duration = Duration::from_micros(200);
+
+/// How often followers ask.
+pub(crate) const BEAT: Duration = Duration::from_millis(100);
 
 /// What a machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,8 +107,8 @@ impl Machine {
         };
         match self.role {
             Role::Primary => {
-                let beat = Duration::from_millis(100);
-                let options = PrimaryOptions { room: self.room, beat };
+                let patience = Duration::from_secs(1);
+                let options = PrimaryOptions { room: self.room, patience };
                 let serving = Arc::new(Primary::new(&env, chain, options).await.unwrap());
                 process.primary = Some(serving.clone());
                 let listener = self.host.listen(PORT).unwrap();
@@ -121,7 +124,8 @@ impl Machine {
                 self.process = Some((node, Arc::new(process)));
             }
             Role::Follower => {
-                let follower = Arc::new(Follower::new(&env, chain));
+                let options = FollowerOptions { beat: BEAT, patience: Duration::from_secs(3) };
+                let follower = Arc::new(Follower::with(&env, chain, options));
                 process.follower = Some(follower.clone());
                 let process = Arc::new(process);
                 let connector = self.host.connector(primary, PORT);
@@ -184,6 +188,8 @@ pub(crate) struct Cluster {
     pub(crate) model: BlockModel,
     rng: Rng,
     stamp: u64,
+    /// Versions of the primary, and by when each was visible.
+    made: Vec<(Time, Version)>,
 }
 
 impl Cluster {
@@ -195,7 +201,16 @@ impl Cluster {
         primary.start(&one).await;
         follower.start(&one).await;
         let (model, rng) = (BlockModel::new(BLOCKS), env.rng());
-        Cluster { env: env.clone(), network, primary, follower, model, rng, stamp: 0 }
+        Cluster {
+            env: env.clone(),
+            network,
+            primary,
+            follower,
+            model,
+            rng,
+            stamp: 0,
+            made: Vec::new(),
+        }
     }
 
     /// Starts a machine again.
@@ -206,6 +221,8 @@ impl Cluster {
                 self.primary.start(&primary).await;
                 // What the crash took back is written again with the same versions.
                 self.model.rewind(self.primary.process().chain.now());
+                let survived = self.model.now();
+                self.made.retain(|(_, version)| *version <= survived);
                 assert_eq!(self.model.now(), self.primary.process().chain.now());
             }
             Role::Follower => self.follower.start(&primary).await,
@@ -215,6 +232,12 @@ impl Cluster {
     /// Writes one transaction at the primary: small changes, whole blocks, discards.
     pub(crate) async fn write(&mut self) {
         let chain = self.primary.process().chain.clone();
+        self.write_to(&chain).await;
+        self.made.push((self.env.now(), chain.now()));
+        self.check_bound();
+    }
+
+    async fn write_to(&mut self, chain: &Chain) {
         let first = self.rng.random_range(0..BLOCKS - 20);
         if self.rng.random_range(0..20) == 0 {
             let before = chain.now();
@@ -250,6 +273,18 @@ impl Cluster {
             changed.add(start..start + 64);
         }
         Write { changed, ..Write::block(Lba(lba), Bytes::from(content)) }
+    }
+
+    /// Checks that the follower's readers see everything that was visible at the primary at the time as of which the
+    /// follower calls its state current; returns how long ago that was.
+    pub(crate) fn check_bound(&self) -> Option<Duration> {
+        let process = self.follower.process.as_ref()?.1.clone();
+        let as_of = process.follower.as_ref().unwrap().current_as_of()?;
+        let seen = Followed::new(process.chain.clone()).now();
+        let newer = self.made.iter().rev().take_while(|(_, version)| *version > seen);
+        let missed = newer.last().filter(|(visible, _)| *visible <= as_of);
+        assert!(missed.is_none(), "{seen} is called current as of {as_of:?}: {missed:?}");
+        Some(self.env.now().since(as_of))
     }
 
     /// Checks that the follower has one state of the primary, if it says that it has any; returns its version.

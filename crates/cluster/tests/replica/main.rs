@@ -6,3 +6,4 @@ mod cluster;
 mod faults;
 mod primary_lies;
 mod records;
+mod staleness;

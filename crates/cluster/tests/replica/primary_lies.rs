@@ -77,7 +77,7 @@ fn changes(after: u64, count: u64) -> (FromPrimary, Bytes) {
     }
     let payload = payload.freeze();
     let checksum = crc32c(&payload);
-    (FromPrimary::Changes { after: Version(after), checksum }, payload)
+    (FromPrimary::Changes { after: Version(after), checksum, total: None }, payload)
 }
 
 fn durable(version: u64) -> (FromPrimary, Bytes) {
@@ -129,8 +129,8 @@ fn damaged_changes_and_ones_that_are_none_end_the_connection() {
         let (FromPrimary::Changes { after, .. }, payload) = changes(0, 2) else { panic!() };
         let torn = payload.slice(..payload.len() - 1);
         let checksum = crc32c(&torn);
-        let right = FromPrimary::Changes { after, checksum };
-        let wrong = FromPrimary::Changes { after, checksum: checksum ^ 1 };
+        let changes = |checksum| FromPrimary::Changes { after, checksum, total: None };
+        let (right, wrong) = (changes(checksum), changes(checksum ^ 1));
         for says in [(right, torn), (wrong, payload)] {
             let says = vec![says, durable(2)];
             let (stopped, chain) = hear(&env, Answer::Follows(history()), says).await;
@@ -152,8 +152,8 @@ fn a_block_beyond_the_volume_is_refused() {
         record::encode(Version(0), Version(1), change, &mut payload);
         let payload = payload.freeze();
         let checksum = crc32c(&payload);
-        let says =
-            vec![(FromPrimary::Changes { after: Version(0), checksum }, payload), durable(1)];
+        let changes = FromPrimary::Changes { after: Version(0), checksum, total: None };
+        let says = vec![(changes, payload), durable(1)];
         let (stopped, chain) = hear(&env, Answer::Follows(history()), says).await;
         assert!(matches!(stopped, Stopped::Chain(_)), "{stopped}");
         assert_eq!(chain.now(), Version(0));

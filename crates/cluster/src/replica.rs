@@ -15,14 +15,18 @@
 
 mod applier;
 mod backlog;
+mod claim;
 mod follower;
 mod primary;
 pub mod protocol;
 pub mod record;
+mod roster;
 mod seen;
 mod sender;
 mod staleness;
 
 pub use backlog::Room;
+pub use claim::announce;
 pub use follower::{Follower, FollowerOptions, FollowerStatus, Stopped, describe};
 pub use primary::{Primary, PrimaryOptions, ReplicaStatus};
+pub use roster::AckStatus;

@@ -32,6 +32,8 @@ pub enum WireError {
     DeviceFull { device: String },
     Device { device: String, said: String },
     ReadOnly,
+    Fenced(u32),
+    Unreplicated(String),
 }
 
 /// Cuts a text to the length that an answer may carry.
@@ -72,6 +74,8 @@ impl WireError {
                 WireError::Corrupt { lba: lba.0, detail: short(detail) }
             }
             StoreError::Poisoned(why) => WireError::Poisoned(short(why.to_string())),
+            StoreError::Fenced(term) => WireError::Fenced(term),
+            StoreError::Unreplicated(why) => WireError::Unreplicated(short(why.to_string())),
             StoreError::Gone(version) => WireError::Gone(version.0),
             StoreError::Device(DeviceError::NoSpace { device }) => {
                 WireError::DeviceFull { device: short(device) }
@@ -102,6 +106,8 @@ impl From<WireError> for TxnError {
             WireError::ReadOnly => StoreError::ReadOnly,
             WireError::Corrupt { lba, detail } => StoreError::Corrupt { lba: Lba(lba), detail },
             WireError::Poisoned(why) => StoreError::Poisoned(why.into()),
+            WireError::Fenced(term) => StoreError::Fenced(term),
+            WireError::Unreplicated(why) => StoreError::Unreplicated(why.into()),
             WireError::Gone(version) => StoreError::Gone(Version(version)),
             WireError::DeviceFull { device } => DeviceError::NoSpace { device }.into(),
             WireError::Device { device, said } => {

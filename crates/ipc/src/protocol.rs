@@ -10,7 +10,9 @@
 
 use serde::{Deserialize, Serialize};
 use thalweg_net::hello::Hello;
-use thalweg_store::block::{BLOCK_SIZE, BlockVersion, Class, Epoch, EpochVersion, Version};
+use thalweg_store::block::{
+    BLOCK_SIZE, BlockVersion, Class, Epoch, EpochVersion, Position, Version,
+};
 use thalweg_store::txn::{Begin, Durability, Handle};
 
 pub use thalweg_net::channel::UNANSWERED;
@@ -19,7 +21,7 @@ pub use thalweg_net::frame::{Frame, MAX_HEAD, decode, encode};
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 5 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 6 };
 /// Maximum number of blocks in a read.
 pub const MAX_RUN: u64 = 256;
 /// Longest payload of a request in bytes: the block that it writes.
@@ -162,6 +164,15 @@ pub enum Request {
         /// The block.
         lba: u64,
     },
+    /// Asks for the name of the newest version on every machine. [`Answer::Position`].
+    Position,
+    /// Waits until the volume has durably reached a position. [`Answer::Reached`].
+    Reach {
+        /// The position.
+        position: Position,
+        /// For how long, in milliseconds; `None` for any time.
+        within: Option<u64>,
+    },
 }
 
 /// A server's answer.
@@ -189,6 +200,10 @@ pub enum Answer {
         /// The epoch of all versions.
         epoch: Epoch,
     },
+    /// The position; `None` for a volume without replicas.
+    Position(Option<Position>),
+    /// Whether the volume has reached the position.
+    Reached(bool),
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod difference;
 mod frozen;
 mod holds;
 mod list;
+mod position;
 mod ranges;
 mod retained;
 
@@ -28,6 +29,7 @@ pub(crate) use difference::difference;
 pub use frozen::Frozen;
 pub(crate) use holds::Holds;
 pub use list::WriteList;
+pub use position::{NoPosition, Position};
 pub use ranges::ByteRanges;
 pub use retained::{Keep, Retained};
 
@@ -327,6 +329,21 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// The name of the newest version on every machine; `None` for a store that no other one follows.
+    fn position(&self) -> Option<Position> {
+        None
+    }
+
+    /// Waits until the store has the state that `position` names, or a later one, and it survives a crash.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] when it never will: the position is of another volume, or of one that has gone another way.
+    async fn reached(&self, position: Position) -> Result<(), StoreError> {
+        Err(StoreError::Invalid(format!(
+            "this volume has no replicas, and never reaches {position}"
+        )))
+    }
+
     /// The contents of a block that can be read, oldest first; the last one is the newest. Versions that are not
     /// held themselves are left out, except for the newest.
     ///
@@ -409,6 +426,14 @@ pub enum StoreError {
     /// Stop: a flush or a write failed earlier. The store serves reads until it is reopened.
     #[error("the store refuses writes since an earlier failure: {0}")]
     Poisoned(Arc<str>),
+    /// Stop: a replica of the volume has become its primary. The store serves reads.
+    #[error(
+        "a replica of this volume was promoted (term {0}): nothing is written here any more; use the new primary"
+    )]
+    Fenced(u32),
+    /// Wait, or stop: the change survives a crash of this machine, and too few replicas have made it durable, too.
+    #[error("the change is durable here, and not at as many replicas as it should be: {0}")]
+    Unreplicated(Arc<str>),
     /// The version asked for has been reclaimed.
     #[error("version {0} is no longer kept")]
     Gone(Version),

@@ -220,14 +220,48 @@ impl Pool {
         self.manifest.lock().await.follows.clone()
     }
 
+    /// Follows another primary of the same volume from the next opening on.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] for a volume that follows none; an error from writing the manifest.
+    pub async fn follow_from(&self, address: &str) -> Result<(), PoolError> {
+        if !self.chain.label().follows {
+            let why = "the volume follows no other one".to_owned();
+            return Err(ChainError::Invalid(why).into());
+        }
+        let mut manifest = self.manifest.lock().await;
+        let changed = Manifest { follows: Some(address.to_owned()), ..manifest.clone() };
+        changed.write(&*self.media, &self.folder).await?;
+        *manifest = changed;
+        Ok(())
+    }
+
+    /// The address of the primary that this volume has replaced, while that one has not been told.
+    pub async fn replaces(&self) -> Option<String> {
+        self.manifest.lock().await.replaces.clone()
+    }
+
+    /// Notes that the primary that this volume has replaced knows it.
+    ///
+    /// # Errors
+    /// An error from writing the manifest.
+    pub async fn forget_replaced(&self) -> Result<(), PoolError> {
+        let mut manifest = self.manifest.lock().await;
+        let changed = Manifest { replaces: None, ..manifest.clone() };
+        changed.write(&*self.media, &self.folder).await?;
+        *manifest = changed;
+        Ok(())
+    }
+
     /// Ends following: see [`Chain::promote`]. Returns the state from which the volume goes on alone.
     ///
     /// # Errors
     /// As [`Chain::promote`], and an error from writing the manifest.
-    pub async fn promote(&self) -> Result<Position, PoolError> {
-        let position = self.chain.promote().await?;
+    pub async fn promote(&self, term: u32) -> Result<Position, PoolError> {
+        let position = self.chain.promote(term).await?;
         let mut manifest = self.manifest.lock().await;
-        let changed = Manifest { follows: None, ..manifest.clone() };
+        let replaces = manifest.follows.clone();
+        let changed = Manifest { follows: None, replaces, ..manifest.clone() };
         changed.write(&*self.media, &self.folder).await?;
         *manifest = changed;
         Ok(position)

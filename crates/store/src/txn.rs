@@ -54,12 +54,13 @@ mod window;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
 
-use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Write};
+use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Position, Write};
 pub use client::Client;
 pub use contention::{Contention, Turn};
 pub use counts::TxnStatus;
@@ -178,6 +179,27 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`TxnError::Invalid`] or [`TxnError::Store`] outside of the volume.
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError>;
+
+    /// The name of the newest version on every machine that has a replica of the volume; `None` if it has none.
+    ///
+    /// # Errors
+    /// [`TxnError::Disconnected`].
+    async fn position(&self) -> Result<Option<Position>, TxnError> {
+        Ok(None)
+    }
+
+    /// Waits until the volume has the state that `position` names, or a later one, durably; for at most `within`. Says
+    /// whether it has.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`](crate::block::StoreError::Invalid) when it never will.
+    async fn reached(
+        &self,
+        position: Position,
+        _within: Option<Duration>,
+    ) -> Result<bool, TxnError> {
+        Err(TxnError::Invalid(format!("this volume has no replicas, and never reaches {position}")))
+    }
 
     /// The queue in which retries after a conflict wait, as [`run`] does.
     fn contention(&self) -> &Contention;

@@ -1,18 +1,21 @@
 //! The changes of late, encoded once for all followers.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Time};
-use thalweg_store::block::{BLOCK_SIZE, Lba, Version, WriteList};
+use thalweg_store::block::{BLOCK_SIZE, Lba, StoreError, Version, WriteList};
 use thalweg_store::chain::{Attached, Change, Tap};
 use thalweg_store::checksum::crc32c;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use super::protocol::CHUNK;
+use super::protocol::{Behind, CHUNK};
 use super::record;
+use super::roster::Roster;
 use super::staleness::Marks;
 
 /// Bytes that the bookkeeping of a change takes, about.
@@ -102,14 +105,17 @@ struct Encoded {
     /// The chunks have the changes after `start`, up to `end`.
     start: Version,
     end: Version,
+    /// The count of changed bytes at `start`, if it is known.
+    start_total: Option<u64>,
 }
 
-/// See the [module](self). Locks: `encoded` before `raw`; `raw` and `news` are taken under the chain's lock, one after the
-/// other.
+/// See the [module](self). Locks: `encoded` before `raw`; `raw`, `news` and the roster's are taken under the chain's lock, one
+/// after the other.
 #[derive(Debug)]
 pub(super) struct Backlog {
     env: Env,
     room: Room,
+    roster: Arc<Roster>,
     /// When which version was the newest one.
     marks: Mutex<Marks>,
     raw: Mutex<Raw>,
@@ -122,12 +128,13 @@ pub(super) struct Backlog {
 }
 
 impl Backlog {
-    pub(super) fn new(env: &Env, room: Room) -> Backlog {
+    pub(super) fn new(env: &Env, room: Room, roster: Arc<Roster>) -> Backlog {
         let zero = Version(0);
         let newest = Newest { version: zero, total: 0 };
         Backlog {
             env: env.clone(),
             room,
+            roster,
             marks: Mutex::default(),
             raw: Mutex::new(Raw { changes: Vec::new(), bytes: 0, newest, lost: true }),
             encoded: Mutex::new(Encoded {
@@ -135,6 +142,7 @@ impl Backlog {
                 bytes: 0,
                 start: zero,
                 end: zero,
+                start_total: None,
             }),
             wake: Notify::new(),
             news: Mutex::new(News { end: zero, durable: zero, reshaped: 0 }),
@@ -156,6 +164,30 @@ impl Backlog {
     /// The newest version.
     pub(super) fn newest(&self) -> Newest {
         self.raw.lock().newest
+    }
+
+    /// How far a state with `version` is behind the newest one.
+    pub(super) fn behind(&self, version: Version) -> Behind {
+        let newest = self.newest();
+        let bytes = match version >= newest.version {
+            true => Some(0),
+            false => self.total_before(version).map(|total| newest.total.saturating_sub(total)),
+        };
+        let ms = self.current_as_of(version).map(|as_of| self.elapsed_ms(as_of));
+        Behind { versions: newest.version.0.saturating_sub(version.0), bytes, ms }
+    }
+
+    /// The count of changed bytes at `version`, or at one shortly before it.
+    fn total_before(&self, version: Version) -> Option<u64> {
+        let encoded = self.encoded.lock();
+        if version < encoded.start {
+            return None;
+        }
+        let after = encoded.chunks.partition_point(|chunk| chunk.last <= version);
+        match after.checked_sub(1) {
+            Some(place) => encoded.chunks.get(place)?.total,
+            None => encoded.start_total,
+        }
     }
 
     /// A time at which a state with `version` was the newest one, if it is known.
@@ -209,7 +241,9 @@ impl Backlog {
             // What was dropped comes before what was kept.
             let before = |first: &RawChange| Version(first.at.version.0 - 1);
             let start = changes.first().map_or(newest.version, before);
-            *encoded = Encoded { chunks: VecDeque::new(), bytes: 0, start, end: start };
+            let start_total = changes.is_empty().then_some(newest.total);
+            let chunks = VecDeque::new();
+            *encoded = Encoded { chunks, bytes: 0, start, end: start, start_total };
         }
         let mut bytes = BytesMut::new();
         let mut after = encoded.end;
@@ -262,7 +296,7 @@ impl Encoded {
         while self.bytes > most {
             let Some(oldest) = self.chunks.pop_front() else { return };
             self.bytes -= oldest.payload.len() + OVERHEAD;
-            self.start = oldest.last;
+            (self.start, self.start_total) = (oldest.last, oldest.total);
         }
     }
 }
@@ -313,7 +347,16 @@ impl Tap for Backlog {
             raw.newest.version = version;
             raw.drop_all();
         }
+        self.roster.reshape(version);
         self.wake.notify_one();
         self.tell(|news| news.reshaped += 1);
+    }
+
+    fn fenced(&self) {
+        self.roster.end();
+    }
+
+    fn acknowledged(&self, version: Version) -> Option<BoxFuture<'static, Result<(), StoreError>>> {
+        self.roster.acknowledged(version)
     }
 }

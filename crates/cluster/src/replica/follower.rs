@@ -22,7 +22,7 @@ use super::seen::Seen;
 /// Messages that wait to be applied.
 const QUEUE: usize = 64;
 /// A primary that does not answer a call for so long is lost.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a follower treats its primary.
 #[derive(Clone, Copy, Debug)]
@@ -75,15 +75,20 @@ pub(super) fn lost(why: impl Into<String>) -> Stopped {
     Stopped::Lost(why.into())
 }
 
-/// Asks the primary at the other end of `stream` what its volume is.
+/// Asks the primary at the other end of `stream` what its volume is, and how far it is ahead of a follower's state.
 ///
 /// # Errors
 /// [`Stopped::Lost`].
-pub async fn describe(env: &Env, mut stream: impl Stream) -> Result<Described, Stopped> {
+pub async fn describe(
+    env: &Env,
+    mut stream: impl Stream,
+    state: Option<State>,
+) -> Result<Described, Stopped> {
     HELLO.exchange(&mut stream).await?;
     let (reader, writer) = tokio::io::split(stream);
     let channel = Channel::new(env, Side::Connecting, Limits::default(), writer);
-    let asking = channel.call_within(env, PATIENCE, &FromFollower::Describe, &[]);
+    let call = FromFollower::Describe(state);
+    let asking = channel.call_within(env, PATIENCE, &call, &[]);
     tokio::select! {
         biased;
         answered = asking => match answered? {
@@ -154,7 +159,7 @@ impl Follower {
 
     /// Its state; `None` for one that has no name because it has followed nothing yet.
     pub fn position(&self) -> Option<Position> {
-        self.chain.position(self.chain.now())
+        self.chain.position_of(self.chain.now())
     }
 
     /// A time, by the clock of this process, as of which the state that readers see from now on was the primary's newest
@@ -213,12 +218,18 @@ impl Follower {
         let (queue, messages) = mpsc::channel(QUEUE);
         let input = Input { follower: self, queue };
         let following = async {
-            let call = FromFollower::Follow(self.state());
+            let call = FromFollower::Follow(State::of(&self.chain));
             let (answer, _) = channel.call_within(&self.env, PATIENCE, &call, &[]).await?;
             match answer {
                 Answer::Refused(refusal) => return Err(refusal.into()),
                 Answer::Is(_) => return Err(lost("its answer does not fit the question")),
-                Answer::Follows(history) => self.chain.adopt(&history).await?,
+                Answer::Follows { history, term } => {
+                    let ours = self.chain.term();
+                    if term < ours {
+                        return Err(Refusal::Outdated { ours, theirs: term }.into());
+                    }
+                    self.chain.adopt(&history, term).await?;
+                }
             }
             self.seen.lock().connect();
             let (applied, news) =
@@ -235,18 +246,6 @@ impl Follower {
             biased;
             stopped = following => stopped,
             ended = channel.run(reader, &input) => Ok(ended?),
-        }
-    }
-
-    fn state(&self) -> State {
-        let label = self.chain.label();
-        let version = self.chain.now();
-        State {
-            volume: label.volume,
-            blocks: label.blocks,
-            is_whole: version >= label.whole_from,
-            history: label.history,
-            version,
         }
     }
 

@@ -1,6 +1,5 @@
 //! The side of a volume that others follow.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +10,12 @@ use thalweg_env::{Env, Task, Time};
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_store::block::{BlockStore, Version};
 use thalweg_store::chain::{Chain, ChainError, Relation};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use super::backlog::{Backlog, Newest, Room};
-use super::protocol::{
-    Answer, Described, Durable, FromFollower, FromPrimary, HELLO, Refusal, State,
-};
+use super::claim::{self, GiveWayError};
+use super::protocol::{Answer, Described, FromFollower, FromPrimary, HELLO, Refusal, State};
+use super::roster::{AckStatus, Known, Roster};
 use super::sender::Sender;
 
 /// How a primary treats its followers.
@@ -26,11 +25,13 @@ pub struct PrimaryOptions {
     pub room: Room,
     /// A follower that says nothing for so long is lost.
     pub patience: Duration,
+    /// Followers at which a change is durable before a user's sync of it returns. Syncs wait while there are fewer.
+    pub ack: usize,
 }
 
 impl Default for PrimaryOptions {
     fn default() -> PrimaryOptions {
-        PrimaryOptions { room: Room::default(), patience: Duration::from_secs(10) }
+        PrimaryOptions { room: Room::default(), patience: Duration::from_secs(10), ack: 0 }
     }
 }
 
@@ -55,54 +56,13 @@ pub struct ReplicaStatus {
     pub bytes: u64,
 }
 
-/// What a primary knows of a connected follower.
-#[derive(Clone, Debug)]
-pub(super) struct Known {
-    name: String,
-    pub(super) sent: Version,
-    /// What survives a crash of the follower, once it has said so.
-    durable: Option<Durable>,
-    pub(super) copy: Option<(u64, u64)>,
-    pub(super) bytes: u64,
-}
-
-impl Known {
-    /// The newest state of the volume that survives a crash of the follower.
-    fn durable_state(&self) -> Option<Durable> {
-        self.durable.filter(|durable| durable.is_whole)
-    }
-
-    fn status(&self, backlog: &Backlog) -> ReplicaStatus {
-        let state = self.durable_state();
-        let version = state.map_or(Version(0), |state| state.version);
-        let as_of = state.and_then(|state| backlog.current_as_of(state.version));
-        let newest = backlog.newest();
-        let behind_bytes = match version >= newest.version {
-            true => Some(0),
-            false => state.and_then(|it| it.total).map(|it| newest.total.saturating_sub(it)),
-        };
-        ReplicaStatus {
-            name: self.name.clone(),
-            sent: self.sent.0,
-            durable: version.0,
-            behind_versions: newest.version.0.saturating_sub(version.0),
-            behind_bytes,
-            behind_ms: as_of.map(|as_of| backlog.elapsed_ms(as_of)),
-            copy: self.copy,
-            bytes: self.bytes,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) env: Env,
     pub(super) chain: Arc<Chain>,
     options: PrimaryOptions,
     pub(super) backlog: Arc<Backlog>,
-    followers: Mutex<BTreeMap<u64, Known>>,
-    /// A follower has made versions durable, or came or went.
-    acknowledged: Notify,
+    pub(super) roster: Arc<Roster>,
 }
 
 /// Lets volumes follow a chain, from which it takes the tap. Dropping it ends that.
@@ -115,6 +75,7 @@ pub struct Primary {
 impl Drop for Primary {
     fn drop(&mut self) {
         self.shared.chain.detach();
+        self.shared.roster.end();
     }
 }
 
@@ -129,13 +90,13 @@ impl Primary {
         options: PrimaryOptions,
     ) -> Result<Primary, ChainError> {
         chain.begin_history().await?;
-        let backlog = Arc::new(Backlog::new(env, options.room));
+        let roster = Arc::new(Roster::new(options.ack));
+        let backlog = Arc::new(Backlog::new(env, options.room, roster.clone()));
         backlog.begin(chain.attach(backlog.clone()));
         let encoding = backlog.clone();
         let _encoder = env.spawn(async move { encoding.run().await });
-        let (followers, acknowledged) = Default::default();
         let env = env.clone();
-        let shared = Arc::new(Shared { env, chain, options, backlog, followers, acknowledged });
+        let shared = Arc::new(Shared { env, chain, options, backlog, roster });
         Ok(Primary { shared, _encoder })
     }
 
@@ -172,19 +133,23 @@ impl Primary {
 
     /// The connected followers.
     pub fn followers(&self) -> Vec<ReplicaStatus> {
-        let followers = self.shared.followers.lock();
-        followers.values().map(|known| known.status(&self.shared.backlog)).collect()
+        let followers = self.shared.roster.followers();
+        followers.iter().map(|known| self.shared.status_of(known)).collect()
+    }
+
+    /// The acknowledgements that users' syncs wait for; `None` if they wait for none.
+    pub fn ack_status(&self) -> Option<AckStatus> {
+        self.shared.roster.status()
+    }
+
+    /// Ends the waiting of users' syncs for followers, with an error: the server is about to end.
+    pub fn end_acknowledging(&self) {
+        self.shared.roster.end();
     }
 
     /// Waits until `count` followers have made `version` durable.
     pub async fn acknowledged(&self, version: Version, count: usize) {
-        loop {
-            let news = self.shared.acknowledged.notified();
-            if self.shared.holders(version) >= count {
-                return;
-            }
-            news.await;
-        }
+        self.shared.roster.held_by(version, count).await;
     }
 }
 
@@ -196,43 +161,99 @@ struct Seat<'a> {
 
 impl Seat<'_> {
     fn new<'a>(shared: &'a Shared, name: &str) -> Seat<'a> {
-        let mut followers = shared.followers.lock();
-        let number = followers.last_key_value().map_or(0, |(last, _)| last + 1);
-        let name = name.to_owned();
-        let sent = Version(0);
-        followers.insert(number, Known { name, sent, durable: None, copy: None, bytes: 0 });
-        Seat { shared, number }
+        Seat { shared, number: shared.roster.enter(name) }
     }
 }
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        self.shared.followers.lock().remove(&self.number);
-        self.shared.acknowledged.notify_waiters();
+        self.shared.roster.leave(self.number);
     }
 }
 
 impl Shared {
-    /// Changes what is known of a follower.
-    pub(super) fn note(&self, number: u64, change: impl FnOnce(&mut Known)) {
-        if let Some(status) = self.followers.lock().get_mut(&number) {
-            change(status);
+    fn status_of(&self, known: &Known) -> ReplicaStatus {
+        let backlog = &self.backlog;
+        let state = known.durable_state();
+        let version = state.map_or(Version(0), |state| state.version);
+        let as_of = state.and_then(|state| backlog.current_as_of(state.version));
+        let newest = backlog.newest();
+        let behind_bytes = match version >= newest.version {
+            true => Some(0),
+            false => state.and_then(|it| it.total).map(|it| newest.total.saturating_sub(it)),
+        };
+        ReplicaStatus {
+            name: known.name.clone(),
+            sent: known.sent.0,
+            durable: version.0,
+            behind_versions: newest.version.0.saturating_sub(version.0),
+            behind_bytes,
+            behind_ms: as_of.map(|as_of| backlog.elapsed_ms(as_of)),
+            copy: known.copy,
+            bytes: known.bytes,
         }
     }
 
-    /// The number of followers at which a state with `version` survives a crash.
-    fn holders(&self, version: Version) -> usize {
-        let followers = self.followers.lock();
-        let states = followers.values().filter_map(Known::durable_state);
-        states.filter(|state| state.version >= version).count()
+    fn described(&self, to: Option<&State>) -> Described {
+        let label = self.chain.label();
+        let Newest { version, total } = self.backlog.newest();
+        Described {
+            volume: label.volume,
+            blocks: label.blocks,
+            newest: version,
+            total,
+            term: label.term,
+            fence: label.fence,
+            behind: to.map(|state| self.backlog.behind(state.version)),
+        }
+    }
+
+    /// Gives way to a primary with a higher term, of which `theirs` speaks; says whether it has one.
+    async fn give_way(&self, theirs: &State) -> Result<bool, Refusal> {
+        match claim::give_way(&self.chain, theirs).await {
+            Ok(is_higher) => Ok(is_higher),
+            Err(GiveWayError::Strange) => Err(Refusal::Strange),
+            Err(GiveWayError::Chain(error)) => {
+                // Its users write nothing any more; whether that survives a crash is not known.
+                tracing::error!(%error, "the volume cannot be fenced durably");
+                Err(Refusal::Fenced(theirs.term))
+            }
+        }
     }
 
     /// Whether a volume in this state may follow.
+    async fn admit(&self, theirs: &State) -> Result<(), Refusal> {
+        self.check_volume(theirs)?;
+        self.give_way(theirs).await?;
+        self.decide(theirs)
+    }
+
+    /// Answers a volume in this state that calls itself the primary.
+    async fn hear_claim(&self, theirs: &State) -> Result<Described, Refusal> {
+        self.check_volume(theirs)?;
+        self.give_way(theirs).await?;
+        let own = State::of(&self.chain);
+        let described = self.described(Some(theirs));
+        match described.fence {
+            _ if self.chain.label().follows => Ok(described),
+            Some(fence) if fence.term >= theirs.term => Ok(described),
+            _ if theirs.term < own.term => Err(Refusal::Superseded(Box::new(own))),
+            _ => Err(Refusal::SameTerm(own.term)),
+        }
+    }
+
+    fn check_volume(&self, theirs: &State) -> Result<(), Refusal> {
+        match (theirs.volume, self.chain.label().volume) {
+            (theirs, ours) if theirs != ours => Err(Refusal::OtherVolume { theirs, ours }),
+            _ => Ok(()),
+        }
+    }
+
     fn decide(&self, theirs: &State) -> Result<(), Refusal> {
         let label = self.chain.label();
-        let (ours, newest) = (label.volume, self.chain.now());
-        if theirs.volume != ours {
-            return Err(Refusal::OtherVolume { theirs: theirs.volume, ours });
+        let newest = self.chain.now();
+        if let Some(fence) = label.fence {
+            return Err(Refusal::Fenced(fence.term));
         }
         if label.follows {
             return Err(Refusal::NotPrimary);
@@ -280,22 +301,26 @@ impl Handler for Session<'_> {
     async fn handle(&self, call: Incoming) -> io::Result<()> {
         *self.heard.lock() = self.shared.env.now();
         match call.decode().map_err(io::Error::other)? {
-            FromFollower::Describe => {
-                let label = self.shared.chain.label();
-                let (volume, blocks) = (label.volume, label.blocks);
-                let newest = self.shared.chain.now();
-                self.channel.answer(
-                    call.id,
-                    &Answer::Is(Described { volume, blocks, newest }),
-                    &[],
-                );
+            FromFollower::Describe(state) => {
+                let described = self.shared.described(state.as_ref());
+                self.channel.answer(call.id, &Answer::Is(described), &[]);
             }
-            FromFollower::Follow(state) => {
-                let answer = match self.shared.decide(&state) {
-                    Ok(()) => Answer::Follows(self.shared.chain.history()),
+            FromFollower::Announce(theirs) => {
+                let answer = match self.shared.hear_claim(&theirs).await {
+                    Ok(described) => Answer::Is(described),
                     Err(refusal) => Answer::Refused(refusal),
                 };
-                let follows = matches!(answer, Answer::Follows(_));
+                self.channel.answer(call.id, &answer, &[]);
+            }
+            FromFollower::Follow(state) => {
+                let answer = match self.shared.admit(&state).await {
+                    Ok(()) => {
+                        let label = self.shared.chain.label();
+                        Answer::Follows { history: label.history, term: label.term }
+                    }
+                    Err(refusal) => Answer::Refused(refusal),
+                };
+                let follows = matches!(answer, Answer::Follows { .. });
                 self.channel.answer(call.id, &answer, &[]);
                 if follows && self.begin.try_send(state).is_err() {
                     return Err(io::Error::other("it asked twice to follow"));
@@ -308,8 +333,7 @@ impl Handler for Session<'_> {
                 self.channel.tell(&told, &[]).map_err(io::Error::other)?;
             }
             FromFollower::Durable(durable) => {
-                self.shared.note(self.number, |known| known.durable = Some(durable));
-                self.shared.acknowledged.notify_waiters();
+                self.shared.roster.note_durable(self.number, durable);
             }
         }
         Ok(())

@@ -5,8 +5,8 @@ use std::io;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, stream};
 use thalweg_net::channel::Channel;
-use thalweg_store::block::{BlockStore, Hold, Lba, StoreError, Version, Write, WriteList};
-use thalweg_store::chain::{Change, Changed};
+use thalweg_store::block::{BlockStore, Lba, StoreError, Version, Write, WriteList};
+use thalweg_store::chain::{Change, Changed, YieldingHold};
 use thalweg_store::checksum::crc32c;
 
 use super::backlog::{Chunk, Next};
@@ -35,7 +35,7 @@ impl Sender<'_> {
         let shape = backlog.news().reshaped;
         let (mut sent, mut told) = (from.version, Version(0));
         let mut partial = !from.is_whole;
-        self.shared.note(self.number, |known| known.sent = sent);
+        self.shared.roster.note(self.number, |known| known.sent = sent);
         loop {
             let told_more = backlog.told();
             let next = if partial { Next::Missing } else { backlog.next(sent) };
@@ -71,7 +71,7 @@ impl Sender<'_> {
 
     fn chunk(&self, chunk: Chunk) -> io::Result<Version> {
         let Chunk { after, last, payload, checksum, total } = chunk;
-        self.shared.note(self.number, |known| {
+        self.shared.roster.note(self.number, |known| {
             known.sent = last;
             known.bytes += payload.len() as u64;
         });
@@ -81,9 +81,19 @@ impl Sender<'_> {
 
     /// Sends the newest content of what changed since the follower's version; returns the version that it has then.
     async fn copy(&self, from: Version) -> io::Result<Version> {
-        let chain = &self.shared.chain;
         let (hold, total) = self.hold_newest().await.map_err(io::Error::other)?;
-        let until = hold.version();
+        tokio::select! {
+            biased;
+            // The follower connects again, and the copy goes on from where it is, with a newer version.
+            () = hold.asked() => Err(io::Error::other("writers need the room that the copy takes")),
+            sent = self.copy_until(from, hold.version(), total) => sent,
+        }
+    }
+
+    /// Sends what changed since the follower's version up to version `until`, which is held; `total` is the count of changed
+    /// bytes there.
+    async fn copy_until(&self, from: Version, until: Version, total: u64) -> io::Result<Version> {
+        let chain = &self.shared.chain;
         let mut changed = chain.changed_since(from, until).await.map_err(io::Error::other)?;
         if changed.is_empty() {
             // The follower is to reach this version all the same: with a block as it is.
@@ -101,11 +111,11 @@ impl Sender<'_> {
             };
             let record = self.copied(part, until, (sent, last)).await.map_err(io::Error::other)?;
             sent = self.chunk(Chunk { total, ..record })?;
-            self.shared.note(self.number, |known| known.copy = Some((done, blocks)));
+            self.shared.roster.note(self.number, |known| known.copy = Some((done, blocks)));
             self.channel.flush_soon();
             self.channel.drained(WINDOW).await;
         }
-        self.shared.note(self.number, |known| known.copy = None);
+        self.shared.roster.note(self.number, |known| known.copy = None);
         Ok(sent)
     }
 
@@ -135,16 +145,17 @@ impl Sender<'_> {
     }
 
     /// Holds the newest version, and makes it durable; returns the count of changed bytes there as well.
-    async fn hold_newest(&self) -> Result<(Hold, u64), StoreError> {
+    async fn hold_newest(&self) -> Result<(YieldingHold, u64), StoreError> {
         let Shared { chain, backlog, .. } = self.shared;
         let (hold, total) = loop {
             let newest = backlog.newest();
-            let hold = chain.hold(newest.version).or_else(|| chain.hold(chain.now()));
+            let hold = chain.hold_yielding(newest.version);
+            let hold = hold.or_else(|| chain.hold_yielding(chain.now()));
             if let Some(hold) = hold {
                 break (hold, newest.total);
             }
         };
-        chain.sync(hold.version()).await?;
+        chain.commit(hold.version()).await?;
         Ok((hold, total))
     }
 }

@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod acknowledged;
 mod cluster;
 mod faults;
+mod nodes;
 mod primary_lies;
 mod records;
+mod split;
 mod staleness;

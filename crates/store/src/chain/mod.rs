@@ -53,6 +53,7 @@ mod commit;
 mod contract;
 mod counts;
 pub mod dump;
+mod fence;
 mod follow;
 mod followed;
 pub mod format;
@@ -65,7 +66,9 @@ mod label;
 mod log;
 pub mod minilog;
 mod options;
+mod promote;
 mod queue;
+mod reach;
 mod read;
 mod rebuild;
 mod recovered;
@@ -87,10 +90,11 @@ mod tap;
 mod turns;
 mod wishes;
 mod write;
+mod yielding;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
@@ -98,17 +102,19 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::block::{Epoch, Hold, Lba, StoreError, Version};
+pub use crate::block::{NoPosition, Position};
 use crate::device::{DeviceError, DeviceRef};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
 use cache::Cache;
 pub use counts::CountStatus;
 use counts::Counts;
+pub use fence::Fence;
 pub use follow::{Attached, Changed};
 pub use followed::{BEFORE_COPY, Followed};
 pub use format::Cleaning;
 pub use growth::Growth;
-pub use history::{History, NoPosition, Position, Relation, Timeline};
+pub use history::{History, Relation, Timeline};
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
 pub use minilog::MiniCounts;
@@ -122,6 +128,7 @@ pub use stages::WaitStatus;
 use state::State;
 pub use status::{LinkStatus, Status};
 pub use tap::{Change, Tap};
+pub use yielding::YieldingHold;
 
 /// Errors of making, opening or changing a chain.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -148,6 +155,19 @@ pub enum ChainError {
     /// The request is invalid for this chain.
     #[error("{0}")]
     Invalid(String),
+    /// A replica of the volume has become its primary.
+    #[error(
+        "the volume was fenced: a replica of it was promoted (term {term}), and goes on from {from}. Open it read-only; \
+         the state that it had is its snapshot {snapshot}"
+    )]
+    Fenced {
+        /// The new primary's term.
+        term: u32,
+        /// The position from which that one went on, or the version.
+        from: String,
+        /// The snapshot of the newest state.
+        snapshot: String,
+    },
     /// Data that recovery needs is damaged.
     #[error("{0}")]
     Damaged(String),
@@ -188,6 +208,12 @@ struct Inner {
     state: BriefMutex<State>,
     /// The newest durable version, readable without the lock of `state`.
     committed: AtomicU64,
+    /// Holds that end when writers need their room, and the request to end them.
+    yielding: AtomicUsize,
+    yield_requests: AtomicU64,
+    yields: Notify,
+    /// The term that has fenced the volume; 0 for none. Readable without the lock of `state`.
+    fenced: AtomicU32,
     /// Logical blocks, as in the index, readable without the lock of `state`.
     blocks: AtomicU64,
     rounds: BriefMutex<commit::Rounds>,
@@ -387,7 +413,7 @@ impl Inner {
     fn check_users(&self) -> Result<(), StoreError> {
         match self.options.follow {
             true => Err(StoreError::ReadOnly),
-            false => self.check_writable(),
+            false => self.check_fence().and_then(|()| self.check_writable()),
         }
     }
 

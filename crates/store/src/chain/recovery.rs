@@ -13,7 +13,7 @@
 //! [`Chain::rebuild`] is for a volume with such damage.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use async_recursion::async_recursion;
 use roaring::RoaringBitmap;
@@ -241,6 +241,10 @@ pub(super) fn build(
         map_link: parts.map_link,
         blocks: AtomicU64::new(state.index.blocks()),
         committed: AtomicU64::new(state.committed.0),
+        yielding: Default::default(),
+        yield_requests: Default::default(),
+        yields: Notify::new(),
+        fenced: AtomicU32::new(label.fence.map_or(0, |fence| fence.term)),
         state: BriefMutex::new(state),
         rounds: BriefMutex::default(),
         checkpoints: tokio::sync::Mutex::new(area),

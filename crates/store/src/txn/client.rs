@@ -1,6 +1,7 @@
 //! A process that runs transactions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -10,7 +11,7 @@ use super::past::{self, Past};
 use super::running::{OwnerId, Running};
 use super::transaction::LocalTransaction;
 use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError};
-use crate::block::{BlockVersion, Epoch, EpochVersion, Lba};
+use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Position};
 
 /// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
 /// transactions are aborted except for those that it released.
@@ -101,6 +102,27 @@ impl Transact for Client {
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
         let store = &self.shared.inner.store;
         Ok((store.epoch(), store.versions(lba).await?))
+    }
+
+    async fn position(&self) -> Result<Option<Position>, TxnError> {
+        Ok(self.shared.inner.store.position())
+    }
+
+    async fn reached(
+        &self,
+        position: Position,
+        within: Option<Duration>,
+    ) -> Result<bool, TxnError> {
+        let inner = &self.shared.inner;
+        let reached = inner.store.reached(position);
+        match within {
+            None => reached.await?,
+            Some(within) => match inner.env.timeout(within, reached).await {
+                Some(reached) => reached?,
+                None => return Ok(false),
+            },
+        }
+        Ok(true)
     }
 
     fn contention(&self) -> &Contention {

@@ -2,6 +2,7 @@
 //! commits. As a volume it is one client.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -12,8 +13,8 @@ use super::manager::TransactionManager;
 use super::past::{self, Past};
 use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Retention, StoreError,
-    Version, Write, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Position, Retention,
+    StoreError, Version, Write, WriteList,
 };
 
 /// Each write is a transaction of its own that always commits (4.1).
@@ -113,6 +114,18 @@ impl Transact for TransactionManager {
 
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
         Transact::versions(&self.client, lba).await
+    }
+
+    async fn position(&self) -> Result<Option<Position>, TxnError> {
+        Transact::position(&self.client).await
+    }
+
+    async fn reached(
+        &self,
+        position: Position,
+        within: Option<Duration>,
+    ) -> Result<bool, TxnError> {
+        Transact::reached(&self.client, position, within).await
     }
 
     fn contention(&self) -> &Contention {

@@ -333,12 +333,7 @@ impl Handler for Connection {
                 Ok(())
             }
             Request::Release { txn } => self.release(id, txn).await,
-            Request::Sync => self.sync(id).await,
-            Request::Versions { lba } => self.versions(id, lba).await,
-            Request::Position => self.position(id).await,
-            Request::Reach { position, within } => {
-                self.reach(id, position, within.map(Duration::from_millis)).await
-            }
+            question => self.ask(id, question).await,
         }
     }
 }

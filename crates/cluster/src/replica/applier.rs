@@ -10,13 +10,13 @@ use thalweg_store::chain::{BEFORE_COPY, Chain};
 use thalweg_store::checksum::crc32c;
 use tokio::sync::{mpsc, watch};
 
-use super::follower::{Follower, Stopped, lost};
+use super::following::{Following, Stopped, lost};
 use super::protocol::FromPrimary;
 use super::record::{self, Changes, Part, Record};
 
 /// Applies changes in the order of versions, once they are durable at the primary.
 pub(super) struct Applier<'a> {
-    follower: &'a Follower,
+    follower: &'a Following,
     chain: &'a Chain,
     /// Changes that are not applied yet.
     waiting: VecDeque<Waiting>,
@@ -43,8 +43,8 @@ pub(super) struct Applied {
 }
 
 impl<'a> Applier<'a> {
-    pub(super) fn new(follower: &'a Follower, applied: watch::Sender<Applied>) -> Applier<'a> {
-        let chain = follower.chain();
+    pub(super) fn new(follower: &'a Following, applied: watch::Sender<Applied>) -> Applier<'a> {
+        let chain = &*follower.chain;
         let (waiting, received, durable) = (VecDeque::new(), chain.now(), Version(0));
         Applier { follower, chain, waiting, received, durable, applied }
     }
@@ -54,7 +54,7 @@ impl<'a> Applier<'a> {
         mut messages: mpsc::Receiver<(FromPrimary, Bytes)>,
     ) -> Result<(), Stopped> {
         loop {
-            let Follower { env, options, .. } = self.follower;
+            let Following { env, options, .. } = self.follower;
             let message = env.timeout(options.patience, messages.recv()).await;
             let Some((message, payload)) = message.ok_or_else(|| lost("it is silent"))? else {
                 return Err(lost("it closed the connection"));

@@ -8,7 +8,7 @@ use thalweg_net::channel::{Channel, Limits, NoCalls, Side};
 use thalweg_store::block::BlockStore;
 use thalweg_store::chain::{Chain, ChainError, Fence};
 
-use super::follower::{PATIENCE, Stopped, lost};
+use super::following::{PATIENCE, Stopped, lost};
 use super::protocol::{Answer, Described, FromFollower, HELLO, Refusal, State};
 
 impl State {

@@ -2,79 +2,23 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Time};
-use thalweg_net::channel::{CallError, Channel, Handler, Incoming, Limits, NoCalls, Side};
-use thalweg_store::block::{BlockStore, StoreError, Version};
-use thalweg_store::chain::{BEFORE_COPY, Chain, ChainError, Position};
+use thalweg_net::channel::{Channel, Handler, Incoming, Limits, NoCalls, Side};
+use thalweg_store::block::{BlockStore, Version};
+use thalweg_store::chain::{BEFORE_COPY, Chain, Position};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::applier::{Applied, Applier};
+use super::following::{FollowerOptions, Following, PATIENCE, Stopped, lost};
 use super::protocol::{
     Answer, Described, Durable, FromFollower, FromPrimary, HELLO, LONGEST, Refusal, State,
 };
-use super::seen::Seen;
 
 /// Messages that wait to be applied.
 const QUEUE: usize = 64;
-/// A primary that does not answer a call for so long is lost.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How a follower treats its primary.
-#[derive(Clone, Copy, Debug)]
-pub struct FollowerOptions {
-    /// It asks at least this often how far the primary is.
-    pub beat: Duration,
-    /// A primary that says nothing for so long is lost.
-    pub patience: Duration,
-}
-
-impl Default for FollowerOptions {
-    fn default() -> FollowerOptions {
-        FollowerOptions { beat: Duration::from_secs(1), patience: PATIENCE }
-    }
-}
-
-/// Why a follower stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum Stopped {
-    /// Give up: the primary does not let it follow.
-    #[error("the primary refuses this replica: {0}")]
-    Refused(#[from] Refusal),
-    /// Retry: the connection ended.
-    #[error("the connection to the primary ended: {0}")]
-    Lost(String),
-    /// Stop: its own volume failed.
-    #[error("the replica's volume failed: {0}")]
-    Chain(#[from] ChainError),
-}
-
-impl From<StoreError> for Stopped {
-    fn from(error: StoreError) -> Stopped {
-        Stopped::Chain(error.into())
-    }
-}
-
-impl From<io::Error> for Stopped {
-    fn from(error: io::Error) -> Stopped {
-        Stopped::Lost(error.to_string())
-    }
-}
-
-impl From<CallError> for Stopped {
-    fn from(error: CallError) -> Stopped {
-        Stopped::Lost(error.to_string())
-    }
-}
-
-pub(super) fn lost(why: impl Into<String>) -> Stopped {
-    Stopped::Lost(why.into())
-}
-
 /// Asks the primary at the other end of `stream` what its volume is, and how far it is ahead of a follower's state.
 ///
 /// # Errors
@@ -130,14 +74,9 @@ pub struct FollowerStatus {
 /// A chain that follows another one.
 #[derive(Debug)]
 pub struct Follower {
-    pub(super) env: Env,
-    chain: Arc<Chain>,
-    pub(super) options: FollowerOptions,
-    pub(super) seen: Mutex<Seen>,
+    own: Following,
     /// Ask the primary now.
     ask: Notify,
-    /// Held while the state from before a copy gets its snapshot, or loses it.
-    pub(super) before_copy: tokio::sync::Mutex<()>,
 }
 
 impl Follower {
@@ -149,23 +88,20 @@ impl Follower {
     /// As [`Follower::new`], with options.
     pub fn with(env: &Env, chain: Arc<Chain>, options: FollowerOptions) -> Follower {
         let env = env.clone();
-        let (seen, ask, before_copy) = Default::default();
-        Follower { env, chain, options, seen, ask, before_copy }
-    }
-
-    pub(super) fn chain(&self) -> &Chain {
-        &self.chain
+        let (seen, before_copy) = Default::default();
+        let own = Following { env, chain, options, seen, before_copy };
+        Follower { own, ask: Notify::new() }
     }
 
     /// Its state; `None` for one that has no name because it has followed nothing yet.
     pub fn position(&self) -> Option<Position> {
-        self.chain.position_of(self.chain.now())
+        self.own.chain.position_of(self.own.chain.now())
     }
 
     /// A time, by the clock of this process, as of which the state that readers see from now on was the primary's newest
     /// one; `None` while that is not known. A version that was visible at the primary by then is in that state.
     pub fn current_as_of(&self) -> Option<Time> {
-        self.seen.lock().staleness.current_as_of()
+        self.own.seen.lock().staleness.current_as_of()
     }
 
     /// Asks the primary how far it is, now and not only with the next beat.
@@ -175,10 +111,10 @@ impl Follower {
 
     /// What it knows of itself and of the primary.
     pub fn status(&self) -> FollowerStatus {
-        let chain = self.chain.status();
-        let whole_from = self.chain.whole_from();
-        let elapsed = |time: Time| self.env.now().since(time).as_millis() as u64;
-        let seen = self.seen.lock();
+        let chain = self.own.chain.status();
+        let whole_from = self.own.chain.whole_from();
+        let elapsed = |time: Time| self.own.env.now().since(time).as_millis() as u64;
+        let seen = self.own.seen.lock();
         FollowerStatus {
             connected: seen.connected,
             version: chain.version,
@@ -193,20 +129,13 @@ impl Follower {
         }
     }
 
-    /// Notes the state that the volume has now, and the primary's count of changed bytes there, if it is told.
-    pub(super) fn reach(&self, total: Option<Option<u64>>) {
-        let version = self.chain.now();
-        let is_whole = version >= self.chain.whole_from();
-        self.seen.lock().reach(version, is_whole, total);
-    }
-
     /// Follows the primary at the other end of `stream` until the connection ends.
     ///
     /// # Errors
     /// [`Stopped`], always.
     pub async fn follow(&self, stream: impl Stream) -> Stopped {
         let stopped = self.run(stream).await;
-        self.seen.lock().disconnect();
+        self.own.seen.lock().disconnect();
         stopped.err().unwrap_or_else(|| lost("it closed the connection"))
     }
 
@@ -214,27 +143,27 @@ impl Follower {
         HELLO.exchange(&mut stream).await?;
         let (reader, writer) = tokio::io::split(stream);
         let limits = Limits { payload: LONGEST, ..Limits::default() };
-        let channel = Channel::new(&self.env, Side::Connecting, limits, writer);
+        let channel = Channel::new(&self.own.env, Side::Connecting, limits, writer);
         let (queue, messages) = mpsc::channel(QUEUE);
-        let input = Input { follower: self, queue };
+        let input = Input { follower: &self.own, queue };
         let following = async {
-            let call = FromFollower::Follow(State::of(&self.chain));
-            let (answer, _) = channel.call_within(&self.env, PATIENCE, &call, &[]).await?;
+            let call = FromFollower::Follow(State::of(&self.own.chain));
+            let (answer, _) = channel.call_within(&self.own.env, PATIENCE, &call, &[]).await?;
             match answer {
                 Answer::Refused(refusal) => return Err(refusal.into()),
                 Answer::Is(_) => return Err(lost("its answer does not fit the question")),
                 Answer::Follows { history, term } => {
-                    let ours = self.chain.term();
+                    let ours = self.own.chain.term();
                     if term < ours {
                         return Err(Refusal::Outdated { ours, theirs: term }.into());
                     }
-                    self.chain.adopt(&history, term).await?;
+                    self.own.chain.adopt(&history, term).await?;
                 }
             }
-            self.seen.lock().connect();
+            self.own.seen.lock().connect();
             let (applied, news) =
-                watch::channel(Applied { version: self.chain.now(), total: None });
-            let mut applier = Applier::new(self, applied);
+                watch::channel(Applied { version: self.own.chain.now(), total: None });
+            let mut applier = Applier::new(&self.own, applied);
             tokio::select! {
                 biased;
                 stopped = applier.run(messages) => stopped,
@@ -257,7 +186,7 @@ impl Follower {
     ) -> Result<(), Stopped> {
         loop {
             let Applied { version, total } = *applied.borrow_and_update();
-            self.chain.sync(version).await?;
+            self.own.chain.sync(version).await?;
             let is_whole = self.forget_before_copy(version).await?;
             let durable = Durable { version, is_whole, total };
             channel.tell(&FromFollower::Durable(durable), &[])?;
@@ -271,28 +200,28 @@ impl Follower {
     /// Deletes the state from before a copy if `version`, which is durable, is a state of the primary; returns whether
     /// it is.
     async fn forget_before_copy(&self, version: Version) -> Result<bool, Stopped> {
-        let _alone = self.before_copy.lock().await;
-        let is_whole = version >= self.chain.whole_from();
-        if is_whole && self.chain.snapshot(BEFORE_COPY).is_some() {
-            self.chain.delete_snapshot(BEFORE_COPY).await?;
+        let _alone = self.own.before_copy.lock().await;
+        let is_whole = version >= self.own.chain.whole_from();
+        if is_whole && self.own.chain.snapshot(BEFORE_COPY).is_some() {
+            self.own.chain.delete_snapshot(BEFORE_COPY).await?;
         }
         Ok(is_whole)
     }
 
-    /// Asks how far the primary is, with every beat and whenever somebody wants to know.
+    /// Asks how far the primary is, with every beat and at once when [`Follower::ask`] wants it.
     async fn ask_often(&self, channel: &Channel) -> Result<(), Stopped> {
         loop {
-            let number = self.seen.lock().staleness.ask(self.env.now());
+            let number = self.own.seen.lock().staleness.ask(self.own.env.now());
             channel.tell(&FromFollower::Ask(number), &[])?;
             channel.flush();
-            self.env.timeout(self.options.beat, self.ask.notified()).await;
+            self.own.env.timeout(self.own.options.beat, self.ask.notified()).await;
         }
     }
 }
 
 /// Queues what the primary says; that it is not read faster than it is applied is the backpressure.
 struct Input<'a> {
-    follower: &'a Follower,
+    follower: &'a Following,
     queue: mpsc::Sender<(FromPrimary, Bytes)>,
 }
 

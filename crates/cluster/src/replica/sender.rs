@@ -10,9 +10,9 @@ use thalweg_store::chain::{Change, Changed, YieldingHold};
 use thalweg_store::checksum::crc32c;
 
 use super::backlog::{Chunk, Next};
-use super::primary::Shared;
 use super::protocol::{FromPrimary, State};
 use super::record;
+use super::shared::Shared;
 
 /// Blocks of a copy in one record, unless one version has more.
 const COPY_BLOCKS: usize = 64;

@@ -65,7 +65,7 @@ impl Staleness {
         }
     }
 
-    /// Forgets questions and answers: the connection ended. What is known of the state stays true.
+    /// Forgets questions and answers: the connection ended. The bound that is known stays true.
     pub(super) fn disconnect(&mut self) {
         self.asked.clear();
         self.answered.clear();

@@ -5,6 +5,7 @@
 mod acknowledged;
 mod cluster;
 mod faults;
+mod full;
 mod nodes;
 mod primary_lies;
 mod records;

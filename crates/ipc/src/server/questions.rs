@@ -8,15 +8,26 @@ use thalweg_store::block::{Lba, Position};
 use thalweg_store::txn::Transact;
 
 use super::{Connection, done};
-use crate::protocol::{self, Answer};
+use crate::protocol::{self, Answer, Request};
 
 impl Connection {
-    pub(super) async fn sync(&self, id: u64) -> io::Result<()> {
+    /// Answers a request that belongs to no transaction.
+    pub(super) async fn ask(&self, id: u64, request: Request) -> io::Result<()> {
+        match request {
+            Request::Sync => self.sync(id).await,
+            Request::Versions { lba } => self.versions(id, lba).await,
+            Request::Position => self.position(id).await,
+            Request::Reach { position, within } => self.reach(id, position, within).await,
+            _ => Err(io::Error::other("invalid request: its kind belongs to a transaction")),
+        }
+    }
+
+    async fn sync(&self, id: u64) -> io::Result<()> {
         let client = self.client.clone();
         self.reply(id, async move { done(Answer::At(client.sync().await?)) }).await
     }
 
-    pub(super) async fn versions(&self, id: u64, lba: u64) -> io::Result<()> {
+    async fn versions(&self, id: u64, lba: u64) -> io::Result<()> {
         let client = self.client.clone();
         let listing = async move {
             let (epoch, versions) = client.versions(Lba(lba)).await?;
@@ -26,19 +37,15 @@ impl Connection {
         self.reply(id, listing).await
     }
 
-    pub(super) async fn position(&self, id: u64) -> io::Result<()> {
+    async fn position(&self, id: u64) -> io::Result<()> {
         let client = self.client.clone();
         self.reply(id, async move { done(Answer::Position(client.position().await?)) }).await
     }
 
-    pub(super) async fn reach(
-        &self,
-        id: u64,
-        position: Position,
-        within: Option<Duration>,
-    ) -> io::Result<()> {
+    async fn reach(&self, id: u64, position: Position, within: Option<u64>) -> io::Result<()> {
         let client = self.client.clone();
         let waiting = async move {
+            let within = within.map(Duration::from_millis);
             let reached = client.reached(position, within).await?;
             done(Answer::Reached(reached))
         };

@@ -7,17 +7,8 @@
 use std::sync::atomic::Ordering;
 
 use super::label::MAX_SNAPSHOTS;
-use super::{Chain, ChainError, Inner, Label, Snapshot, commit};
-use crate::block::{StoreError, Version};
-
-/// The primary that has taken the place of another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Fence {
-    /// Its term, at least 1.
-    pub term: u32,
-    /// The version of the other one from which it went on.
-    pub from: Version,
-}
+use super::{Chain, ChainError, Fence, Inner, Label, Snapshot, commit};
+use crate::block::StoreError;
 
 /// The name of the snapshot of the state that a volume had when it was fenced.
 fn snapshot_name(term: u32) -> String {
@@ -27,7 +18,7 @@ fn snapshot_name(term: u32) -> String {
 impl Inner {
     /// Refuses what users of a fenced volume do.
     pub(super) fn check_fence(&self) -> Result<(), StoreError> {
-        match self.fenced.load(Ordering::Acquire) {
+        match self.gate.fenced.load(Ordering::Acquire) {
             0 => Ok(()),
             term => Err(StoreError::Fenced(term)),
         }
@@ -57,7 +48,7 @@ impl Chain {
             let own = self.term();
             return Err(ChainError::Invalid(format!("term {} is not above {own}", fence.term)));
         }
-        inner.fenced.fetch_max(fence.term, Ordering::AcqRel);
+        inner.gate.fenced.fetch_max(fence.term, Ordering::AcqRel);
         let _label = inner.label_lock.lock().await;
         if self.fence().is_some_and(|known| known.term >= fence.term) {
             return Ok(());

@@ -8,7 +8,7 @@
 
 use uuid::Uuid;
 
-use super::format::TimelineRecord;
+use super::format::{LabelHeader, TimelineRecord};
 use crate::block::Version;
 
 /// Maximum timelines in a history; the oldest are forgotten.
@@ -42,6 +42,15 @@ impl From<History> for Vec<Timeline> {
     }
 }
 
+/// The primary that has taken the place of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Fence {
+    /// Its term, at least 1.
+    pub term: u32,
+    /// The version of the other one from which it went on.
+    pub from: Version,
+}
+
 /// How a position, or another history, relates to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
@@ -53,6 +62,14 @@ pub enum Relation {
     Apart(Version),
     /// They have no timeline in common: another volume, or a state from before the oldest timeline that is known.
     Strange,
+}
+
+impl Fence {
+    /// The fence in a label.
+    pub(super) fn decode(header: &LabelHeader) -> Option<Fence> {
+        let (term, from) = (header.fence_term.get(), Version(header.fence_from.get()));
+        (term > 0).then_some(Fence { term, from })
+    }
 }
 
 impl History {

@@ -3,13 +3,12 @@
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::fence::Fence;
 use super::format::{
     Cleaning, CutRecord, ENTRIES_PER_PAGE, FORMAT_VERSION, HISTORY_FORMAT, LABEL_BYTES,
     LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Position, SnapshotRecord, TimelineRecord,
     VoidRecord,
 };
-use super::history::{History, MAX_TIMELINES};
+use super::history::{Fence, History, MAX_TIMELINES};
 use super::{ChainError, Create};
 use crate::block::Version;
 use crate::checksum::crc32c_of_both;
@@ -389,11 +388,7 @@ impl Label {
             follows: header.follows != 0,
             whole_from: Version(header.whole_from.get()),
             term: header.term.get(),
-            fence: Some(Fence {
-                term: header.fence_term.get(),
-                from: Version(header.fence_from.get()),
-            })
-            .filter(|fence| fence.term > 0),
+            fence: Fence::decode(&header),
         };
         label.check()
     }

@@ -94,7 +94,7 @@ mod yielding;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
@@ -109,12 +109,11 @@ use crate::rate::Rate;
 use cache::Cache;
 pub use counts::CountStatus;
 use counts::Counts;
-pub use fence::Fence;
 pub use follow::{Attached, Changed};
 pub use followed::{BEFORE_COPY, Followed};
 pub use format::Cleaning;
 pub use growth::Growth;
-pub use history::{History, Relation, Timeline};
+pub use history::{Fence, History, Relation, Timeline};
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
 pub use minilog::MiniCounts;
@@ -208,12 +207,7 @@ struct Inner {
     state: BriefMutex<State>,
     /// The newest durable version, readable without the lock of `state`.
     committed: AtomicU64,
-    /// Holds that end when writers need their room, and the request to end them.
-    yielding: AtomicUsize,
-    yield_requests: AtomicU64,
-    yields: Notify,
-    /// The term that has fenced the volume; 0 for none. Readable without the lock of `state`.
-    fenced: AtomicU32,
+    gate: yielding::WriterGate,
     /// Logical blocks, as in the index, readable without the lock of `state`.
     blocks: AtomicU64,
     rounds: BriefMutex<commit::Rounds>,

@@ -13,7 +13,7 @@
 //! [`Chain::rebuild`] is for a volume with such damage.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use async_recursion::async_recursion;
 use roaring::RoaringBitmap;
@@ -162,10 +162,9 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
     let mut holds = Holds::default();
     label.snapshots.iter().for_each(|snapshot| holds.take(snapshot.version));
     let tag = volume_tag(label.volume);
-    let placeholder = SegmentMap::fresh(0, 0);
     Ok(State {
         index: Index::new(label.blocks),
-        users: Stream::new(USERS, tag, label.segment_blocks, placeholder),
+        users: Stream::new(USERS, tag, label.segment_blocks, SegmentMap::fresh(0, 0)),
         label,
         segments,
         holds,
@@ -241,10 +240,7 @@ pub(super) fn build(
         map_link: parts.map_link,
         blocks: AtomicU64::new(state.index.blocks()),
         committed: AtomicU64::new(state.committed.0),
-        yielding: Default::default(),
-        yield_requests: Default::default(),
-        yields: Notify::new(),
-        fenced: AtomicU32::new(label.fence.map_or(0, |fence| fence.term)),
+        gate: super::yielding::WriterGate::new(label),
         state: BriefMutex::new(state),
         rounds: BriefMutex::default(),
         checkpoints: tokio::sync::Mutex::new(area),

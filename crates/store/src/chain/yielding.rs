@@ -2,10 +2,31 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::{Chain, Inner};
+use tokio::sync::Notify;
+
+use super::{Chain, Inner, Label};
 use crate::block::{BlockStore, Hold, Version};
+
+/// Why writers are refused, or room is asked for them.
+#[derive(Debug, Default)]
+pub(super) struct WriterGate {
+    /// The term that has fenced the volume; 0 for none.
+    pub(super) fenced: AtomicU32,
+    /// Holds that end when writers need their room.
+    yielding: AtomicUsize,
+    /// How often they were asked to end.
+    requests: AtomicU64,
+    asked: Notify,
+}
+
+impl WriterGate {
+    pub(super) fn new(label: &Label) -> WriterGate {
+        let fenced = label.fence.map_or(0, |fence| fence.term).into();
+        WriterGate { fenced, ..WriterGate::default() }
+    }
+}
 
 /// Keeps a version readable until it is dropped. Its owner drops it when it is asked to: meanwhile writers wait that would
 /// else fail for lack of room.
@@ -32,8 +53,8 @@ impl YieldingHold {
     /// Ends when a writer needs the room.
     pub async fn asked(&self) {
         loop {
-            let asked = self.chain.yields.notified();
-            if self.chain.yield_requests.load(Ordering::Acquire) != self.requests {
+            let asked = self.chain.gate.asked.notified();
+            if self.chain.gate.requests.load(Ordering::Acquire) != self.requests {
                 return;
             }
             asked.await;
@@ -44,7 +65,7 @@ impl YieldingHold {
 impl Drop for YieldingHold {
     fn drop(&mut self) {
         self.hold = None;
-        self.chain.yielding.fetch_sub(1, Ordering::AcqRel);
+        self.chain.gate.yielding.fetch_sub(1, Ordering::AcqRel);
         self.chain.room.notify_waiters();
     }
 }
@@ -54,8 +75,8 @@ impl Chain {
     pub fn hold_yielding(&self, version: Version) -> Option<YieldingHold> {
         let hold = Some(self.hold(version)?);
         let chain = self.inner.clone();
-        let requests = chain.yield_requests.load(Ordering::Acquire);
-        chain.yielding.fetch_add(1, Ordering::AcqRel);
+        let requests = chain.gate.requests.load(Ordering::Acquire);
+        chain.gate.yielding.fetch_add(1, Ordering::AcqRel);
         Some(YieldingHold { chain, hold, version, requests })
     }
 }
@@ -63,10 +84,10 @@ impl Chain {
 impl Inner {
     /// Asks the owners of yielding holds to end them; false if there are none.
     pub(super) fn ask_holds(&self) -> bool {
-        let there_are = self.yielding.load(Ordering::Acquire) > 0;
+        let there_are = self.gate.yielding.load(Ordering::Acquire) > 0;
         if there_are {
-            self.yield_requests.fetch_add(1, Ordering::AcqRel);
-            self.yields.notify_waiters();
+            self.gate.requests.fetch_add(1, Ordering::AcqRel);
+            self.gate.asked.notify_waiters();
         }
         there_are
     }

@@ -23,8 +23,8 @@ use crate::volume::opened::Opened;
 
 /// Make a replica the primary: from then on it is written here
 ///
-/// The process that runs it must have ended. What the old primary has and this replica does not have is lost to this
-/// volume; it stays readable at the old one, as a snapshot. The old primary writes nothing more from the moment at which it
+/// The process that runs it must have ended. Changes that only the old primary has are lost to this volume; they stay
+/// readable at the old one, as a snapshot. The old primary writes nothing more from the moment at which it
 /// hears of it: now, if it can be reached, or from the server of this volume, which goes on trying.
 #[derive(Debug, Args)]
 pub(crate) struct Promote {

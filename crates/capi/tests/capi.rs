@@ -360,6 +360,9 @@ fn the_guides_program_waits_for_a_position() {
                  position[0] ^= 1;\n\
                  if (tw_wait(replica, position, 0) != -EINVAL)\nreturn 10;\n\
                  position[0] ^= 1;\n\
+                 char block[TW_BLOCK_SIZE] = \"x\";\n\
+                 if (tw_write(primary, 7, 1, block) != 0 || tw_position(primary, position) != 0)\nreturn 12;\n\
+                 if (tw_wait(replica, position, 5000) != 1)\nreturn 13;\n\
                  position[strlen(position) - 1] = '9';\n\
                  if (tw_wait(replica, position, 20) != 0)\nreturn 11;\n\
                  tw_close(replica);\nreturn tw_close(primary);\n";

@@ -196,14 +196,14 @@ async fn the_wheel_works_in_a_fresh_environment() {
     let chain = pools[0].0.chain();
     chain.begin_history().await.unwrap();
     let checked = tokio::task::block_in_place(|| {
-        std::panic::catch_unwind(|| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             check(&python, &served, &empty, "1");
             let position = chain.position_of(chain.now()).unwrap().to_string();
             check_positions(&python, served.to_str().unwrap(), &position);
             check_document(&mut Command::new(&python), VERSIONS, shown.to_str().unwrap());
             let mut over_network = Command::new(&python);
             check_document(over_network.env("THALWEG_KEYS", &keys), VERSIONS, &address);
-        })
+        }))
     });
     for (pool, server) in pools {
         drop(server);

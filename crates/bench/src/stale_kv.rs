@@ -18,7 +18,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Task};
-use thalweg_store::block::BlockStore;
 use thalweg_store::stale::{Guarantee, Session, Versioned};
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, catalogue};
 use thalweg_store::txn::{Durability, Options as TxnOptions, Transact, TransactionManager};
@@ -118,8 +117,8 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-fn key(number: u32) -> [u8; 8] {
-    u64::from(number).to_be_bytes()
+fn key(number: u32) -> Bytes {
+    Bytes::copy_from_slice(&u64::from(number).to_be_bytes())
 }
 
 /// A value that repeats its stamp: a simulated medium keeps such blocks in few bytes.
@@ -169,7 +168,9 @@ fn stream(env: &Env, server: &Server, case: Case) -> Result<Task<()>, BenchError
     Ok(env.spawn(async move {
         for stamp in 1_000_000.. {
             let mut batch = Batch::new();
-            (0..BATCH).for_each(|_| batch.put(key(addresses.draw()), value(stamp, case.value)));
+            for _ in 0..BATCH {
+                batch.put(key(addresses.draw()), value(stamp, case.value));
+            }
             if store.write(&batch).await.is_err() {
                 return;
             }

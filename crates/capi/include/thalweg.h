@@ -26,8 +26,9 @@
  *   -EBUSY      another process has the volume open, and does not serve it
  *   -ENOSPC     the volume is full
  *   -EBADMSG    a stored block does not match its checksum
- *   -EROFS      the volume refuses writes since a device failed
- *   -EIO        a device failed
+ *   -EROFS      the volume refuses writes since a device failed, or since a replica has replaced it
+ *   -EIO        a device failed, or too few replicas have a change that is durable here
+ *   -ENODATA    the volume has had no replica, and so has no position
  *
  * and of partitions, key-value stores among them:
  *
@@ -69,6 +70,11 @@
  Reads only: sees one snapshot, and always commits.
  */
 #define TW_READ_ONLY 2
+
+/*
+ Bytes that the text of any position takes, with the zero at its end.
+ */
+#define TW_POSITION_TEXT 95
 
 /*
  A B-tree: keys have an order.
@@ -262,6 +268,23 @@ const char *tw_error(void);
  The last error as a (positive) errno; 0 when no call has failed.
  */
 int tw_errno(void);
+
+/*
+ Writes the position of a volume, VOLUME:TIMELINE:VERSION, into `text`, which has TW_POSITION_TEXT bytes: it names the
+ volume's newest state, on this machine and on those of its replicas. Fails with -ENODATA when the volume has had no
+ replica.
+ */
+int tw_position(const struct tw_volume *volume,
+                char *text);
+
+/*
+ Waits until a volume, which may be a replica, has durably reached a position: 1, or 0 when it has not within
+ `milliseconds`. With a negative number it waits for any time. Fails with -EINVAL for a text that is no position, and when
+ the volume never reaches it: the position is of another volume, or of one that has gone another way.
+ */
+int tw_wait(const struct tw_volume *volume,
+            const char *position,
+            int64_t milliseconds);
 
 /*
  Makes a raw partition of `blocks` blocks; with 0, of the longest free run. Not inside a transaction.

@@ -42,6 +42,7 @@ impl From<TxnError> for Failure {
             TxnError::TooMany(_) => libc::EMFILE,
             TxnError::UnknownHandle => libc::ENOENT,
             TxnError::Gone(_) => libc::ESTALE,
+            TxnError::Unserved(_) => libc::ENODATA,
             TxnError::Disconnected(_) => libc::ENOTCONN,
             TxnError::Store(error) => of_store(error),
         };
@@ -60,7 +61,8 @@ fn of_store(error: &StoreError) -> c_int {
         StoreError::Invalid(_) => libc::EINVAL,
         StoreError::NoSpace => libc::ENOSPC,
         StoreError::Corrupt { .. } => libc::EBADMSG,
-        StoreError::ReadOnly | StoreError::Poisoned(_) => libc::EROFS,
+        StoreError::ReadOnly | StoreError::Poisoned(_) | StoreError::Fenced(_) => libc::EROFS,
+        StoreError::Unreplicated(_) => libc::EIO,
         StoreError::TooLarge { .. } => libc::E2BIG,
         StoreError::Gone(_) => libc::ESTALE,
         StoreError::Device(error) => of_device(error),

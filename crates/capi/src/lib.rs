@@ -8,6 +8,7 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod failure;
+pub mod positions;
 pub mod raw;
 pub mod stores;
 pub mod versions;

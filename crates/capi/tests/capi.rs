@@ -11,7 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
-use thalweg_store::block::{BLOCK_SIZE, EpochVersion, Lba};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, EpochVersion, Lba};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
@@ -321,7 +321,8 @@ fn documented(document: &str, volume: &Path, after: &str) -> PathBuf {
     let code = code.replace("/srv/volume", volume.to_str().unwrap());
     let program = volume.with_extension("guide");
     let source = program.with_extension("c");
-    let headers = ["<errno.h>", "<stdio.h>", "\"thalweg.h\""].map(|it| format!("#include {it}\n"));
+    let headers = ["<errno.h>", "<stdio.h>", "<string.h>", "\"thalweg.h\""]
+        .map(|it| format!("#include {it}\n"));
     let text = format!("{}int main(void)\n{{\n{code}\n{after}}}\n", headers.concat());
     std::fs::write(&source, text).unwrap();
     build(&source, &program);
@@ -347,6 +348,41 @@ fn the_guides_program_tells_versions() {
     let _server = Process::serve(&folder, "60000");
     let (one, two) = (run(), run());
     assert!(one.epoch == two.epoch && one.version < two.version, "{one} {two}");
+}
+
+/// The program in docs/replicas.md: a volume that has had a follower has positions.
+#[test]
+fn the_guides_program_waits_for_a_position() {
+    let home = volume();
+    let folder = home.path().join("vol");
+    let after = "if (named != 0)\nreturn named == -ENODATA ? 7 : 8;\n\
+                 if (tw_wait(replica, \"1:2:3\", 0) != -EINVAL || tw_wait(replica, NULL, 0) != -EINVAL)\nreturn 9;\n\
+                 position[0] ^= 1;\n\
+                 if (tw_wait(replica, position, 0) != -EINVAL)\nreturn 10;\n\
+                 position[0] ^= 1;\n\
+                 char block[TW_BLOCK_SIZE] = \"x\";\n\
+                 if (tw_write(primary, 7, 1, block) != 0 || tw_position(primary, position) != 0)\nreturn 12;\n\
+                 if (tw_wait(replica, position, 5000) != 1)\nreturn 13;\n\
+                 position[strlen(position) - 1] = '9';\n\
+                 if (tw_wait(replica, position, 20) != 0)\nreturn 11;\n\
+                 tw_close(replica);\nreturn tw_close(primary);\n";
+    let program = documented("docs/replicas.md", &folder, after);
+    let run = || {
+        let output = Command::new(&program).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let server = Process::serve(&folder, "60000");
+    assert_eq!(run(), (Some(7), String::new()), "it has had no follower");
+    drop(server);
+    let position = runtime().block_on(async {
+        let pool = Pool::open(&Env::real(), &folder, &OpenOptions::default()).await.unwrap();
+        pool.chain().begin_history().await.unwrap();
+        let position = pool.chain().position_of(pool.chain().now()).unwrap();
+        pool.close().await.unwrap();
+        position
+    });
+    let _server = Process::serve(&folder, "60000");
+    assert_eq!(run(), (Some(0), format!("{position}\n")));
 }
 
 /// The program in docs/transactions.md, on a volume with a store.

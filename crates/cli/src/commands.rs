@@ -23,6 +23,7 @@ pub(crate) mod status;
 pub(crate) mod tx;
 pub(crate) mod umount;
 pub(crate) mod volume;
+pub(crate) mod wait;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use thalweg_env::{Env, server_threads};
@@ -60,6 +61,7 @@ pub(crate) enum Command {
     Key(key::KeyCommand),
     #[command(subcommand)]
     Replica(replica::ReplicaCommand),
+    Wait(wait::Wait),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
     Completions(shell::Completions),
@@ -90,6 +92,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Kv(args) => kv::run(&env, args).await,
             Command::Key(command) => key::run(&env, command).await,
             Command::Replica(command) => replica::run(&env, command).await,
+            Command::Wait(args) => wait::run(&env, &args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,

@@ -12,6 +12,7 @@ pub(crate) mod attachments;
 pub(crate) mod background;
 pub(crate) mod control;
 pub(crate) mod exports;
+pub(crate) mod heard;
 pub(crate) mod leftover;
 pub(crate) mod lifetime;
 pub(crate) mod metrics;

@@ -13,12 +13,24 @@
 //! Which states are the same on two machines is told by [positions](thalweg_store::chain::Position), never by versions
 //! alone.
 
+mod applier;
 mod backlog;
+mod claim;
 mod follower;
+mod following;
 mod primary;
 pub mod protocol;
 pub mod record;
+mod roster;
+mod seen;
+mod sender;
+mod shared;
+mod staleness;
 
 pub use backlog::Room;
-pub use follower::{Follower, FollowerStatus, Stopped, describe};
-pub use primary::{Primary, PrimaryOptions, ReplicaStatus};
+pub use claim::announce;
+pub use follower::{Follower, FollowerStatus, describe};
+pub use following::{FollowerOptions, Stopped};
+pub use primary::Primary;
+pub use roster::AckStatus;
+pub use shared::{PrimaryOptions, ReplicaStatus};

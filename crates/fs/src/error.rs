@@ -241,7 +241,9 @@ fn action_after(error: &TxnError) -> Action {
         TxnError::Store(StoreError::NoSpace | StoreError::Device(DeviceError::NoSpace { .. })) => {
             Action::FreeSpace
         }
-        TxnError::Store(StoreError::ReadOnly | StoreError::Poisoned(_)) => Action::Reopen,
+        TxnError::Store(StoreError::ReadOnly | StoreError::Poisoned(_) | StoreError::Fenced(_)) => {
+            Action::Reopen
+        }
         TxnError::Disconnected(_) => Action::Reconnect,
         error if error.is_damage() => Action::Restore,
         _ => Action::GiveUp,

@@ -66,11 +66,14 @@ pub(crate) fn of_store(operation: &'static str, error: &StoreError) -> Errno {
         StoreError::Invalid(_) | StoreError::TooLarge { .. } => Errno::EINVAL,
         StoreError::NoSpace | StoreError::Device(DeviceError::NoSpace { .. }) => Errno::ENOSPC,
         StoreError::ReadOnly => Errno::EROFS,
-        StoreError::Poisoned(_) => {
+        StoreError::Poisoned(_) | StoreError::Fenced(_) => {
             tracing::error!(operation, %error, "refused");
             Errno::EROFS
         }
-        StoreError::Corrupt { .. } | StoreError::Gone(_) | StoreError::Device(_) => {
+        StoreError::Corrupt { .. }
+        | StoreError::Gone(_)
+        | StoreError::Unreplicated(_)
+        | StoreError::Device(_) => {
             tracing::error!(operation, %error, "failed");
             Errno::EIO
         }
@@ -109,6 +112,8 @@ mod tests {
             (store(StoreError::Device(full)), libc::ENOSPC),
             (store(StoreError::ReadOnly), libc::EROFS),
             (store(StoreError::Poisoned("x".into())), libc::EROFS),
+            (store(StoreError::Fenced(1)), libc::EROFS),
+            (store(StoreError::Unreplicated("x".into())), libc::EIO),
             (store(StoreError::Corrupt { lba, detail: name() }), libc::EIO),
             (tree(TreeError::Full(name())), libc::ENOSPC),
             (tree(TreeError::Txn(TxnError::Conflict)), libc::EBUSY),

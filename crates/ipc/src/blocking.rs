@@ -1,6 +1,7 @@
 //! A volume for programs without async tasks: calls block, and a transaction belongs to the thread that began
 //! it (Isotope 4.1). The libraries for C and Python wrap this module.
 
+mod positions;
 mod raw;
 mod stores;
 

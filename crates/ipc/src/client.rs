@@ -23,7 +23,8 @@ use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Task};
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_net::frame;
-use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba};
+use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Version};
+use thalweg_store::stale::{Cost, Needs, VersionRange};
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -145,6 +146,24 @@ impl Transact for Connection {
         self.start(Some(begin), |txn| Request::Begin { txn, begin }).await
     }
 
+    async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn Transaction>, TxnError> {
+        let needs = *needs;
+        self.start(Some(Begin::READ_ONLY), |txn| Request::View { txn, needs, first }).await
+    }
+
+    async fn contents(
+        &self,
+        lba: Lba,
+        range: VersionRange,
+    ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
+        match self.link.ask(&Request::Contents { lba: lba.0, range }).await? {
+            (Answer::Contents, payload) => {
+                protocol::decode_contents(&payload).ok_or_else(unexpected)
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
         self.start(None, |txn| Request::Takeover { txn, handle }).await
     }
@@ -162,6 +181,26 @@ impl Transact for Connection {
                 let versions = protocol::decode_versions(&payload).ok_or_else(unexpected)?;
                 Ok((epoch, versions))
             }
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn position(&self) -> Result<Option<Position>, TxnError> {
+        match self.link.ask(&Request::Position).await? {
+            (Answer::Position(position), _) => Ok(position),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn reached(
+        &self,
+        position: Position,
+        within: Option<Duration>,
+    ) -> Result<bool, TxnError> {
+        let millis = |within: Duration| u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        let within = within.map(millis);
+        match self.link.ask(&Request::Reach { position, within }).await? {
+            (Answer::Reached(reached), _) => Ok(reached),
             _ => Err(unexpected()),
         }
     }

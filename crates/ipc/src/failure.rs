@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thalweg_store::block::{BLOCK_SIZE, EpochVersion, Lba, StoreError, Version};
 use thalweg_store::device::{DeviceError, Operation};
+use thalweg_store::stale::Unserved;
 use thalweg_store::txn::{Preempted, TxnError};
 
 /// Longest text of an error in bytes: the message of an answer is bounded.
@@ -32,6 +33,9 @@ pub enum WireError {
     DeviceFull { device: String },
     Device { device: String, said: String },
     ReadOnly,
+    Fenced(u32),
+    Unreplicated(String),
+    Unserved(Unserved),
 }
 
 /// Cuts a text to the length that an answer may carry.
@@ -56,6 +60,7 @@ impl From<TxnError> for WireError {
             TxnError::UnknownHandle => WireError::UnknownHandle,
             TxnError::Disconnected(why) => WireError::Disconnected(short(why)),
             TxnError::Gone(version) => WireError::GoneAt(version),
+            TxnError::Unserved(why) => WireError::Unserved(why),
             TxnError::Store(error) => WireError::of_store(error),
         }
     }
@@ -72,6 +77,8 @@ impl WireError {
                 WireError::Corrupt { lba: lba.0, detail: short(detail) }
             }
             StoreError::Poisoned(why) => WireError::Poisoned(short(why.to_string())),
+            StoreError::Fenced(term) => WireError::Fenced(term),
+            StoreError::Unreplicated(why) => WireError::Unreplicated(short(why.to_string())),
             StoreError::Gone(version) => WireError::Gone(version.0),
             StoreError::Device(DeviceError::NoSpace { device }) => {
                 WireError::DeviceFull { device: short(device) }
@@ -97,11 +104,14 @@ impl From<WireError> for TxnError {
             WireError::UnknownHandle => return TxnError::UnknownHandle,
             WireError::Disconnected(why) => return TxnError::Disconnected(why),
             WireError::GoneAt(version) => return TxnError::Gone(version),
+            WireError::Unserved(why) => return TxnError::Unserved(why),
             WireError::StoreInvalid(why) => StoreError::Invalid(why),
             WireError::NoSpace => StoreError::NoSpace,
             WireError::ReadOnly => StoreError::ReadOnly,
             WireError::Corrupt { lba, detail } => StoreError::Corrupt { lba: Lba(lba), detail },
             WireError::Poisoned(why) => StoreError::Poisoned(why.into()),
+            WireError::Fenced(term) => StoreError::Fenced(term),
+            WireError::Unreplicated(why) => StoreError::Unreplicated(why.into()),
             WireError::Gone(version) => StoreError::Gone(Version(version)),
             WireError::DeviceFull { device } => DeviceError::NoSpace { device }.into(),
             WireError::Device { device, said } => {

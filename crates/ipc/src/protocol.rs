@@ -10,8 +10,11 @@
 
 use serde::{Deserialize, Serialize};
 use thalweg_net::hello::Hello;
-use thalweg_store::block::{BLOCK_SIZE, BlockVersion, Class, Epoch, EpochVersion, Version};
-use thalweg_store::txn::{Begin, Durability, Handle};
+use thalweg_store::block::{
+    BLOCK_SIZE, BlockVersion, Class, Epoch, EpochVersion, Position, Version,
+};
+use thalweg_store::stale::{Cost, Needs, VersionRange};
+use thalweg_store::txn::{Begin, Durability, Handle, Seen};
 
 pub use thalweg_net::channel::UNANSWERED;
 pub use thalweg_net::frame::{Frame, MAX_HEAD, decode, encode};
@@ -19,7 +22,7 @@ pub use thalweg_net::frame::{Frame, MAX_HEAD, decode, encode};
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 5 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 7 };
 /// Maximum number of blocks in a read.
 pub const MAX_RUN: u64 = 256;
 /// Longest payload of a request in bytes: the block that it writes.
@@ -53,6 +56,31 @@ pub fn decode_versions(payload: &[u8]) -> Option<Vec<BlockVersion>> {
     versions.iter().map(decode).collect()
 }
 
+/// Maximum number of contents in an answer about their costs: the newest ones.
+pub const MAX_CONTENTS: usize = MAX_ANSWER_PAYLOAD / CONTENT_BYTES;
+/// Bytes of each: oldest version, newest version and cost, little-endian.
+const CONTENT_BYTES: usize = 24;
+
+/// The payload of [`Answer::Contents`].
+pub fn encode_contents(contents: &[(VersionRange, Cost)]) -> Vec<u8> {
+    let newest = &contents[contents.len().saturating_sub(MAX_CONTENTS)..];
+    let encode = |(range, cost): &(VersionRange, Cost)| {
+        [range.low.0.to_le_bytes(), range.up.0.to_le_bytes(), cost.0.to_le_bytes()].concat()
+    };
+    newest.iter().flat_map(encode).collect()
+}
+
+/// The contents in the payload of [`Answer::Contents`]; `None` if it is invalid.
+pub fn decode_contents(payload: &[u8]) -> Option<Vec<(VersionRange, Cost)>> {
+    let (contents, []) = payload.as_chunks::<CONTENT_BYTES>() else { return None };
+    let decode = |bytes: &[u8; CONTENT_BYTES]| {
+        let ([low, up, cost], []) = bytes.as_chunks::<8>() else { return None };
+        let [low, up] = [low, up].map(|bytes| Version(u64::from_le_bytes(*bytes)));
+        Some((VersionRange { low, up }, Cost(i64::from_le_bytes(*cost))))
+    };
+    contents.iter().map(decode).collect()
+}
+
 /// The server's first message.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Welcome {
@@ -76,6 +104,20 @@ pub enum Request {
         txn: u64,
         /// How it begins.
         begin: Begin,
+    },
+    /// Begins transaction `txn` as a view of old versions. [`Answer::Begun`].
+    View {
+        /// A number that no running transaction of the connection has.
+        txn: u64,
+        /// What it needs.
+        needs: Needs,
+        /// No older version.
+        first: Version,
+    },
+    /// Asks which versions the reads of a transaction are of. [`Answer::Seen`].
+    Seen {
+        /// The transaction.
+        txn: u64,
     },
     /// Takes over a released transaction, as `txn`. [`Answer::Begun`].
     Takeover {
@@ -162,6 +204,22 @@ pub enum Request {
         /// The block.
         lba: u64,
     },
+    /// Asks for the contents of a block in a range of versions, and what they cost to read. [`Answer::Contents`].
+    Contents {
+        /// The block.
+        lba: u64,
+        /// The versions.
+        range: VersionRange,
+    },
+    /// Asks for the name of the newest version on every machine. [`Answer::Position`].
+    Position,
+    /// Waits until the volume has durably reached a position. [`Answer::Reached`].
+    Reach {
+        /// The position.
+        position: Position,
+        /// For how long, in milliseconds; `None` for any time.
+        within: Option<u64>,
+    },
 }
 
 /// A server's answer.
@@ -189,6 +247,14 @@ pub enum Answer {
         /// The epoch of all versions.
         epoch: Epoch,
     },
+    /// The versions that the reads are of.
+    Seen(Seen),
+    /// The contents are the payload ([`encode_contents`]), at most [`MAX_CONTENTS`].
+    Contents,
+    /// The position; `None` for a volume without replicas.
+    Position(Option<Position>),
+    /// Whether the volume has reached the position.
+    Reached(bool),
 }
 
 #[cfg(test)]

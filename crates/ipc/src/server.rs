@@ -3,13 +3,14 @@
 //! To the manager a connection is a process: when it ends, the transactions that it did not release are
 //! aborted. A commit that has begun by then runs to its end, with either outcome.
 
+mod questions;
+
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
@@ -25,9 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::protocol::{
-    self, Answer, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome,
-};
+use crate::protocol::{Answer, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome};
 use crate::{SOCKET, socket};
 
 /// The part of a connection's budget that a request takes, beside the blocks that it reads.
@@ -313,6 +312,21 @@ impl Handler for Connection {
                 self.start(id, txn, entry, Box::pin(beginning)).await;
                 Ok(())
             }
+            Request::View { txn, needs, first } => {
+                let (entry, client) = (self.enter(txn)?, self.client.clone());
+                let beginning = async move { client.view(&needs, first).await };
+                self.start(id, txn, entry, Box::pin(beginning)).await;
+                Ok(())
+            }
+            Request::Seen { txn } => {
+                let entry = self.entry(txn);
+                let asking = async move {
+                    let transaction = entry?.usable()?;
+                    done(Answer::Seen(transaction.seen().await?))
+                };
+                self.answer(id, REQUEST_COST, asking).await;
+                Ok(())
+            }
             Request::Takeover { txn, handle } => {
                 let entry = self.enter(txn)?;
                 self.start(id, txn, entry, Box::pin(self.take_over(handle))).await;
@@ -334,8 +348,7 @@ impl Handler for Connection {
                 Ok(())
             }
             Request::Release { txn } => self.release(id, txn).await,
-            Request::Sync => self.sync(id).await,
-            Request::Versions { lba } => self.versions(id, lba).await,
+            question => self.ask(id, question).await,
         }
     }
 }
@@ -350,8 +363,7 @@ impl Connection {
             }
             done(Answer::Done)
         };
-        self.answer(id, REQUEST_COST, ending).await;
-        Ok(())
+        self.reply(id, ending).await
     }
 
     fn take_over(
@@ -368,21 +380,13 @@ impl Connection {
         }
     }
 
-    async fn sync(&self, id: u64) -> io::Result<()> {
-        let client = self.client.clone();
-        let syncing = async move { done(Answer::At(client.sync().await?)) };
-        self.answer(id, REQUEST_COST, Box::pin(syncing)).await;
-        Ok(())
-    }
-
-    async fn versions(&self, id: u64, lba: u64) -> io::Result<()> {
-        let client = self.client.clone();
-        let listing = async move {
-            let (epoch, versions) = client.versions(Lba(lba)).await?;
-            let payload = Bytes::from(protocol::encode_versions(&versions));
-            Ok((Answer::Versions { epoch }, vec![payload]))
-        };
-        self.answer(id, REQUEST_COST, Box::pin(listing)).await;
+    /// Answers a request that belongs to no transaction.
+    async fn reply(
+        &self,
+        id: u64,
+        work: impl Future<Output = Answered> + Send + 'static,
+    ) -> io::Result<()> {
+        self.answer(id, REQUEST_COST, Box::pin(work)).await;
         Ok(())
     }
 
@@ -468,8 +472,7 @@ impl Connection {
             entries.lock().remove(&txn);
             done(Answer::Released(handle))
         };
-        self.answer(id, REQUEST_COST, releasing).await;
-        Ok(())
+        self.reply(id, releasing).await
     }
 
     /// Sends the answer when `work` is done.

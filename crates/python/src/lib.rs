@@ -15,6 +15,7 @@
 #![allow(missing_docs)]
 
 mod failure;
+mod positions;
 mod raw;
 mod shared;
 mod stores;
@@ -184,6 +185,20 @@ impl Volume {
     /// whether something is stored. A transaction can begin on these versions.
     fn versions(&self, py: Python<'_>, lba: u64) -> PyResult<Vec<(Version, Version, bool)>> {
         versions::readable(py, &*self.shared.get()?, lba)
+    }
+
+    /// The volume's position, as text: the name of its newest state, on this machine and on those of its replicas. `None`
+    /// for a volume that has had no replica.
+    fn position(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        positions::position(py, &*self.shared.get()?)
+    }
+
+    /// Waits until the volume, which may be a replica, has durably reached a position; returns whether it has within
+    /// `timeout` seconds. `Invalid` is raised when it never will: the position is of another volume, or of one that has
+    /// gone another way.
+    #[pyo3(signature = (position, timeout = None))]
+    fn wait(&self, py: Python<'_>, position: &str, timeout: Option<f64>) -> PyResult<bool> {
+        positions::wait(py, &*self.shared.get()?, position, timeout)
     }
 
     /// Writes whole blocks of a volume without partitions; `Invalid` on a volume with partitions, where raw

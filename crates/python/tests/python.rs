@@ -12,6 +12,7 @@ use thalweg_env::{Env, Task};
 use thalweg_ipc::{Config, Server};
 use thalweg_net::gate::Gate;
 use thalweg_net::keys::{Authorized, Client, Home, Key};
+use thalweg_store::block::BlockStore;
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
@@ -118,6 +119,23 @@ fn check_document(python: &mut Command, document: &str, volume: &str) {
     good(python.args(["-c", &after]));
 }
 
+/// Runs the program that waits for a position, on a volume that is served and has this one.
+fn check_positions(python: &Path, volume: &str, position: &str) {
+    let programs = programs("docs/replicas.md");
+    let [program] = &programs[..] else { panic!("{}", programs.len()) };
+    let program = program.replace("/srv/volume", volume);
+    let after = format!(
+        "{program}\n\
+         assert position == {position:?}, position\n\
+         assert not replica.wait(position + '9', timeout=0.02)\n\
+         for wrong in ('1:2:3', '0' * 8 + position[8:]):\n    \
+         try:\n        replica.wait(wrong)\n    \
+         except thalweg.Invalid:\n        continue\n    \
+         raise AssertionError(wrong)\n"
+    );
+    good(Command::new(python).args(["-c", &after]));
+}
+
 /// Serves a volume over TCP to clients with the keys in a folder; its address.
 async fn listen(env: &Env, server: &Server, keys: &Path) -> (String, Task<()>) {
     let (home, key) = (Home::at(keys), Key::generate(env).unwrap());
@@ -175,13 +193,17 @@ async fn the_wheel_works_in_a_fresh_environment() {
     let pools = futures::future::join_all(pools).await;
     let keys = home.path().join("keys");
     let (address, _serving) = listen(&env, &pools[3].1, &keys).await;
+    let chain = pools[0].0.chain();
+    chain.begin_history().await.unwrap();
     let checked = tokio::task::block_in_place(|| {
-        std::panic::catch_unwind(|| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             check(&python, &served, &empty, "1");
+            let position = chain.position_of(chain.now()).unwrap().to_string();
+            check_positions(&python, served.to_str().unwrap(), &position);
             check_document(&mut Command::new(&python), VERSIONS, shown.to_str().unwrap());
             let mut over_network = Command::new(&python);
             check_document(over_network.env("THALWEG_KEYS", &keys), VERSIONS, &address);
-        })
+        }))
     });
     for (pool, server) in pools {
         drop(server);

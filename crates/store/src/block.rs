@@ -14,6 +14,7 @@ mod frozen;
 mod holds;
 mod list;
 mod located;
+mod position;
 mod ranges;
 mod retained;
 
@@ -32,8 +33,9 @@ pub use frozen::Frozen;
 pub(crate) use holds::Holds;
 pub use list::WriteList;
 pub use located::{Located, Locations, Residence};
+pub use position::{NoPosition, Position};
 pub use ranges::ByteRanges;
-pub use retained::{Keep, Retained};
+pub use retained::{Keep, Paused, Retained};
 
 /// A logical block address.
 #[derive(
@@ -354,6 +356,21 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// The name of the newest version on every machine; `None` for a store that no other one follows.
+    fn position(&self) -> Option<Position> {
+        None
+    }
+
+    /// Waits until the store has the state that `position` names, or a later one, and it survives a crash.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] when it never will: the position is of another volume, or of one that has gone another way.
+    async fn reached(&self, position: Position) -> Result<(), StoreError> {
+        Err(StoreError::Invalid(format!(
+            "this volume has no replicas, and never reaches {position}"
+        )))
+    }
+
     /// The contents of a block that can be read, oldest first; the last one is the newest. Versions that are not
     /// held themselves are left out, except for the newest.
     ///
@@ -449,6 +466,14 @@ pub enum StoreError {
     /// Stop: a flush or a write failed earlier. The store serves reads until it is reopened.
     #[error("the store refuses writes since an earlier failure: {0}")]
     Poisoned(Arc<str>),
+    /// Stop: a replica of the volume has become its primary. The store serves reads.
+    #[error(
+        "a replica of this volume was promoted (term {0}): nothing is written here any more; use the new primary"
+    )]
+    Fenced(u32),
+    /// Wait, or stop: the change survives a crash of this machine, and too few replicas have made it durable, too.
+    #[error("the change is durable here, and not at as many replicas as it should be: {0}")]
+    Unreplicated(Arc<str>),
     /// The version asked for has been reclaimed.
     #[error("version {0} is no longer kept")]
     Gone(Version),

@@ -49,10 +49,11 @@ pub use settings::OpenOptions;
 pub use spec::{CacheSpec, DeviceSpec, Follows, LinkSpec, NewVolume, Preallocation};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
-use crate::block::{BlockStore, Frozen, Hold, StoreError};
+use crate::block::{BlockStore, Frozen, Hold, Retained, StoreError};
 use crate::chain::{
     Chain, ChainError, Followed, Growth, Position, Rebuild, RebuildReport, Recovered,
 };
+use crate::stale::{Upstream, Versioned};
 use crate::tree::catalogue;
 use crate::txn::{Fenced, TransactionManager};
 use crate::volume::{StoreVolume, Volume, VolumeRef};
@@ -100,6 +101,9 @@ pub struct Pool {
     settings: Mutex<Settings>,
     chain: Arc<Chain>,
     transactions: TransactionManager,
+    /// Keeps old versions readable.
+    retained: Option<Arc<Retained>>,
+    upstream: Arc<Upstream>,
     volume: Arc<StoreVolume<Fenced>>,
     members: Mutex<Vec<Member>>,
     mirrors: Mutex<Vec<PoolMirror>>,
@@ -163,8 +167,19 @@ impl Pool {
             false if options.chain.follow => Arc::new(Followed::new(chain.clone())),
             false => chain.clone(),
         };
+        let keep = options.keep.filter(|_| !options.read_only);
+        let retained = keep.map(|keep| Arc::new(Retained::new(env, store.clone(), keep)));
+        let versions = match &retained {
+            Some(retained) => Versioned::of(env, retained.clone()),
+            None => Versioned::new(env, store),
+        };
+        let upstream = Arc::new(Upstream::default());
+        let versions = match options.chain.follow {
+            true => versions.following(upstream.clone()),
+            false => versions,
+        };
         // Every change of the volume is a transaction, or visible to the transactions that run.
-        let transactions = TransactionManager::new(env, store, options.transactions.clone());
+        let transactions = TransactionManager::of(env, versions, options.transactions.clone());
         catalogue::fence(&transactions).await;
         let pool = Pool {
             env: env.clone(),
@@ -178,6 +193,8 @@ impl Pool {
             manifest: tokio::sync::Mutex::new(manifest),
             volume: Arc::new(StoreVolume::live(Arc::new(transactions.fenced()))),
             transactions,
+            retained,
+            upstream,
             chain,
             members: Mutex::new(seats.into_iter().map(Member::from).collect()),
             mirrors: Mutex::new(put.mirrors),
@@ -220,14 +237,48 @@ impl Pool {
         self.manifest.lock().await.follows.clone()
     }
 
+    /// Follows another primary of the same volume from the next opening on.
+    ///
+    /// # Errors
+    /// [`ChainError::Invalid`] for a volume that follows none; an error from writing the manifest.
+    pub async fn follow_from(&self, address: &str) -> Result<(), PoolError> {
+        if !self.chain.label().follows {
+            let why = "the volume follows no other one".to_owned();
+            return Err(ChainError::Invalid(why).into());
+        }
+        let mut manifest = self.manifest.lock().await;
+        let changed = Manifest { follows: Some(address.to_owned()), ..manifest.clone() };
+        changed.write(&*self.media, &self.folder).await?;
+        *manifest = changed;
+        Ok(())
+    }
+
+    /// The address of the primary that this volume has replaced, while that one has not been told.
+    pub async fn replaces(&self) -> Option<String> {
+        self.manifest.lock().await.replaces.clone()
+    }
+
+    /// Notes that the primary that this volume has replaced knows it.
+    ///
+    /// # Errors
+    /// An error from writing the manifest.
+    pub async fn forget_replaced(&self) -> Result<(), PoolError> {
+        let mut manifest = self.manifest.lock().await;
+        let changed = Manifest { replaces: None, ..manifest.clone() };
+        changed.write(&*self.media, &self.folder).await?;
+        *manifest = changed;
+        Ok(())
+    }
+
     /// Ends following: see [`Chain::promote`]. Returns the state from which the volume goes on alone.
     ///
     /// # Errors
     /// As [`Chain::promote`], and an error from writing the manifest.
-    pub async fn promote(&self) -> Result<Position, PoolError> {
-        let position = self.chain.promote().await?;
+    pub async fn promote(&self, term: u32) -> Result<Position, PoolError> {
+        let position = self.chain.promote(term).await?;
         let mut manifest = self.manifest.lock().await;
-        let changed = Manifest { follows: None, ..manifest.clone() };
+        let replaces = manifest.follows.clone();
+        let changed = Manifest { follows: None, replaces, ..manifest.clone() };
         changed.write(&*self.media, &self.folder).await?;
         *manifest = changed;
         Ok(position)
@@ -277,9 +328,19 @@ impl Pool {
     /// As [`Chain::rollback`].
     pub async fn roll_back(&self, name: &str) -> Result<(), PoolError> {
         self.refuse_if_read_only()?;
-        let rolled = self.transactions.exclusively(async || self.chain.rollback(name).await).await;
+        let rolled = self.transactions.exclusively(async || {
+            // The versions since the snapshot go.
+            let _paused = self.retained.as_deref().map(Retained::pause);
+            self.chain.rollback(name).await
+        });
+        let rolled = rolled.await;
         catalogue::fence(&self.transactions).await;
         Ok(rolled?)
+    }
+
+    /// What its readers know of the volume that it follows.
+    pub fn upstream(&self) -> &Upstream {
+        &self.upstream
     }
 
     /// The report of the opening's recovery.

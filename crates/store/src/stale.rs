@@ -21,6 +21,7 @@ mod error;
 mod guarantee;
 pub mod session;
 mod snapshot;
+mod upstream;
 mod versioned;
 mod view;
 
@@ -29,5 +30,6 @@ pub use error::StaleError;
 pub use guarantee::{Guarantee, GuaranteeError};
 pub use session::{Item, Needs, Node, Session, Unserved, VersionRange};
 pub use snapshot::Snapshot;
+pub use upstream::{CurrentAsOf, Upstream};
 pub use versioned::{Got, Versioned};
 pub use view::StaleView;

@@ -61,7 +61,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
 
-use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Version, Write};
+use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Position, Version, Write};
 use crate::stale::{Cost, Needs, VersionRange};
 pub use client::Client;
 pub use contention::{Contention, Turn};
@@ -183,11 +183,15 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError>;
 
     /// Begins a read-only transaction on the cheapest state that meets the needs of a read: each block that it reads
-    /// narrows the versions that the next one may have. None of them is older than `first`.
+    /// narrows the versions that the next one may have ([`Transaction::seen`]). None of them is older than `first`.
     ///
     /// # Errors
     /// [`TxnError::Unserved`]; [`TxnError::Gone`] for an exact version that is not kept.
-    async fn view(&self, _needs: &Needs, _first: Version) -> Result<Arc<dyn View>, TxnError> {
+    async fn view(
+        &self,
+        _needs: &Needs,
+        _first: Version,
+    ) -> Result<Arc<dyn Transaction>, TxnError> {
         Err(no_views())
     }
 
@@ -202,6 +206,27 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
         _range: VersionRange,
     ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
         Err(no_views())
+    }
+
+    /// The name of the newest version on every machine that has a replica of the volume; `None` if it has none.
+    ///
+    /// # Errors
+    /// [`TxnError::Disconnected`].
+    async fn position(&self) -> Result<Option<Position>, TxnError> {
+        Ok(None)
+    }
+
+    /// Waits until the volume has the state that `position` names, or a later one, durably; for at most `within`. Says
+    /// whether it has.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`](crate::block::StoreError::Invalid) when it never will.
+    async fn reached(
+        &self,
+        position: Position,
+        _within: Option<Duration>,
+    ) -> Result<bool, TxnError> {
+        Err(TxnError::Invalid(format!("this volume has no replicas, and never reaches {position}")))
     }
 
     /// The queue in which retries after a conflict wait, as [`run`] does.
@@ -237,23 +262,13 @@ fn no_views() -> TxnError {
     TxnError::Invalid("the costs of this volume's versions are not known here".to_owned())
 }
 
-/// What the reads of a [`View`] are of.
+/// What the reads of a transaction are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Seen {
     /// The versions whose state all of them are of.
     pub range: VersionRange,
     /// How long ago the newest of these was replaced, at most; `None` when that is not known.
     pub age: Option<Duration>,
-}
-
-/// A read-only transaction on a state that is chosen as blocks are read. Its version is the newest that is left.
-#[async_trait]
-pub trait View: Transaction {
-    /// What all reads so far are of.
-    ///
-    /// # Errors
-    /// Those of a server.
-    async fn seen(&self) -> Result<Seen, TxnError>;
 }
 
 /// Blocks that one transaction of [`Transact::discard_run`] discards.
@@ -327,6 +342,15 @@ pub trait Transaction: Send + Sync + fmt::Debug {
 
     /// The version that the transaction reads.
     fn version(&self) -> EpochVersion;
+
+    /// The versions whose state all reads so far are of: more than one only in a view ([`Transact::view`]).
+    ///
+    /// # Errors
+    /// Those of a server.
+    async fn seen(&self) -> Result<Seen, TxnError> {
+        let version = self.version().version;
+        Ok(Seen { range: VersionRange { low: version, up: version }, age: None })
+    }
 
     /// Ends the transaction: all of its writes become visible, or none. Returns the version that it became; the
     /// one that it read if it wrote nothing.

@@ -4,16 +4,19 @@
 //! of this works on `dyn Transact`, and does not know which of the two it is.
 
 mod access;
+mod session;
 mod text;
 
 use std::io::{BufRead, IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ::bytes::Bytes;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
+use thalweg_store::stale::{Guarantee, Session};
 use thalweg_store::tree::{
     Batch, Iter, Kind, NewPartition, Partition, State, Store, TreeError, catalogue,
 };
@@ -51,7 +54,7 @@ enum Command {
     List(List),
     Drop(Drop),
     Put(Put),
-    Get(OnKey),
+    Get(Get),
     /// Delete a key
     Delete(OnKey),
     Scan(Scan),
@@ -148,9 +151,29 @@ struct Put {
     /// Key and value are written in hexadecimal digits
     #[arg(long)]
     hex: bool,
+    /// The file of a session, which remembers what was written
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
 }
 
 /// Show the value of a key
+///
+/// With --read the value may be an older one, if that is cheaper to read: of the versions that the volume keeps (see
+/// --keep-time of `thalweg volume set`), the cheapest that the guarantee allows.
+#[derive(Debug, Args)]
+struct Get {
+    #[command(flatten)]
+    key: OnKey,
+    /// What the read needs: strong, eventual, read-my-writes, monotonic-reads, monotonic-writes, writes-follow-reads,
+    /// causal, bounded=TIME (as 5s or 300ms), updates=NUMBER (commits of the volume), at=VERSION; several with commas
+    #[arg(long, value_name = "GUARANTEE")]
+    read: Option<Guarantee>,
+    /// The file of a session, which remembers what was read and written
+    #[arg(long, value_name = "FILE", requires = "read")]
+    session: Option<PathBuf>,
+}
+
+/// A key of a store
 #[derive(Debug, Args)]
 struct OnKey {
     /// The partition
@@ -252,7 +275,7 @@ async fn execute(env: &Env, volume: &Arc<dyn Transact>, command: Command) -> Out
         Command::List(args) => list(&**volume, &args).await,
         Command::Drop(args) => drop_partition(env, &**volume, &args).await,
         Command::Put(args) => put(&open(&args.name).await?, args).await,
-        Command::Get(args) => get(&look(&args.name).await?, &args).await,
+        Command::Get(args) => get(&look(&args.key.name).await?, &args).await,
         Command::Delete(args) => delete(&open(&args.name).await?, &args).await,
         Command::Scan(args) => scan(&look(&args.name).await?, &args).await,
         Command::Check(args) => check(env, volume, &args).await,
@@ -322,18 +345,33 @@ async fn put(store: &Store, args: Put) -> Outcome<()> {
             value
         }
     };
-    Ok(store.put(&key, value).await?)
+    let Some(file) = &args.session else { return Ok(store.put(&key, value).await?) };
+    let needs =
+        Guarantee { monotonic_writes: true, writes_follow_reads: true, ..Guarantee::EVENTUAL };
+    let volume = store.volume();
+    let mut session = session::load(file, &**volume, needs).await?;
+    store.put_for(&mut session, &key, value).await?;
+    session::save(file, &**volume, &session).await
 }
 
 fn no_key(key: &str) -> Failure {
     Failure::new(format!("there is no key {key}"))
 }
 
-async fn get(store: &Store, args: &OnKey) -> Outcome<()> {
+async fn get(store: &Store, Get { key: args, read, session: file }: &Get) -> Outcome<()> {
     let key = bytes(&args.key, args.hex)?;
-    let value = store.get(&key).await?.ok_or_else(|| no_key(&args.key))?;
+    let (value, about) = match read {
+        None => (store.get(&key).await?, json!({})),
+        Some(guarantee) => get_old(store, &key, *guarantee, file.as_deref()).await?,
+    };
+    let value = value.ok_or_else(|| no_key(&args.key))?;
     if args.json {
-        println!("{}", json!({"key": text(&key), "value": text(&value)}));
+        let mut shown = json!({"key": text(&key), "value": text(&value)});
+        shown
+            .as_object_mut()
+            .into_iter()
+            .for_each(|all| all.extend(about.as_object().cloned().into_iter().flatten()));
+        println!("{shown}");
         return Ok(());
     }
     output::bytes(&value);
@@ -341,6 +379,30 @@ async fn get(store: &Store, args: &OnKey) -> Outcome<()> {
         println!();
     }
     Ok(())
+}
+
+/// The value of a key that a guarantee allows, and what is known of it.
+async fn get_old(
+    store: &Store,
+    key: &[u8],
+    guarantee: Guarantee,
+    file: Option<&Path>,
+) -> Outcome<(Option<Bytes>, Value)> {
+    let volume = store.volume();
+    let mut session = match file {
+        Some(file) => session::load(file, &**volume, guarantee).await?,
+        None => Session::new(guarantee),
+    };
+    let got = store.get_for(&mut session, key).await?;
+    if let Some(file) = file {
+        session::save(file, &**volume, &session).await?;
+    }
+    let about = json!({
+        "guarantee": guarantee.to_string(),
+        "versions": [got.range.low, got.range.up],
+        "age_ms": got.age.map(|age| age.as_millis() as u64),
+    });
+    Ok((got.value, about))
 }
 
 async fn delete(store: &Store, args: &OnKey) -> Outcome<()> {

@@ -1,9 +1,11 @@
 //! `thalweg replica`: volumes that follow another one.
 
+mod promote;
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::Value;
 use thalweg_cluster::replica::{describe, protocol::Described};
 use thalweg_env::Env;
 use thalweg_ipc::remote::Remote;
@@ -16,7 +18,7 @@ use super::ask::ask;
 use super::key;
 use super::serve::{self, Options};
 use super::volume::create::{Layout, new_volume};
-use crate::daemon::replicas::followed;
+use super::wait;
 use crate::failure::{Failure, Outcome};
 use crate::progress::{self, share_done};
 use crate::request::{Answer, Request, unexpected_answer};
@@ -34,7 +36,9 @@ pub(crate) enum ReplicaCommand {
     Create(Create),
     Run(Run),
     Status(Status),
-    Promote(Promote),
+    Promote(promote::Promote),
+    Position(PrintPosition),
+    Follow(Follow),
 }
 
 /// Make a replica of a volume
@@ -76,23 +80,25 @@ pub(crate) struct Status {
     json: bool,
 }
 
-/// Make a replica the primary: from then on it is written here
+/// Have a replica follow another primary of its volume, from the next run on: one that was promoted
 ///
-/// The process that runs it must have ended. It loses whatever the old primary has and this replica does not have, so the
-/// old one should not be written any more.
+/// The process that runs the replica must have ended.
 #[derive(Debug, Args)]
-pub(crate) struct Promote {
+pub(crate) struct Follow {
     /// The folder of the replica
     volume: String,
-    /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
-    #[arg(long, value_name = "FOLDER")]
-    keys: Option<PathBuf>,
-    /// Do it although the primary can be reached and has newer versions
-    #[arg(long)]
-    force: bool,
-    /// Print a JSON object
-    #[arg(long)]
-    json: bool,
+    /// The address of the primary: thalweg://HOST:PORT/NAME
+    #[arg(long, value_name = "ADDRESS")]
+    of: String,
+}
+
+/// Print the position of a volume: the name of its newest state, on every machine
+///
+/// `thalweg wait` waits until another volume has reached it.
+#[derive(Debug, Args)]
+pub(crate) struct PrintPosition {
+    /// The folder of the volume, or thalweg://HOST:PORT/NAME
+    volume: String,
 }
 
 pub(crate) async fn run(env: &Env, command: ReplicaCommand) -> Outcome<()> {
@@ -100,22 +106,39 @@ pub(crate) async fn run(env: &Env, command: ReplicaCommand) -> Outcome<()> {
         ReplicaCommand::Create(args) => create(env, args).await,
         ReplicaCommand::Run(args) => serve::follow(env, args.options, args.keys).await,
         ReplicaCommand::Status(args) => status(env, &args).await,
-        ReplicaCommand::Promote(args) => promote(env, &args).await,
+        ReplicaCommand::Promote(args) => promote::run(env, &args).await,
+        ReplicaCommand::Follow(args) => follow(env, &args).await,
+        ReplicaCommand::Position(args) => wait::print_position(env, &args.volume).await,
     }
 }
 
 /// Asks a primary what its volume is.
 async fn ask_primary(env: &Env, primary: &Remote, home: &Home) -> Outcome<Described> {
     let stream = primary.enter(env, home, Service::Replica).await?;
-    Ok(describe(env, stream).await?)
+    Ok(describe(env, stream, None).await?)
+}
+
+/// The volume that an argument names.
+fn primary(of: &str) -> Outcome<Remote> {
+    let invalid = || {
+        Failure::new(format!("{of} is no address of a volume"))
+            .help("it is thalweg://HOST:PORT/NAME, as the server prints it")
+    };
+    Ok(Remote::of(of).ok_or_else(invalid)??)
+}
+
+async fn follow(env: &Env, args: &Follow) -> Outcome<()> {
+    let primary = primary(&args.of)?;
+    let target = Target::volume(&args.volume)?.chained()?;
+    let opened = Opened::open_to_follow(env, &target).await?;
+    let pool = opened.chained().ok_or_else(|| opened.target.refused())?;
+    let changed = pool.follow_from(&primary.to_string()).await;
+    opened.close().await?;
+    Ok(changed?)
 }
 
 async fn create(env: &Env, args: Create) -> Outcome<()> {
-    let invalid = || {
-        Failure::new(format!("{} is no address of a volume", args.of))
-            .help("it is thalweg://HOST:PORT/NAME, as the server prints it")
-    };
-    let primary = Remote::of(&args.of).ok_or_else(invalid)??;
+    let primary = primary(&args.of)?;
     let described = ask_primary(env, &primary, &key::home(args.keys.as_deref())).await?;
     let folder = std::path::absolute(&args.folder)?;
     let size = Size(described.blocks * BLOCK_SIZE as u64);
@@ -145,6 +168,11 @@ fn print(status: &Value) {
     if let Some(position) = text(&status["position"]) {
         println!("position   {position}");
     }
+    let fenced = &status["fenced"];
+    if fenced.is_object() {
+        let from = text(&fenced["from"]).unwrap_or_default();
+        println!("fenced     by the primary of term {}, which went on from {from}", fenced["term"]);
+    }
     if let Some(primary) = text(&status["follows"]) {
         println!("primary    {primary}");
     }
@@ -153,7 +181,9 @@ fn print(status: &Value) {
         let connected = follower["connected"].as_bool() == Some(true);
         println!("connected  {}", if connected { "yes" } else { "no" });
         println!("version    {}, durable up to {}", follower["version"], follower["durable"]);
-        println!("behind     {} versions", follower["behind_versions"]);
+        // What has happened at a primary that cannot be heard is not known.
+        let least = if connected { "" } else { "at least " };
+        println!("behind     {least}{}", behind(follower));
         if let Some(silent) = follower["silent_ms"].as_u64() {
             println!("heard      {:.1} s ago", silent as f64 / 1e3);
         }
@@ -166,62 +196,32 @@ fn print(status: &Value) {
     } else if status["follows"].is_string() {
         println!("running    no");
     }
+    if let (Some(needed), Some(connected)) =
+        (status["ack"]["needed"].as_u64(), status["ack"]["connected"].as_u64())
+    {
+        let waiting = &status["ack"]["waiting"];
+        println!("flushes    wait for {needed} replicas; {connected} connected, {waiting} waiting");
+    }
     for replica in status["followers"].as_array().into_iter().flatten() {
         let name = text(&replica["name"]).unwrap_or_default();
         println!(
-            "follower   {name}: sent up to {}, durable there up to {}",
-            replica["sent"], replica["durable"]
+            "follower   {name}: sent up to {}, durable there up to {}; behind {}",
+            replica["sent"],
+            replica["durable"],
+            behind(replica)
         );
     }
 }
 
-async fn promote(env: &Env, args: &Promote) -> Outcome<()> {
-    let target = Target::volume(&args.volume)?.chained()?;
-    let opened = Opened::open_to_follow(env, &target).await?;
-    let promoted = promote_opened(env, &opened, args).await;
-    opened.close().await?;
-    let (position, lost) = promoted?;
-    match args.json {
-        true => println!("{}", json!({ "position": position, "lost_versions": lost })),
-        false => {
-            println!("{position}");
-            match lost {
-                Some(0) => println!("nothing is lost"),
-                Some(lost) => {
-                    println!("versions of the old primary that are lost to this volume: {lost}")
-                }
-                None => println!(
-                    "what the old primary has beyond this is not known: it cannot be reached"
-                ),
-            }
-        }
+/// How far a replica is behind, in versions, bytes and seconds, as far as they are known.
+fn behind(of: &Value) -> String {
+    let versions = of["behind_versions"].as_u64();
+    let versions = versions.map(|it| format!("{it} version{}", if it == 1 { "" } else { "s" }));
+    let bytes = of["behind_bytes"].as_u64().map(|it| Size(it).to_string());
+    let span = of["behind_ms"].as_u64().map(|it| format!("{:.1} s", it as f64 / 1e3));
+    let known: Vec<String> = [versions, bytes, span].into_iter().flatten().collect();
+    match known.is_empty() {
+        true => "by an unknown number of versions".to_owned(),
+        false => known.join(", "),
     }
-    Ok(())
-}
-
-/// Promotes a replica; returns its position, and how many versions the primary has beyond it, if it can be reached.
-async fn promote_opened(
-    env: &Env,
-    opened: &Opened,
-    args: &Promote,
-) -> Outcome<(String, Option<u64>)> {
-    let pool = opened.chained().ok_or_else(|| opened.target.refused())?;
-    let primary = followed(pool.follows().await)?;
-    let home = key::home(args.keys.as_deref());
-    let lost = match ask_primary(env, &primary, &home).await {
-        Ok(described) => Some(described.newest.0.saturating_sub(pool.chain().status().version)),
-        Err(failure) => {
-            tracing::info!(%failure, "the primary cannot be asked");
-            None
-        }
-    };
-    if let Some(lost) = lost
-        && !args.force
-    {
-        return Err(Failure::new(format!(
-            "the primary {primary} can be reached, and is ahead of this replica by {lost} of its versions"
-        ))
-        .help("stop its server first, or use --force"));
-    }
-    Ok((pool.promote().await?.to_string(), lost))
 }

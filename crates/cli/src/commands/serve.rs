@@ -36,6 +36,15 @@ pub(crate) struct Serve {
     /// Folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
     #[arg(long, value_name = "FOLDER", requires = "listen")]
     keys: Option<PathBuf>,
+    /// Answer a flush when the change is durable at N replicas, too. Flushes wait while fewer are connected
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "listen",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    ack: usize,
 }
 
 /// What is served, and where.
@@ -97,7 +106,7 @@ async fn open_all(env: &Env, targets: &[Target], role: Role) -> Outcome<Vec<Open
         }
         let whole = Target { snapshot: None, ..target.clone() };
         opened.push(match role {
-            Role::Alone => Opened::open(env, &whole).await?,
+            Role::Alone { .. } => Opened::open(env, &whole).await?,
             Role::Following => Opened::open_to_follow(env, &whole).await?,
         });
     }
@@ -107,14 +116,14 @@ async fn open_all(env: &Env, targets: &[Target], role: Role) -> Outcome<Vec<Open
 /// What becomes of the volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// They are written here.
-    Alone,
+    /// They are written here, and a flush is answered when so many replicas have the change.
+    Alone { ack: usize },
     /// They follow others.
     Following,
 }
 
 pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
-    serve(env, args.options, args.keys, Role::Alone).await
+    serve(env, args.options, args.keys, Role::Alone { ack: args.ack }).await
 }
 
 /// Serves volumes that follow others.
@@ -142,9 +151,16 @@ async fn serve(env: &Env, args: Options, keys: Option<PathBuf>, role: Role) -> O
     }
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = async {
+        if let Role::Alone { ack } = role {
+            // Before anything is served.
+            session.replicas.acknowledge(env, &session.volumes, ack).await?;
+        }
         let served = start(&session, &args, home.clone(), &targets).await?;
         for volume in session.volumes.iter().filter(|_| role == Role::Following) {
             session.replicas.follow(env, volume, home.clone()).await?;
+        }
+        for volume in session.volumes.iter().filter(|_| role != Role::Following) {
+            session.replicas.tell_replaced(env, volume, home.clone()).await;
         }
         Ok(served)
     };

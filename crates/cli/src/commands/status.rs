@@ -105,6 +105,7 @@ struct Chain {
     live_blocks: u64,
     capacity_blocks: u64,
     version: u64,
+    oldest_version: u64,
     durable_version: u64,
     free_segments: u64,
     segments: u64,
@@ -343,6 +344,9 @@ fn summary(
     writeln!(out, "  segments    {free} of {all} free, {segment} each")?;
     let (version, durable) = (chain.version, chain.durable_version);
     writeln!(out, "  version     {version}, durable up to {durable}")?;
+    if chain.oldest_version < version {
+        writeln!(out, "  kept        versions from {}", chain.oldest_version)?;
+    }
     let (several, memory) = (chain.several_versions, Size(chain.index_bytes));
     writeln!(out, "  index       {memory} of memory, {several} blocks with several versions")?;
     let counts = &chain.counts;

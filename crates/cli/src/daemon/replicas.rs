@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions, Stopped};
+use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions, Stopped, announce};
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Task};
 use thalweg_ipc::remote::{Advice, Remote, RemoteError};
@@ -14,6 +15,7 @@ use thalweg_net::keys::Home;
 use thalweg_store::block::BlockStore;
 use tokio::sync::watch;
 
+use super::heard::HeardFile;
 use crate::failure::{Failure, Outcome};
 use crate::volume::opened::Opened;
 
@@ -23,6 +25,10 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The primaries and followers of a session, by the names of their volumes.
 #[derive(Debug, Default)]
 pub(crate) struct Replicas {
+    /// Replicas that acknowledge a flush.
+    ack: AtomicUsize,
+    /// Tasks that tell old primaries that they are replaced.
+    telling: parking_lot::Mutex<Vec<Task<()>>>,
     primaries: tokio::sync::Mutex<BTreeMap<String, Arc<Primary>>>,
     following: parking_lot::Mutex<BTreeMap<String, Following>>,
 }
@@ -32,7 +38,8 @@ struct Following {
     follower: Arc<Follower>,
     /// Why it does not follow now.
     trouble: watch::Receiver<Option<String>>,
-    _task: Task<()>,
+    heard: Arc<HeardFile>,
+    _tasks: [Task<()>; 2],
 }
 
 impl Replicas {
@@ -56,10 +63,43 @@ impl Replicas {
             return Ok(primary.clone());
         }
         let pool = volume.chained().ok_or_else(|| volume.target.refused())?;
-        let options = PrimaryOptions::default();
+        let ack = self.ack.load(Ordering::Acquire);
+        let options = PrimaryOptions { ack, ..PrimaryOptions::default() };
         let primary = Arc::new(Primary::new(env, pool.chain().clone(), options).await?);
         primaries.insert(volume.target.name.clone(), primary.clone());
         Ok(primary)
+    }
+
+    /// From now on a flush of one of these volumes is answered when `ack` replicas have the change.
+    pub(crate) async fn acknowledge(
+        &self,
+        env: &Env,
+        volumes: &[Arc<Opened>],
+        ack: usize,
+    ) -> Outcome<()> {
+        self.ack.store(ack, Ordering::Release);
+        if ack > 0 {
+            for volume in volumes {
+                self.primary(env, volume).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the waiting of flushes for replicas.
+    pub(crate) async fn end_acknowledging(&self) {
+        let primaries = self.primaries.lock().await;
+        primaries.values().for_each(|primary| primary.end_acknowledging());
+    }
+
+    /// Tells the primary that a volume has replaced, if there is one that does not know it.
+    pub(crate) async fn tell_replaced(&self, env: &Env, volume: &Arc<Opened>, home: Home) {
+        let Some(pool) = volume.chained() else { return };
+        let Some(Ok(address)) = pool.replaces().await.as_deref().and_then(Remote::of) else {
+            return;
+        };
+        let telling = Telling { env: env.clone(), address, home, volume: volume.clone() };
+        self.telling.lock().push(env.spawn(telling.run()));
     }
 
     /// Begins to keep the changes of a volume that has been followed before, so that its followers need no copy.
@@ -78,6 +118,8 @@ impl Replicas {
         let pool = volume.chained().ok_or_else(|| volume.target.refused())?;
         let address = followed(pool.follows().await)?;
         let follower = Arc::new(Follower::new(env, pool.chain().clone()));
+        let asked = follower.clone();
+        pool.upstream().set(Box::new(move || asked.current_as_of()));
         let (says, trouble) = watch::channel(None);
         let name = volume.target.name.clone();
         let work = Work {
@@ -88,8 +130,13 @@ impl Replicas {
             name: name.clone(),
             says,
         };
-        let _task = env.spawn(work.run());
-        self.following.lock().insert(name, Following { follower, trouble, _task });
+        let heard = Arc::new(HeardFile {
+            env: env.clone(),
+            folder: volume.target.place().to_owned(),
+            follower: follower.clone(),
+        });
+        let _tasks = [env.spawn(work.run()), env.spawn(heard.clone().keep())];
+        self.following.lock().insert(name, Following { follower, trouble, heard, _tasks });
         Ok(())
     }
 
@@ -97,13 +144,24 @@ impl Replicas {
     pub(crate) async fn status(&self, volume: &Opened) -> Outcome<Value> {
         let pool = volume.chained().ok_or_else(|| volume.target.refused())?;
         let chain = pool.chain();
-        let position = chain.position(chain.now()).map(|position| position.to_string());
-        let mut status = json!({ "position": position, "follows": pool.follows().await });
+        let position = chain.position_of(chain.now()).map(|position| position.to_string());
+        let label = chain.label();
+        let fence = label.fence.map(|fence| {
+            let from = chain.position_of(fence.from).map(|position| position.to_string());
+            json!({ "term": fence.term, "from": from })
+        });
+        let mut status = json!({
+            "position": position,
+            "follows": pool.follows().await,
+            "term": label.term,
+            "fenced": fence,
+        });
         if let Some(follower) = self.following(&volume.target.name) {
             status["follower"] = follower?;
         }
         if let Some(primary) = self.primaries.lock().await.get(&volume.target.name) {
             status["followers"] = serde_json::to_value(primary.followers())?;
+            status["ack"] = serde_json::to_value(primary.ack_status())?;
         }
         Ok(status)
     }
@@ -112,11 +170,8 @@ impl Replicas {
     fn following(&self, name: &str) -> Option<Outcome<Value>> {
         let following = self.following.lock();
         let Following { follower, trouble, .. } = following.get(name)?;
-        let known = follower.status();
-        let behind = known.primary - known.version;
         let trouble = trouble.borrow().clone();
-        let value = serde_json::to_value(known).map(|mut value| {
-            value["behind_versions"] = behind.into();
+        let value = serde_json::to_value(follower.status()).map(|mut value| {
             value["trouble"] = trouble.into();
             value
         });
@@ -125,8 +180,49 @@ impl Replicas {
 
     /// Ends following, and being followed.
     pub(crate) async fn close(&self) {
-        self.following.lock().clear();
+        let following = std::mem::take(&mut *self.following.lock());
+        following.values().for_each(|following| following.heard.write());
+        drop(following);
+        self.telling.lock().clear();
         self.primaries.lock().await.clear();
+    }
+}
+
+/// Tells an old primary that it is replaced, until it knows.
+struct Telling {
+    env: Env,
+    address: Remote,
+    home: Home,
+    volume: Arc<Opened>,
+}
+
+impl Telling {
+    async fn run(self) {
+        let Telling { env, address, home, volume } = self;
+        let (Some(pool), name) = (volume.chained(), &volume.target.name) else { return };
+        loop {
+            let answer = match address.enter(&env, &home, Service::Replica).await {
+                Ok(stream) => announce(&env, stream, pool.chain(), 0).await,
+                Err(error) => Err(Stopped::Lost(error.to_string())),
+            };
+            match answer {
+                Ok(_) => {
+                    tracing::info!(volume = name, primary = %address, "the old primary is fenced");
+                    if let Err(error) = pool.forget_replaced().await {
+                        tracing::warn!(volume = name, %error, "the old primary is told again");
+                    }
+                    return;
+                }
+                Err(Stopped::Lost(why)) => {
+                    tracing::debug!(volume = name, primary = %address, why, "not reached yet");
+                }
+                Err(error) => {
+                    tracing::error!(volume = name, primary = %address, "{}", Failure::of(&error));
+                    return;
+                }
+            }
+            env.sleep(RETRY).await;
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! 4. all others, none of which is held while another is taken or anything is awaited.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use thalweg_env::Env;
 use thalweg_nbd::{ServerConfig, ServerStats};
@@ -21,6 +22,9 @@ use super::replicas::Replicas;
 use crate::failure::Outcome;
 use crate::volume::numbers::Numbers;
 use crate::volume::opened::Opened;
+
+/// How long the end of a session waits for replicas to acknowledge the last flushes.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The open volumes of a process, with their clients.
 #[derive(Debug)]
@@ -76,6 +80,21 @@ impl Session {
     /// Ends everything in order: clients, mounts, block devices, volumes. Goes on after a failure, and returns
     /// the first.
     pub(crate) async fn close(&self) -> Outcome<()> {
+        let closing = self.close_all();
+        let limit = async {
+            // Clients that end may flush, which waits for replicas.
+            self.env.sleep(GRACE).await;
+            self.replicas.end_acknowledging().await;
+            std::future::pending().await
+        };
+        tokio::select! {
+            biased;
+            closed = closing => closed,
+            never = limit => never,
+        }
+    }
+
+    async fn close_all(&self) -> Outcome<()> {
         let mut result = self.exports.close().await;
         self.mounts.unmount_all().await;
         self.attachments.detach_all().await;

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use thalweg_net::hello::Hello;
 use thalweg_store::block::Version;
-use thalweg_store::chain::History;
+use thalweg_store::chain::{Fence, History};
 use uuid::Uuid;
 
 /// The first bytes that each side sends.
@@ -20,12 +20,27 @@ pub const LONGEST: usize = 512 << 20;
 /// What a follower says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromFollower {
-    /// It asks what it could follow. [`Answer::Is`].
-    Describe,
+    /// It asks what it could follow, and how far that is ahead of a state. [`Answer::Is`].
+    Describe(Option<State>),
     /// It wants to follow from its state on.
     Follow(State),
-    /// Its versions up to this one survive its crash.
-    Durable(Version),
+    /// It is the primary of the volume, or is about to be, from its state on. [`Answer::Is`] when the other one is fenced.
+    Announce(State),
+    /// It asks how far the primary is. [`FromPrimary::Told`].
+    Ask(u64),
+    /// What survives its crash.
+    Durable(Durable),
+}
+
+/// What survives a crash of a follower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Durable {
+    /// The versions up to this one.
+    pub version: Version,
+    /// Whether that is a state of the primary's volume, or a part of one.
+    pub is_whole: bool,
+    /// The primary's count of changed bytes at that version, if it is known.
+    pub total: Option<u64>,
 }
 
 /// The state of a follower.
@@ -41,15 +56,22 @@ pub struct State {
     pub version: Version,
     /// Whether that is a state of the primary's volume, or a part of one.
     pub is_whole: bool,
+    /// Its term: how often a replica was promoted.
+    pub term: u32,
 }
 
-/// The answer to [`FromFollower::Follow`].
+/// The answer to a call of a follower.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// The volume is this.
     Is(Described),
     /// The changes after the follower's version come.
-    Follows(History),
+    Follows {
+        /// The primary's timelines.
+        history: History,
+        /// Its term.
+        term: u32,
+    },
     /// They do not.
     Refused(Refusal),
 }
@@ -63,6 +85,25 @@ pub struct Described {
     pub blocks: u64,
     /// Its newest version.
     pub newest: Version,
+    /// Its count of changed bytes there, since its process began.
+    pub total: u64,
+    /// Its term.
+    pub term: u32,
+    /// The primary that has taken its place.
+    pub fence: Option<Fence>,
+    /// How far the state that came with the question is behind, if one came.
+    pub behind: Option<Behind>,
+}
+
+/// How far a state is behind the newest one, as far as the primary knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Behind {
+    /// Versions.
+    pub versions: u64,
+    /// Bytes that they change, or some more.
+    pub bytes: Option<u64>,
+    /// How many milliseconds ago the state was the newest one: at most so many.
+    pub ms: Option<u64>,
 }
 
 /// Why a primary does not let a volume follow it.
@@ -104,6 +145,31 @@ pub enum Refusal {
     /// The node follows another one itself, or itself.
     #[error("the volume follows another one itself")]
     NotPrimary,
+    /// The volume is fenced.
+    #[error(
+        "it is the primary no longer: a replica of the volume was promoted (term {0}), which is the one to follow"
+    )]
+    Fenced(u32),
+    /// Two primaries have the same term, and different timelines.
+    #[error(
+        "both are primaries of term {0}, which went different ways: two replicas were promoted; end one of them, and make it \
+         anew as a replica of the other"
+    )]
+    SameTerm(u32),
+    /// The primary that announces itself has lost its place to this one.
+    #[error("a replica was promoted in its place (term {})", .0.term)]
+    Superseded(Box<State>),
+    /// The primary has a lower term than one that the follower has followed.
+    #[error(
+        "it has term {theirs}, and this replica has followed a primary of term {ours}: a replica was promoted, which is the \
+         one to follow"
+    )]
+    Outdated {
+        /// The follower's.
+        ours: u32,
+        /// The primary's.
+        theirs: u32,
+    },
 }
 
 /// What a primary says.
@@ -115,6 +181,8 @@ pub enum FromPrimary {
         after: Version,
         /// CRC-32C of the payload.
         checksum: u32,
+        /// The primary's count of changed bytes at the last record; `None` within a copy.
+        total: Option<u64>,
     },
     /// Versions up to this one survive a crash of the primary: the follower may apply them.
     Durable(Version),
@@ -126,11 +194,15 @@ pub enum FromPrimary {
         /// Blocks in it.
         blocks: u64,
     },
-    /// The primary lives.
-    Beat {
-        /// Its newest version.
+    /// The answer to [`FromFollower::Ask`].
+    Told {
+        /// The number of the question.
+        number: u64,
+        /// The primary's newest version.
         newest: Version,
-        /// Its clock, in milliseconds since 1970.
-        clock: u64,
+        /// Its newest version that survives a crash.
+        durable: Version,
+        /// Its count of changed bytes at the newest version. It counts from the beginning of its process.
+        total: u64,
     },
 }

@@ -52,6 +52,21 @@ pub struct Record {
     pub changes: Changes,
 }
 
+impl Record {
+    /// Bytes of content that it changes.
+    pub fn changed_bytes(&self) -> u64 {
+        let bytes = |part: &Part| match part {
+            Part::Discard => 0,
+            Part::Whole(content) => content.len(),
+            Part::Bytes(parts) => parts.iter().map(|(_, bytes)| bytes.len()).sum(),
+        };
+        match &self.changes {
+            Changes::Discard { .. } => 0,
+            Changes::Blocks(blocks) => blocks.iter().map(|(_, part)| bytes(part) as u64).sum(),
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 enum Head {
     Blocks { step: u64, blocks: Vec<BlockHead> },

@@ -6,15 +6,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions, Room, Stopped};
+use thalweg_cluster::replica::{
+    Follower, FollowerOptions, Primary, PrimaryOptions, Room, Stopped, announce,
+};
 use thalweg_env::connection::Listener;
-use thalweg_env::{Env, Node, Rng};
+use thalweg_env::{Env, Node, Rng, Time};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::model::BlockModel;
-use thalweg_sim::net::{Host, LinkSpec, Network};
+use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
 use thalweg_sim::recording::Recorder;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
-use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
+use thalweg_store::chain::{
+    Chain, ChainError, Cleaning, Create, Followed, Link, Options, Parts, Position,
+};
 use thalweg_store::device::{DeviceRef, Geometry};
 use uuid::Uuid;
 
@@ -24,6 +28,9 @@ const SEGMENTS: u32 = 12;
 const PORT: u16 = 8494;
 /// Requests to a device take at most so long.
 const LATENCY: Duration = Duration::from_micros(200);
+
+/// How often followers ask.
+pub(crate) const BEAT: Duration = Duration::from_millis(100);
 
 /// What a machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +47,12 @@ pub(crate) struct Machine {
     recorder: Recorder,
     devices: Vec<DeviceRef>,
     room: Room,
+    /// Followers that acknowledge a user's sync.
+    pub(crate) ack: usize,
+    /// The machine of the primary that this one has replaced.
+    replaces: Option<Host>,
+    /// Answers that nodes of this cluster got: from which machine, and the term of the node that had asked.
+    pub(crate) met: Arc<Mutex<Vec<(String, u32)>>>,
     /// The process that runs.
     process: Option<(Node, Arc<Process>)>,
 }
@@ -51,6 +64,36 @@ pub(crate) struct Process {
     pub(crate) follower: Option<Arc<Follower>>,
     /// Why the follower was told to give up.
     pub(crate) refused: Mutex<Option<String>>,
+    /// What is wrong with its own volume.
+    pub(crate) trouble: Mutex<Option<String>>,
+}
+
+/// The way to another machine.
+struct Connection {
+    to: SimConnector,
+    name: String,
+    met: Arc<Mutex<Vec<(String, u32)>>>,
+}
+
+impl Connection {
+    /// Notes that the other machine has answered a node of this term.
+    fn meet(&self, term: u32) {
+        self.met.lock().push((self.name.clone(), term));
+    }
+}
+
+/// Tells the old primary that it is one no longer.
+async fn tell(env: Env, chain: Arc<Chain>, connection: Connection) {
+    loop {
+        if let Ok(stream) = connection.to.open().await {
+            match announce(&env, stream, &chain, 0).await {
+                Ok(_) => return connection.meet(chain.term()),
+                Err(Stopped::Refused(_)) => connection.meet(chain.term()),
+                Err(_) => {}
+            }
+        }
+        env.sleep(Duration::from_millis(50)).await;
+    }
 }
 
 fn parts(devices: &[DeviceRef]) -> Parts {
@@ -68,9 +111,20 @@ fn parts(devices: &[DeviceRef]) -> Parts {
 
 impl Machine {
     pub(crate) async fn new(env: &Env, host: Host, role: Role, room: Room) -> Machine {
+        Machine::sized(env, host, role, room, SEGMENTS).await
+    }
+
+    /// As [`Machine::new`], with so many segments on each drive.
+    pub(crate) async fn sized(
+        env: &Env,
+        host: Host,
+        role: Role,
+        room: Room,
+        count: u32,
+    ) -> Machine {
         let recorder = Recorder::with_latency(env, LATENCY);
-        let segments = u64::from(SEGMENTS * SEGMENT) * BLOCK_SIZE as u64;
-        let map = Chain::map_bytes(SEGMENT, 2 * SEGMENTS);
+        let segments = u64::from(count * SEGMENT) * BLOCK_SIZE as u64;
+        let map = Chain::map_bytes(SEGMENT, 2 * count);
         let sizes = [("one", segments), ("two", segments), ("map", map)];
         let device = |(name, size)| recorder.device(name, Geometry { size, sector: 512 });
         let devices: Vec<DeviceRef> = sizes.into_iter().map(device).collect();
@@ -78,35 +132,63 @@ impl Machine {
             volume: Uuid::from_u128(7),
             blocks: BLOCKS,
             segment_blocks: SEGMENT,
-            max_segments: 2 * SEGMENTS,
+            max_segments: 2 * count,
             cleaning: Cleaning::CompactInBody,
             placement: Default::default(),
             follows: role == Role::Follower,
         };
         Chain::create(env, parts(&devices), &create).await.unwrap();
-        Machine { env: env.clone(), host, role, recorder, devices, room, process: None }
+        let env = env.clone();
+        let (ack, replaces, met, process) = Default::default();
+        Machine { env, host, role, recorder, devices, room, ack, replaces, met, process }
+    }
+
+    pub(crate) fn is_primary(&self) -> bool {
+        self.role == Role::Primary
+    }
+
+    pub(crate) fn runs(&self) -> bool {
+        self.process.is_some()
+    }
+
+    async fn open(&self, env: &Env) -> Result<Arc<Chain>, ChainError> {
+        let follow = self.role == Role::Follower;
+        let options =
+            Options { follow, commit_interval: Duration::from_millis(50), ..Options::default() };
+        Ok(Arc::new(Chain::open(env, parts(&self.devices), options).await?.0))
+    }
+
+    /// Makes a follower that does not run the primary in the place of the one on another machine.
+    pub(crate) async fn promote(&mut self, replaces: &Host) -> Result<Position, ChainError> {
+        let chain = self.open(&self.env).await?;
+        let promoted = chain.promote(0).await;
+        chain.close().await?;
+        let position = promoted?;
+        (self.role, self.replaces) = (Role::Primary, Some(replaces.clone()));
+        Ok(position)
     }
 
     /// Starts the process, which connects to `primary` if it is a follower.
     pub(crate) async fn start(&mut self, primary: &Host) {
+        self.try_start(primary).await.unwrap();
+    }
+
+    /// As [`Machine::start`], for a volume that may be fenced.
+    pub(crate) async fn try_start(&mut self, primary: &Host) -> Result<(), ChainError> {
         let node = self.env.node();
         let env = node.env().clone();
-        let follow = self.role == Role::Follower;
-        let options =
-            Options { follow, commit_interval: Duration::from_millis(50), ..Options::default() };
-        let opened = Chain::open(&env, parts(&self.devices), options).await;
-        let (chain, _) = opened.unwrap();
-        let chain = Arc::new(chain);
+        let chain = self.open(&env).await?;
         let mut process = Process {
             chain: chain.clone(),
             primary: None,
             follower: None,
             refused: Mutex::default(),
+            trouble: Mutex::default(),
         };
         match self.role {
             Role::Primary => {
-                let beat = Duration::from_millis(100);
-                let options = PrimaryOptions { room: self.room, beat };
+                let patience = Duration::from_secs(1);
+                let options = PrimaryOptions { room: self.room, patience, ack: self.ack };
                 let serving = Arc::new(Primary::new(&env, chain, options).await.unwrap());
                 process.primary = Some(serving.clone());
                 let listener = self.host.listen(PORT).unwrap();
@@ -119,23 +201,34 @@ impl Machine {
                     }
                 };
                 env.spawn(accepting).detach();
+                if let Some(replaced) = &self.replaces {
+                    let telling = tell(env.clone(), process.chain.clone(), self.connect(replaced));
+                    env.spawn(telling).detach();
+                }
                 self.process = Some((node, Arc::new(process)));
             }
             Role::Follower => {
-                let follower = Arc::new(Follower::new(&env, chain));
+                let options = FollowerOptions { beat: BEAT, patience: Duration::from_secs(3) };
+                let follower = Arc::new(Follower::with(&env, chain, options));
                 process.follower = Some(follower.clone());
                 let process = Arc::new(process);
-                let connector = self.host.connector(primary, PORT);
+                let connection = self.connect(primary);
                 let (on, of) = (env.clone(), Arc::downgrade(&process));
                 let following = async move {
                     loop {
-                        if let Ok(stream) = connector.open().await {
+                        if let Ok(stream) = connection.to.open().await {
                             let stopped = follower.follow(stream).await;
                             let Some(process) = of.upgrade() else { return };
+                            if matches!(stopped, Stopped::Refused(_)) {
+                                connection.meet(process.chain.term());
+                            }
                             match stopped {
                                 Stopped::Lost(_) => {}
                                 Stopped::Refused(refusal) => {
                                     *process.refused.lock() = Some(refusal.to_string());
+                                }
+                                Stopped::Chain(error) if error.to_string().contains("no space") => {
+                                    *process.trouble.lock() = Some(error.to_string());
                                 }
                                 Stopped::Chain(error) => panic!("{error}"),
                             }
@@ -147,6 +240,17 @@ impl Machine {
                 self.process = Some((node, process));
             }
         }
+        Ok(())
+    }
+
+    /// The way to the service of another machine.
+    pub(crate) fn connector(&self, to: &Host) -> SimConnector {
+        self.host.connector(to, PORT)
+    }
+
+    fn connect(&self, to: &Host) -> Connection {
+        let name = to.name();
+        Connection { to: self.connector(to), name, met: self.met.clone() }
     }
 
     pub(crate) fn process(&self) -> Arc<Process> {
@@ -167,12 +271,17 @@ impl Machine {
 
     /// Cuts the power: of the writes that no flush covered, any sectors survive.
     pub(crate) async fn cut_power(&mut self, seed: u64) {
+        self.lose_power(seed).await;
+        self.host.power_on();
+    }
+
+    /// As [`Machine::cut_power`]; the machine stays off.
+    pub(crate) async fn lose_power(&mut self, seed: u64) {
         self.host.power_off();
         let point = self.recorder.position();
         self.kill().await;
         let image = self.recorder.image(point, Shape::ShuffledTorn(seed));
         (self.recorder, self.devices) = Recorder::from_image(&self.env, LATENCY, &image);
-        self.host.power_on();
     }
 }
 
@@ -185,18 +294,34 @@ pub(crate) struct Cluster {
     pub(crate) model: BlockModel,
     rng: Rng,
     stamp: u64,
+    /// Versions of the primary, and by when each was visible.
+    made: Vec<(Time, Version)>,
 }
 
 impl Cluster {
     pub(crate) async fn new(env: &Env, room: Room) -> Cluster {
+        Cluster::sized(env, room, [SEGMENTS; 2]).await
+    }
+
+    /// As [`Cluster::new`], with so many segments on each drive of the primary and of the follower.
+    pub(crate) async fn sized(env: &Env, room: Room, segments: [u32; 2]) -> Cluster {
         let network = Network::new(env, LinkSpec::of(Duration::from_millis(1)));
         let (one, two) = (network.host("primary"), network.host("follower"));
-        let mut primary = Machine::new(env, one.clone(), Role::Primary, room).await;
-        let mut follower = Machine::new(env, two, Role::Follower, room).await;
+        let mut primary = Machine::sized(env, one.clone(), Role::Primary, room, segments[0]).await;
+        let mut follower = Machine::sized(env, two, Role::Follower, room, segments[1]).await;
         primary.start(&one).await;
         follower.start(&one).await;
         let (model, rng) = (BlockModel::new(BLOCKS), env.rng());
-        Cluster { env: env.clone(), network, primary, follower, model, rng, stamp: 0 }
+        Cluster {
+            env: env.clone(),
+            network,
+            primary,
+            follower,
+            model,
+            rng,
+            stamp: 0,
+            made: Vec::new(),
+        }
     }
 
     /// Starts a machine again.
@@ -207,6 +332,8 @@ impl Cluster {
                 self.primary.start(&primary).await;
                 // What the crash took back is written again with the same versions.
                 self.model.rewind(self.primary.process().chain.now());
+                let survived = self.model.now();
+                self.made.retain(|(_, version)| *version <= survived);
                 assert_eq!(self.model.now(), self.primary.process().chain.now());
             }
             Role::Follower => self.follower.start(&primary).await,
@@ -216,6 +343,12 @@ impl Cluster {
     /// Writes one transaction at the primary: small changes, whole blocks, discards.
     pub(crate) async fn write(&mut self) {
         let chain = self.primary.process().chain.clone();
+        self.write_to(&chain).await;
+        self.made.push((self.env.now(), chain.now()));
+        self.check_bound();
+    }
+
+    async fn write_to(&mut self, chain: &Chain) {
         let first = self.rng.random_range(0..BLOCKS - 20);
         if self.rng.random_range(0..20) == 0 {
             let before = chain.now();
@@ -251,6 +384,18 @@ impl Cluster {
             changed.add(start..start + 64);
         }
         Write { changed, ..Write::block(Lba(lba), Bytes::from(content)) }
+    }
+
+    /// Checks that the follower's readers see everything that was visible at the primary at the time as of which the
+    /// follower calls its state current; returns how long ago that was.
+    pub(crate) fn check_bound(&self) -> Option<Duration> {
+        let process = self.follower.process.as_ref()?.1.clone();
+        let as_of = process.follower.as_ref().unwrap().current_as_of()?;
+        let seen = Followed::new(process.chain.clone()).now();
+        let newer = self.made.iter().rev().take_while(|(_, version)| *version > seen);
+        let missed = newer.last().filter(|(visible, _)| *visible <= as_of);
+        assert!(missed.is_none(), "{seen} is called current as of {as_of:?}: {missed:?}");
+        Some(self.env.now().since(as_of))
     }
 
     /// Checks that the follower has one state of the primary, if it says that it has any; returns its version.

@@ -113,6 +113,7 @@ fn life(seed: u64, turns: u64) -> usize {
                 }
             }
             compared += usize::from(cluster.check().await.is_some());
+            cluster.check_bound();
             let (one, two) = (cluster.primary.host.clone(), cluster.follower.host.clone());
             match rng.random_range(0..12) {
                 0 => {

@@ -2,7 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod acknowledged;
 mod cluster;
 mod faults;
+mod full;
+mod nodes;
 mod primary_lies;
 mod records;
+mod split;
+mod staleness;

@@ -40,8 +40,9 @@ impl Handler for Liar {
     }
 }
 
-fn history() -> History {
-    History::new(vec![Timeline { id: Uuid::from_u128(1), from: Version(0) }]).unwrap()
+fn follows() -> Answer {
+    let timeline = Timeline { id: Uuid::from_u128(1), from: Version(0) };
+    Answer::Follows { history: History::new(vec![timeline]).unwrap(), term: 0 }
 }
 
 /// Why a follower stops that hears this, and its newest version then.
@@ -77,7 +78,7 @@ fn changes(after: u64, count: u64) -> (FromPrimary, Bytes) {
     }
     let payload = payload.freeze();
     let checksum = crc32c(&payload);
-    (FromPrimary::Changes { after: Version(after), checksum }, payload)
+    (FromPrimary::Changes { after: Version(after), checksum, total: None }, payload)
 }
 
 fn durable(version: u64) -> (FromPrimary, Bytes) {
@@ -88,7 +89,7 @@ fn durable(version: u64) -> (FromPrimary, Bytes) {
 fn a_gap_in_the_stream_ends_the_connection() {
     run(1, |env| async move {
         let says = vec![changes(0, 3), durable(9), changes(4, 2)];
-        let (stopped, chain) = hear(&env, Answer::Follows(history()), says).await;
+        let (stopped, chain) = hear(&env, follows(), says).await;
         assert!(matches!(&stopped, Stopped::Lost(why) if why.contains("missing")), "{stopped}");
         assert_eq!(chain.now(), Version(3));
     });
@@ -98,17 +99,17 @@ fn a_gap_in_the_stream_ends_the_connection() {
 #[derive(serde::Serialize)]
 enum Wild {
     Is,
-    Follows(Vec<Timeline>),
+    Follows(Vec<Timeline>, u32),
 }
 
 #[test]
 fn a_history_that_no_label_has_room_for_is_not_taken() {
     let timeline = |number| Timeline { id: Uuid::from_u128(number), from: Version(number as u64) };
     let decode = |timelines: Vec<Timeline>| {
-        let bytes = postcard::to_allocvec(&Wild::Follows(timelines)).unwrap();
+        let bytes = postcard::to_allocvec(&Wild::Follows(timelines, 0)).unwrap();
         postcard::from_bytes::<Answer>(&bytes)
     };
-    assert!(matches!(decode((0..64).map(timeline).collect()), Ok(Answer::Follows(_))));
+    assert!(matches!(decode((0..64).map(timeline).collect()), Ok(Answer::Follows { .. })));
     assert!(decode((0..65).map(timeline).collect()).is_err());
     assert!(decode(vec![timeline(2), timeline(1)]).is_err());
     assert!(postcard::to_allocvec(&Wild::Is).is_ok());
@@ -118,7 +119,7 @@ fn a_history_that_no_label_has_room_for_is_not_taken() {
 fn what_it_has_already_is_skipped() {
     run(2, |env| async move {
         let says = vec![changes(0, 3), durable(9), changes(1, 4), changes(7, 1)];
-        let (_, chain) = hear(&env, Answer::Follows(history()), says).await;
+        let (_, chain) = hear(&env, follows(), says).await;
         assert_eq!(chain.now(), Version(5));
     });
 }
@@ -129,11 +130,11 @@ fn damaged_changes_and_ones_that_are_none_end_the_connection() {
         let (FromPrimary::Changes { after, .. }, payload) = changes(0, 2) else { panic!() };
         let torn = payload.slice(..payload.len() - 1);
         let checksum = crc32c(&torn);
-        let right = FromPrimary::Changes { after, checksum };
-        let wrong = FromPrimary::Changes { after, checksum: checksum ^ 1 };
+        let changes = |checksum| FromPrimary::Changes { after, checksum, total: None };
+        let (right, wrong) = (changes(checksum), changes(checksum ^ 1));
         for says in [(right, torn), (wrong, payload)] {
             let says = vec![says, durable(2)];
-            let (stopped, chain) = hear(&env, Answer::Follows(history()), says).await;
+            let (stopped, chain) = hear(&env, follows(), says).await;
             assert!(matches!(stopped, Stopped::Lost(_)), "{stopped}");
             assert_eq!(chain.now(), Version(0));
         }
@@ -145,16 +146,16 @@ fn a_block_beyond_the_volume_is_refused() {
     run(4, |env| async move {
         let says = vec![changes(100_000, 1)];
         // It comes after a version that the follower has not reached.
-        let (stopped, _) = hear(&env, Answer::Follows(history()), says).await;
+        let (stopped, _) = hear(&env, follows(), says).await;
         assert!(matches!(stopped, Stopped::Lost(_)), "{stopped}");
         let mut payload = BytesMut::new();
         let change = Change::Discard { lba: Lba(1 << 30), count: 7 };
         record::encode(Version(0), Version(1), change, &mut payload);
         let payload = payload.freeze();
         let checksum = crc32c(&payload);
-        let says =
-            vec![(FromPrimary::Changes { after: Version(0), checksum }, payload), durable(1)];
-        let (stopped, chain) = hear(&env, Answer::Follows(history()), says).await;
+        let changes = FromPrimary::Changes { after: Version(0), checksum, total: None };
+        let says = vec![(changes, payload), durable(1)];
+        let (stopped, chain) = hear(&env, follows(), says).await;
         assert!(matches!(stopped, Stopped::Chain(_)), "{stopped}");
         assert_eq!(chain.now(), Version(0));
     });
@@ -164,7 +165,7 @@ fn a_block_beyond_the_volume_is_refused() {
 fn a_primary_that_falls_silent_is_lost() {
     run(5, |env| async move {
         let begun = env.now();
-        let (stopped, _) = hear(&env, Answer::Follows(history()), vec![changes(0, 1)]).await;
+        let (stopped, _) = hear(&env, follows(), vec![changes(0, 1)]).await;
         assert!(matches!(&stopped, Stopped::Lost(why) if why.contains("silent")), "{stopped}");
         assert!(env.now().since(begun) < Duration::from_secs(30));
     });

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
 use thalweg_store::block::{BLOCK_SIZE, Class, EpochVersion, Lba};
 use thalweg_store::device::FrameBuf;
-use thalweg_store::txn::{Begin, Durability, Handle, Isolation, Transaction, TxnError};
+use thalweg_store::txn::{self, Begin, Durability, Handle, Isolation, Transaction, TxnError};
 
 use super::{Link, unexpected};
 use crate::protocol::{Answer, MAX_RUN, Request};
@@ -223,6 +223,14 @@ impl Transaction for RemoteTransaction {
 
     fn version(&self) -> EpochVersion {
         self.version.get().copied().unwrap_or_default()
+    }
+
+    async fn seen(&self) -> Result<txn::Seen, TxnError> {
+        self.check(Lba(0), 0)?;
+        match self.link.ask(&Request::Seen { txn: self.txn }).await? {
+            (Answer::Seen(seen), _) => Ok(seen),
+            _ => Err(unexpected()),
+        }
     }
 
     async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {

@@ -40,7 +40,7 @@ impl Ages {
             let mut nth = 0_usize;
             self.seen.retain(|_| {
                 nth += 1;
-                nth % 2 == 0
+                nth.is_multiple_of(2)
             });
             self.span *= 2;
         }

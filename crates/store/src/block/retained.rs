@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use thalweg_env::{Env, Task, Time};
 
 use super::{
-    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError,
-    Version, WriteList,
+    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Position, Retention,
+    StoreError, Version, WriteList,
 };
 
 /// How exactly the age of versions is known, as a part of the age allowed.
@@ -57,6 +57,18 @@ struct Window {
     /// Holds its first version and all that are newer.
     floor: Option<Hold>,
     ages: Ages,
+    is_paused: bool,
+}
+
+/// No versions are kept until it is dropped.
+#[must_use]
+pub struct Paused<'a>(&'a Retained);
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.0.window.lock().is_paused = false;
+        self.0.advance();
+    }
 }
 
 impl Window {
@@ -85,7 +97,12 @@ pub struct Retained {
 impl Retained {
     /// Keeps versions of `store`, from the newest on. It also keeps those that do not come through this.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>, keep: Keep) -> Retained {
-        let window = Arc::new(Mutex::new(Window { keep, floor: None, ages: Ages::default() }));
+        let window = Arc::new(Mutex::new(Window {
+            keep,
+            floor: None,
+            ages: Ages::default(),
+            is_paused: false,
+        }));
         let expiry = env.spawn(expire(env.clone(), store.clone(), Arc::downgrade(&window)));
         let retained = Retained { env: env.clone(), store, window, _expiry: expiry };
         retained.advance();
@@ -126,6 +143,17 @@ impl Retained {
         drop(given_up);
     }
 
+    /// Keeps no versions for a while, and forgets their ages: for a change of the store as a whole.
+    pub fn pause(&self) -> Paused<'_> {
+        let given_up = {
+            let mut window = self.window.lock();
+            (window.is_paused, window.ages) = (true, Ages::default());
+            window.floor.take()
+        };
+        drop(given_up);
+        Paused(self)
+    }
+
     fn advance(&self) {
         advance(&self.env, &*self.store, &self.window);
     }
@@ -151,6 +179,9 @@ impl Retained {
 fn advance(env: &Env, store: &dyn BlockStore, window: &Mutex<Window>) {
     let dropped = {
         let mut window = window.lock();
+        if window.is_paused {
+            return;
+        }
         let (now, newest) = (env.now(), store.now());
         window.ages.note(now, newest);
         let first = window.first(store, newest, now);
@@ -280,6 +311,14 @@ impl BlockStore for Retained {
 
     fn please_cache(&self, lba: Lba) {
         self.store.please_cache(lba);
+    }
+
+    fn position(&self) -> Option<Position> {
+        self.store.position()
+    }
+
+    async fn reached(&self, position: Position) -> Result<(), StoreError> {
+        self.store.reached(position).await
     }
 
     fn hold_since(&self, version: Version) -> Option<Hold> {

@@ -5,8 +5,8 @@ use bytes::Bytes;
 
 use super::{Chain, Counts, State, commit, locate, read, write};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
-    WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Position, Retention,
+    StoreError, Version, WriteList,
 };
 
 #[async_trait]
@@ -78,7 +78,14 @@ impl BlockStore for Chain {
 
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
         Counts::add(&self.inner.counts.syncs, 1);
-        commit::sync(&self.inner, version).await
+        commit::sync(&self.inner, version).await?;
+        let tap = self.inner.state.lock().tap.clone();
+        let acknowledged = match tap.and_then(|tap| tap.acknowledged(version)) {
+            Some(waiting) => waiting.await,
+            None => Ok(()),
+        };
+        // What was written before the volume was fenced may be in no version of the new primary.
+        self.inner.check_fence().and(acknowledged)
     }
 
     fn hold(&self, version: Version) -> Option<Hold> {
@@ -100,6 +107,14 @@ impl BlockStore for Chain {
 
     fn synced(&self) -> Option<Version> {
         self.inner.state.lock().synced()
+    }
+
+    fn position(&self) -> Option<Position> {
+        self.position_of(self.now())
+    }
+
+    async fn reached(&self, position: Position) -> Result<(), StoreError> {
+        self.wait_for(position).await
     }
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {

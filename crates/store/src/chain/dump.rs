@@ -13,7 +13,7 @@ use super::format::{
     Cleaning, ENTRIES_PER_SECTOR, Kind, LABEL_BYTES, MapEntry, MapSector, NO_SEGMENT, PAGE,
     Placement, SECTOR, SectorHead, volume_tag,
 };
-use super::{ChainError, Label, Snapshot, checkpoint};
+use super::{ChainError, Fence, Label, Snapshot, checkpoint};
 use crate::checksum::crc32c;
 
 /// Everything that a map area holds.
@@ -75,6 +75,10 @@ pub struct LabelFields {
     pub follows: bool,
     /// Of a follower, the version from which on it has a state of the other volume.
     pub whole_from: u64,
+    /// How often a replica was promoted before this volume, or became it.
+    pub term: u32,
+    /// The primary that has taken this one's place.
+    pub fence: Option<Fence>,
 }
 
 /// A link in a label.
@@ -218,6 +222,8 @@ fn label_fields(label: &Label) -> LabelFields {
         timelines: timelines.iter().map(|timeline| (timeline.id, timeline.from.0)).collect(),
         follows: label.follows,
         whole_from: label.whole_from.0,
+        term: label.term,
+        fence: label.fence,
     }
 }
 

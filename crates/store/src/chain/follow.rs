@@ -6,13 +6,13 @@ use thalweg_env::Env;
 use zerocopy::FromBytes;
 
 use super::format::{Kind, MapEntry, MapSector, SECTOR};
-use super::history::{History, Position};
+use super::history::History;
 use super::index::{Content, Place, is_slot};
 use super::stream::USERS;
 use super::tap::Tap;
 use super::write::discard_as;
-use super::{Chain, ChainError, Inner, Label, Options, Parts, State, commit};
-use crate::block::{BlockStore, Lba, StoreError, Version};
+use super::{Chain, ChainError, Inner, Label, Options, Parts, State, commit, fence};
+use crate::block::{BlockStore, Lba, Position, StoreError, Version};
 use crate::device::Purpose;
 
 /// Looks for the versions of blocks that move meanwhile, before the newest one is taken for theirs.
@@ -59,13 +59,22 @@ impl Chain {
         drop(tap);
     }
 
+    /// Makes everything up to `version` survive a crash of this machine, as [`BlockStore::sync`] does, which also waits for
+    /// what a tap wants.
+    ///
+    /// # Errors
+    /// Device errors; a version that does not exist.
+    pub async fn commit(&self, version: Version) -> Result<(), StoreError> {
+        commit::sync(&self.inner, version).await
+    }
+
     /// The timelines of the volume.
     pub fn history(&self) -> History {
         self.inner.state.lock().label.history.clone()
     }
 
     /// The name of a version on any machine; `None` for one older than the history, and when there is none.
-    pub fn position(&self, version: Version) -> Option<Position> {
+    pub fn position_of(&self, version: Version) -> Option<Position> {
         let timeline = self.inner.state.lock().label.history.timeline(version)?;
         Some(Position { volume: self.inner.volume, timeline, version })
     }
@@ -91,16 +100,17 @@ impl Chain {
         Ok(self.history())
     }
 
-    /// Takes over the timelines of the volume that this one follows.
+    /// Takes over the timelines and the term of the volume that this one follows.
     ///
     /// # Errors
     /// Device errors.
-    pub async fn adopt(&self, history: &History) -> Result<(), ChainError> {
+    pub async fn adopt(&self, history: &History, term: u32) -> Result<(), ChainError> {
         let _label = self.inner.label_lock.lock().await;
-        if self.history() == *history {
+        if self.history() == *history && self.term() == term {
             return Ok(());
         }
-        self.inner.change_label(|label| label.history = history.clone()).await
+        let adopt = |label: &mut Label| (label.history, label.term) = (history.clone(), term);
+        self.inner.change_label(adopt).await
     }
 
     /// Of a follower: the version from which on it has a state of the volume that it follows.
@@ -115,36 +125,6 @@ impl Chain {
     pub async fn set_whole_from(&self, version: Version) -> Result<(), ChainError> {
         let _label = self.inner.label_lock.lock().await;
         self.inner.change_label(|label| label.whole_from = version).await
-    }
-
-    /// Ends following: from the next opening on the volume is written here, on a timeline of its own.
-    ///
-    /// # Errors
-    /// [`ChainError::Invalid`] unless the volume follows another one and has a state of it; device errors.
-    pub async fn promote(&self) -> Result<Position, ChainError> {
-        let inner = &self.inner;
-        let _label = inner.label_lock.lock().await;
-        let (version, whole_from, follows) = {
-            let state = inner.state.lock();
-            (state.version, state.label.whole_from, state.label.follows)
-        };
-        if !follows {
-            return Err(ChainError::Invalid("the volume follows no other one".to_owned()));
-        }
-        if version < whole_from {
-            let why = format!("the volume has no whole state before version {whole_from}");
-            return Err(ChainError::Invalid(why));
-        }
-        commit::sync(inner, version).await?;
-        let id = inner.env.uuid();
-        inner
-            .change_label(|label| {
-                label.follows = false;
-                label.history.begin(id, version);
-            })
-            .await?;
-        let nameless = || ChainError::Invalid("the volume has not reached its history".to_owned());
-        self.position(version).ok_or_else(nameless)
     }
 
     /// [`BlockStore::discard`] as a given version, for a chain that follows another one. It is one version, whatever
@@ -206,6 +186,7 @@ pub(super) async fn read_label(parts: &Parts, options: &Options) -> Result<Label
             "the volume follows another one, and its changes come from there; open it read-only, or promote it",
         ),
         (false, true) => invalid("the volume follows no other one"),
+        (false, false) if !options.read_only => fence::refuse_fenced(&label).map(|()| label),
         _ => Ok(label),
     }
 }

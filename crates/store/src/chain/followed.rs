@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use super::Chain;
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
-    WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Position, Retention,
+    StoreError, Version, WriteList,
 };
 
 /// The snapshot that keeps the state that a follower had before a copy.
@@ -130,6 +130,14 @@ impl BlockStore for Followed {
     fn synced(&self) -> Option<Version> {
         let synced = self.chain.synced().filter(|version| self.is_whole(*version));
         synced.or_else(|| self.whole())
+    }
+
+    fn position(&self) -> Option<Position> {
+        self.chain.position_of(self.whole()?)
+    }
+
+    async fn reached(&self, position: Position) -> Result<(), StoreError> {
+        self.chain.wait_for(position).await
     }
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {

@@ -8,6 +8,7 @@
 
 use uuid::Uuid;
 
+use super::format::{LabelHeader, TimelineRecord};
 use crate::block::Version;
 
 /// Maximum timelines in a history; the oldest are forgotten.
@@ -41,49 +42,13 @@ impl From<History> for Vec<Timeline> {
     }
 }
 
-/// A state of a volume, wherever it is. It is written `VOLUME:TIMELINE:VERSION`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub struct Position {
-    /// The volume, which its followers share.
-    pub volume: Uuid,
-    /// The timeline to which the version belongs.
-    pub timeline: Uuid,
-    /// The version.
-    pub version: Version,
-}
-
-impl std::fmt::Display for Position {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}:{}", self.volume, self.timeline, self.version)
-    }
-}
-
-/// A text that is not a position.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is no position: expected VOLUME:TIMELINE:VERSION, as `thalweg replica position` prints it"
-)]
-pub struct NoPosition(String);
-
-impl std::str::FromStr for Position {
-    type Err = NoPosition;
-
-    fn from_str(text: &str) -> Result<Position, NoPosition> {
-        let mut parts = text.split(':');
-        let mut id = || parts.next().and_then(|part| part.parse().ok());
-        let (volume, timeline) = (id(), id());
-        let version = parts.next().and_then(|part| part.parse().ok()).map(Version);
-        let parsed = match (volume, timeline, version, parts.next()) {
-            (Some(volume), Some(timeline), Some(version), None) => {
-                Some(Position { volume, timeline, version })
-            }
-            _ => None,
-        };
-        // The form that is written, and no other.
-        parsed
-            .filter(|parsed| parsed.to_string() == text)
-            .ok_or_else(|| NoPosition(text.to_owned()))
-    }
+/// The primary that has taken the place of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Fence {
+    /// Its term, at least 1.
+    pub term: u32,
+    /// The version of the other one from which it went on.
+    pub from: Version,
 }
 
 /// How a position, or another history, relates to a volume.
@@ -99,11 +64,28 @@ pub enum Relation {
     Strange,
 }
 
+impl Fence {
+    /// The fence in a label.
+    pub(super) fn decode(header: &LabelHeader) -> Option<Fence> {
+        let (term, from) = (header.fence_term.get(), Version(header.fence_from.get()));
+        (term > 0).then_some(Fence { term, from })
+    }
+}
+
 impl History {
     /// A history of these timelines, oldest first; `None` unless they go on from ascending versions.
     pub fn new(timelines: Vec<Timeline>) -> Option<History> {
         let ascends = timelines.is_sorted_by_key(|timeline| timeline.from);
         (ascends && timelines.len() <= MAX_TIMELINES).then_some(History(timelines))
+    }
+
+    /// The history in a label.
+    pub(super) fn decode(records: &[TimelineRecord]) -> Option<History> {
+        let timeline = |record: &TimelineRecord| Timeline {
+            id: Uuid::from_bytes(record.id),
+            from: Version(record.from.get()),
+        };
+        History::new(records.iter().map(timeline).collect())
     }
 
     /// The timelines, oldest first.
@@ -152,6 +134,17 @@ impl History {
             _ if is_newest => Relation::Future,
             _ => Relation::Apart(end),
         }
+    }
+
+    /// The version from which a volume with the history `other` and the newest version `version` goes on from a state of
+    /// this one, whose newest version is `newest`; `None` if they have no timeline in common.
+    pub fn branch(&self, other: &History, version: Version, newest: Version) -> Option<Version> {
+        let place = |id| self.0.iter().position(|own| own.id == id);
+        let mut theirs = other.0.iter().enumerate().rev();
+        let (theirs, ours) = theirs.find_map(|(at, timeline)| Some((at, place(timeline.id)?)))?;
+        // The next timeline counts even if the other volume has not reached it.
+        let others_end = other.0.get(theirs + 1).map_or(version, |next| next.from);
+        Some(self.end(ours, newest).min(others_end))
     }
 
     /// How a volume with the history `other` whose newest version is `version` relates to this one.
@@ -262,18 +255,21 @@ mod tests {
     }
 
     #[test]
-    fn a_position_is_read_in_the_form_in_which_it_is_written() {
-        let position = Position { volume: id(1), timeline: id(2), version: Version(3) };
-        let text = position.to_string();
-        assert_eq!(text.parse(), Ok(position));
-        for wrong in [
-            "",
-            "1:2:3",
-            &format!("{text}:4"),
-            &text.to_uppercase().replace('0', "A"),
-            &format!("+{text}"),
+    fn a_branch_is_where_the_next_timeline_of_the_other_begins() {
+        let ours = history(&[(1, 0), (2, 10)]);
+        let branch = |other: &[(u128, u64)], version| {
+            ours.branch(&history(other), Version(version), Version(15))
+        };
+        for (other, version, expected) in [
+            (&[(1, 0), (2, 10), (9, 12)][..], 14, Some(12)),
+            // It has been told of the new primary's timeline, and has not reached it.
+            (&[(1, 0), (2, 10), (9, 12)], 3, Some(12)),
+            (&[(1, 0), (9, 12)], 14, Some(10)),
+            (&[(1, 0), (2, 10), (9, 20)], 25, Some(15)),
+            (&[(1, 0), (2, 10)], 11, Some(11)),
+            (&[(7, 0)], 3, None),
         ] {
-            assert!(wrong.parse::<Position>().is_err(), "{wrong}");
+            assert_eq!(branch(other, version), expected.map(Version), "{other:?} at {version}");
         }
     }
 }

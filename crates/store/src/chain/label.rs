@@ -8,7 +8,7 @@ use super::format::{
     LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Placement, Position, SnapshotRecord,
     TimelineRecord, VoidRecord,
 };
-use super::history::{History, MAX_TIMELINES, Timeline};
+use super::history::{Fence, History, MAX_TIMELINES};
 use super::{ChainError, Create};
 use crate::block::Version;
 use crate::checksum::crc32c_of_both;
@@ -68,6 +68,10 @@ pub struct Label {
     /// Of a follower, the version from which on it has a state of the other volume: below, blocks are missing that
     /// have newer versions there. 0 for any.
     pub whole_from: Version,
+    /// Raised by each promotion of a replica of the volume. The primary of a lower term has lost its place.
+    pub term: u32,
+    /// The primary that has taken this one's place: users write nothing here any more.
+    pub fence: Option<Fence>,
 }
 
 /// Void versions: above `from` and up to `to`, of blocks from `first` on.
@@ -184,6 +188,8 @@ impl Label {
             history: History::default(),
             follows: create.follows,
             whole_from: Version(0),
+            term: 0,
+            fence: None,
         }
     }
 
@@ -284,7 +290,10 @@ impl Label {
             follows: self.follows.into(),
             reserved2: [0; 3],
             whole_from: self.whole_from.0.into(),
-            reserved3: [0; 20],
+            term: self.term.into(),
+            fence_term: self.fence.map_or(0, |fence| fence.term).into(),
+            fence_from: self.fence.map_or(0, |fence| fence.from.0).into(),
+            reserved3: [0; 4],
         };
         let mut records: Vec<u8> = self.links.as_bytes().to_vec();
         for snapshot in &self.snapshots {
@@ -383,9 +392,11 @@ impl Label {
                     version: Version(cut.version.get()),
                 })
                 .collect(),
-            history: decode_history(&timelines)?,
+            history: History::decode(&timelines).ok_or(ChainError::NoLabel)?,
             follows: header.follows != 0,
             whole_from: Version(header.whole_from.get()),
+            term: header.term.get(),
+            fence: Fence::decode(&header),
         };
         label.check()
     }
@@ -465,14 +476,6 @@ fn take<T: FromBytes>(rest: &mut &[u8], count: u32) -> Result<Vec<T>, ChainError
         *rest = left;
     }
     Ok(records)
-}
-
-fn decode_history(records: &[TimelineRecord]) -> Result<History, ChainError> {
-    let timeline = |record: &TimelineRecord| Timeline {
-        id: Uuid::from_bytes(record.id),
-        from: Version(record.from.get()),
-    };
-    History::new(records.iter().map(timeline).collect()).ok_or(ChainError::NoLabel)
 }
 
 fn encode_snapshot(snapshot: &Snapshot) -> SnapshotRecord {

@@ -53,6 +53,7 @@ mod commit;
 mod contract;
 mod counts;
 pub mod dump;
+mod fence;
 mod follow;
 mod followed;
 pub mod format;
@@ -66,7 +67,9 @@ mod locate;
 mod log;
 pub mod minilog;
 mod options;
+mod promote;
 mod queue;
+mod reach;
 mod read;
 mod rebuild;
 mod recovered;
@@ -88,6 +91,7 @@ mod tap;
 mod turns;
 mod wishes;
 mod write;
+mod yielding;
 
 use std::fmt;
 use std::sync::Arc;
@@ -99,6 +103,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::block::{Epoch, Hold, Lba, StoreError, Version};
+pub use crate::block::{NoPosition, Position};
 use crate::device::{DeviceError, DeviceRef};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
@@ -109,7 +114,7 @@ pub use follow::{Attached, Changed};
 pub use followed::{BEFORE_COPY, Followed};
 pub use format::{Cleaning, Placement};
 pub use growth::Growth;
-pub use history::{History, NoPosition, Position, Relation, Timeline};
+pub use history::{Fence, History, Relation, Timeline};
 use label::Layout;
 pub use label::{Cut, Label, Snapshot, Void};
 pub use minilog::MiniCounts;
@@ -123,6 +128,7 @@ pub use stages::WaitStatus;
 use state::State;
 pub use status::{LinkStatus, Status};
 pub use tap::{Change, Tap};
+pub use yielding::YieldingHold;
 
 /// Errors of making, opening or changing a chain.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -149,6 +155,19 @@ pub enum ChainError {
     /// The request is invalid for this chain.
     #[error("{0}")]
     Invalid(String),
+    /// A replica of the volume has become its primary.
+    #[error(
+        "the volume was fenced: a replica of it was promoted (term {term}), and goes on from {from}. Open it read-only; \
+         the state that it had is its snapshot {snapshot}"
+    )]
+    Fenced {
+        /// The new primary's term.
+        term: u32,
+        /// The position from which that one went on, or the version.
+        from: String,
+        /// The snapshot of the newest state.
+        snapshot: String,
+    },
     /// Data that recovery needs is damaged.
     #[error("{0}")]
     Damaged(String),
@@ -189,6 +208,7 @@ struct Inner {
     state: BriefMutex<State>,
     /// The newest durable version, readable without the lock of `state`.
     committed: AtomicU64,
+    gate: yielding::WriterGate,
     /// Logical blocks, as in the index, readable without the lock of `state`.
     blocks: AtomicU64,
     rounds: BriefMutex<commit::Rounds>,
@@ -399,7 +419,7 @@ impl Inner {
     fn check_users(&self) -> Result<(), StoreError> {
         match self.options.follow {
             true => Err(StoreError::ReadOnly),
-            false => self.check_writable(),
+            false => self.check_fence().and_then(|()| self.check_writable()),
         }
     }
 

@@ -163,10 +163,9 @@ pub(super) fn empty_state(label: Label, parts: &Parts) -> Result<State, ChainErr
     let mut holds = Holds::default();
     label.snapshots.iter().for_each(|snapshot| holds.take(snapshot.version));
     let tag = volume_tag(label.volume);
-    let placeholder = SegmentMap::fresh(0, 0);
     Ok(State {
         index: Index::new(label.blocks),
-        users: Stream::new(USERS, tag, label.segment_blocks, placeholder),
+        users: Stream::new(USERS, tag, label.segment_blocks, SegmentMap::fresh(0, 0)),
         label,
         segments,
         holds,
@@ -243,6 +242,7 @@ pub(super) fn build(
         map_link: parts.map_link,
         blocks: AtomicU64::new(state.index.blocks()),
         committed: AtomicU64::new(state.committed.0),
+        gate: super::yielding::WriterGate::new(label),
         state: BriefMutex::new(state),
         rounds: BriefMutex::default(),
         checkpoints: tokio::sync::Mutex::new(area),

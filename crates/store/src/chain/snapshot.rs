@@ -52,6 +52,7 @@ impl Inner {
             return Err(error);
         }
         self.state.lock().label = label;
+        self.room.notify_waiters();
         Ok(())
     }
 }
@@ -129,6 +130,7 @@ impl Chain {
     /// snapshots and stop serving them first.
     pub async fn rollback(&self, name: &str) -> Result<(), ChainError> {
         let inner = &self.inner;
+        inner.check_fence()?;
         let _label = inner.label_lock.lock().await;
         let _cleaning = inner.cleaning_lock.lock().await;
         let snapshot = self.find(name)?;

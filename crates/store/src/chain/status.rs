@@ -25,6 +25,8 @@ pub struct Status {
     pub capacity_blocks: u64,
     /// The newest version.
     pub version: u64,
+    /// The version from which on all can be read.
+    pub oldest_version: u64,
     /// The newest version that survives a crash.
     pub durable_version: u64,
     /// Segments that may be written.
@@ -112,6 +114,7 @@ pub(super) fn of(inner: &Inner) -> Status {
         physical_blocks: u64::from(state.segments.total()) * u64::from(inner.segment_blocks),
         capacity_blocks: state.capacity(),
         version: state.version.0,
+        oldest_version: state.holds.floor().unwrap_or(state.version).0,
         durable_version: state.committed.0,
         free_segments: state.segments.free_count() as u64,
         segments: u64::from(state.segments.total()),

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::block::{Lba, Version, WriteList};
+use futures::future::BoxFuture;
+
+use crate::block::{Lba, StoreError, Version, WriteList};
 
 /// What one version changed.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +21,7 @@ pub enum Change<'a> {
 }
 
 /// Gets the changes of a chain: see [`Chain::attach`](super::Chain::attach). The calls come under the chain's lock,
-/// so they neither wait nor call the chain.
+/// so they neither wait nor call the chain, except for [`Tap::acknowledged`].
 pub trait Tap: Send + Sync + fmt::Debug + 'static {
     /// `version` became visible. It is newer than every one before, and may still be lost in a crash.
     fn changed(&self, version: Version, change: Change<'_>);
@@ -29,4 +31,16 @@ pub trait Tap: Send + Sync + fmt::Debug + 'static {
 
     /// The chain took versions back, or has another size, as of `version`: what changed is in no version.
     fn reshaped(&self, version: Version);
+
+    /// No user's sync is acknowledged any more: the volume is fenced.
+    fn fenced(&self) {}
+
+    /// What a user's [`sync`](crate::block::BlockStore::sync) of `version`, which survives a crash of this machine, still
+    /// waits for; `None` for nothing. Called without the chain's lock.
+    fn acknowledged(
+        &self,
+        _version: Version,
+    ) -> Option<BoxFuture<'static, Result<(), StoreError>>> {
+        None
+    }
 }

@@ -53,6 +53,10 @@ pub(super) async fn apply(
     let need =
         Need { live: blocks, blocks: blocks - slots + blocks_for(writes, &small) + leap, slots };
     let version = with_room(inner, need, |state| {
+        if at.is_none() {
+            // It may have waited for room since it was checked.
+            inner.check_fence()?;
+        }
         let version = state.version.or_next(at)?;
         state.leap_to(version)?;
         state.apply(version, writes, &checks, &small)?;
@@ -98,6 +102,10 @@ pub(super) async fn discard_as(
     at: Option<Version>,
 ) -> Result<Version, StoreError> {
     with_room(inner, Need::whole(1 + u32::from(at.is_some())), |state| {
+        if at.is_none() {
+            // It may have waited for room since it was checked.
+            inner.check_fence()?;
+        }
         let version = state.version.or_next(at)?;
         state.leap_to(version)?;
         state.discard(version, lba, count)?;
@@ -259,6 +267,8 @@ fn wait_cause(inner: &Inner, state: &mut State, need: Need) -> Result<Option<Cau
             inner.hurry_checkpoint(state);
             Some(Cause::Checkpoint)
         }
+        // Their room is free again as soon as their owners have heard of it.
+        Room::Full if inner.ask_holds() => Some(Cause::Change),
         Room::Full => return Err(StoreError::NoSpace),
     })
 }

@@ -132,7 +132,7 @@ impl Pool {
         self.transactions
             .exclusively(async || {
                 // What the check reads is durable.
-                self.chain.sync(self.chain.now()).await?;
+                self.chain.commit(self.chain.now()).await?;
                 let options = self.transactions.options().clone();
                 let quiet = TransactionManager::new(&self.env, self.chain.clone(), options);
                 refuse_cut(&quiet, blocks).await?;

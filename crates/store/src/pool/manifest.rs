@@ -54,6 +54,9 @@ pub struct Manifest {
     /// The address of the volume that it follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<String>,
+    /// The address of the primary that this volume has replaced, until that one knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
     /// The devices; one that serves two roles is listed twice.
     #[serde(rename = "device", default)]
     pub devices: Vec<Place>,
@@ -102,6 +105,7 @@ impl Manifest {
             sector,
             settings: Settings::default(),
             follows: None,
+            replaces: None,
             devices: Vec::new(),
             leftovers: Vec::new(),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::PoolError;
-use crate::block::BLOCK_SIZE;
+use crate::block::{BLOCK_SIZE, Keep};
 use crate::chain::Options;
 
 /// Options for opening a volume; its own settings override them.
@@ -17,6 +17,8 @@ pub struct OpenOptions {
     pub standby: bool,
     /// The limits of its transactions.
     pub transactions: crate::txn::Options,
+    /// Which old versions stay readable.
+    pub keep: Option<Keep>,
     /// Whether to open it read-only: no byte of its devices and of its folder changes. If it needs recovery,
     /// it is recovered in memory. Other processes may read it at the same time.
     pub read_only: bool,
@@ -40,6 +42,15 @@ pub struct Settings {
     /// How many milliseconds a read at the tail's drive may wait for others to go with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail_read_wait: Option<u32>,
+    /// How many of the versions before the newest stay readable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_versions: Option<u64>,
+    /// For how many seconds versions stay readable after they were replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_seconds: Option<u32>,
+    /// How many bytes of old contents these versions may keep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_bytes: Option<u64>,
     /// Seconds after which an idle transaction is aborted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction_idle: Option<u32>,
@@ -61,6 +72,9 @@ impl Settings {
             body_ram_cache: newer.body_ram_cache.or(self.body_ram_cache),
             ram_cache_max: newer.ram_cache_max.or(self.ram_cache_max),
             tail_read_wait: newer.tail_read_wait.or(self.tail_read_wait),
+            keep_versions: newer.keep_versions.or(self.keep_versions),
+            keep_seconds: newer.keep_seconds.or(self.keep_seconds),
+            keep_bytes: newer.keep_bytes.or(self.keep_bytes),
             transaction_idle: newer.transaction_idle.or(self.transaction_idle),
         }
     }
@@ -78,10 +92,22 @@ impl Settings {
         }
     }
 
+    /// Which old versions stay readable, if these settings keep any.
+    fn keep(&self) -> Option<Keep> {
+        let versions = self.keep_versions.filter(|versions| *versions > 0);
+        let seconds = self.keep_seconds.filter(|seconds| *seconds > 0);
+        versions.or(seconds.map(u64::from))?;
+        let age = seconds.map_or(Duration::MAX, |seconds| Duration::from_secs(seconds.into()));
+        let blocks = |bytes: u64| usize::try_from(bytes / BLOCK_SIZE as u64).unwrap_or(usize::MAX);
+        let blocks = self.keep_bytes.map_or(usize::MAX, blocks);
+        Some(Keep { versions: versions.unwrap_or(u64::MAX), age, blocks })
+    }
+
     /// `options`, overridden by these settings.
     pub(super) fn over(&self, options: &OpenOptions) -> OpenOptions {
         let mut options = options.clone();
         let blocks = |bytes: u64| usize::try_from(bytes / BLOCK_SIZE as u64).unwrap_or(usize::MAX);
+        options.keep = self.keep().or(options.keep);
         options.standby = self.standby.unwrap_or(options.standby);
         let chain = &mut options.chain;
         chain.tail_cache_blocks = self.ram_cache.map_or(chain.tail_cache_blocks, blocks);

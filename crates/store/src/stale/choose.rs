@@ -19,11 +19,11 @@ pub fn queries(low: Version, up: Version, budget: usize) -> impl Iterator<Item =
 
 /// The cheapest of some contents, ascending by version, of which at most `budget` are looked at; the oldest of several
 /// that cost the same, which keeps the range of versions large.
-pub fn cheapest<'a>(
-    contents: &'a [Located],
+pub fn cheapest(
+    contents: &[Located],
     budget: usize,
     cost: impl Fn(&Located) -> Cost,
-) -> Option<(&'a Located, Cost)> {
+) -> Option<(&Located, Cost)> {
     let last = Version((contents.len() as u64).checked_sub(1)?);
     let asked = queries(Version(0), last, budget.max(1));
     let asked = asked.filter_map(|nth| contents.get(nth.0 as usize));

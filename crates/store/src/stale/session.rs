@@ -97,7 +97,9 @@ impl VersionRange {
 }
 
 /// Why a node cannot serve a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize,
+)]
 pub enum Unserved {
     /// Ask another node, or wait: this one is not there yet.
     #[error("the guarantee needs version {0}, which this node does not have yet")]

@@ -8,7 +8,7 @@ use thalweg_env::Env;
 
 use super::choose::{self, BUDGET};
 use super::{
-    Cost, CostModel, Costs, Item, Needs, Node, Session, Snapshot, StaleError, StaleView,
+    Cost, CostModel, Costs, Item, Needs, Node, Session, Snapshot, StaleError, StaleView, Upstream,
     VersionRange,
 };
 use crate::block::{
@@ -32,6 +32,7 @@ pub struct Versioned {
     env: Env,
     store: Arc<dyn BlockStore>,
     retained: Option<Arc<Retained>>,
+    upstream: Option<Arc<Upstream>>,
     costs: Arc<dyn Costs>,
     budget: usize,
 }
@@ -40,13 +41,19 @@ impl Versioned {
     /// The versions of `store`: those that it keeps anyway.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>) -> Versioned {
         let (env, costs) = (env.clone(), Arc::new(CostModel::default()));
-        Versioned { env, store, retained: None, costs, budget: BUDGET }
+        Versioned { env, store, retained: None, upstream: None, costs, budget: BUDGET }
     }
 
     /// The versions that `retained` keeps.
     pub fn of(env: &Env, retained: Arc<Retained>) -> Versioned {
         let store: Arc<dyn BlockStore> = retained.clone();
         Versioned { retained: Some(retained), ..Versioned::new(env, store) }
+    }
+
+    /// The same for a store that follows another one: it is not the primary, and its versions may be older than they
+    /// look here.
+    pub fn following(self, upstream: Arc<Upstream>) -> Versioned {
+        Versioned { upstream: Some(upstream), ..self }
     }
 
     /// The same over `store`, which is the store below with something in front, as a transaction manager.
@@ -76,13 +83,15 @@ impl Versioned {
 
     /// The versions that it has, for a session that needs no version older than `max_age`.
     pub fn node(&self, max_age: Option<Duration>) -> Node {
+        let young_enough = max_age.and_then(|age| match (&self.upstream, &self.retained) {
+            (Some(upstream), _) => upstream.young_enough(self.env.now(), age, || self.store.now()),
+            (None, Some(retained)) => Some(retained.young_enough(age)),
+            (None, None) => Some(self.store.now()),
+        });
         let newest = self.store.now();
         let durable = self.store.synced().unwrap_or_else(|| self.store.oldest());
-        let young_enough = max_age.map(|age| match &self.retained {
-            Some(retained) => retained.young_enough(age),
-            None => newest,
-        });
-        Node { newest, durable: durable.min(newest), is_primary: true, young_enough }
+        let is_primary = self.upstream.is_none();
+        Node { newest, durable: durable.min(newest), is_primary, young_enough }
     }
 
     /// The content of a block at a version (*ReadVersion*): what was last written to it up to then. `None` where
@@ -271,6 +280,9 @@ impl Versioned {
 
     /// How old a version is, at most.
     pub fn age(&self, version: Version) -> Option<Duration> {
+        if let Some(upstream) = &self.upstream {
+            return upstream.age(self.env.now(), version, || self.store.now());
+        }
         if version >= self.store.now() {
             return Some(Duration::ZERO);
         }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use async_recursion::async_recursion;
 use bytes::Bytes;
 use thalweg_env::Env;
+use tokio::sync::OnceCell;
 
 use super::area::Area;
 use super::batch::{Batch, Change};
@@ -41,8 +42,8 @@ pub struct Store {
     groups: Groups,
     /// What the store's own transactions that only read share.
     views: ReadViews,
-    /// A version that has the store; older ones may not have it.
-    first: Version,
+    /// A version that has the store, once that was asked for; older ones may not have it.
+    first: Arc<OnceCell<Version>>,
 }
 
 impl Store {
@@ -60,7 +61,7 @@ impl Store {
         let store = Store::find(env, volume, name).await?;
         let txn = store.volume.begin(Begin::READ_ONLY).await?;
         store.work(&*txn).verify_store().await?;
-        Ok(Store { first: txn.version().version, ..store })
+        Ok(store)
     }
 
     /// The store in the partition of that name, of any kind.
@@ -82,7 +83,7 @@ impl Store {
             durability: Durability::default(),
             groups: Groups::default(),
             views: ReadViews::default(),
-            first: Version(0),
+            first: Arc::default(),
         })
     }
 
@@ -173,9 +174,11 @@ impl Store {
         &self.volume
     }
 
-    /// The oldest version that is known to have the store.
-    pub(super) fn first(&self) -> Version {
-        self.first
+    /// The oldest version that is known to have the store: since then no partition was made, changed or dropped.
+    pub(super) async fn first(&self) -> Result<Version, TreeError> {
+        let first =
+            self.first.get_or_try_init(|| catalogue::unchanged_since(&*self.volume)).await?;
+        Ok(*first)
     }
 
     fn work<'a>(&'a self, txn: &'a dyn Transaction) -> Work<'a> {

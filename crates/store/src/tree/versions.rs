@@ -3,6 +3,8 @@
 //! A value and the blocks that lead to it are of one state: each block that is read narrows the versions that the
 //! next one may have.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -10,13 +12,13 @@ use parking_lot::Mutex;
 use super::{Store, TreeError};
 use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
-use crate::txn::{Begin, Durability, Handle, Transact, Transaction, TxnError, View, run_versioned};
+use crate::txn::{Begin, Durability, Handle, Transact, Transaction, TxnError, run_versioned};
 
 impl Store {
     /// A view of one version.
-    async fn view_at(&self, version: Version) -> Result<std::sync::Arc<dyn View>, TreeError> {
+    async fn view_at(&self, version: Version) -> Result<Arc<dyn Transaction>, TreeError> {
         let needs = Needs { at: Some(version), ..Needs::default() };
-        Ok(self.volume().view(&needs, self.first()).await?)
+        Ok(self.volume().view(&needs, self.first().await?).await?)
     }
 
     /// The value of a key at a version (*Get*).
@@ -90,7 +92,7 @@ impl Store {
         let item = Item::Key(key.into());
         let checked = session.guarantee().checked();
         checked.map_err(|error| TxnError::Invalid(error.to_string()))?;
-        let view = self.volume().view(&session.needs(&item), self.first()).await?;
+        let view = self.volume().view(&session.needs(&item), self.first().await?).await?;
         let value = self.get_in(&*view, key).await?;
         let seen = view.seen().await?;
         session.has_read(&item, seen.range);
@@ -133,7 +135,7 @@ struct Found {
 #[derive(Debug)]
 struct Asking<'a> {
     volume: &'a dyn Transact,
-    view: std::sync::Arc<dyn View>,
+    view: Arc<dyn Transaction>,
     version: Version,
     found: Mutex<Found>,
     reads_devices: bool,
@@ -142,7 +144,7 @@ struct Asking<'a> {
 impl<'a> Asking<'a> {
     async fn new(store: &'a Store, version: Version) -> Result<Asking<'a>, TreeError> {
         let view = store.view_at(version).await?;
-        let range = VersionRange { low: store.first(), up: Version(u64::MAX) };
+        let range = VersionRange { low: store.first().await?, up: Version(u64::MAX) };
         let found = Mutex::new(Found { cost: None, range });
         Ok(Asking { volume: &**store.volume(), view, version, found, reads_devices: false })
     }

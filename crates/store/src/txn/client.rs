@@ -1,6 +1,7 @@
 //! A process that runs transactions.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -10,8 +11,8 @@ use super::past::{self, Past};
 use super::running::{OwnerId, Running};
 use super::transaction::LocalTransaction;
 use super::view::LocalView;
-use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError, View};
-use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Version};
+use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError};
+use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Version};
 use crate::stale::{Cost, Needs, VersionRange};
 
 /// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
@@ -105,7 +106,7 @@ impl Transact for Client {
         Ok((store.epoch(), store.versions(lba).await?))
     }
 
-    async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn View>, TxnError> {
+    async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn Transaction>, TxnError> {
         let running = self.start(Begin::READ_ONLY).await?;
         let versions = &self.shared.inner.versions;
         Ok(Arc::new(LocalView::open(running, versions, needs, first)?))
@@ -117,6 +118,27 @@ impl Transact for Client {
         range: VersionRange,
     ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
         Ok(self.shared.inner.versions.contents(lba, range)?)
+    }
+
+    async fn position(&self) -> Result<Option<Position>, TxnError> {
+        Ok(self.shared.inner.store.position())
+    }
+
+    async fn reached(
+        &self,
+        position: Position,
+        within: Option<Duration>,
+    ) -> Result<bool, TxnError> {
+        let inner = &self.shared.inner;
+        let reached = inner.store.reached(position);
+        match within {
+            None => reached.await?,
+            Some(within) => match inner.env.timeout(within, reached).await {
+                Some(reached) => reached?,
+                None => return Ok(false),
+            },
+        }
+        Ok(true)
     }
 
     fn contention(&self) -> &Contention {

@@ -2,6 +2,7 @@
 //! commits. As a volume it is one client.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -10,10 +11,10 @@ use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
 use super::manager::TransactionManager;
 use super::past::{self, Past};
-use super::{Begin, Contention, Handle, Transact, Transaction, TxnError, View};
+use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Locations, Retention,
-    StoreError, Version, Write, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Locations, Position,
+    Retention, StoreError, Version, Write, WriteList,
 };
 use crate::stale::{Cost, Needs, VersionRange};
 
@@ -132,7 +133,7 @@ impl Transact for TransactionManager {
         Transact::versions(&self.client, lba).await
     }
 
-    async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn View>, TxnError> {
+    async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn Transaction>, TxnError> {
         Transact::view(&self.client, needs, first).await
     }
 
@@ -142,6 +143,18 @@ impl Transact for TransactionManager {
         range: VersionRange,
     ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
         Transact::contents(&self.client, lba, range).await
+    }
+
+    async fn position(&self) -> Result<Option<Position>, TxnError> {
+        Transact::position(&self.client).await
+    }
+
+    async fn reached(
+        &self,
+        position: Position,
+        within: Option<Duration>,
+    ) -> Result<bool, TxnError> {
+        Transact::reached(&self.client, position, within).await
     }
 
     fn contention(&self) -> &Contention {

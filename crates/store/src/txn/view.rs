@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::transaction::ZEROS;
-use super::{Durability, Handle, Seen, Transaction, TxnError, View};
+use super::{Durability, Handle, Seen, Transaction, TxnError};
 use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Needs, Snapshot, StaleError, StaleView, Versioned};
 
@@ -54,14 +54,6 @@ fn filled(blocks: Vec<Option<Bytes>>) -> Vec<Bytes> {
 }
 
 #[async_trait]
-impl View for LocalView {
-    async fn seen(&self) -> Result<Seen, TxnError> {
-        let range = self.view.range();
-        Ok(Seen { range, age: self.versions().age(range.up) })
-    }
-}
-
-#[async_trait]
 impl Transaction for LocalView {
     fn blocks(&self) -> u64 {
         self.running.blocks()
@@ -97,6 +89,11 @@ impl Transaction for LocalView {
 
     fn version(&self) -> EpochVersion {
         self.versions().store().name(self.view.range().up)
+    }
+
+    async fn seen(&self) -> Result<Seen, TxnError> {
+        let range = self.view.range();
+        Ok(Seen { range, age: self.versions().age(range.up) })
     }
 
     async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {

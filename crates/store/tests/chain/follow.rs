@@ -17,33 +17,37 @@ use thalweg_store::device::{DeviceRef, Purpose};
 
 use crate::support::{Shape, content, lose_checkpoints, options, some_parts};
 
-fn shape() -> Shape {
+pub(crate) fn shape() -> Shape {
     Shape::small(Cleaning::CompactInBody)
 }
 
-async fn devices(env: &Env, follows: bool) -> Vec<DeviceRef> {
+pub(crate) async fn devices(env: &Env, follows: bool) -> Vec<DeviceRef> {
     let (devices, _) = shape().ram_disks();
     let create = thalweg_store::chain::Create { follows, ..shape().create() };
     Chain::create(env, shape().parts(&devices), &create).await.unwrap();
     devices
 }
 
-async fn open(env: &Env, devices: &[DeviceRef], follow: bool) -> Result<Chain, ChainError> {
+pub(crate) async fn open(
+    env: &Env,
+    devices: &[DeviceRef],
+    follow: bool,
+) -> Result<Chain, ChainError> {
     let options = Options { follow, ..options() };
     Ok(Chain::open(env, shape().parts(devices), options).await?.0)
 }
 
-fn list(lba: u64, stamp: u64) -> WriteList {
+pub(crate) fn list(lba: u64, stamp: u64) -> WriteList {
     WriteList::new(vec![Write::block(Lba(lba), content(lba, stamp))]).unwrap()
 }
 
-async fn submit(chain: &Chain, version: u64, lba: u64) -> Result<(), StoreError> {
+pub(crate) async fn submit(chain: &Chain, version: u64, lba: u64) -> Result<(), StoreError> {
     let version = Version(version);
     chain.submit_at(version, list(lba, version.0), Retention::Newest).await?.settle().await;
     Ok(())
 }
 
-async fn holds(chain: &Chain, lba: u64, stamp: Option<u64>) {
+pub(crate) async fn holds(chain: &Chain, lba: u64, stamp: Option<u64>) {
     let found = chain.read(Lba(lba), 1, chain.now()).await.unwrap().pop().flatten();
     assert_eq!(found, stamp.map(|stamp| content(lba, stamp)), "block {lba}");
 }
@@ -130,16 +134,16 @@ fn each_opening_of_a_volume_with_a_history_begins_a_timeline() {
         let devices = devices(&env, false).await;
         let chain = open(&env, &devices, false).await.unwrap();
         chain.apply(list(1, 1).into_vec()).await.unwrap();
-        assert_eq!(chain.position(chain.now()), None);
+        assert_eq!(chain.position_of(chain.now()), None);
         let first = chain.begin_history().await.unwrap();
         assert_eq!(chain.begin_history().await.unwrap(), first);
-        let begun = chain.position(chain.now()).unwrap();
+        let begun = chain.position_of(chain.now()).unwrap();
         chain.apply(list(2, 2).into_vec()).await.unwrap();
         chain.sync(Version(2)).await.unwrap();
-        let second = chain.position(Version(2)).unwrap();
+        let second = chain.position_of(Version(2)).unwrap();
         assert_eq!((begun.timeline, begun.version), (second.timeline, Version(1)));
         chain.apply(list(3, 3).into_vec()).await.unwrap();
-        let lost = chain.position(Version(3)).unwrap();
+        let lost = chain.position_of(Version(3)).unwrap();
         // The third version is lost, and its number is used again.
         drop(chain);
         let chain = open(&env, &devices, false).await.unwrap();
@@ -150,8 +154,8 @@ fn each_opening_of_a_volume_with_a_history_begins_a_timeline() {
         assert_eq!(newest, Version(2), "a write that was not synced survived");
         assert_eq!(relation(lost), Relation::Apart(Version(2)));
         chain.apply(list(3, 4).into_vec()).await.unwrap();
-        assert_ne!(chain.position(Version(3)), Some(lost));
-        assert_eq!(chain.position(Version(2)), Some(second));
+        assert_ne!(chain.position_of(Version(3)), Some(lost));
+        assert_eq!(chain.position_of(Version(2)), Some(second));
     });
 }
 
@@ -163,11 +167,11 @@ fn a_roll_back_begins_a_timeline_at_the_version_that_it_restores() {
         chain.begin_history().await.unwrap();
         chain.apply(list(1, 1).into_vec()).await.unwrap();
         chain.create_snapshot("one").await.unwrap();
-        let kept = chain.position(Version(1)).unwrap();
+        let kept = chain.position_of(Version(1)).unwrap();
         for lba in 2..5 {
             chain.apply(list(lba, 9).into_vec()).await.unwrap();
         }
-        let taken_back = chain.position(Version(3)).unwrap();
+        let taken_back = chain.position_of(Version(3)).unwrap();
         chain.rollback("one").await.unwrap();
         chain.apply(list(2, 7).into_vec()).await.unwrap();
         let relation = |of: thalweg_store::chain::Position| {
@@ -187,16 +191,16 @@ fn a_promoted_follower_goes_on_alone() {
     run(4, |env| async move {
         let (follower, primary) = (devices(&env, true).await, devices(&env, false).await);
         let primary = open(&env, &primary, false).await.unwrap();
-        assert!(primary.promote().await.is_err());
+        assert!(primary.promote(0).await.is_err());
         let history = primary.begin_history().await.unwrap();
         let chain = open(&env, &follower, true).await.unwrap();
-        chain.adopt(&history).await.unwrap();
+        chain.adopt(&history, 0).await.unwrap();
         submit(&chain, 1, 1).await.unwrap();
         chain.set_whole_from(Version(2)).await.unwrap();
-        assert!(chain.promote().await.is_err(), "it has no whole state");
+        assert!(chain.promote(0).await.is_err(), "it has no whole state");
         submit(&chain, 2, 2).await.unwrap();
-        let promoted = chain.promote().await.unwrap();
-        assert_eq!(promoted, primary.position(Version(2)).unwrap());
+        let promoted = chain.promote(0).await.unwrap();
+        assert_eq!(promoted, primary.position_of(Version(2)).unwrap());
         chain.close().await.unwrap();
         let chain = open(&env, &follower, false).await.unwrap();
         chain.apply(list(3, 3).into_vec()).await.unwrap();
@@ -204,7 +208,7 @@ fn a_promoted_follower_goes_on_alone() {
         for lba in 1..4 {
             primary.apply(list(lba, 9).into_vec()).await.unwrap();
         }
-        assert_ne!(primary.position(Version(3)), chain.position(Version(3)));
+        assert_ne!(primary.position_of(Version(3)), chain.position_of(Version(3)));
         let theirs = primary.history();
         let relation = chain.history().relation_of(&theirs, Version(3), Version(3));
         assert_eq!(relation, Relation::Apart(Version(2)));

@@ -10,6 +10,7 @@ mod determinism;
 mod devices;
 mod dump;
 mod faults;
+mod fence;
 mod follow;
 mod format;
 mod full;

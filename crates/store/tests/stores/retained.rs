@@ -116,7 +116,8 @@ async fn follow(env: &Env, name: &str, store: Arc<dyn BlockStore>) {
             _ => history.compare(rng.random_range(0..BLOCKS / 4 + 1)).await,
         }
         if step % 100 == 99 {
-            (history.single.clear(), history.since.clear());
+            history.single.clear();
+            history.since.clear();
         }
     }
     assert!(history.now() > Version(300), "{name}");

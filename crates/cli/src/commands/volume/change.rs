@@ -90,7 +90,7 @@ pub(crate) struct Rebuild {
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
     .args(["ram_cache", "body_ram_cache", "ram_cache_max", "standby", "tail_read_wait",
-        "transaction_idle"]))]
+        "keep_versions", "keep_time", "keep_size", "transaction_idle"]))]
 pub(crate) struct Set {
     /// The volume's folder
     volume: String,

@@ -25,6 +25,15 @@ pub(crate) struct SettingsArgs {
     /// the drive that the log writes; 100 suits rotational disks [default: 0]
     #[arg(long, value_name = "MILLIS")]
     tail_read_wait: Option<u32>,
+    /// How many of the versions before the newest stay readable, for reads that may be old [default: none]
+    #[arg(long, value_name = "NUMBER")]
+    keep_versions: Option<u64>,
+    /// For how many seconds versions stay readable after they were replaced [default: none]
+    #[arg(long, value_name = "SECONDS")]
+    keep_time: Option<u32>,
+    /// How much space old versions may take; they are given up when writes need it, in any case
+    #[arg(long, value_name = "SIZE")]
+    keep_size: Option<Size>,
     /// Seconds after which an idle transaction is aborted [default: 60]
     #[arg(long, value_name = "SECONDS")]
     transaction_idle: Option<u32>,
@@ -38,6 +47,9 @@ impl From<SettingsArgs> for Settings {
             body_ram_cache: args.body_ram_cache.map(|size| size.0),
             ram_cache_max: args.ram_cache_max.map(|size| size.0),
             tail_read_wait: args.tail_read_wait,
+            keep_versions: args.keep_versions,
+            keep_seconds: args.keep_time,
+            keep_bytes: args.keep_size.map(|size| size.0),
             transaction_idle: args.transaction_idle,
         }
     }

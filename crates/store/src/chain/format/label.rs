@@ -52,8 +52,14 @@ pub struct LabelHeader {
     pub reserved2: [u8; 3],
     /// Of a follower, the version from which on it has a state of the other volume; 0 for any.
     pub whole_from: U64,
+    /// How often a replica was promoted before this volume, or became it.
+    pub term: U32,
+    /// The term of the primary that has taken this one's place; 0 for none.
+    pub fence_term: U32,
+    /// The version from which that primary went on.
+    pub fence_from: U64,
     /// Padding.
-    pub reserved3: [u8; 20],
+    pub reserved3: [u8; 4],
 }
 
 /// A link of the chain.

@@ -46,6 +46,8 @@ fn state(cleaning: Cleaning, links: &[u32]) -> State {
         history: Default::default(),
         follows: false,
         whole_from: Version(0),
+        term: 0,
+        fence: None,
     };
     let parts = Parts { links, map: device(1), map_link: None, tail_cache: None, body_cache: None };
     let mut state = empty_state(label, &parts).unwrap();

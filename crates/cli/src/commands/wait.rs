@@ -1,0 +1,126 @@
+//! `thalweg wait`: until a volume has reached a position.
+
+use std::time::Duration;
+
+use clap::Args;
+use thalweg_env::Env;
+use thalweg_ipc::Connection;
+use thalweg_ipc::remote::Remote;
+use thalweg_store::block::{BlockStore, Position};
+use thalweg_store::chain::ChainError;
+use thalweg_store::txn::Transact;
+
+use super::key;
+use crate::failure::{Failure, Outcome};
+use crate::target::Target;
+use crate::volume::opened::Opened;
+
+/// Wait until a volume has reached a position
+///
+/// A position is what `thalweg replica position` prints of a primary or of another replica. When the command ends, the
+/// volume has that state or a later one, and it survives a crash there. It is an error if it never will: if the position is
+/// of another volume, or of one that has gone another way.
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// The folder of a volume that a process serves, or thalweg://HOST:PORT/NAME
+    volume: String,
+    /// The position: VOLUME:TIMELINE:VERSION
+    position: Position,
+    /// Fail after this time: a number with ms, s, m or h
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    timeout: Option<Duration>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("`{text}` is no time: expected a number with ms, s, m or h, such as 5s");
+    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(split);
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60 * 1000,
+        "h" => 60 * 60 * 1000,
+        _ => return Err(wrong()),
+    };
+    let number = number.parse::<u64>().ok().and_then(|number| number.checked_mul(millis));
+    number.map(Duration::from_millis).ok_or_else(wrong)
+}
+
+/// The volume's server, if there is one.
+async fn connect(env: &Env, volume: &str) -> Outcome<Option<Connection>> {
+    if let Some(remote) = Remote::of(volume) {
+        return Ok(Some(remote?.connect(env, &key::home(None)).await?));
+    }
+    let target = Target::volume(volume)?.chained()?;
+    Ok(Connection::open(env, &target.folder).await?)
+}
+
+/// Opens a volume that no process serves, to look at it.
+async fn open(env: &Env, volume: &str) -> Outcome<Opened> {
+    Opened::open_read_only(env, &Target::volume(volume)?.chained()?).await
+}
+
+pub(crate) async fn run(env: &Env, args: &Wait) -> Outcome<()> {
+    let Wait { volume, position, timeout } = args;
+    let reached = match connect(env, volume).await? {
+        Some(connection) => connection.reached(*position, *timeout).await?,
+        None => {
+            let opened = open(env, volume).await?;
+            let pool = opened.chained().ok_or_else(|| opened.target.refused())?;
+            // Nothing comes while no process runs it.
+            let reached = env.timeout(Duration::ZERO, pool.chain().wait_for(*position)).await;
+            opened.close().await?;
+            match reached {
+                Some(reached) => reached.map_err(ChainError::from)?,
+                None => {
+                    return Err(Failure::new(format!("{volume} has not reached {position}"))
+                        .help("no process serves it: thalweg serve, or thalweg replica run"));
+                }
+            }
+            true
+        }
+    };
+    match (reached, timeout) {
+        (false, Some(timeout)) => Err(Failure::new(format!(
+            "{volume} has not reached {position} within {} s",
+            timeout.as_secs_f64()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Prints the position of a volume.
+pub(super) async fn print_position(env: &Env, volume: &str) -> Outcome<()> {
+    let position = match connect(env, volume).await? {
+        Some(connection) => connection.position().await?,
+        None => {
+            let opened = open(env, volume).await?;
+            let pool = opened.chained().ok_or_else(|| opened.target.refused())?;
+            let position = pool.chain().position_of(pool.chain().now());
+            opened.close().await?;
+            position
+        }
+    };
+    let position = position.ok_or_else(|| {
+        Failure::new(format!("{volume} has no position"))
+            .help("a volume has positions from its first replica on")
+    })?;
+    println!("{position}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_has_a_unit() {
+        let of = |text: &str| duration(text).ok();
+        assert_eq!(of("250ms"), Some(Duration::from_millis(250)));
+        assert_eq!(of("5s"), Some(Duration::from_secs(5)));
+        assert_eq!(of("2h"), Some(Duration::from_secs(7200)));
+        for wrong in ["", "5", "s", "-5s", "5d", "1.5s", "99999999999999999999s"] {
+            assert_eq!(of(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What the tasks of a follower share, and why they stop.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use thalweg_env::Env;
+use thalweg_net::channel::CallError;
+use thalweg_store::block::{BlockStore, StoreError};
+use thalweg_store::chain::{Chain, ChainError};
+
+use super::protocol::Refusal;
+use super::seen::Seen;
+
+/// A primary that does not answer a call for so long is lost.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a follower treats its primary.
+#[derive(Clone, Copy, Debug)]
+pub struct FollowerOptions {
+    /// It asks at least this often how far the primary is.
+    pub beat: Duration,
+    /// A primary that says nothing for so long is lost.
+    pub patience: Duration,
+}
+
+impl Default for FollowerOptions {
+    fn default() -> FollowerOptions {
+        FollowerOptions { beat: Duration::from_secs(1), patience: PATIENCE }
+    }
+}
+
+/// Why a follower stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Stopped {
+    /// Give up: the primary does not let it follow.
+    #[error("the primary refuses this replica: {0}")]
+    Refused(#[from] Refusal),
+    /// Retry: the connection ended.
+    #[error("the connection to the primary ended: {0}")]
+    Lost(String),
+    /// Stop: its own volume failed.
+    #[error("the replica's volume failed: {0}")]
+    Chain(#[from] ChainError),
+}
+
+impl From<StoreError> for Stopped {
+    fn from(error: StoreError) -> Stopped {
+        Stopped::Chain(error.into())
+    }
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Stopped {
+        Stopped::Lost(error.to_string())
+    }
+}
+
+impl From<CallError> for Stopped {
+    fn from(error: CallError) -> Stopped {
+        Stopped::Lost(error.to_string())
+    }
+}
+
+pub(super) fn lost(why: impl Into<String>) -> Stopped {
+    Stopped::Lost(why.into())
+}
+
+/// What the tasks of a follower share.
+#[derive(Debug)]
+pub(super) struct Following {
+    pub(super) env: Env,
+    pub(super) chain: Arc<Chain>,
+    pub(super) options: FollowerOptions,
+    pub(super) seen: Mutex<Seen>,
+    /// Held while the state from before a copy gets its snapshot, or loses it.
+    pub(super) before_copy: tokio::sync::Mutex<()>,
+}
+
+impl Following {
+    /// Notes the state that the volume has now, and the primary's count of changed bytes there, if it is told.
+    pub(super) fn reach(&self, total: Option<Option<u64>>) {
+        let version = self.chain.now();
+        let is_whole = version >= self.chain.whole_from();
+        self.seen.lock().reach(version, is_whole, total);
+    }
+}

@@ -1,0 +1,166 @@
+//! Fences, and waiting for positions.
+
+use std::sync::Arc;
+
+use thalweg_sim::runtime::run;
+use thalweg_store::block::{BlockStore, Lba, Position, StoreError, Version};
+use thalweg_store::chain::{Chain, ChainError, Fence};
+use uuid::Uuid;
+
+use crate::follow::{devices, holds, list, open, submit};
+
+#[test]
+fn a_fenced_volume_refuses_writes_for_ever_and_keeps_its_state() {
+    run(1, |env| async move {
+        let devices = devices(&env, false).await;
+        let chain = open(&env, &devices, false).await.unwrap();
+        chain.begin_history().await.unwrap();
+        for lba in 1..4 {
+            chain.apply(list(lba, lba).into_vec()).await.unwrap();
+        }
+        assert!(chain.fence_off(Fence { term: 0, from: Version(2) }).await.is_err());
+        let fence = Fence { term: 3, from: Version(2) };
+        chain.fence_off(fence).await.unwrap();
+        // A lower term comes late.
+        chain.fence_off(Fence { term: 2, from: Version(1) }).await.unwrap();
+        let refused = chain.apply(list(4, 4).into_vec()).await;
+        assert!(matches!(refused, Err(StoreError::Fenced(3))), "{refused:?}");
+        let synced = chain.sync(Version(1)).await;
+        assert!(matches!(synced, Err(StoreError::Fenced(3))), "{synced:?}");
+        assert!(chain.discard(Lba(1), 1).await.is_err());
+        assert!(chain.rollback("fenced-3").await.is_err());
+        let future = Position { version: Version(9), ..chain.position().unwrap() };
+        assert!(matches!(chain.wait_for(future).await, Err(StoreError::Fenced(3))));
+        chain.close().await.unwrap();
+        let refused = open(&env, &devices, false).await.unwrap_err();
+        let ChainError::Fenced { term, snapshot, from } = &refused else { panic!("{refused}") };
+        assert_eq!((*term, &**snapshot), (3, "fenced-3"));
+        assert!(from.ends_with(":2"), "{refused}");
+        let options = crate::support::options();
+        let options = thalweg_store::chain::Options { read_only: true, ..options };
+        let parts = crate::follow::shape().parts(&devices);
+        let (chain, _) = Chain::open(&env, parts, options).await.unwrap();
+        assert_eq!(chain.label().fence, Some(fence));
+        assert_eq!(chain.snapshot("fenced-3").unwrap().version, Version(3));
+        holds(&chain, 3, Some(3)).await;
+    });
+}
+
+#[test]
+fn a_promotion_raises_the_term() {
+    run(2, |env| async move {
+        for (told, expected) in [(0, 6), (9, 9)] {
+            let (primary, devices) = (devices(&env, false).await, devices(&env, true).await);
+            let history = open(&env, &primary, false).await.unwrap().begin_history().await.unwrap();
+            let chain = open(&env, &devices, true).await.unwrap();
+            assert!(chain.promote(0).await.is_err(), "it has followed nothing");
+            chain.adopt(&history, 5).await.unwrap();
+            submit(&chain, 1, 1).await.unwrap();
+            chain.promote(told).await.unwrap();
+            assert_eq!(chain.term(), expected);
+            chain.close().await.unwrap();
+            let chain = open(&env, &devices, false).await.unwrap();
+            assert_eq!(chain.term(), expected);
+        }
+    });
+}
+
+#[test]
+fn a_promoted_follower_goes_back_to_the_state_from_before_a_copy() {
+    run(3, |env| async move {
+        let (primary, devices) = (devices(&env, false).await, devices(&env, true).await);
+        let history = open(&env, &primary, false).await.unwrap().begin_history().await.unwrap();
+        let chain = open(&env, &devices, true).await.unwrap();
+        chain.adopt(&history, 0).await.unwrap();
+        submit(&chain, 5, 1).await.unwrap();
+        chain.create_snapshot(thalweg_store::chain::BEFORE_COPY).await.unwrap();
+        chain.set_whole_from(Version(20)).await.unwrap();
+        submit(&chain, 9, 1).await.unwrap();
+        submit(&chain, 12, 2).await.unwrap();
+        let position = chain.promote(0).await.unwrap();
+        assert_eq!(position.version, Version(5));
+        // Its primary would find where it has left.
+        let branch = history.branch(&chain.history(), chain.now(), Version(40));
+        assert_eq!(branch, Some(Version(5)));
+        chain.close().await.unwrap();
+        let chain = open(&env, &devices, false).await.unwrap();
+        assert!(chain.snapshots().is_empty());
+        holds(&chain, 1, Some(5)).await;
+        holds(&chain, 2, None).await;
+    });
+}
+
+#[test]
+fn a_position_is_waited_for_or_refused() {
+    run(4, |env| async move {
+        let devices = devices(&env, false).await;
+        let chain = Arc::new(open(&env, &devices, false).await.unwrap());
+        chain.begin_history().await.unwrap();
+        chain.apply(list(1, 1).into_vec()).await.unwrap();
+        let now = chain.position().unwrap();
+        let next = Position { version: Version(2), ..now };
+        let (waiter, on) = (chain.clone(), env.clone());
+        let waiting = env.spawn(async move {
+            waiter.wait_for(next).await.unwrap();
+            (on.now(), waiter.status().durable_version)
+        });
+        env.sleep(std::time::Duration::from_millis(5)).await;
+        assert!(!waiting.is_finished());
+        chain.apply(list(2, 2).into_vec()).await.unwrap();
+        chain.commit(chain.now()).await.unwrap();
+        assert_eq!(waiting.await.unwrap().1, 2);
+        chain.wait_for(now).await.unwrap();
+        let other = Position { volume: Uuid::from_u128(99), ..now };
+        let strange = Position { timeline: Uuid::from_u128(99), ..now };
+        for (position, why) in [(other, "another volume"), (strange, "nothing is known")] {
+            let refused = chain.wait_for(position).await.unwrap_err();
+            assert!(refused.to_string().contains(why), "{refused}");
+        }
+        chain.create_snapshot("here").await.unwrap();
+        for lba in 3..6 {
+            chain.apply(list(lba, 1).into_vec()).await.unwrap();
+        }
+        let lost = chain.position().unwrap();
+        chain.rollback("here").await.unwrap();
+        let refused = chain.wait_for(lost).await.unwrap_err();
+        assert!(refused.to_string().contains("another way since version 2"), "{refused}");
+    });
+}
+
+/// Overwrites every block.
+async fn fill(chain: &Chain, stamp: u64) -> Result<(), StoreError> {
+    for lba in 0..chain.blocks() {
+        chain.apply(list(lba, stamp).into_vec()).await?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_hold_that_yields_makes_room_for_writers() {
+    run(5, |env| async move {
+        let devices = devices(&env, false).await;
+        let chain = Arc::new(open(&env, &devices, false).await.unwrap());
+        let (mut kept, mut stamp) = (Vec::new(), 0);
+        let full = loop {
+            stamp += 1;
+            assert!(stamp < 20, "holds do not fill the volume");
+            match fill(&chain, stamp).await {
+                Ok(()) => kept.push(chain.hold(chain.now()).unwrap()),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(full, StoreError::NoSpace), "{full}");
+        kept.clear();
+        let mut yielded = 0;
+        let mut owners = Vec::new();
+        for stamp in 20..40 {
+            fill(&chain, stamp).await.unwrap();
+            let hold = chain.hold_yielding(chain.now()).unwrap();
+            let owner = env.spawn(async move { hold.asked().await });
+            owners.push(owner);
+            yielded = owners.iter().filter(|owner| owner.is_finished()).count();
+        }
+        assert!(yielded > 0);
+        holds(&chain, 0, Some(39)).await;
+    });
+}

@@ -3,6 +3,7 @@
 //! To the manager a connection is a process: when it ends, the transactions that it did not release are
 //! aborted. A commit that has begun by then runs to its end, with either outcome.
 
+mod beginnings;
 mod questions;
 
 use std::fmt;
@@ -306,32 +307,14 @@ impl Handler for Connection {
             }
             Request::Abort { txn } => self.abort(id, txn).await,
             _ if id == UNANSWERED => Err(refused()),
-            Request::Begin { txn, begin } => {
-                let (entry, client) = (self.enter(txn)?, self.client.clone());
-                let beginning = async move { client.begin(begin).await };
-                self.start(id, txn, entry, Box::pin(beginning)).await;
-                Ok(())
-            }
-            Request::View { txn, needs, first } => {
-                let (entry, client) = (self.enter(txn)?, self.client.clone());
-                let beginning = async move { client.view(&needs, first).await };
-                self.start(id, txn, entry, Box::pin(beginning)).await;
-                Ok(())
-            }
-            Request::Seen { txn } => {
-                let entry = self.entry(txn);
-                let asking = async move {
-                    let transaction = entry?.usable()?;
-                    done(Answer::Seen(transaction.seen().await?))
-                };
-                self.answer(id, REQUEST_COST, asking).await;
-                Ok(())
-            }
-            Request::Takeover { txn, handle } => {
+            Request::Begin { txn, .. }
+            | Request::View { txn, .. }
+            | Request::Takeover { txn, .. } => {
                 let entry = self.enter(txn)?;
-                self.start(id, txn, entry, Box::pin(self.take_over(handle))).await;
+                self.begin(id, txn, entry, request).await;
                 Ok(())
             }
+            Request::Seen { txn } => self.seen(id, txn).await,
             Request::Read { txn, lba, count } => {
                 self.read(id, txn, lba, count).await;
                 Ok(())

@@ -45,7 +45,7 @@ struct Seen {
     writes: BTreeMap<u64, Version>,
 }
 
-/// All that was written, and what sessions have seen of it.
+/// Every write, and what sessions have seen of it.
 #[derive(Clone, Debug, Default)]
 pub struct SessionChecker {
     items: BTreeMap<u64, Vec<Written>>,

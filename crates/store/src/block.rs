@@ -32,7 +32,7 @@ pub(crate) use difference::difference;
 pub use frozen::Frozen;
 pub(crate) use holds::Holds;
 pub use list::WriteList;
-pub use located::{Located, Locations, Residence};
+pub use located::{BlockVersion, Located, Locations, Residence};
 pub use position::{NoPosition, Position};
 pub use ranges::ByteRanges;
 pub use retained::{Keep, Paused, Retained};
@@ -169,17 +169,6 @@ impl std::str::FromStr for EpochVersion {
             StoreError::Invalid(why)
         })
     }
-}
-
-/// Content that a block has in some of the versions that can be read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BlockVersion {
-    /// The oldest version that has it and can be read.
-    pub oldest: Version,
-    /// The newest one. The versions in between have it too.
-    pub newest: Version,
-    /// Whether something is stored; otherwise the block reads as zeros.
-    pub stored: bool,
 }
 
 /// The kind of a block that is written. Stores with weaker data modes treat the two kinds differently.

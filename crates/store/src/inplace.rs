@@ -24,6 +24,7 @@ mod dirty;
 pub mod dump;
 pub mod format;
 mod grow;
+mod holding;
 mod home;
 mod locate;
 mod map;
@@ -62,12 +63,12 @@ use page::History;
 pub use recovery::Recovered;
 pub use scrub::{Mend, ScrubReport};
 use stages::{Stage, Stages};
+use state::BlockLookup;
 pub use state::Counts;
-use state::{BlockLookup, StoreState};
 
 use crate::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Hold, Holds, Lba, Retention, StoreError,
-    Version, Write, WriteList,
+    Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Lba, Retention, StoreError, Version,
+    Write, WriteList,
 };
 use crate::device::{DeviceError, DeviceRef};
 use crate::journal::log::Callers;
@@ -463,36 +464,6 @@ impl Inner {
         let version = state.now.next();
         state.apply(version, writes, History::Kept, self.env.now())?;
         Ok(version)
-    }
-
-    /// Holds a version that is held already, or the newest.
-    fn hold(self: &Arc<Inner>, state: &mut StoreState, version: Version) -> Hold {
-        state.pages.holds.take(version);
-        self.release_by(version, Holds::release)
-    }
-
-    /// Holds a version and all that are newer.
-    fn hold_since(self: &Arc<Inner>, state: &mut StoreState, version: Version) -> Hold {
-        state.pages.holds.take_since(version);
-        self.release_by(version, Holds::release_since)
-    }
-
-    /// The guard of a hold that `release` ends.
-    fn release_by(
-        self: &Arc<Inner>,
-        version: Version,
-        release: fn(&mut Holds, Version) -> bool,
-    ) -> Hold {
-        let inner = Arc::downgrade(self);
-        Hold::new(version, move |version| {
-            let Some(inner) = inner.upgrade() else { return };
-            let mut state = inner.medium.state.lock();
-            let pages = &mut state.pages;
-            let released = release(&mut pages.holds, version);
-            if released && (pages.wants_purge() || pages.holds.oldest().is_none()) {
-                pages.purge();
-            }
-        })
     }
 }
 

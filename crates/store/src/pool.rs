@@ -167,17 +167,7 @@ impl Pool {
             false if options.chain.follow => Arc::new(Followed::new(chain.clone())),
             false => chain.clone(),
         };
-        let keep = options.keep.filter(|_| !options.read_only);
-        let retained = keep.map(|keep| Arc::new(Retained::new(env, store.clone(), keep)));
-        let versions = match &retained {
-            Some(retained) => Versioned::of(env, retained.clone()),
-            None => Versioned::new(env, store),
-        };
-        let upstream = Arc::new(Upstream::default());
-        let versions = match options.chain.follow {
-            true => versions.following(upstream.clone()),
-            false => versions,
-        };
+        let (versions, retained, upstream) = old_versions(env, store, &options);
         // Every change of the volume is a transaction, or visible to the transactions that run.
         let transactions = TransactionManager::of(env, versions, options.transactions.clone());
         catalogue::fence(&transactions).await;
@@ -486,4 +476,24 @@ fn name_missing(error: ChainError, absent: Vec<(Uuid, PoolError)>) -> PoolError 
         return why;
     }
     error.into()
+}
+
+/// The versions of a store that stay readable, and what its readers know of the volume that it follows.
+fn old_versions(
+    env: &Env,
+    store: Arc<dyn BlockStore>,
+    options: &OpenOptions,
+) -> (Versioned, Option<Arc<Retained>>, Arc<Upstream>) {
+    let keep = options.keep.filter(|_| !options.read_only);
+    let retained = keep.map(|keep| Arc::new(Retained::new(env, store.clone(), keep)));
+    let versions = match &retained {
+        Some(retained) => Versioned::of(env, retained.clone()),
+        None => Versioned::new(env, store),
+    };
+    let upstream = Arc::new(Upstream::default());
+    let versions = match options.chain.follow {
+        true => versions.following(upstream.clone()),
+        false => versions,
+    };
+    (versions, retained, upstream)
 }

@@ -19,6 +19,7 @@ pub mod choose;
 mod cost;
 mod error;
 mod guarantee;
+mod reads;
 pub mod session;
 mod snapshot;
 mod upstream;

@@ -4,25 +4,26 @@
 //! of this works on `dyn Transact`, and does not know which of the two it is.
 
 mod access;
+mod get;
 mod session;
 mod text;
 
-use std::io::{BufRead, IsTerminal, Read};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, Read};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use ::bytes::Bytes;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::stale::{Guarantee, Session};
+use thalweg_store::stale::Guarantee;
 use thalweg_store::tree::{
     Batch, Iter, Kind, NewPartition, Partition, State, Store, TreeError, catalogue,
 };
 use thalweg_store::txn::{Transact, TxnError};
 
 use self::access::Access;
+use self::get::{Get, get};
 use self::text::{after_prefix, bytes, pair, plain, text};
 use crate::failure::{Failure, Outcome};
 use crate::output;
@@ -153,23 +154,6 @@ struct Put {
     hex: bool,
     /// The file of a session, which remembers what was written
     #[arg(long, value_name = "FILE")]
-    session: Option<PathBuf>,
-}
-
-/// Show the value of a key
-///
-/// With --read the value may be an older one, if that is cheaper to read: of the versions that the volume keeps (see
-/// --keep-time of `thalweg volume set`), the cheapest that the guarantee allows.
-#[derive(Debug, Args)]
-struct Get {
-    #[command(flatten)]
-    key: OnKey,
-    /// What the read needs: strong, eventual, read-my-writes, monotonic-reads, monotonic-writes, writes-follow-reads,
-    /// causal, bounded=TIME (as 5s or 300ms), updates=NUMBER (commits of the volume), at=VERSION; several with commas
-    #[arg(long, value_name = "GUARANTEE")]
-    read: Option<Guarantee>,
-    /// The file of a session, which remembers what was read and written
-    #[arg(long, value_name = "FILE", requires = "read")]
     session: Option<PathBuf>,
 }
 
@@ -356,53 +340,6 @@ async fn put(store: &Store, args: Put) -> Outcome<()> {
 
 fn no_key(key: &str) -> Failure {
     Failure::new(format!("there is no key {key}"))
-}
-
-async fn get(store: &Store, Get { key: args, read, session: file }: &Get) -> Outcome<()> {
-    let key = bytes(&args.key, args.hex)?;
-    let (value, about) = match read {
-        None => (store.get(&key).await?, json!({})),
-        Some(guarantee) => get_old(store, &key, *guarantee, file.as_deref()).await?,
-    };
-    let value = value.ok_or_else(|| no_key(&args.key))?;
-    if args.json {
-        let mut shown = json!({"key": text(&key), "value": text(&value)});
-        shown
-            .as_object_mut()
-            .into_iter()
-            .for_each(|all| all.extend(about.as_object().cloned().into_iter().flatten()));
-        println!("{shown}");
-        return Ok(());
-    }
-    output::bytes(&value);
-    if std::io::stdout().is_terminal() {
-        println!();
-    }
-    Ok(())
-}
-
-/// The value of a key that a guarantee allows, and what is known of it.
-async fn get_old(
-    store: &Store,
-    key: &[u8],
-    guarantee: Guarantee,
-    file: Option<&Path>,
-) -> Outcome<(Option<Bytes>, Value)> {
-    let volume = store.volume();
-    let mut session = match file {
-        Some(file) => session::load(file, &**volume, guarantee).await?,
-        None => Session::new(guarantee),
-    };
-    let got = store.get_for(&mut session, key).await?;
-    if let Some(file) = file {
-        session::save(file, &**volume, &session).await?;
-    }
-    let about = json!({
-        "guarantee": guarantee.to_string(),
-        "versions": [got.range.low, got.range.up],
-        "age_ms": got.age.map(|age| age.as_millis() as u64),
-    });
-    Ok((got.value, about))
 }
 
 async fn delete(store: &Store, args: &OnKey) -> Outcome<()> {

@@ -5,6 +5,17 @@ use smallvec::SmallVec;
 use super::Version;
 use crate::device::QueueDepth;
 
+/// Content that a block has in some of the versions that can be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockVersion {
+    /// The oldest version that has it and can be read.
+    pub oldest: Version,
+    /// The newest one. The versions in between have it too.
+    pub newest: Version,
+    /// Whether something is stored; otherwise the block reads as zeros.
+    pub stored: bool,
+}
+
 /// The contents that a block has in a range of versions, oldest first.
 pub type Locations = SmallVec<[Located; 4]>;
 

@@ -97,9 +97,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
 fn next_step(inner: &Inner) -> Result<Option<Order>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
-    let holds = state.holds.clone();
-    state.index.age(&holds, AGE_BLOCKS);
-    state.index.lapse(&holds, AGE_BLOCKS);
+    state.settle_some(AGE_BLOCKS);
     state.reap();
     if state.wants_cleaning() {
         state.settle_holds();

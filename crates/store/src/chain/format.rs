@@ -371,6 +371,42 @@ pub enum Placement {
     RoundRobin,
 }
 
+impl Cleaning {
+    /// As the label stores it.
+    pub const fn encode(self) -> u8 {
+        match self {
+            Cleaning::MoveToTail => 0,
+            Cleaning::CompactInBody => 1,
+        }
+    }
+
+    /// From a label.
+    pub const fn decode(byte: u8) -> Cleaning {
+        match byte {
+            0 => Cleaning::MoveToTail,
+            _ => Cleaning::CompactInBody,
+        }
+    }
+}
+
+impl Placement {
+    /// As the label stores it.
+    pub const fn encode(self) -> u8 {
+        match self {
+            Placement::Chained => 0,
+            Placement::RoundRobin => 1,
+        }
+    }
+
+    /// From a label.
+    pub const fn decode(byte: u8) -> Placement {
+        match byte {
+            0 => Placement::Chained,
+            _ => Placement::RoundRobin,
+        }
+    }
+}
+
 /// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.
 ///
 /// The payload is durable before the head is written: a whole head over a damaged payload is damage and not a

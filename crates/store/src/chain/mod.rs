@@ -61,6 +61,7 @@ pub mod format;
 pub mod fuzz;
 mod growth;
 mod history;
+mod holding;
 mod index;
 mod label;
 mod locate;
@@ -217,8 +218,6 @@ struct Inner {
     label_lock: tokio::sync::Mutex<()>,
     /// Serializes moves of live blocks.
     cleaning_lock: tokio::sync::Mutex<()>,
-    /// Whether the log goes from link to link.
-    goes_round: bool,
     tail_cache: Arc<Cache>,
     body_cache: Option<Arc<Cache>>,
     /// Room became free: the first writer in the queue and the cleaner look again.

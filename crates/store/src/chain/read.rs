@@ -263,6 +263,8 @@ struct Piece<'a> {
     device: DeviceRef,
     offset: u64,
     on_tail: bool,
+    /// Whether the tail's cache is to keep them.
+    to_tail_cache: bool,
 }
 
 /// Cuts a run at segment boundaries, where the link may change; `None` when some of it lies on a link that
@@ -275,7 +277,9 @@ fn cut<'a>(inner: &Inner, run: &'a [(usize, Location)]) -> Option<Vec<Piece<'a>>
         .map(|blocks| {
             let (link, offset) = state.segments.place(blocks[0].1.block)?;
             let device = state.segments.links[link].device.clone();
-            Some(Piece { blocks, device, offset, on_tail: link == tail })
+            let on_tail = link == tail;
+            let to_tail_cache = on_tail || state.segments.goes_round();
+            Some(Piece { blocks, device, offset, on_tail, to_tail_cache })
         })
         .collect()
 }
@@ -305,7 +309,7 @@ async fn read_run(
             let content = bytes.slice(at_block * BLOCK_SIZE..(at_block + 1) * BLOCK_SIZE);
             let this = Lba(lba.0 + *number as u64);
             if block_checksum(this, &content) == location.check {
-                remember(inner, *location, &content, piece.on_tail);
+                remember(inner, *location, &content, &piece);
                 fetched.push((*number, Some(content)));
             } else {
                 fetched.extend(read_again(inner, lba, at, &[(*number, *location)]).await?);
@@ -317,13 +321,11 @@ async fn read_run(
 
 /// A block that was read from a drive goes to that drive's cache; where the tail goes from drive to drive, to the one cache
 /// of all.
-fn remember(inner: &Inner, at: Location, content: &Bytes, on_tail: bool) {
+fn remember(inner: &Inner, at: Location, content: &Bytes, piece: &Piece<'_>) {
     let content = content.clone();
     let block = Entering { key: u64::from(at.block), check: at.check, content };
-    if on_tail {
-        Counts::add(&inner.counts.tail_reads, 1);
-        inner.tail_cache.fill(&block);
-    } else if inner.goes_round {
+    Counts::add(&inner.counts.tail_reads, u64::from(piece.on_tail));
+    if piece.to_tail_cache {
         inner.tail_cache.fill(&block);
     } else if let Some(cache) = &inner.body_cache {
         cache.fill(&block);

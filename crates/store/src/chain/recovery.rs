@@ -36,8 +36,7 @@ use super::state::{State, reserved_segments};
 use super::stream::{BODY, SegmentMap, Stream, USERS};
 use super::synced::Synced;
 use super::{
-    Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, Placement, caches, follow,
-    scrub,
+    Chain, ChainError, Cleaning, Counts, Create, Inner, Options, Parts, caches, follow, scrub,
 };
 use crate::block::{BLOCK_SIZE, Epoch, Holds, Lba, Version};
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
@@ -229,7 +228,6 @@ pub(super) fn build(
     state.wishes.most = options.please_cache_blocks;
     let label = &state.label;
     let (tail_cache, body_cache) = caches::new(env, &options, &parts);
-    let goes_round = label.placement == Placement::RoundRobin;
     Inner {
         env: env.clone(),
         volume: label.volume,
@@ -248,7 +246,6 @@ pub(super) fn build(
         checkpoints: tokio::sync::Mutex::new(area),
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
-        goes_round,
         tail_cache,
         body_cache,
         room: Notify::new(),

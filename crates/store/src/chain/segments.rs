@@ -264,9 +264,14 @@ impl Segments {
         self.emptied
     }
 
+    /// Whether the tail goes from link to link.
+    pub(super) fn goes_round(&self) -> bool {
+        self.placement == Placement::RoundRobin
+    }
+
     /// Whether a link that takes writes has no drive in common with the tail's link, which stays the tail's for long.
     pub(super) fn has_body(&self, tail: usize) -> bool {
-        if self.placement == Placement::RoundRobin {
+        if self.goes_round() {
             return false;
         }
         let Some(tail) = self.links.get(tail) else { return false };
@@ -329,7 +334,7 @@ impl Segments {
         let links = self.links.len();
         let tail = usize::from(self.get(open).link);
         let by_turns = |step: usize| (tail + step) % links;
-        if self.placement == Placement::RoundRobin {
+        if self.goes_round() {
             let mut turns = (1..=links).map(by_turns);
             return turns.find_map(|link| self.next_on(link, self.links[link].last + 1, keep));
         }

@@ -21,7 +21,7 @@ pub struct Guarantee {
     pub monotonic_writes: bool,
     /// A write of the session is ordered after all that the session has read before.
     pub writes_follow_reads: bool,
-    /// All that the session's reads and writes may depend on, whatever the item: a read's state includes every write
+    /// Everything that the session's reads and writes may depend on, whatever the item: a read's state includes every write
     /// that an earlier read saw.
     pub causal: bool,
     /// A state of this age at most.

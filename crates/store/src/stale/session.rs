@@ -1,7 +1,7 @@
 //! Sessions: what a client has read and written, as the versions that its next reads may have (5.3.4).
 //!
 //! A guarantee becomes a range of versions, V_low to V_up, of which any will do. Each read and each write moves what
-//! the next range begins with. Nothing here reads or writes: who does asks [`Session::needs`], and tells
+//! the next range begins with. Nothing here reads or writes: a reader asks [`Session::needs`], and tells
 //! [`Session::has_read`] and [`Session::has_written`].
 
 use std::time::Duration;

@@ -99,7 +99,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Writes a block, [`BLOCK_SIZE`] bytes; `None` discards it. Nobody else sees that before the snapshot is closed.
+    /// Writes a block, [`BLOCK_SIZE`] bytes; `None` discards it. Other readers do not see that before the snapshot is closed.
     ///
     /// # Errors
     /// [`StaleError::OldSnapshot`], [`StaleError::Closed`], and [`StoreError::Invalid`].

@@ -7,10 +7,7 @@ use bytes::Bytes;
 use thalweg_env::Env;
 
 use super::choose::{self, BUDGET};
-use super::{
-    Cost, CostModel, Costs, Item, Needs, Node, Session, Snapshot, StaleError, StaleView, Upstream,
-    VersionRange,
-};
+use super::{Cost, CostModel, Costs, Item, Node, Session, StaleError, Upstream, VersionRange};
 use crate::block::{
     BlockStore, Lba, Located, Retained, Retention, StoreError, Version, Write, WriteList,
 };
@@ -92,21 +89,6 @@ impl Versioned {
         let durable = self.store.synced().unwrap_or_else(|| self.store.oldest());
         let is_primary = self.upstream.is_none();
         Node { newest, durable: durable.min(newest), is_primary, young_enough }
-    }
-
-    /// The content of a block at a version (*ReadVersion*): what was last written to it up to then. `None` where
-    /// nothing was.
-    ///
-    /// # Errors
-    /// [`StoreError::Gone`] for a version that is not kept, [`StoreError::Invalid`] for one of the future, and those of
-    /// the store.
-    pub async fn read_version(
-        &self,
-        lba: Lba,
-        version: Version,
-    ) -> Result<Option<Bytes>, StaleError> {
-        let view = StaleView::at(self, version)?;
-        Ok(view.read(lba).await?)
     }
 
     /// Gives a block a content as of a version (*WriteVersion*), which is newer than all before. The content has
@@ -208,74 +190,6 @@ impl Versioned {
         let content = self.store.read(lba, 1, version).await?.pop().flatten();
         self.costs.learn(&chosen.residence, self.env.now().since(since));
         Ok(content)
-    }
-
-    /// Opens a snapshot (*OpenSnapshot*): for reading, of a version that is kept; for writing as well, if `version` is newer
-    /// than all there are.
-    ///
-    /// # Errors
-    /// [`StoreError::Gone`] for a version that is not kept.
-    pub fn open_snapshot(&self, version: Version) -> Result<Snapshot, StaleError> {
-        Snapshot::open(self, version)
-    }
-
-    /// Opens a view of what a read needs, no older than `first`.
-    ///
-    /// # Errors
-    /// [`Unserved`](super::Unserved), and [`StoreError::Gone`] for an exact version that is not kept.
-    pub fn view(&self, needs: &Needs, first: Version) -> Result<StaleView, StaleError> {
-        let mut range = needs.range(&self.node(needs.max_age))?;
-        if let Some(version) = needs.at {
-            let gone = version < first;
-            return Ok(if gone {
-                Err(StoreError::Gone(version))
-            } else {
-                StaleView::at(self, version)
-            }?);
-        }
-        if let Some((most, Some(lba))) = needs.max_updates {
-            range.low = range.low.max(self.updates_back(lba, most)?);
-        }
-        range.low = range.low.max(first);
-        range.up = range.up.max(range.low);
-        Ok(StaleView::within(self, range)?)
-    }
-
-    /// The oldest version in which a block has a content that at most `most` later ones have replaced, of those that can
-    /// be read.
-    fn updates_back(&self, lba: Lba, most: u64) -> Result<Version, StoreError> {
-        let contents = self.store.locate(lba, Version(0), Version(u64::MAX))?;
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let oldest = contents.iter().rev().nth(most).or(contents.first());
-        Ok(oldest.map_or(self.store.now(), |content| content.oldest))
-    }
-
-    /// Reads a block for a session: the cheapest content that its guarantee allows.
-    ///
-    /// # Errors
-    /// As [`Versioned::view`], and those of the store; [`GuaranteeError`](super::GuaranteeError).
-    pub async fn read(
-        &self,
-        session: &mut Session,
-        lba: Lba,
-    ) -> Result<Got<Option<Bytes>>, StaleError> {
-        let item = Item::Block(lba);
-        session.guarantee().checked()?;
-        let view = self.view(&session.needs(&item), Version(0))?;
-        let value = view.read(lba).await?;
-        Ok(self.got(session, &item, value, view.range()))
-    }
-
-    /// Notes what a session has read.
-    pub(super) fn got<T>(
-        &self,
-        session: &mut Session,
-        item: &Item,
-        value: T,
-        range: VersionRange,
-    ) -> Got<T> {
-        session.has_read(item, range);
-        Got { value, range, age: self.age(range.up) }
     }
 
     /// How old a version is, at most.

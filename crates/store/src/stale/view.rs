@@ -10,7 +10,7 @@ use super::{Cost, VersionRange, Versioned};
 use crate::block::{Hold, Lba, Located, StoreError, Version};
 
 /// Blocks of one state, which is chosen as they are read: each read takes the cheapest content in the range of versions that
-/// is left, and narrows the range to the versions that have it. So all that was read is of each version that is left.
+/// is left, and narrows the range to the versions that have it. So its reads are of each version that is left.
 pub struct StaleView {
     versions: Versioned,
     range: Mutex<VersionRange>,

@@ -27,8 +27,7 @@ use super::format::{
 use super::page::Page;
 use super::partition::{NewPartition, Partition, Run};
 use super::work::Work;
-use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version};
-use crate::stale::VersionRange;
+use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
 use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
 
 /// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems
@@ -235,17 +234,6 @@ pub async fn repair(volume: &dyn Transact) -> Result<Vec<u64>, TreeError> {
         Ok(catalogue.damaged)
     })
     .await
-}
-
-/// The oldest version that can be read and has the catalogue as it is now.
-pub(super) async fn unchanged_since(volume: &dyn Transact) -> Result<Version, TreeError> {
-    let all = VersionRange { low: Version(0), up: Version(u64::MAX) };
-    let mut since = Version(0);
-    for lba in (0..CATALOGUE_BLOCKS.min(volume.blocks())).map(Lba) {
-        let contents = volume.contents(lba, all).await?;
-        since = since.max(contents.last().map_or(Version(0), |(range, _)| range.low));
-    }
-    Ok(since)
 }
 
 /// The partition of that name.

@@ -43,7 +43,7 @@ pub struct Store {
     /// What the store's own transactions that only read share.
     views: ReadViews,
     /// A version that has the store, once that was asked for; older ones may not have it.
-    first: Arc<OnceCell<Version>>,
+    pub(super) first: Arc<OnceCell<Version>>,
 }
 
 impl Store {
@@ -172,13 +172,6 @@ impl Store {
     /// Its volume.
     pub fn volume(&self) -> &Arc<dyn Transact> {
         &self.volume
-    }
-
-    /// The oldest version that is known to have the store: since then no partition was made, changed or dropped.
-    pub(super) async fn first(&self) -> Result<Version, TreeError> {
-        let first =
-            self.first.get_or_try_init(|| catalogue::unchanged_since(&*self.volume)).await?;
-        Ok(*first)
     }
 
     fn work<'a>(&'a self, txn: &'a dyn Transaction) -> Work<'a> {

@@ -9,12 +9,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use super::format::CATALOGUE_BLOCKS;
 use super::{Store, TreeError};
 use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
 use crate::txn::{Begin, Durability, Handle, Transact, Transaction, TxnError, run_versioned};
 
 impl Store {
+    /// The oldest version that is known to have the store: since then no partition was made, changed or dropped.
+    async fn first(&self) -> Result<Version, TreeError> {
+        let first = self.first.get_or_try_init(|| unchanged_since(&**self.volume())).await?;
+        Ok(*first)
+    }
+
     /// A view of one version.
     async fn view_at(&self, version: Version) -> Result<Arc<dyn Transaction>, TreeError> {
         let needs = Needs { at: Some(version), ..Needs::default() };
@@ -119,6 +126,17 @@ impl Store {
         session.has_written(&Item::Key(key.into()), version);
         Ok(version)
     }
+}
+
+/// The oldest version that can be read and has the catalogue as it is now.
+async fn unchanged_since(volume: &dyn Transact) -> Result<Version, TreeError> {
+    let all = VersionRange { low: Version(0), up: Version(u64::MAX) };
+    let mut since = Version(0);
+    for lba in (0..CATALOGUE_BLOCKS.min(volume.blocks())).map(Lba) {
+        let contents = volume.contents(lba, all).await?;
+        since = since.max(contents.last().map_or(Version(0), |(range, _)| range.low));
+    }
+    Ok(since)
 }
 
 /// What was found out on the way to a key.

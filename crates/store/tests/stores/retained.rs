@@ -121,7 +121,7 @@ async fn follow(env: &Env, name: &str, store: Arc<dyn BlockStore>) {
         }
     }
     assert!(history.now() > Version(300), "{name}");
-    // All that was held is given back.
+    // The contents that were held are released.
     history.single.clear();
     history.since.clear();
     env.sleep(Duration::from_secs(1)).await;

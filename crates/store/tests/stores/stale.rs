@@ -130,7 +130,7 @@ fn snapshots_are_read_and_written_as_one() {
             new.write(Lba(2), Some(block(9))).unwrap();
             assert!(new.write(Lba(store.blocks()), None).is_err());
             assert!(new.write(Lba(3), Some(Bytes::from_static(b"short"))).is_err());
-            // Nobody else sees them yet.
+            // Other readers do not see them yet.
             assert_eq!(store.now(), second);
             assert_eq!(byte(&new.read(Lba(2)).await.unwrap()), 9);
             new.close().await.unwrap();
@@ -247,7 +247,7 @@ impl Clients {
                 self.checker.wrote(number as u64, lba, version);
             }
             20..30 => {
-                // Others, which have no session.
+                // A writer without a session.
                 let writes = [lba, (lba + 5) % (BLOCKS / 4)].map(|lba| {
                     self.next += 1;
                     (lba, self.next)
@@ -432,7 +432,7 @@ fn keys_have_versions_and_costs() {
                     assert_eq!(number(value.as_ref()), newest.unwrap_or(0) * 77);
                     let valid = keys.version_range(key, *version).await.unwrap();
                     assert!(valid.low <= *version && *version <= valid.up);
-                    // Whatever the range says is so.
+                    // Each version of the range has the value.
                     for at in valid.low.0..=valid.up.0 {
                         assert_eq!(keys.get_version(key, Version(at)).await.unwrap(), value);
                     }

@@ -31,7 +31,10 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::block::{Lba, Version};
 use crate::checksum::{crc32c, crc32c_of_both};
-pub use label::{CutRecord, LabelHeader, LinkRecord, SnapshotRecord, TimelineRecord, VoidRecord};
+pub use label::{
+    Cleaning, CutRecord, LabelHeader, LinkRecord, Placement, SnapshotRecord, TimelineRecord,
+    VoidRecord,
+};
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u32 = 1;
@@ -348,63 +351,6 @@ pub fn volume_tag(volume: uuid::Uuid) -> u32 {
 /// pass.
 pub fn block_checksum(lba: Lba, content: &[u8]) -> u32 {
     crc32c_of_both(&lba.0.to_le_bytes(), content)
-}
-
-/// How cleaning frees a segment, as stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Cleaning {
-    /// Live blocks go to the tail (Gecko 3.1).
-    MoveToTail,
-    /// Live blocks go to free segments of the body (Gecko 3.1.3).
-    CompactInBody,
-}
-
-/// Which link the users' log takes for its next segment, as stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Placement {
-    /// The tail's link while it has a free one (Gecko 3.1): one drive takes the writes, and the others only reads.
-    #[default]
-    Chained,
-    /// The links by turns (Yogurt 5.3.2): the versions of a block come to lie on different drives.
-    RoundRobin,
-}
-
-impl Cleaning {
-    /// As the label stores it.
-    pub const fn encode(self) -> u8 {
-        match self {
-            Cleaning::MoveToTail => 0,
-            Cleaning::CompactInBody => 1,
-        }
-    }
-
-    /// From a label.
-    pub const fn decode(byte: u8) -> Cleaning {
-        match byte {
-            0 => Cleaning::MoveToTail,
-            _ => Cleaning::CompactInBody,
-        }
-    }
-}
-
-impl Placement {
-    /// As the label stores it.
-    pub const fn encode(self) -> u8 {
-        match self {
-            Placement::Chained => 0,
-            Placement::RoundRobin => 1,
-        }
-    }
-
-    /// From a label.
-    pub const fn decode(byte: u8) -> Placement {
-        match byte {
-            0 => Placement::Chained,
-            _ => Placement::RoundRobin,
-        }
-    }
 }
 
 /// Head of a checkpoint record, stored twice in two sectors, then the payload from the next page on.

@@ -62,6 +62,63 @@ pub struct LabelHeader {
     pub reserved3: [u8; 4],
 }
 
+/// How cleaning frees a segment, as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cleaning {
+    /// Live blocks go to the tail (Gecko 3.1).
+    MoveToTail,
+    /// Live blocks go to free segments of the body (Gecko 3.1.3).
+    CompactInBody,
+}
+
+/// Which link the users' log takes for its next segment, as stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// The tail's link while it has a free one (Gecko 3.1): one drive takes the writes, and the others only reads.
+    #[default]
+    Chained,
+    /// The links by turns (Yogurt 5.3.2): the versions of a block come to lie on different drives.
+    RoundRobin,
+}
+
+impl Cleaning {
+    /// As the label stores it.
+    pub const fn encode(self) -> u8 {
+        match self {
+            Cleaning::MoveToTail => 0,
+            Cleaning::CompactInBody => 1,
+        }
+    }
+
+    /// From a label.
+    pub const fn decode(byte: u8) -> Cleaning {
+        match byte {
+            0 => Cleaning::MoveToTail,
+            _ => Cleaning::CompactInBody,
+        }
+    }
+}
+
+impl Placement {
+    /// As the label stores it.
+    pub const fn encode(self) -> u8 {
+        match self {
+            Placement::Chained => 0,
+            Placement::RoundRobin => 1,
+        }
+    }
+
+    /// From a label.
+    pub const fn decode(byte: u8) -> Placement {
+        match byte {
+            0 => Placement::Chained,
+            _ => Placement::RoundRobin,
+        }
+    }
+}
+
 /// A link of the chain.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,

@@ -8,6 +8,7 @@
 //! - [`volume`]: a byte-addressed volume, the one trait that protocol adapters see;
 //! - [`tree`]: key-value stores in named partitions (Isotope);
 //! - [`txn`]: isolation: which transactions commit (Isotope);
+//! - [`stale`]: old versions by what they cost, for readers that say what they need (Yogurt);
 //! - [`chain`]: a log chained over drives with a multi-version index (Gecko);
 //! - [`inplace`]: blocks updated in place behind a journal, in one of five modes (Okeanos);
 //! - [`journal`]: a redo log of byte ranges (Okeanos), on a [log](journal::log) of opaque records;
@@ -27,7 +28,9 @@
 //!   which callers poll, takes `writing_back` to make room; so no caller of `sync` holds one of these.
 //! - `journal`: `in_flight`, `writing`, then `ring` or `poison`. `ring` is also taken under the `state` of `inplace`.
 //!   `line` of the callers is held alone: nothing is polled or woken under it.
-//! - `block`: a history of versions alone; a hold that it drops takes locks of its store, so it is dropped after.
+//! - `stale`: a view's `range`, under which the store's locks are taken; `cost`, `devices`, the writes of a snapshot, and
+//!   what is known upstream are held alone.
+//! - `block`: a window of versions, under which the store's locks are taken; a hold that it drops is dropped after.
 //! - `device`: a mirror's record of failures, then its sides; every other lock is held alone.
 //!
 //! The manifest, `label_lock`, `cleaning_lock`, `checkpoints`, `writing_back`, `in_flight`, `writing` and a mirror's

@@ -22,4 +22,5 @@ mod replica;
 mod resize;
 mod run;
 mod snapshots;
+mod stale;
 mod text;

@@ -11,3 +11,4 @@ mod open;
 mod raw;
 mod rig;
 mod threads;
+mod views;

@@ -25,6 +25,9 @@
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
 //! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
 //! - [`replica`]: replicas of a volume, on a simulated network;
+//! - [`stale_block`]: reads of old versions on disks that are written, and on tiers;
+//! - [`stale_kv`]: the same of values of several blocks;
+//! - [`stale_cost`]: the time to ask for the costs of versions;
 //! - [`stale_studies`]: reads of old versions on three emulated systems;
 //! - [`steady_sim`]: write amplification and evenness of a chain that is nearly full;
 //! - [`steady`]: nearly full volumes and filesystems, beside their peers on the same disk.
@@ -55,6 +58,7 @@ pub mod replica;
 pub mod report;
 mod rig;
 pub mod stale_block;
+pub mod stale_cost;
 pub mod stale_kv;
 pub mod stale_studies;
 pub mod steady;
@@ -160,6 +164,7 @@ const BENCHES: &[BenchEntry] = &[
     replica::ENTRY,
     stale_block::ENTRY,
     stale_block::TIERS,
+    stale_cost::ENTRY,
     stale_kv::ENTRY,
     stale_studies::ENTRY,
     steady::ENTRY,

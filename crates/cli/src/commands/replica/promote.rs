@@ -87,7 +87,8 @@ impl Loss {
         let ago = env.wall_clock().saturating_sub(heard.at);
         let versions = heard.primary.saturating_sub(version);
         let bytes = if versions == 0 { Some(0) } else { heard.behind_bytes };
-        let seconds = heard.behind_ms.map(|ms| ago as f64 + ms as f64 / 1e3);
+        // Both times are whole seconds, so that the time between them may be two seconds longer.
+        let seconds = heard.behind_ms.map(|ms| (ago + 2) as f64 + ms as f64 / 1e3);
         Loss { versions: Some(versions), bytes, seconds, source: Source::Heard(ago) }
     }
 

@@ -41,12 +41,12 @@ pub const ENTRY: BenchEntry = BenchEntry {
 /// Bytes of all values, and blocks of memory for the cache, at scale 1: 1 GiB and 256 MiB.
 const BYTES: f64 = (1_u64 << 30) as f64;
 const CACHE: f64 = 65_536.0;
-const DEFAULT_SCALE: f64 = 1.0 / 16.0;
+const DEFAULT_SCALE: f64 = 1.0 / 64.0;
 const SIZES: [usize; 5] = [4, 8, 12, 16, 20];
 const CLIENTS: u64 = 16;
 /// Times that all keys are put before the clients begin.
 const PASSES: u64 = 4;
-const SPAN: Duration = Duration::from_secs(20);
+const SPAN: Duration = Duration::from_secs(4);
 const BATCH: u64 = 16;
 
 /// How clients get.

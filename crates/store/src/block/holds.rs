@@ -85,45 +85,45 @@ impl Holds {
         Some((first.map_or(floor, |first| first.min(floor)), to))
     }
 
-    /// Of the contents of a block, those that can be read, each with the oldest and the newest version that has it and
-    /// can be read. `contents` ascend by the version from which on each is valid; the first one's may be any that is not
-    /// newer than the oldest version held. Before the first one the block is `empty`.
+    /// Of the contents of a block, those that can be read in a version from `within.0` to `within.1`, each with the oldest
+    /// and the newest version that has it and can be read. `contents` ascend by the version from which on each is valid;
+    /// the first one's may be any that is not newer than the oldest version held. Before the first one the block is `empty`.
     pub(crate) fn readable<T: Copy>(
-        &self,
-        contents: &[(Version, T)],
-        empty: T,
-        now: Version,
-    ) -> SmallVec<[(Version, Version, T); 4]> {
-        let first = contents.first().map_or(now.next(), |(since, _)| *since);
-        let before = (first > Version(0)).then(|| (Version(0), Version(first.0 - 1), empty));
-        let ends = contents.iter().skip(1).map(|(since, _)| Version(since.0 - 1)).chain([now]);
-        let spans = contents.iter().zip(ends).map(|((since, of), end)| (*since, end, *of));
-        let readable = before.into_iter().chain(spans).filter_map(|(since, end, of)| {
-            let is_newest = end == now;
-            let held = self.held_within(since, end);
-            let (oldest, newest) = held.or(is_newest.then_some((now, now)))?;
-            Some((oldest, if is_newest { now } else { newest }, of))
-        });
-        readable.collect()
-    }
-
-    /// The contents of a block that can be read.
-    pub(crate) fn versions(&self, contents: &[(Version, bool)], now: Version) -> Vec<BlockVersion> {
-        let readable = self.readable(contents, false, now).into_iter();
-        readable.map(|(oldest, newest, stored)| BlockVersion { oldest, newest, stored }).collect()
-    }
-
-    /// [`Holds::readable`], of the versions from `within.0` to `within.1`.
-    pub(crate) fn readable_within<T: Copy>(
         &self,
         contents: &[(Version, T)],
         empty: T,
         now: Version,
         within: (Version, Version),
     ) -> SmallVec<[(Version, Version, T); 4]> {
-        let mut readable = self.readable(contents, empty, now);
-        readable.retain(|(oldest, newest, _)| *newest >= within.0 && *oldest <= within.1);
-        readable
+        // A newer content than the last one within shows nothing of it, and neither does an older one than the first.
+        let end = contents.partition_point(|(since, _)| *since <= within.1);
+        let start = contents[..end].partition_point(|(since, _)| *since <= within.0);
+        let start = start.saturating_sub(1);
+        let before = match contents.first() {
+            Some((first, _)) if start > 0 || *first == Version(0) => None,
+            Some((first, _)) => Some((Version(0), Version(first.0 - 1), empty)),
+            None => Some((Version(0), now, empty)),
+        };
+        let last_of = |nth: usize| match contents.get(nth + 1) {
+            Some((next, _)) => Version(next.0 - 1),
+            None => now,
+        };
+        let spans = (start..end).map(|nth| (contents[nth].0, last_of(nth), contents[nth].1));
+        let readable = before.into_iter().chain(spans).filter_map(|(since, end, of)| {
+            let is_newest = end == now;
+            let held = self.held_within(since, end);
+            let (oldest, newest) = held.or(is_newest.then_some((now, now)))?;
+            let newest = if is_newest { now } else { newest };
+            (newest >= within.0 && oldest <= within.1).then_some((oldest, newest, of))
+        });
+        readable.collect()
+    }
+
+    /// The contents of a block that can be read.
+    pub(crate) fn versions(&self, contents: &[(Version, bool)], now: Version) -> Vec<BlockVersion> {
+        let all = (Version(0), Version(u64::MAX));
+        let readable = self.readable(contents, false, now, all).into_iter();
+        readable.map(|(oldest, newest, stored)| BlockVersion { oldest, newest, stored }).collect()
     }
 
     /// Whether `version` itself is held.

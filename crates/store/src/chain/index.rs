@@ -123,6 +123,17 @@ pub(super) enum Content {
     Several(Versions),
 }
 
+/// The index entry of one block, without a copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Places<'a> {
+    /// Nothing was ever stored.
+    Absent,
+    /// One version.
+    One(Place),
+    /// Several, ascending.
+    Several(&'a [Versioned]),
+}
+
 /// An immutable copy of the index.
 #[derive(Clone, Debug)]
 pub(super) struct Frozen {
@@ -247,7 +258,8 @@ impl Index {
             ABSENT | HOLE => None,
             SEVERAL => {
                 let versions = self.several.get(&lba)?;
-                versions.iter().rev().find(|(version, _)| *version <= at)?.1.location()
+                let after = versions.partition_point(|(version, _)| *version <= at);
+                versions.get(after.checked_sub(1)?)?.1.location()
             }
             block => Some(Location { block, check: slot.check }),
         }
@@ -264,6 +276,17 @@ impl Index {
                 None => Content::Absent,
             },
             block => Content::One(Location { block, check: slot.check }),
+        }
+    }
+
+    /// The entry of one block, without a copy.
+    pub(super) fn places(&self, lba: u32) -> Places<'_> {
+        let slot = self.slot(lba);
+        match slot.block {
+            ABSENT => Places::Absent,
+            HOLE => Places::One(Place::Hole(slot.check)),
+            SEVERAL => Places::Several(self.several.get(&lba).map_or(&[], |them| &them[..])),
+            block => Places::One(Place::At(Location { block, check: slot.check })),
         }
     }
 
@@ -376,7 +399,7 @@ impl Index {
                 self.take_ref(new, version);
                 self.lapse_later(lba, version, holds);
             }
-            self.settle(lba, holds);
+            self.settle_replaced(lba, holds);
             return;
         }
         let old = match slot.block {

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::cache::{Cache, Tier};
-use super::index::{Content, Place, Versioned};
+use super::index::{Place, Places, Versioned};
 use super::{Inner, State};
 use crate::block::{Located, Locations, Residence, Version};
 use crate::device::DeviceRef;
@@ -42,16 +42,16 @@ impl State {
         lba: u32,
         within: (Version, Version),
     ) -> SmallVec<[(Version, Version, Place); 4]> {
-        let one = |place: Place| -> SmallVec<[Versioned; 2]> {
-            std::iter::once((Version(0), place)).collect()
+        let one;
+        let contents: &[Versioned] = match self.index.places(lba) {
+            Places::Absent => &[],
+            Places::One(place) => {
+                one = [(Version(0), place)];
+                &one
+            }
+            Places::Several(versions) => versions,
         };
-        let contents = match self.index.content(lba) {
-            Content::Absent => SmallVec::new(),
-            Content::Hole(record) => one(Place::Hole(record)),
-            Content::One(at) => one(Place::At(at)),
-            Content::Several(versions) => versions,
-        };
-        self.holds.readable_within(&contents, Place::Hole(0), self.version, within)
+        self.holds.readable(contents, Place::Hole(0), self.version, within)
     }
 
     /// Memory, or else the physical block and its link.

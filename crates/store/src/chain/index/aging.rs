@@ -2,8 +2,11 @@
 
 use std::cmp::Reverse;
 
-use super::{Index, Version};
+use super::{Index, Version, Versions};
 use crate::block::Holds;
+
+/// Versions of a block that are all looked at with each write of it; of one with more, the ends alone.
+const FEW: usize = 8;
 
 impl Index {
     /// Notes that content which `version` replaced may be kept by a range of held versions alone.
@@ -28,9 +31,39 @@ impl Index {
                 _ => return false,
             }
             let Some((_, lba)) = self.lapsing.pop_front() else { return false };
-            self.settle(lba, holds);
+            self.let_go(lba, holds);
         }
         true
+    }
+
+    /// Drops the oldest versions of a block that no hold needs. Of a block with few versions, drops all that none needs.
+    fn let_go(&mut self, lba: u32, holds: &Holds) {
+        let Some(versions) = self.several.get_mut(&lba) else { return };
+        if versions.len() <= FEW {
+            return self.settle(lba, holds);
+        }
+        let unneeded = versions.windows(2).take_while(|pair| !holds.need(pair[0].0, pair[1].0));
+        let count = unneeded.count();
+        if count > 0 {
+            let dropped: Versions = versions.drain(..count).collect();
+            self.settled.push(lba);
+            dropped.into_iter().for_each(|(_, place)| self.release(place));
+        }
+    }
+
+    /// After a write: drops the version that it replaced if no hold needs it. Of a block with few versions, drops all
+    /// that none needs.
+    pub(super) fn settle_replaced(&mut self, lba: u32, holds: &Holds) {
+        let Some(versions) = self.several.get_mut(&lba) else { return };
+        let [.., replaced, newest] = versions[..] else { return self.settle(lba, holds) };
+        if versions.len() <= FEW {
+            return self.settle(lba, holds);
+        }
+        if !holds.need(replaced.0, newest.0) {
+            versions.remove(versions.len() - 2);
+            self.settled.push(lba);
+            self.release(replaced.1);
+        }
     }
 
     /// Re-examines at most `most` of the blocks whose old versions a released hold may have kept. Returns

@@ -86,8 +86,8 @@ fn a_map_of_large_sectors_on_the_first_link() {
 #[test]
 fn links_by_turns() {
     let placement = Placement::RoundRobin;
-    explore_seeds(8_500, 1_500, &plan(Shape { placement, ..shape(Cleaning::MoveToTail) }));
-    explore_seeds(9_500, 1_500, &plan(Shape { placement, ..shape(Cleaning::CompactInBody) }));
+    explore_seeds(8_500, 600, &plan(Shape { placement, ..shape(Cleaning::MoveToTail) }));
+    explore_seeds(9_500, 600, &plan(Shape { placement, ..shape(Cleaning::CompactInBody) }));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `stale-kv`: reads of old values on a node that follows a primary (Yogurt 5.4.3, figure 5.5; virtual time).
 //!
 //! A hash table on three disks with a log that goes from disk to disk, and a cache in memory. 16 clients put and get, half and
-//! half (YCSB A), keys by Zipf's law, values of 4 to 20 KB; a stream of puts comes from the primary. Each client has a session
+//! half (YCSB A), keys by Zipf's law, values of 4 to 20 KB; a stream of 2,000 puts in a second comes from the primary. Each client has a session
 //! of its own.
 //!
 //! | figure | meaning |
@@ -45,9 +45,11 @@ const DEFAULT_SCALE: f64 = 1.0 / 64.0;
 const SIZES: [usize; 5] = [4, 8, 12, 16, 20];
 const CLIENTS: u64 = 16;
 /// Times that all keys are put before the clients begin.
-const PASSES: u64 = 4;
+const PASSES: u64 = 3;
 const SPAN: Duration = Duration::from_secs(4);
 const BATCH: u64 = 16;
+/// Between two batches of the stream.
+const PAUSE: Duration = Duration::from_millis(8);
 
 /// How clients get.
 #[derive(Clone, Copy, Debug)]
@@ -161,10 +163,11 @@ async fn server(env: &Env, case: &Case) -> Result<Server, BenchError> {
     Ok(server)
 }
 
-/// Puts from the primary, one batch after the other.
+/// Puts from the primary, 2,000 in a second.
 fn stream(env: &Env, server: &Server, case: Case) -> Result<Task<()>, BenchError> {
     let store = server.store.clone();
     let mut addresses = Addresses::new(Load::Uniform, case.keys, case.seed ^ 0x5a5a)?;
+    let pause = env.clone();
     Ok(env.spawn(async move {
         for stamp in 1_000_000.. {
             let mut batch = Batch::new();
@@ -174,6 +177,7 @@ fn stream(env: &Env, server: &Server, case: Case) -> Result<Task<()>, BenchError
             if store.write(&batch).await.is_err() {
                 return;
             }
+            pause.sleep(PAUSE).await;
         }
     }))
 }

@@ -5,9 +5,9 @@
 //!
 //! | study | system | parameter |
 //! |---|---|---|
-//! | [`griffin`] (S4) | a log on a disk that caches the writes of a solid-state drive | MB written before the log is migrated |
-//! | [`dedup`] (S5) | deduplicated blocks on a disk, a cache of 256 MB by content | percent of blocks whose content another block has |
-//! | [`merged`] (S6) | a log of small pairs on a solid-state drive, a cache of 256 MB by block | pairs in a block |
+//! | `griffin` (S4) | a log on a disk that caches the writes of a solid-state drive | MB written before the log is migrated |
+//! | `dedup` (S5) | deduplicated blocks on a disk, a cache of 256 MB by content | percent of blocks whose content another block has |
+//! | `merged` (S6) | a log of small pairs on a solid-state drive, a cache of 256 MB by block | pairs in a block |
 //!
 //! Common to all: 8 threads in a closed loop, nine reads for each write, all items equally often; blocks of 4 KiB; an
 //! address space of 4 GB, or a million pairs. A pair is a block divided by the pairs in a block, so that the newest

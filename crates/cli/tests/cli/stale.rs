@@ -37,7 +37,7 @@ fn a_server_that_keeps_versions_gives_old_ones_to_those_that_want_them() {
     assert_eq!(good(&mut kv(&home, &["get", "users", "alice"])), "three");
     let status = good(thalweg(["status"]).arg(home.volume()));
     assert!(status.contains("kept        versions from"), "{status}");
-    // What makes no sense.
+    // Versions and guarantees that are refused.
     let refused = bad(&mut kv(&home, &["get", "users", "alice", "--read", "at=99999999"]), 1);
     assert!(refused.contains("does not have yet"), "{refused}");
     for wrong in ["bounded", "strong,eventual", "at=1,strong", "fresh"] {

@@ -25,7 +25,7 @@ impl Volume {
     /// ```
     ///
     /// # Errors
-    /// As [`Transact::position`].
+    /// As [`Transact::position`](thalweg_store::txn::Transact::position).
     pub fn position(&self) -> Result<Option<Position>, TxnError> {
         self.wait(self.transact.position())
     }
@@ -33,7 +33,7 @@ impl Volume {
     /// Waits until the volume has durably reached a position, for at most `within`; says whether it has.
     ///
     /// # Errors
-    /// As [`Transact::reached`].
+    /// As [`Transact::reached`](thalweg_store::txn::Transact::reached).
     pub fn reached(&self, position: Position, within: Option<Duration>) -> Result<bool, TxnError> {
         self.wait(self.transact.reached(position, within))
     }

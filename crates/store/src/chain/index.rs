@@ -16,6 +16,7 @@
 //!    it while writes go on.
 
 mod aging;
+mod places;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
@@ -26,6 +27,8 @@ use thalweg_env::HashMap;
 
 use crate::block::Holds;
 use crate::block::Version;
+
+pub(super) use places::Places;
 
 /// Array slots in a chunk.
 pub(super) const CHUNK: usize = 8192;
@@ -123,17 +126,6 @@ pub(super) enum Content {
     Several(Versions),
 }
 
-/// The index entry of one block, without a copy.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Places<'a> {
-    /// Nothing was ever stored.
-    Absent,
-    /// One version.
-    One(Place),
-    /// Several, ascending.
-    Several(&'a [Versioned]),
-}
-
 /// An immutable copy of the index.
 #[derive(Clone, Debug)]
 pub(super) struct Frozen {
@@ -223,16 +215,6 @@ impl Index {
         (chunks + spine + table + aging + records) as u64
     }
 
-    /// How many blocks have several versions.
-    pub(super) fn tabled(&self) -> usize {
-        self.several.len()
-    }
-
-    /// How many blocks have several versions, and how many versions these have together.
-    pub(super) fn several(&self) -> (usize, usize) {
-        (self.several.len(), self.several.values().map(SmallVec::len).sum())
-    }
-
     fn slot(&self, lba: u32) -> Slot {
         match self.chunks.get(lba as usize / CHUNK) {
             Some(Some(chunk)) => chunk[lba as usize % CHUNK],
@@ -276,17 +258,6 @@ impl Index {
                 None => Content::Absent,
             },
             block => Content::One(Location { block, check: slot.check }),
-        }
-    }
-
-    /// The entry of one block, without a copy.
-    pub(super) fn places(&self, lba: u32) -> Places<'_> {
-        let slot = self.slot(lba);
-        match slot.block {
-            ABSENT => Places::Absent,
-            HOLE => Places::One(Place::Hole(slot.check)),
-            SEVERAL => Places::Several(self.several.get(&lba).map_or(&[], |them| &them[..])),
-            block => Places::One(Place::At(Location { block, check: slot.check })),
         }
     }
 

@@ -9,6 +9,16 @@ use crate::block::Holds;
 const FEW: usize = 8;
 
 impl Index {
+    /// How many blocks have several versions.
+    pub(in super::super) fn tabled(&self) -> usize {
+        self.several.len()
+    }
+
+    /// How many blocks have several versions, and how many versions these have together.
+    pub(in super::super) fn several(&self) -> (usize, usize) {
+        (self.several.len(), self.several.values().map(Versions::len).sum())
+    }
+
     /// Notes that content which `version` replaced may be kept by a range of held versions alone.
     pub(super) fn lapse_later(&mut self, lba: u32, version: Version, holds: &Holds) {
         if holds.floor().is_some() {

@@ -28,7 +28,7 @@
 //!   which callers poll, takes `writing_back` to make room; so no caller of `sync` holds one of these.
 //! - `journal`: `in_flight`, `writing`, then `ring` or `poison`. `ring` is also taken under the `state` of `inplace`.
 //!   `line` of the callers is held alone: nothing is polled or woken under it.
-//! - `stale`: a view's `range`, under which the store's locks are taken; `cost`, `devices`, the writes of a snapshot, and
+//! - `stale`: a view's `range`, under which the store's locks are taken; `devices`, the writes of a snapshot, and
 //!   what is known upstream are held alone.
 //! - `block`: a window of versions, under which the store's locks are taken; a hold that it drops is dropped after.
 //! - `device`: a mirror's record of failures, then its sides; every other lock is held alone.

@@ -53,11 +53,6 @@ impl Versioned {
         Versioned { upstream: Some(upstream), ..self }
     }
 
-    /// The same over `store`, which is the store below with something in front, as a transaction manager.
-    pub fn through(self, store: Arc<dyn BlockStore>) -> Versioned {
-        Versioned { store, ..self }
-    }
-
     /// The same with other costs.
     pub fn with_costs(self, costs: Arc<dyn Costs>) -> Versioned {
         Versioned { costs, ..self }
@@ -71,11 +66,6 @@ impl Versioned {
     /// The store below.
     pub fn store(&self) -> &Arc<dyn BlockStore> {
         &self.store
-    }
-
-    /// What reads cost.
-    pub fn costs(&self) -> &dyn Costs {
-        &*self.costs
     }
 
     /// The versions that it has, for a session that needs no version older than `max_age`.
@@ -166,16 +156,12 @@ impl Versioned {
     ///
     /// # Errors
     /// [`StoreError::Gone`] when none of these versions can be read; [`StoreError::Invalid`] outside of the volume.
-    pub(super) fn cheapest(
-        &self,
-        lba: Lba,
-        range: VersionRange,
-    ) -> Result<(Located, Cost), StoreError> {
+    pub(super) fn cheapest(&self, lba: Lba, range: VersionRange) -> Result<Located, StoreError> {
         let contents = self.store.locate(lba, range.low, range.up)?;
         let cost = |content: &Located| self.costs.cost(&content.residence);
         let found = choose::cheapest(&contents, self.budget, cost);
-        let (content, cost) = found.ok_or(StoreError::Gone(range.up))?;
-        Ok((*content, cost))
+        let (content, _) = found.ok_or(StoreError::Gone(range.up))?;
+        Ok(*content)
     }
 
     /// Reads a block at a version that has the content `chosen`, and learns from the time that it took.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 
-use super::{Cost, VersionRange, Versioned};
+use super::{VersionRange, Versioned};
 use crate::block::{Hold, Lba, Located, StoreError, Version};
 
 /// Blocks of one state, which is chosen as they are read: each read takes the cheapest content in the range of versions that
@@ -14,8 +14,6 @@ use crate::block::{Hold, Lba, Located, StoreError, Version};
 pub struct StaleView {
     versions: Versioned,
     range: Mutex<VersionRange>,
-    /// What the reads have cost, the dearest one.
-    cost: Mutex<Option<Cost>>,
     /// Keeps the range readable.
     _hold: Hold,
 }
@@ -29,7 +27,7 @@ impl fmt::Debug for StaleView {
 impl StaleView {
     fn new(versions: &Versioned, range: VersionRange, hold: Hold) -> StaleView {
         let range = Mutex::new(range);
-        StaleView { versions: versions.clone(), range, cost: Mutex::default(), _hold: hold }
+        StaleView { versions: versions.clone(), range, _hold: hold }
     }
 
     /// A view of one version.
@@ -82,22 +80,13 @@ impl StaleView {
         *self.range.lock()
     }
 
-    /// The cost of its dearest read; `None` before the first.
-    pub fn cost(&self) -> Option<Cost> {
-        *self.cost.lock()
-    }
-
     /// Chooses the content of a block, and narrows the range. Returns a version that has it.
     fn choose(&self, lba: Lba) -> Result<(Version, Located), StoreError> {
         let mut range = self.range.lock();
-        let (content, cost) = self.versions.cheapest(lba, *range)?;
+        let content = self.versions.cheapest(lba, *range)?;
         let has = VersionRange { low: content.oldest, up: content.newest };
         *range = range.and(has).ok_or(StoreError::Gone(range.up))?;
-        let version = range.up;
-        drop(range);
-        let mut dearest = self.cost.lock();
-        *dearest = (*dearest).max(Some(cost));
-        Ok((version, content))
+        Ok((range.up, content))
     }
 
     /// The content of a block; `None` where nothing is stored.

@@ -287,6 +287,10 @@ impl Retry for FsError {
             _ => false,
         }
     }
+
+    fn is_disconnected(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use thalweg_env::{Env, Task};
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_net::frame;
 use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Version};
-use thalweg_store::stale::{Cost, Needs, VersionRange};
+use thalweg_store::stale::{Cost, Needs, Standing, VersionRange};
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
@@ -186,8 +186,12 @@ impl Transact for Connection {
     }
 
     async fn position(&self) -> Result<Option<Position>, TxnError> {
-        match self.link.ask(&Request::Position).await? {
-            (Answer::Position(position), _) => Ok(position),
+        Ok(self.standing().await?.position)
+    }
+
+    async fn standing(&self) -> Result<Standing, TxnError> {
+        match self.link.ask(&Request::Standing).await? {
+            (Answer::Standing(standing), _) => Ok(standing),
             _ => Err(unexpected()),
         }
     }

@@ -13,7 +13,7 @@ use thalweg_net::hello::Hello;
 use thalweg_store::block::{
     BLOCK_SIZE, BlockVersion, Class, Epoch, EpochVersion, Position, Version,
 };
-use thalweg_store::stale::{Cost, Needs, VersionRange};
+use thalweg_store::stale::{Cost, Needs, Standing, VersionRange};
 use thalweg_store::txn::{Begin, Durability, Handle, Seen};
 
 pub use thalweg_net::channel::UNANSWERED;
@@ -22,7 +22,7 @@ pub use thalweg_net::frame::{Frame, MAX_HEAD, decode, encode};
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 7 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 8 };
 /// Maximum number of blocks in a read.
 pub const MAX_RUN: u64 = 256;
 /// Longest payload of a request in bytes: the block that it writes.
@@ -211,8 +211,8 @@ pub enum Request {
         /// The versions.
         range: VersionRange,
     },
-    /// Asks for the name of the newest version on every machine. [`Answer::Position`].
-    Position,
+    /// Asks what the node is and how far it has come. [`Answer::Standing`].
+    Standing,
     /// Waits until the volume has durably reached a position. [`Answer::Reached`].
     Reach {
         /// The position.
@@ -251,8 +251,8 @@ pub enum Answer {
     Seen(Seen),
     /// The contents are the payload ([`encode_contents`]), at most [`MAX_CONTENTS`].
     Contents,
-    /// The position; `None` for a volume without replicas.
-    Position(Option<Position>),
+    /// What the node is.
+    Standing(Standing),
     /// Whether the volume has reached the position.
     Reached(bool),
 }

@@ -12,6 +12,7 @@ mod backpressure;
 mod difference;
 mod frozen;
 mod holds;
+mod lineage;
 mod list;
 mod located;
 mod position;
@@ -31,6 +32,7 @@ pub use backpressure::{Applied, Backpressure, Throttle};
 pub(crate) use difference::difference;
 pub use frozen::Frozen;
 pub(crate) use holds::Holds;
+pub use lineage::{Lineage, Relation};
 pub use list::WriteList;
 pub use located::{BlockVersion, Located, Locations, Residence};
 pub use position::{NoPosition, Position};
@@ -345,19 +347,14 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// The name of the newest version on every machine; `None` for a store that no other one follows.
-    fn position(&self) -> Option<Position> {
+    /// The history that the store shares with its replicas; `None` for a store of a kind that has none.
+    fn lineage(&self) -> Option<&dyn Lineage> {
         None
     }
 
-    /// Waits until the store has the state that `position` names, or a later one, and it survives a crash.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] when it never will: the position is of another volume, or of one that has gone another way.
-    async fn reached(&self, position: Position) -> Result<(), StoreError> {
-        Err(StoreError::Invalid(format!(
-            "this volume has no replicas, and never reaches {position}"
-        )))
+    /// The name of the newest version on every machine; `None` for a store that no other one follows.
+    fn position(&self) -> Option<Position> {
+        self.lineage()?.position_of(self.now())
     }
 
     /// The contents of a block that can be read, oldest first; the last one is the newest. Versions that are not

@@ -14,7 +14,7 @@
 //!   that bypass these;
 //! - `order`, `running`, `fence`: the state behind it, which `inner` keeps together;
 //! - `face`, `fenced`: the manager as a block store;
-//! - `contention`, [`nest`]: retries, and transactions of a thread.
+//! - `contention`, [`nest`]: retries, and transactions of a thread; `sessions`: reads and writes for sessions.
 //!
 //! # Locks
 //!
@@ -48,6 +48,7 @@ mod options;
 mod order;
 mod past;
 mod running;
+mod sessions;
 mod transaction;
 mod view;
 mod window;
@@ -62,7 +63,7 @@ use bytes::Bytes;
 use thalweg_env::HashSet;
 
 use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Position, Version, Write};
-use crate::stale::{Cost, Needs, VersionRange};
+use crate::stale::{Cost, Needs, Standing, VersionRange};
 pub use client::Client;
 pub use contention::{Contention, Turn};
 pub use counts::TxnStatus;
@@ -73,6 +74,7 @@ pub use manager::TransactionManager;
 #[cfg(feature = "seeded-bugs")]
 pub use options::Bug;
 pub use options::Options;
+pub use sessions::{read_block_for, read_for, write_block_for, write_for};
 
 /// What concurrent transactions may see of each other (B.1).
 #[derive(
@@ -216,6 +218,14 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
         Ok(None)
     }
 
+    /// What the node says of itself to clients that choose among nodes.
+    ///
+    /// # Errors
+    /// [`TxnError::Disconnected`].
+    async fn standing(&self) -> Result<Standing, TxnError> {
+        Err(no_views())
+    }
+
     /// Waits until the volume has the state that `position` names, or a later one, durably; for at most `within`. Says
     /// whether it has.
     ///
@@ -226,7 +236,7 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
         position: Position,
         _within: Option<Duration>,
     ) -> Result<bool, TxnError> {
-        Err(TxnError::Invalid(format!("this volume has no replicas, and never reaches {position}")))
+        Err(no_replicas(position))
     }
 
     /// The queue in which retries after a conflict wait, as [`run`] does.
@@ -258,6 +268,10 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     }
 }
 
+fn no_replicas(position: Position) -> TxnError {
+    TxnError::Invalid(format!("this volume has no replicas, and never reaches {position}"))
+}
+
 fn no_views() -> TxnError {
     TxnError::Invalid("the costs of this volume's versions are not known here".to_owned())
 }
@@ -269,6 +283,8 @@ pub struct Seen {
     pub range: VersionRange,
     /// How long ago the newest of these was replaced, at most; `None` when that is not known.
     pub age: Option<Duration>,
+    /// The name of the oldest of these on every machine, if it has one.
+    pub position: Option<Position>,
 }
 
 /// Blocks that one transaction of [`Transact::discard_run`] discards.
@@ -349,7 +365,8 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// Those of a server.
     async fn seen(&self) -> Result<Seen, TxnError> {
         let version = self.version().version;
-        Ok(Seen { range: VersionRange { low: version, up: version }, age: None })
+        let range = VersionRange { low: version, up: version };
+        Ok(Seen { range, age: None, position: None })
     }
 
     /// Ends the transaction: all of its writes become visible, or none. Returns the version that it became; the
@@ -410,11 +427,18 @@ pub trait Aside: Send + Sync {
 pub trait Retry: From<TxnError> {
     /// Whether a new attempt, on a new snapshot, may succeed.
     fn is_retryable(&self) -> bool;
+
+    /// Whether the connection to the volume's server is lost: another server may answer.
+    fn is_disconnected(&self) -> bool;
 }
 
 impl Retry for TxnError {
     fn is_retryable(&self) -> bool {
         TxnError::is_retryable(self)
+    }
+
+    fn is_disconnected(&self) -> bool {
+        matches!(self, TxnError::Disconnected(_))
     }
 }
 

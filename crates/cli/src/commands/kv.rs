@@ -333,7 +333,7 @@ async fn put(store: &Store, args: Put) -> Outcome<()> {
     let needs =
         Guarantee { monotonic_writes: true, writes_follow_reads: true, ..Guarantee::EVENTUAL };
     let volume = store.volume();
-    let mut session = session::load(file, &**volume, needs).await?;
+    let mut session = session::load(file, needs)?;
     store.put_for(&mut session, &key, value).await?;
     session::save(file, &**volume, &session).await
 }

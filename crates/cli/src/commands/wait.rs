@@ -6,7 +6,7 @@ use clap::Args;
 use thalweg_env::Env;
 use thalweg_ipc::Connection;
 use thalweg_ipc::remote::Remote;
-use thalweg_store::block::{BlockStore, Position};
+use thalweg_store::block::{BlockStore, Lineage, Position};
 use thalweg_store::chain::ChainError;
 use thalweg_store::txn::Transact;
 
@@ -68,7 +68,7 @@ pub(crate) async fn run(env: &Env, args: &Wait) -> Outcome<()> {
             let opened = open(env, volume).await?;
             let pool = opened.chained().ok_or_else(|| opened.target.refused())?;
             // Nothing comes while no process runs it.
-            let reached = env.timeout(Duration::ZERO, pool.chain().wait_for(*position)).await;
+            let reached = env.timeout(Duration::ZERO, pool.chain().reached(*position)).await;
             opened.close().await?;
             match reached {
                 Some(reached) => reached.map_err(ChainError::from)?,

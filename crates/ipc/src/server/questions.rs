@@ -18,7 +18,7 @@ impl Connection {
             Request::Sync => self.sync(id).await,
             Request::Versions { lba } => self.versions(id, lba).await,
             Request::Contents { lba, range } => self.contents(id, lba, range).await,
-            Request::Position => self.position(id).await,
+            Request::Standing => self.standing(id).await,
             Request::Reach { position, within } => self.reach(id, position, within).await,
             _ => Err(io::Error::other("invalid request: its kind belongs to a transaction")),
         }
@@ -48,9 +48,9 @@ impl Connection {
         self.reply(id, listing).await
     }
 
-    async fn position(&self, id: u64) -> io::Result<()> {
+    async fn standing(&self, id: u64) -> io::Result<()> {
         let client = self.client.clone();
-        self.reply(id, async move { done(Answer::Position(client.position().await?)) }).await
+        self.reply(id, async move { done(Answer::Standing(client.standing().await?)) }).await
     }
 
     async fn reach(&self, id: u64, position: Position, within: Option<u64>) -> io::Result<()> {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use thalweg_env::{Env, Task, Time};
 
 use super::{
-    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Position, Retention,
+    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Retention,
     StoreError, Version, WriteList,
 };
 
@@ -313,12 +313,8 @@ impl BlockStore for Retained {
         self.store.please_cache(lba);
     }
 
-    fn position(&self) -> Option<Position> {
-        self.store.position()
-    }
-
-    async fn reached(&self, position: Position) -> Result<(), StoreError> {
-        self.store.reached(position).await
+    fn lineage(&self) -> Option<&dyn Lineage> {
+        self.store.lineage()
     }
 
     fn hold_since(&self, version: Version) -> Option<Hold> {

@@ -5,8 +5,8 @@ use bytes::Bytes;
 
 use super::{Chain, Counts, State, commit, locate, read, write};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Position, Retention,
-    StoreError, Version, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Retention, StoreError,
+    Version, WriteList,
 };
 
 #[async_trait]
@@ -109,12 +109,8 @@ impl BlockStore for Chain {
         self.inner.state.lock().synced()
     }
 
-    fn position(&self) -> Option<Position> {
-        self.position_of(self.now())
-    }
-
-    async fn reached(&self, position: Position) -> Result<(), StoreError> {
-        self.wait_for(position).await
+    fn lineage(&self) -> Option<&dyn Lineage> {
+        Some(self)
     }
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {

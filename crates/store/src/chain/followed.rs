@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::Chain;
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Position, Retention,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Position, Retention,
     StoreError, Version, WriteList,
 };
 
@@ -132,12 +132,12 @@ impl BlockStore for Followed {
         synced.or_else(|| self.whole())
     }
 
-    fn position(&self) -> Option<Position> {
-        self.chain.position_of(self.whole()?)
+    fn lineage(&self) -> Option<&dyn Lineage> {
+        Some(&*self.chain)
     }
 
-    async fn reached(&self, position: Position) -> Result<(), StoreError> {
-        self.chain.wait_for(position).await
+    fn position(&self) -> Option<Position> {
+        self.chain.position_of(self.whole()?)
     }
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {

@@ -9,7 +9,7 @@
 use uuid::Uuid;
 
 use super::format::{LabelHeader, TimelineRecord};
-use crate::block::Version;
+use crate::block::{Relation, Version};
 
 /// Maximum timelines in a history; the oldest are forgotten.
 pub(super) const MAX_TIMELINES: usize = 64;
@@ -49,19 +49,6 @@ pub struct Fence {
     pub term: u32,
     /// The version of the other one from which it went on.
     pub from: Version,
-}
-
-/// How a position, or another history, relates to a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Relation {
-    /// It is a state that the volume has been in, or is in now.
-    Past,
-    /// The volume has not come so far; it may be one of its future states.
-    Future,
-    /// The two have gone different ways since this version.
-    Apart(Version),
-    /// They have no timeline in common: another volume, or a state from before the oldest timeline that is known.
-    Strange,
 }
 
 impl Fence {

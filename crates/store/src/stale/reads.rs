@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Got, Item, Needs, Session, Snapshot, StaleError, StaleView, Versioned};
+use super::{Got, Item, Needs, Session, Snapshot, StaleError, StaleView, Unserved, Versioned};
 use crate::block::{Lba, StoreError, Version};
 
 impl Versioned {
@@ -33,9 +33,13 @@ impl Versioned {
     /// Opens a view of what a read needs, no older than `first`.
     ///
     /// # Errors
-    /// [`Unserved`](super::Unserved), and [`StoreError::Gone`] for an exact version that is not kept.
+    /// [`Unserved`], and [`StoreError::Gone`] for an exact version that is not kept.
     pub fn view(&self, needs: &Needs, first: Version) -> Result<StaleView, StaleError> {
-        let mut range = needs.range(&self.node(needs.max_age))?;
+        let node = self.node(needs);
+        let mut range = needs.range(&node)?;
+        if first > node.newest {
+            return Err(Unserved::Behind(first).into());
+        }
         if let Some(version) = needs.at {
             let gone = version < first;
             return Ok(if gone {
@@ -75,7 +79,7 @@ impl Versioned {
         let view = self.view(&session.needs(&item), Version(0))?;
         let value = view.read(lba).await?;
         let range = view.range();
-        session.has_read(&item, range);
+        session.has_read(&item, range, self.position_of(range.low));
         Ok(Got { value, range, age: self.age(range.up) })
     }
 }

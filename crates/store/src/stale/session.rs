@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use thalweg_env::HashMap;
 
-use super::Guarantee;
-use crate::block::{Lba, Version};
+use super::{Guarantee, SessionToken};
+use crate::block::{Lba, Position, Relation, Version};
 
 /// Items of which a session remembers the versions one by one.
 pub const ITEMS: usize = 4096;
@@ -77,6 +77,8 @@ pub struct Node {
     pub is_primary: bool,
     /// The oldest version that is no older than the guarantee's bound; `None` when no version is known to be young enough.
     pub young_enough: Option<Version>,
+    /// How [`Needs::after`] relates to it; `None` when there is no such need.
+    pub relation: Option<Relation>,
 }
 
 /// A range of versions, of which any will do.
@@ -110,6 +112,12 @@ pub enum Unserved {
     /// Ask another node: this one may be older than the bound.
     #[error("this node does not know that it is as young as the guarantee needs")]
     TooOld,
+    /// Begin a new session: a part of what this one has seen was lost in a crash or at a promotion.
+    #[error(
+        "the volume has gone another way than the session saw it, up to version {0}: that was lost in a crash, taken \
+         back, or written at another primary; begin a new session"
+    )]
+    Apart(Version),
 }
 
 /// What a read needs of the versions of a node.
@@ -125,6 +133,8 @@ pub struct Needs {
     pub max_updates: Option<(u64, Option<Lba>)>,
     /// This version alone.
     pub at: Option<Version>,
+    /// A node that has gone another way than this state will not do.
+    pub after: Option<Position>,
 }
 
 impl Needs {
@@ -133,6 +143,7 @@ impl Needs {
     /// # Errors
     /// [`Unserved`].
     pub fn range(&self, node: &Node) -> Result<VersionRange, Unserved> {
+        self.check_way(node)?;
         if let Some(at) = self.at {
             return match at <= node.newest {
                 true => Ok(VersionRange { low: at, up: at }),
@@ -158,6 +169,18 @@ impl Needs {
             false => Err(Unserved::Behind(low)),
         }
     }
+
+    /// Versions are compared with those of a node only if both are of one history.
+    fn check_way(&self, node: &Node) -> Result<(), Unserved> {
+        let (Some(after), Some(relation)) = (self.after, node.relation) else { return Ok(()) };
+        match relation {
+            Relation::Past | Relation::Future => Ok(()),
+            Relation::Apart(_) => Err(Unserved::Apart(after.version)),
+            Relation::Strange if node.is_primary => Err(Unserved::Apart(after.version)),
+            // A follower hears of a new timeline when it next meets its primary.
+            Relation::Strange => Err(Unserved::Behind(after.version)),
+        }
+    }
 }
 
 /// A client's session.
@@ -166,6 +189,8 @@ pub struct Session {
     guarantee: Guarantee,
     reads: Marks,
     writes: Marks,
+    /// The newest state that it has seen.
+    position: Option<Position>,
 }
 
 impl Session {
@@ -174,9 +199,16 @@ impl Session {
         Session { guarantee, ..Session::default() }
     }
 
-    /// A session that goes on after another one, which had read and written up to these versions.
-    pub fn resumed(guarantee: Guarantee, read: Version, written: Version) -> Session {
-        Session { guarantee, reads: Marks::flat(read), writes: Marks::flat(written) }
+    /// A session that goes on where another one was.
+    pub fn resumed(guarantee: Guarantee, token: &SessionToken) -> Session {
+        let (reads, writes) = (Marks::flat(token.read), Marks::flat(token.written));
+        Session { guarantee, reads, writes, position: token.position }
+    }
+
+    /// How far it has come, for [`Session::resumed`].
+    pub fn token(&self) -> SessionToken {
+        let (read, written) = self.newest();
+        SessionToken { read, written, position: self.position }
     }
 
     /// What it needs.
@@ -198,6 +230,11 @@ impl Session {
             (guarantee.causal, self.reads.newest.max(self.writes.newest)),
         ];
         let low = marks.into_iter().filter_map(|(is_needed, mark)| is_needed.then_some(mark)).max();
+        // What compares versions with those that the session has seen, or wants the newest there are.
+        let goes_forward = low.is_some()
+            || guarantee.strong
+            || guarantee.max_age.is_some()
+            || guarantee.max_updates.is_some();
         Needs {
             low: low.unwrap_or_default(),
             is_newest: guarantee.strong,
@@ -207,7 +244,18 @@ impl Session {
                 Item::Key(_) => (most, None),
             }),
             at: guarantee.at,
+            after: self.position.filter(|_| goes_forward),
         }
+    }
+
+    /// The newest state that it has seen, on any machine; `None` for a volume without replicas.
+    pub fn position(&self) -> Option<Position> {
+        self.position
+    }
+
+    fn see(&mut self, position: Option<Position>) {
+        let is_newer = |new: &Position| self.position.is_none_or(|old| new.version > old.version);
+        self.position = position.filter(is_newer).or(self.position);
     }
 
     /// Checks that a write of the session may be made at a node, whose newest version is `newest`.
@@ -226,15 +274,18 @@ impl Session {
         if low <= newest { Ok(()) } else { Err(Unserved::Behind(low)) }
     }
 
-    /// Notes that it has read `item` as it is in the versions of `range`.
-    pub fn has_read(&mut self, item: &Item, range: VersionRange) {
+    /// Notes that it has read `item` as it is in the versions of `range`; `position` names the oldest of them, if it has
+    /// a name.
+    pub fn has_read(&mut self, item: &Item, range: VersionRange, position: Option<Position>) {
         // Any of these versions would do again, so the oldest leaves the most choice.
         self.reads.raise(item, range.low);
+        self.see(position);
     }
 
-    /// Notes that it has written `item` as `version`.
-    pub fn has_written(&mut self, item: &Item, version: Version) {
+    /// Notes that it has written `item` as `version`, which `position` names, if it has a name.
+    pub fn has_written(&mut self, item: &Item, version: Version, position: Option<Position>) {
         self.writes.raise(item, version);
+        self.see(position);
     }
 }
 

@@ -7,9 +7,13 @@ use bytes::Bytes;
 use thalweg_env::Env;
 
 use super::choose::{self, BUDGET};
-use super::{Cost, CostModel, Costs, Item, Node, Session, StaleError, Upstream, VersionRange};
+use super::{
+    Cost, CostModel, Costs, Item, Needs, Node, Session, StaleError, Standing, Upstream,
+    VersionRange,
+};
 use crate::block::{
-    BlockStore, Lba, Located, Retained, Retention, StoreError, Version, Write, WriteList,
+    BlockStore, Lba, Lineage, Located, Position, Retained, Retention, StoreError, Version, Write,
+    WriteList,
 };
 
 /// What a read got.
@@ -68,17 +72,51 @@ impl Versioned {
         &self.store
     }
 
-    /// The versions that it has, for a session that needs no version older than `max_age`.
-    pub fn node(&self, max_age: Option<Duration>) -> Node {
-        let young_enough = max_age.and_then(|age| match (&self.upstream, &self.retained) {
+    /// The versions that it has, for a read with these needs.
+    pub fn node(&self, needs: &Needs) -> Node {
+        let young_enough = needs.max_age.and_then(|age| match (&self.upstream, &self.retained) {
             (Some(upstream), _) => upstream.young_enough(self.env.now(), age, || self.store.now()),
+            // What the new primary has, a fenced one does not know.
+            (None, _) if self.is_fenced() => None,
             (None, Some(retained)) => Some(retained.young_enough(age)),
             (None, None) => Some(self.store.now()),
         });
+        let relation = needs.after.and_then(|after| Some(self.store.lineage()?.relation(after)));
         let newest = self.store.now();
-        let durable = self.store.synced().unwrap_or_else(|| self.store.oldest());
-        let is_primary = self.upstream.is_none();
-        Node { newest, durable: durable.min(newest), is_primary, young_enough }
+        let durable = self.durable().min(newest);
+        Node { newest, durable, is_primary: self.is_primary(), young_enough, relation }
+    }
+
+    fn durable(&self) -> Version {
+        self.store.synced().unwrap_or_else(|| self.store.oldest())
+    }
+
+    fn is_primary(&self) -> bool {
+        self.upstream.is_none() && !self.is_fenced()
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.store.lineage().is_some_and(Lineage::is_fenced)
+    }
+
+    /// What it says of itself to clients that choose among nodes.
+    pub fn standing(&self) -> Standing {
+        // Asked for first: what came since makes the state younger than that.
+        let newest = self.store.now();
+        let age = self.age(newest);
+        Standing {
+            newest,
+            position: self.position_of(newest),
+            durable: self.durable().min(newest),
+            term: self.store.lineage().map_or(0, Lineage::term),
+            is_primary: self.is_primary(),
+            age,
+        }
+    }
+
+    /// The name of a version on every machine; `None` where it has none.
+    pub fn position_of(&self, version: Version) -> Option<Position> {
+        self.store.lineage()?.position_of(version)
     }
 
     /// Gives a block a content as of a version (*WriteVersion*), which is newer than all before. The content has
@@ -183,6 +221,9 @@ impl Versioned {
         if let Some(upstream) = &self.upstream {
             return upstream.age(self.env.now(), version, || self.store.now());
         }
+        if self.is_fenced() {
+            return None;
+        }
         if version >= self.store.now() {
             return Some(Duration::ZERO);
         }
@@ -203,7 +244,7 @@ impl Versioned {
         session.may_write(self.store.now())?;
         let write = Write { content, ..Write::block(lba, Bytes::new()) };
         let version = self.store.apply(vec![write]).await?;
-        session.has_written(&Item::Block(lba), version);
+        session.has_written(&Item::Block(lba), version, self.position_of(version));
         Ok(version)
     }
 }

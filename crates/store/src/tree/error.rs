@@ -118,4 +118,8 @@ impl Retry for TreeError {
     fn is_retryable(&self) -> bool {
         matches!(self, TreeError::Txn(error) if error.is_retryable())
     }
+
+    fn is_disconnected(&self) -> bool {
+        matches!(self, TreeError::Txn(error) if error.is_disconnected())
+    }
 }

@@ -13,7 +13,7 @@ use super::format::CATALOGUE_BLOCKS;
 use super::{Store, TreeError};
 use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
-use crate::txn::{Begin, Durability, Handle, Transact, Transaction, TxnError, run_versioned};
+use crate::txn::{Durability, Handle, Transact, Transaction, TxnError, read_for, write_for};
 
 impl Store {
     /// The oldest version that is known to have the store: since then no partition was made, changed or dropped.
@@ -96,14 +96,9 @@ impl Store {
         session: &mut Session,
         key: &[u8],
     ) -> Result<Got<Option<Bytes>>, TreeError> {
-        let item = Item::Key(key.into());
-        let checked = session.guarantee().checked();
-        checked.map_err(|error| TxnError::Invalid(error.to_string()))?;
-        let view = self.volume().view(&session.needs(&item), self.first().await?).await?;
-        let value = self.get_in(&*view, key).await?;
-        let seen = view.seen().await?;
-        session.has_read(&item, seen.range);
-        Ok(Got { value, range: seen.range, age: seen.age })
+        let (item, first) = (Item::Key(key.into()), self.first().await?);
+        let read = async |view: Arc<dyn Transaction>| self.get_in(&*view, key).await;
+        read_for(&**self.volume(), session, &item, first, read).await
     }
 
     /// Gives a key a value, for a session; durable when it returns. Returns the version.
@@ -117,14 +112,8 @@ impl Store {
         value: impl Into<Bytes>,
     ) -> Result<Version, TreeError> {
         let value = value.into();
-        let (volume, begin, session_now) = (self.volume(), Begin::STRICT, &*session);
-        let put = run_versioned(&**volume, begin, Durability::Synced, async |txn| {
-            session_now.may_write(txn.version().version).map_err(TxnError::from)?;
-            self.put_in(&*txn, key, value.clone()).await
-        });
-        let ((), EpochVersion { version, .. }) = put.await?;
-        session.has_written(&Item::Key(key.into()), version);
-        Ok(version)
+        let write = async |txn: Arc<dyn Transaction>| self.put_in(&*txn, key, value.clone()).await;
+        write_for(&**self.volume(), session, &Item::Key(key.into()), write).await
     }
 }
 

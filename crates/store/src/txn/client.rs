@@ -11,9 +11,9 @@ use super::past::{self, Past};
 use super::running::{OwnerId, Running};
 use super::transaction::LocalTransaction;
 use super::view::LocalView;
-use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError};
+use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError, no_replicas};
 use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Version};
-use crate::stale::{Cost, Needs, VersionRange};
+use crate::stale::{Cost, Needs, Standing, VersionRange};
 
 /// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
 /// transactions are aborted except for those that it released.
@@ -120,6 +120,10 @@ impl Transact for Client {
         Ok(self.shared.inner.versions.contents(lba, range)?)
     }
 
+    async fn standing(&self) -> Result<Standing, TxnError> {
+        Ok(self.shared.inner.versions.standing())
+    }
+
     async fn position(&self) -> Result<Option<Position>, TxnError> {
         Ok(self.shared.inner.store.position())
     }
@@ -130,7 +134,8 @@ impl Transact for Client {
         within: Option<Duration>,
     ) -> Result<bool, TxnError> {
         let inner = &self.shared.inner;
-        let reached = inner.store.reached(position);
+        let lineage = inner.store.lineage().ok_or_else(|| no_replicas(position))?;
+        let reached = lineage.reached(position);
         match within {
             None => reached.await?,
             Some(within) => match inner.env.timeout(within, reached).await {

@@ -13,10 +13,10 @@ use super::manager::TransactionManager;
 use super::past::{self, Past};
 use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Locations, Position,
-    Retention, StoreError, Version, Write, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Lineage, Locations,
+    Position, Retention, StoreError, Version, Write, WriteList,
 };
-use crate::stale::{Cost, Needs, VersionRange};
+use crate::stale::{Cost, Needs, Standing, VersionRange};
 
 /// Each write is a transaction of its own that always commits (4.1).
 #[async_trait]
@@ -98,6 +98,10 @@ impl BlockStore for TransactionManager {
         self.inner.store.locate(lba, oldest, newest)
     }
 
+    fn lineage(&self) -> Option<&dyn Lineage> {
+        self.inner.store.lineage()
+    }
+
     fn lapse_point(&self, most: usize) -> Option<Version> {
         self.inner.store.lapse_point(most)
     }
@@ -143,6 +147,10 @@ impl Transact for TransactionManager {
         range: VersionRange,
     ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
         Transact::contents(&self.client, lba, range).await
+    }
+
+    async fn standing(&self) -> Result<Standing, TxnError> {
+        Transact::standing(&self.client).await
     }
 
     async fn position(&self) -> Result<Option<Position>, TxnError> {

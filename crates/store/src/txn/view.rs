@@ -92,8 +92,8 @@ impl Transaction for LocalView {
     }
 
     async fn seen(&self) -> Result<Seen, TxnError> {
-        let range = self.view.range();
-        Ok(Seen { range, age: self.versions().age(range.up) })
+        let (range, versions) = (self.view.range(), self.versions());
+        Ok(Seen { range, age: versions.age(range.up), position: versions.position_of(range.low) })
     }
 
     async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Position, StoreError, Version};
+use thalweg_store::block::{BlockStore, Lba, Lineage, Position, StoreError, Version};
 use thalweg_store::chain::{Chain, ChainError, Fence};
 use uuid::Uuid;
 
@@ -30,7 +30,7 @@ fn a_fenced_volume_refuses_writes_for_ever_and_keeps_its_state() {
         assert!(chain.discard(Lba(1), 1).await.is_err());
         assert!(chain.rollback("fenced-3").await.is_err());
         let future = Position { version: Version(9), ..chain.position().unwrap() };
-        assert!(matches!(chain.wait_for(future).await, Err(StoreError::Fenced(3))));
+        assert!(matches!(chain.reached(future).await, Err(StoreError::Fenced(3))));
         chain.close().await.unwrap();
         let refused = open(&env, &devices, false).await.unwrap_err();
         let ChainError::Fenced { term, snapshot, from } = &refused else { panic!("{refused}") };
@@ -101,7 +101,7 @@ fn a_position_is_waited_for_or_refused() {
         let next = Position { version: Version(2), ..now };
         let (waiter, on) = (chain.clone(), env.clone());
         let waiting = env.spawn(async move {
-            waiter.wait_for(next).await.unwrap();
+            waiter.reached(next).await.unwrap();
             (on.now(), waiter.status().durable_version)
         });
         env.sleep(std::time::Duration::from_millis(5)).await;
@@ -109,11 +109,11 @@ fn a_position_is_waited_for_or_refused() {
         chain.apply(list(2, 2).into_vec()).await.unwrap();
         chain.commit(chain.now()).await.unwrap();
         assert_eq!(waiting.await.unwrap().1, 2);
-        chain.wait_for(now).await.unwrap();
+        chain.reached(now).await.unwrap();
         let other = Position { volume: Uuid::from_u128(99), ..now };
         let strange = Position { timeline: Uuid::from_u128(99), ..now };
         for (position, why) in [(other, "another volume"), (strange, "nothing is known")] {
-            let refused = chain.wait_for(position).await.unwrap_err();
+            let refused = chain.reached(position).await.unwrap_err();
             assert!(refused.to_string().contains(why), "{refused}");
         }
         chain.create_snapshot("here").await.unwrap();
@@ -122,7 +122,7 @@ fn a_position_is_waited_for_or_refused() {
         }
         let lost = chain.position().unwrap();
         chain.rollback("here").await.unwrap();
-        let refused = chain.wait_for(lost).await.unwrap_err();
+        let refused = chain.reached(lost).await.unwrap_err();
         assert!(refused.to_string().contains("another way since version 2"), "{refused}");
     });
 }

@@ -330,9 +330,15 @@ fn a_node_that_is_behind_says_so() {
     on_each(async |_, store| {
         let mut session = Session::new(Guarantee::READ_MY_WRITES);
         let item = Item::Block(Lba(1));
-        session.has_written(&item, Version(store.now().0 + 5));
+        session.has_written(&item, Version(store.now().0 + 5), None);
         let now = store.now();
-        let node = Node { newest: now, durable: now, is_primary: false, young_enough: None };
+        let node = Node {
+            newest: now,
+            durable: now,
+            is_primary: false,
+            young_enough: None,
+            relation: None,
+        };
         let behind = Err(Unserved::Behind(Version(now.0 + 5)));
         assert_eq!(session.needs(&item).range(&node), behind);
         assert_eq!(session.may_write(now), Err(Unserved::Behind(Version(now.0 + 5))));

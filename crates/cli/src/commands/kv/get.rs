@@ -66,7 +66,7 @@ async fn get_old(
 ) -> Outcome<(Option<Bytes>, Value)> {
     let volume = store.volume();
     let mut session = match file {
-        Some(file) => session::load(file, &**volume, guarantee).await?,
+        Some(file) => session::load(file, guarantee)?,
         None => Session::new(guarantee),
     };
     let got = store.get_for(&mut session, key).await?;

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use uuid::Uuid;
 
 use super::*;
 
@@ -10,7 +11,7 @@ impl Session {
 
 fn node(newest: u64) -> Node {
     let newest = Version(newest);
-    Node { newest, durable: newest, is_primary: true, young_enough: None }
+    Node { newest, durable: newest, is_primary: true, young_enough: None, relation: None }
 }
 
 fn item(lba: u64) -> Item {
@@ -25,7 +26,7 @@ fn range(low: u64, up: u64) -> VersionRange {
 fn the_example_of_the_paper() {
     // Section 5.1: a client has written a key as T44, and reads it at nodes that have T50 and T35.
     let mut session = Session::new(Guarantee::READ_MY_WRITES);
-    session.has_written(&item(1), Version(44));
+    session.has_written(&item(1), Version(44), None);
     assert_eq!(session.range(&item(1), &node(50)), Ok(range(44, 50)));
     assert_eq!(session.range(&item(1), &node(35)), Err(Unserved::Behind(Version(44))));
     // Other keys are not concerned.
@@ -36,9 +37,9 @@ fn the_example_of_the_paper() {
 fn each_guarantee_has_its_range() {
     let session = |guarantee| {
         let mut session = Session::new(guarantee);
-        session.has_read(&item(1), range(20, 25));
-        session.has_written(&item(1), Version(10));
-        session.has_read(&item(2), range(30, 30));
+        session.has_read(&item(1), range(20, 25), None);
+        session.has_written(&item(1), Version(10), None);
+        session.has_read(&item(2), range(30, 30), None);
         session
     };
     let at = Node { durable: Version(35), young_enough: Some(Version(33)), ..node(40) };
@@ -74,8 +75,8 @@ fn writes_are_made_where_the_session_can_go_on() {
         (Guarantee::CAUSAL, 30),
     ] {
         let mut session = Session::new(guarantee);
-        session.has_written(&item(1), Version(10));
-        session.has_read(&item(2), range(30, 32));
+        session.has_written(&item(1), Version(10), None);
+        session.has_read(&item(2), range(30, 32), None);
         assert_eq!(session.may_write(Version(least)), Ok(()), "{guarantee}");
         if let Some(less) = Version(least).0.checked_sub(1) {
             let refused = session.may_write(Version(less));
@@ -87,10 +88,45 @@ fn writes_are_made_where_the_session_can_go_on() {
 #[test]
 fn a_session_shows_its_own_writes_before_they_are_durable() {
     let mut session = Session::new(Guarantee::READ_MY_WRITES);
-    session.has_written(&item(1), Version(9));
+    session.has_written(&item(1), Version(9), None);
     let at = Node { durable: Version(5), ..node(9) };
     assert_eq!(session.range(&item(1), &at), Ok(range(9, 9)));
     assert_eq!(session.range(&item(2), &at), Ok(range(0, 5)));
+}
+
+#[test]
+fn versions_are_compared_with_nodes_of_one_history() {
+    let seen = |timeline, version| {
+        let (volume, timeline) = (Uuid::from_u128(1), Uuid::from_u128(timeline));
+        Some(Position { volume, timeline, version: Version(version) })
+    };
+    let mut session = Session::new(Guarantee::MONOTONIC_READS);
+    assert_eq!(session.needs(&item(1)).after, None);
+    session.has_read(&item(1), range(5, 6), seen(2, 5));
+    // An older state says nothing new.
+    session.has_read(&item(2), range(3, 9), seen(1, 3));
+    assert_eq!(session.needs(&item(2)).after, seen(2, 5));
+    let primary = Node { relation: Some(Relation::Past), ..node(8) };
+    let replica = Node { is_primary: false, ..primary };
+    for (node, expected) in [
+        (primary, Ok(range(5, 8))),
+        (replica, Ok(range(5, 8))),
+        (
+            Node { relation: Some(Relation::Apart(Version(4))), ..replica },
+            Err(Unserved::Apart(Version(5))),
+        ),
+        (Node { relation: Some(Relation::Strange), ..primary }, Err(Unserved::Apart(Version(5)))),
+        (Node { relation: Some(Relation::Strange), ..replica }, Err(Unserved::Behind(Version(5)))),
+        (Node { relation: Some(Relation::Future), ..node(4) }, Err(Unserved::Behind(Version(5)))),
+    ] {
+        assert_eq!(session.range(&item(1), &node), expected, "{node:?}");
+    }
+    let token = session.token();
+    assert_eq!((token.read, token.written, token.position), (Version(5), Version(0), seen(2, 5)));
+    let resumed = Session::resumed(Guarantee::MONOTONIC_READS, &token);
+    assert_eq!(resumed.needs(&item(7)).after, seen(2, 5));
+    // A reader of any state may go back.
+    assert_eq!(Session::resumed(Guarantee::EVENTUAL, &token).needs(&item(7)).after, None);
 }
 
 proptest! {
@@ -103,7 +139,7 @@ proptest! {
         let mut session = Session::new(Guarantee::READ_MY_WRITES);
         let mut exact = std::collections::BTreeMap::new();
         for (lba, version) in marks {
-            session.has_written(&item(lba), Version(version));
+            session.has_written(&item(lba), Version(version), None);
             let newest = exact.entry(lba).or_insert(0);
             *newest = version.max(*newest);
         }
@@ -115,7 +151,7 @@ proptest! {
         }
         let newest = exact.values().copied().max().unwrap_or(0);
         prop_assert_eq!(session.newest().1, Version(newest));
-        let resumed = Session::resumed(Guarantee::READ_MY_WRITES, Version(0), session.newest().1);
+        let resumed = Session::resumed(Guarantee::READ_MY_WRITES, &session.token());
         for lba in exact.keys() {
             let low = |session: &Session| session.range(&item(*lba), &node(1_000_000)).unwrap().low;
             prop_assert!(low(&resumed) >= low(&session));

@@ -1,16 +1,30 @@
-//! Waiting for a position.
+//! The chain among its replicas.
 
+use async_trait::async_trait;
+
+use super::Chain;
 use super::followed::BEFORE_COPY;
-use super::{Chain, Relation};
-use crate::block::{Position, StoreError, Version};
+use crate::block::{Lineage, Position, Relation, StoreError, Version};
 
-impl Chain {
-    /// Waits until the volume has the state that `position` names, or a later one, durably. A follower waits also for
-    /// timelines that it has not heard of: its primary may have begun one since they last met.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] when it never will; [`StoreError::Fenced`]; [`StoreError::Poisoned`].
-    pub async fn wait_for(&self, position: Position) -> Result<(), StoreError> {
+#[async_trait]
+impl Lineage for Chain {
+    fn position_of(&self, version: Version) -> Option<Position> {
+        Chain::position_of(self, version)
+    }
+
+    fn relation(&self, position: Position) -> Relation {
+        let state = self.inner.state.lock();
+        match position.volume == state.label.volume {
+            true => {
+                let history = &state.label.history;
+                history.relation(position.timeline, position.version, state.version)
+            }
+            false => Relation::Strange,
+        }
+    }
+
+    /// A follower waits also for timelines that it has not heard of: its primary may have begun one since they last met.
+    async fn reached(&self, position: Position) -> Result<(), StoreError> {
         loop {
             // It is notified of each commit, and of changes of the label.
             let news = self.inner.room.notified();
@@ -21,6 +35,16 @@ impl Chain {
         }
     }
 
+    fn term(&self) -> u32 {
+        Chain::term(self)
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.inner.check_fence().is_err()
+    }
+}
+
+impl Chain {
     /// Whether the volume has the state that `position` names, or a later one, durably.
     fn has_reached(&self, position: Position) -> Result<bool, StoreError> {
         let state = self.inner.state.lock();

@@ -18,6 +18,7 @@ mod backlog;
 mod claim;
 mod follower;
 mod following;
+pub mod nodes;
 mod primary;
 pub mod protocol;
 pub mod record;

@@ -14,7 +14,8 @@
 //!   that bypass these;
 //! - `order`, `running`, `fence`: the state behind it, which `inner` keeps together;
 //! - `face`, `fenced`: the manager as a block store;
-//! - `contention`, [`nest`]: retries, and transactions of a thread; `sessions`: reads and writes for sessions.
+//! - `contention`, [`nest`]: retries, and transactions of a thread; `sessions`: reads and writes for sessions;
+//! - `view`, `reading`: transactions on old versions.
 //!
 //! # Locks
 //!
@@ -47,6 +48,7 @@ pub mod nest;
 mod options;
 mod order;
 mod past;
+mod reading;
 mod running;
 mod sessions;
 mod transaction;
@@ -74,6 +76,7 @@ pub use manager::TransactionManager;
 #[cfg(feature = "seeded-bugs")]
 pub use options::Bug;
 pub use options::Options;
+pub use reading::{Reader, Reading};
 pub use sessions::{read_block_for, read_for, write_block_for, write_for};
 
 /// What concurrent transactions may see of each other (B.1).

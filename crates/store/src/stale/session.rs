@@ -160,6 +160,10 @@ impl Needs {
         if self.max_age.is_some() {
             low = low.max(node.young_enough.ok_or(Unserved::TooOld)?);
         }
+        if self.max_updates.is_some() && !node.is_primary {
+            // How many updates there are that it does not have, it does not know.
+            return Err(Unserved::NotPrimary);
+        }
         if let Some((most, None)) = self.max_updates {
             low = low.max(Version(node.newest.0.saturating_sub(most)));
         }

@@ -9,6 +9,7 @@ mod entry;
 pub mod growth;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use async_recursion::async_recursion;
 use bytes::Bytes;
@@ -27,8 +28,9 @@ use super::format::{
 use super::page::Page;
 use super::partition::{NewPartition, Partition, Run};
 use super::work::Work;
-use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
-use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
+use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version};
+use crate::stale::Needs;
+use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, TxnError, run};
 
 /// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems
 /// leave their first blocks alone.
@@ -236,16 +238,25 @@ pub async fn repair(volume: &dyn Transact) -> Result<Vec<u64>, TreeError> {
     .await
 }
 
+/// The newest state that can be reached: of a volume on several nodes, without its primary, that of another node.
+///
+/// # Errors
+/// Those of the volume.
+pub(super) async fn newest(volume: &dyn Transact) -> Result<Arc<dyn Transaction>, TxnError> {
+    match volume.begin(Begin::READ_ONLY).await {
+        Err(TxnError::Unserved(_)) => volume.view(&Needs::default(), Version(0)).await,
+        begun => begun,
+    }
+}
+
 /// The partition of that name.
 ///
 /// # Errors
 /// [`TreeError::Missing`], [`TreeError::Unfinished`], and those of [`list`].
 #[async_recursion]
 pub async fn open(volume: &dyn Transact, name: &str) -> Result<Partition, TreeError> {
-    let found = run(volume, Begin::READ_ONLY, Durability::Synced, async |txn| {
-        Ok::<_, TreeError>(Catalogue::require(&*txn).await?.find(name)?.clone())
-    });
-    let partition = found.await?;
+    let txn = newest(volume).await?;
+    let partition = Catalogue::require(&*txn).await?.find(name)?.clone();
     match partition.state {
         State::Ready => Ok(partition),
         State::Unfinished => Err(TreeError::Unfinished(partition.name)),

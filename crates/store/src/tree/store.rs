@@ -59,7 +59,7 @@ impl Store {
         name: &str,
     ) -> Result<Store, TreeError> {
         let store = Store::find(env, volume, name).await?;
-        let txn = store.volume.begin(Begin::READ_ONLY).await?;
+        let txn = catalogue::newest(&*store.volume).await?;
         store.work(&*txn).verify_store().await?;
         Ok(store)
     }

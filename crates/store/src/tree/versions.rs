@@ -11,9 +11,11 @@ use parking_lot::Mutex;
 
 use super::format::CATALOGUE_BLOCKS;
 use super::{Store, TreeError};
-use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
+use crate::block::{EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
-use crate::txn::{Durability, Handle, Transact, Transaction, TxnError, read_for, write_for};
+use crate::txn::{
+    Durability, Reader, Reading, Seen, Transact, Transaction, TxnError, read_for, write_for,
+};
 
 impl Store {
     /// The oldest version that is known to have the store: since then no partition was made, changed or dropped.
@@ -62,9 +64,9 @@ impl Store {
     /// # Errors
     /// As [`Store::get_version`].
     pub async fn cost(&self, key: &[u8], version: Version) -> Result<Cost, TreeError> {
-        let asking = Asking::new(self, version).await?;
+        let asking = Reading(Asking::new(self, version).await?);
         let asked = self.get_in(&asking, key).await;
-        let found = asking.found.into_inner();
+        let found = asking.0.found.into_inner();
         match asked {
             Err(error) if found.cost.is_none_or(|cost| cost <= Cost::MEMORY) => Err(error),
             _ => Ok(found.cost.unwrap_or(Cost::MEMORY)),
@@ -82,8 +84,9 @@ impl Store {
         version: Version,
     ) -> Result<VersionRange, TreeError> {
         let asking = Asking { reads_devices: true, ..Asking::new(self, version).await? };
+        let asking = Reading(asking);
         self.get_in(&asking, key).await?;
-        Ok(asking.found.into_inner().range)
+        Ok(asking.0.found.into_inner().range)
     }
 
     /// Reads a key for a session: the value whose blocks are the cheapest that its guarantee allows, block by block.
@@ -158,7 +161,7 @@ impl<'a> Asking<'a> {
 }
 
 #[async_trait]
-impl Transaction for Asking<'_> {
+impl Reader for Asking<'_> {
     fn blocks(&self) -> u64 {
         self.view.blocks()
     }
@@ -179,26 +182,12 @@ impl Transaction for Asking<'_> {
         self.view.read_run(lba, count).await
     }
 
-    fn write_as(&self, _lba: Lba, _content: Bytes, _class: Class) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
-    }
-
-    fn discard(&self, _lba: Lba) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
-    }
-
-    fn mark_accessed(&self, _lba: Lba, _range: std::ops::Range<usize>) -> Result<(), TxnError> {
-        Ok(())
-    }
-
-    fn depend(&self, _lba: Lba, _range: std::ops::Range<usize>) -> Result<(), TxnError> {
-        Ok(())
-    }
-
-    fn please_cache(&self, _lba: Lba) {}
-
     fn version(&self) -> EpochVersion {
         self.view.version()
+    }
+
+    async fn seen(&self) -> Result<Seen, TxnError> {
+        self.view.seen().await
     }
 
     async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {
@@ -207,9 +196,5 @@ impl Transaction for Asking<'_> {
 
     async fn abort(&self) {
         self.view.abort().await;
-    }
-
-    async fn release(&self) -> Result<Handle, TxnError> {
-        self.view.release().await
     }
 }

@@ -11,7 +11,9 @@ use super::past::{self, Past};
 use super::running::{OwnerId, Running};
 use super::transaction::LocalTransaction;
 use super::view::LocalView;
-use super::{Begin, Contention, Handle, Preempted, Transact, Transaction, TxnError, no_replicas};
+use super::{
+    Begin, Contention, Handle, Preempted, Reading, Transact, Transaction, TxnError, no_replicas,
+};
 use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Version};
 use crate::stale::{Cost, Needs, Standing, VersionRange};
 
@@ -109,7 +111,7 @@ impl Transact for Client {
     async fn view(&self, needs: &Needs, first: Version) -> Result<Arc<dyn Transaction>, TxnError> {
         let running = self.start(Begin::READ_ONLY).await?;
         let versions = &self.shared.inner.versions;
-        Ok(Arc::new(LocalView::open(running, versions, needs, first)?))
+        Ok(Arc::new(Reading(LocalView::open(running, versions, needs, first)?)))
     }
 
     async fn contents(

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::transaction::ZEROS;
-use super::{Durability, Handle, Seen, Transaction, TxnError};
+use super::{Durability, Handle, Reader, Seen, Transaction, TxnError};
 use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Needs, Snapshot, StaleError, StaleView, Versioned};
 
@@ -54,7 +54,7 @@ fn filled(blocks: Vec<Option<Bytes>>) -> Vec<Bytes> {
 }
 
 #[async_trait]
-impl Transaction for LocalView {
+impl Reader for LocalView {
     fn blocks(&self) -> u64 {
         self.running.blocks()
     }
@@ -63,24 +63,6 @@ impl Transaction for LocalView {
         // Whether it was ended from outside: it takes no block from there.
         self.running.read_run(lba, 0).await?;
         Ok(filled(self.view.read_run(lba, count).await?))
-    }
-
-    fn write_as(&self, _lba: Lba, _content: Bytes, _class: Class) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
-    }
-
-    fn discard(&self, _lba: Lba) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
-    }
-
-    /// Without effect, as in every read-only transaction.
-    fn mark_accessed(&self, _lba: Lba, _range: Range<usize>) -> Result<(), TxnError> {
-        Ok(())
-    }
-
-    /// Without effect, as in every read-only transaction.
-    fn depend(&self, _lba: Lba, _range: Range<usize>) -> Result<(), TxnError> {
-        Ok(())
     }
 
     fn please_cache(&self, lba: Lba) {
@@ -104,10 +86,6 @@ impl Transaction for LocalView {
 
     async fn abort(&self) {
         self.running.abort().await;
-    }
-
-    async fn release(&self) -> Result<Handle, TxnError> {
-        Err(TxnError::Invalid("a view of old versions has one owner".to_owned()))
     }
 }
 

@@ -1,0 +1,101 @@
+//! Transactions that only read, of kinds of their own.
+
+use std::fmt;
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{Durability, Handle, Seen, Transaction, TxnError};
+use crate::block::{Class, EpochVersion, Lba, StoreError};
+
+/// What reads blocks of one state. [`Reading`] makes a transaction of it.
+#[async_trait]
+pub trait Reader: fmt::Debug + Send + Sync {
+    /// See [`Transaction::blocks`].
+    fn blocks(&self) -> u64;
+
+    /// See [`Transaction::read_run`].
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError>;
+
+    /// See [`Transaction::please_cache`].
+    fn please_cache(&self, _lba: Lba) {}
+
+    /// See [`Transaction::version`].
+    fn version(&self) -> EpochVersion;
+
+    /// See [`Transaction::seen`].
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn seen(&self) -> Result<Seen, TxnError>;
+
+    /// See [`Transaction::commit`].
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError>;
+
+    /// See [`Transaction::abort`].
+    async fn abort(&self);
+}
+
+/// A reader as a transaction, which takes no writes and has one owner.
+#[derive(Debug)]
+pub struct Reading<R>(pub R);
+
+#[async_trait]
+impl<R: Reader> Transaction for Reading<R> {
+    fn blocks(&self) -> u64 {
+        self.0.blocks()
+    }
+
+    async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
+        self.0.read_run(lba, count).await
+    }
+
+    fn write_as(&self, _lba: Lba, _content: Bytes, _class: Class) -> Result<(), TxnError> {
+        Err(StoreError::ReadOnly.into())
+    }
+
+    fn discard(&self, _lba: Lba) -> Result<(), TxnError> {
+        Err(StoreError::ReadOnly.into())
+    }
+
+    /// Without effect, as in every read-only transaction.
+    fn mark_accessed(&self, _lba: Lba, _range: Range<usize>) -> Result<(), TxnError> {
+        Ok(())
+    }
+
+    /// Without effect, as in every read-only transaction.
+    fn depend(&self, _lba: Lba, _range: Range<usize>) -> Result<(), TxnError> {
+        Ok(())
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.0.please_cache(lba);
+    }
+
+    fn version(&self) -> EpochVersion {
+        self.0.version()
+    }
+
+    async fn seen(&self) -> Result<Seen, TxnError> {
+        self.0.seen().await
+    }
+
+    async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {
+        self.0.commit(durability).await
+    }
+
+    async fn abort(&self) {
+        self.0.abort().await;
+    }
+
+    async fn release(&self) -> Result<Handle, TxnError> {
+        Err(TxnError::Invalid("a view of old versions has one owner".to_owned()))
+    }
+}

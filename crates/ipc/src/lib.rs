@@ -25,7 +25,7 @@ pub mod server;
 
 pub use client::Connection;
 pub use remote::Remote;
-pub use server::{Config, Server};
+pub use server::{Config, Server, Service};
 pub use thalweg_net::socket;
 
 /// The name of the socket for transactions in a volume's folder.

@@ -125,6 +125,8 @@ pub struct Service {
     config: Arc<Config>,
     seats: Arc<Semaphore>,
     stopped: watch::Receiver<bool>,
+    /// Of a service without a server: nothing stops it.
+    _stop: Option<Arc<watch::Sender<bool>>>,
 }
 
 /// A connection's share of [`Config::max_connections`].
@@ -139,7 +141,13 @@ impl Service {
     ) -> Service {
         let seats = Arc::new(Semaphore::new(config.max_connections.min(Semaphore::MAX_PERMITS)));
         let (env, manager, config) = (env.clone(), manager.clone(), Arc::new(config));
-        Service { env, manager, config, seats, stopped }
+        Service { env, manager, config, seats, stopped, _stop: None }
+    }
+
+    /// The transactions of `manager` without a socket, for connections that come another way.
+    pub fn without_socket(env: &Env, manager: &TransactionManager, config: Config) -> Service {
+        let (stop, stopped) = watch::channel(false);
+        Service { _stop: Some(Arc::new(stop)), ..Service::new(env, manager, config, stopped) }
     }
 
     fn seat(&self) -> Option<Seat> {

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
-    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention,
-    StoreError, Throttle, Version, Write, WriteList,
+    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations,
+    Retention, StoreError, Throttle, Version, Write, WriteList,
 };
 
 /// A requested change.
@@ -38,6 +38,9 @@ pub trait Around: std::fmt::Debug + Send + Sync + 'static {
 
     /// Runs after a change was applied, before it is acknowledged.
     async fn after_change(&self) {}
+
+    /// Runs when writes were applied as a version, before [`Around::after_change`].
+    fn applied(&self, _version: Version, _writes: &[Write]) {}
 
     /// Runs before a writer waits for its backpressure.
     async fn before_backpressure(&self) {}
@@ -117,9 +120,13 @@ impl<A: Around> BlockStore for Passing<A> {
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
         self.around.before_change(Change::Apply(&writes)).await?;
-        let applied = self.store.submit(writes, retention).await;
+        let applied = self.store.submit(writes.clone(), retention).await;
+        let applied = applied.map(Applied::into_parts);
+        if let Ok((version, ..)) = &applied {
+            self.around.applied(*version, &writes);
+        }
         self.around.after_change().await;
-        let (version, hold, backpressure) = applied?.into_parts();
+        let (version, hold, backpressure) = applied?;
         let throttle = Delayed { around: self.around.clone(), own: Mutex::new(Some(backpressure)) };
         Ok(Applied::new(version, hold, Backpressure::new(Arc::new(throttle), 0)))
     }
@@ -162,6 +169,10 @@ impl<A: Around> BlockStore for Passing<A> {
 
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         self.store.locate(lba, oldest, newest)
+    }
+
+    fn lineage(&self) -> Option<&dyn Lineage> {
+        self.store.lineage()
     }
 
     fn lapse_point(&self, most: usize) -> Option<Version> {

@@ -38,11 +38,24 @@ struct Written {
 
 /// What a session has seen.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+pub struct Seen {
     /// The version that wrote what was last read of each item.
     reads: BTreeMap<u64, Version>,
     /// The version of the last write to each item.
     writes: BTreeMap<u64, Version>,
+}
+
+impl Seen {
+    /// Notes that the session wrote `item` as `version`, and was told so.
+    pub fn wrote(&mut self, item: u64, version: Version) {
+        let newest = self.writes.entry(item).or_default();
+        *newest = version.max(*newest);
+    }
+
+    /// The newest version that it has read or written.
+    pub fn newest(&self) -> Version {
+        self.reads.values().chain(self.writes.values()).max().copied().unwrap_or_default()
+    }
 }
 
 /// Every write, and what sessions have seen of it.
@@ -72,8 +85,7 @@ impl SessionChecker {
 
     /// Notes that a session wrote `item` as `version`, and was told so.
     pub fn wrote(&mut self, session: u64, item: u64, version: Version) {
-        let newest = self.sessions.entry(session).or_default().writes.entry(item).or_default();
-        *newest = version.max(*newest);
+        self.sessions.entry(session).or_default().wrote(item, version);
     }
 
     /// Versions above `version` are lost for good: those that survive go on from there.
@@ -114,6 +126,17 @@ impl SessionChecker {
     /// What is wrong with it.
     pub fn check(&mut self, read: &Read) -> Result<(), String> {
         self.reads += 1;
+        let mut seen = self.sessions.remove(&read.session).unwrap_or_default();
+        let checked = self.check_after(&mut seen, read);
+        self.sessions.insert(read.session, seen);
+        checked
+    }
+
+    /// Checks a read of a session that has seen `seen`, and notes it there.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_after(&self, seen: &mut Seen, read: &Read) -> Result<(), String> {
         let wrong = |why: String| Err(format!("{why}: {read:?}"));
         let values = self.values(read.item);
         let valid = |(from, to, value): &&(Version, Version, Value)| {
@@ -126,8 +149,8 @@ impl SessionChecker {
             return wrong(format!("the value was valid from {from} to {to} alone"));
         }
         let later = values.iter().filter(|(since, ..)| since > from);
-        let replaced = self.versions.iter().find(|(version, _)| version > to).map(|(_, at)| *at);
-        let seen = self.sessions.entry(read.session).or_default();
+        let next = self.versions.partition_point(|(version, _)| version <= to);
+        let replaced = self.versions.get(next).map(|(_, at)| *at);
         let of =
             |marks: &BTreeMap<u64, Version>| marks.get(&read.item).copied().unwrap_or_default();
         let newest_of =

@@ -10,7 +10,8 @@ const CRATES: &[&[&str]] = &[
     &["env"],
     &["net", "store"],
     &["fs", "rados"],
-    &["cluster", "ipc"],
+    &["ipc"],
+    &["cluster"],
     &["nbd", "fuse", "capi", "python"],
     &["cli"],
 ];

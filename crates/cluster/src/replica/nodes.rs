@@ -133,7 +133,8 @@ impl Shared {
 
     /// The nodes that are connected, in the order in which a read asks them.
     fn order(&self, needs: &Needs, first: Version) -> Vec<Arc<Member>> {
-        let known = self.members.iter().filter_map(|it| Some((it.clone(), it.candidate()?)));
+        let volume = *self.volume.lock();
+        let known = self.members.iter().filter_map(|it| Some((it.clone(), it.candidate(volume)?)));
         let (members, candidates): (Vec<Arc<Member>>, Vec<Candidate>) = known.unzip();
         let progress = self.progress.lock();
         let order = choice::order(&candidates, needs, first, &progress, self.env.now());
@@ -157,14 +158,18 @@ impl Nodes {
         let members: Vec<Arc<Member>> = nodes.into_iter().map(member).collect();
         let connected = join_all(members.iter().map(|member| member.connect(None))).await;
         let standings: Vec<Standing> = connected.iter().flatten().copied().collect();
-        let Some(one) = standings.first() else {
+        if standings.is_empty() {
             let first = connected.into_iter().find_map(Result::err);
             return Err(first.unwrap_or_else(|| TxnError::Invalid("no node is named".to_owned())));
-        };
-        let volume = one.position.map(|position| position.volume);
-        let others = |it: &Standing| it.position.map(|position| position.volume) != volume;
-        if members.len() > 1 && (volume.is_none() || standings.iter().any(others)) {
+        }
+        let mut volumes = standings.iter().filter_map(|it| Some(it.position?.volume));
+        let volume = volumes.next();
+        if volumes.any(|other| Some(other) != volume) {
             let why = "the nodes do not have replicas of one volume";
+            return Err(TxnError::Invalid(why.to_owned()));
+        }
+        if members.len() > 1 && standings.iter().any(|it| it.is_primary && it.position.is_none()) {
+            let why = "the volume has no replicas: make one with `thalweg replica create`";
             return Err(TxnError::Invalid(why.to_owned()));
         }
         let blocks = members.iter().filter_map(|member| Some(member.volume()?.blocks())).max();

@@ -22,6 +22,8 @@ use thalweg_store::chain::{
 use thalweg_store::device::{DeviceRef, Geometry};
 use uuid::Uuid;
 
+use crate::clients::Desk;
+
 pub(crate) const BLOCKS: u64 = 600;
 const SEGMENT: u32 = 240;
 const SEGMENTS: u32 = 12;
@@ -53,6 +55,8 @@ pub(crate) struct Machine {
     replaces: Option<Host>,
     /// Answers that nodes of this cluster got: from which machine, and the term of the node that had asked.
     pub(crate) met: Arc<Mutex<Vec<(String, u32)>>>,
+    /// What it serves to clients.
+    pub(crate) desk: Option<Desk>,
     /// The process that runs.
     process: Option<(Node, Arc<Process>)>,
 }
@@ -140,7 +144,8 @@ impl Machine {
         Chain::create(env, parts(&devices), &create).await.unwrap();
         let env = env.clone();
         let (ack, replaces, met, process) = Default::default();
-        Machine { env, host, role, recorder, devices, room, ack, replaces, met, process }
+        let desk = None;
+        Machine { env, host, role, recorder, devices, room, ack, replaces, met, desk, process }
     }
 
     pub(crate) fn is_primary(&self) -> bool {
@@ -185,6 +190,7 @@ impl Machine {
             refused: Mutex::default(),
             trouble: Mutex::default(),
         };
+        let served = chain.clone();
         match self.role {
             Role::Primary => {
                 let patience = Duration::from_secs(1);
@@ -239,6 +245,9 @@ impl Machine {
                 env.spawn(following).detach();
                 self.process = Some((node, process));
             }
+        }
+        if let (Some(desk), Some((node, process))) = (&self.desk, &self.process) {
+            desk.open(node.env(), &self.host, &served, process.follower.as_ref());
         }
         Ok(())
     }

@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod acknowledged;
+mod clients;
 mod cluster;
 mod faults;
 mod full;
 mod nodes;
 mod primary_lies;
 mod records;
+mod services;
 mod split;
 mod staleness;
+mod truth;

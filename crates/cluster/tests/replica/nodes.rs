@@ -13,6 +13,7 @@ use thalweg_sim::net::{Host, LinkSpec, Network};
 use thalweg_store::block::{BlockStore, Lba, Version, Write};
 use uuid::Uuid;
 
+use crate::clients::Desk;
 use crate::cluster::{BLOCKS, Machine, Role};
 
 /// A sync that was acknowledged.
@@ -40,12 +41,23 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// The first machine is the primary, and the others follow it.
     pub(crate) async fn new(env: &Env, count: usize, ack: usize, room: Room) -> Nodes {
+        Nodes::with(env, (0..count).map(|_| None).collect(), ack, room).await
+    }
+
+    /// The same machines, which serve clients too.
+    pub(crate) async fn serving(env: &Env, desks: Vec<Desk>, ack: usize, room: Room) -> Nodes {
+        Nodes::with(env, desks.into_iter().map(Some).collect(), ack, room).await
+    }
+
+    async fn with(env: &Env, desks: Vec<Option<Desk>>, ack: usize, room: Room) -> Nodes {
         let network = Network::new(env, LinkSpec::of(Duration::from_millis(1)));
-        let mut machines = Vec::new();
-        for number in 0..count {
+        let (mut machines, count) = (Vec::new(), desks.len());
+        for (number, desk) in desks.into_iter().enumerate() {
             let host = network.host(&format!("machine{number}"));
             let role = if number == 0 { Role::Primary } else { Role::Follower };
-            machines.push(Machine::new(env, host, role, room).await);
+            let mut machine = Machine::new(env, host, role, room).await;
+            machine.desk = desk;
+            machines.push(machine);
         }
         let met = machines[0].met.clone();
         machines.iter_mut().for_each(|machine| (machine.ack, machine.met) = (ack, met.clone()));
@@ -107,6 +119,15 @@ impl Nodes {
         self.models[number] = model;
         assert!(self.start(number, number).await);
         self.check(number).await;
+    }
+
+    /// As [`Nodes::promote`], of machines that only clients write.
+    pub(crate) async fn promote_served(&mut self, number: usize, replaces: usize) {
+        self.machines[number].kill().await;
+        let old = self.host(replaces);
+        // It may have no whole state yet.
+        let promoted = self.machines[number].promote(&old).await.is_ok();
+        assert!(self.start(number, if promoted { number } else { replaces }).await);
     }
 
     /// Writes a transaction at a primary, unless it refuses, and begins to make it durable.

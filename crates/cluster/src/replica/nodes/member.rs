@@ -94,10 +94,14 @@ impl Member {
         state.volume.as_ref().and(state.standing)
     }
 
-    /// What the choice looks at; `None` while it is not connected.
-    pub(super) fn candidate(&self) -> Option<Candidate> {
+    /// What the choice looks at; `None` while it is not connected, or has nothing of `volume` yet.
+    pub(super) fn candidate(&self, of: Option<Uuid>) -> Option<Candidate> {
         let State { standing, expense, behind_until, volume, .. } = &*self.state.lock();
         volume.as_ref()?;
+        let found = standing.and_then(|standing| standing.position);
+        if found.map(|position| position.volume) != of {
+            return None;
+        }
         Some(Candidate { expense: *expense, standing: *standing, behind_until: *behind_until })
     }
 
@@ -165,8 +169,8 @@ impl Member {
         }
         let standing = self.ask().await?;
         let found = standing.position.map(|position| position.volume);
-        if volume.is_some_and(|volume| found != Some(volume)) {
-            let why = format!("{} has no replica of the volume", self.reach.name());
+        if found.is_some_and(|found| volume.is_some_and(|volume| found != volume)) {
+            let why = format!("{} has another volume", self.reach.name());
             self.lose(why.clone());
             return Err(TxnError::Invalid(why));
         }

@@ -18,7 +18,7 @@ use thalweg_sim::passing::Passing;
 use thalweg_sim::sessions::Read;
 use thalweg_store::block::{
     BLOCK_SIZE, BlockStore, BlockVersion, Epoch, EpochVersion, Keep, Lba, Position, Retained,
-    Version,
+    StoreError, Version,
 };
 use thalweg_store::chain::{Chain, Followed};
 use thalweg_store::stale::{Guarantee, Item, Needs, Session, Unserved, Upstream, Versioned};
@@ -351,12 +351,8 @@ fn is_expected(error: &TxnError) -> bool {
     match error {
         TxnError::Unserved(_) | TxnError::Disconnected(_) | TxnError::Gone(_) => true,
         TxnError::Preempted(_) | TxnError::Ended => true,
-        TxnError::Store(error) => {
-            let text = error.to_string();
-            ["first copy", "no version", "not kept", "fenced", "replaced", "replicas"]
-                .iter()
-                .any(|part| text.contains(part))
-        }
+        TxnError::Store(StoreError::Fenced(_) | StoreError::Gone(_)) => true,
+        TxnError::Store(StoreError::Invalid(why)) => why.contains("first copy"),
         _ => false,
     }
 }

@@ -116,19 +116,10 @@ impl Truth {
             };
             let (known, seen) = sessions.entry(session).or_default();
             let mut ways = self.ways(position, ended);
-            if let Some(seen_before) = *known {
-                let both: Vec<Uuid> =
-                    ways.iter().copied().filter(|way| self.leads_to(&seen_before, *way)).collect();
-                if !both.is_empty() {
-                    ways = both;
-                } else if let Event::Read(read, ..) = event
-                    && compares(read)
-                {
-                    return Err(format!(
-                        "it has seen {seen_before}, and reads {position}: {read:?}"
-                    ));
-                } else {
-                    *seen = Seen::default();
+            if let (Some(before), true) = (*known, compares(event)) {
+                ways.retain(|way| self.leads_to(&before, *way));
+                if ways.is_empty() {
+                    return Err(format!("it has seen {before}, and gets {position}: {event:?}"));
                 }
             }
             let newer = known.is_none_or(|known| position.version > known.version);
@@ -136,17 +127,22 @@ impl Truth {
             match event {
                 Event::Wrote { item, position, .. } => seen.wrote(*item, position.version),
                 Event::Read(read, ..) => {
-                    let mut checked = Err(format!("no way leads to {position}: {read:?}"));
+                    let mut wrong = vec![format!("{position}")];
                     for way in ways {
                         let checker = checkers.entry(way).or_insert_with(|| self.checker(way));
                         let mut after = seen.clone();
-                        checked = checker.check_after(&mut after, read);
-                        if checked.is_ok() {
-                            *seen = after;
-                            break;
+                        match checker.check_after(&mut after, read) {
+                            Ok(()) => {
+                                *seen = after;
+                                wrong.clear();
+                                break;
+                            }
+                            Err(why) => wrong.push(format!("on the way to {way}: {why}")),
                         }
                     }
-                    checked?;
+                    if !wrong.is_empty() {
+                        return Err(wrong.join("\n"));
+                    }
                 }
             }
         }
@@ -166,8 +162,13 @@ impl Truth {
     }
 }
 
-/// Whether a guarantee compares with what the session has seen.
-fn compares(read: &Read) -> bool {
-    let guarantee = &read.guarantee;
-    guarantee.read_my_writes || guarantee.monotonic_reads || guarantee.causal
+/// Whether an event is compared with what the session has seen.
+fn compares(event: &Event) -> bool {
+    match event {
+        // A write of any session goes on from all that it has seen.
+        Event::Wrote { .. } => true,
+        Event::Read(Read { guarantee, .. }, ..) => {
+            guarantee.read_my_writes || guarantee.monotonic_reads || guarantee.causal
+        }
+    }
 }

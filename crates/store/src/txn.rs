@@ -63,6 +63,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
+use uuid::Uuid;
 
 use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Position, Version, Write};
 use crate::stale::{Cost, Needs, Standing, VersionRange};
@@ -114,18 +115,18 @@ pub struct Begin {
     pub read_only: bool,
     /// It sees this version, which must be kept. Only for a read-only transaction.
     pub at: Option<EpochVersion>,
+    /// A volume that has gone another way than this state will not do.
+    pub after: Option<Position>,
 }
 
 impl Begin {
     /// With snapshot isolation.
     pub const SNAPSHOT: Begin =
-        Begin { isolation: Isolation::Snapshot, read_only: false, at: None };
+        Begin { isolation: Isolation::Snapshot, read_only: false, at: None, after: None };
     /// With strict serializability.
-    pub const STRICT: Begin =
-        Begin { isolation: Isolation::StrictSerializable, read_only: false, at: None };
+    pub const STRICT: Begin = Begin { isolation: Isolation::StrictSerializable, ..Begin::SNAPSHOT };
     /// Read-only.
-    pub const READ_ONLY: Begin =
-        Begin { isolation: Isolation::Snapshot, read_only: true, at: None };
+    pub const READ_ONLY: Begin = Begin { read_only: true, ..Begin::SNAPSHOT };
 
     /// Read-only, at a version that is kept.
     pub const fn at(version: EpochVersion) -> Begin {
@@ -158,7 +159,8 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`TxnError::TooMany`]: this process runs as many as it may. [`TxnError::Gone`]: the version is not kept.
-    /// [`TxnError::Invalid`]: a transaction on a given version that is not read-only.
+    /// [`TxnError::Invalid`]: a transaction on a given version that is not read-only. [`TxnError::Unserved`]: the volume is
+    /// not on the way of [`Begin::after`].
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError>;
 
     /// Continues a transaction that its former owner released, perhaps in another process.
@@ -288,6 +290,8 @@ pub struct Seen {
     pub age: Option<Duration>,
     /// The name of the oldest of these on every machine, if it has one.
     pub position: Option<Position>,
+    /// The timeline to which the volume's next version will belong, if it has one.
+    pub timeline: Option<Uuid>,
 }
 
 /// Blocks that one transaction of [`Transact::discard_run`] discards.
@@ -369,7 +373,7 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     async fn seen(&self) -> Result<Seen, TxnError> {
         let version = self.version().version;
         let range = VersionRange { low: version, up: version };
-        Ok(Seen { range, age: None, position: None })
+        Ok(Seen { range, age: None, position: None, timeline: None })
     }
 
     /// Ends the transaction: all of its writes become visible, or none. Returns the version that it became; the

@@ -116,7 +116,11 @@ impl Shared {
         let primary = self.primary().await?;
         let volume = primary.volume().ok_or_else(|| primary.unreached())?;
         match primary.call(call(volume)).await {
-            Err(TxnError::Disconnected(_) | TxnError::Store(StoreError::Fenced(_))) => {}
+            Err(
+                TxnError::Disconnected(_)
+                | TxnError::Store(StoreError::Fenced(_))
+                | TxnError::Unserved(_),
+            ) => {}
             answer => return answer,
         }
         self.ask_all().await;

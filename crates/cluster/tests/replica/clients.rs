@@ -24,14 +24,17 @@ use thalweg_store::chain::{Chain, Followed};
 use thalweg_store::stale::{Guarantee, Item, Needs, Session, Unserved, Upstream, Versioned};
 use thalweg_store::txn::{
     Begin, Contention, Handle, Options, Transact, Transaction, TransactionManager, TxnError,
-    read_for, write_block_for,
+    read_for, write_for,
 };
 
+use crate::cluster::BLOCKS;
 use crate::truth::{Event, SharedTruth, Witness, value};
 
 const PORT: u16 = 8495;
 /// Blocks that are written and read.
 const HOT: u64 = 24;
+/// Blocks that are written with each of them.
+const BESIDE: u64 = 20;
 
 /// The volume of a machine, for its clients.
 pub(crate) struct Desk {
@@ -332,8 +335,14 @@ impl Client {
         self.stamp += 1;
         let stamp = self.number << 32 | self.stamp;
         let content = Bytes::from(stamp.to_le_bytes().repeat(BLOCK_SIZE / 8));
+        // The blocks that are written beside it make the log go round, so that it is cleaned.
+        let beside = self.rng.random_range(HOT..BLOCKS - BESIDE);
         let (id, session) = &mut self.sessions[place];
-        let version = write_block_for(&*self.nodes, session, Lba(lba), Some(content)).await?;
+        let write = async |txn: Arc<dyn Transaction>| {
+            let mut all = (beside..beside + BESIDE).chain([lba]);
+            all.try_for_each(|lba| txn.write(Lba(lba), content.clone()))
+        };
+        let version = write_for(&*self.nodes, session, &item(lba), write).await?;
         let seen: Option<Position> = session.position();
         let position = Position { version, ..seen.unwrap() };
         self.truth.lock().events.push(Event::Wrote {
@@ -351,7 +360,7 @@ fn is_expected(error: &TxnError) -> bool {
     match error {
         TxnError::Unserved(_) | TxnError::Disconnected(_) | TxnError::Gone(_) => true,
         TxnError::Preempted(_) | TxnError::Ended => true,
-        TxnError::Store(StoreError::Fenced(_) | StoreError::Gone(_)) => true,
+        TxnError::Store(StoreError::Fenced(_) | StoreError::Gone(_) | StoreError::NoSpace) => true,
         TxnError::Store(StoreError::Invalid(why)) => why.contains("first copy"),
         _ => false,
     }

@@ -158,8 +158,10 @@ impl Machine {
 
     async fn open(&self, env: &Env) -> Result<Arc<Chain>, ChainError> {
         let follow = self.role == Role::Follower;
-        let options =
-            Options { follow, commit_interval: Duration::from_millis(50), ..Options::default() };
+        // Clients read more blocks than the cache holds.
+        let tail_cache_blocks = if self.desk.is_some() { 16 } else { 16 << 10 };
+        let commit_interval = Duration::from_millis(50);
+        let options = Options { follow, commit_interval, tail_cache_blocks, ..Options::default() };
         Ok(Arc::new(Chain::open(env, parts(&self.devices), options).await?.0))
     }
 

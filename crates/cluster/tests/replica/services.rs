@@ -116,6 +116,9 @@ fn life(seed: u64, turns: u64, mistake: Option<Mistake>) -> Truth {
         if let Some(number) = paused {
             nodes.machines[number].node().resume();
         }
+        for machine in nodes.machines.iter().filter(|machine| machine.runs()) {
+            truth.lock().cleaned += machine.process().chain.status().counts.segments_cleaned;
+        }
         for (_, client) in clients {
             assert_eq!(client.await, Some(()), "a client failed");
         }
@@ -128,10 +131,11 @@ type Reads = BTreeMap<String, u64>;
 
 /// Lives with these seeds, each checked, up to one after which every guarantee has `enough` reads.
 fn lives(seeds: impl Iterator<Item = u64>, enough: u64) -> Reads {
-    let mut reads = Reads::new();
+    let (mut reads, mut cleaned) = (Reads::new(), 0);
     for seed in seeds {
         let truth = life(seed, 40, None);
         truth.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        cleaned += truth.cleaned;
         for (guarantee, count) in truth.reads() {
             *reads.entry(guarantee).or_default() += count;
         }
@@ -139,6 +143,8 @@ fn lives(seeds: impl Iterator<Item = u64>, enough: u64) -> Reads {
             break;
         }
     }
+    assert!(cleaned > 0, "no log was cleaned");
+    println!("{cleaned} segments cleaned");
     reads
 }
 

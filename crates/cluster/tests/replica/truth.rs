@@ -30,6 +30,8 @@ pub(crate) struct Truth {
     /// The timelines up to each one, and by when it had begun.
     lineages: HashMap<Uuid, (Vec<Timeline>, Time)>,
     pub(crate) events: Vec<Event>,
+    /// Segments that cleaning went through, as far as processes that ran to the end counted them.
+    pub(crate) cleaned: u64,
 }
 
 pub(crate) type SharedTruth = Arc<Mutex<Truth>>;

@@ -1,6 +1,7 @@
 //! How stores are told apart that hold the same volume: by positions in one history.
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
 use super::{Position, StoreError, Version};
 
@@ -23,6 +24,9 @@ pub trait Lineage: Send + Sync {
     /// The name of a version on any machine; `None` for one older than the history, and for a volume that nothing has
     /// followed yet.
     fn position_of(&self, version: Version) -> Option<Position>;
+
+    /// The timeline to which the next version will belong, if the store takes writes.
+    fn timeline(&self) -> Option<Uuid>;
 
     /// How a position relates to the store.
     fn relation(&self, position: Position) -> Relation;

@@ -1,6 +1,7 @@
 //! The chain among its replicas.
 
 use async_trait::async_trait;
+use uuid::Uuid;
 
 use super::Chain;
 use super::followed::BEFORE_COPY;
@@ -10,6 +11,10 @@ use crate::block::{Lineage, Position, Relation, StoreError, Version};
 impl Lineage for Chain {
     fn position_of(&self, version: Version) -> Option<Position> {
         Chain::position_of(self, version)
+    }
+
+    fn timeline(&self) -> Option<Uuid> {
+        self.inner.state.lock().label.history.timelines().last().map(|timeline| timeline.id)
     }
 
     fn relation(&self, position: Position) -> Relation {

@@ -175,7 +175,7 @@ impl Needs {
     }
 
     /// Versions are compared with those of a node only if both are of one history.
-    fn check_way(&self, node: &Node) -> Result<(), Unserved> {
+    pub(super) fn check_way(&self, node: &Node) -> Result<(), Unserved> {
         let (Some(after), Some(relation)) = (self.after, node.relation) else { return Ok(()) };
         match relation {
             Relation::Past | Relation::Future => Ok(()),

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::Env;
+use uuid::Uuid;
 
 use super::choose::{self, BUDGET};
 use super::{
-    Cost, CostModel, Costs, Item, Needs, Node, Session, StaleError, Standing, Upstream,
+    Cost, CostModel, Costs, Item, Needs, Node, Session, StaleError, Standing, Unserved, Upstream,
     VersionRange,
 };
 use crate::block::{
@@ -112,6 +113,20 @@ impl Versioned {
             is_primary: self.is_primary(),
             age,
         }
+    }
+
+    /// The timeline to which the next version will belong, if there is one.
+    pub fn timeline(&self) -> Option<Uuid> {
+        self.store.lineage()?.timeline()
+    }
+
+    /// Checks that it has not gone another way than a state that a session has seen.
+    ///
+    /// # Errors
+    /// [`Unserved::Apart`]; [`Unserved::Behind`] when it may not have heard of that way yet.
+    pub fn check_way(&self, after: Position) -> Result<(), Unserved> {
+        let needs = Needs { after: Some(after), ..Needs::default() };
+        needs.check_way(&self.node(&needs))
     }
 
     /// The name of a version on every machine; `None` where it has none.

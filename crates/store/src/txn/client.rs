@@ -48,6 +48,9 @@ impl Client {
     /// See [`Transact::begin`].
     pub(super) async fn start(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
         let (inner, owner) = (&self.shared.inner, self.shared.owner);
+        if let Some(after) = begin.after {
+            inner.versions.check_way(after)?;
+        }
         let enter = |snapshot| {
             let limits = (inner.tick(), inner.options.max_running);
             inner.registry.lock().add(owner, begin, snapshot, limits)

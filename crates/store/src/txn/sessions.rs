@@ -1,14 +1,13 @@
 //! Reads and writes for sessions, on a volume in this process, behind a socket, or on several nodes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future;
 
 use super::{Begin, Durability, Retry, Transact, Transaction, TxnError, run_versioned};
-use crate::block::{Lba, Position, StoreError, Version};
-use crate::stale::{Got, Item, Session, Unserved};
+use crate::block::{Lba, Position, Version};
+use crate::stale::{Got, Item, Session};
 
 /// Attempts to read when a connection is lost: with several nodes the next one is at another node.
 const ATTEMPTS: usize = 4;
@@ -66,39 +65,20 @@ where
     E: Retry,
     Work: Future<Output = Result<(), E>>,
 {
-    let seen = &*session;
+    let (guarded, begin) = (&*session, Begin { after: session.position(), ..Begin::STRICT });
     let work = async |txn: Arc<dyn Transaction>| {
-        seen.may_write(txn.version().version).map_err(|why| E::from(why.into()))?;
+        guarded.may_write(txn.version().version).map_err(|why| E::from(why.into()))?;
         // Beside the work, so that it takes no round trip of its own.
-        let way = async { same_way(volume, seen.position()).await.map_err(E::from) };
-        future::try_join(way, write(txn)).await.map(|(position, ())| position)
+        let seen = async { txn.seen().await.map_err(E::from) };
+        future::try_join(seen, write(txn.clone())).await.map(|(seen, ())| seen)
     };
-    let (position, version) =
-        run_versioned(volume, Begin::STRICT, Durability::Synced, work).await?;
+    let (seen, version) = run_versioned(volume, begin, Durability::Synced, work).await?;
     let version = version.version;
-    // A timeline ends with its process, so the commit is on the one that was the newest before it.
-    session.has_written(item, version, position.map(|position| Position { version, ..position }));
+    // A timeline ends with its process: the commit is on the one of the transaction.
+    let position = seen.position.zip(seen.timeline);
+    let position = position.map(|(at, timeline)| Position { version, timeline, ..at });
+    session.has_written(item, version, position);
     Ok(version)
-}
-
-/// Checks that a volume has all that a session has seen, up to `seen`; returns the name of the newest version.
-async fn same_way(
-    volume: &dyn Transact,
-    seen: Option<Position>,
-) -> Result<Option<Position>, TxnError> {
-    let position = volume.position().await?;
-    let Some(seen) = seen else { return Ok(position) };
-    if position.is_some_and(|position| position.timeline == seen.timeline) {
-        return Ok(position);
-    }
-    match volume.reached(seen, Some(Duration::ZERO)).await {
-        Ok(true) => Ok(position),
-        Ok(false) => Err(Unserved::Behind(seen.version).into()),
-        Err(TxnError::Store(StoreError::Invalid(_)) | TxnError::Invalid(_)) => {
-            Err(Unserved::Apart(seen.version).into())
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// Reads a block for a session: the cheapest content that its guarantee allows. A block without a content reads as zeros.

@@ -16,9 +16,10 @@ use super::counts::Counts;
 use super::inner::Inner;
 use super::order::Snapshot;
 use super::running::{Phase, Running, Work};
-use super::{Durability, Handle, Transaction, TxnError};
+use super::{Durability, Handle, Seen, Transaction, TxnError};
 use crate::block::{BLOCK_SIZE, Backpressure, Class, EpochVersion, Lba, Version};
 use crate::device::AlignedBuf;
+use crate::stale::VersionRange;
 
 /// Reads are charged too: recording this many takes as much memory as one written block.
 const READS_PER_WRITE: usize = 64;
@@ -251,6 +252,13 @@ impl Transaction for LocalTransaction {
 
     fn version(&self) -> EpochVersion {
         self.inner.store.name(self.running.version)
+    }
+
+    async fn seen(&self) -> Result<Seen, TxnError> {
+        let (version, versions) = (self.running.version, &self.inner.versions);
+        let range = VersionRange { low: version, up: version };
+        let (position, timeline) = (versions.position_of(version), versions.timeline());
+        Ok(Seen { range, age: None, position, timeline })
     }
 
     async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {

@@ -75,7 +75,12 @@ impl Reader for LocalView {
 
     async fn seen(&self) -> Result<Seen, TxnError> {
         let (range, versions) = (self.view.range(), self.versions());
-        Ok(Seen { range, age: versions.age(range.up), position: versions.position_of(range.low) })
+        Ok(Seen {
+            range,
+            age: versions.age(range.up),
+            position: versions.position_of(range.low),
+            timeline: versions.timeline(),
+        })
     }
 
     async fn commit(&self, durability: Durability) -> Result<EpochVersion, TxnError> {

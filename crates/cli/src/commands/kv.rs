@@ -41,7 +41,8 @@ const BATCH_BLOCKS: usize = 64;
 /// keys and values are strings, or {"hex": "…"} where they are not UTF-8.
 #[derive(Debug, Args)]
 pub(crate) struct Kv {
-    /// The volume's folder, or the device of one that is updated in place, or thalweg://HOST:PORT/NAME
+    /// The volume's folder, or the device of one that is updated in place, or thalweg://HOST:PORT/NAME; of a volume with
+    /// replicas several, with commas between them: writes go to the primary, and reads with --read to the cheapest
     volume: String,
     #[command(flatten)]
     journal: JournalDev,

@@ -5,6 +5,7 @@
 //! one is asked. What a client believes of a node only costs time when it is wrong: the node itself compares the needs with
 //! the versions that it has.
 
+mod address;
 mod choice;
 mod member;
 
@@ -21,6 +22,7 @@ use thalweg_store::stale::{Cost, Needs, Standing, Unserved, VersionRange};
 use thalweg_store::txn::{Begin, Contention, Handle, Reading, Transact, Transaction, TxnError};
 use uuid::Uuid;
 
+pub use self::address::node_at;
 use self::choice::{Candidate, Progress};
 use self::member::Member;
 pub use self::member::{NodeStatus, Reach};

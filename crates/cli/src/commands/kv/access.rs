@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use thalweg_cluster::replica::nodes::{Nodes, NodesOptions, Reach, node_at};
 use thalweg_env::Env;
 use thalweg_ipc::{Connection, Remote};
 use thalweg_net::keys::Home;
@@ -16,6 +17,12 @@ use crate::progress::Silent;
 use crate::request::{Answer, Request};
 use crate::target::Target;
 use crate::volume::opened::Opened;
+
+/// The nodes of a volume, if several are named, with commas between them.
+fn several(volume: &str) -> Option<Vec<&str>> {
+    let is_one = !volume.contains(',') || Path::new(volume).exists();
+    (!is_one).then(|| volume.split(',').collect())
+}
 
 /// A volume, through its server or open in this process.
 pub(super) struct Access {
@@ -33,6 +40,9 @@ impl Access {
         journal: Option<&Path>,
         only_reads: bool,
     ) -> Outcome<Access> {
+        if let Some(nodes) = several(volume) {
+            return Access::at_nodes(env, &nodes, journal).await;
+        }
         if let Some(remote) = Remote::of(volume) {
             return Access::over_network(env, remote?, journal).await;
         }
@@ -61,6 +71,25 @@ impl Access {
         }
         let connection = remote.connect(env, &Home::of_user()).await?;
         Ok(Access { volume: Arc::new(connection), target: None, opened: None })
+    }
+
+    /// Connects to a primary and its replicas.
+    async fn at_nodes(env: &Env, nodes: &[&str], journal: Option<&Path>) -> Outcome<Access> {
+        if journal.is_some() {
+            return Err(Failure::new("a volume on several nodes has a server for each")
+                .help("name its journal device with `thalweg serve --journal-dev`"));
+        }
+        let home = Home::of_user();
+        let reach = |node: &&str| -> Outcome<Box<dyn Reach>> {
+            let place = match Remote::of(node) {
+                Some(_) => (*node).to_owned(),
+                None => Target::volume(node)?.folder.display().to_string(),
+            };
+            Ok(node_at(env, &home, &place)?)
+        };
+        let reached = nodes.iter().map(reach).collect::<Outcome<Vec<_>>>()?;
+        let nodes = Nodes::connect(env, reached, NodesOptions::default()).await?;
+        Ok(Access { volume: Arc::new(nodes), target: None, opened: None })
     }
 
     /// Refuses to drop a partition of a filesystem that is mounted.

@@ -22,9 +22,12 @@ pub(super) fn load(file: &Path, guarantee: Guarantee) -> Outcome<Session> {
     Ok(Session::resumed(guarantee, &token))
 }
 
-/// Saves a session, with all that it has seen durable: a crash of the volume cannot take it back.
+/// Saves a session. Where a state has no name, all that the session has seen is made durable: a crash that took it back
+/// would go unnoticed.
 pub(super) async fn save(file: &Path, volume: &dyn Transact, session: &Session) -> Outcome<()> {
-    volume.sync().await?;
+    if session.position().is_none() {
+        volume.sync().await?;
+    }
     let new = file.with_extension("new");
     let write = || {
         std::fs::write(&new, format!("{}\n", session.token()))?;

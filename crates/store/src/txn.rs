@@ -63,7 +63,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::HashSet;
-use uuid::Uuid;
 
 use crate::block::{BlockVersion, Class, Epoch, EpochVersion, Lba, Position, Version, Write};
 use crate::stale::{Cost, Needs, Standing, VersionRange};
@@ -77,7 +76,7 @@ pub use manager::TransactionManager;
 #[cfg(feature = "seeded-bugs")]
 pub use options::Bug;
 pub use options::Options;
-pub use reading::{Reader, Reading};
+pub use reading::{Reader, Reading, Seen};
 pub use sessions::{read_block_for, read_for, write_block_for, write_for};
 
 /// What concurrent transactions may see of each other (B.1).
@@ -279,19 +278,6 @@ fn no_replicas(position: Position) -> TxnError {
 
 fn no_views() -> TxnError {
     TxnError::Invalid("the costs of this volume's versions are not known here".to_owned())
-}
-
-/// What the reads of a transaction are of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Seen {
-    /// The versions whose state all of them are of.
-    pub range: VersionRange,
-    /// How long ago the newest of these was replaced, at most; `None` when that is not known.
-    pub age: Option<Duration>,
-    /// The name of the oldest of these on every machine, if it has one.
-    pub position: Option<Position>,
-    /// The timeline to which the volume's next version will belong, if it has one.
-    pub timeline: Option<Uuid>,
 }
 
 /// Blocks that one transaction of [`Transact::discard_run`] discards.

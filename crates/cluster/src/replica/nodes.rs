@@ -2,7 +2,7 @@
 //!
 //! Writes, and transactions that need the newest state, go to the primary. A read with needs goes to the node at which it is
 //! expected to take the least time, of those that are believed to serve it; a node that cannot serve it says so, and the next
-//! one is asked. What a client believes of a node only costs time when it is wrong: the node itself compares the needs with
+//! one is asked. A wrong belief of a client only costs time: the node itself compares the needs with
 //! the versions that it has.
 
 mod address;

@@ -192,7 +192,6 @@ impl Machine {
             refused: Mutex::default(),
             trouble: Mutex::default(),
         };
-        let served = chain.clone();
         match self.role {
             Role::Primary => {
                 let patience = Duration::from_secs(1);
@@ -248,10 +247,14 @@ impl Machine {
                 self.process = Some((node, process));
             }
         }
-        if let (Some(desk), Some((node, process))) = (&self.desk, &self.process) {
-            desk.open(node.env(), &self.host, &served, process.follower.as_ref());
-        }
+        self.open_desk();
         Ok(())
+    }
+
+    fn open_desk(&self) {
+        if let (Some(desk), Some((node, process))) = (&self.desk, &self.process) {
+            desk.open(node.env(), &self.host, &process.chain, process.follower.as_ref());
+        }
     }
 
     /// The way to the service of another machine.

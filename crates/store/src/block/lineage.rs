@@ -18,7 +18,7 @@ pub enum Relation {
     Strange,
 }
 
-/// The history of a store that others may follow, and its rank among them.
+/// The history of a store that replicas may follow, and its rank among them.
 #[async_trait]
 pub trait Lineage: Send + Sync {
     /// The name of a version on any machine; `None` for one older than the history, and for a volume that nothing has

@@ -9,7 +9,6 @@ mod entry;
 pub mod growth;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use async_recursion::async_recursion;
 use bytes::Bytes;
@@ -27,10 +26,10 @@ use super::format::{
 };
 use super::page::Page;
 use super::partition::{NewPartition, Partition, Run};
+use super::versions::newest;
 use super::work::Work;
-use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version};
-use crate::stale::Needs;
-use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, TxnError, run};
+use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
+use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
 
 /// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems
 /// leave their first blocks alone.
@@ -236,17 +235,6 @@ pub async fn repair(volume: &dyn Transact) -> Result<Vec<u64>, TreeError> {
         Ok(catalogue.damaged)
     })
     .await
-}
-
-/// The newest state that can be reached: of a volume on several nodes, without its primary, that of another node.
-///
-/// # Errors
-/// Those of the volume.
-pub(super) async fn newest(volume: &dyn Transact) -> Result<Arc<dyn Transaction>, TxnError> {
-    match volume.begin(Begin::READ_ONLY).await {
-        Err(TxnError::Unserved(_)) => volume.view(&Needs::default(), Version(0)).await,
-        begun => begun,
-    }
 }
 
 /// The partition of that name.

@@ -25,6 +25,7 @@ use super::read_view::ReadViews;
 use super::salvage::{self, Salvage};
 use super::scan::Scan;
 use super::value::Pair;
+use super::versions::newest;
 use super::work::Work;
 use super::working_set::{WorkingSet, check};
 use crate::block::Version;
@@ -59,7 +60,7 @@ impl Store {
         name: &str,
     ) -> Result<Store, TreeError> {
         let store = Store::find(env, volume, name).await?;
-        let txn = catalogue::newest(&*store.volume).await?;
+        let txn = newest(&*store.volume).await?;
         store.work(&*txn).verify_store().await?;
         Ok(store)
     }

@@ -14,7 +14,7 @@ use super::{Store, TreeError};
 use crate::block::{EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
 use crate::txn::{
-    Durability, Reader, Reading, Seen, Transact, Transaction, TxnError, read_for, write_for,
+    Begin, Durability, Reader, Reading, Seen, Transact, Transaction, TxnError, read_for, write_for,
 };
 
 impl Store {
@@ -117,6 +117,17 @@ impl Store {
         let value = value.into();
         let write = async |txn: Arc<dyn Transaction>| self.put_in(&*txn, key, value.clone()).await;
         write_for(&**self.volume(), session, &Item::Key(key.into()), write).await
+    }
+}
+
+/// The newest state that can be reached: of a volume on several nodes, without its primary, that of another node.
+///
+/// # Errors
+/// Those of the volume.
+pub(super) async fn newest(volume: &dyn Transact) -> Result<Arc<dyn Transaction>, TxnError> {
+    match volume.begin(Begin::READ_ONLY).await {
+        Err(TxnError::Unserved(_)) => volume.view(&Needs::default(), Version(0)).await,
+        begun => begun,
     }
 }
 

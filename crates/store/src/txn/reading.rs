@@ -2,12 +2,28 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use uuid::Uuid;
 
-use super::{Durability, Handle, Seen, Transaction, TxnError};
-use crate::block::{Class, EpochVersion, Lba, StoreError};
+use super::{Durability, Handle, Transaction, TxnError};
+use crate::block::{Class, EpochVersion, Lba, Position, StoreError};
+use crate::stale::VersionRange;
+
+/// What the reads of a transaction are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Seen {
+    /// The versions whose state all of them are of.
+    pub range: VersionRange,
+    /// How long ago the newest of these was replaced, at most; `None` when that is not known.
+    pub age: Option<Duration>,
+    /// The name of the oldest of these on every machine, if it has one.
+    pub position: Option<Position>,
+    /// The timeline to which the volume's next version will belong, if it has one.
+    pub timeline: Option<Uuid>,
+}
 
 /// What reads blocks of one state. [`Reading`] makes a transaction of it.
 #[async_trait]

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Durability, Handle, Seen, Transaction, TxnError};
-use crate::block::{Class, EpochVersion, Lba, StoreError};
+use crate::block::{Class, EpochVersion, Lba};
 
 /// What reads blocks of one state. [`Reading`] makes a transaction of it.
 #[async_trait]
@@ -47,6 +47,10 @@ pub trait Reader: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Reading<R>(pub R);
 
+fn for_reading() -> TxnError {
+    TxnError::Invalid("the transaction is for reading".to_owned())
+}
+
 #[async_trait]
 impl<R: Reader> Transaction for Reading<R> {
     fn blocks(&self) -> u64 {
@@ -58,11 +62,11 @@ impl<R: Reader> Transaction for Reading<R> {
     }
 
     fn write_as(&self, _lba: Lba, _content: Bytes, _class: Class) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
+        Err(for_reading())
     }
 
     fn discard(&self, _lba: Lba) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
+        Err(for_reading())
     }
 
     /// Without effect, as in every read-only transaction.

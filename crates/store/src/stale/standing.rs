@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use uuid::Uuid;
+
 use crate::block::{Position, Version};
 
 /// What a node is, and how far it has come.
@@ -11,6 +13,8 @@ pub struct Standing {
     pub newest: Version,
     /// The name of that version; `None` for a volume that nothing has followed yet.
     pub position: Option<Position>,
+    /// The timeline of its next version, which may be the first one of it.
+    pub timeline: Option<Uuid>,
     /// The newest version that a crash cannot take back.
     pub durable: Version,
     /// Number of promotions up to the primary that it is, or follows.

@@ -107,6 +107,7 @@ impl Versioned {
         Standing {
             newest,
             position: self.position_of(newest),
+            timeline: self.position_of(Version(u64::MAX)).map(|next| next.timeline),
             durable: self.durable().min(newest),
             term: self.store.lineage().map_or(0, Lineage::term),
             is_primary: self.is_primary(),

@@ -71,28 +71,31 @@ where
         seen.may_write(txn.version().version).map_err(|why| E::from(why.into()))?;
         // Beside the work, so that it takes no round trip of its own.
         let way = async { same_way(volume, seen.position()).await.map_err(E::from) };
-        future::try_join(way, write(txn)).await.map(|(position, ())| position)
+        future::try_join(way, write(txn)).await.map(|(next, ())| next)
     };
-    let (position, version) =
-        run_versioned(volume, Begin::STRICT, Durability::Synced, work).await?;
+    let (next, version) = run_versioned(volume, Begin::STRICT, Durability::Synced, work).await?;
     let version = version.version;
-    // A timeline ends with its process, so the commit is on the one that was the newest before it.
-    session.has_written(item, version, position.map(|position| Position { version, ..position }));
+    // A timeline ends with its process, as the transaction does.
+    session.has_written(item, version, next.map(|next| Position { version, ..next }));
     Ok(version)
 }
 
-/// Checks that a volume has all that a session has seen, up to `seen`; returns the name of the newest version.
+/// Checks that a volume has all that a session has seen, up to `seen`; returns the name of the next version, but for its
+/// number.
 async fn same_way(
     volume: &dyn Transact,
     seen: Option<Position>,
 ) -> Result<Option<Position>, TxnError> {
-    let position = volume.position().await?;
-    let Some(seen) = seen else { return Ok(position) };
+    let standing = volume.standing().await?;
+    let position = standing.position;
+    let next = position.zip(standing.timeline);
+    let next = next.map(|(position, timeline)| Position { timeline, ..position });
+    let Some(seen) = seen else { return Ok(next) };
     if position.is_some_and(|position| position.timeline == seen.timeline) {
-        return Ok(position);
+        return Ok(next);
     }
     match volume.reached(seen, Some(Duration::ZERO)).await {
-        Ok(true) => Ok(position),
+        Ok(true) => Ok(next),
         Ok(false) => Err(Unserved::Behind(seen.version).into()),
         Err(TxnError::Store(StoreError::Invalid(_)) | TxnError::Invalid(_)) => {
             Err(Unserved::Apart(seen.version).into())

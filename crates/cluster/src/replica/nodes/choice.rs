@@ -158,6 +158,7 @@ mod tests {
         let standing = Standing {
             newest: Version(newest),
             position: None,
+            timeline: None,
             durable: Version(newest),
             term: 0,
             is_primary,

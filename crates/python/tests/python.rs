@@ -129,9 +129,24 @@ fn check_sessions(python: &Path, volume: &str) {
     let after = format!(
         "{program}\n\
          assert got.value == b'1815' and got.versions[0] == written, got\n\
-         assert got.guarantee == 'read-my-writes' and got.age == 0, got\n"
+         assert got.guarantee == 'read-my-writes' and got.age == 0, got\n\
+         print(saved)\n"
     );
-    good(Command::new(python).args(["-c", &after]));
+    let output = Command::new(python).args(["-c", &after]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let saved = printed.lines().last().unwrap();
+    // Another process, which opens the volume anew.
+    let resumed = format!(
+        "import thalweg\n\
+         session = thalweg.Session('causal', {saved:?})\n\
+         with thalweg.open({volume:?}) as volume:\n    \
+         users = volume.btree('users')\n    \
+         assert users.get_for(session, b'alice').value == b'1815'\n    \
+         users.put_for(session, b'alice', b'1852')\n    \
+         assert users.get_for(session, b'alice').value == b'1852'\n"
+    );
+    good(Command::new(python).args(["-c", &resumed]));
 }
 
 /// The programs in a document, which open a volume under /srv.

@@ -433,8 +433,8 @@ struct tw_session *tw_session_resume(const char *guarantee,
                                      const char *text);
 
 /*
- Saves a session as `text`, which has TW_SESSION_TEXT bytes, for tw_session_resume(). What the session has seen of the
- volume is durable then: a crash does not take it back.
+ Saves a session as `text`, which has TW_SESSION_TEXT bytes, for tw_session_resume(). The volume makes durable what
+ the session has seen of it: a crash does not take that back.
  */
 int tw_session_save(const struct tw_volume *volume,
                     const struct tw_session *session,

@@ -118,8 +118,8 @@ pub unsafe extern "C" fn tw_session_resume(
     made(|| unsafe { Ok(SessionCell::resumed(&given(guarantee)?, &given(text)?)?) })
 }
 
-/// Saves a session as `text`, which has TW_SESSION_TEXT bytes, for tw_session_resume(). What the session has seen of the
-/// volume is durable then: a crash does not take it back.
+/// Saves a session as `text`, which has TW_SESSION_TEXT bytes, for tw_session_resume(). The volume makes durable what
+/// the session has seen of it: a crash does not take that back.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_session_save(
     volume: *const tw_volume,

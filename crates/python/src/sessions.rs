@@ -89,8 +89,8 @@ impl Session {
         &self.guarantee
     }
 
-    /// Saves it as text, for another process or a later one: `thalweg.Session(guarantee, saved)`. What it has seen of
-    /// the volume is durable then: a crash does not take it back.
+    /// Saves it as text, for another process or a later one: `thalweg.Session(guarantee, saved)`. The volume makes
+    /// durable what the session has seen of it: a crash does not take that back.
     fn save(&self, py: Python<'_>, volume: &Volume) -> PyResult<String> {
         let volume = volume.shared.get()?;
         let saved = self.run(py, txn_error, |session| volume.save_session(session))?;

@@ -76,8 +76,8 @@ impl Volume {
         }
     }
 
-    /// A text for [`SessionCell::resumed`]. All that the session has seen is durable when this returns, so that a crash of
-    /// the volume does not take it back.
+    /// A text for [`SessionCell::resumed`]. The volume makes durable what the session has seen, so that a crash does not
+    /// take it back.
     ///
     /// # Errors
     /// As [`Transact::sync`](thalweg_store::txn::Transact::sync).

@@ -30,6 +30,15 @@
  *   -EIO        a device failed, or too few replicas have a change that is durable here
  *   -ENODATA    the volume has had no replica, and so has no position
  *
+ * of reads and writes for sessions, and of old versions:
+ *
+ *   -ENODATA    the volume does not have the version yet: ask another node, or wait
+ *   -EREMOTE    only the primary can give the guarantee: ask it
+ *   -ETIME      the volume, a replica, may be older than the bound: ask another node
+ *   -EREMCHG    the volume has gone another way than the session saw it: begin a new session
+ *   -ESTALE     the version is not kept any more
+ *   -EBUSY      another thread uses the session
+ *
  * and of partitions, key-value stores among them:
  *
  *   -ENOENT        no partition has this name
@@ -77,6 +86,16 @@
 #define TW_POSITION_TEXT 95
 
 /*
+ Bytes that the text of any session takes, with the zero at its end.
+ */
+#define TW_SESSION_TEXT 137
+
+/*
+ Bytes that the text of any guarantee takes, with the zero at its end.
+ */
+#define TW_GUARANTEE_TEXT 144
+
+/*
  A B-tree: keys have an order.
  */
 #define TW_KV_BTREE 0
@@ -108,6 +127,12 @@ typedef struct tw_kv_iter tw_kv_iter;
 typedef struct tw_raw tw_raw;
 
 /*
+ What a client has read and written, and what it needs of its next reads. It belongs to one thread at a time: calls of
+ another one fail with -EBUSY while a call uses it. It is of no volume, and can be used with a replica too.
+ */
+typedef struct tw_session tw_session;
+
+/*
  An open volume.
  */
 typedef struct tw_volume tw_volume;
@@ -136,6 +161,56 @@ typedef struct tw_version {
    */
   uint64_t version;
 } tw_version;
+
+/*
+ What a read for a session has got. Versions are those that tw_version has in `version`.
+ */
+typedef struct tw_got {
+  /*
+   The oldest version that has the content.
+   */
+  uint64_t oldest;
+  /*
+   The newest one that is known to have it. The versions in between have it too.
+   */
+  uint64_t newest;
+  /*
+   How long ago it was replaced, in nanoseconds: at most. 0 when it is the newest, -1 when that is not known.
+   */
+  int64_t age_ns;
+  /*
+   The guarantee that it meets, as in "read-my-writes,bounded=5s".
+   */
+  char guarantee[TW_GUARANTEE_TEXT];
+} tw_got;
+
+/*
+ Versions from `oldest` to `newest`, as tw_version has them in `version`.
+ */
+typedef struct tw_range {
+  /*
+   The oldest.
+   */
+  uint64_t oldest;
+  /*
+   The newest.
+   */
+  uint64_t newest;
+} tw_range;
+
+/*
+ A content of a block that can be read.
+ */
+typedef struct tw_content {
+  /*
+   The versions that have it.
+   */
+  struct tw_range versions;
+  /*
+   What it costs to read, as tw_cost() says.
+   */
+  int64_t cost;
+} tw_content;
 
 /*
  Content that a block has in some of the versions that can be read.
@@ -341,6 +416,213 @@ int tw_raw_mark_accessed(const struct tw_raw *raw, uint64_t block, uint32_t star
  Asks for a block of a raw partition to be kept in memory. A hint.
  */
 int tw_raw_please_cache(const struct tw_raw *raw, uint64_t block);
+
+/*
+ Makes a session with a guarantee, as in "read-my-writes,bounded=5s": one or several of strong, eventual,
+ read-my-writes, monotonic-reads, monotonic-writes, writes-follow-reads, causal, bounded=TIME, updates=NUMBER, or at=VERSION
+ alone. Null when there is no such guarantee or it contradicts itself; tw_errno() is EINVAL then, and tw_error() says
+ why.
+ */
+struct tw_session *tw_session_new(const char *guarantee);
+
+/*
+ Makes a session that goes on where another one was when it was saved as `text`, in this process or elsewhere. Null as
+ tw_session_new(), and when the text is of no session.
+ */
+struct tw_session *tw_session_resume(const char *guarantee,
+                                     const char *text);
+
+/*
+ Saves a session as `text`, which has TW_SESSION_TEXT bytes, for tw_session_resume(). The volume makes durable what
+ the session has seen of it: a crash does not take that back.
+ */
+int tw_session_save(const struct tw_volume *volume,
+                    const struct tw_session *session,
+                    char *text);
+
+/*
+ Closes a session. Null is ignored. No thread may be in a call with it.
+ */
+void tw_session_close(struct tw_session *session);
+
+/*
+ Reads a block of the volume into `buffer`, which has TW_BLOCK_SIZE bytes: the cheapest content that the session's
+ guarantee allows. `got` becomes what that is. The read is a transaction of its own: inside of a transaction of this
+ thread it fails with -EINVAL, as all calls for sessions. Where this volume cannot give the guarantee it fails with
+ -ENODATA, -EREMOTE, -ETIME or -EREMCHG.
+ */
+int tw_read_for(const struct tw_volume *volume,
+                const struct tw_session *session,
+                uint64_t block,
+                void *buffer,
+                struct tw_got *got);
+
+/*
+ Writes a block for a session, from `buffer`, which has TW_BLOCK_SIZE bytes; durable when the call returns. `version`
+ becomes the version of the write. Fails with -EINVAL on a volume with partitions, as tw_write(), and with -ENODATA when
+ the guarantee orders it after something that the volume does not have yet.
+ */
+int tw_write_for(const struct tw_volume *volume,
+                 const struct tw_session *session,
+                 uint64_t block,
+                 const void *buffer,
+                 uint64_t *version);
+
+/*
+ Discards a block for a session, as tw_write_for().
+ */
+int tw_discard_for(const struct tw_volume *volume,
+                   const struct tw_session *session,
+                   uint64_t block,
+                   uint64_t *version);
+
+/*
+ As tw_read_for(), of a raw partition.
+ */
+int tw_raw_read_for(const struct tw_raw *raw,
+                    const struct tw_session *session,
+                    uint64_t block,
+                    void *buffer,
+                    struct tw_got *got);
+
+/*
+ As tw_write_for(), of a raw partition.
+ */
+int tw_raw_write_for(const struct tw_raw *raw,
+                     const struct tw_session *session,
+                     uint64_t block,
+                     const void *buffer,
+                     uint64_t *version);
+
+/*
+ As tw_discard_for(), of a raw partition.
+ */
+int tw_raw_discard_for(const struct tw_raw *raw,
+                       const struct tw_session *session,
+                       uint64_t block,
+                       uint64_t *version);
+
+/*
+ Gets the value of a key for a session, as tw_kv_get(): 1, or 0 when the key is absent. `got` becomes what that is, as in
+ tw_read_for().
+ */
+int tw_kv_get_for(const struct tw_kv *kv,
+                  const struct tw_session *session,
+                  const void *key,
+                  size_t key_len,
+                  void *value,
+                  size_t *value_len,
+                  struct tw_got *got);
+
+/*
+ Sets the value of a key for a session; durable when the call returns. `version` becomes the version of the write, as in
+ tw_write_for().
+ */
+int tw_kv_put_for(const struct tw_kv *kv,
+                  const struct tw_session *session,
+                  const void *key,
+                  size_t key_len,
+                  const void *value,
+                  size_t value_len,
+                  uint64_t *version);
+
+/*
+ Opens a snapshot: until tw_close_snapshot() this thread's reads, of blocks and of keys, see this version, and its writes
+ fail with -EINVAL. It is a transaction of the thread, and keeps the version. Fails with -ESTALE when the version is not
+ kept, with -ENODATA when it is one of the future, and with -EINVAL inside of a transaction or another snapshot.
+ */
+int tw_open_snapshot(const struct tw_volume *volume,
+                     uint64_t version);
+
+/*
+ Closes this thread's snapshot. Fails with -EINVAL when none is open, so also when it was closed before, and when a
+ transaction is open inside of it; with -ECANCELED when it was idle for too long, and its last reads have failed.
+ */
+int tw_close_snapshot(const struct tw_volume *volume);
+
+/*
+ As tw_read(), of a version. Fails as tw_open_snapshot().
+ */
+int tw_read_at(const struct tw_volume *volume,
+               uint64_t version,
+               uint64_t block,
+               uint32_t count,
+               void *buffer);
+
+/*
+ As tw_raw_read(), of a version. Fails as tw_open_snapshot(), and with -ENOENT when the version does not have the
+ partition.
+ */
+int tw_raw_read_at(const struct tw_raw *raw,
+                   uint64_t version,
+                   uint64_t block,
+                   uint32_t count,
+                   void *buffer);
+
+/*
+ As tw_kv_get(), of a version. Fails as tw_open_snapshot().
+ */
+int tw_kv_get_at(const struct tw_kv *kv,
+                 uint64_t version,
+                 const void *key,
+                 size_t key_len,
+                 void *value,
+                 size_t *value_len);
+
+/*
+ The contents of a block in the versions from `oldest` to `newest`, as far as they can be read, oldest first, each with
+ its cost; through a server, the newest ones only if there are tens of thousands. `count` is the room at `contents`, and becomes their number; with too little
+ room the call fails with -ERANGE and copies nothing.
+ */
+int tw_contents(const struct tw_volume *volume,
+                uint64_t block,
+                uint64_t oldest,
+                uint64_t newest,
+                struct tw_content *contents,
+                size_t *count);
+
+/*
+ What it costs to read a block at a version: the estimated time in nanoseconds, -1 when the content is in memory. Fails
+ with -ESTALE when the version is not kept, and with -ENODATA when it is one of the future.
+ */
+int tw_cost(const struct tw_volume *volume,
+            uint64_t block,
+            uint64_t version,
+            int64_t *cost);
+
+/*
+ The versions in which a block has the content of a version, as far as they can be read. Fails as tw_cost().
+ */
+int tw_version_range(const struct tw_volume *volume,
+                     uint64_t block,
+                     uint64_t version,
+                     struct tw_range *versions);
+
+/*
+ The block of the volume that is a block of a raw partition, for tw_cost(), tw_version_range() and tw_contents().
+ */
+int tw_raw_place(const struct tw_raw *raw,
+                 uint64_t block,
+                 uint64_t *at);
+
+/*
+ What it costs to read a key at a version: that of the dearest block on the way to its value, as far as this is in memory,
+ or else of the first block that is not. Fails as tw_cost().
+ */
+int tw_kv_cost(const struct tw_kv *kv,
+               const void *key,
+               size_t key_len,
+               uint64_t version,
+               int64_t *cost);
+
+/*
+ The versions in which a key is known to have the value of a version. Fails as tw_cost().
+ */
+int tw_kv_version_range(const struct tw_kv *kv,
+                        const void *key,
+                        size_t key_len,
+                        uint64_t version,
+                        struct tw_range *versions);
 
 /*
  Makes a partition for a store, TW_KV_BTREE or TW_KV_HASH, of `blocks` blocks; with 0, of the longest free

@@ -12,6 +12,7 @@ use thalweg_store::device::DeviceError;
 use thalweg_store::inplace::InPlaceError;
 use thalweg_store::open;
 use thalweg_store::pool::PoolError;
+use thalweg_store::stale::Unserved;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
@@ -42,7 +43,10 @@ impl From<TxnError> for Failure {
             TxnError::TooMany(_) => libc::EMFILE,
             TxnError::UnknownHandle => libc::ENOENT,
             TxnError::Gone(_) => libc::ESTALE,
-            TxnError::Unserved(_) => libc::ENODATA,
+            TxnError::Unserved(Unserved::Behind(_)) => libc::ENODATA,
+            TxnError::Unserved(Unserved::NotPrimary) => libc::EREMOTE,
+            TxnError::Unserved(Unserved::TooOld) => libc::ETIME,
+            TxnError::Unserved(Unserved::Apart(_)) => libc::EREMCHG,
             TxnError::Disconnected(_) => libc::ENOTCONN,
             TxnError::Store(error) => of_store(error),
         };

@@ -10,6 +10,8 @@
 mod failure;
 pub mod positions;
 pub mod raw;
+pub mod sessions;
+pub mod snapshots;
 pub mod stores;
 pub mod versions;
 

@@ -17,7 +17,7 @@ pub struct tw_raw {
     raw: Raw,
 }
 
-unsafe fn opened<'a>(raw: *const tw_raw) -> Result<(&'a Volume, &'a Raw), Failure> {
+pub(crate) unsafe fn opened<'a>(raw: *const tw_raw) -> Result<(&'a Volume, &'a Raw), Failure> {
     // SAFETY: as the caller of the library says, of the raw partition and of its volume.
     unsafe {
         let raw = raw.as_ref();

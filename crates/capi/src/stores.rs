@@ -39,7 +39,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
 }
 
 /// The caller's bytes; `None` for a null pointer.
-unsafe fn bytes<'a>(at: *const c_void, len: usize) -> Result<Option<&'a [u8]>, Failure> {
+pub(crate) unsafe fn bytes<'a>(at: *const c_void, len: usize) -> Result<Option<&'a [u8]>, Failure> {
     match (at.is_null(), len) {
         (true, 0) => Ok(None),
         (true, _) => Err(Failure::invalid("bytes at a null pointer")),
@@ -49,7 +49,7 @@ unsafe fn bytes<'a>(at: *const c_void, len: usize) -> Result<Option<&'a [u8]>, F
     }
 }
 
-unsafe fn opened<'a>(kv: *const tw_kv) -> Result<(&'a Volume, &'a Store), Failure> {
+pub(crate) unsafe fn opened<'a>(kv: *const tw_kv) -> Result<(&'a Volume, &'a Store), Failure> {
     // SAFETY: as the caller of the library says, of the store and of its volume.
     unsafe {
         let kv = kv.as_ref().ok_or_else(|| Failure::invalid("the store is a null pointer"))?;
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn tw_kv_get_with_version(
 ///
 /// # Safety
 /// `len` is null or valid, and `to` is null or has as many bytes as it says.
-unsafe fn copy_value(
+pub(crate) unsafe fn copy_value(
     to: *mut c_void,
     len: *mut usize,
     get: impl FnOnce() -> Result<Option<Bytes>, Failure>,

@@ -163,24 +163,45 @@ pub unsafe extern "C" fn tw_versions(
 ) -> c_int {
     call(|| {
         // SAFETY: as the caller says.
-        let (volume, count) = unsafe { (named(volume)?, place(count)?) };
-        if versions.is_null() && *count > 0 {
-            return Err(Failure::invalid("the place for the versions is a null pointer"));
+        unsafe {
+            let volume = named(volume)?;
+            copy_all(versions, count, || {
+                let (epoch, found) = volume.versions(Lba(block))?;
+                let named = |version| EpochVersion { epoch, version }.into();
+                let found = found.into_iter().map(|content| tw_block_version {
+                    oldest: named(content.oldest),
+                    newest: named(content.newest),
+                    stored: content.stored.into(),
+                });
+                Ok(found.collect())
+            })
         }
-        let (epoch, found) = volume.versions(Lba(block))?;
-        let room = std::mem::replace(count, found.len());
-        if found.len() > room {
-            let text =
-                format!("the block has {} contents, and there is room for {room}", found.len());
-            return Err(Failure::new(libc::ERANGE, text));
-        }
-        for (nth, content) in found.iter().enumerate() {
-            let named = |version| EpochVersion { epoch, version }.into();
-            let (oldest, newest) = (named(content.oldest), named(content.newest));
-            let content = tw_block_version { oldest, newest, stored: content.stored.into() };
-            // SAFETY: the caller has room for `room` of them, and `nth` is below.
-            unsafe { versions.add(nth).write(content) };
-        }
-        Ok(0)
     })
+}
+
+/// Copies what `find` returns to a caller, and stores the number.
+///
+/// # Safety
+/// `count` is null or valid, and `to` is null or has room for as many as it says.
+pub(crate) unsafe fn copy_all<T>(
+    to: *mut T,
+    count: *mut usize,
+    find: impl FnOnce() -> Result<Vec<T>, Failure>,
+) -> Result<c_int, Failure> {
+    // SAFETY: as the caller says.
+    let count = unsafe { place(count)? };
+    if to.is_null() && *count > 0 {
+        return Err(Failure::invalid("the place for the versions is a null pointer"));
+    }
+    let found = find()?;
+    let room = std::mem::replace(count, found.len());
+    if found.len() > room {
+        let text = format!("the block has {} contents, and there is room for {room}", found.len());
+        return Err(Failure::new(libc::ERANGE, text));
+    }
+    for (nth, content) in found.into_iter().enumerate() {
+        // SAFETY: the caller has room for `room` of them, and `nth` is below.
+        unsafe { to.add(nth).write(content) };
+    }
+    Ok(0)
 }

@@ -6,9 +6,9 @@ use pyo3::prelude::*;
 use thalweg_ipc::blocking::OpenError;
 use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
-use thalweg_store::open;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::{Retry, TxnError};
+use thalweg_store::{open, stale};
 
 create_exception!(thalweg, Error, PyException, "An error of a volume.");
 create_exception!(
@@ -22,6 +22,36 @@ create_exception!(thalweg, Invalid, Error, "The request is invalid.");
 create_exception!(thalweg, TooLarge, Error, "A transaction, or a process, exceeds a limit.");
 create_exception!(thalweg, NoSpace, Error, "The volume, or the partition, is full.");
 create_exception!(thalweg, Gone, Error, "The version is not kept, or was lost in a crash.");
+create_exception!(
+    thalweg,
+    Unserved,
+    Error,
+    "The volume, perhaps a replica, cannot give what the session needs."
+);
+create_exception!(
+    thalweg,
+    Behind,
+    Unserved,
+    "The volume does not have the version yet: ask another node, or wait."
+);
+create_exception!(
+    thalweg,
+    NotPrimary,
+    Unserved,
+    "Only the primary can give the guarantee: ask it."
+);
+create_exception!(
+    thalweg,
+    TooOld,
+    Unserved,
+    "The replica may be older than the bound: ask another node."
+);
+create_exception!(
+    thalweg,
+    Apart,
+    Unserved,
+    "The volume has gone another way than the session saw it: begin a new session."
+);
 create_exception!(thalweg, Disconnected, Error, "The volume's server is gone.");
 create_exception!(thalweg, NotPermitted, Error, "Keys are missing, or the server refuses them.");
 create_exception!(thalweg, Damaged, Error, "Stored data is damaged.");
@@ -35,6 +65,11 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TooLarge", py.get_type::<TooLarge>())?;
     module.add("NoSpace", py.get_type::<NoSpace>())?;
     module.add("Gone", py.get_type::<Gone>())?;
+    module.add("Unserved", py.get_type::<Unserved>())?;
+    module.add("Behind", py.get_type::<Behind>())?;
+    module.add("NotPrimary", py.get_type::<NotPrimary>())?;
+    module.add("TooOld", py.get_type::<TooOld>())?;
+    module.add("Apart", py.get_type::<Apart>())?;
     module.add("Disconnected", py.get_type::<Disconnected>())?;
     module.add("NotPermitted", py.get_type::<NotPermitted>())?;
     module.add("Damaged", py.get_type::<Damaged>())
@@ -52,6 +87,10 @@ pub(crate) fn txn_error(error: TxnError) -> PyErr {
         TxnError::Ended | TxnError::Invalid(_) | TxnError::UnknownHandle => Invalid::new_err(text),
         TxnError::TooLarge(_) | TxnError::TooMany(_) => TooLarge::new_err(text),
         TxnError::Gone(_) | TxnError::Store(StoreError::Gone(_)) => Gone::new_err(text),
+        TxnError::Unserved(stale::Unserved::Behind(_)) => Behind::new_err(text),
+        TxnError::Unserved(stale::Unserved::NotPrimary) => NotPrimary::new_err(text),
+        TxnError::Unserved(stale::Unserved::TooOld) => TooOld::new_err(text),
+        TxnError::Unserved(stale::Unserved::Apart(_)) => Apart::new_err(text),
         TxnError::Disconnected(_) => Disconnected::new_err(text),
         TxnError::Store(StoreError::Invalid(_)) => Invalid::new_err(text),
         TxnError::Store(StoreError::NoSpace) => NoSpace::new_err(text),

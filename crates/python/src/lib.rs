@@ -17,6 +17,7 @@
 mod failure;
 mod positions;
 mod raw;
+mod sessions;
 mod shared;
 mod stores;
 mod transaction;
@@ -28,16 +29,18 @@ use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg_ipc::blocking;
-use thalweg_store::block::{BLOCK_SIZE, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Lba, Version as VersionNumber};
 use thalweg_store::open::Options;
+use thalweg_store::stale::VersionRange;
 use thalweg_store::tree::Kind;
 use thalweg_store::txn::{Begin, Handle};
 
 use failure::{Conflict, close_error, invalid, open_error, tree_error, txn_error};
 use raw::Raw;
+use sessions::{Got, Session};
 use shared::Shared;
 use stores::Store;
-use transaction::Transaction;
+use transaction::{Start, Transaction};
 use versions::Version;
 
 /// An open volume. A context manager that closes it.
@@ -125,7 +128,7 @@ impl Volume {
             }
             (isolation, None) => self::isolation(isolation.unwrap_or("strict"))?,
         };
-        Ok(Transaction::new(self.shared.clone(), begin))
+        Ok(Transaction::new(self.shared.clone(), Start::Begin(begin)))
     }
 
     /// Begin, work, commit, retry: calls `work` with a transaction until one commits, and returns its result.
@@ -140,7 +143,7 @@ impl Volume {
         let begin = self::isolation(isolation)?;
         let is_inner = self.shared.get()?.depth() > 0;
         loop {
-            let txn = Py::new(py, Transaction::new(self.shared.clone(), begin))?;
+            let txn = Py::new(py, Transaction::new(self.shared.clone(), Start::Begin(begin)))?;
             Transaction::__enter__(txn.clone_ref(py), py)?;
             let done = work.call1((txn.clone_ref(py),));
             let ended = txn.get().finish(py, done.is_ok());
@@ -185,6 +188,86 @@ impl Volume {
     /// whether something is stored. A transaction can begin on these versions.
     fn versions(&self, py: Python<'_>, lba: u64) -> PyResult<Vec<(Version, Version, bool)>> {
         versions::readable(py, &*self.shared.get()?, lba)
+    }
+
+    /// Opens a snapshot, for a `with`: until its end this thread's reads, of blocks and of keys, see this version, a number
+    /// or a `Version`, and its writes raise `Invalid`. At the `with`, `Gone` is raised for a version that is not kept,
+    /// `Behind` for one of the future, and `Invalid` inside of a transaction or another snapshot.
+    fn snapshot(&self, version: &Bound<'_, PyAny>) -> PyResult<Transaction> {
+        let start = Start::Snapshot(versions::number(version)?);
+        Ok(Transaction::new(self.shared.clone(), start))
+    }
+
+    /// Reads blocks at a version. Raises as `snapshot`.
+    #[pyo3(signature = (version, lba, count = 1))]
+    fn read_at<'py>(
+        &self,
+        py: Python<'py>,
+        version: &Bound<'_, PyAny>,
+        lba: u64,
+        count: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let (volume, version) = (self.shared.get()?, versions::number(version)?);
+        let read = py.detach(|| volume.read_at(version, Lba(lba), count));
+        joined(py, &read.map_err(txn_error)?)
+    }
+
+    /// The contents of a block in the versions from `oldest` to `newest`, as far as they can be read, oldest first: the
+    /// oldest and the newest version that have each of them, and its cost as `cost` says.
+    #[pyo3(signature = (lba, oldest = 0, newest = u64::MAX))]
+    fn contents(
+        &self,
+        py: Python<'_>,
+        lba: u64,
+        oldest: u64,
+        newest: u64,
+    ) -> PyResult<Vec<(u64, u64, i64)>> {
+        let range = VersionRange { low: VersionNumber(oldest), up: VersionNumber(newest) };
+        versions::contents(py, &*self.shared.get()?, lba, range)
+    }
+
+    /// What it costs to read a block at a version: the estimated time in nanoseconds, -1 when the content is in memory.
+    /// `Gone` is raised for a version that is not kept, `Behind` for one of the future.
+    fn cost(&self, py: Python<'_>, lba: u64, version: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let (volume, version) = (self.shared.get()?, versions::number(version)?);
+        Ok(py.detach(|| volume.cost(Lba(lba), version)).map_err(txn_error)?.0)
+    }
+
+    /// The oldest and the newest version in which a block has the content of a version, as far as they can be read. Raises
+    /// as `cost`.
+    fn version_range(
+        &self,
+        py: Python<'_>,
+        lba: u64,
+        version: &Bound<'_, PyAny>,
+    ) -> PyResult<(u64, u64)> {
+        let (volume, version) = (self.shared.get()?, versions::number(version)?);
+        let range = py.detach(|| volume.version_range(Lba(lba), version)).map_err(txn_error)?;
+        Ok(sessions::ends(range))
+    }
+
+    /// Reads a block for a session: the cheapest content that its guarantee allows. `Unserved` is raised when this volume
+    /// cannot give it; `Invalid` inside of a transaction, as in all calls for sessions.
+    fn read_for(&self, py: Python<'_>, session: &Session, lba: u64) -> PyResult<Got> {
+        let volume = self.shared.get()?;
+        let got = session.run(py, txn_error, |it| volume.read_for(it, Lba(lba)))?;
+        let value = PyBytes::new(py, &got.value).into_any().unbind();
+        Ok(session.got(got, Some(value)))
+    }
+
+    /// Writes a block for a session, or discards it with `None`, on a volume without partitions. It is durable when this
+    /// returns. Returns the number of the version. `Behind` is raised when the guarantee orders it after something that the
+    /// volume does not have yet.
+    fn write_for(
+        &self,
+        py: Python<'_>,
+        session: &Session,
+        lba: u64,
+        content: Option<&[u8]>,
+    ) -> PyResult<u64> {
+        let volume = self.shared.get()?;
+        let written = session.run(py, tree_error, |it| volume.write_for(it, Lba(lba), content));
+        Ok(written?.0)
     }
 
     /// The volume's position, as text: the name of its newest state, on this machine and on those of its replicas. `None`
@@ -270,6 +353,8 @@ fn _thalweg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Volume>()?;
     module.add_class::<Transaction>()?;
     module.add_class::<Version>()?;
+    module.add_class::<Session>()?;
+    module.add_class::<Got>()?;
     module.add_class::<Store>()?;
     module.add_class::<Raw>()?;
     module.add_class::<stores::Scan>()?;

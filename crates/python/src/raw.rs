@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use thalweg_store::tree;
+use thalweg_store::{stale, tree};
 
 use crate::failure::tree_error;
+use crate::sessions::{Got, Session};
 use crate::shared::{Held, Shared};
-use crate::{Versioned, joined};
+use crate::{Versioned, joined, versions};
 
 /// A raw partition: blocks numbered from 0. Calls inside this thread's transaction are part of it; any other
 /// call is a transaction of its own.
@@ -52,6 +53,47 @@ impl Raw {
         let read = py.detach(|| volume.read_raw_with_version(&raw, block, count));
         let (version, blocks) = read.map_err(tree_error)?;
         Ok((joined(py, &blocks)?, version.into()))
+    }
+
+    /// Reads blocks at a version, as `Volume.read_at`. `Invalid` is raised when the version does not have the partition.
+    #[pyo3(signature = (version, block, count = 1))]
+    fn read_at<'py>(
+        &self,
+        py: Python<'py>,
+        version: &Bound<'_, PyAny>,
+        block: u64,
+        count: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
+        let version = versions::number(version)?;
+        let read = py.detach(|| volume.read_raw_at(version, &raw, block, count));
+        joined(py, &read.map_err(tree_error)?)
+    }
+
+    /// Reads a block for a session, as `Volume.read_for`.
+    fn read_for(&self, py: Python<'_>, session: &Session, block: u64) -> PyResult<Got> {
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
+        let got = session.run(py, tree_error, |it| volume.read_raw_for(it, &raw, block))?;
+        let value = PyBytes::new(py, &got.value).into_any().unbind();
+        Ok(session.got(got, Some(value)))
+    }
+
+    /// Writes a block for a session, or discards it with `None`, as `Volume.write_for`.
+    fn write_for(
+        &self,
+        py: Python<'_>,
+        session: &Session,
+        block: u64,
+        content: Option<&[u8]>,
+    ) -> PyResult<u64> {
+        let (volume, raw) = (self.shared.get()?, self.raw.get()?);
+        let write = |it: &mut stale::Session| volume.write_raw_for(it, &raw, block, content);
+        Ok(session.run(py, tree_error, write)?.0)
+    }
+
+    /// The block of the volume that is a block here, for `Volume.cost`, `version_range` and `contents`.
+    fn place(&self, block: u64) -> PyResult<u64> {
+        Ok(self.raw.get()?.place(block).map_err(tree_error)?.0)
     }
 
     /// Writes whole blocks. Outside of a transaction it is durable when this returns.

@@ -8,8 +8,9 @@ use pyo3::types::PyBytes;
 use thalweg_store::tree::{self, Iter, Kind};
 
 use crate::failure::{invalid, tree_error};
+use crate::sessions::{Got, Session, ends};
 use crate::shared::{Held, Shared};
-use crate::versions::Version;
+use crate::versions::{self, Version};
 
 /// A store. Calls inside this thread's transaction are part of it; any other call is a transaction of its
 /// own.
@@ -91,6 +92,69 @@ impl Store {
         let (version, value) = read;
         let value = value.map(|value| PyBytes::new(py, &value).into_any());
         Ok((value.or(default), version.into()))
+    }
+
+    /// The value of a key at a version, or `default`. Raises as `Volume.snapshot`.
+    #[pyo3(signature = (version, key, default = None))]
+    fn get_at<'py>(
+        &self,
+        py: Python<'py>,
+        version: &Bound<'_, PyAny>,
+        key: &[u8],
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        let version = versions::number(version)?;
+        let value = py.detach(|| volume.get_at(version, &store, key)).map_err(tree_error)?;
+        Ok(value.map(|value| PyBytes::new(py, &value).into_any()).or(default))
+    }
+
+    /// What it costs to read a key at a version, as `Volume.cost`: that of the dearest block on the way to its value, as
+    /// far as this is in memory, or else of the first block that is not.
+    fn cost(&self, py: Python<'_>, key: &[u8], version: &Bound<'_, PyAny>) -> PyResult<i64> {
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        let version = versions::number(version)?;
+        Ok(py.detach(|| volume.cost_of_key(&store, key, version)).map_err(tree_error)?.0)
+    }
+
+    /// The oldest and the newest version in which a key is known to have the value of a version. Raises as `Volume.cost`.
+    fn version_range(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        version: &Bound<'_, PyAny>,
+    ) -> PyResult<(u64, u64)> {
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        let version = versions::number(version)?;
+        let range = py.detach(|| volume.versions_of_key(&store, key, version));
+        Ok(ends(range.map_err(tree_error)?))
+    }
+
+    /// Gets the value of a key, or `default`, for a session, as `Volume.read_for`.
+    #[pyo3(signature = (session, key, default = None))]
+    fn get_for(
+        &self,
+        py: Python<'_>,
+        session: &Session,
+        key: &[u8],
+        default: Option<Py<PyAny>>,
+    ) -> PyResult<Got> {
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        let got = session.run(py, tree_error, |it| volume.get_for(it, &store, key))?;
+        let value = got.value.as_ref().map(|value| PyBytes::new(py, value).into_any().unbind());
+        Ok(session.got(got, value.or(default)))
+    }
+
+    /// Sets the value of a key for a session, as `Volume.write_for`. Returns the number of the version.
+    fn put_for(
+        &self,
+        py: Python<'_>,
+        session: &Session,
+        key: &[u8],
+        value: &[u8],
+    ) -> PyResult<u64> {
+        let (volume, store) = (self.shared.get()?, self.store.get()?);
+        Ok(session.run(py, tree_error, |it| volume.put_for(it, &store, key, value))?.0)
     }
 
     /// Keys and values; in a B-tree in order, from `start` (inclusive) to `stop` (exclusive).

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use thalweg_ipc::blocking::{Outcome, Volume};
-use thalweg_store::block::Lba;
+use thalweg_store::block::{Lba, Version as VersionNumber};
 use thalweg_store::txn::{Begin, TxnError};
 
 use crate::Shared;
@@ -17,13 +17,23 @@ use crate::versions::Version;
 #[pyclass(frozen, module = "thalweg")]
 pub(crate) struct Transaction {
     shared: Shared,
+    is_snapshot: bool,
     state: Mutex<State>,
+}
+
+/// How a transaction begins.
+#[derive(Clone, Copy)]
+pub(crate) enum Start {
+    /// As any other.
+    Begin(Begin),
+    /// As a snapshot.
+    Snapshot(VersionNumber),
 }
 
 #[derive(Clone, Copy)]
 enum State {
     /// Not begun: it begins with its `with` statement.
-    New(Begin),
+    New(Start),
     /// Taken over, and its `with` statement has not begun.
     TakenOver(ThreadId),
     /// Running, in the thread that began it.
@@ -33,12 +43,14 @@ enum State {
 }
 
 impl Transaction {
-    pub(crate) fn new(shared: Shared, begin: Begin) -> Transaction {
-        Transaction { shared, state: Mutex::new(State::New(begin)) }
+    pub(crate) fn new(shared: Shared, start: Start) -> Transaction {
+        let is_snapshot = matches!(start, Start::Snapshot(_));
+        Transaction { shared, is_snapshot, state: Mutex::new(State::New(start)) }
     }
 
     pub(crate) fn taken_over(shared: Shared) -> Transaction {
-        Transaction { shared, state: Mutex::new(State::TakenOver(thread::current().id())) }
+        let state = Mutex::new(State::TakenOver(thread::current().id()));
+        Transaction { shared, is_snapshot: false, state }
     }
 
     /// Commits or aborts, unless it has ended already.
@@ -74,9 +86,13 @@ impl Transaction {
         let here = thread::current().id();
         let state = *txn.state.lock();
         match state {
-            State::New(begin) => {
+            State::New(start) => {
                 let volume = txn.shared.get()?;
-                py.detach(|| volume.begin(begin)).map_err(txn_error)?;
+                let begin = || match start {
+                    Start::Begin(begin) => volume.begin(begin),
+                    Start::Snapshot(version) => volume.open_snapshot(version),
+                };
+                py.detach(begin).map_err(txn_error)?;
             }
             State::TakenOver(owner) if owner == here => {}
             _ => return Err(invalid("a transaction is entered once, by its own thread")),
@@ -133,6 +149,22 @@ impl Transaction {
         let volume = self.running()?;
         *self.state.lock() = State::Ended(None);
         py.detach(|| volume.abort()).map_err(txn_error)
+    }
+
+    /// Closes a snapshot before the end of its `with`. `Invalid` is raised when it is closed already, or a transaction is
+    /// open inside of it.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        match (self.is_snapshot, *self.state.lock()) {
+            (false, _) => return Err(invalid("a transaction is committed or aborted, not closed")),
+            (true, State::Ended(_)) => return Err(invalid("the snapshot is closed already")),
+            (true, _) => {}
+        }
+        let volume = self.running()?;
+        let closed = py.detach(|| volume.close_snapshot()).map_err(txn_error);
+        if volume.depth() == 0 {
+            *self.state.lock() = State::Ended(None);
+        }
+        closed
     }
 
     /// Releases it, for `Volume.takeover` in another thread or process. Returns the handle: 16 bytes.

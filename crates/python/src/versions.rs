@@ -2,7 +2,8 @@
 
 use pyo3::prelude::*;
 use thalweg_ipc::blocking::Volume;
-use thalweg_store::block::{Epoch, EpochVersion, Lba};
+use thalweg_store::block::{Epoch, EpochVersion, Lba, Version as VersionNumber};
+use thalweg_store::stale::VersionRange;
 use thalweg_store::txn::TxnError;
 
 use crate::failure::{invalid, txn_error};
@@ -57,6 +58,26 @@ pub(crate) fn given(version: &Bound<'_, PyAny>) -> PyResult<EpochVersion> {
         Ok(text) => Ok(Version::new(&text)?.0),
         Err(_) => Err(invalid("a version is a thalweg.Version, or text as in \"7.1234\"")),
     }
+}
+
+/// The number of a version that a caller gives, also as a `thalweg.Version`.
+pub(crate) fn number(version: &Bound<'_, PyAny>) -> PyResult<VersionNumber> {
+    if let Ok(version) = version.cast::<Version>() {
+        return Ok(version.get().0.version);
+    }
+    let number = version.extract::<u64>().map(VersionNumber);
+    number.map_err(|_| invalid("a version is a number, 0 or more, or a thalweg.Version"))
+}
+
+/// The contents of a block in a range of versions: the oldest and the newest version that have each of them, and its cost.
+pub(crate) fn contents(
+    py: Python<'_>,
+    volume: &Volume,
+    lba: u64,
+    range: VersionRange,
+) -> PyResult<Vec<(u64, u64, i64)>> {
+    let contents = py.detach(|| volume.contents(Lba(lba), range)).map_err(txn_error)?;
+    Ok(contents.iter().map(|(range, cost)| (range.low.0, range.up.0, cost.0)).collect())
 }
 
 /// The contents of a block that can be read: the oldest and the newest version of each, and whether something is

@@ -2,22 +2,24 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tempfile::TempDir;
 use thalweg_env::{Env, Task};
 use thalweg_ipc::{Config, Server};
 use thalweg_net::gate::Gate;
 use thalweg_net::keys::{Authorized, Client, Home, Key};
-use thalweg_store::block::BlockStore;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
-use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};
+use thalweg_store::pool::{self, DeviceSpec, Follows, LinkSpec, NewVolume, OpenOptions, Pool};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use uuid::Uuid;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -64,10 +66,29 @@ fn environment(home: &Path) -> Option<PathBuf> {
 
 /// A volume of 16 MiB.
 async fn volume(home: &Path, name: &str) -> PathBuf {
+    volume_with(home, name, |_| {}).await
+}
+
+/// A volume that keeps old versions, and has the history of one that was followed.
+async fn keeping(home: &Path, name: &str) -> PathBuf {
+    let folder = volume_with(home, name, |new| new.settings.keep_versions = Some(1000)).await;
+    let pool = Pool::open(&Env::real(), &folder, &OpenOptions::default()).await.unwrap();
+    pool.chain().begin_history().await.unwrap();
+    // An opening keeps no versions from before it.
+    pool.transactions()
+        .apply(vec![Write::block(Lba(99), Bytes::from(vec![0; BLOCK_SIZE]))])
+        .await
+        .unwrap();
+    pool.close().await.unwrap();
+    folder
+}
+
+async fn volume_with(home: &Path, name: &str, change: impl FnOnce(&mut NewVolume)) -> PathBuf {
     let folder = home.join(name);
     let links =
         ["a", "b"].map(|name| LinkSpec::plain(DeviceSpec::with_size(folder.join(name), 64 << 20)));
-    let new = NewVolume::new(name, 16 << 20, links.to_vec());
+    let mut new = NewVolume::new(name, 16 << 20, links.to_vec());
+    change(&mut new);
     pool::create(&Env::real(), &folder, &new, &|_, _| {}).await.unwrap();
     folder
 }
@@ -92,6 +113,40 @@ fn check(python: &Path, volume: &Path, empty: &Path, served: &str) {
             .env("EMPTY_VOLUME", empty)
             .env("SERVED", served),
     );
+}
+
+/// Checks sessions and old versions, on an empty volume that keeps them.
+fn check_kept(python: &mut Command, volume: &str) {
+    let test = format!("{HERE}/tests/test_thalweg.py");
+    good(python.args([&test, "Kept"]).env("KEPT_VOLUME", volume));
+}
+
+/// Runs the program of docs/stale-reads.md, unchanged, on an empty volume, and checks its effects.
+fn check_sessions(python: &Path, volume: &str) {
+    let programs = programs("docs/stale-reads.md");
+    let [program] = &programs[..] else { panic!("{}", programs.len()) };
+    let program = program.replace("/srv/volume", volume);
+    let after = format!(
+        "{program}\n\
+         assert got.value == b'1815' and got.versions[0] == written, got\n\
+         assert got.guarantee == 'read-my-writes' and got.age == 0, got\n\
+         print(saved)\n"
+    );
+    let output = Command::new(python).args(["-c", &after]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let saved = printed.lines().last().unwrap();
+    // Another process, which opens the volume anew.
+    let resumed = format!(
+        "import thalweg\n\
+         session = thalweg.Session('causal', {saved:?})\n\
+         with thalweg.open({volume:?}) as volume:\n    \
+         users = volume.btree('users')\n    \
+         assert users.get_for(session, b'alice').value == b'1815'\n    \
+         users.put_for(session, b'alice', b'1852')\n    \
+         assert users.get_for(session, b'alice').value == b'1852'\n"
+    );
+    good(Command::new(python).args(["-c", &resumed]));
 }
 
 /// The programs in a document, which open a volume under /srv.
@@ -136,12 +191,37 @@ fn check_positions(python: &Path, volume: &str, position: &str) {
     good(Command::new(python).args(["-c", &after]));
 }
 
-/// Serves a volume over TCP to clients with the keys in a folder; its address.
-async fn listen(env: &Env, server: &Server, keys: &Path) -> (String, Task<()>) {
+/// Runs reads that a replica refuses which has not heard of its primary.
+fn check_replica(python: &Path, volume: &str) {
+    let program = format!(
+        "import thalweg\n\
+         refused = {{'strong': thalweg.NotPrimary, 'updates=3': thalweg.NotPrimary, 'bounded=1s': thalweg.TooOld}}\n\
+         with thalweg.open({volume:?}) as replica:\n    \
+         for guarantee, kind in refused.items():\n        \
+         try:\n            replica.read_for(thalweg.Session(guarantee), 0)\n        \
+         except kind as error:\n            assert isinstance(error, thalweg.Unserved)\n        \
+         else:\n            raise AssertionError(guarantee)\n    \
+         assert replica.read_for(thalweg.Session('eventual'), 0).age is None\n"
+    );
+    good(Command::new(python).args(["-c", &program]));
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+/// A folder with a key, which clients may use.
+fn new_key(env: &Env, keys: &Path) -> Key {
     let (home, key) = (Home::at(keys), Key::generate(env).unwrap());
     home.add_key(&key).unwrap();
     let itself = Client::new(key.public(), "itself").unwrap();
     Authorized::update(&home.authorized_clients(), |all| all.add(itself)).unwrap();
+    key
+}
+
+/// Serves a volume over TCP to clients with the keys in a folder, which has this one; its address.
+async fn listen(env: &Env, server: &Server, keys: &Path, key: &Key) -> (String, Task<()>) {
+    let home = Home::at(keys);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     home.trust(&address, &key.public()).unwrap();
@@ -181,18 +261,32 @@ async fn the_wheel_works_in_a_fresh_environment() {
     check_documents(&python, home.path()).await;
     let (one, two) = (in_place(home.path(), "one").await, in_place(home.path(), "two").await);
     check(&python, &one, &two, "0");
+    check_kept(&mut Command::new(&python), &text(&keeping(home.path(), "kept").await));
+    check_sessions(&python, &text(&keeping(home.path(), "documented").await));
     let env = Env::real();
+    let kept = keeping(home.path(), "keeping").await;
+    let far = keeping(home.path(), "far").await;
+    let replica = volume_with(home.path(), "replica", |new| {
+        let (volume, address) = (Uuid::from_u128(7), "nowhere.example:1".to_owned());
+        new.follows = Some(Follows { volume, address });
+    });
+    let replica = replica.await;
     let (served, empty) = (volume(home.path(), "served").await, volume(home.path(), "other").await);
     let shown = volume(home.path(), "shown").await;
     let remote = volume(home.path(), "remote").await;
-    let pools = [&served, &empty, &shown, &remote].map(async |folder| {
-        let pool = Pool::open(&env, folder, &OpenOptions::default()).await.unwrap();
+    let all = [&served, &empty, &shown, &remote, &far, &kept, &replica];
+    let pools = all.map(async |folder| {
+        let mut options = OpenOptions::default();
+        options.chain.follow = folder == &replica;
+        let pool = Pool::open(&env, folder, &options).await.unwrap();
         let server = Server::start(&env, pool.transactions(), folder, Config::default()).unwrap();
         (pool, server)
     });
     let pools = futures::future::join_all(pools).await;
     let keys = home.path().join("keys");
-    let (address, _serving) = listen(&env, &pools[3].1, &keys).await;
+    let key = new_key(&env, &keys);
+    let (address, _serving) = listen(&env, &pools[3].1, &keys, &key).await;
+    let (far, _served) = listen(&env, &pools[4].1, &keys, &key).await;
     let chain = pools[0].0.chain();
     chain.begin_history().await.unwrap();
     let checked = tokio::task::block_in_place(|| {
@@ -203,6 +297,9 @@ async fn the_wheel_works_in_a_fresh_environment() {
             check_document(&mut Command::new(&python), VERSIONS, shown.to_str().unwrap());
             let mut over_network = Command::new(&python);
             check_document(over_network.env("THALWEG_KEYS", &keys), VERSIONS, &address);
+            check_kept(&mut Command::new(&python), &text(&kept));
+            check_kept(Command::new(&python).env("THALWEG_KEYS", &keys), &far);
+            check_replica(&python, &text(&replica));
         }))
     });
     for (pool, server) in pools {

@@ -225,6 +225,178 @@ class Volume(unittest.TestCase):
         self.volume.discard(11)
 
 
+@unittest.skipUnless("KEPT_VOLUME" in os.environ, "a volume that keeps old versions")
+class Kept(unittest.TestCase):
+    """On the volume KEPT_VOLUME, which keeps old versions and has a history. Tests of blocks come first by name: then it has
+    no partitions yet."""
+
+    def setUp(self):
+        self.volume = thalweg.open(os.environ["KEPT_VOLUME"])
+        self.addCleanup(self.volume.close)
+
+    def refused(self, kind, *calls):
+        for nth, call in enumerate(calls):
+            with self.subTest(nth), self.assertRaises(kind):
+                call()
+
+    def test_what_is_no_session(self):
+        for wrong in ("", "fresh", "bounded", "strong,eventual", "at=1,strong"):
+            self.refused(thalweg.Invalid, lambda: thalweg.Session(wrong))
+            self.refused(thalweg.Invalid, lambda: thalweg.Session(wrong, "0:0"))
+        for wrong in ("", "1", "1:2:3", "01:2", "1:2@"):
+            self.refused(thalweg.Invalid, lambda: thalweg.Session("eventual", wrong))
+        with self.assertRaisesRegex(thalweg.Invalid, "exclude each other"):
+            thalweg.Session("at=1,strong")
+        self.assertEqual(thalweg.Session("bounded=60s,causal").guarantee, "causal,bounded=60s")
+
+    def test_a_blocks_session_and_snapshots(self):
+        volume = self.volume
+        session = thalweg.Session("read-my-writes,bounded=60s")
+        first = volume.write_for(session, 7, block(1))
+        volume.write(7, block(2))
+        got = volume.read_for(session, 7)
+        self.assertEqual((got.value, got.versions[0]), (block(1), first))
+        self.assertGreaterEqual(got.versions[1], first)
+        self.assertGreaterEqual(got.age, 0)
+        self.assertEqual(got.guarantee, "read-my-writes,bounded=60s")
+        strong = thalweg.Session("strong")
+        got = volume.read_for(strong, 7)
+        self.assertEqual((got.value, got.age), (block(2), 0))
+        newest = volume.write_for(session, 7, block(3))
+        resumed = thalweg.Session("read-my-writes", session.save(volume))
+        self.assertEqual(volume.read_for(resumed, 7).value, block(3))
+
+        with volume.snapshot(first) as view:
+            self.assertEqual(view.version.version, first)
+            self.assertEqual((volume.read(7), view.read(7)), (block(1), block(1)))
+            self.refused(
+                thalweg.Invalid,
+                lambda: volume.write(7, block(9)),
+                lambda: view.write(7, block(9)),
+                lambda: view.discard(7),
+                lambda: volume.read_for(session, 7),
+                lambda: volume.write_for(session, 7, None),
+                lambda: volume.snapshot(first).__enter__(),
+            )
+            with volume.transaction():
+                self.refused(thalweg.Invalid, view.close)
+            view.close()
+            with self.assertRaisesRegex(thalweg.Invalid, "closed already"):
+                view.close()
+            self.refused(thalweg.Invalid, lambda: view.read(7))
+            self.assertEqual(volume.read(7), block(3))
+        with volume.transaction() as tx:
+            self.refused(thalweg.Invalid, tx.close)
+        self.assertEqual(volume.read_at(first, 7), block(1))
+        self.assertEqual(volume.read_at(volume.read_with_version(7)[1], 7), block(3))
+        low, up = volume.version_range(7, first)
+        self.assertTrue(low == first <= up < newest)
+        self.assertEqual(volume.cost(7, first), -1)
+        contents = volume.contents(7, first)
+        self.assertEqual([it[2] for it in contents], [-1, -1, -1])
+        self.assertEqual((contents[0][0], contents[-1][0]), (first, newest))
+        future = newest + 1000
+        for kind, version in ((thalweg.Behind, future), (thalweg.Gone, 0)):
+            self.refused(
+                kind,
+                lambda: volume.snapshot(version).__enter__(),
+                lambda: volume.read_at(version, 7),
+                lambda: volume.cost(7, version),
+                lambda: volume.version_range(7, version),
+            )
+        for wrong in (-1, "x", None, 1.5):
+            self.refused(thalweg.Invalid, lambda: volume.snapshot(wrong))
+
+        ahead = thalweg.Session("monotonic-reads,writes-follow-reads", f"{future}:0")
+        for call in (lambda: volume.read_for(ahead, 7), lambda: volume.write_for(ahead, 7, None)):
+            self.refused(thalweg.Behind, call)
+            self.refused(thalweg.Unserved, call)
+        self.refused(
+            thalweg.Invalid,
+            lambda: volume.write_for(session, 7, b"short"),
+            lambda: volume.write_for(session, volume.blocks, None),
+            lambda: volume.read_for(session, volume.blocks),
+        )
+        volume.write_for(session, 7, None)
+        self.assertEqual(volume.read_for(session, 7).value, block(0))
+
+    def test_a_session_that_has_seen_another_history(self):
+        session = thalweg.Session("read-my-writes")
+        self.volume.write_for(session, 8, None)
+        versions, position = session.save(self.volume).split("@")
+        name, timeline, version = position.split(":")
+        timeline = ("1" if timeline[0] == "0" else "0") + timeline[1:]
+        apart = thalweg.Session("read-my-writes", f"{versions}@{name}:{timeline}:{version}")
+        self.refused(
+            thalweg.Apart,
+            lambda: self.volume.read_for(apart, 8),
+            lambda: self.volume.write_for(apart, 8, None),
+        )
+
+    def test_a_session_that_two_threads_use(self):
+        session, is_over, failed = thalweg.Session("read-my-writes"), threading.Event(), []
+
+        def work():
+            while not is_over.is_set():
+                try:
+                    self.volume.write_for(session, 9, None)
+                except thalweg.Invalid as error:
+                    failed.append(str(error))
+                    is_over.set()
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertIn("another thread uses the session", failed[0])
+        self.volume.write_for(session, 9, None)
+
+    def test_keys_and_raw_partitions(self):
+        volume = self.volume
+        session = thalweg.Session("read-my-writes")
+        for kind, opened in (("btree", volume.btree), ("hash", volume.hash)):
+            volume.create(kind, kind, 128)
+            store = opened(kind)
+            self.assertEqual(store.get_for(session, b"k", 7).value, 7)
+            first = store.put_for(session, b"k", b"one")
+            store[b"k"] = b"two"
+            got = store.get_for(session, b"k")
+            self.assertEqual((got.value, got.versions[0]), (b"one", first))
+            self.assertEqual(store.get_at(first, b"k"), b"one")
+            self.assertEqual(store.get_at(first, b"none", 7), 7)
+            self.assertEqual(store.version_range(b"k", first), (first, first))
+            self.assertEqual(store.cost(b"k", first), -1)
+            with volume.snapshot(first):
+                self.assertEqual(store[b"k"], b"one")
+                self.refused(thalweg.Invalid, lambda: store.__setitem__(b"k", b"three"))
+            self.assertEqual(store[b"k"], b"two")
+            for kind, version in ((thalweg.Behind, first + 1000), (thalweg.Gone, 0)):
+                self.refused(
+                    kind,
+                    lambda: store.get_at(version, b"k"),
+                    lambda: store.cost(b"k", version),
+                    lambda: store.version_range(b"k", version),
+                )
+        volume.create("blocks", "raw", 8)
+        raw = volume.raw("blocks")
+        first = raw.write_for(session, 3, block(1))
+        raw.write(3, block(2))
+        got = raw.read_for(session, 3)
+        self.assertEqual((got.value, got.versions[0]), (block(1), first))
+        self.assertEqual(raw.read_at(first, 3), block(1))
+        self.assertEqual(volume.version_range(raw.place(3), first)[0], first)
+        self.refused(
+            thalweg.Invalid,
+            lambda: volume.write_for(session, raw.place(3), None),
+            lambda: raw.read_for(session, 8),
+            lambda: raw.write_for(session, 8, None),
+            lambda: raw.place(8),
+        )
+        raw.write_for(session, 3, None)
+        self.assertEqual(raw.read_for(session, 3).value, block(0))
+
+
 class Stores(unittest.TestCase):
     def test_dictionaries_in_one_transaction(self):
         # On a volume of its own: partitions need an empty one.

@@ -1,36 +1,20 @@
 /* The calls and their rules one by one, and processes that are killed in the middle. */
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "thalweg.h"
+#include "check.h"
 
-static const char *where;
+const char *where;
+tw_volume *volume;
 
-#define CHECK(is, wanted)                                                                            \
-    do {                                                                                             \
-        long is_ = (long)(is), wanted_ = (long)(wanted);                                             \
-        if (is_ != wanted_) {                                                                        \
-            fprintf(stderr, "%s:%d: %s: %s is %ld, and not %ld (%s)\n", __FILE__, __LINE__, where,   \
-                    #is, is_, wanted_, tw_error());                                                  \
-            exit(1);                                                                                 \
-        }                                                                                            \
-    } while (0)
-
-static tw_volume *volume;
-
-static void put(uint64_t block, int byte)
+void put(uint64_t block, int byte)
 {
     unsigned char content[TW_BLOCK_SIZE];
     memset(content, byte, sizeof content);
     CHECK(tw_write(volume, block, 1, content), 0);
 }
 
-static int get(uint64_t block)
+int get(uint64_t block)
 {
     unsigned char content[TW_BLOCK_SIZE];
     CHECK(tw_read(volume, block, 1, content), 0);
@@ -50,7 +34,7 @@ static void *run_job(void *job)
     return NULL;
 }
 
-static void elsewhere(void (*run)(void *), void *with)
+void elsewhere(void (*run)(void *), void *with)
 {
     struct job job = {run, with};
     pthread_t thread;
@@ -714,6 +698,16 @@ int main(int count, char **args)
         CHECK(volume != NULL, 1);
         stores();
         raw_blocks();
+    } else if (strcmp(args[1], "stale") == 0) {
+        CHECK(tw_is_served(volume), atoi(args[3]));
+        stale_blocks();
+        other_way();
+        CHECK(tw_close(volume), 0);
+        volume = tw_open(args[4]);
+        CHECK(volume != NULL, 1);
+        stale_keys();
+    } else if (strcmp(args[1], "replica") == 0) {
+        on_a_replica();
     } else if (strcmp(args[1], "preempted") == 0) {
         preempted();
     } else if (strcmp(args[1], "steps") == 0) {

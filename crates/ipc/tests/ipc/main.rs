@@ -10,5 +10,6 @@ mod ends;
 mod open;
 mod raw;
 mod rig;
+mod sessions;
 mod threads;
 mod views;

@@ -12,24 +12,41 @@
 
 A transaction belongs to the thread that began it. It commits at the end of the ``with``, which raises
 ``Conflict`` when it conflicts with another; ``volume.run(work)`` tries again until it commits.
+
+Where old versions are kept, a ``Session`` says what its reads need, and gets what is cheapest of that:
+
+>>> with thalweg.open("/srv/volume") as volume:
+...     blocks = volume.raw("blocks")
+...     session = thalweg.Session("read-my-writes,bounded=5s")
+...     version = blocks.write_for(session, 8, b"x" * thalweg.BLOCK_SIZE)
+...     got = blocks.read_for(session, 8)
+...     got.value[:1], got.versions[0] >= version, got.guarantee
+(b'x', True, 'read-my-writes,bounded=5s')
 """
 
 from ._thalweg import (
     BLOCK_SIZE,
+    Apart,
+    Behind,
     Conflict,
     Damaged,
     Disconnected,
     Doomed,
     Error,
     Gone,
+    Got,
     Invalid,
     NoSpace,
     NotPermitted,
+    NotPrimary,
     Raw,
     Scan,
+    Session,
     Store,
     TooLarge,
+    TooOld,
     Transaction,
+    Unserved,
     Version,
     Volume,
     open,
@@ -37,20 +54,27 @@ from ._thalweg import (
 
 __all__ = [
     "BLOCK_SIZE",
+    "Apart",
+    "Behind",
     "Conflict",
     "Damaged",
     "Disconnected",
     "Doomed",
     "Error",
     "Gone",
+    "Got",
     "Invalid",
     "NoSpace",
     "NotPermitted",
+    "NotPrimary",
     "Raw",
     "Scan",
+    "Session",
     "Store",
     "TooLarge",
+    "TooOld",
     "Transaction",
+    "Unserved",
     "Version",
     "Volume",
     "open",

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use async_recursion::async_recursion;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use super::catalogue;
 use super::error::TreeError;
 use super::format::{CATALOGUE_BLOCKS, CATALOGUE_MAGIC, Kind, UNIT};
 use super::partition::Partition;
-use crate::block::{EpochVersion, Lba};
+use crate::block::{EpochVersion, Lba, Version};
 use crate::txn::{Begin, Durability, Transact, Transaction, run};
 
 /// The bytes of a catalogue block that change with anything in it: they hold its checksum.
@@ -29,6 +30,8 @@ pub struct Raw {
     /// `None`: the whole volume.
     partition: Option<Partition>,
     seen: Arc<Mutex<Seen>>,
+    /// A version that has the partition, once that was asked for; older ones may not have it.
+    pub(super) first: Arc<OnceCell<Version>>,
 }
 
 /// The catalogue as last seen, so that most transactions read one block of it.
@@ -57,17 +60,39 @@ impl Raw {
             });
         }
         catalogue::refuse_filesystem(&*volume, name).await?;
-        Ok(Raw { volume, partition: Some(partition), seen: Arc::default() })
+        Ok(Raw { volume, partition: Some(partition), seen: Arc::default(), first: Arc::default() })
     }
 
     /// All blocks of a volume, for as long as it has no partitions.
     pub fn whole(volume: Arc<dyn Transact>) -> Raw {
-        Raw { volume, partition: None, seen: Arc::default() }
+        Raw { volume, partition: None, seen: Arc::default(), first: Arc::default() }
     }
 
     /// The number of blocks.
     pub fn blocks(&self) -> u64 {
         self.partition.as_ref().map_or_else(|| self.volume.blocks(), Partition::size)
+    }
+
+    /// The volume.
+    pub(super) fn volume(&self) -> &Arc<dyn Transact> {
+        &self.volume
+    }
+
+    /// The volume blocks that it takes, and what to call it.
+    fn area(&self) -> (Vec<Range<u64>>, String) {
+        match &self.partition {
+            Some(it) => (it.ranges().collect(), format!("partition {}", it.name)),
+            None => (std::iter::once(0..self.volume.blocks()).collect(), "the volume".to_owned()),
+        }
+    }
+
+    /// The block of the volume that is a block here.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] outside.
+    pub fn place(&self, block: u64) -> Result<Lba, TreeError> {
+        let (runs, name) = self.area();
+        lba(&runs, &name, block)
     }
 
     /// The partition's identity; nil for a whole volume.
@@ -85,10 +110,7 @@ impl Raw {
             Some(partition) => self.verify_partition(&*txn, partition).await?,
             None => self.verify_whole(&*txn).await?,
         }
-        let (runs, name) = match &self.partition {
-            Some(it) => (it.ranges().collect(), format!("partition {}", it.name)),
-            None => (std::iter::once(0..txn.blocks()).collect(), "the volume".to_owned()),
-        };
+        let (runs, name) = self.area();
         Ok(RawBlocks { txn, runs, name })
     }
 
@@ -167,6 +189,37 @@ fn depend(txn: &dyn Transaction, lba: Lba) -> Result<(), TreeError> {
     Ok(txn.depend(lba, CHANGES)?)
 }
 
+/// The volume blocks of a range of blocks in `runs`.
+fn places(
+    runs: &[Range<u64>],
+    name: &str,
+    block: u64,
+    count: u64,
+) -> Result<Vec<Range<u64>>, TreeError> {
+    let blocks: u64 = runs.iter().map(|run| run.end - run.start).sum();
+    if block.checked_add(count).is_none_or(|end| end > blocks) {
+        return Err(TreeError::Invalid(format!(
+            "{count} blocks from {block} on leave {name}, which has {blocks} blocks"
+        )));
+    }
+    let (mut skip, mut missing, mut places) = (block, count, Vec::new());
+    for run in runs {
+        let start = run.start + skip.min(run.end - run.start);
+        skip -= start - run.start;
+        let end = start + missing.min(run.end - start);
+        missing -= end - start;
+        if start < end {
+            places.push(start..end);
+        }
+    }
+    Ok(places)
+}
+
+fn lba(runs: &[Range<u64>], name: &str, block: u64) -> Result<Lba, TreeError> {
+    let places = places(runs, name, block, 1)?;
+    Ok(Lba(places.first().map_or(0, |place| place.start)))
+}
+
 /// The blocks of a [`Raw`] within one transaction.
 #[derive(Clone, Debug)]
 pub struct RawBlocks {
@@ -177,36 +230,13 @@ pub struct RawBlocks {
 }
 
 impl RawBlocks {
-    /// The volume blocks of a range of blocks.
-    fn places(&self, block: u64, count: u64) -> Result<Vec<Range<u64>>, TreeError> {
-        let blocks: u64 = self.runs.iter().map(|run| run.end - run.start).sum();
-        if block.checked_add(count).is_none_or(|end| end > blocks) {
-            return Err(TreeError::Invalid(format!(
-                "{count} blocks from {block} on leave {}, which has {blocks} blocks",
-                self.name
-            )));
-        }
-        let (mut skip, mut missing, mut places) = (block, count, Vec::new());
-        for run in &self.runs {
-            let start = run.start + skip.min(run.end - run.start);
-            skip -= start - run.start;
-            let end = start + missing.min(run.end - start);
-            missing -= end - start;
-            if start < end {
-                places.push(start..end);
-            }
-        }
-        Ok(places)
-    }
-
     /// The version that the transaction reads.
     pub fn version(&self) -> EpochVersion {
         self.txn.version()
     }
 
     fn lba(&self, block: u64) -> Result<Lba, TreeError> {
-        let places = self.places(block, 1)?;
-        Ok(Lba(places.first().map_or(0, |place| place.start)))
+        lba(&self.runs, &self.name, block)
     }
 
     /// Reads `count` blocks from `block` on; zeros where nothing is stored.
@@ -215,7 +245,7 @@ impl RawBlocks {
     /// As [`Transaction::read_run`]; [`TreeError::Invalid`] for blocks outside, as all calls here.
     pub async fn read(&self, block: u64, count: u64) -> Result<Vec<Bytes>, TreeError> {
         let mut blocks = Vec::with_capacity(count as usize);
-        for place in self.places(block, count)? {
+        for place in places(&self.runs, &self.name, block, count)? {
             blocks.extend(self.txn.read_run(Lba(place.start), place.end - place.start).await?);
         }
         Ok(blocks)

@@ -1,4 +1,4 @@
-//! Keys and values at versions (Yogurt, table 5.1 and section 5.3.4).
+//! Keys and values at versions (Yogurt, table 5.1 and section 5.3.4), and raw blocks for sessions.
 //!
 //! A value and the blocks that lead to it are of one state: each block that is read narrows the versions that the
 //! next one may have.
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::format::CATALOGUE_BLOCKS;
-use super::{Store, TreeError};
+use super::{Raw, Store, TreeError};
 use crate::block::{EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
 use crate::txn::{
@@ -128,6 +128,49 @@ pub(super) async fn newest(volume: &dyn Transact) -> Result<Arc<dyn Transaction>
     match volume.begin(Begin::READ_ONLY).await {
         Err(TxnError::Unserved(_)) => volume.view(&Needs::default(), Version(0)).await,
         begun => begun,
+    }
+}
+
+impl Raw {
+    /// Reads a block for a session: the cheapest content that its guarantee allows. On a volume with partitions, the block
+    /// must be of a raw partition.
+    ///
+    /// # Errors
+    /// As [`Store::get_for`], and as [`Raw::within`].
+    pub async fn read_for(
+        &self,
+        session: &mut Session,
+        block: u64,
+    ) -> Result<Got<Bytes>, TreeError> {
+        let item = Item::Block(self.place(block)?);
+        let first = self.first.get_or_try_init(|| unchanged_since(&**self.volume())).await?;
+        let read = async |view: Arc<dyn Transaction>| {
+            let mut blocks = self.within(view).await?.read(block, 1).await?;
+            blocks.pop().ok_or_else(|| TreeError::Invalid("a read without a block".to_owned()))
+        };
+        read_for(&**self.volume(), session, &item, *first, read).await
+    }
+
+    /// Writes a block for a session, [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes, or discards it; durable when it returns.
+    /// Returns the version.
+    ///
+    /// # Errors
+    /// As [`Store::put_for`], and as [`Raw::within`].
+    pub async fn write_for(
+        &self,
+        session: &mut Session,
+        block: u64,
+        content: Option<Bytes>,
+    ) -> Result<Version, TreeError> {
+        let item = Item::Block(self.place(block)?);
+        let write = async |txn: Arc<dyn Transaction>| {
+            let blocks = self.within(txn).await?;
+            match &content {
+                Some(content) => blocks.write(block, content.clone()),
+                None => blocks.discard(block),
+            }
+        };
+        write_for(&**self.volume(), session, &item, write).await
     }
 }
 

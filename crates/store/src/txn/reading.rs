@@ -9,7 +9,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{Durability, Handle, Transaction, TxnError};
-use crate::block::{Class, EpochVersion, Lba, Position, StoreError};
+use crate::block::{Class, EpochVersion, Lba, Position};
 use crate::stale::VersionRange;
 
 /// What the reads of a transaction are of.
@@ -63,6 +63,10 @@ pub trait Reader: fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Reading<R>(pub R);
 
+fn for_reading() -> TxnError {
+    TxnError::Invalid("the transaction is for reading".to_owned())
+}
+
 #[async_trait]
 impl<R: Reader> Transaction for Reading<R> {
     fn blocks(&self) -> u64 {
@@ -74,11 +78,11 @@ impl<R: Reader> Transaction for Reading<R> {
     }
 
     fn write_as(&self, _lba: Lba, _content: Bytes, _class: Class) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
+        Err(for_reading())
     }
 
     fn discard(&self, _lba: Lba) -> Result<(), TxnError> {
-        Err(StoreError::ReadOnly.into())
+        Err(for_reading())
     }
 
     /// Without effect, as in every read-only transaction.

@@ -3,17 +3,22 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_env::Env;
 use thalweg_sim::campaign;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Retention, StoreError, Version, Write, WriteList};
+use thalweg_store::block::{
+    BLOCK_SIZE, BlockStore, Lba, Retention, StoreError, Version, Write, WriteList,
+};
 use thalweg_store::chain::{
     Chain, ChainError, Change, Changed, Cleaning, Options, Rebuild, Relation, Tap,
 };
 use thalweg_store::device::{DeviceRef, Purpose};
+use thalweg_store::stale::{Guarantee, Session};
+use thalweg_store::txn::{TransactionManager, read_block_for, write_block_for};
 
 use crate::support::{Shape, content, lose_checkpoints, options, some_parts};
 
@@ -156,6 +161,32 @@ fn each_opening_of_a_volume_with_a_history_begins_a_timeline() {
         chain.apply(list(3, 4).into_vec()).await.unwrap();
         assert_ne!(chain.position_of(Version(3)), Some(lost));
         assert_eq!(chain.position_of(Version(2)), Some(second));
+    });
+}
+
+/// The first version of an opening is of a timeline that has none yet.
+#[test]
+fn a_session_goes_on_with_its_first_write_after_an_opening() {
+    run(4, |env| async move {
+        let devices = devices(&env, false).await;
+        let chain = open(&env, &devices, false).await.unwrap();
+        chain.begin_history().await.unwrap();
+        chain.apply(list(1, 1).into_vec()).await.unwrap();
+        chain.close().await.unwrap();
+        let mut session = Session::new(Guarantee::READ_MY_WRITES);
+        for lba in [2, 3] {
+            let chain = Arc::new(open(&env, &devices, false).await.unwrap());
+            let volume = TransactionManager::new(&env, chain.clone(), Default::default());
+            for byte in [5, 6] {
+                let (lba, block) = (Lba(lba), Bytes::from(vec![byte; BLOCK_SIZE]));
+                let written =
+                    write_block_for(&volume, &mut session, lba, Some(block.clone())).await.unwrap();
+                assert_eq!(session.position(), chain.position_of(written));
+                let got = read_block_for(&volume, &mut session, lba).await.unwrap();
+                assert_eq!(got.value, block);
+            }
+            chain.close().await.unwrap();
+        }
     });
 }
 

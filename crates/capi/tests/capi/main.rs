@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod stale;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -27,26 +29,31 @@ fn runtime() -> Runtime {
 
 /// A volume of 16 MiB, in a folder of its own.
 fn volume() -> TempDir {
+    volume_with(|_| {})
+}
+
+fn volume_with(change: impl FnOnce(&mut NewVolume)) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vol");
     let links =
         ["a", "b"].map(|name| LinkSpec::plain(DeviceSpec::with_size(path.join(name), 64 << 20)));
     runtime().block_on(async {
-        let new = NewVolume::new("vol", 16 << 20, links.to_vec());
+        let mut new = NewVolume::new("vol", 16 << 20, links.to_vec());
+        change(&mut new);
         pool::create(&Env::real(), &path, &new, &|_, _| {}).await.unwrap();
     });
     folder
 }
 
 /// Builds a C program, linked with the library.
-fn build(source: &Path, program: &Path) {
+fn build(sources: &[PathBuf], program: &Path) {
     // Beside this test.
     let own = std::env::current_exe().unwrap();
     let libraries = own.parent().unwrap();
     let built = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"])
         .arg(program)
-        .arg(source)
+        .args(sources)
         .arg(format!("-I{HERE}/include"))
         .arg(libraries.join("libthalweg.so"))
         .arg(format!("-Wl,-rpath,{}", libraries.display()))
@@ -62,7 +69,8 @@ fn program() -> &'static Path {
         .get_or_init(|| {
             let folder = tempfile::tempdir().unwrap();
             let program = folder.path().join("calls");
-            build(&Path::new(HERE).join("tests/c/calls.c"), &program);
+            let sources = ["calls.c", "stale.c"];
+            build(&sources.map(|it| Path::new(HERE).join("tests/c").join(it)), &program);
             (folder, program)
         })
         .1
@@ -90,8 +98,17 @@ impl Process {
 
     /// A process that serves a volume, as `thalweg serve` does.
     fn serve(folder: &Path, idle: &str) -> Process {
+        Process::serve_as(folder, idle, "primary")
+    }
+
+    fn serve_as(folder: &Path, idle: &str, role: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "--nocapture", "serves_until_it_is_told_to_end"]);
+        command.env("ROLE", role).args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "serves_until_it_is_told_to_end",
+        ]);
         let mut process = Process::start(command.env("SERVED", folder).env("IDLE", idle));
         while process.line() != "serving" {}
         process
@@ -135,7 +152,8 @@ fn serves_until_it_is_told_to_end() {
     runtime().block_on(async {
         let env = Env::real();
         let transactions = Options { idle, ..Options::default() };
-        let options = OpenOptions { transactions, ..OpenOptions::default() };
+        let mut options = OpenOptions { transactions, ..OpenOptions::default() };
+        options.chain.follow = std::env::var("ROLE").unwrap() == "replica";
         let pool = Pool::open(&env, &folder, &options).await.unwrap();
         let server = Server::start(&env, pool.transactions(), &folder, Config::default()).unwrap();
         println!("\nserving");
@@ -325,7 +343,7 @@ fn documented(document: &str, volume: &Path, after: &str) -> PathBuf {
         .map(|it| format!("#include {it}\n"));
     let text = format!("{}int main(void)\n{{\n{code}\n{after}}}\n", headers.concat());
     std::fs::write(&source, text).unwrap();
-    build(&source, &program);
+    build(&[source], &program);
     program
 }
 

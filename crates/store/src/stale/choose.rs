@@ -1,6 +1,8 @@
 //! The choice among versions: equation 5.1 of Yogurt (5.3.1), and the cheapest of what it asks for.
 
-use super::Cost;
+use smallvec::SmallVec;
+
+use super::{Cost, Costs};
 use crate::block::{Located, Version};
 
 /// How many versions of a block a reader asks for at most, if it does not say.
@@ -19,15 +21,17 @@ pub fn queries(low: Version, up: Version, budget: usize) -> impl Iterator<Item =
 
 /// The cheapest of some contents, ascending by version, of which at most `budget` are looked at; the oldest of several
 /// that cost the same, which keeps the range of versions large.
-pub fn cheapest(
-    contents: &[Located],
+pub fn cheapest<'a>(
+    contents: &'a [Located],
     budget: usize,
-    cost: impl Fn(&Located) -> Cost,
-) -> Option<(&Located, Cost)> {
+    costs: &dyn Costs,
+) -> Option<(&'a Located, Cost)> {
     let last = Version((contents.len() as u64).checked_sub(1)?);
     let asked = queries(Version(0), last, budget.max(1));
-    let asked = asked.filter_map(|nth| contents.get(nth.0 as usize));
-    asked.map(|content| (content, cost(content))).min_by_key(|(_, cost)| *cost)
+    let asked: SmallVec<[&Located; 8]> =
+        asked.filter_map(|nth| contents.get(nth.0 as usize)).collect();
+    let costs = costs.costs(&asked);
+    asked.into_iter().zip(costs).min_by_key(|(_, cost)| *cost)
 }
 
 #[cfg(test)]
@@ -36,6 +40,20 @@ mod tests {
 
     use super::*;
     use crate::block::Residence;
+    use crate::device::QueueDepth;
+
+    /// The costs of contents by their offsets.
+    #[derive(Debug)]
+    struct Listed(Vec<i64>);
+
+    impl Costs for Listed {
+        fn cost(&self, residence: &Residence) -> Cost {
+            match residence {
+                Residence::Memory => Cost::MEMORY,
+                Residence::Device { offset, .. } => Cost(self.0[*offset as usize]),
+            }
+        }
+    }
 
     fn asked(low: u64, up: u64, budget: usize) -> Vec<u64> {
         queries(Version(low), Version(up), budget).map(|version| version.0).collect()
@@ -72,11 +90,17 @@ mod tests {
                 .map(|nth| Located {
                     oldest: Version(nth),
                     newest: Version(nth),
-                    residence: Residence::Memory,
+                    residence: Residence::Device {
+                        device: 0,
+                        offset: nth,
+                        size: 1,
+                        is_rotational: false,
+                        queue: QueueDepth::default(),
+                    },
                 })
                 .collect();
-            let cost = |content: &Located| Cost(costs[content.oldest.0 as usize]);
-            let found = cheapest(&contents, budget, cost).map(|(content, _)| content.oldest.0 as usize);
+            let found = cheapest(&contents, budget, &Listed(costs.clone()));
+            let found = found.map(|(content, _)| content.oldest.0 as usize);
             let last = costs.len().saturating_sub(1) as u64;
             let looked: Vec<usize> = match costs.is_empty() {
                 true => Vec::new(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use thalweg_env::Env;
 
 use super::choose::{self, BUDGET};
@@ -144,12 +145,11 @@ impl Versioned {
         lba: Lba,
         range: VersionRange,
     ) -> Result<Vec<(VersionRange, Cost)>, StoreError> {
-        let located = self.store.locate(lba, range.low, range.up)?.into_iter();
-        let costs = located.map(|content| {
-            let range = VersionRange { low: content.oldest, up: content.newest };
-            (range, self.costs.cost(&content.residence))
-        });
-        Ok(costs.collect())
+        let located = self.store.locate(lba, range.low, range.up)?;
+        let costs = self.costs.costs(&located.iter().collect::<SmallVec<[_; 8]>>());
+        let ranges =
+            located.iter().map(|content| VersionRange { low: content.oldest, up: content.newest });
+        Ok(ranges.zip(costs).collect())
     }
 
     /// The cheapest content of a block in a range of versions; the oldest of several that cost the same.
@@ -158,8 +158,7 @@ impl Versioned {
     /// [`StoreError::Gone`] when none of these versions can be read; [`StoreError::Invalid`] outside of the volume.
     pub(super) fn cheapest(&self, lba: Lba, range: VersionRange) -> Result<Located, StoreError> {
         let contents = self.store.locate(lba, range.low, range.up)?;
-        let cost = |content: &Located| self.costs.cost(&content.residence);
-        let found = choose::cheapest(&contents, self.budget, cost);
+        let found = choose::cheapest(&contents, self.budget, &*self.costs);
         let (content, _) = found.ok_or(StoreError::Gone(range.up))?;
         Ok(*content)
     }

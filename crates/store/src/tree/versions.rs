@@ -117,14 +117,46 @@ impl Store {
         value: impl Into<Bytes>,
     ) -> Result<Version, TreeError> {
         let value = value.into();
-        let (volume, begin, session_now) = (self.volume(), Begin::STRICT, &*session);
-        let put = run_versioned(&**volume, begin, Durability::Synced, async |txn| {
-            session_now.may_write(txn.version().version).map_err(TxnError::from)?;
-            self.put_in(&*txn, key, value.clone()).await
+        let put =
+            self.write_for(session, key, async |txn| self.put_in(txn, key, value.clone()).await);
+        Ok(put.await?.1)
+    }
+
+    /// Overwrites a part of a key's value, for a session; see [`Store::overwrite`]. Durable when it returns. Returns the
+    /// version; `None` when there is no value that is long enough.
+    ///
+    /// # Errors
+    /// As [`Store::put_for`].
+    pub async fn overwrite_for(
+        &self,
+        session: &mut Session,
+        key: &[u8],
+        offset: usize,
+        part: impl Into<Bytes>,
+    ) -> Result<Option<Version>, TreeError> {
+        let part = part.into();
+        let overwrite = self.write_for(session, key, async |txn| {
+            self.overwrite_in(txn, key, offset, part.clone()).await
         });
-        let ((), EpochVersion { version, .. }) = put.await?;
+        let (was_there, version) = overwrite.await?;
+        Ok(was_there.then_some(version))
+    }
+
+    /// A change of a key in a transaction of its own, for a session. Returns the version too.
+    async fn write_for<T>(
+        &self,
+        session: &mut Session,
+        key: &[u8],
+        change: impl AsyncFn(&dyn Transaction) -> Result<T, TreeError>,
+    ) -> Result<(T, Version), TreeError> {
+        let (volume, begin, session_now) = (self.volume(), Begin::STRICT, &*session);
+        let changed = run_versioned(&**volume, begin, Durability::Synced, async |txn| {
+            session_now.may_write(txn.version().version).map_err(TxnError::from)?;
+            change(&*txn).await
+        });
+        let (done, EpochVersion { version, .. }) = changed.await?;
         session.has_written(&Item::Key(key.into()), version);
-        Ok(version)
+        Ok((done, version))
     }
 }
 

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Cost, Costs};
-use crate::block::{Located, Version};
+use crate::block::{Located, Residence, Version};
 
 /// How many versions of a block a reader asks for at most, if it does not say.
 pub const BUDGET: usize = 64;
@@ -34,12 +34,33 @@ pub fn cheapest<'a>(
     asked.into_iter().zip(costs).min_by_key(|(_, cost)| *cost)
 }
 
+/// Reads that were chosen and have not begun, by device.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Planned(SmallVec<[(u16, usize); 4]>);
+
+impl Planned {
+    /// Adds a read.
+    pub(super) fn add(&mut self, residence: &Residence) {
+        let Residence::Device { device, .. } = residence else { return };
+        match self.0.iter_mut().find(|(known, _)| known == device) {
+            Some((_, reads)) => *reads += 1,
+            None => self.0.push((*device, 1)),
+        }
+    }
+
+    /// Counts the planned reads as queued.
+    pub(super) fn queue(&self, residence: &mut Residence) {
+        let Residence::Device { device, queue, .. } = residence else { return };
+        let planned = self.0.iter().find(|(known, _)| known == device);
+        queue.reads += planned.map_or(0, |(_, reads)| *reads);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::block::Residence;
     use crate::device::QueueDepth;
 
     /// The costs of contents by their offsets.

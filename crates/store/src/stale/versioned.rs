@@ -7,7 +7,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use thalweg_env::Env;
 
-use super::choose::{self, BUDGET};
+use super::choose::{self, BUDGET, Planned};
 use super::{Cost, CostModel, Costs, Item, Node, Session, StaleError, Upstream, VersionRange};
 use crate::block::{
     BlockStore, Lba, Located, Retained, Retention, StoreError, Version, Write, WriteList,
@@ -152,12 +152,19 @@ impl Versioned {
         Ok(ranges.zip(costs).collect())
     }
 
-    /// The cheapest content of a block in a range of versions; the oldest of several that cost the same.
+    /// The cheapest content of a block in a range of versions, behind reads that are planned; the oldest of several that cost
+    /// the same.
     ///
     /// # Errors
     /// [`StoreError::Gone`] when none of these versions can be read; [`StoreError::Invalid`] outside of the volume.
-    pub(super) fn cheapest(&self, lba: Lba, range: VersionRange) -> Result<Located, StoreError> {
-        let contents = self.store.locate(lba, range.low, range.up)?;
+    pub(super) fn cheapest(
+        &self,
+        lba: Lba,
+        range: VersionRange,
+        planned: &Planned,
+    ) -> Result<Located, StoreError> {
+        let mut contents = self.store.locate(lba, range.low, range.up)?;
+        contents.iter_mut().for_each(|content| planned.queue(&mut content.residence));
         let found = choose::cheapest(&contents, self.budget, &*self.costs);
         let (content, _) = found.ok_or(StoreError::Gone(range.up))?;
         Ok(*content)

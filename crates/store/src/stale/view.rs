@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 
+use super::choose::Planned;
 use super::{VersionRange, Versioned};
 use crate::block::{Hold, Lba, Located, StoreError, Version};
 
@@ -81,9 +82,9 @@ impl StaleView {
     }
 
     /// Chooses the content of a block, and narrows the range. Returns a version that has it.
-    fn choose(&self, lba: Lba) -> Result<(Version, Located), StoreError> {
+    fn choose(&self, lba: Lba, planned: &Planned) -> Result<(Version, Located), StoreError> {
         let mut range = self.range.lock();
-        let content = self.versions.cheapest(lba, *range)?;
+        let content = self.versions.cheapest(lba, *range, planned)?;
         let has = VersionRange { low: content.oldest, up: content.newest };
         *range = range.and(has).ok_or(StoreError::Gone(range.up))?;
         Ok((range.up, content))
@@ -94,18 +95,20 @@ impl StaleView {
     /// # Errors
     /// Those of the store.
     pub async fn read(&self, lba: Lba) -> Result<Option<Bytes>, StoreError> {
-        let (version, content) = self.choose(lba)?;
+        let (version, content) = self.choose(lba, &Planned::default())?;
         self.versions.fetch(lba, version, &content).await
     }
 
-    /// `count` blocks from `lba` on.
+    /// `count` blocks from `lba` on. They are chosen one after the other, and then read at once: each choice takes into
+    /// account what was chosen before.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Option<Bytes>>, StoreError> {
-        let mut reads = Vec::new();
+        let (mut reads, mut planned) = (Vec::new(), Planned::default());
         for lba in (lba.0..lba.0.saturating_add(count)).map(Lba) {
-            let (version, content) = self.choose(lba)?;
+            let (version, content) = self.choose(lba, &planned)?;
+            planned.add(&content.residence);
             reads.push(async move { self.versions.fetch(lba, version, &content).await });
         }
         try_join_all(reads).await

@@ -116,10 +116,7 @@ impl Store {
         key: &[u8],
         value: impl Into<Bytes>,
     ) -> Result<Version, TreeError> {
-        let value = value.into();
-        let put =
-            self.write_for(session, key, async |txn| self.put_in(txn, key, value.clone()).await);
-        Ok(put.await?.1)
+        Ok(self.change_for(session, key, SessionChange::Put(value.into())).await?.1)
     }
 
     /// Overwrites a part of a key's value, for a session; see [`Store::overwrite`]. Durable when it returns. Returns the
@@ -134,30 +131,42 @@ impl Store {
         offset: usize,
         part: impl Into<Bytes>,
     ) -> Result<Option<Version>, TreeError> {
-        let part = part.into();
-        let overwrite = self.write_for(session, key, async |txn| {
-            self.overwrite_in(txn, key, offset, part.clone()).await
-        });
-        let (was_there, version) = overwrite.await?;
+        let change = SessionChange::Overwrite(offset, part.into());
+        let (was_there, version) = self.change_for(session, key, change).await?;
         Ok(was_there.then_some(version))
     }
 
-    /// A change of a key in a transaction of its own, for a session. Returns the version too.
-    async fn write_for<T>(
+    /// A change of a key in a transaction of its own. Returns whether there was something to change, and the version.
+    async fn change_for(
         &self,
         session: &mut Session,
         key: &[u8],
-        change: impl AsyncFn(&dyn Transaction) -> Result<T, TreeError>,
-    ) -> Result<(T, Version), TreeError> {
+        change: SessionChange,
+    ) -> Result<(bool, Version), TreeError> {
         let (volume, begin, session_now) = (self.volume(), Begin::STRICT, &*session);
         let changed = run_versioned(&**volume, begin, Durability::Synced, async |txn| {
             session_now.may_write(txn.version().version).map_err(TxnError::from)?;
-            change(&*txn).await
+            match change.clone() {
+                SessionChange::Put(value) => self.put_in(&*txn, key, value).await.map(|()| true),
+                SessionChange::Overwrite(offset, part) => {
+                    self.overwrite_in(&*txn, key, offset, part).await
+                }
+            }
         });
-        let (done, EpochVersion { version, .. }) = changed.await?;
-        session.has_written(&Item::Key(key.into()), version);
-        Ok((done, version))
+        let (was_there, EpochVersion { version, .. }) = changed.await?;
+        if was_there {
+            session.has_written(&Item::Key(key.into()), version);
+        }
+        Ok((was_there, version))
     }
+}
+
+/// A change of a key for a session.
+#[derive(Clone, Debug)]
+enum SessionChange {
+    Put(Bytes),
+    /// A part of the value, from this byte on.
+    Overwrite(usize, Bytes),
 }
 
 /// The oldest version that can be read and has the catalogue as it is now.

@@ -41,7 +41,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
     run,
 };
 
-/// Bytes of all values, and blocks of memory for the cache, at scale 1: 1 GiB and 256 MiB.
+/// Bytes of all values, and blocks of memory for the cache, at scale 1: 1 GiB and 256 MiB. A segment of the log has room for
+/// all values.
 const BYTES: f64 = (1_u64 << 30) as f64;
 const CACHE: f64 = 65_536.0;
 const DEFAULT_SCALE: f64 = 1.0 / 16.0;
@@ -172,8 +173,9 @@ struct Server {
 }
 
 async fn server(env: &Env, case: &Case) -> Result<Server, BenchError> {
-    let per_value = case.value.div_ceil(4096) as u32 + 1;
-    let blocks = case.keys * per_value * 3 / 2 + 4096;
+    let data = case.keys * case.value.div_ceil(BLOCK) as u32;
+    // The buckets and the directory take the rest.
+    let blocks = data * 5 / 4 + 2048;
     let layout = Layout { drives: Drives::Disks, blocks, cache: case.cache };
     let node = Node::new(env, &layout).await?;
     let versions = Versioned::of(env, node.retained.clone());

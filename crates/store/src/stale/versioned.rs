@@ -1,5 +1,6 @@
 //! Blocks at versions (table 5.2).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,10 +8,10 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use thalweg_env::Env;
 
-use super::choose::{self, BUDGET, Planned};
+use super::choose::{self, BUDGET};
 use super::{Cost, CostModel, Costs, Item, Node, Session, StaleError, Upstream, VersionRange};
 use crate::block::{
-    BlockStore, Lba, Located, Retained, Retention, StoreError, Version, Write, WriteList,
+    BlockStore, Lba, Located, Residence, Retained, Retention, StoreError, Version, Write, WriteList,
 };
 
 /// What a read got.
@@ -152,36 +153,42 @@ impl Versioned {
         Ok(ranges.zip(costs).collect())
     }
 
-    /// The cheapest content of a block in a range of versions, behind reads that are planned; the oldest of several that cost
+    /// The contents of some blocks in the version in which they cost least together; the oldest of several versions that cost
     /// the same.
     ///
     /// # Errors
     /// [`StoreError::Gone`] when none of these versions can be read; [`StoreError::Invalid`] outside of the volume.
     pub(super) fn cheapest(
         &self,
-        lba: Lba,
+        lbas: Range<u64>,
         range: VersionRange,
-        planned: &Planned,
-    ) -> Result<Located, StoreError> {
-        let mut contents = self.store.locate(lba, range.low, range.up)?;
-        contents.iter_mut().for_each(|content| planned.queue(&mut content.residence));
-        let found = choose::cheapest(&contents, self.budget, &*self.costs);
-        let (content, _) = found.ok_or(StoreError::Gone(range.up))?;
-        Ok(*content)
+    ) -> Result<Vec<Located>, StoreError> {
+        let locate = |lba| self.store.locate(Lba(lba), range.low, range.up);
+        let blocks = lbas.map(locate).collect::<Result<Vec<_>, _>>()?;
+        let gone = || StoreError::Gone(range.up);
+        if let [contents] = &blocks[..] {
+            let found = choose::cheapest(contents, self.budget, &*self.costs);
+            return Ok(vec![*found.ok_or_else(gone)?.0]);
+        }
+        let version = choose::cheapest_together(&blocks, range.low, self.budget, &*self.costs);
+        let version = version.ok_or_else(gone)?;
+        let chosen = blocks.iter().map(|contents| choose::at(contents, version).copied());
+        chosen.collect::<Option<Vec<_>>>().ok_or_else(gone)
     }
 
-    /// Reads a block at a version that has the content `chosen`, and learns from the time that it took.
+    /// Reads blocks at a version in which they are in one place, and learns from the time that it took.
     pub(super) async fn fetch(
         &self,
         lba: Lba,
+        count: u64,
         version: Version,
-        chosen: &Located,
-    ) -> Result<Option<Bytes>, StoreError> {
+        from: Residence,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
         let since = self.env.now();
-        self.costs.begin(&chosen.residence);
-        let content = self.store.read(lba, 1, version).await?.pop().flatten();
-        self.costs.learn(&chosen.residence, self.env.now().since(since));
-        Ok(content)
+        self.costs.begin(&from);
+        let contents = self.store.read(lba, count, version).await?;
+        self.costs.learn(&from, self.env.now().since(since));
+        Ok(contents)
     }
 
     /// How old a version is, at most.

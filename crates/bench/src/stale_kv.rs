@@ -51,7 +51,8 @@ const CLIENTS: u64 = 16;
 const BLOCK: usize = 4096;
 /// Updates before the clients begin, for each block.
 const PASSES: u64 = 2;
-const SPAN: Duration = Duration::from_secs(4);
+/// In which the log comes to each disk: the newest contents are then on all of them, and the slow ones on each for a while.
+const SPAN: Duration = Duration::from_secs(16);
 const BATCH: u64 = 32;
 /// Between two batches of the stream.
 const PAUSE: Duration = Duration::from_millis(8);
@@ -268,7 +269,7 @@ fn measure(case: Case) -> Result<Gets, BenchError> {
     thalweg_sim::run(case.seed, |env| async move {
         let server = server(&env, &case).await?;
         let _stream = stream(&env, &server, case)?;
-        env.sleep(SPAN / 10).await;
+        env.sleep(SPAN / 40).await;
         let clients = (0..CLIENTS)
             .map(|number| env.spawn(client(env.clone(), server.store.clone(), case, number)));
         let all = rig::all(clients.collect()).await?;

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Cost, Costs};
-use crate::block::{Located, Locations, Residence, Version};
+use crate::block::{BLOCK_SIZE, Located, Locations, Residence, Version};
 
 /// How many versions of a block a reader asks for at most, if it does not say.
 pub const BUDGET: usize = 64;
@@ -62,18 +62,33 @@ pub(super) fn at(contents: &[Located], version: Version) -> Option<&Located> {
     contents.get(nth).filter(|content| version <= content.newest)
 }
 
-/// What blocks cost in a version that are read at once: each waits for those before it on its device. Together, and the most
-/// of one.
+/// What blocks cost in a version that are read at once: each request waits for those before it on its device. Together, and
+/// the most of one.
 fn together(blocks: &[Locations], version: Version, costs: &dyn Costs) -> (i64, i64) {
     let (mut planned, mut sum, mut most) = (Planned::default(), 0_i64, i64::MIN);
+    let mut before = None;
     for content in blocks.iter().filter_map(|block| at(block, version)) {
-        let mut residence = content.residence;
-        planned.queue(&mut residence);
-        planned.add(&residence);
-        let Cost(cost) = costs.cost(&residence);
-        (sum, most) = (sum.saturating_add(cost), most.max(cost));
+        if !before.replace(content).is_some_and(|before| one_request(before, content)) {
+            let mut residence = content.residence;
+            planned.queue(&mut residence);
+            planned.add(&residence);
+            let Cost(cost) = costs.cost(&residence);
+            (sum, most) = (sum.saturating_add(cost), most.max(cost));
+        }
     }
-    if std::env::var_os("MAXFIRST").is_some() { (most, sum) } else { (sum, most) }
+    (sum, most)
+}
+
+/// Whether one request reads two blocks, the second of which follows the first.
+pub(super) fn one_request(before: &Located, after: &Located) -> bool {
+    match (before.residence, after.residence) {
+        (Residence::Memory, Residence::Memory) => true,
+        (
+            Residence::Device { device, offset, .. },
+            Residence::Device { device: next, offset: next_offset, .. },
+        ) => device == next && next_offset == offset + BLOCK_SIZE as u64,
+        _ => false,
+    }
 }
 
 /// Reads that were chosen and have not begun, by device.

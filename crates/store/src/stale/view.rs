@@ -7,8 +7,9 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 
+use super::choose::one_request;
 use super::{VersionRange, Versioned};
-use crate::block::{BLOCK_SIZE, Hold, Lba, Located, Residence, StoreError, Version};
+use crate::block::{Hold, Lba, Located, StoreError, Version};
 
 /// Blocks that are chosen together.
 const TOGETHER: u64 = 64;
@@ -116,7 +117,7 @@ impl StaleView {
             first = lbas.end;
             let (version, chosen) = self.choose(lbas.clone())?;
             let mut lba = lbas.start;
-            for run in chosen.chunk_by(is_followed) {
+            for run in chosen.chunk_by(one_request) {
                 reads.push(self.versions.fetch(
                     Lba(lba),
                     run.len() as u64,
@@ -127,17 +128,5 @@ impl StaleView {
             }
         }
         Ok(try_join_all(reads).await?.concat())
-    }
-}
-
-/// Whether one request reads both.
-fn is_followed(before: &Located, after: &Located) -> bool {
-    match (before.residence, after.residence) {
-        (Residence::Memory, Residence::Memory) => true,
-        (
-            Residence::Device { device, offset, .. },
-            Residence::Device { device: next, offset: next_offset, .. },
-        ) => device == next && next_offset == offset + BLOCK_SIZE as u64,
-        _ => false,
     }
 }

@@ -236,6 +236,9 @@ mod tests {
         let one = changing(9, &[(1, 0, 5), (5, 0, 6)]);
         let other = changing(9, &[(1, 0, 5), (5, 1, 6)]);
         assert_eq!(chosen(&[one, other]), Some(5));
+        // One request reads blocks that follow each other.
+        let follows = changing(9, &[(1, 0, 5 + BLOCK_SIZE as u64), (5, 1, 6)]);
+        assert_eq!(chosen(&[changing(9, &[(1, 0, 5), (5, 0, 6)]), follows]), Some(1));
         // No version has both.
         assert_eq!(chosen(&[changing(3, &[(1, 0, 1)]), changing(9, &[(4, 0, 1)])]), None);
     }

@@ -9,12 +9,13 @@
 //! | `ns_N_versions` | nanoseconds for the costs of N versions in one call |
 //! | `ns_per_version_64` | `ns_64_versions` over 64 |
 //! | `socket_us_64_versions` | microseconds for those of 64 versions over a socket, one call after the other |
-//! | `socket_us_64_versions_busy` | the same of a connection with 64 calls at a time, per call |
+//! | `socket_us_null` | the same for a call that asks for nothing: the round trip alone |
+//! | `socket_us_64_versions_busy`, `socket_us_null_busy` | the same of a connection with 64 calls at a time, per call |
 //!
-//! The paper's calls into the kernel took 1.4 us for 64 versions.
+//! Calls are measured in rounds of a hundredth of all. Each figure is the mean call of the median round, so that other work
+//! on the machine counts little. The paper's calls into the kernel took 1.4 us for 64 versions.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use thalweg_env::Env;
@@ -48,7 +49,7 @@ const BLOCKS: u64 = 128;
 const VERSIONS: u64 = 64;
 const SIZES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Calls at scale 1.
-const CALLS: f64 = 400_000.0;
+const CALLS: f64 = 640_000.0;
 const AT_ONCE: usize = 64;
 
 fn run(options: &Options) -> Result<Report, BenchError> {
@@ -90,9 +91,7 @@ async fn measure(options: &Options, scale: f64) -> Result<Report, BenchError> {
     }
     let manager = TransactionManager::of(&env, versions, TxnOptions::default());
     let range = VersionRange { low: Version(newest.0 - VERSIONS * BLOCKS + 1), up: newest };
-    let (alone, busy) = over_socket(&env, &manager, range, calls / 64).await?;
-    report.figure("socket_us_64_versions", rounded(alone));
-    report.figure("socket_us_64_versions_busy", rounded(busy));
+    over_socket(&env, &manager, range, calls / 64, &mut report).await?;
     report.charts.push(Chart {
         title: "Asking for costs".to_owned(),
         x: "versions in a call".to_owned(),
@@ -106,16 +105,30 @@ async fn measure(options: &Options, scale: f64) -> Result<Report, BenchError> {
     Ok(report)
 }
 
+/// Rounds of each measurement.
+const ROUNDS: u64 = 100;
+
+/// The median.
+fn median(mut rounds: Vec<f64>) -> f64 {
+    rounds.sort_by(f64::total_cmp);
+    rounds.get(rounds.len() / 2).copied().unwrap_or_default()
+}
+
 /// Nanoseconds per call.
 fn rounds(
     env: &Env,
     calls: u64,
     mut call: impl FnMut(u64) -> Result<(), BenchError>,
 ) -> Result<f64, BenchError> {
-    (0..calls / 10).try_for_each(&mut call)?;
-    let since = env.now();
+    let calls = (calls / ROUNDS).max(1);
     (0..calls).try_for_each(&mut call)?;
-    Ok(env.now().since(since).as_nanos() as f64 / calls.max(1) as f64)
+    let mut took = Vec::new();
+    for round in 0..ROUNDS {
+        let since = env.now();
+        (round * calls..(round + 1) * calls).try_for_each(&mut call)?;
+        took.push(env.now().since(since).as_nanos() as f64 / calls as f64);
+    }
+    Ok(median(took))
 }
 
 /// Microseconds per call over a socket: one after the other, and many at a time.
@@ -124,27 +137,44 @@ async fn over_socket(
     manager: &TransactionManager,
     range: VersionRange,
     calls: u64,
-) -> Result<(f64, f64), BenchError> {
+    report: &mut Report,
+) -> Result<(), BenchError> {
     let folder = tempfile::tempdir().map_err(failed)?;
     let _server = Server::start(env, manager, folder.path(), Config::default()).map_err(failed)?;
     let connection = Connection::open(env, folder.path()).await.map_err(failed)?;
-    let connection = connection.ok_or_else(|| BenchError::Failed("no server".into()))?;
-    let ask = |nth: u64| {
-        let connection = &connection;
-        async move { connection.contents(Lba(nth % BLOCKS), range).await.map(drop).map_err(failed) }
+    let connection = &connection.ok_or_else(|| BenchError::Failed("no server".into()))?;
+    let ask = |nth: u64| async move {
+        connection.contents(Lba(nth % BLOCKS), range).await.map(drop).map_err(failed)
     };
-    let per_call = |took: Duration| took.as_nanos() as f64 / 1e3 / calls.max(1) as f64;
-    let since = env.now();
-    for nth in 0..calls {
-        ask(nth).await?;
+    let null = |_| async move { connection.position().await.map(drop).map_err(failed) };
+    for (name, at_once) in [("", 1), ("_busy", AT_ONCE)] {
+        let us = calls_of(env, calls, at_once, ask).await?;
+        report.figure(&format!("socket_us_64_versions{name}"), rounded(us));
+        let us = calls_of(env, calls, at_once, null).await?;
+        report.figure(&format!("socket_us_null{name}"), rounded(us));
     }
-    let alone = per_call(env.now().since(since));
-    let since = env.now();
-    let mut answers = stream::iter((0..calls).map(ask)).buffer_unordered(AT_ONCE);
-    while let Some(answer) = answers.next().await {
-        answer?;
+    Ok(())
+}
+
+/// Microseconds per call, with so many at a time.
+async fn calls_of<F: Future<Output = Result<(), BenchError>>>(
+    env: &Env,
+    calls: u64,
+    at_once: usize,
+    call: impl Fn(u64) -> F,
+) -> Result<f64, BenchError> {
+    let calls = (calls / ROUNDS).max(1);
+    let mut took = Vec::new();
+    for round in 0..ROUNDS {
+        let since = env.now();
+        let all = (round * calls..(round + 1) * calls).map(&call);
+        let mut answers = stream::iter(all).buffer_unordered(at_once);
+        while let Some(answer) = answers.next().await {
+            answer?;
+        }
+        took.push(env.now().since(since).as_nanos() as f64 / 1e3 / calls as f64);
     }
-    Ok((alone, per_call(env.now().since(since))))
+    Ok(median(took))
 }
 
 /// A chain whose blocks have been written in turn; nothing of it is in a cache.

@@ -1,8 +1,9 @@
 //! `stale-kv`: reads of old values on a node that follows a primary (Yogurt 5.4.3, figure 5.5; virtual time).
 //!
-//! A hash table on three disks with a log that goes from disk to disk, and a cache in memory. 16 clients put and get, half and
-//! half (YCSB A), keys by Zipf's law, values of 4 to 20 KB; a stream of 2,000 puts in a second comes from the primary. Each client has a session
-//! of its own.
+//! A hash table on three disks with a log that goes from disk to disk, and a cache in memory for a quarter of the values.
+//! 16 clients get and update, half and half (YCSB A), keys by Zipf's law, values of 4 to 20 KB, of which an update changes
+//! one block; a stream of 4,000 updates in a second comes from the primary. All values are there, and as many updates as there
+//! are blocks have been made twice, when the clients begin, each with a session of its own.
 //!
 //! | figure | meaning |
 //! |---|---|
@@ -16,11 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rand::RngExt;
-use thalweg_env::{Env, Task};
+use rand::{RngExt, SeedableRng};
+use thalweg_env::{Env, Rng, Task};
 use thalweg_store::stale::{Guarantee, Session, Versioned};
 use thalweg_store::tree::{Batch, Kind, NewPartition, Store, catalogue};
-use thalweg_store::txn::{Durability, Options as TxnOptions, Transact, TransactionManager};
+use thalweg_store::txn::{
+    self, Begin, Durability, Options as TxnOptions, Transact, TransactionManager,
+};
 
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, failed, rounded};
@@ -38,16 +41,19 @@ pub const ENTRY: BenchEntry = BenchEntry {
     run,
 };
 
-/// Bytes of all values, and blocks of memory for the cache, at scale 1: 1 GiB and 256 MiB.
+/// Bytes of all values, and blocks of memory for the cache, at scale 1: 1 GiB and 256 MiB. A segment of the log has room for
+/// all values.
 const BYTES: f64 = (1_u64 << 30) as f64;
 const CACHE: f64 = 65_536.0;
-const DEFAULT_SCALE: f64 = 1.0 / 64.0;
+const DEFAULT_SCALE: f64 = 1.0 / 16.0;
 const SIZES: [usize; 5] = [4, 8, 12, 16, 20];
 const CLIENTS: u64 = 16;
-/// Times that all keys are put before the clients begin.
-const PASSES: u64 = 3;
-const SPAN: Duration = Duration::from_secs(4);
-const BATCH: u64 = 16;
+const BLOCK: usize = 4096;
+/// Updates before the clients begin, for each block.
+const PASSES: u64 = 2;
+/// In which the log comes to each disk: the newest contents are then on all of them, and the slow ones on each for a while.
+const SPAN: Duration = Duration::from_secs(16);
+const BATCH: u64 = 32;
 /// Between two batches of the stream.
 const PAUSE: Duration = Duration::from_millis(8);
 
@@ -123,9 +129,43 @@ fn key(number: u32) -> Bytes {
     Bytes::copy_from_slice(&u64::from(number).to_be_bytes())
 }
 
-/// A value that repeats its stamp: a simulated medium keeps such blocks in few bytes.
-fn value(stamp: u64, len: usize) -> Bytes {
+/// A content that repeats its stamp: a simulated medium keeps such blocks in few bytes.
+fn content(stamp: u64, len: usize) -> Bytes {
     Bytes::from((stamp + 1).to_le_bytes().repeat(len / 8))
+}
+
+/// Updates: a block of a value each.
+struct Updates {
+    keys: Addresses,
+    rng: Rng,
+    blocks: usize,
+}
+
+impl Updates {
+    fn new(case: Case, keys: Addresses, seed: u64) -> Updates {
+        Updates { keys, rng: Rng::seed_from_u64(seed), blocks: case.value.div_ceil(BLOCK) }
+    }
+
+    /// A key, and where in its value.
+    fn draw(&mut self) -> (Bytes, usize) {
+        (key(self.keys.draw()), self.rng.random_range(0..self.blocks) * BLOCK)
+    }
+
+    /// A batch in a transaction of its own.
+    async fn make(&mut self, store: &Store, stamp: u64) -> Result<(), BenchError> {
+        let updates: Arc<[(Bytes, usize)]> = (0..BATCH).map(|_| self.draw()).collect();
+        let made = txn::run(&**store.volume(), Begin::default(), Durability::Visible, |txn| {
+            let (store, updates) = (store.clone(), updates.clone());
+            async move {
+                let mut set = store.working_set(&*txn);
+                for (key, offset) in &*updates {
+                    set.overwrite(key, *offset, content(stamp, BLOCK)).await?;
+                }
+                set.finish()
+            }
+        });
+        made.await.map_err(failed)
+    }
 }
 
 struct Server {
@@ -134,8 +174,9 @@ struct Server {
 }
 
 async fn server(env: &Env, case: &Case) -> Result<Server, BenchError> {
-    let per_value = case.value.div_ceil(4096) as u32 + 1;
-    let blocks = case.keys * per_value * 3 / 2 + 4096;
+    let data = case.keys * case.value.div_ceil(BLOCK) as u32;
+    // The buckets and the directory take the rest.
+    let blocks = data * 5 / 4 + 2048;
     let layout = Layout { drives: Drives::Disks, blocks, cache: case.cache };
     let node = Node::new(env, &layout).await?;
     let versions = Versioned::of(env, node.retained.clone());
@@ -150,31 +191,34 @@ async fn server(env: &Env, case: &Case) -> Result<Server, BenchError> {
     catalogue::create(env, &*volume, &partition).await.map_err(failed)?;
     let store = Store::open(env, volume, "keys").await.map_err(failed)?;
     let server = Server { node, store: store.with_durability(Durability::Visible) };
-    for pass in 0..PASSES {
-        for first in (0..case.keys).step_by(BATCH as usize) {
-            let mut batch = Batch::new();
-            for number in first..(first + BATCH as u32).min(case.keys) {
-                batch.put(key(number), value(pass, case.value));
-            }
-            server.store.write(&batch).await.map_err(failed)?;
+    for first in (0..case.keys).step_by(BATCH as usize) {
+        let mut batch = Batch::new();
+        for number in first..(first + BATCH as u32).min(case.keys) {
+            batch.put(key(number), content(0, case.value));
         }
+        server.store.write(&batch).await.map_err(failed)?;
+    }
+    // Before, there were fewer keys.
+    server.node.retained.give_up();
+    let keys = Addresses::new(Load::Uniform, case.keys, case.seed ^ 0xa5a5)?;
+    let mut updates = Updates::new(*case, keys, case.seed ^ 0xa5a5);
+    let all = u64::from(case.keys) * case.value.div_ceil(BLOCK) as u64 * PASSES;
+    for stamp in 0..all / BATCH {
+        updates.make(&server.store, stamp).await?;
     }
     server.node.chain.checkpoint().await.map_err(failed)?;
     Ok(server)
 }
 
-/// Puts from the primary, 2,000 in a second.
+/// Updates from the primary, 4,000 in a second.
 fn stream(env: &Env, server: &Server, case: Case) -> Result<Task<()>, BenchError> {
     let store = server.store.clone();
-    let mut addresses = Addresses::new(Load::Uniform, case.keys, case.seed ^ 0x5a5a)?;
+    let keys = Addresses::new(Load::Uniform, case.keys, case.seed ^ 0x5a5a)?;
+    let mut updates = Updates::new(case, keys, case.seed ^ 0x5a5a);
     let pause = env.clone();
     Ok(env.spawn(async move {
         for stamp in 1_000_000.. {
-            let mut batch = Batch::new();
-            for _ in 0..BATCH {
-                batch.put(key(addresses.draw()), value(stamp, case.value));
-            }
-            if store.write(&batch).await.is_err() {
+            if updates.make(&store, stamp).await.is_err() {
                 return;
             }
             pause.sleep(PAUSE).await;
@@ -183,10 +227,11 @@ fn stream(env: &Env, server: &Server, case: Case) -> Result<Task<()>, BenchError
 }
 
 async fn client(env: Env, store: Store, case: Case, number: u64) -> Result<Gets, BenchError> {
-    let mut addresses = Addresses::new(Load::Zipf, case.keys, case.seed ^ (number + 1))?;
+    let mut keys = Addresses::new(Load::Zipf, case.keys, case.seed ^ (number + 1))?;
     // All clients like the same keys.
     let ranks = Addresses::new(Load::Zipf, case.keys, case.seed)?;
-    addresses.rank_like(&ranks);
+    keys.rank_like(&ranks);
+    let mut updates = Updates::new(case, keys, case.seed ^ (number + 1));
     let mut rng = env.rng();
     let guarantee = match case.reader {
         Reader::Newest => Guarantee::EVENTUAL,
@@ -196,22 +241,26 @@ async fn client(env: Env, store: Store, case: Case, number: u64) -> Result<Gets,
     let newest = store.clone().with_durability(Durability::Synced);
     let (begun, mut gets) = (env.now(), Gets::default());
     while env.now().since(begun) < SPAN {
-        let key = key(addresses.draw());
+        let (key, offset) = updates.draw();
         if rng.random_bool(0.5) {
-            let stamp = u64::from(rng.random::<u32>());
-            store.put_for(&mut session, &key, value(stamp, case.value)).await.map_err(failed)?;
+            let part = content(u64::from(rng.random::<u32>()), BLOCK);
+            store.overwrite_for(&mut session, &key, offset, part).await.map_err(failed)?;
             continue;
         }
         let since = env.now();
-        match case.reader {
-            Reader::Newest => drop(newest.get(&key).await.map_err(failed)?),
+        let value = match case.reader {
+            Reader::Newest => newest.get(&key).await.map_err(failed)?,
             Reader::Cheapest(_) => {
                 let got = store.get_for(&mut session, &key).await.map_err(failed)?;
                 gets.old += u64::from(got.age != Some(Duration::ZERO));
+                got.value
             }
-        }
+        };
         gets.count += 1;
         gets.nanos += env.now().since(since).as_nanos() as u64;
+        if value.is_none_or(|value| value.len() != case.value) {
+            return Err(BenchError::Failed("a value is missing".into()));
+        }
     }
     Ok(gets)
 }
@@ -220,7 +269,7 @@ fn measure(case: Case) -> Result<Gets, BenchError> {
     thalweg_sim::run(case.seed, |env| async move {
         let server = server(&env, &case).await?;
         let _stream = stream(&env, &server, case)?;
-        env.sleep(SPAN / 10).await;
+        env.sleep(SPAN / 40).await;
         let clients = (0..CLIENTS)
             .map(|number| env.spawn(client(env.clone(), server.store.clone(), case, number)));
         let all = rig::all(clients.collect()).await?;

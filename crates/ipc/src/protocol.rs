@@ -64,10 +64,12 @@ const CONTENT_BYTES: usize = 24;
 /// The payload of [`Answer::Contents`].
 pub fn encode_contents(contents: &[(VersionRange, Cost)]) -> Vec<u8> {
     let newest = &contents[contents.len().saturating_sub(MAX_CONTENTS)..];
-    let encode = |(range, cost): &(VersionRange, Cost)| {
-        [range.low.0.to_le_bytes(), range.up.0.to_le_bytes(), cost.0.to_le_bytes()].concat()
-    };
-    newest.iter().flat_map(encode).collect()
+    let mut payload = Vec::with_capacity(newest.len() * CONTENT_BYTES);
+    for (range, cost) in newest {
+        let words = [range.low.0.to_le_bytes(), range.up.0.to_le_bytes(), cost.0.to_le_bytes()];
+        payload.extend_from_slice(words.as_flattened());
+    }
+    payload
 }
 
 /// The contents in the payload of [`Answer::Contents`]; `None` if it is invalid.

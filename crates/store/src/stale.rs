@@ -28,7 +28,7 @@ mod upstream;
 mod versioned;
 mod view;
 
-pub use cost::{Constants, Cost, CostModel, Costs};
+pub use cost::{Constants, Cost, CostList, CostModel, Costs};
 pub use error::StaleError;
 pub use guarantee::{Guarantee, GuaranteeError};
 pub use session::{Item, Needs, Node, Session, Unserved, VersionRange};

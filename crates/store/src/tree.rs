@@ -10,8 +10,9 @@
 //! marks in each page the bytes that it read and wrote, and as few as suffice:
 //!
 //! - a page on the search path counts with its identity, the bytes that say what it is;
-//! - a key that was found counts with its record. Every change that overwrites the value, moves the record or
-//!   removes it writes into the record's first bytes, even when its place is left free;
+//! - a key that was found counts with its record. Every change that gives it another value, moves the record or
+//!   removes it writes into the record's first bytes, even when its place is left free. A value in blocks of its own
+//!   counts with these too: an overwrite of a part writes into them alone;
 //! - a key that was not found counts with the *membership* of the leaf or bucket where it would be, the half
 //!   of the page header that changes whenever a record joins or leaves the page, and when the page is split,
 //!   merged or freed;

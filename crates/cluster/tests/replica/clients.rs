@@ -340,9 +340,9 @@ impl Client {
         let (id, session) = &mut self.sessions[place];
         let write = async |txn: Arc<dyn Transaction>| {
             let mut all = (beside..beside + BESIDE).chain([lba]);
-            all.try_for_each(|lba| txn.write(Lba(lba), content.clone()))
+            all.try_for_each(|lba| txn.write(Lba(lba), content.clone())).map(|()| true)
         };
-        let version = write_for(&*self.nodes, session, &item(lba), write).await?;
+        let (_, version) = write_for(&*self.nodes, session, &item(lba), write).await?;
         let seen: Option<Position> = session.position();
         let position = Position { version, ..seen.unwrap() };
         self.truth.lock().events.push(Event::Wrote {

@@ -1,7 +1,5 @@
 //! Reference counts of the versions that readers hold.
 
-use smallvec::SmallVec;
-
 use super::{BlockVersion, StoreError, Version};
 use crate::refcounts::RefCounts;
 
@@ -75,26 +73,34 @@ impl Holds {
         }
     }
 
-    /// The first and the last of the versions from `from` to `to` that are held.
-    fn held_within(&self, from: Version, to: Version) -> Option<(Version, Version)> {
+    /// The first and the last of the versions from `from` to `to` that are held. `floor` is that of all holds.
+    fn held_within(
+        &self,
+        floor: Option<Version>,
+        from: Version,
+        to: Version,
+    ) -> Option<(Version, Version)> {
+        let floor = floor.filter(|floor| *floor <= to).map(|floor| floor.max(from));
+        if let Some(floor) = floor.filter(|floor| *floor == from) {
+            return Some((floor, to));
+        }
         let mut single = self.single.range(from..to.next());
         let first = single.next();
         let last = single.next_back().or(first);
-        let Some(floor) = self.floor().filter(|floor| *floor <= to) else { return first.zip(last) };
-        let floor = floor.max(from);
+        let Some(floor) = floor else { return first.zip(last) };
         Some((first.map_or(floor, |first| first.min(floor)), to))
     }
 
     /// Of the contents of a block, those that can be read in a version from `within.0` to `within.1`, each with the oldest
     /// and the newest version that has it and can be read. `contents` ascend by the version from which on each is valid;
     /// the first one's may be any that is not newer than the oldest version held. Before the first one the block is `empty`.
-    pub(crate) fn readable<T: Copy>(
-        &self,
-        contents: &[(Version, T)],
+    pub(crate) fn readable<'a, T: Copy + 'a>(
+        &'a self,
+        contents: &'a [(Version, T)],
         empty: T,
         now: Version,
         within: (Version, Version),
-    ) -> SmallVec<[(Version, Version, T); 4]> {
+    ) -> impl Iterator<Item = (Version, Version, T)> + 'a {
         // A newer content than the last one within shows nothing of it, and neither does an older one than the first.
         let end = contents.partition_point(|(since, _)| *since <= within.1);
         let start = contents[..end].partition_point(|(since, _)| *since <= within.0);
@@ -104,25 +110,25 @@ impl Holds {
             Some((first, _)) => Some((Version(0), Version(first.0 - 1), empty)),
             None => Some((Version(0), now, empty)),
         };
-        let last_of = |nth: usize| match contents.get(nth + 1) {
+        let last_of = move |nth: usize| match contents.get(nth + 1) {
             Some((next, _)) => Version(next.0 - 1),
             None => now,
         };
-        let spans = (start..end).map(|nth| (contents[nth].0, last_of(nth), contents[nth].1));
-        let readable = before.into_iter().chain(spans).filter_map(|(since, end, of)| {
+        let spans = (start..end).map(move |nth| (contents[nth].0, last_of(nth), contents[nth].1));
+        let floor = self.floor();
+        before.into_iter().chain(spans).filter_map(move |(since, end, of)| {
             let is_newest = end == now;
-            let held = self.held_within(since, end);
+            let held = self.held_within(floor, since, end);
             let (oldest, newest) = held.or(is_newest.then_some((now, now)))?;
             let newest = if is_newest { now } else { newest };
             (newest >= within.0 && oldest <= within.1).then_some((oldest, newest, of))
-        });
-        readable.collect()
+        })
     }
 
     /// The contents of a block that can be read.
     pub(crate) fn versions(&self, contents: &[(Version, bool)], now: Version) -> Vec<BlockVersion> {
         let all = (Version(0), Version(u64::MAX));
-        let readable = self.readable(contents, false, now, all).into_iter();
+        let readable = self.readable(contents, false, now, all);
         readable.map(|(oldest, newest, stored)| BlockVersion { oldest, newest, stored }).collect()
     }
 

@@ -44,6 +44,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::StreamExt;
+use smallvec::SmallVec;
 use thalweg_env::{Env, Task};
 use tokio::sync::Notify;
 
@@ -59,6 +60,9 @@ const WRITES_IN_FLIGHT: usize = 8;
 const READ_FAILURES: u32 = 8;
 /// Entries looked at under one hold of the lock while a range is removed.
 const SWEEP: u32 = 4096;
+
+/// Keys to look for, each with a number by which the caller knows it.
+pub type Wanted = SmallVec<[(usize, u64); 4]>;
 
 /// A cache of blocks in RAM and on an SSD; see the [module](self).
 #[derive(Debug)]
@@ -204,6 +208,18 @@ impl Cache {
     /// The tier that holds the block under `key`.
     pub fn contains(&self, key: u64) -> Option<Tier> {
         self.shared.state.lock().policy.locate(key)
+    }
+
+    /// Calls `found` for each of the `wanted` blocks that is cached, and removes these from `wanted`. One hold of the lock.
+    pub fn find_all(&self, wanted: &mut Wanted, mut found: impl FnMut(usize, Tier)) {
+        let state = self.shared.state.lock();
+        wanted.retain(|(number, key)| match state.policy.locate(*key) {
+            Some(tier) => {
+                found(*number, tier);
+                false
+            }
+            None => true,
+        });
     }
 
     /// Drops the block under `key`: it was overwritten, or it turned out to be damaged.

@@ -459,7 +459,7 @@ impl Payload {
         let bytes = &mut self.several_bytes;
         bytes.extend_from_slice(&lba.to_le_bytes());
         bytes.extend_from_slice(&(versions.len() as u32).to_le_bytes());
-        for (version, place) in versions {
+        for (version, place) in versions.iter() {
             bytes.extend_from_slice(&version.0.to_le_bytes());
             let (block, check) = match *place {
                 Place::At(at) => (at.block, at.check),

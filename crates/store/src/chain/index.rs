@@ -17,18 +17,19 @@
 
 mod aging;
 mod places;
+mod versions;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 use thalweg_env::HashMap;
 
 use crate::block::Holds;
 use crate::block::Version;
 
 pub(super) use places::Places;
+pub(super) use versions::Versions;
 
 /// Array slots in a chunk.
 pub(super) const CHUNK: usize = 8192;
@@ -110,8 +111,6 @@ impl Place {
 
 /// One version of a block.
 pub(super) type Versioned = (Version, Place);
-/// A block's versions, ascending.
-pub(super) type Versions = SmallVec<[Versioned; 2]>;
 
 /// The index entry of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -293,10 +292,13 @@ impl Index {
         let mut refs: HashMap<u32, u32> = HashMap::default();
         let slots = self.chunks.iter().flatten().flat_map(|chunk| chunk.iter());
         let holes = slots.filter(|slot| slot.block == HOLE).map(|slot| slot.check);
-        let table = self.several.values().flatten().filter_map(|(_, place)| match place {
-            Place::Hole(record) => Some(*record),
-            Place::At(_) => None,
-        });
+        let table =
+            self.several.values().flat_map(|them| them.iter()).filter_map(
+                |(_, place)| match place {
+                    Place::Hole(record) => Some(*record),
+                    Place::At(_) => None,
+                },
+            );
         holes.chain(table).for_each(|record| *refs.entry(record).or_default() += 1);
         self.records.retain(|record, _| refs.contains_key(record));
         for (record, refs) in refs {
@@ -439,7 +441,7 @@ impl Index {
             }
             _ => *versions = kept,
         }
-        dropped.into_iter().for_each(|(_, place)| self.release(place));
+        dropped.iter().for_each(|(_, place)| self.release(*place));
     }
 
     /// Takes back the versions above `from`, which is held, and up to `to`.
@@ -461,7 +463,7 @@ impl Index {
                 self.several.remove(lba);
                 self.set_slot(*lba, EMPTY);
             }
-            dropped.into_iter().for_each(|(_, place)| self.release(place));
+            dropped.iter().for_each(|(_, place)| self.release(*place));
             self.settle(*lba, holds);
         }
         if !records.is_empty() {
@@ -524,7 +526,8 @@ impl Index {
             }
             Some(_) => None,
             None => {
-                let mut versions = self.several.get_mut(&lba).into_iter().flatten();
+                let mut versions =
+                    self.several.get_mut(&lba).into_iter().flat_map(|them| them.iter_mut());
                 versions
                     .find(|(_, place)| place.block() == from)
                     .map(|(_, place)| std::mem::replace(place, to))

@@ -24,7 +24,7 @@ impl Medium {
             }
         };
         let holds = &state.pages.holds;
-        let readable = holds.readable(&contents, true, state.now, within).into_iter();
+        let readable = holds.readable(&contents, true, state.now, within);
         let located = readable.map(|(oldest, newest, in_memory)| {
             let residence = if in_memory { Residence::Memory } else { in_place() };
             Located { oldest, newest, residence }

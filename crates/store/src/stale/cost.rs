@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 
-use crate::block::Residence;
+use crate::block::{Located, Residence};
 use crate::device::QueueDepth;
 
 /// The estimated time of a read in nanoseconds. Memory is cheaper than every device.
@@ -82,10 +82,18 @@ const RATE: f64 = 0.02;
 /// How far constants may be from their initial values, as a factor.
 const RANGE: f64 = 32.0;
 
+/// The costs of some contents.
+pub type CostList = SmallVec<[Cost; 8]>;
+
 /// Says what reads cost.
 pub trait Costs: Send + Sync + fmt::Debug {
     /// The cost of reading a content.
     fn cost(&self, residence: &Residence) -> Cost;
+
+    /// The costs of reading some contents, in their order.
+    fn costs(&self, contents: &[&Located]) -> CostList {
+        contents.iter().map(|content| self.cost(&content.residence)).collect()
+    }
 
     /// Notes that a content is read from `residence`.
     fn begin(&self, _residence: &Residence) {}
@@ -101,6 +109,20 @@ struct Known {
     constants: Constants,
     /// Where the last read went, near which the arm of a disk is.
     arm: Option<u64>,
+}
+
+/// The cost of reading a content, by what is known of all devices.
+fn cost(devices: &[Known], residence: &Residence) -> Cost {
+    let Residence::Device { device, offset, size, is_rotational, queue } = residence else {
+        return Cost::MEMORY;
+    };
+    let known = devices.iter().find(|known| known.device == *device);
+    let constants = known.map_or(Constants::of(*is_rotational), |known| known.constants);
+    let way = match known.and_then(|known| known.arm) {
+        Some(arm) => (offset.abs_diff(arm) as f64 / (*size).max(1) as f64).sqrt(),
+        None => 0.0,
+    };
+    Cost(constants.cost(Load::new(*queue, way)) as i64)
 }
 
 /// The costs of reads from the devices of a store. The constants begin as those of the devices' kinds, and follow
@@ -119,12 +141,9 @@ impl CostModel {
 
     /// The present constants of a device.
     pub fn constants(&self, device: u16, is_rotational: bool) -> Constants {
-        let known = self.known(device);
+        let devices = self.devices.read();
+        let known = devices.iter().find(|known| known.device == device);
         known.map_or(Constants::of(is_rotational), |known| known.constants)
-    }
-
-    fn known(&self, device: u16) -> Option<Known> {
-        self.devices.read().iter().find(|known| known.device == device).copied()
     }
 
     fn change(&self, device: u16, initial: Constants, change: impl FnOnce(&mut Known)) {
@@ -142,14 +161,12 @@ impl CostModel {
 
 impl Costs for CostModel {
     fn cost(&self, residence: &Residence) -> Cost {
-        let Residence::Device { device, offset, size, is_rotational, queue } = residence else {
-            return Cost::MEMORY;
-        };
-        let known = self.known(*device);
-        let constants = known.map_or(Constants::of(*is_rotational), |known| known.constants);
-        let arm = known.and_then(|known| known.arm).unwrap_or(*offset);
-        let way = (offset.abs_diff(arm) as f64 / (*size).max(1) as f64).sqrt();
-        Cost(constants.cost(Load::new(*queue, way)) as i64)
+        cost(&self.devices.read(), residence)
+    }
+
+    fn costs(&self, contents: &[&Located]) -> CostList {
+        let devices = self.devices.read();
+        contents.iter().map(|content| cost(&devices, &content.residence)).collect()
     }
 
     fn begin(&self, residence: &Residence) {

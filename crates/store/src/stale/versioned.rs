@@ -1,9 +1,11 @@
 //! Blocks at versions (table 5.2).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use thalweg_env::Env;
 use uuid::Uuid;
 
@@ -13,8 +15,8 @@ use super::{
     VersionRange,
 };
 use crate::block::{
-    BlockStore, Lba, Lineage, Located, Position, Retained, Retention, StoreError, Version, Write,
-    WriteList,
+    BlockStore, Lba, Lineage, Located, Position, Residence, Retained, Retention, StoreError,
+    Version, Write, WriteList,
 };
 
 /// What a read got.
@@ -197,38 +199,49 @@ impl Versioned {
         lba: Lba,
         range: VersionRange,
     ) -> Result<Vec<(VersionRange, Cost)>, StoreError> {
-        let located = self.store.locate(lba, range.low, range.up)?.into_iter();
-        let costs = located.map(|content| {
-            let range = VersionRange { low: content.oldest, up: content.newest };
-            (range, self.costs.cost(&content.residence))
-        });
-        Ok(costs.collect())
+        let located = self.store.locate(lba, range.low, range.up)?;
+        let costs = self.costs.costs(&located.iter().collect::<SmallVec<[_; 8]>>());
+        let ranges =
+            located.iter().map(|content| VersionRange { low: content.oldest, up: content.newest });
+        Ok(ranges.zip(costs).collect())
     }
 
-    /// The cheapest content of a block in a range of versions; the oldest of several that cost the same.
+    /// The contents of some blocks in the version in which they cost least together; the oldest of several versions that cost
+    /// the same.
     ///
     /// # Errors
     /// [`StoreError::Gone`] when none of these versions can be read; [`StoreError::Invalid`] outside of the volume.
-    pub(super) fn cheapest(&self, lba: Lba, range: VersionRange) -> Result<Located, StoreError> {
-        let contents = self.store.locate(lba, range.low, range.up)?;
-        let cost = |content: &Located| self.costs.cost(&content.residence);
-        let found = choose::cheapest(&contents, self.budget, cost);
-        let (content, _) = found.ok_or(StoreError::Gone(range.up))?;
-        Ok(*content)
+    pub(super) fn cheapest(
+        &self,
+        lbas: Range<u64>,
+        range: VersionRange,
+    ) -> Result<Vec<Located>, StoreError> {
+        let locate = |lba| self.store.locate(Lba(lba), range.low, range.up);
+        let blocks = lbas.map(locate).collect::<Result<Vec<_>, _>>()?;
+        let gone = || StoreError::Gone(range.up);
+        if let [contents] = &blocks[..] {
+            let found = choose::cheapest(contents, self.budget, &*self.costs);
+            return Ok(vec![*found.ok_or_else(gone)?.0]);
+        }
+        let version = choose::cheapest_together(&blocks, range.low, self.budget, &*self.costs);
+        let version = version.ok_or_else(gone)?;
+        let chosen = blocks.iter().map(|contents| choose::at(contents, version).copied());
+        chosen.collect::<Option<Vec<_>>>().ok_or_else(gone)
     }
 
-    /// Reads a block at a version that has the content `chosen`, and learns from the time that it took.
+    /// Reads blocks at a version in which they are in one place, and learns from the time that it took.
     pub(super) async fn fetch(
         &self,
         lba: Lba,
+        count: u64,
         version: Version,
-        chosen: &Located,
-    ) -> Result<Option<Bytes>, StoreError> {
+        from: Residence,
+    ) -> Result<Vec<Option<Bytes>>, StoreError> {
         let since = self.env.now();
-        self.costs.begin(&chosen.residence);
-        let content = self.store.read(lba, 1, version).await?.pop().flatten();
-        self.costs.learn(&chosen.residence, self.env.now().since(since));
-        Ok(content)
+        self.costs.begin(&from);
+        let contents = self.store.read(lba, count, version).await?;
+        self.costs.learn(&from, self.env.now().since(since));
+        Ok(contents)
     }
 
     /// How old a version is, at most.

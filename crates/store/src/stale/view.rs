@@ -1,15 +1,20 @@
 //! Reads of several blocks that are of one state (5.3.1).
 
 use std::fmt;
+use std::ops::Range;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
 use parking_lot::Mutex;
 
+use super::choose::one_request;
 use super::{VersionRange, Versioned};
 use crate::block::{Hold, Lba, Located, StoreError, Version};
 
-/// Blocks of one state, which is chosen as they are read: each read takes the cheapest content in the range of versions that
+/// Blocks that are chosen together.
+const TOGETHER: u64 = 64;
+
+/// Blocks of one state, which is chosen as they are read: each read takes the cheapest contents in the range of versions that
 /// is left, and narrows the range to the versions that have it. So its reads are of each version that is left.
 pub struct StaleView {
     versions: Versioned,
@@ -80,13 +85,15 @@ impl StaleView {
         *self.range.lock()
     }
 
-    /// Chooses the content of a block, and narrows the range. Returns a version that has it.
-    fn choose(&self, lba: Lba) -> Result<(Version, Located), StoreError> {
+    /// Chooses the contents of some blocks, and narrows the range to the versions that have all of them.
+    fn choose(&self, lbas: Range<u64>) -> Result<(Version, Vec<Located>), StoreError> {
         let mut range = self.range.lock();
-        let content = self.versions.cheapest(lba, *range)?;
-        let has = VersionRange { low: content.oldest, up: content.newest };
-        *range = range.and(has).ok_or(StoreError::Gone(range.up))?;
-        Ok((range.up, content))
+        let chosen = self.versions.cheapest(lbas, *range)?;
+        for content in &chosen {
+            let has = VersionRange { low: content.oldest, up: content.newest };
+            *range = range.and(has).ok_or(StoreError::Gone(range.up))?;
+        }
+        Ok((range.up, chosen))
     }
 
     /// The content of a block; `None` where nothing is stored.
@@ -94,20 +101,32 @@ impl StaleView {
     /// # Errors
     /// Those of the store.
     pub async fn read(&self, lba: Lba) -> Result<Option<Bytes>, StoreError> {
-        let (version, content) = self.choose(lba)?;
-        self.versions.fetch(lba, version, &content).await
+        Ok(self.read_run(lba, 1).await?.pop().flatten())
     }
 
-    /// `count` blocks from `lba` on.
+    /// `count` blocks from `lba` on, in the version in which they cost least together.
     ///
     /// # Errors
     /// Those of the store.
     pub async fn read_run(&self, lba: Lba, count: u64) -> Result<Vec<Option<Bytes>>, StoreError> {
         let mut reads = Vec::new();
-        for lba in (lba.0..lba.0.saturating_add(count)).map(Lba) {
-            let (version, content) = self.choose(lba)?;
-            reads.push(async move { self.versions.fetch(lba, version, &content).await });
+        let mut first = lba.0;
+        let end = lba.0.saturating_add(count);
+        while first < end {
+            let lbas = first..end.min(first + TOGETHER);
+            first = lbas.end;
+            let (version, chosen) = self.choose(lbas.clone())?;
+            let mut lba = lbas.start;
+            for run in chosen.chunk_by(one_request) {
+                reads.push(self.versions.fetch(
+                    Lba(lba),
+                    run.len() as u64,
+                    version,
+                    run[0].residence,
+                ));
+                lba += run.len() as u64;
+            }
         }
-        try_join_all(reads).await
+        Ok(try_join_all(reads).await?.concat())
     }
 }

@@ -21,6 +21,16 @@ pub(super) enum Stored {
     Large(Large),
 }
 
+impl Stored {
+    /// The value's length in bytes.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Stored::Inline(value) => value.len(),
+            Stored::Large(large) => large.len,
+        }
+    }
+}
+
 /// The place of a large value.
 #[derive(Clone, Debug)]
 pub(super) struct Large {
@@ -123,6 +133,41 @@ impl Work<'_> {
             self.put_value(block, whole_block(&value, start));
         }
         Ok((LIVE | LARGE, Large { len: value.len(), runs }.encode()))
+    }
+
+    /// Overwrites a part of a large value, from byte `offset` on, which must lie in it. Its record stays as it is: who reads
+    /// the value depends on its blocks, and who gives it another one writes all of them.
+    pub(super) async fn patch(
+        &mut self,
+        large: &Large,
+        offset: usize,
+        part: &Bytes,
+    ) -> Result<(), TreeError> {
+        let end = offset + part.len();
+        let blocks = large.runs.iter().flat_map(|(first, blocks)| *first..*first + *blocks);
+        for (number, block) in blocks.enumerate() {
+            let start = number * BLOCK_SIZE;
+            let (from, to) = (offset.max(start), end.min(start + BLOCK_SIZE));
+            if from >= to {
+                continue;
+            }
+            let new = part.slice(from - offset..to - offset);
+            let content = if to - from == BLOCK_SIZE {
+                new
+            } else {
+                let old = match self.own_value(block) {
+                    Some(old) => old.clone(),
+                    None => self.txn.read(self.area.lba(block)).await?,
+                };
+                let mut content = old.to_vec();
+                let place = content.get_mut(from - start..to - start);
+                let place = place.ok_or_else(|| damaged(block, "it is no whole block"))?;
+                place.copy_from_slice(&new);
+                content.into()
+            };
+            self.put_value(block, content);
+        }
+        Ok(())
     }
 
     /// Frees the blocks of a value.

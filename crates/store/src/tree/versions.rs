@@ -114,10 +114,49 @@ impl Store {
         key: &[u8],
         value: impl Into<Bytes>,
     ) -> Result<Version, TreeError> {
-        let value = value.into();
-        let write = async |txn: Arc<dyn Transaction>| self.put_in(&*txn, key, value.clone()).await;
-        write_for(&**self.volume(), session, &Item::Key(key.into()), write).await
+        Ok(self.change_for(session, key, SessionChange::Put(value.into())).await?.1)
     }
+
+    /// Overwrites a part of a key's value, for a session; see [`Store::overwrite`]. Durable when it returns. Returns the
+    /// version; `None` when there is no value that is long enough.
+    ///
+    /// # Errors
+    /// As [`Store::put_for`].
+    pub async fn overwrite_for(
+        &self,
+        session: &mut Session,
+        key: &[u8],
+        offset: usize,
+        part: impl Into<Bytes>,
+    ) -> Result<Option<Version>, TreeError> {
+        let change = SessionChange::Overwrite(offset, part.into());
+        let (was_there, version) = self.change_for(session, key, change).await?;
+        Ok(was_there.then_some(version))
+    }
+
+    /// A change of a key in a transaction of its own. Returns whether there was something to change, and the version.
+    async fn change_for(
+        &self,
+        session: &mut Session,
+        key: &[u8],
+        change: SessionChange,
+    ) -> Result<(bool, Version), TreeError> {
+        let change = async |txn: Arc<dyn Transaction>| match change.clone() {
+            SessionChange::Put(value) => self.put_in(&*txn, key, value).await.map(|()| true),
+            SessionChange::Overwrite(offset, part) => {
+                self.overwrite_in(&*txn, key, offset, part).await
+            }
+        };
+        write_for(&**self.volume(), session, &Item::Key(key.into()), change).await
+    }
+}
+
+/// A change of a key for a session.
+#[derive(Clone, Debug)]
+enum SessionChange {
+    Put(Bytes),
+    /// A part of the value, from this byte on.
+    Overwrite(usize, Bytes),
 }
 
 /// The newest state that can be reached: of a volume on several nodes, without its primary, that of another node.
@@ -169,8 +208,9 @@ impl Raw {
                 Some(content) => blocks.write(block, content.clone()),
                 None => blocks.discard(block),
             }
+            .map(|()| true)
         };
-        write_for(&**self.volume(), session, &item, write).await
+        Ok(write_for(&**self.volume(), session, &item, write).await?.1)
     }
 }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::error::TreeError;
 use super::format::{Kind, MAX_KEY, MAX_VALUE};
 use super::scan::Scan;
-use super::value::Pair;
+use super::value::{Pair, Stored};
 use super::work::Work;
 use super::{btree, hash};
 
@@ -45,15 +45,18 @@ impl<'a> WorkingSet<'a> {
     /// # Errors
     /// Those of the transaction, and [`TreeError::Damaged`].
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, TreeError> {
-        check_key(key)?;
-        self.work.trim(KEPT);
-        let stored = match self.kind() {
-            Kind::Hash => hash::find(&mut self.work, key).await?,
-            Kind::Btree | Kind::Raw => btree::find(&mut self.work, key).await?,
-        };
-        match stored {
+        match self.find(key).await? {
             Some(stored) => Ok(Some(self.work.fetch(stored).await?)),
             None => Ok(None),
+        }
+    }
+
+    async fn find(&mut self, key: &[u8]) -> Result<Option<Stored>, TreeError> {
+        check_key(key)?;
+        self.work.trim(KEPT);
+        match self.kind() {
+            Kind::Hash => hash::find(&mut self.work, key).await,
+            Kind::Btree | Kind::Raw => btree::find(&mut self.work, key).await,
         }
     }
 
@@ -94,6 +97,33 @@ impl<'a> WorkingSet<'a> {
             Kind::Hash => hash::put(&mut self.work, key, value).await,
             Kind::Btree | Kind::Raw => btree::put(&mut self.work, key, value).await,
         }
+    }
+
+    /// Overwrites a part of a key's value, from byte `offset` on. The length of the value stays, and of a value that is
+    /// stored in blocks of its own only those are written in which the part lies: two transactions that overwrite parts in
+    /// different blocks do not conflict. Returns whether the key has a value that is long enough; otherwise nothing changes.
+    /// After an error the set must not be finished.
+    ///
+    /// # Errors
+    /// As [`WorkingSet::put`].
+    pub async fn overwrite(
+        &mut self,
+        key: &[u8],
+        offset: usize,
+        part: Bytes,
+    ) -> Result<bool, TreeError> {
+        let Some(stored) = self.find(key).await? else { return Ok(false) };
+        let end = offset.checked_add(part.len()).filter(|end| *end <= stored.len());
+        let Some(end) = end else { return Ok(false) };
+        match stored {
+            Stored::Large(large) => self.work.patch(&large, offset, &part).await?,
+            Stored::Inline(value) => {
+                let mut value = value.to_vec();
+                value[offset..end].copy_from_slice(&part);
+                self.put(key, value.into()).await?;
+            }
+        }
+        Ok(true)
     }
 
     /// Removes a key. Returns whether it was present. After an error the set must not be finished.

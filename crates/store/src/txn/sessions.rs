@@ -50,7 +50,8 @@ where
     }
 }
 
-/// Writes an item for a session with `write`, in a transaction; durable when it returns. Returns its version.
+/// Writes an item for a session with `write`, in a transaction, and says whether it did; durable when it returns. Returns its
+/// version too.
 ///
 /// # Errors
 /// [`TxnError::Unserved`] when the primary is behind what the session has seen, or has gone another way; those of `write`
@@ -60,25 +61,27 @@ pub async fn write_for<E, Work>(
     session: &mut Session,
     item: &Item,
     write: impl Fn(Arc<dyn Transaction>) -> Work,
-) -> Result<Version, E>
+) -> Result<(bool, Version), E>
 where
     E: Retry,
-    Work: Future<Output = Result<(), E>>,
+    Work: Future<Output = Result<bool, E>>,
 {
     let (guarded, begin) = (&*session, Begin { after: session.position(), ..Begin::STRICT });
     let work = async |txn: Arc<dyn Transaction>| {
         guarded.may_write(txn.version().version).map_err(|why| E::from(why.into()))?;
         // Beside the work, so that it takes no round trip of its own.
         let seen = async { txn.seen().await.map_err(E::from) };
-        future::try_join(seen, write(txn.clone())).await.map(|(seen, ())| seen)
+        future::try_join(seen, write(txn.clone())).await
     };
-    let (seen, version) = run_versioned(volume, begin, Durability::Synced, work).await?;
+    let ((seen, wrote), version) = run_versioned(volume, begin, Durability::Synced, work).await?;
     let version = version.version;
     // A timeline ends with its process: the commit is on the one of the transaction.
     let position = seen.position.zip(seen.timeline);
     let position = position.map(|(at, timeline)| Position { version, timeline, ..at });
-    session.has_written(item, version, position);
-    Ok(version)
+    if wrote {
+        session.has_written(item, version, position);
+    }
+    Ok((wrote, version))
 }
 
 /// Reads a block for a session: the cheapest content that its guarantee allows. A block without a content reads as zeros.
@@ -106,8 +109,8 @@ pub async fn write_block_for(
     content: Option<Bytes>,
 ) -> Result<Version, TxnError> {
     let write = async |txn: Arc<dyn Transaction>| match &content {
-        Some(content) => txn.write(lba, content.clone()),
-        None => txn.discard(lba),
+        Some(content) => txn.write(lba, content.clone()).map(|()| true),
+        None => txn.discard(lba).map(|()| true),
     };
-    write_for(volume, session, &Item::Block(lba), write).await
+    Ok(write_for(volume, session, &Item::Block(lba), write).await?.1)
 }

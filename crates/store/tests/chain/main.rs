@@ -15,6 +15,7 @@ mod follow;
 mod format;
 mod full;
 mod fuzz;
+mod locate;
 mod minilog;
 mod minilog_crash;
 mod mirror;

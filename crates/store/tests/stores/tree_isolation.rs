@@ -11,7 +11,7 @@ use thalweg_sim::runtime::run;
 use thalweg_store::tree::{Kind, Store, TreeError, WorkingSet};
 use thalweg_store::txn::{self, Begin, Durability, Isolation, Transact, Transaction, TxnError};
 
-use crate::support::kv::{KINDS, Map, Slow, Taste, contents, create, transact, volume};
+use crate::support::kv::{KINDS, Map, Slow, Taste, contents, create, overwrite, transact, volume};
 
 const VISIBLE: Durability = Durability::Visible;
 
@@ -20,6 +20,7 @@ const VISIBLE: Durability = Durability::Visible;
 enum Op {
     Get(Vec<u8>),
     Put(Vec<u8>, Vec<u8>),
+    Overwrite(Vec<u8>, usize, Vec<u8>),
     Delete(Vec<u8>),
     Range(Vec<u8>, Vec<u8>),
     All,
@@ -36,7 +37,11 @@ enum Seen {
 
 fn random_op(rng: &mut Rng, taste: &Taste, kind: Kind) -> Op {
     let key = taste.key(rng);
-    match rng.random_range(0..12) {
+    match rng.random_range(0..14) {
+        12..14 => {
+            let (offset, part) = taste.part(rng);
+            Op::Overwrite(key, offset, part)
+        }
         0..3 => Op::Get(key),
         3..7 => Op::Put(key, taste.value(rng)),
         7..10 => Op::Delete(key),
@@ -59,6 +64,9 @@ async fn perform(store: &Store, txn: &Arc<dyn Transaction>, op: &Op) -> Result<S
             store.put_in(&**txn, key, value.clone()).await?;
             Seen::Nothing
         }
+        Op::Overwrite(key, offset, part) => {
+            Seen::WasThere(store.overwrite_in(&**txn, key, *offset, part.clone()).await?)
+        }
         Op::Delete(key) => Seen::WasThere(store.delete_in(&**txn, key).await?),
         Op::Range(from, to) => {
             map(store.range_in(txn.clone(), from.clone()..to.clone()).unwrap().collect().await?)
@@ -74,6 +82,10 @@ async fn perform_in(set: &mut WorkingSet<'_>, op: &Op) -> Result<Seen, TreeError
         Op::Put(key, value) => {
             set.put(key, value.clone().into()).await?;
             return Ok(Seen::Nothing);
+        }
+        Op::Overwrite(key, offset, part) => {
+            let part = part.clone().into();
+            return Ok(Seen::WasThere(set.overwrite(key, *offset, part).await?));
         }
         Op::Delete(key) => return Ok(Seen::WasThere(set.delete(key).await?)),
         Op::Range(from, to) => set.range(from.clone()..to.clone())?,
@@ -94,6 +106,7 @@ fn replay(map: &mut Map, op: &Op) -> Seen {
             map.insert(key.clone(), value.clone());
             Seen::Nothing
         }
+        Op::Overwrite(key, offset, part) => Seen::WasThere(overwrite(map, key, *offset, part)),
         Op::Delete(key) => Seen::WasThere(map.remove(key).is_some()),
         Op::Range(from, to) if from < to => Seen::Pairs(
             map.range(from.clone()..to.clone()).map(|(a, b)| (a.clone(), b.clone())).collect(),
@@ -182,7 +195,7 @@ async fn overlap(
 fn after_all(map: &mut Map, ops: &[Op], seen: &[Seen]) {
     let changed = ops.iter().zip(seen).any(|(op, seen)| match op {
         Op::Put(..) => true,
-        Op::Delete(_) => *seen == Seen::WasThere(true),
+        Op::Delete(_) | Op::Overwrite(..) => *seen == Seen::WasThere(true),
         _ => false,
     });
     if !changed {
@@ -193,7 +206,19 @@ fn after_all(map: &mut Map, ops: &[Op], seen: &[Seen]) {
     }
 }
 
-/// Asserts that no other transaction wrote a key that this one wrote.
+/// A value of which two transactions overwrote parts in different blocks.
+fn merged(before: &[u8], mine: &[u8], theirs: &[u8]) -> Vec<u8> {
+    assert!(before.len() == mine.len() && before.len() == theirs.len(), "two wrote one value");
+    let blocks = before.chunks(4096).zip(mine.chunks(4096)).zip(theirs.chunks(4096));
+    let block = |((before, mine), theirs)| match (mine == before, theirs == before) {
+        (_, true) => mine,
+        (true, false) => theirs,
+        (false, false) => panic!("two transactions wrote one block of a value"),
+    };
+    blocks.flat_map(block).copied().collect()
+}
+
+/// Asserts that no other transaction wrote a key that this one wrote, but for other blocks of its value.
 fn beside_others(map: &mut Map, snapshot: &Map, own: &Map) {
     let keys: BTreeSet<_> = snapshot.keys().chain(own.keys()).cloned().collect();
     for key in keys {
@@ -201,8 +226,13 @@ fn beside_others(map: &mut Map, snapshot: &Map, own: &Map) {
         if before == mine {
             continue;
         }
-        assert_eq!(map.get(&key), before, "two transactions wrote {key:?}");
-        match mine.cloned() {
+        let theirs = map.get(&key);
+        let merged = match (before, mine, theirs) {
+            _ if theirs == before => mine.cloned(),
+            (Some(before), Some(mine), Some(theirs)) => Some(merged(before, mine, theirs)),
+            _ => panic!("two transactions wrote {key:?}"),
+        };
+        match merged {
             Some(value) => drop(map.insert(key, value)),
             None => drop(map.remove(&key)),
         }

@@ -77,6 +77,17 @@ impl Taste {
         key
     }
 
+    /// A part of a value, and where it begins; sometimes in whole blocks.
+    pub fn part(&self, rng: &mut Rng) -> (usize, Vec<u8>) {
+        let most = if rng.random_bool(0.5) { self.small } else { self.large };
+        let (mut offset, mut len) = (rng.random_range(0..=most), rng.random_range(0..=most / 3));
+        if rng.random_bool(0.3) {
+            (offset, len) = (offset / 4096 * 4096, len.next_multiple_of(4096));
+        }
+        let stamp: u64 = rng.random();
+        (offset, stamp.to_le_bytes().into_iter().cycle().take(len).collect())
+    }
+
     pub fn value(&self, rng: &mut Rng) -> Vec<u8> {
         let len = match rng.random_range(0..20) {
             0 => rng.random_range(0..=self.large),
@@ -86,6 +97,12 @@ impl Taste {
         let stamp: u64 = rng.random();
         stamp.to_le_bytes().into_iter().cycle().take(len).collect()
     }
+}
+
+/// Overwrites a part of a value in a map. Returns whether there was one that is long enough.
+pub fn overwrite(map: &mut Map, key: &[u8], offset: usize, part: &[u8]) -> bool {
+    let value = map.get_mut(key).and_then(|value| value.get_mut(offset..offset + part.len()));
+    value.map(|place| place.copy_from_slice(part)).is_some()
 }
 
 /// A store and what it should hold, in step.
@@ -125,6 +142,13 @@ impl Pair {
         if rng.random_bool(deletes) {
             let was = self.store.delete(&key).await.unwrap();
             assert_eq!(was, self.map.remove(&key).is_some(), "{key:?}");
+        } else if rng.random_bool(0.1) {
+            let (offset, part) = self.taste.part(rng);
+            let expected = overwrite(&mut self.map, &key, offset, &part);
+            match self.store.overwrite(&key, offset, part).await {
+                Ok(was_there) => assert_eq!(was_there, expected, "{key:?}"),
+                Err(error) => panic!("{error}"),
+            }
         } else if rng.random_bool(0.2) {
             let count = rng.random_range(1..12);
             let (batch, map) = self.batch(rng, count, deletes);

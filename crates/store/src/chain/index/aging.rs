@@ -16,7 +16,7 @@ impl Index {
 
     /// How many blocks have several versions, and how many versions these have together.
     pub(in super::super) fn several(&self) -> (usize, usize) {
-        (self.several.len(), self.several.values().map(Versions::len).sum())
+        (self.several.len(), self.several.values().map(|them| them.len()).sum())
     }
 
     /// Notes that content which `version` replaced may be kept by a range of held versions alone.
@@ -55,9 +55,10 @@ impl Index {
         let unneeded = versions.windows(2).take_while(|pair| !holds.need(pair[0].0, pair[1].0));
         let count = unneeded.count();
         if count > 0 {
-            let dropped: Versions = versions.drain(..count).collect();
+            let dropped: Versions = versions[..count].iter().copied().collect();
+            versions.drop_oldest(count);
             self.settled.push(lba);
-            dropped.into_iter().for_each(|(_, place)| self.release(place));
+            dropped.iter().for_each(|(_, place)| self.release(*place));
         }
     }
 

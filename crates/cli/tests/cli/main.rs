@@ -19,6 +19,8 @@ mod partitions;
 mod raw_devices;
 mod read_only;
 mod replica;
+mod replica_follow;
+mod replica_kills;
 mod resize;
 mod run;
 mod snapshots;

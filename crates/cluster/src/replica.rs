@@ -21,6 +21,7 @@ mod following;
 mod primary;
 pub mod protocol;
 pub mod record;
+mod rescuer;
 mod roster;
 mod seen;
 mod sender;

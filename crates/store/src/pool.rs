@@ -312,6 +312,15 @@ impl Pool {
         }
     }
 
+    /// Refuses changes of the devices of a volume that is open read-only. Those of one that follows another one may change:
+    /// what is on them comes from there.
+    fn refuse_devices_if_read_only(&self) -> Result<(), PoolError> {
+        match self.chain.is_read_only() {
+            true => Err(ChainError::from(StoreError::ReadOnly).into()),
+            false => Ok(()),
+        }
+    }
+
     /// Rolls the volume back to a snapshot. Running transactions are aborted.
     ///
     /// # Errors

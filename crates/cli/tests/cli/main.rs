@@ -19,6 +19,7 @@ mod partitions;
 mod raw_devices;
 mod read_only;
 mod replica;
+mod replica_changes;
 mod replica_follow;
 mod replica_kills;
 mod resize;

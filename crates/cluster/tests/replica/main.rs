@@ -4,10 +4,12 @@
 
 mod acknowledged;
 mod cluster;
+mod damage;
 mod faults;
 mod full;
 mod nodes;
 mod primary_lies;
 mod records;
+mod sizes;
 mod split;
 mod staleness;

@@ -5,8 +5,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::format::{
     Cleaning, CutRecord, ENTRIES_PER_PAGE, FORMAT_VERSION, HISTORY_FORMAT, LABEL_BYTES,
-    LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Placement, Position, SnapshotRecord,
-    TimelineRecord, VoidRecord,
+    LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Placement, Position, SHRINK_FORMAT, ShrinkRecord,
+    SnapshotRecord, TimelineRecord, VoidRecord,
 };
 use super::history::{Fence, History, MAX_TIMELINES};
 use super::{ChainError, Create};
@@ -72,6 +72,19 @@ pub struct Label {
     pub term: u32,
     /// The primary that has taken this one's place: users write nothing here any more.
     pub fence: Option<Fence>,
+    /// When the volume last became smaller, if it has followers: they may have missed what left it.
+    pub shrink: Option<Shrink>,
+}
+
+/// The last time that a volume with followers became smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Shrink {
+    /// The last version in which blocks were discarded for that.
+    pub version: Version,
+    /// The number of these versions. They change nothing else.
+    pub versions: u64,
+    /// The fewest blocks that the volume ever had.
+    pub blocks: u64,
 }
 
 /// Void versions: above `from` and up to `to`, of blocks from `first` on.
@@ -91,6 +104,16 @@ impl Void {
     /// Whether it records a roll-back.
     pub(super) fn is_rollback(&self) -> bool {
         self.first == 0
+    }
+}
+
+impl Shrink {
+    fn decode(record: &ShrinkRecord) -> Shrink {
+        Shrink {
+            version: Version(record.version.get()),
+            versions: record.versions.get(),
+            blocks: record.blocks.get(),
+        }
     }
 }
 
@@ -121,6 +144,7 @@ const _: () = assert!(
         + MAX_VOIDS * size_of::<VoidRecord>()
         + MAX_CUTS * size_of::<CutRecord>()
         + MAX_TIMELINES * size_of::<TimelineRecord>()
+        + size_of::<ShrinkRecord>()
         <= LABEL_BYTES as usize
 );
 
@@ -190,6 +214,7 @@ impl Label {
             whole_from: Version(0),
             term: 0,
             fence: None,
+            shrink: None,
         }
     }
 
@@ -260,6 +285,7 @@ impl Label {
     /// The oldest format that has a place for everything in the label.
     fn format(&self) -> u32 {
         match self.history.is_empty() && !self.follows {
+            _ if self.shrink.is_some() => SHRINK_FORMAT,
             true => FORMAT_VERSION,
             false => HISTORY_FORMAT,
         }
@@ -280,7 +306,8 @@ impl Label {
             checkpoint_half: self.checkpoint_half.into(),
             cleaning: self.cleaning.encode(),
             placement: self.placement.encode(),
-            reserved: [0; 2],
+            shrinks: self.shrink.is_some().into(),
+            reserved: 0,
             links: (self.links.len() as u32).into(),
             snapshots: (self.snapshots.len() as u32).into(),
             voids: (self.voids.len() as u32).into(),
@@ -314,6 +341,11 @@ impl Label {
                 TimelineRecord { id: *timeline.id.as_bytes(), from: timeline.from.0.into() };
             records.extend_from_slice(record.as_bytes());
         }
+        if let Some(shrink) = self.shrink {
+            let (version, versions) = (shrink.version.0.into(), shrink.versions.into());
+            let blocks = shrink.blocks.into();
+            records.extend_from_slice(ShrinkRecord { version, versions, blocks }.as_bytes());
+        }
         let checked = &header.as_bytes()[CHECKED_FROM..];
         header.checksum = crc32c_of_both(checked, &records).into();
         let (head, body) = buffer.split_at_mut(size_of::<LabelHeader>());
@@ -332,7 +364,7 @@ impl Label {
         if header.magic != LABEL_MAGIC {
             return Err(ChainError::NoLabel);
         }
-        if header.format.get() > HISTORY_FORMAT {
+        if header.format.get() > SHRINK_FORMAT {
             return Err(ChainError::NewerFormat(header.format.get()));
         }
         let counts = [
@@ -341,8 +373,9 @@ impl Label {
             header.voids.get(),
             header.cuts.get(),
             header.timelines.get(),
+            header.shrinks.into(),
         ];
-        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS, MAX_CUTS, MAX_TIMELINES];
+        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS, MAX_CUTS, MAX_TIMELINES, 1];
         if counts.iter().zip(most).any(|(count, most)| *count as usize > most) {
             return Err(ChainError::NoLabel);
         }
@@ -352,6 +385,7 @@ impl Label {
         let voids: Vec<VoidRecord> = take(&mut rest, counts[2])?;
         let cuts: Vec<CutRecord> = take(&mut rest, counts[3])?;
         let timelines: Vec<TimelineRecord> = take(&mut rest, counts[4])?;
+        let shrinks: Vec<ShrinkRecord> = take(&mut rest, counts[5])?;
         let used = &records[..records.len() - rest.len()];
         let checked = &header.as_bytes()[CHECKED_FROM..];
         if crc32c_of_both(checked, used) != header.checksum.get() {
@@ -391,6 +425,7 @@ impl Label {
             whole_from: Version(header.whole_from.get()),
             term: header.term.get(),
             fence: Fence::decode(&header),
+            shrink: shrinks.first().map(Shrink::decode),
         };
         label.check()
     }

@@ -246,6 +246,7 @@ pub(super) fn build(
         checkpoints: tokio::sync::Mutex::new(area),
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
+        rescue: parking_lot::Mutex::default(),
         tail_cache,
         body_cache,
         room: Notify::new(),

@@ -20,6 +20,7 @@ pub mod manifest;
 mod media;
 mod prepare;
 mod probe;
+mod refusal;
 mod settings;
 mod sizing;
 mod spec;
@@ -307,15 +308,6 @@ impl Pool {
     /// Refuses changes of a volume that is open read-only.
     fn refuse_if_read_only(&self) -> Result<(), PoolError> {
         match self.is_read_only() {
-            true => Err(ChainError::from(StoreError::ReadOnly).into()),
-            false => Ok(()),
-        }
-    }
-
-    /// Refuses changes of the devices of a volume that is open read-only. Those of one that follows another one may change:
-    /// what is on them comes from there.
-    fn refuse_devices_if_read_only(&self) -> Result<(), PoolError> {
-        match self.chain.is_read_only() {
             true => Err(ChainError::from(StoreError::ReadOnly).into()),
             false => Ok(()),
         }

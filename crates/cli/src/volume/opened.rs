@@ -117,7 +117,7 @@ impl Opened {
 
     /// Whether its devices may be changed, though it may be read-only because it follows another volume.
     pub(crate) fn takes_changes_of_devices(&self) -> bool {
-        self.chained().is_some_and(|pool| !pool.chain().is_read_only())
+        self.chained().is_some_and(|pool| !pool.chain().is_only_looked_at())
     }
 
     /// Refuses changes of a volume that is open read-only.

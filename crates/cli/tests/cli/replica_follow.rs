@@ -30,7 +30,7 @@ fn a_replica_follows_the_promoted_one_when_it_is_told_to() {
     let own = good(&mut scene.command("server", &["key", "show"]));
     good(&mut scene.command("client", &["key", "trust", &listens, own.trim()]));
     good(&mut scene.kv(&scene.replica(), &["put", "names", "bob", "2"]));
-    // The fenced one lets nobody follow.
+    // The fenced one lets no volume follow.
     let running = second.run(&scene);
     second.in_trouble(&scene, "primary no longer");
     running.end();
@@ -58,7 +58,7 @@ fn a_replica_that_is_told_to_follow_something_else_says_so() {
         let said = bad(&mut scene.command("client", &args), 1);
         assert!(["in use", "there is no volume"].iter().any(|why| said.contains(why)), "{said}");
     }
-    // Nobody listens there, or another volume does: it goes on as it is, and says why.
+    // No server listens there, or one without the volume: it goes on as it is, and says why.
     let listens = scene.listens();
     good(&mut second.follow(&scene, &format!("thalweg://{listens}/other")));
     let running = second.run(&scene);

@@ -193,7 +193,7 @@ impl Follower {
                 stopped = applier.run(messages) => stopped,
                 stopped = self.make_durable(&channel, news) => stopped,
                 stopped = self.ask_often(&channel) => stopped,
-                stopped = self.own.rescuer.run(&channel) => stopped,
+                () = self.own.rescuer.run(&channel) => Err(lost("another connection began")),
             }
         };
         tokio::select! {

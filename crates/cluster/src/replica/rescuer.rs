@@ -13,7 +13,6 @@ use thalweg_store::block::Lba;
 use thalweg_store::chain::Rescue;
 use tokio::sync::{mpsc, oneshot};
 
-use super::following::{Stopped, lost};
 use super::protocol::{Answer, FromFollower};
 
 /// Blocks that wait to be asked for.
@@ -47,8 +46,8 @@ impl Rescuer {
         Rescuer { env: env.clone(), queue: Mutex::default() }
     }
 
-    /// Asks over `channel` for what reads want, until the connection ends.
-    pub(super) async fn run(&self, channel: &Channel) -> Result<(), Stopped> {
+    /// Asks over `channel` for what reads want, until another connection begins.
+    pub(super) async fn run(&self, channel: &Channel) {
         let (queue, wanted) = mpsc::channel(QUEUE);
         *self.queue.lock() = Some(queue);
         let wanted = stream::unfold(wanted, |mut wanted| async move {
@@ -66,7 +65,6 @@ impl Rescuer {
             let _ = one.found.send(found);
         };
         wanted.for_each_concurrent(AT_A_TIME, ask).await;
-        Err(lost("another connection has begun"))
     }
 
     /// The connection ended: reads do not wait for it.

@@ -12,16 +12,16 @@ use thalweg_cluster::replica::{
 use thalweg_env::connection::Listener;
 use thalweg_env::{Env, Node, Rng, Time};
 use thalweg_sim::crash::Shape;
-use thalweg_sim::faults::{Faults, Faulty};
+use thalweg_sim::faults::Faults;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
 use thalweg_sim::recording::Recorder;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
-use thalweg_store::chain::{
-    Chain, ChainError, Cleaning, Create, Followed, Link, Options, Parts, Position,
-};
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Create, Followed, Options, Position};
 use thalweg_store::device::{DeviceRef, Geometry};
 use uuid::Uuid;
+
+use crate::devices::{faulty, parts};
 
 pub(crate) const BLOCKS: u64 = 600;
 /// The most blocks that a volume gets here.
@@ -106,27 +106,6 @@ async fn tell(env: Env, chain: Arc<Chain>, connection: Connection) {
             }
         }
         env.sleep(Duration::from_millis(50)).await;
-    }
-}
-
-fn faulty(
-    env: &Env,
-    devices: impl IntoIterator<Item = DeviceRef>,
-) -> (Vec<DeviceRef>, Vec<Faults>) {
-    let wrap = |device| Faulty::wrap(env, device);
-    devices.into_iter().map(wrap).map(|(device, faults)| (device as DeviceRef, faults)).unzip()
-}
-
-fn parts(devices: &[DeviceRef]) -> Parts {
-    let links = devices[..2].iter().chain(&devices[3..]).zip(1..);
-    let link =
-        |(device, id): (&DeviceRef, u128)| Link { id: Uuid::from_u128(id), device: device.clone() };
-    Parts {
-        links: links.map(link).collect(),
-        map: devices[2].clone(),
-        map_link: None,
-        tail_cache: None,
-        body_cache: None,
     }
 }
 

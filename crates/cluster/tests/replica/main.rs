@@ -5,6 +5,7 @@
 mod acknowledged;
 mod cluster;
 mod damage;
+mod devices;
 mod faults;
 mod full;
 mod nodes;

@@ -68,6 +68,11 @@ impl Chain {
         commit::sync(&self.inner, version).await
     }
 
+    /// Whether the devices are not written at all: a chain that follows another one is read-only, and is written.
+    pub fn is_only_looked_at(&self) -> bool {
+        self.inner.options.read_only
+    }
+
     /// The timelines of the volume.
     pub fn history(&self) -> History {
         self.inner.state.lock().label.history.clone()

@@ -1,5 +1,7 @@
 //! The label: the description of the volume.
 
+mod records;
+
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -13,6 +15,7 @@ use super::{ChainError, Create};
 use crate::block::Version;
 use crate::checksum::crc32c_of_both;
 use crate::device::{AlignedBuf, Device, DeviceRef, Purpose};
+pub use records::{Cut, Shrink, Void};
 
 /// A named version.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -74,58 +77,6 @@ pub struct Label {
     pub fence: Option<Fence>,
     /// When the volume last became smaller, if it has followers: they may have missed what left it.
     pub shrink: Option<Shrink>,
-}
-
-/// The last time that a volume with followers became smaller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Shrink {
-    /// The last version in which blocks were discarded for that.
-    pub version: Version,
-    /// The number of these versions. They change nothing else.
-    pub versions: u64,
-    /// The fewest blocks that the volume ever had.
-    pub blocks: u64,
-}
-
-/// Void versions: above `from` and up to `to`, of blocks from `first` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Void {
-    /// The version that was restored; 0 when the volume became smaller.
-    pub from: Version,
-    /// The newest version when that happened.
-    pub to: Version,
-    /// The next segment sequence then: no later segment holds an entry of these versions.
-    pub seq: u64,
-    /// The first logical block concerned: 0 for a roll-back.
-    pub first: u64,
-}
-
-impl Void {
-    /// Whether it records a roll-back.
-    pub(super) fn is_rollback(&self) -> bool {
-        self.first == 0
-    }
-}
-
-impl Shrink {
-    fn decode(record: &ShrinkRecord) -> Shrink {
-        Shrink {
-            version: Version(record.version.get()),
-            versions: record.versions.get(),
-            blocks: record.blocks.get(),
-        }
-    }
-}
-
-/// The end of the logs at a recovery: see [`CutRecord`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Sequences of the segments in which the users' log and that of compaction ended.
-    pub ends: [u64; 2],
-    /// The lowest sequence of a segment opened since; 0 when nothing was left behind.
-    pub first: u64,
-    /// The version that was recovered.
-    pub version: Version,
 }
 
 /// Maximum snapshots in a label.
@@ -326,25 +277,15 @@ impl Label {
         for snapshot in &self.snapshots {
             records.extend_from_slice(encode_snapshot(snapshot).as_bytes());
         }
-        for void in &self.voids {
-            let (from, to) = (void.from.0.into(), void.to.0.into());
-            let (seq, first) = (void.seq.into(), void.first.into());
-            records.extend_from_slice(VoidRecord { from, to, seq, first }.as_bytes());
-        }
-        for cut in &self.cuts {
-            let [users, body] = cut.ends.map(Into::into);
-            let (first, version) = (cut.first.into(), cut.version.0.into());
-            records.extend_from_slice(CutRecord { users, body, first, version }.as_bytes());
-        }
+        self.voids.iter().for_each(|void| records.extend_from_slice(void.encode().as_bytes()));
+        self.cuts.iter().for_each(|cut| records.extend_from_slice(cut.encode().as_bytes()));
         for timeline in self.history.timelines() {
             let record =
                 TimelineRecord { id: *timeline.id.as_bytes(), from: timeline.from.0.into() };
             records.extend_from_slice(record.as_bytes());
         }
         if let Some(shrink) = self.shrink {
-            let (version, versions) = (shrink.version.0.into(), shrink.versions.into());
-            let blocks = shrink.blocks.into();
-            records.extend_from_slice(ShrinkRecord { version, versions, blocks }.as_bytes());
+            records.extend_from_slice(shrink.encode().as_bytes());
         }
         let checked = &header.as_bytes()[CHECKED_FROM..];
         header.checksum = crc32c_of_both(checked, &records).into();
@@ -403,23 +344,8 @@ impl Label {
             created: header.created.get(),
             links,
             snapshots: snapshots.iter().map(decode_snapshot).collect(),
-            voids: voids
-                .iter()
-                .map(|void| Void {
-                    from: Version(void.from.get()),
-                    to: Version(void.to.get()),
-                    seq: void.seq.get(),
-                    first: void.first.get(),
-                })
-                .collect(),
-            cuts: cuts
-                .iter()
-                .map(|cut| Cut {
-                    ends: [cut.users.get(), cut.body.get()],
-                    first: cut.first.get(),
-                    version: Version(cut.version.get()),
-                })
-                .collect(),
+            voids: voids.iter().map(Void::decode).collect(),
+            cuts: cuts.iter().map(Cut::decode).collect(),
             history: History::decode(&timelines).ok_or(ChainError::NoLabel)?,
             follows: header.follows != 0,
             whole_from: Version(header.whole_from.get()),

@@ -410,7 +410,7 @@ impl Inner {
         error
     }
 
-    /// Refuses changes of a read-only chain.
+    /// Refuses changes of a read-only chain; one that follows another takes those that come from there.
     fn check_writable(&self) -> Result<(), StoreError> {
         match self.options.read_only {
             true => Err(StoreError::ReadOnly),

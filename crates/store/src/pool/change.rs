@@ -22,7 +22,6 @@ use super::prepare::{self, Claim, Progress};
 use super::spec::{DeviceSpec, LinkSpec};
 use super::{Member, Pool, PoolError, PoolMirror, destroy, format};
 use crate::block::{BLOCK_SIZE, BlockStore};
-use crate::chain::Label;
 use crate::device::SideState;
 use crate::tree::{TreeError, catalogue};
 use crate::txn::{Transact, TransactionManager};
@@ -79,7 +78,7 @@ impl Pool {
     /// As [`super::create`]; if a link cannot be added, the volume is unchanged.
     #[async_recursion]
     pub async fn extend(&self, request: &ExtendRequest) -> Result<(), PoolError> {
-        self.refuse_devices_if_read_only()?;
+        self.refuse_change(request.size.is_some())?;
         let mut manifest = self.manifest.lock().await;
         if let Some(link) = &request.link {
             self.add_link(&mut manifest, link, request.force, None).await?;
@@ -100,7 +99,7 @@ impl Pool {
         request: &ShrinkRequest,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
-        self.refuse_devices_if_read_only()?;
+        self.refuse_change(matches!(request, ShrinkRequest::Size(_)))?;
         let mut manifest = self.manifest.lock().await;
         match request {
             ShrinkRequest::Size(size) => self.set_size(*size, |new, old| new <= old).await,
@@ -117,10 +116,7 @@ impl Pool {
         fits: impl FnOnce(u64, u64) -> bool,
     ) -> Result<(), PoolError> {
         let blocks = size.div_ceil(BLOCK_SIZE as u64);
-        let Label { blocks: now, follows, .. } = self.chain.label();
-        if follows {
-            return Err(invalid("a replica has the size of its primary; change that one's"));
-        }
+        let now = self.chain.label().blocks;
         if !fits(blocks, now) {
             return Err(invalid(format!(
                 "the volume has {} bytes: extend makes it larger, shrink smaller",
@@ -355,7 +351,7 @@ impl Pool {
         force: bool,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
-        self.refuse_devices_if_read_only()?;
+        self.refuse_change(false)?;
         let mut manifest = self.manifest.lock().await;
         let member = self.member(old)?;
         let mirror = self.mirror_of(&member);
@@ -540,7 +536,7 @@ impl Pool {
         only: Option<&Path>,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
-        self.refuse_devices_if_read_only()?;
+        self.refuse_change(false)?;
         let _changing = self.manifest.lock().await;
         if let Some(path) = only {
             let place = self.member(path)?;

@@ -1,5 +1,6 @@
 # make run        a tour: a filesystem is mounted and worked on, through a power cut; what that cost
 # make run-block  a tour: a volume as a block device with an ext4 on it; what happened underneath
+# make run-replica  a tour: two replicas of a volume, through kills, a promotion and a fence
 # make test       everything that is tested by itself, in minutes; how long each part took
 # make test-long  the same and what takes long; campaigns of crashes are LONG (10) times as large, from fresh seeds
 # make check      formatting, lints, documentation, the rules of crates/tidy
@@ -17,7 +18,7 @@ ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug/incremental),)
 test check: export CARGO_INCREMENTAL ?= 0
 endif
 
-.PHONY: bench-rivals run run-block soak test test-long check setup build python
+.PHONY: bench-rivals run run-block run-replica soak test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
@@ -26,6 +27,10 @@ run: setup
 run-block: setup
 	$(CARGO) build --release -p thalweg
 	scripts/tour-block
+
+run-replica: setup
+	$(CARGO) build --release -p thalweg
+	scripts/tour-replica
 
 soak: setup build
 	scripts/soak

@@ -163,6 +163,22 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Whether it changes devices and nothing that is stored on them, so that a replica takes it, too.
+    pub(crate) fn changes_devices(&self) -> bool {
+        let Request::Change(change) = self else { return matches!(self, Request::Scrub) };
+        match change {
+            // The replica says that its size is that of its primary.
+            Change::Extend { .. } | Change::Shrink { .. } => true,
+            Change::Replace { .. } | Change::Rebuild { .. } => true,
+            Change::CreateSnapshot { .. }
+            | Change::DeleteSnapshot { .. }
+            | Change::Rollback { .. }
+            | Change::Set { .. } => false,
+        }
+    }
+}
+
 /// A filesystem to be made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NewFilesystem {

@@ -22,6 +22,7 @@ pub mod nodes;
 mod primary;
 pub mod protocol;
 pub mod record;
+mod rescuer;
 mod roster;
 mod seen;
 mod sender;

@@ -287,10 +287,6 @@ impl Retry for FsError {
             _ => false,
         }
     }
-
-    fn is_disconnected(&self) -> bool {
-        false
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod manifest;
 mod media;
 mod prepare;
 mod probe;
+mod refusal;
 mod settings;
 mod sizing;
 mod spec;

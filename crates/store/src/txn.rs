@@ -422,7 +422,9 @@ pub trait Retry: From<TxnError> {
     fn is_retryable(&self) -> bool;
 
     /// Whether the connection to the volume's server is lost: another server may answer.
-    fn is_disconnected(&self) -> bool;
+    fn is_disconnected(&self) -> bool {
+        false
+    }
 }
 
 impl Retry for TxnError {

@@ -44,7 +44,8 @@ impl Session {
         request: Request,
         report: &dyn Report,
     ) -> Outcome<Answer> {
-        if request.changes_volume() {
+        let of_replica = request.changes_devices() && volume.takes_changes_of_devices();
+        if request.changes_volume() && !of_replica {
             volume.refuse_if_read_only()?;
         }
         match &request {

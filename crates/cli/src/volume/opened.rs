@@ -115,6 +115,11 @@ impl Opened {
         Some(format!("{found}; they are recovered in memory, and nothing is written"))
     }
 
+    /// Whether its devices may be changed, though it may be read-only because it follows another volume.
+    pub(crate) fn takes_changes_of_devices(&self) -> bool {
+        self.chained().is_some_and(|pool| !pool.chain().is_only_looked_at())
+    }
+
     /// Refuses changes of a volume that is open read-only.
     pub(crate) fn refuse_if_read_only(&self) -> Outcome<()> {
         match self.is_read_only() {

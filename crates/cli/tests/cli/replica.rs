@@ -8,18 +8,18 @@ use serde_json::Value;
 use crate::run::{Home, Server, bad, good, json, thalweg};
 
 /// A primary that listens, and a machine for a replica whose key it knows.
-struct Scene {
-    home: Home,
-    primary: Server,
+pub(crate) struct Scene {
+    pub(crate) home: Home,
+    pub(crate) primary: Server,
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub(crate) fn new() -> Scene {
         Scene::with(&[])
     }
 
     /// As [`Scene::new`], with options for the primary's server.
-    fn with(more: &[&str]) -> Scene {
+    pub(crate) fn with(more: &[&str]) -> Scene {
         let home = Home::with_volume("64M", &[]);
         let scene_keys = |keys: &str, args: &[&str]| {
             let mut command = thalweg(args.iter().copied());
@@ -39,55 +39,59 @@ impl Scene {
         scene
     }
 
-    fn listens(&self) -> String {
+    pub(crate) fn listens(&self) -> String {
         self.primary.ready["listen"][0].as_str().unwrap().to_owned()
     }
 
-    fn address(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         format!("thalweg://{}/vol", self.listens())
     }
 
-    fn command(&self, keys: &str, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, keys: &str, args: &[&str]) -> Command {
         let mut command = thalweg(args.iter().copied());
         command.env("THALWEG_KEYS", self.home.path(keys));
         command
     }
 
-    fn replica(&self) -> String {
+    pub(crate) fn replica(&self) -> String {
         self.home.path("replica").display().to_string()
     }
 
-    fn create(&self) {
+    pub(crate) fn create(&self) {
         let (replica, address) = (self.replica(), self.address());
         let args = ["replica", "create", &*replica, "--of", &*address, "--preallocation", "falloc"];
         good(&mut self.command("client", &args));
     }
 
     /// Runs the replica.
-    fn run(&self) -> Server {
-        let socket = self.home.path("replica.sock");
-        let place = socket.display().to_string();
-        let args = ["replica", "run", &*self.replica(), "--socket", &*place, "--json"];
-        Server::of(self.command("client", &args), socket)
+    pub(crate) fn run(&self) -> Server {
+        Server::of(self.run_command(), self.home.path("replica.sock"))
     }
 
-    fn kv(&self, volume: &str, args: &[&str]) -> Command {
+    /// The command that runs the replica.
+    pub(crate) fn run_command(&self) -> Command {
+        let socket = self.home.path("replica.sock").display().to_string();
+        let args = ["replica", "run", &*self.replica(), "--socket", &*socket, "--json"];
+        self.command("client", &args)
+    }
+
+    pub(crate) fn kv(&self, volume: &str, args: &[&str]) -> Command {
         let mut command = thalweg(["kv", volume]);
         command.args(args);
         command
     }
 
-    fn put(&self, key: &str, value: &str) {
+    pub(crate) fn put(&self, key: &str, value: &str) {
         let volume = self.home.volume().display().to_string();
         good(&mut self.kv(&volume, &["put", "names", key, value]));
     }
 
-    fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         json(&mut self.command("client", &["replica", "status", &self.replica(), "--json"]))
     }
 
     /// Waits until the replica's status is as it should be.
-    fn until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         for _ in 0..600 {
             let status = self.status();
             if is_so(&status) {
@@ -99,7 +103,7 @@ impl Scene {
     }
 
     /// Waits until the replica has the primary's present state.
-    fn catch_up(&self) {
+    pub(crate) fn catch_up(&self) {
         let volume = self.home.volume().display().to_string();
         let position =
             json(&mut thalweg(["replica", "status", &volume, "--json"]))["position"].clone();
@@ -109,7 +113,7 @@ impl Scene {
 }
 
 #[allow(clippy::disallowed_methods)]
-fn wait(span: Duration) {
+pub(crate) fn wait(span: Duration) {
     std::thread::sleep(span);
 }
 

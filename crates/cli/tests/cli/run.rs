@@ -161,6 +161,11 @@ impl Server {
     }
 
     pub(crate) fn kill(mut self) {
+        self.kill_now();
+    }
+
+    /// Kills the server, as often as one wants.
+    pub(crate) fn kill_now(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

@@ -1,10 +1,11 @@
 //! How a follower applies what it is sent.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, ByteRanges, Lba, Retention, Version, Write, WriteList,
+    BLOCK_SIZE, BlockStore, ByteRanges, Lba, Retention, StoreError, Version, Write, WriteList,
 };
 use thalweg_store::chain::{BEFORE_COPY, Chain};
 use thalweg_store::checksum::crc32c;
@@ -65,7 +66,9 @@ impl<'a> Applier<'a> {
                     self.take(after, (checksum, total), payload)?;
                 }
                 FromPrimary::Durable(version) => self.durable = self.durable.max(version),
-                FromPrimary::Copy { until, blocks } => self.begin_copy(until, blocks).await?,
+                FromPrimary::Copy { until, blocks, size } => {
+                    self.begin_copy(until, blocks, size).await?;
+                }
                 FromPrimary::Told { durable, .. } => self.durable = self.durable.max(durable),
             }
             self.apply().await?;
@@ -97,11 +100,15 @@ impl<'a> Applier<'a> {
             before = record.version;
             records.push(record);
         }
-        // The count at each record follows from that at the last one.
-        let all: u64 = records.iter().map(Record::changed_bytes).sum();
-        let mut total = total.map(|total| total.saturating_sub(all));
-        for record in records {
-            total = total.map(|total| total.saturating_add(record.changed_bytes()));
+        // The count at each record follows from that at the last one, which is exact: a copy has bytes that it does not count.
+        let mut after = 0;
+        let mut counted = Vec::with_capacity(records.len());
+        for record in records.into_iter().rev() {
+            let bytes = record.changed_bytes();
+            counted.push((record, total.map(|total: u64| total.saturating_sub(after))));
+            after += bytes;
+        }
+        for (record, total) in counted.into_iter().rev() {
             if record.version > self.received {
                 self.received = record.version;
                 self.waiting.push_back(Waiting { record, total });
@@ -111,13 +118,21 @@ impl<'a> Applier<'a> {
     }
 
     /// Notes that the volume has no state of the primary until version `until`. The state that it has stays readable
-    /// as a snapshot.
-    async fn begin_copy(&mut self, until: Version, blocks: u64) -> Result<(), Stopped> {
+    /// as a snapshot. The volume gets the primary's size: now, or if that is smaller when the copy has ended.
+    async fn begin_copy(&mut self, until: Version, blocks: u64, size: u64) -> Result<(), Stopped> {
         // It is durable at the primary, like everything that came before.
         self.durable = self.durable.max(until);
         self.apply().await?;
+        if size > self.chain.blocks() {
+            self.follower.resize(size).await?;
+        }
         let _alone = self.follower.before_copy.lock().await;
         let version = self.chain.now();
+        if version >= until {
+            // Only the size was another one.
+            self.follower.size.store(size, Ordering::Release);
+            return self.follower.shrink().await;
+        }
         if version >= self.chain.whole_from() && version > Version(0) {
             // That of an earlier copy is older than what readers see now.
             if self.chain.snapshot(BEFORE_COPY).is_some() {
@@ -126,6 +141,8 @@ impl<'a> Applier<'a> {
             self.chain.create_snapshot(BEFORE_COPY).await?;
         }
         self.chain.set_whole_from(until).await?;
+        self.follower.size.store(size, Ordering::Release);
+        self.follower.wants_copy.store(false, Ordering::Release);
         self.follower.seen.lock().copy_begins(blocks);
         Ok(())
     }
@@ -164,7 +181,13 @@ impl<'a> Applier<'a> {
             Part::Whole(content) => return Ok(whole(Some(content))),
             Part::Bytes(parts) => parts,
         };
-        let old = self.chain.read(lba, 1, self.chain.now()).await?.pop().flatten();
+        let old = match self.chain.read(lba, 1, self.chain.now()).await {
+            Err(error @ (StoreError::Corrupt { .. } | StoreError::Device(_))) => {
+                self.follower.wants_copy.store(true, Ordering::Release);
+                return Err(lost(format!("{error}; what has changed comes anew")));
+            }
+            read => read?.pop().flatten(),
+        };
         let mut content = old.map_or_else(|| vec![0; BLOCK_SIZE], |old| old.to_vec());
         let mut changed = ByteRanges::none();
         for (start, bytes) in parts {

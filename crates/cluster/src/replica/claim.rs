@@ -95,7 +95,9 @@ pub async fn announce(
             Err(Refusal::Superseded(theirs).into())
         }
         Answer::Refused(refusal) => Err(refusal.into()),
-        Answer::Follows { .. } => Err(lost("its answer does not fit the question")),
+        Answer::Follows { .. } | Answer::Content | Answer::NoContent => {
+            Err(lost("its answer does not fit the question"))
+        }
     }
 }
 

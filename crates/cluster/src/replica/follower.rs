@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use thalweg_env::connection::Stream;
@@ -16,9 +17,11 @@ use super::following::{FollowerOptions, Following, PATIENCE, Stopped, lost};
 use super::protocol::{
     Answer, Described, Durable, FromFollower, FromPrimary, HELLO, LONGEST, Refusal, State,
 };
+use super::rescuer::Rescuer;
 
 /// Messages that wait to be applied.
 const QUEUE: usize = 64;
+
 /// Asks the primary at the other end of `stream` what its volume is, and how far it is ahead of a follower's state.
 ///
 /// # Errors
@@ -88,8 +91,21 @@ impl Follower {
     /// As [`Follower::new`], with options.
     pub fn with(env: &Env, chain: Arc<Chain>, options: FollowerOptions) -> Follower {
         let env = env.clone();
-        let (seen, before_copy) = Default::default();
-        let own = Following { env, chain, options, seen, before_copy };
+        let rescuer = Arc::new(Rescuer::new(&env));
+        chain.rescue_from(Some(rescuer.clone()));
+        let size = AtomicU64::new(chain.blocks());
+        let (seen, wants_copy, resizing, before_copy) = Default::default();
+        let own = Following {
+            env,
+            chain,
+            options,
+            seen,
+            rescuer,
+            wants_copy,
+            size,
+            resizing,
+            before_copy,
+        };
         Follower { own, ask: Notify::new() }
     }
 
@@ -136,6 +152,7 @@ impl Follower {
     pub async fn follow(&self, stream: impl Stream) -> Stopped {
         let stopped = self.run(stream).await;
         self.own.seen.lock().disconnect();
+        self.own.rescuer.disconnect();
         stopped.err().unwrap_or_else(|| lost("it closed the connection"))
     }
 
@@ -147,17 +164,24 @@ impl Follower {
         let (queue, messages) = mpsc::channel(QUEUE);
         let input = Input { follower: &self.own, queue };
         let following = async {
-            let call = FromFollower::Follow(State::of(&self.own.chain));
+            drop(self.own.resizing.lock().await);
+            let mut state = State::of(&self.own.chain);
+            state.is_whole &= !self.own.wants_copy.load(Ordering::Acquire);
+            let call = FromFollower::Follow(state);
             let (answer, _) = channel.call_within(&self.own.env, PATIENCE, &call, &[]).await?;
             match answer {
                 Answer::Refused(refusal) => return Err(refusal.into()),
-                Answer::Is(_) => return Err(lost("its answer does not fit the question")),
-                Answer::Follows { history, term } => {
+                Answer::Is(_) | Answer::Content | Answer::NoContent => {
+                    return Err(lost("its answer does not fit the question"));
+                }
+                Answer::Follows { history, term, blocks, shrink } => {
                     let ours = self.own.chain.term();
                     if term < ours {
                         return Err(Refusal::Outdated { ours, theirs: term }.into());
                     }
-                    self.own.chain.adopt(&history, term).await?;
+                    self.own.chain.adopt(&history, term, shrink).await?;
+                    // One that is smaller comes with a copy, which discards the end first.
+                    self.own.size.fetch_max(blocks, Ordering::AcqRel);
                 }
             }
             self.own.seen.lock().connect();
@@ -169,6 +193,7 @@ impl Follower {
                 stopped = applier.run(messages) => stopped,
                 stopped = self.make_durable(&channel, news) => stopped,
                 stopped = self.ask_often(&channel) => stopped,
+                () = self.own.rescuer.run(&channel) => Err(lost("another connection began")),
             }
         };
         tokio::select! {
@@ -204,6 +229,9 @@ impl Follower {
         let is_whole = version >= self.own.chain.whole_from();
         if is_whole && self.own.chain.snapshot(BEFORE_COPY).is_some() {
             self.own.chain.delete_snapshot(BEFORE_COPY).await?;
+        }
+        if is_whole {
+            self.own.shrink().await?;
         }
         Ok(is_whole)
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -9,8 +10,10 @@ use thalweg_env::Env;
 use thalweg_net::channel::CallError;
 use thalweg_store::block::{BlockStore, StoreError};
 use thalweg_store::chain::{Chain, ChainError};
+use tokio::sync::oneshot;
 
 use super::protocol::Refusal;
+use super::rescuer::Rescuer;
 use super::seen::Seen;
 
 /// A primary that does not answer a call for so long is lost.
@@ -74,11 +77,50 @@ pub(super) struct Following {
     pub(super) chain: Arc<Chain>,
     pub(super) options: FollowerOptions,
     pub(super) seen: Mutex<Seen>,
+    /// Asks the primary for the contents of damaged blocks.
+    pub(super) rescuer: Arc<Rescuer>,
+    /// A block is damaged that the next change keeps in part: the next connection begins with a copy of what has changed,
+    /// which has that block whole.
+    pub(super) wants_copy: AtomicBool,
+    /// The logical blocks that the volume is to have as soon as it has a state of the primary.
+    pub(super) size: AtomicU64,
+    /// Held while the size changes.
+    pub(super) resizing: Arc<tokio::sync::Mutex<()>>,
     /// Held while the state from before a copy gets its snapshot, or loses it.
     pub(super) before_copy: tokio::sync::Mutex<()>,
 }
 
 impl Following {
+    /// Makes the volume as small as the primary's, unless readers of older states still need its end: later then.
+    pub(super) async fn shrink(&self) -> Result<(), Stopped> {
+        let size = self.size.load(Ordering::Acquire);
+        if size >= self.chain.blocks() {
+            return Ok(());
+        }
+        match self.resize(size).await {
+            Err(Stopped::Chain(ChainError::Invalid(why))) => {
+                tracing::debug!(why, "the replica does not become smaller yet");
+                Ok(())
+            }
+            resized => resized,
+        }
+    }
+
+    /// Changes the volume's size, to the end: also when the connection ends meanwhile.
+    pub(super) async fn resize(&self, blocks: u64) -> Result<(), Stopped> {
+        let resizing = self.resizing.clone().lock_owned().await;
+        let (done, ended) = oneshot::channel();
+        let chain = self.chain.clone();
+        let task = async move {
+            let resized = chain.resize(blocks).await;
+            drop(resizing);
+            // The connection may have ended.
+            let _ = done.send(resized);
+        };
+        self.env.spawn(task).detach();
+        Ok(ended.await.map_err(|_| lost("the follower was stopped"))??)
+    }
+
     /// Notes the state that the volume has now, and the primary's count of changed bytes there, if it is told.
     pub(super) fn reach(&self, total: Option<Option<u64>>) {
         let version = self.chain.now();

@@ -8,7 +8,7 @@ use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Task, Time};
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_store::block::Version;
-use thalweg_store::chain::{Chain, ChainError};
+use thalweg_store::chain::{Chain, ChainError, Label};
 use tokio::sync::mpsc;
 
 use super::backlog::{Backlog, Newest};
@@ -68,9 +68,9 @@ impl Primary {
         let session =
             Session { shared: &shared, channel: &channel, number: seat.number, begin, heard };
         let sending = async {
-            let Some(state) = begun.recv().await else { return Ok(()) };
+            let Some((state, told)) = begun.recv().await else { return Ok(()) };
             let sender = Sender { shared: &shared, channel: &channel, number: seat.number };
-            sender.run(state).await
+            sender.run(state, told).await
         };
         tokio::select! {
             biased;
@@ -128,7 +128,8 @@ struct Session<'a> {
     shared: &'a Shared,
     channel: &'a Channel,
     number: u64,
-    begin: mpsc::Sender<State>,
+    /// Begins to send to a follower with this state, which was told this size.
+    begin: mpsc::Sender<(State, u64)>,
     heard: Mutex<Time>,
 }
 
@@ -166,13 +167,17 @@ impl Handler for Session<'_> {
                 let answer = match self.shared.admit(&state).await {
                     Ok(()) => {
                         let label = self.shared.chain.label();
-                        Answer::Follows { history: label.history, term: label.term }
+                        let Label { history, term, blocks, shrink, .. } = label;
+                        Answer::Follows { history, term, blocks, shrink }
                     }
                     Err(refusal) => Answer::Refused(refusal),
                 };
-                let follows = matches!(answer, Answer::Follows { .. });
+                let told = match &answer {
+                    Answer::Follows { blocks, .. } => Some(*blocks),
+                    _ => None,
+                };
                 self.channel.answer(call.id, &answer, &[]);
-                if follows && self.begin.try_send(state).is_err() {
+                if told.is_some_and(|blocks| self.begin.try_send((state, blocks)).is_err()) {
                     return Err(io::Error::other("it asked twice to follow"));
                 }
             }
@@ -181,6 +186,12 @@ impl Handler for Session<'_> {
                 let durable = self.shared.backlog.news().durable;
                 let told = FromPrimary::Told { number, newest: version, durable, total };
                 self.channel.tell(&told, &[]).map_err(io::Error::other)?;
+            }
+            FromFollower::Fetch { lba, checksum } => {
+                match self.shared.content(lba, checksum).await {
+                    Some(content) => self.channel.answer(call.id, &Answer::Content, &[content]),
+                    None => self.channel.answer(call.id, &Answer::NoContent, &[]),
+                }
             }
             FromFollower::Durable(durable) => {
                 self.shared.roster.note_durable(self.number, durable);

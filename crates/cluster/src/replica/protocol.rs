@@ -5,12 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 use thalweg_net::hello::Hello;
-use thalweg_store::block::Version;
-use thalweg_store::chain::{Fence, History};
+use thalweg_store::block::{Lba, Version};
+use thalweg_store::chain::{Fence, History, Shrink};
 use uuid::Uuid;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-rep", version: 1 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-rep", version: 2 };
 
 /// Longest payload of a message in bytes, unless one transaction alone is longer.
 pub const CHUNK: usize = 256 << 10;
@@ -30,6 +30,14 @@ pub enum FromFollower {
     Ask(u64),
     /// What survives its crash.
     Durable(Durable),
+    /// It asks for the content of a block that has this [checksum](thalweg_store::chain::format::block_checksum): its own is
+    /// damaged. [`Answer::Content`].
+    Fetch {
+        /// The block.
+        lba: Lba,
+        /// The checksum.
+        checksum: u32,
+    },
 }
 
 /// What survives a crash of a follower.
@@ -71,9 +79,17 @@ pub enum Answer {
         history: History,
         /// Its term.
         term: u32,
+        /// Its logical blocks.
+        blocks: u64,
+        /// When it last became smaller.
+        shrink: Option<Shrink>,
     },
     /// They do not.
     Refused(Refusal),
+    /// The content is in the payload.
+    Content,
+    /// The newest content of the block is another one, or is damaged here, too.
+    NoContent,
 }
 
 /// What a volume is that may be followed.
@@ -116,14 +132,6 @@ pub enum Refusal {
         theirs: Uuid,
         /// The primary's.
         ours: Uuid,
-    },
-    /// It has another size.
-    #[error("it has {theirs} blocks, and the volume has {ours}; make the replica anew")]
-    OtherSize {
-        /// The follower's.
-        theirs: u64,
-        /// The primary's.
-        ours: u64,
     },
     /// It has versions that the primary does not have.
     #[error(
@@ -193,6 +201,8 @@ pub enum FromPrimary {
         until: Version,
         /// Blocks in it.
         blocks: u64,
+        /// Logical blocks of the volume then.
+        size: u64,
     },
     /// The answer to [`FromFollower::Ask`].
     Told {

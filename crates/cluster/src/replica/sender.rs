@@ -3,7 +3,9 @@
 use std::io;
 
 use bytes::{Bytes, BytesMut};
-use futures::{StreamExt, stream};
+use futures::future::BoxFuture;
+use futures::stream::FuturesOrdered;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use thalweg_net::channel::Channel;
 use thalweg_store::block::{BlockStore, Lba, StoreError, Version, Write, WriteList};
 use thalweg_store::chain::{Change, Changed, YieldingHold};
@@ -16,8 +18,10 @@ use super::shared::Shared;
 
 /// Blocks of a copy in one record, unless one version has more.
 const COPY_BLOCKS: usize = 64;
-/// Reads of a copy at a time.
+/// Reads of a record at a time.
 const COPY_READS: usize = 16;
+/// Records of a copy that are read while one is sent.
+const COPY_AHEAD: usize = 4;
 /// Unsent bytes above which no more are queued for a follower.
 const WINDOW: usize = 1 << 20;
 
@@ -29,12 +33,16 @@ pub(super) struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    /// Sends what comes after the follower's state, until the connection or the primary ends.
-    pub(super) async fn run(&self, from: State) -> io::Result<()> {
+    /// Sends what comes after the state of a follower that was told a size, until the connection or the primary ends.
+    pub(super) async fn run(&self, from: State, told_blocks: u64) -> io::Result<()> {
         let backlog = &self.shared.backlog;
         let shape = backlog.news().reshaped;
+        if self.shared.chain.blocks() != told_blocks {
+            return Ok(());
+        }
         let (mut sent, mut told) = (from.version, Version(0));
-        let mut partial = !from.is_whole;
+        // The size comes with a copy, of little where little has changed.
+        let mut partial = !from.is_whole || from.blocks != told_blocks;
         self.shared.roster.note(self.number, |known| known.sent = sent);
         loop {
             let told_more = backlog.told();
@@ -48,7 +56,7 @@ impl Sender<'_> {
             match next {
                 Next::Chunk(chunk) => sent = self.chunk(chunk)?,
                 Next::Missing => {
-                    sent = self.copy(sent).await?;
+                    sent = self.copy(sent, from.blocks).await?;
                     partial = false;
                 }
                 Next::Nothing => {}
@@ -80,37 +88,52 @@ impl Sender<'_> {
     }
 
     /// Sends the newest content of what changed since the follower's version; returns the version that it has then.
-    async fn copy(&self, from: Version) -> io::Result<Version> {
+    async fn copy(&self, from: Version, size: u64) -> io::Result<Version> {
         let (hold, total) = self.hold_newest().await.map_err(io::Error::other)?;
         tokio::select! {
             biased;
             // The follower connects again, and the copy goes on from where it is, with a newer version.
             () = hold.asked() => Err(io::Error::other("writers need the room that the copy takes")),
-            sent = self.copy_until(from, hold.version(), total) => sent,
+            sent = self.copy_until((from, size), hold.version(), total) => sent,
         }
     }
 
-    /// Sends what changed since the follower's version up to version `until`, which is held; `total` is the count of changed
-    /// bytes there.
-    async fn copy_until(&self, from: Version, until: Version, total: u64) -> io::Result<Version> {
+    /// Sends what changed since the follower's version up to version `until`, which is held, to a follower of a size; `total`
+    /// is the count of changed bytes there.
+    async fn copy_until(
+        &self,
+        (from, size): (Version, u64),
+        until: Version,
+        total: u64,
+    ) -> io::Result<Version> {
         let chain = &self.shared.chain;
-        let mut changed = chain.changed_since(from, until).await.map_err(io::Error::other)?;
+        let changed = chain.changed_since(from, until, size).await;
+        let mut changed = changed.map_err(io::Error::other)?;
         if changed.is_empty() {
             // The follower is to reach this version all the same: with a block as it is.
             let stored = chain.allocation(Lba(0), 1, Some(until)).iter().any(|(_, stored)| *stored);
             changed.push(Changed { version: until, lba: 0, stored });
         }
         let blocks = changed.len() as u64;
-        self.tell(&FromPrimary::Copy { until, blocks }, &[])?;
+        let size = chain.blocks();
+        self.tell(&FromPrimary::Copy { until, blocks, size }, &[])?;
+        let mut parts = parts(&changed);
+        let (mut after, mut left) = (from, blocks);
+        let mut ahead = FuturesOrdered::new();
         let (mut sent, mut done) = (from, 0);
-        for part in parts(&changed) {
-            done += part.len() as u64;
-            let (last, total) = match done == blocks {
-                true => (until, Some(total)),
-                false => (part[part.len() - 1].version, None),
-            };
-            let record = self.copied(part, until, (sent, last)).await.map_err(io::Error::other)?;
-            sent = self.chunk(Chunk { total, ..record })?;
+        loop {
+            while ahead.len() < COPY_AHEAD
+                && let Some(part) = parts.next()
+            {
+                left -= part.len() as u64;
+                let last = if left == 0 { until } else { part[part.len() - 1].version };
+                ahead.push_back(self.copied(part, until, (after, last)));
+                after = last;
+            }
+            let Some(chunk) = ahead.next().await else { break };
+            let (chunk, count) = chunk.map_err(io::Error::other)?;
+            done += count;
+            sent = self.chunk(Chunk { total: (done == blocks).then_some(total), ..chunk })?;
             self.shared.roster.note(self.number, |known| known.copy = Some((done, blocks)));
             self.channel.flush_soon();
             self.channel.drained(WINDOW).await;
@@ -119,29 +142,44 @@ impl Sender<'_> {
         Ok(sent)
     }
 
-    /// The record of a part of a copy.
-    async fn copied(
-        &self,
-        part: &[Changed],
+    /// The record of a part of a copy, and the number of its blocks.
+    fn copied<'a>(
+        &'a self,
+        part: &'a [Changed],
         at: Version,
         (after, last): (Version, Version),
-    ) -> Result<Chunk, StoreError> {
+    ) -> BoxFuture<'a, Result<(Chunk, u64), StoreError>> {
         let chain = &self.shared.chain;
-        let read = |changed: Changed| async move {
-            let lba = Lba(u64::from(changed.lba));
-            let content = match changed.stored {
-                true => chain.read(lba, 1, at).await?.pop().flatten(),
-                false => None,
-            };
-            Ok(Write { content, ..Write::block(lba, Bytes::new()) })
+        // Adjacent blocks are read at once, and adjacent discards take one entry of the follower's log in this order.
+        let count = part.len() as u64;
+        let mut part = part.to_vec();
+        part.sort_unstable_by_key(|changed| changed.lba);
+        let follows = |a: &Changed, b: &Changed| a.lba + 1 == b.lba && a.stored == b.stored;
+        let read = |run: &[Changed]| {
+            let (first, count) = (u64::from(run[0].lba), run.len() as u64);
+            let stored = run[0].stored;
+            async move {
+                let contents = match stored {
+                    true => chain.read(Lba(first), count, at).await?,
+                    false => vec![None; count as usize],
+                };
+                let write =
+                    |(lba, content)| Write { content, ..Write::block(Lba(lba), Bytes::new()) };
+                Ok::<_, StoreError>((first..).zip(contents).map(write).collect::<Vec<Write>>())
+            }
         };
-        let reads = stream::iter(part.iter().copied().map(read)).buffered(COPY_READS);
-        let writes: Vec<Result<Write, StoreError>> = reads.collect().await;
-        let writes = WriteList::new(writes.into_iter().collect::<Result<_, _>>()?)?;
-        let mut payload = BytesMut::new();
-        record::encode(after, last, Change::Writes(&writes), &mut payload);
-        let payload = payload.freeze();
-        Ok(Chunk { after, last, checksum: crc32c(&payload), payload, total: None })
+        let reads: Vec<_> = part.chunk_by(follows).map(read).collect();
+        let record = async move {
+            let reads = stream::iter(reads).buffered(COPY_READS);
+            let writes: Vec<Vec<Write>> = reads.try_collect().await?;
+            let writes = WriteList::new(writes.into_iter().flatten().collect())?;
+            let mut payload = BytesMut::new();
+            record::encode(after, last, Change::Writes(&writes), &mut payload);
+            let payload = payload.freeze();
+            let checksum = crc32c(&payload);
+            Ok((Chunk { after, last, checksum, payload, total: None }, count))
+        };
+        record.boxed()
     }
 
     /// Holds the newest version, and makes it durable; returns the count of changed bytes there as well.

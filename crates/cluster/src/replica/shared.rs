@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use thalweg_env::Env;
-use thalweg_store::block::{BlockStore, Version};
+use thalweg_store::block::{BlockStore, Lba, Version};
+use thalweg_store::chain::format::block_checksum;
 use thalweg_store::chain::{Chain, Relation};
 
 use super::backlog::{Backlog, Newest, Room};
@@ -96,6 +98,12 @@ impl Shared {
         }
     }
 
+    /// The newest content of a block, if it has this checksum.
+    pub(super) async fn content(&self, lba: Lba, checksum: u32) -> Option<Bytes> {
+        let (_, mut read) = self.chain.read_newest(lba, 1).await.ok()?;
+        read.pop().flatten().filter(|content| block_checksum(lba, content) == checksum)
+    }
+
     /// Gives way to a primary with a higher term, of which `theirs` speaks; says whether it has one.
     async fn give_way(&self, theirs: &State) -> Result<bool, Refusal> {
         match claim::give_way(&self.chain, theirs).await {
@@ -145,9 +153,6 @@ impl Shared {
         }
         if label.follows {
             return Err(Refusal::NotPrimary);
-        }
-        if theirs.blocks != label.blocks {
-            return Err(Refusal::OtherSize { theirs: theirs.blocks, ours: label.blocks });
         }
         if theirs.history.is_empty() && theirs.version == Version(0) {
             return Ok(());

@@ -12,21 +12,25 @@ use thalweg_cluster::replica::{
 use thalweg_env::connection::Listener;
 use thalweg_env::{Env, Node, Rng, Time};
 use thalweg_sim::crash::Shape;
+use thalweg_sim::faults::Faults;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
 use thalweg_sim::recording::Recorder;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
-use thalweg_store::chain::{
-    Chain, ChainError, Cleaning, Create, Followed, Link, Options, Parts, Position,
-};
+use thalweg_store::chain::{Chain, ChainError, Cleaning, Create, Followed, Options, Position};
 use thalweg_store::device::{DeviceRef, Geometry};
 use uuid::Uuid;
 
 use crate::clients::Desk;
+use crate::devices::{faulty, parts};
 
 pub(crate) const BLOCKS: u64 = 600;
+/// The most blocks that a volume gets here.
+pub(crate) const MOST: u64 = 2000;
 const SEGMENT: u32 = 240;
 const SEGMENTS: u32 = 12;
+/// Bytes of a drive.
+pub(crate) const DRIVE: u64 = (SEGMENTS * SEGMENT) as u64 * BLOCK_SIZE as u64;
 const PORT: u16 = 8494;
 /// Requests to a device take at most so long.
 const LATENCY: Duration = Duration::from_micros(200);
@@ -48,6 +52,8 @@ pub(crate) struct Machine {
     role: Role,
     recorder: Recorder,
     devices: Vec<DeviceRef>,
+    /// Damage to them.
+    pub(crate) faults: Vec<Faults>,
     room: Room,
     /// Followers that acknowledge a user's sync.
     pub(crate) ack: usize,
@@ -86,6 +92,12 @@ impl Connection {
     }
 }
 
+/// Whether a follower's drives are too small.
+fn is_short_of_room(error: &ChainError) -> bool {
+    let error = error.to_string();
+    ["no space", "links hold up to"].iter().any(|why| error.contains(why))
+}
+
 /// Tells the old primary that it is one no longer.
 async fn tell(env: Env, chain: Arc<Chain>, connection: Connection) {
     loop {
@@ -97,19 +109,6 @@ async fn tell(env: Env, chain: Arc<Chain>, connection: Connection) {
             }
         }
         env.sleep(Duration::from_millis(50)).await;
-    }
-}
-
-fn parts(devices: &[DeviceRef]) -> Parts {
-    let links = devices[..2].iter().zip(1..);
-    let link =
-        |(device, id): (&DeviceRef, u128)| Link { id: Uuid::from_u128(id), device: device.clone() };
-    Parts {
-        links: links.map(link).collect(),
-        map: devices[2].clone(),
-        map_link: None,
-        tail_cache: None,
-        body_cache: None,
     }
 }
 
@@ -128,15 +127,16 @@ impl Machine {
     ) -> Machine {
         let recorder = Recorder::with_latency(env, LATENCY);
         let segments = u64::from(count * SEGMENT) * BLOCK_SIZE as u64;
-        let map = Chain::map_bytes(SEGMENT, 2 * count);
+        // With room for another drive.
+        let map = Chain::map_bytes(SEGMENT, 3 * count);
         let sizes = [("one", segments), ("two", segments), ("map", map)];
         let device = |(name, size)| recorder.device(name, Geometry { size, sector: 512 });
-        let devices: Vec<DeviceRef> = sizes.into_iter().map(device).collect();
+        let (devices, faults) = faulty(env, sizes.into_iter().map(device));
         let create = Create {
             volume: Uuid::from_u128(7),
             blocks: BLOCKS,
             segment_blocks: SEGMENT,
-            max_segments: 2 * count,
+            max_segments: 3 * count,
             cleaning: Cleaning::CompactInBody,
             placement: Default::default(),
             follows: role == Role::Follower,
@@ -145,7 +145,20 @@ impl Machine {
         let env = env.clone();
         let (ack, replaces, met, process) = Default::default();
         let desk = None;
-        Machine { env, host, role, recorder, devices, room, ack, replaces, met, desk, process }
+        Machine {
+            env,
+            host,
+            role,
+            recorder,
+            devices,
+            faults,
+            room,
+            ack,
+            replaces,
+            met,
+            desk,
+            process,
+        }
     }
 
     pub(crate) fn is_primary(&self) -> bool {
@@ -234,7 +247,7 @@ impl Machine {
                                 Stopped::Refused(refusal) => {
                                     *process.refused.lock() = Some(refusal.to_string());
                                 }
-                                Stopped::Chain(error) if error.to_string().contains("no space") => {
+                                Stopped::Chain(error) if is_short_of_room(&error) => {
                                     *process.trouble.lock() = Some(error.to_string());
                                 }
                                 Stopped::Chain(error) => panic!("{error}"),
@@ -295,7 +308,25 @@ impl Machine {
         let point = self.recorder.position();
         self.kill().await;
         let image = self.recorder.image(point, Shape::ShuffledTorn(seed));
-        (self.recorder, self.devices) = Recorder::from_image(&self.env, LATENCY, &image);
+        let (recorder, devices) = Recorder::from_image(&self.env, LATENCY, &image);
+        self.recorder = recorder;
+        (self.devices, self.faults) = faulty(&self.env, devices);
+    }
+
+    /// Gives the volume of the process another drive.
+    pub(crate) async fn add_drive(&mut self, segments: u32) {
+        let size = u64::from(segments * SEGMENT) * BLOCK_SIZE as u64;
+        let device = self.recorder.device("three", Geometry { size, sector: 512 });
+        let (devices, faults) = faulty(&self.env, [device]);
+        self.devices.extend(devices);
+        self.faults.extend(faults);
+        let link = parts(&self.devices).links.pop().unwrap();
+        self.process().chain.add_link(link).await.unwrap();
+    }
+
+    /// The damage to the drives with contents.
+    pub(crate) fn drives(&self) -> &[Faults] {
+        &self.faults[..2]
     }
 }
 
@@ -325,7 +356,7 @@ impl Cluster {
         let mut follower = Machine::sized(env, two, Role::Follower, room, segments[1]).await;
         primary.start(&one).await;
         follower.start(&one).await;
-        let (model, rng) = (BlockModel::new(BLOCKS), env.rng());
+        let (model, rng) = (BlockModel::new(MOST), env.rng());
         Cluster {
             env: env.clone(),
             network,
@@ -363,7 +394,7 @@ impl Cluster {
     }
 
     async fn write_to(&mut self, chain: &Chain) {
-        let first = self.rng.random_range(0..BLOCKS - 20);
+        let first = self.rng.random_range(0..chain.blocks() - 20);
         if self.rng.random_range(0..20) == 0 {
             let before = chain.now();
             let count = self.rng.random_range(1..20);
@@ -425,12 +456,28 @@ impl Cluster {
     }
 
     async fn compare(&self, chain: &Chain, version: Version) {
+        assert_eq!(self.unreadable(chain, version).await, 0, "version {version}");
+    }
+
+    /// Checks the blocks of a version that can be read; returns how many cannot.
+    pub(crate) async fn unreadable(&self, chain: &Chain, version: Version) -> usize {
         assert!(version <= self.model.now(), "version {version} is of the future");
-        for lba in (0..BLOCKS).map(Lba) {
-            let found = chain.read(lba, 1, version).await.unwrap().pop().flatten();
+        let mut unreadable = 0;
+        // Beyond the end is nothing that the version has.
+        let mut beyond = (chain.blocks()..MOST).map(Lba);
+        assert!(beyond.all(|lba| self.model.read(lba, version).is_none()), "{version} is cut off");
+        for lba in (0..chain.blocks()).map(Lba) {
+            let Ok(mut found) = chain.read(lba, 1, version).await else {
+                // It may have become smaller meanwhile.
+                let is_cut = lba.0 >= chain.blocks() && self.model.read(lba, version).is_none();
+                unreadable += usize::from(!is_cut);
+                continue;
+            };
+            let found = found.pop().flatten();
             let found = found.filter(|content| content.iter().any(|byte| *byte != 0));
             assert_eq!(found, self.model.read(lba, version), "block {} of {version}", lba.0);
         }
+        unreadable
     }
 
     /// Waits until the follower has everything, and compares.

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use thalweg_cluster::replica::Room;
 use thalweg_sim::net::LinkSpec;
 use thalweg_sim::run;
-use thalweg_store::block::BlockStore;
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 
-use crate::cluster::{Cluster, Role};
+use crate::cluster::{BLOCKS, Cluster, Role};
 
 /// Segments of a drive, two of which have little more room than the volume takes.
 const FEW: u32 = 6;
@@ -74,6 +75,32 @@ fn a_copy_gives_way_to_writers_of_a_full_primary() {
             cluster.check().await;
         }
         cluster.network.set_link(&one, &two, LinkSpec::of(Duration::from_millis(1)));
+        cluster.catch_up().await;
+    });
+}
+
+#[test]
+fn a_discard_of_more_blocks_than_a_transaction_may_have_comes_in_a_copy() {
+    run(3, |env| async move {
+        let mut cluster = Cluster::new(&env, SMALL).await;
+        for lba in (0..BLOCKS).step_by(100) {
+            let writes: Vec<Write> = (lba..lba + 100)
+                .map(|lba| Write::block(Lba(lba), Bytes::from(vec![1; BLOCK_SIZE])))
+                .collect();
+            let version = cluster.model.apply(&writes);
+            let chain = cluster.primary.process().chain.clone();
+            assert_eq!(chain.apply(writes).await.unwrap(), version);
+        }
+        cluster.catch_up().await;
+        cluster.follower.kill().await;
+        let chain = cluster.primary.process().chain.clone();
+        assert!(chain.max_transaction() < BLOCKS as usize);
+        let version = chain.discard(Lba(0), BLOCKS).await.unwrap();
+        assert_eq!(cluster.model.discard(Lba(0), BLOCKS), version);
+        for _ in 0..400 {
+            cluster.write().await;
+        }
+        cluster.start(Role::Follower).await;
         cluster.catch_up().await;
     });
 }

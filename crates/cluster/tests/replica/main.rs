@@ -5,12 +5,15 @@
 mod acknowledged;
 mod clients;
 mod cluster;
+mod damage;
+mod devices;
 mod faults;
 mod full;
 mod nodes;
 mod primary_lies;
 mod records;
 mod services;
+mod sizes;
 mod split;
 mod staleness;
 mod truth;

@@ -13,11 +13,11 @@ use thalweg_env::Env;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write, WriteList};
-use thalweg_store::chain::{Chain, Change, History, Timeline};
+use thalweg_store::chain::{Chain, Change, History, Shrink, Timeline};
 use thalweg_store::checksum::crc32c;
 use uuid::Uuid;
 
-use crate::cluster::follower_chain;
+use crate::cluster::{BLOCKS, follower_chain};
 
 /// Answers every follower alike, and then says what it was given.
 struct Liar {
@@ -42,7 +42,12 @@ impl Handler for Liar {
 
 fn follows() -> Answer {
     let timeline = Timeline { id: Uuid::from_u128(1), from: Version(0) };
-    Answer::Follows { history: History::new(vec![timeline]).unwrap(), term: 0 }
+    Answer::Follows {
+        history: History::new(vec![timeline]).unwrap(),
+        term: 0,
+        blocks: BLOCKS,
+        shrink: None,
+    }
 }
 
 /// Why a follower stops that hears this, and its newest version then.
@@ -99,14 +104,14 @@ fn a_gap_in_the_stream_ends_the_connection() {
 #[derive(serde::Serialize)]
 enum Wild {
     Is,
-    Follows(Vec<Timeline>, u32),
+    Follows(Vec<Timeline>, u32, u64, Option<Shrink>),
 }
 
 #[test]
 fn a_history_that_no_label_has_room_for_is_not_taken() {
     let timeline = |number| Timeline { id: Uuid::from_u128(number), from: Version(number as u64) };
     let decode = |timelines: Vec<Timeline>| {
-        let bytes = postcard::to_allocvec(&Wild::Follows(timelines, 0)).unwrap();
+        let bytes = postcard::to_allocvec(&Wild::Follows(timelines, 0, BLOCKS, None)).unwrap();
         postcard::from_bytes::<Answer>(&bytes)
     };
     assert!(matches!(decode((0..64).map(timeline).collect()), Ok(Answer::Follows { .. })));

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use rand::RngExt;
 use thalweg_cluster::replica::{FollowerStatus, ReplicaStatus, Room};
 use thalweg_sim::net::LinkSpec;
 use thalweg_sim::{campaign, run};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write};
 
 use crate::cluster::{BEAT, Cluster, Role};
 
@@ -137,4 +139,38 @@ fn life(seed: u64) -> usize {
 fn the_bound_is_never_too_small() {
     let checked: usize = campaign::seeds(12).map(life).sum();
     assert!(checked > 1000, "{checked}");
+}
+
+#[test]
+fn the_bytes_behind_are_right_after_a_copy() {
+    run(5, |env| async move {
+        let mut cluster = Cluster::new(&env, Room::default()).await;
+        for _ in 0..100 {
+            cluster.write().await;
+        }
+        cluster.catch_up().await;
+        cluster.follower.kill().await;
+        for _ in 0..100 {
+            cluster.write().await;
+        }
+        env.sleep(Duration::from_secs(1)).await;
+        // It begins to count again, and has no changes for the follower.
+        cluster.primary.kill().await;
+        cluster.start(Role::Primary).await;
+        cluster.start(Role::Follower).await;
+        cluster.catch_up().await;
+        assert!(cluster.follower.process().chain.whole_from() > Version(0));
+        env.sleep(BEAT).await;
+        cluster.follower.node().pause();
+        let chain = cluster.primary.process().chain.clone();
+        for lba in 0..10 {
+            let writes = vec![Write::block(Lba(lba), Bytes::from(vec![7; BLOCK_SIZE]))];
+            cluster.model.apply(&writes);
+            chain.apply(writes).await.unwrap();
+        }
+        let behind = cluster.primary.process().primary.as_ref().unwrap().followers();
+        assert_eq!(behind[0].behind_bytes, Some(10 * BLOCK_SIZE as u64), "{behind:?}");
+        cluster.follower.node().resume();
+        cluster.catch_up().await;
+    });
 }

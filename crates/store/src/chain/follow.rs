@@ -10,8 +10,8 @@ use super::history::History;
 use super::index::{Content, Place, is_slot};
 use super::stream::USERS;
 use super::tap::Tap;
-use super::write::discard_as;
-use super::{Chain, ChainError, Inner, Label, Options, Parts, State, commit, fence};
+use super::write::{DISCARD_BLOCKS, discard_as};
+use super::{Chain, ChainError, Inner, Label, Options, Parts, Shrink, State, commit, fence};
 use crate::block::{BlockStore, Lba, Position, StoreError, Version};
 use crate::device::Purpose;
 
@@ -68,6 +68,11 @@ impl Chain {
         commit::sync(&self.inner, version).await
     }
 
+    /// Whether the devices are not written at all: a chain that follows another one is read-only, and is written.
+    pub fn is_only_looked_at(&self) -> bool {
+        self.inner.options.read_only
+    }
+
     /// The timelines of the volume.
     pub fn history(&self) -> History {
         self.inner.state.lock().label.history.clone()
@@ -100,16 +105,24 @@ impl Chain {
         Ok(self.history())
     }
 
-    /// Takes over the timelines and the term of the volume that this one follows.
+    /// Takes over the timelines and the term of the volume that this one follows, and when that last became smaller.
     ///
     /// # Errors
     /// Device errors.
-    pub async fn adopt(&self, history: &History, term: u32) -> Result<(), ChainError> {
+    pub async fn adopt(
+        &self,
+        history: &History,
+        term: u32,
+        shrink: Option<Shrink>,
+    ) -> Result<(), ChainError> {
         let _label = self.inner.label_lock.lock().await;
-        if self.history() == *history && self.term() == term {
+        let label = self.label();
+        if label.history == *history && label.term == term && label.shrink == shrink {
             return Ok(());
         }
-        let adopt = |label: &mut Label| (label.history, label.term) = (history.clone(), term);
+        let adopt = |label: &mut Label| {
+            (label.history, label.term, label.shrink) = (history.clone(), term, shrink);
+        };
         self.inner.change_label(adopt).await
     }
 
@@ -143,8 +156,9 @@ impl Chain {
         discard_as(&self.inner, lba, count, Some(version)).await.map(drop)
     }
 
-    /// The blocks whose content as of `at` is newer than `after`, in the order of their versions. The caller holds
-    /// `at`, and it is durable.
+    /// The blocks whose content as of `at` is newer than `after`, in the order of their versions, for a follower with
+    /// `blocks` blocks: including those that left the volume when it became smaller. The caller holds `at`, and it is
+    /// durable.
     ///
     /// # Errors
     /// [`StoreError::Gone`] when `at` is not held; device errors.
@@ -152,6 +166,7 @@ impl Chain {
         &self,
         after: Version,
         at: Version,
+        blocks: u64,
     ) -> Result<Vec<Changed>, ChainError> {
         let inner = &self.inner;
         let _held = self.hold(at).ok_or(StoreError::Gone(at))?;
@@ -171,6 +186,7 @@ impl Chain {
         }
         let rest = unknown.iter();
         changed.extend(rest.map(|block| Changed { version: at, lba: block.lba, stored: true }));
+        changed.extend(left(inner, after, at, blocks));
         changed.iter_mut().for_each(|block| block.version = block.version.min(at));
         changed.sort_unstable();
         Ok(changed)
@@ -278,6 +294,32 @@ fn look(
         }
     }
     (changed, unknown)
+}
+
+/// The blocks, of those that a follower with `blocks` blocks may have, that left the volume after version `after`, when it
+/// became smaller, and have had no content since.
+fn left(inner: &Inner, after: Version, at: Version, blocks: u64) -> Vec<Changed> {
+    let state = inner.state.lock();
+    let Some(shrink) = state.label.shrink else { return Vec::new() };
+    let end = state.index.blocks();
+    let content = |lba: u64| match lba < end {
+        true => state.index.content(lba as u32),
+        false => Content::Absent,
+    };
+    let is_empty = |lba: &u64| match content(*lba) {
+        Content::Absent => true,
+        Content::Several(versions) => versions.iter().all(|(version, _)| *version > at),
+        Content::Hole(_) | Content::One(_) => false,
+    };
+    // Spread over the versions of the shrink, so that none of them has too many.
+    let most = blocks.max(end);
+    let version = |lba: u64| {
+        let nth = ((most - 1 - lba) / DISCARD_BLOCKS).min(shrink.versions.saturating_sub(1));
+        Version(shrink.version.0.saturating_sub(nth))
+    };
+    let first = if shrink.version > after { shrink.blocks } else { most };
+    let gone = (first..most).filter(|lba| version(*lba) > after).filter(is_empty);
+    gone.map(|lba| Changed { version: version(lba), lba: lba as u32, stored: false }).collect()
 }
 
 /// Reads the versions of blocks in the map; returns the blocks that have moved.

@@ -32,14 +32,16 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use crate::block::{Lba, Version};
 use crate::checksum::{crc32c, crc32c_of_both};
 pub use label::{
-    Cleaning, CutRecord, LabelHeader, LinkRecord, Placement, SnapshotRecord, TimelineRecord,
-    VoidRecord,
+    Cleaning, CutRecord, LabelHeader, LinkRecord, Placement, ShrinkRecord, SnapshotRecord,
+    TimelineRecord, VoidRecord,
 };
 
 /// Version of every structure here; readers refuse a higher one.
 pub const FORMAT_VERSION: u32 = 1;
 /// Version of the label of a volume with a history, which others follow or which follows another one.
 pub const HISTORY_FORMAT: u32 = 2;
+/// Version of the label of a volume that became smaller since it has a history.
+pub const SHRINK_FORMAT: u32 = 3;
 
 /// Bytes in a map sector.
 pub const SECTOR: usize = 512;

@@ -1,18 +1,21 @@
 //! The label: the description of the volume.
 
+mod records;
+
 use uuid::Uuid;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::format::{
     Cleaning, CutRecord, ENTRIES_PER_PAGE, FORMAT_VERSION, HISTORY_FORMAT, LABEL_BYTES,
-    LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Placement, Position, SnapshotRecord,
-    TimelineRecord, VoidRecord,
+    LABEL_MAGIC, LabelHeader, LinkRecord, PAGE, Placement, Position, SHRINK_FORMAT, ShrinkRecord,
+    SnapshotRecord, TimelineRecord, VoidRecord,
 };
 use super::history::{Fence, History, MAX_TIMELINES};
 use super::{ChainError, Create};
 use crate::block::Version;
 use crate::checksum::crc32c_of_both;
 use crate::device::{AlignedBuf, Device, DeviceRef, Purpose};
+pub use records::{Cut, Shrink, Void};
 
 /// A named version.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -72,37 +75,8 @@ pub struct Label {
     pub term: u32,
     /// The primary that has taken this one's place: users write nothing here any more.
     pub fence: Option<Fence>,
-}
-
-/// Void versions: above `from` and up to `to`, of blocks from `first` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Void {
-    /// The version that was restored; 0 when the volume became smaller.
-    pub from: Version,
-    /// The newest version when that happened.
-    pub to: Version,
-    /// The next segment sequence then: no later segment holds an entry of these versions.
-    pub seq: u64,
-    /// The first logical block concerned: 0 for a roll-back.
-    pub first: u64,
-}
-
-impl Void {
-    /// Whether it records a roll-back.
-    pub(super) fn is_rollback(&self) -> bool {
-        self.first == 0
-    }
-}
-
-/// The end of the logs at a recovery: see [`CutRecord`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Sequences of the segments in which the users' log and that of compaction ended.
-    pub ends: [u64; 2],
-    /// The lowest sequence of a segment opened since; 0 when nothing was left behind.
-    pub first: u64,
-    /// The version that was recovered.
-    pub version: Version,
+    /// When the volume last became smaller, if it has followers: they may have missed what left it.
+    pub shrink: Option<Shrink>,
 }
 
 /// Maximum snapshots in a label.
@@ -121,6 +95,7 @@ const _: () = assert!(
         + MAX_VOIDS * size_of::<VoidRecord>()
         + MAX_CUTS * size_of::<CutRecord>()
         + MAX_TIMELINES * size_of::<TimelineRecord>()
+        + size_of::<ShrinkRecord>()
         <= LABEL_BYTES as usize
 );
 
@@ -190,6 +165,7 @@ impl Label {
             whole_from: Version(0),
             term: 0,
             fence: None,
+            shrink: None,
         }
     }
 
@@ -260,6 +236,7 @@ impl Label {
     /// The oldest format that has a place for everything in the label.
     fn format(&self) -> u32 {
         match self.history.is_empty() && !self.follows {
+            _ if self.shrink.is_some() => SHRINK_FORMAT,
             true => FORMAT_VERSION,
             false => HISTORY_FORMAT,
         }
@@ -280,7 +257,8 @@ impl Label {
             checkpoint_half: self.checkpoint_half.into(),
             cleaning: self.cleaning.encode(),
             placement: self.placement.encode(),
-            reserved: [0; 2],
+            shrinks: self.shrink.is_some().into(),
+            reserved: 0,
             links: (self.links.len() as u32).into(),
             snapshots: (self.snapshots.len() as u32).into(),
             voids: (self.voids.len() as u32).into(),
@@ -299,20 +277,15 @@ impl Label {
         for snapshot in &self.snapshots {
             records.extend_from_slice(encode_snapshot(snapshot).as_bytes());
         }
-        for void in &self.voids {
-            let (from, to) = (void.from.0.into(), void.to.0.into());
-            let (seq, first) = (void.seq.into(), void.first.into());
-            records.extend_from_slice(VoidRecord { from, to, seq, first }.as_bytes());
-        }
-        for cut in &self.cuts {
-            let [users, body] = cut.ends.map(Into::into);
-            let (first, version) = (cut.first.into(), cut.version.0.into());
-            records.extend_from_slice(CutRecord { users, body, first, version }.as_bytes());
-        }
+        self.voids.iter().for_each(|void| records.extend_from_slice(void.encode().as_bytes()));
+        self.cuts.iter().for_each(|cut| records.extend_from_slice(cut.encode().as_bytes()));
         for timeline in self.history.timelines() {
             let record =
                 TimelineRecord { id: *timeline.id.as_bytes(), from: timeline.from.0.into() };
             records.extend_from_slice(record.as_bytes());
+        }
+        if let Some(shrink) = self.shrink {
+            records.extend_from_slice(shrink.encode().as_bytes());
         }
         let checked = &header.as_bytes()[CHECKED_FROM..];
         header.checksum = crc32c_of_both(checked, &records).into();
@@ -332,7 +305,7 @@ impl Label {
         if header.magic != LABEL_MAGIC {
             return Err(ChainError::NoLabel);
         }
-        if header.format.get() > HISTORY_FORMAT {
+        if header.format.get() > SHRINK_FORMAT {
             return Err(ChainError::NewerFormat(header.format.get()));
         }
         let counts = [
@@ -341,8 +314,9 @@ impl Label {
             header.voids.get(),
             header.cuts.get(),
             header.timelines.get(),
+            header.shrinks.into(),
         ];
-        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS, MAX_CUTS, MAX_TIMELINES];
+        let most = [MAX_LINKS, MAX_SNAPSHOTS, MAX_VOIDS, MAX_CUTS, MAX_TIMELINES, 1];
         if counts.iter().zip(most).any(|(count, most)| *count as usize > most) {
             return Err(ChainError::NoLabel);
         }
@@ -352,6 +326,7 @@ impl Label {
         let voids: Vec<VoidRecord> = take(&mut rest, counts[2])?;
         let cuts: Vec<CutRecord> = take(&mut rest, counts[3])?;
         let timelines: Vec<TimelineRecord> = take(&mut rest, counts[4])?;
+        let shrinks: Vec<ShrinkRecord> = take(&mut rest, counts[5])?;
         let used = &records[..records.len() - rest.len()];
         let checked = &header.as_bytes()[CHECKED_FROM..];
         if crc32c_of_both(checked, used) != header.checksum.get() {
@@ -369,28 +344,14 @@ impl Label {
             created: header.created.get(),
             links,
             snapshots: snapshots.iter().map(decode_snapshot).collect(),
-            voids: voids
-                .iter()
-                .map(|void| Void {
-                    from: Version(void.from.get()),
-                    to: Version(void.to.get()),
-                    seq: void.seq.get(),
-                    first: void.first.get(),
-                })
-                .collect(),
-            cuts: cuts
-                .iter()
-                .map(|cut| Cut {
-                    ends: [cut.users.get(), cut.body.get()],
-                    first: cut.first.get(),
-                    version: Version(cut.version.get()),
-                })
-                .collect(),
+            voids: voids.iter().map(Void::decode).collect(),
+            cuts: cuts.iter().map(Cut::decode).collect(),
             history: History::decode(&timelines).ok_or(ChainError::NoLabel)?,
             follows: header.follows != 0,
             whole_from: Version(header.whole_from.get()),
             term: header.term.get(),
             fence: Fence::decode(&header),
+            shrink: shrinks.first().map(Shrink::decode),
         };
         label.check()
     }

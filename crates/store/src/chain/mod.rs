@@ -76,6 +76,7 @@ mod rebuild;
 mod recovered;
 mod recovery;
 mod replace;
+mod rescue;
 mod resize;
 mod roles;
 mod room;
@@ -117,12 +118,13 @@ pub use format::{Cleaning, Placement};
 pub use growth::Growth;
 pub use history::{Fence, History, Timeline};
 use label::Layout;
-pub use label::{Cut, Label, Snapshot, Void};
+pub use label::{Cut, Label, Shrink, Snapshot, Void};
 pub use minilog::MiniCounts;
 use options::Speed;
 pub use options::{Create, Link, Options, Parts};
 pub use rebuild::{LostEntries, Rebuild, RebuildReport};
 pub use recovered::Recovered;
+pub use rescue::Rescue;
 pub use scrub::ScrubReport;
 pub use snapshot::SnapshotUse;
 pub use stages::WaitStatus;
@@ -142,7 +144,7 @@ pub enum ChainError {
     /// The volume was written by a newer program.
     #[error(
         "the volume has format {0}, and this program knows {known}; use a newer one",
-        known = format::HISTORY_FORMAT
+        known = format::SHRINK_FORMAT
     )]
     NewerFormat(u32),
     /// A link's device is absent.
@@ -218,6 +220,8 @@ struct Inner {
     label_lock: tokio::sync::Mutex<()>,
     /// Serializes moves of live blocks.
     cleaning_lock: tokio::sync::Mutex<()>,
+    /// Where contents of damaged blocks are asked for.
+    rescue: Mutex<Option<Arc<dyn Rescue>>>,
     tail_cache: Arc<Cache>,
     body_cache: Option<Arc<Cache>>,
     /// Room became free: the first writer in the queue and the cleaner look again.
@@ -406,7 +410,7 @@ impl Inner {
         error
     }
 
-    /// Refuses changes of a read-only chain.
+    /// Refuses changes of a read-only chain; one that follows another takes those that come from there.
     fn check_writable(&self) -> Result<(), StoreError> {
         match self.options.read_only {
             true => Err(StoreError::ReadOnly),

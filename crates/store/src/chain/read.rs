@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::cache::Entering;
 use super::format::block_checksum;
 use super::index::{Content, Location, Place};
-use super::{Counts, Inner, State};
+use super::{Counts, Inner, State, rescue};
 use crate::block::{BLOCK_SIZE, BlockVersion, Lba, StoreError, Version};
 use crate::device::{DeviceRef, FrameBuf, Purpose};
 
@@ -410,7 +410,8 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// Reads a block from each copy until one matches, and repairs the copies that do not.
+/// Reads a block from each copy until one matches, and from another machine if none does; repairs the copies that do not
+/// match.
 ///
 /// # Errors
 /// [`StoreError::Corrupt`], or the device's error when no copy could be read at all.
@@ -423,16 +424,18 @@ pub(super) async fn read_copies(
         return Err(StoreError::Corrupt { lba, detail: "it has moved".to_owned() });
     };
     let right = |content: &[u8]| block_checksum(lba, content) == location.check;
-    match read_verified(&device, offset, BLOCK_SIZE, Purpose::UserData, right).await? {
-        Verified::Whole { content, mended } => {
+    let failure = match read_verified(&device, offset, BLOCK_SIZE, Purpose::UserData, right).await {
+        Ok(Verified::Whole { content, mended }) => {
             Counts::add(&inner.counts.repaired, mended as u64);
-            Ok(content)
+            return Ok(content);
         }
-        Verified::Damaged => Err(StoreError::Corrupt {
+        Ok(Verified::Damaged) => StoreError::Corrupt {
             lba,
             detail: format!("{} at byte {offset}, {} copies", device.name(), device.copies()),
-        }),
-    }
+        },
+        Err(error) => error,
+    };
+    rescue::fetch(inner, lba, location, (&device, offset)).await.ok_or(failure)
 }
 
 /// The result of reading every copy.

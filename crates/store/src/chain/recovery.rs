@@ -12,8 +12,7 @@
 //! foreign bytes overwrote, looks like a crash before that write, and nothing later refers to it.
 //! [`Chain::rebuild`] is for a volume with such damage.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, atomic::AtomicU64};
 
 use async_recursion::async_recursion;
 use roaring::RoaringBitmap;
@@ -246,6 +245,7 @@ pub(super) fn build(
         checkpoints: tokio::sync::Mutex::new(area),
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
+        rescue: parking_lot::Mutex::default(),
         tail_cache,
         body_cache,
         room: Notify::new(),

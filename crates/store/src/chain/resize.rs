@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::clean::clean_segment;
 use super::format::LinkRecord;
 use super::index::Content;
-use super::label::{MAX_LINKS, Void};
+use super::label::{MAX_LINKS, Shrink, Void};
 use super::recovery::{clear_maps, link_record};
 use super::segments::SegmentState;
 use super::snapshot::{Freeze, check_voids};
 use super::state::reserved_segments;
 use super::stream::{BODY, USERS};
-use super::{Chain, ChainError, Inner, Link, Speed, State, checkpoint};
-use crate::block::Version;
+use super::{Chain, ChainError, Inner, Link, Speed, State, checkpoint, write};
+use crate::block::{Lba, Version};
 use async_recursion::async_recursion;
 
 fn invalid(why: impl Into<String>) -> ChainError {
@@ -29,6 +29,7 @@ impl Chain {
     pub async fn resize(&self, blocks: u64) -> Result<(), ChainError> {
         let inner = &self.inner;
         let _label = inner.label_lock.lock().await;
+        let discarded = self.discard_end(blocks).await?;
         let _frozen = Freeze::new(inner);
         let old = {
             let mut state = inner.state.lock();
@@ -64,6 +65,10 @@ impl Chain {
                     label.voids.retain(|void| void.first < gone.first);
                     label.voids.push(gone);
                 }
+                if let Some((version, versions)) = discarded {
+                    let blocks = label.shrink.map_or(blocks, |last| last.blocks.min(blocks));
+                    label.shrink = Some(Shrink { version, versions, blocks });
+                }
             })
             .await?;
         let mut state = inner.state.lock();
@@ -71,6 +76,17 @@ impl Chain {
         state.wishes.forget_all();
         state.tell_reshaped();
         Ok(())
+    }
+
+    /// Discards the end of a volume that becomes smaller and has followers, so that this is in versions that they may have
+    /// missed; returns the last of these versions, and their number.
+    async fn discard_end(&self, blocks: u64) -> Result<Option<(Version, u64)>, ChainError> {
+        let label = self.label();
+        if blocks >= label.blocks || blocks == 0 || label.history.is_empty() || label.follows {
+            return Ok(None);
+        }
+        let check = |state: &State| check_end(state, blocks);
+        write::discard_end(&self.inner, Lba(blocks), check).await.map(Some)
     }
 
     /// Whether [`Chain::add_link`] has segment numbers for the link, and room for them in the map area.

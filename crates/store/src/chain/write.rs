@@ -15,7 +15,7 @@ use super::stages::{Cause, Stage};
 use super::state::Dead;
 use super::stream::{BODY, USERS};
 use super::tap::Change;
-use super::{Counts, Inner, State, queue};
+use super::{ChainError, Counts, Inner, State, queue};
 use crate::block::{
     Applied, BLOCK_SIZE, Backpressure, Lba, Retention, StoreError, Version, Write, WriteList,
 };
@@ -29,7 +29,7 @@ const MIN_TRANSACTION: usize = 256;
 /// time.
 const TRANSACTIONS: usize = 8;
 /// Maximum blocks in one discard record, which bounds the time under the lock.
-const DISCARD_BLOCKS: u64 = 64 * 1024;
+pub(super) const DISCARD_BLOCKS: u64 = 64 * 1024;
 
 /// See [`crate::block::BlockStore::submit`] and [`crate::block::BlockStore::submit_at`]. Writers wait for cleaning before they are applied, each in its
 /// turn, so that no backpressure is left for afterwards.
@@ -47,7 +47,7 @@ pub(super) async fn apply(
         _ => 0,
     };
     let checks: PerWrite<u32> = writes.iter().zip(&small).map(check).collect();
-    let blocks = writes.len() as u32;
+    let blocks = entries(writes) as u32;
     let slots = small.iter().filter(|small| **small).count() as u32;
     let leap = u32::from(at.is_some());
     let need =
@@ -69,7 +69,7 @@ pub(super) async fn apply(
         Ok(version)
     })
     .await?;
-    Counts::add(&inner.counts.user_blocks_written, u64::from(blocks));
+    Counts::add(&inner.counts.user_blocks_written, writes.len() as u64);
     let hold = hold.then(|| inner.release_later(version));
     Ok(Applied::new(version, hold, Backpressure::NONE))
 }
@@ -117,6 +117,39 @@ pub(super) async fn discard_as(
     .await
 }
 
+/// Discards the blocks from `lba` on, in which nothing is stored, for a volume that is about to become smaller; returns the
+/// last of the versions for that, and their number.
+///
+/// # Errors
+/// That of `check`, which is called under the lock, and those of a discard.
+pub(super) async fn discard_end(
+    inner: &Arc<Inner>,
+    lba: Lba,
+    check: impl FnOnce(&State) -> Result<(), ChainError>,
+) -> Result<(Version, u64), ChainError> {
+    let runs = |end: u64| (lba.0..end).step_by(DISCARD_BLOCKS as usize);
+    let most = runs(inner.blocks.load(Ordering::Acquire)).count() as u32;
+    let mut refused = Ok(());
+    let discarded = with_room(inner, Need::whole(most), |state| {
+        refused = check(state);
+        if refused.is_err() {
+            return Ok((state.version, 0));
+        }
+        let end = state.index.blocks();
+        for at in runs(end) {
+            let count = (end - at).min(DISCARD_BLOCKS) as u32;
+            let version = state.version.next();
+            state.discard(version, Lba(at), count)?;
+            if let Some(tap) = &state.tap {
+                tap.changed(version, Change::Discard { lba: Lba(at), count });
+            }
+        }
+        Ok((state.version, runs(end).count() as u64))
+    })
+    .await?;
+    refused.map(|()| discarded)
+}
+
 /// Whether cleaning makes no room for a block unless others die, such as those of old versions. Otherwise a writer
 /// waits for the cleaner, a checkpoint or devices, and they end the wait whatever versions are held.
 pub(super) fn is_full(inner: &Inner) -> bool {
@@ -129,12 +162,24 @@ pub(super) fn max_transaction(inner: &Inner) -> usize {
     part.clamp(MIN_TRANSACTION, MAX_TRANSACTION)
 }
 
+/// Entries of a transaction in the log: adjacent discards share one.
+fn entries(writes: &[Write]) -> usize {
+    if !writes.is_sorted_by(|a, b| a.lba < b.lba) {
+        return writes.len();
+    }
+    let shares = |pair: &&[Write]| {
+        let is_discard = pair.iter().all(|write| write.content.is_none());
+        is_discard && pair[0].lba.0 + 1 == pair[1].lba.0
+    };
+    writes.len() - writes.windows(2).filter(shares).count()
+}
+
 fn check_writes(inner: &Inner, writes: &[Write]) -> Result<(), StoreError> {
     let most = max_transaction(inner);
-    if writes.is_empty() || writes.len() > most {
+    let count = entries(writes);
+    if count == 0 || count > most {
         return Err(StoreError::Invalid(format!(
-            "a transaction has 1 to {most} blocks, not {}",
-            writes.len()
+            "a transaction has 1 to {most} blocks, not {count}"
         )));
     }
     let highest = writes.iter().map(|write| write.lba).max().unwrap_or(Lba(0));

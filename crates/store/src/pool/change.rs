@@ -78,7 +78,7 @@ impl Pool {
     /// As [`super::create`]; if a link cannot be added, the volume is unchanged.
     #[async_recursion]
     pub async fn extend(&self, request: &ExtendRequest) -> Result<(), PoolError> {
-        self.refuse_if_read_only()?;
+        self.refuse_change(request.size.is_some())?;
         let mut manifest = self.manifest.lock().await;
         if let Some(link) = &request.link {
             self.add_link(&mut manifest, link, request.force, None).await?;
@@ -99,7 +99,7 @@ impl Pool {
         request: &ShrinkRequest,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
-        self.refuse_if_read_only()?;
+        self.refuse_change(matches!(request, ShrinkRequest::Size(_)))?;
         let mut manifest = self.manifest.lock().await;
         match request {
             ShrinkRequest::Size(size) => self.set_size(*size, |new, old| new <= old).await,
@@ -351,7 +351,7 @@ impl Pool {
         force: bool,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
-        self.refuse_if_read_only()?;
+        self.refuse_change(false)?;
         let mut manifest = self.manifest.lock().await;
         let member = self.member(old)?;
         let mirror = self.mirror_of(&member);
@@ -536,7 +536,7 @@ impl Pool {
         only: Option<&Path>,
         progress: Progress<'_>,
     ) -> Result<(), PoolError> {
-        self.refuse_if_read_only()?;
+        self.refuse_change(false)?;
         let _changing = self.manifest.lock().await;
         if let Some(path) = only {
             let place = self.member(path)?;

@@ -54,7 +54,7 @@ fn a_promotion_raises_the_term() {
             let history = open(&env, &primary, false).await.unwrap().begin_history().await.unwrap();
             let chain = open(&env, &devices, true).await.unwrap();
             assert!(chain.promote(0).await.is_err(), "it has followed nothing");
-            chain.adopt(&history, 5).await.unwrap();
+            chain.adopt(&history, 5, None).await.unwrap();
             submit(&chain, 1, 1).await.unwrap();
             chain.promote(told).await.unwrap();
             assert_eq!(chain.term(), expected);
@@ -71,7 +71,7 @@ fn a_promoted_follower_goes_back_to_the_state_from_before_a_copy() {
         let (primary, devices) = (devices(&env, false).await, devices(&env, true).await);
         let history = open(&env, &primary, false).await.unwrap().begin_history().await.unwrap();
         let chain = open(&env, &devices, true).await.unwrap();
-        chain.adopt(&history, 0).await.unwrap();
+        chain.adopt(&history, 0, None).await.unwrap();
         submit(&chain, 5, 1).await.unwrap();
         chain.create_snapshot(thalweg_store::chain::BEFORE_COPY).await.unwrap();
         chain.set_whole_from(Version(20)).await.unwrap();

@@ -212,7 +212,8 @@ fn a_roll_back_begins_a_timeline_at_the_version_that_it_restores() {
         assert_eq!(relation(taken_back), Relation::Apart(Version(1)));
         // One that stayed behind finds what changed.
         let hold = chain.hold(chain.now()).unwrap();
-        let changed = chain.changed_since(Version(1), hold.version()).await.unwrap();
+        let changed =
+            chain.changed_since(Version(1), hold.version(), chain.blocks()).await.unwrap();
         assert_eq!(changed.iter().map(|changed| changed.lba).collect::<Vec<_>>(), [2]);
     });
 }
@@ -225,7 +226,7 @@ fn a_promoted_follower_goes_on_alone() {
         assert!(primary.promote(0).await.is_err());
         let history = primary.begin_history().await.unwrap();
         let chain = open(&env, &follower, true).await.unwrap();
-        chain.adopt(&history, 0).await.unwrap();
+        chain.adopt(&history, 0, None).await.unwrap();
         submit(&chain, 1, 1).await.unwrap();
         chain.set_whole_from(Version(2)).await.unwrap();
         assert!(chain.promote(0).await.is_err(), "it has no whole state");
@@ -351,7 +352,7 @@ async fn check_changed(chain: &Chain, model: &BlockModel, since: Version) {
     let hold = chain.hold(chain.now()).unwrap();
     let at = hold.version();
     chain.sync(at).await.unwrap();
-    let changed = chain.changed_since(since, at).await.unwrap();
+    let changed = chain.changed_since(since, at, chain.blocks()).await.unwrap();
     assert!(changed.is_sorted());
     let found: BTreeSet<u32> = changed.iter().map(|changed| changed.lba).collect();
     assert_eq!(found.len(), changed.len(), "a block twice");

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[cfg(doc)]
 use super::{ENTRIES_PER_PAGE, FORMAT_VERSION, LABEL_MAGIC};
 
-/// Head of a label. Links, snapshots, voids and cuts follow it in this order.
+/// Head of a label. Links, snapshots, voids, cuts, timelines and the shrink follow it in this order.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LabelHeader {
@@ -32,8 +32,10 @@ pub struct LabelHeader {
     pub cleaning: u8,
     /// 0: chained, 1: round-robin.
     pub placement: u8,
+    /// Shrink records, 0 or 1.
+    pub shrinks: u8,
     /// Padding.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
     /// Link records.
     pub links: U32,
     /// Snapshot records.
@@ -199,4 +201,18 @@ pub struct TimelineRecord {
     pub id: [u8; 16],
     /// The version from which it went on.
     pub from: U64,
+}
+
+/// The last time that a volume with followers became smaller.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ShrinkRecord {
+    /// The last version in which blocks were discarded for that.
+    pub version: U64,
+    /// The number of these versions.
+    pub versions: U64,
+    /// The fewest blocks that the volume ever had.
+    pub blocks: U64,
 }

@@ -48,6 +48,7 @@ fn state(cleaning: Cleaning, links: &[u32]) -> State {
         whole_from: Version(0),
         term: 0,
         fence: None,
+        shrink: None,
     };
     let parts = Parts { links, map: device(1), map_link: None, tail_cache: None, body_cache: None };
     let mut state = empty_state(label, &parts).unwrap();

@@ -1,0 +1,103 @@
+//! Replicas of volumes that change their size, and replicas whose files are damaged.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::replica::{Scene, wait};
+use crate::run::{bad, good, json, thalweg};
+
+const MIB: u64 = 1 << 20;
+
+/// Waits until the replica has so many bytes.
+fn wait_for_size(scene: &Scene, size: u64) {
+    let mut found = Value::Null;
+    for _ in 0..600 {
+        found = json(&mut thalweg(["status", &scene.replica(), "--json"]))["size"].clone();
+        if found == size {
+            return;
+        }
+        wait(Duration::from_millis(50));
+    }
+    panic!("the replica has {found} bytes, not {size}: {}", scene.status());
+}
+
+#[test]
+fn a_replica_has_its_primary_s_size_when_its_links_can_hold_it() {
+    let scene = Scene::new();
+    let volume = scene.home.volume().display().to_string();
+    good(&mut scene.kv(&volume, &["create", "names", "--size", "4M"]));
+    scene.put("alice", "1");
+    scene.create();
+    let running = scene.run();
+    scene.catch_up();
+    let link = |folder: &str| format!("{folder}/more:64M");
+    good(&mut thalweg(["volume", "extend", &volume, "--link", &link(&volume)]));
+    good(&mut thalweg(["resize", &volume, "96M"]));
+    scene.put("bob", "2");
+    scene.until("the replica says that it is too small", |status| {
+        let trouble = status["follower"]["trouble"].as_str();
+        trouble.is_some_and(|trouble| trouble.contains("the links hold up to"))
+    });
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "alice"])), "1");
+    bad(&mut scene.kv(&scene.replica(), &["get", "names", "bob"]), 1);
+    let said = bad(&mut thalweg(["volume", "extend", &scene.replica(), "--size", "96M"]), 1);
+    assert!(said.contains("the size of its primary"), "{said}");
+    good(&mut thalweg(["volume", "extend", &scene.replica(), "--link", &link(&scene.replica())]));
+    wait_for_size(&scene, 96 * MIB);
+    scene.catch_up();
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "bob"])), "2");
+    good(&mut thalweg(["volume", "shrink", &volume, "--size", "48M"]));
+    wait_for_size(&scene, 48 * MIB);
+    scene.put("carol", "3");
+    scene.catch_up();
+    running.end();
+    let running = scene.run();
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "carol"])), "3");
+    running.end();
+    scene.primary.end();
+}
+
+/// Damages every block with a content in the files of a folder; returns their number.
+fn damage(folder: &Path, content: &[u8]) -> usize {
+    let mut damaged = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.is_file() {
+            continue;
+        }
+        let mut bytes = std::fs::read(&path).unwrap();
+        for block in bytes.chunks_mut(4096).filter(|block| block.iter().any(|byte| *byte != 0)) {
+            if let Some(at) = block.windows(content.len()).position(|it| it == content) {
+                block[at] ^= 1;
+                damaged += 1;
+            }
+        }
+        std::fs::write(&path, bytes).unwrap();
+    }
+    damaged
+}
+
+#[test]
+fn a_damaged_block_of_a_replica_comes_from_the_primary() {
+    let scene = Scene::new();
+    let volume = scene.home.volume().display().to_string();
+    good(&mut scene.kv(&volume, &["create", "names"]));
+    let value = "a value that fills some blocks, ".repeat(512);
+    scene.put("alice", &value);
+    scene.create();
+    let running = scene.run();
+    scene.catch_up();
+    running.end();
+    let unique = &value.as_bytes()[..64];
+    assert!(damage(Path::new(&scene.replica()), unique) > 0);
+    let said = bad(&mut scene.kv(&scene.replica(), &["get", "names", "alice"]), 1);
+    assert!(said.contains("damaged"), "{said}");
+    let running = scene.run();
+    scene.until("it is connected", |status| status["follower"]["connected"] == true);
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "alice"])), value);
+    running.end();
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "alice"])), value);
+    scene.primary.end();
+}

@@ -104,7 +104,7 @@ fn made(make: impl FnOnce() -> Result<SessionCell, Failure>) -> *mut tw_session 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_session_new(guarantee: *const c_char) -> *mut tw_session {
     // SAFETY: as the caller says.
-    made(|| Ok(SessionCell::new(&*unsafe { given(guarantee) }?)?))
+    made(|| Ok(SessionCell::new(&unsafe { given(guarantee) }?)?))
 }
 
 /// Makes a session that goes on where another one was when it was saved as `text`, in this process or elsewhere. Null as

@@ -37,6 +37,7 @@ mod error;
 pub mod format;
 mod group;
 mod hash;
+mod overwrite;
 mod page;
 mod partition;
 mod raw;

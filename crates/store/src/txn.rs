@@ -77,7 +77,7 @@ pub use manager::TransactionManager;
 pub use options::Bug;
 pub use options::Options;
 pub use reading::{Reader, Reading, Seen};
-pub use sessions::{read_block_for, read_for, write_block_for, write_for};
+pub use sessions::{newest, read_block_for, read_for, write_block_for, write_for};
 
 /// What concurrent transactions may see of each other (B.1).
 #[derive(

@@ -6,9 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_cluster::replica::{
-    Follower, FollowerOptions, Primary, PrimaryOptions, Room, Stopped, announce,
-};
+use thalweg_cluster::replica::{Follower, FollowerOptions, Primary, PrimaryOptions, Room, Stopped};
 use thalweg_env::connection::Listener;
 use thalweg_env::{Env, Node, Rng, Time};
 use thalweg_sim::crash::Shape;
@@ -22,6 +20,7 @@ use thalweg_store::device::{DeviceRef, Geometry};
 use uuid::Uuid;
 
 use crate::clients::Desk;
+use crate::connection::{Connection, tell};
 use crate::devices::{faulty, parts};
 
 pub(crate) const BLOCKS: u64 = 600;
@@ -78,38 +77,10 @@ pub(crate) struct Process {
     pub(crate) trouble: Mutex<Option<String>>,
 }
 
-/// The way to another machine.
-struct Connection {
-    to: SimConnector,
-    name: String,
-    met: Arc<Mutex<Vec<(String, u32)>>>,
-}
-
-impl Connection {
-    /// Notes that the other machine has answered a node of this term.
-    fn meet(&self, term: u32) {
-        self.met.lock().push((self.name.clone(), term));
-    }
-}
-
 /// Whether a follower's drives are too small.
 fn is_short_of_room(error: &ChainError) -> bool {
     let error = error.to_string();
     ["no space", "links hold up to"].iter().any(|why| error.contains(why))
-}
-
-/// Tells the old primary that it is one no longer.
-async fn tell(env: Env, chain: Arc<Chain>, connection: Connection) {
-    loop {
-        if let Ok(stream) = connection.to.open().await {
-            match announce(&env, stream, &chain, 0).await {
-                Ok(_) => return connection.meet(chain.term()),
-                Err(Stopped::Refused(_)) => connection.meet(chain.term()),
-                Err(_) => {}
-            }
-        }
-        env.sleep(Duration::from_millis(50)).await;
-    }
 }
 
 impl Machine {

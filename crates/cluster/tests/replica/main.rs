@@ -5,6 +5,7 @@
 mod acknowledged;
 mod clients;
 mod cluster;
+mod connection;
 mod damage;
 mod devices;
 mod faults;

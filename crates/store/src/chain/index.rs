@@ -25,8 +25,7 @@ use std::sync::Arc;
 
 use thalweg_env::HashMap;
 
-use crate::block::Holds;
-use crate::block::Version;
+use crate::block::{Holds, Version};
 
 pub(super) use places::Places;
 pub(super) use versions::Versions;
@@ -292,13 +291,11 @@ impl Index {
         let mut refs: HashMap<u32, u32> = HashMap::default();
         let slots = self.chunks.iter().flatten().flat_map(|chunk| chunk.iter());
         let holes = slots.filter(|slot| slot.block == HOLE).map(|slot| slot.check);
-        let table =
-            self.several.values().flat_map(|them| them.iter()).filter_map(
-                |(_, place)| match place {
-                    Place::Hole(record) => Some(*record),
-                    Place::At(_) => None,
-                },
-            );
+        let several = self.several.values().flat_map(|them| them.iter());
+        let table = several.filter_map(|(_, place)| match place {
+            Place::Hole(record) => Some(*record),
+            Place::At(_) => None,
+        });
         holes.chain(table).for_each(|record| *refs.entry(record).or_default() += 1);
         self.records.retain(|record, _| refs.contains_key(record));
         for (record, refs) in refs {
@@ -526,8 +523,8 @@ impl Index {
             }
             Some(_) => None,
             None => {
-                let mut versions =
-                    self.several.get_mut(&lba).into_iter().flat_map(|them| them.iter_mut());
+                let versions = self.several.get_mut(&lba).into_iter();
+                let mut versions = versions.flat_map(|them| them.iter_mut());
                 versions
                     .find(|(_, place)| place.block() == from)
                     .map(|(_, place)| std::mem::replace(place, to))

@@ -26,10 +26,9 @@ use super::format::{
 };
 use super::page::Page;
 use super::partition::{NewPartition, Partition, Run};
-use super::versions::newest;
 use super::work::Work;
 use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
-use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, run};
+use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, newest, run};
 
 /// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems
 /// leave their first blocks alone.

@@ -25,11 +25,10 @@ use super::read_view::ReadViews;
 use super::salvage::{self, Salvage};
 use super::scan::Scan;
 use super::value::Pair;
-use super::versions::newest;
 use super::work::Work;
 use super::working_set::{WorkingSet, check};
 use crate::block::Version;
-use crate::txn::{Begin, Durability, Isolation, Retry, Transact, Transaction, run};
+use crate::txn::{Begin, Durability, Isolation, Retry, Transact, Transaction, newest, run};
 
 /// A store in a partition: a B-tree or a hash table. Clones are the same store.
 #[derive(Clone, Debug)]
@@ -38,7 +37,7 @@ pub struct Store {
     volume: Arc<dyn Transact>,
     area: Arc<Area>,
     isolation: Isolation,
-    durability: Durability,
+    pub(super) durability: Durability,
     /// The store's own transactions that change it; of clones with this isolation and durability.
     groups: Groups,
     /// What the store's own transactions that only read share.
@@ -184,7 +183,7 @@ impl Store {
         WorkingSet::new(self.work(txn))
     }
 
-    fn begin(&self) -> Begin {
+    pub(super) fn begin(&self) -> Begin {
         Begin { isolation: self.isolation, ..Begin::default() }
     }
 
@@ -289,40 +288,6 @@ impl Store {
     pub async fn put(&self, key: &[u8], value: impl Into<Bytes>) -> Result<(), TreeError> {
         let change = Change { key: Bytes::copy_from_slice(key), value: Some(value.into()) };
         self.change(vec![change]).await.map(drop)
-    }
-
-    /// Overwrites a part of a key's value, within a transaction; see [`WorkingSet::overwrite`].
-    ///
-    /// # Errors
-    /// As [`Store::put_in`].
-    pub async fn overwrite_in(
-        &self,
-        txn: &dyn Transaction,
-        key: &[u8],
-        offset: usize,
-        part: impl Into<Bytes>,
-    ) -> Result<bool, TreeError> {
-        let mut set = self.working_set(txn);
-        let was_there = set.overwrite(key, offset, part.into()).await?;
-        set.finish()?;
-        Ok(was_there)
-    }
-
-    /// Overwrites a part of a key's value; see [`WorkingSet::overwrite`].
-    ///
-    /// # Errors
-    /// As [`Store::put_in`].
-    pub async fn overwrite(
-        &self,
-        key: &[u8],
-        offset: usize,
-        part: impl Into<Bytes>,
-    ) -> Result<bool, TreeError> {
-        let part = part.into();
-        run(&*self.volume, self.begin(), self.durability, async |txn| {
-            self.overwrite_in(&*txn, key, offset, part.clone()).await
-        })
-        .await
     }
 
     /// Makes changes in a transaction of the store's own, perhaps together with those of other callers. Returns

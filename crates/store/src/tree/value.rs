@@ -135,8 +135,8 @@ impl Work<'_> {
         Ok((LIVE | LARGE, Large { len: value.len(), runs }.encode()))
     }
 
-    /// Overwrites a part of a large value, from byte `offset` on, which must lie in it. Its record stays as it is: who reads
-    /// the value depends on its blocks, and who gives it another one writes all of them.
+    /// Overwrites a part of a large value, from byte `offset` on, which must lie in it. Its record stays as it is: a reader
+    /// of the value depends on its blocks, and a writer of another value writes all of them.
     pub(super) async fn patch(
         &mut self,
         large: &Large,

@@ -14,7 +14,7 @@ use super::{Raw, Store, TreeError};
 use crate::block::{EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Cost, Got, Item, Needs, Session, Snapshot, VersionRange};
 use crate::txn::{
-    Begin, Durability, Reader, Reading, Seen, Transact, Transaction, TxnError, read_for, write_for,
+    Durability, Reader, Reading, Seen, Transact, Transaction, TxnError, read_for, write_for,
 };
 
 impl Store {
@@ -157,17 +157,6 @@ enum SessionChange {
     Put(Bytes),
     /// A part of the value, from this byte on.
     Overwrite(usize, Bytes),
-}
-
-/// The newest state that can be reached: of a volume on several nodes, without its primary, that of another node.
-///
-/// # Errors
-/// Those of the volume.
-pub(super) async fn newest(volume: &dyn Transact) -> Result<Arc<dyn Transaction>, TxnError> {
-    match volume.begin(Begin::READ_ONLY).await {
-        Err(TxnError::Unserved(_)) => volume.view(&Needs::default(), Version(0)).await,
-        begun => begun,
-    }
 }
 
 impl Raw {

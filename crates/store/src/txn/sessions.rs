@@ -7,7 +7,7 @@ use futures::future;
 
 use super::{Begin, Durability, Retry, Transact, Transaction, TxnError, run_versioned};
 use crate::block::{Lba, Position, Version};
-use crate::stale::{Got, Item, Session};
+use crate::stale::{Got, Item, Needs, Session};
 
 /// Attempts to read when a connection is lost: with several nodes the next one is at another node.
 const ATTEMPTS: usize = 4;
@@ -113,4 +113,15 @@ pub async fn write_block_for(
         None => txn.discard(lba).map(|()| true),
     };
     Ok(write_for(volume, session, &Item::Block(lba), write).await?.1)
+}
+
+/// The newest state that can be reached: of a volume on several nodes, without its primary, that of another node.
+///
+/// # Errors
+/// Those of the volume.
+pub async fn newest(volume: &dyn Transact) -> Result<Arc<dyn Transaction>, TxnError> {
+    match volume.begin(Begin::READ_ONLY).await {
+        Err(TxnError::Unserved(_)) => volume.view(&Needs::default(), Version(0)).await,
+        begun => begun,
+    }
 }

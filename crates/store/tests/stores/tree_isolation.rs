@@ -1,7 +1,6 @@
 //! Concurrent transactions on stores of keys and values: the bytes that a store depends on suffice, and are
 //! no more than needed.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rand::RngExt;
@@ -11,7 +10,9 @@ use thalweg_sim::runtime::run;
 use thalweg_store::tree::{Kind, Store, TreeError, WorkingSet};
 use thalweg_store::txn::{self, Begin, Durability, Isolation, Transact, Transaction, TxnError};
 
-use crate::support::kv::{KINDS, Map, Slow, Taste, contents, create, overwrite, transact, volume};
+use crate::support::kv::{
+    KINDS, Map, Slow, Taste, beside_others, contents, create, overwrite, transact, volume,
+};
 
 const VISIBLE: Durability = Durability::Visible;
 
@@ -203,39 +204,6 @@ fn after_all(map: &mut Map, ops: &[Op], seen: &[Seen]) {
     }
     for (op, seen) in ops.iter().zip(seen) {
         assert_eq!(&replay(map, op), seen, "{op:?} among {ops:?}");
-    }
-}
-
-/// A value of which two transactions overwrote parts in different blocks.
-fn merged(before: &[u8], mine: &[u8], theirs: &[u8]) -> Vec<u8> {
-    assert!(before.len() == mine.len() && before.len() == theirs.len(), "two wrote one value");
-    let blocks = before.chunks(4096).zip(mine.chunks(4096)).zip(theirs.chunks(4096));
-    let block = |((before, mine), theirs)| match (mine == before, theirs == before) {
-        (_, true) => mine,
-        (true, false) => theirs,
-        (false, false) => panic!("two transactions wrote one block of a value"),
-    };
-    blocks.flat_map(block).copied().collect()
-}
-
-/// Asserts that no other transaction wrote a key that this one wrote, but for other blocks of its value.
-fn beside_others(map: &mut Map, snapshot: &Map, own: &Map) {
-    let keys: BTreeSet<_> = snapshot.keys().chain(own.keys()).cloned().collect();
-    for key in keys {
-        let (before, mine) = (snapshot.get(&key), own.get(&key));
-        if before == mine {
-            continue;
-        }
-        let theirs = map.get(&key);
-        let merged = match (before, mine, theirs) {
-            _ if theirs == before => mine.cloned(),
-            (Some(before), Some(mine), Some(theirs)) => Some(merged(before, mine, theirs)),
-            _ => panic!("two transactions wrote {key:?}"),
-        };
-        match merged {
-            Some(value) => drop(map.insert(key, value)),
-            None => drop(map.remove(&key)),
-        }
     }
 }
 

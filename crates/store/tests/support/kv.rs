@@ -1,6 +1,6 @@
 //! Stores of keys and values beside sorted maps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -221,5 +221,38 @@ impl Around for Slow {
 
     async fn before_sync(&self) {
         self.env.sleep(Duration::from_micros(200)).await;
+    }
+}
+
+/// A value of which two transactions overwrote parts in different blocks.
+fn merged(before: &[u8], mine: &[u8], theirs: &[u8]) -> Vec<u8> {
+    assert!(before.len() == mine.len() && before.len() == theirs.len(), "two wrote one value");
+    let blocks = before.chunks(4096).zip(mine.chunks(4096)).zip(theirs.chunks(4096));
+    let block = |((before, mine), theirs)| match (mine == before, theirs == before) {
+        (_, true) => mine,
+        (true, false) => theirs,
+        (false, false) => panic!("two transactions wrote one block of a value"),
+    };
+    blocks.flat_map(block).copied().collect()
+}
+
+/// Asserts that no other transaction wrote a key that this one wrote, but for other blocks of its value.
+pub fn beside_others(map: &mut Map, snapshot: &Map, own: &Map) {
+    let keys: BTreeSet<_> = snapshot.keys().chain(own.keys()).cloned().collect();
+    for key in keys {
+        let (before, mine) = (snapshot.get(&key), own.get(&key));
+        if before == mine {
+            continue;
+        }
+        let theirs = map.get(&key);
+        let merged = match (before, mine, theirs) {
+            _ if theirs == before => mine.cloned(),
+            (Some(before), Some(mine), Some(theirs)) => Some(merged(before, mine, theirs)),
+            _ => panic!("two transactions wrote {key:?}"),
+        };
+        match merged {
+            Some(value) => drop(map.insert(key, value)),
+            None => drop(map.remove(&key)),
+        }
     }
 }

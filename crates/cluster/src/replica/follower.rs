@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::connection::Stream;
@@ -21,6 +22,8 @@ use super::rescuer::Rescuer;
 
 /// Messages that wait to be applied.
 const QUEUE: usize = 64;
+/// A copy that is under way becomes durable so often: what a crash loses of it is sent again.
+const COPY_SYNC: Duration = Duration::from_millis(500);
 
 /// Asks the primary at the other end of `stream` what its volume is, and how far it is ahead of a follower's state.
 ///
@@ -209,7 +212,13 @@ impl Follower {
         channel: &Channel,
         mut applied: watch::Receiver<Applied>,
     ) -> Result<(), Stopped> {
+        let ended = || lost("the follower was stopped");
         loop {
+            let is_whole = |applied: &Applied| applied.version >= self.own.chain.whole_from();
+            let whole = applied.wait_for(is_whole);
+            if let Some(Err(_)) = self.own.env.timeout(COPY_SYNC, whole).await {
+                return Err(ended());
+            }
             let Applied { version, total } = *applied.borrow_and_update();
             self.own.chain.sync(version).await?;
             let is_whole = self.forget_before_copy(version).await?;
@@ -217,7 +226,7 @@ impl Follower {
             channel.tell(&FromFollower::Durable(durable), &[])?;
             channel.flush();
             if applied.changed().await.is_err() {
-                return Err(lost("the follower was stopped"));
+                return Err(ended());
             }
         }
     }

@@ -149,6 +149,8 @@ pub(crate) enum Mistake {
     NoNarrowing,
     /// A node that has gone another way serves the session.
     NoWay,
+    /// A primary that has gone another way takes the session's writes.
+    NoWayToWrite,
     /// A node's age is not compared with the bound.
     NoBound,
 }
@@ -167,7 +169,8 @@ impl Transact for Mistaken {
     }
 
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
-        self.nodes.begin(begin).await
+        let after = begin.after.filter(|_| self.mistake != Some(Mistake::NoWayToWrite));
+        self.nodes.begin(Begin { after, ..begin }).await
     }
 
     async fn takeover(&self, handle: Handle) -> Result<Arc<dyn Transaction>, TxnError> {
@@ -191,7 +194,7 @@ impl Transact for Mistaken {
             Some(Mistake::StaleLow) => Needs { low: Version(0), ..*needs },
             Some(Mistake::NoWay) => Needs { after: None, ..*needs },
             Some(Mistake::NoBound) => Needs { max_age: None, ..*needs },
-            Some(Mistake::NoNarrowing) | None => *needs,
+            Some(Mistake::NoNarrowing | Mistake::NoWayToWrite) | None => *needs,
         };
         self.nodes.view(&needs, first).await
     }
@@ -263,6 +266,10 @@ impl Client {
         *session = Session::resumed(session.guarantee(), &session.token());
     }
 
+    fn mistaken(&self) -> Mistaken {
+        Mistaken { nodes: self.nodes.clone(), mistake: self.mistake }
+    }
+
     fn renew(&mut self, place: usize) {
         let guarantee = self.sessions[place].1.guarantee();
         self.sessions[place] = self.session(guarantee);
@@ -304,7 +311,7 @@ impl Client {
             let position = view.seen().await?.position;
             Ok::<_, TxnError>((value(&content), value(&content_beside), position))
         };
-        let mistaken = Mistaken { nodes: self.nodes.clone(), mistake: self.mistake };
+        let mistaken = self.mistaken();
         let got = read_for(&mistaken, session, &item(lba), Version(0), work).await?;
         let (value, value_beside, position) = got.value;
         let read = Read {
@@ -337,12 +344,13 @@ impl Client {
         let content = Bytes::from(stamp.to_le_bytes().repeat(BLOCK_SIZE / 8));
         // The blocks that are written beside it make the log go round, so that it is cleaned.
         let beside = self.rng.random_range(HOT..BLOCKS - BESIDE);
+        let mistaken = self.mistaken();
         let (id, session) = &mut self.sessions[place];
         let write = async |txn: Arc<dyn Transaction>| {
             let mut all = (beside..beside + BESIDE).chain([lba]);
             all.try_for_each(|lba| txn.write(Lba(lba), content.clone())).map(|()| true)
         };
-        let (_, version) = write_for(&*self.nodes, session, &item(lba), write).await?;
+        let (_, version) = write_for(&mistaken, session, &item(lba), write).await?;
         let seen: Option<Position> = session.position();
         let position = Position { version, ..seen.unwrap() };
         self.truth.lock().events.push(Event::Wrote {

@@ -163,7 +163,13 @@ fn a_million_reads_for_each_guarantee_get_what_they_were_promised() {
 
 #[test]
 fn mistakes_are_found() {
-    for mistake in [Mistake::StaleLow, Mistake::NoNarrowing, Mistake::NoWay, Mistake::NoBound] {
+    for mistake in [
+        Mistake::StaleLow,
+        Mistake::NoNarrowing,
+        Mistake::NoWay,
+        Mistake::NoWayToWrite,
+        Mistake::NoBound,
+    ] {
         let found = (0..20).any(|seed| life(seed, 40, Some(mistake)).check().is_err());
         assert!(found, "{mistake:?} passes");
     }

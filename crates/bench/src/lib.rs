@@ -25,6 +25,7 @@
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
 //! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
 //! - [`replica`]: replicas of a volume, on a simulated network;
+//! - [`replica_real`]: the same in real time, through TLS on one machine;
 //! - [`stale_block`]: reads of old versions on disks that are written, and on tiers;
 //! - [`stale_kv`]: the same of values of several blocks;
 //! - [`stale_cost`]: the time to ask for the costs of versions;
@@ -55,6 +56,7 @@ pub mod plot;
 mod recency;
 mod replay;
 pub mod replica;
+pub mod replica_real;
 pub mod report;
 mod rig;
 pub mod stale_block;
@@ -162,6 +164,7 @@ const BENCHES: &[BenchEntry] = &[
     okeanos::recovery::ENTRY,
     okeanos::streams::ENTRY,
     replica::ENTRY,
+    replica_real::ENTRY,
     stale_block::ENTRY,
     stale_block::TIERS,
     stale_cost::ENTRY,

@@ -22,6 +22,8 @@ const COPY_BLOCKS: usize = 64;
 const COPY_READS: usize = 16;
 /// Records of a copy that are read while one is sent.
 const COPY_AHEAD: usize = 4;
+/// Bytes of a record besides its contents for each block, about.
+const HEAD: usize = 16;
 /// Unsent bytes above which no more are queued for a follower.
 const WINDOW: usize = 1 << 20;
 
@@ -173,7 +175,8 @@ impl Sender<'_> {
             let reads = stream::iter(reads).buffered(COPY_READS);
             let writes: Vec<Vec<Write>> = reads.try_collect().await?;
             let writes = WriteList::new(writes.into_iter().flatten().collect())?;
-            let mut payload = BytesMut::new();
+            let bytes = writes.iter().filter_map(|write| write.content.as_ref()).map(Bytes::len);
+            let mut payload = BytesMut::with_capacity(bytes.sum::<usize>() + HEAD * writes.len());
             record::encode(after, last, Change::Writes(&writes), &mut payload);
             let payload = payload.freeze();
             let checksum = crc32c(&payload);

@@ -6,7 +6,7 @@ use super::{Store, TreeError};
 use crate::txn::{Transaction, run};
 
 impl Store {
-    /// Overwrites a part of a key's value, within a transaction; see [`WorkingSet::overwrite`].
+    /// Overwrites a part of a key's value, within a transaction; see [`overwrite`](super::WorkingSet::overwrite).
     ///
     /// # Errors
     /// As [`Store::put_in`].
@@ -23,7 +23,7 @@ impl Store {
         Ok(was_there)
     }
 
-    /// Overwrites a part of a key's value; see [`WorkingSet::overwrite`].
+    /// Overwrites a part of a key's value; see [`overwrite`](super::WorkingSet::overwrite).
     ///
     /// # Errors
     /// As [`Store::put_in`].

@@ -181,9 +181,16 @@ mod tests {
         /// The version, and whether it is cached: the newest cached one of those allowed, or the newest.
         fn choose(&self, block: u32, staleness: usize) -> (usize, bool) {
             let versions = &self.versions[block as usize];
-            let allowed = versions.iter().enumerate().rev().take(staleness + 1);
-            let mut cached = allowed.filter(|(_, content)| self.cache.contains(content));
-            cached.next().map_or((versions.len() - 1, false), |(version, _)| (version, true))
+            let first = versions.len().saturating_sub(staleness + 1);
+            let oldest = |is_there: &dyn Fn(&Content) -> bool| {
+                versions[first..].iter().position(is_there).map(|place| first + place)
+            };
+            let stored =
+                |content: &Content| self.versions.iter().any(|it| it.last() == Some(content));
+            match oldest(&|content| self.cache.contains(content)) {
+                Some(version) => (version, true),
+                None => (oldest(&stored).unwrap(), false),
+            }
         }
     }
 

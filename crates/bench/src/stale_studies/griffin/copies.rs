@@ -179,7 +179,10 @@ mod tests {
             let backing = self.backing[block as usize];
             match newest - backing <= staleness {
                 true => (backing, false),
-                false => (self.disk(block).into_iter().max().unwrap(), true),
+                false => {
+                    let disk = self.disk(block).into_iter();
+                    (disk.filter(|version| version + staleness >= newest).min().unwrap(), true)
+                }
             }
         }
     }

@@ -231,10 +231,16 @@ mod tests {
             let newest = self.newest(pair);
             let open = self.blocks.len() - 1;
             let in_memory = |block: &usize| *block == open || self.cache.contains(block);
-            let blocks = (self.cleaned..self.blocks.len()).filter(in_memory);
-            let versions = blocks.flat_map(|block| &self.blocks[block]);
-            let allowed = versions.filter(|it| it.0 == pair && it.1 + staleness >= newest);
-            allowed.map(|it| it.1).max().map_or((newest, false), |version| (version, true))
+            let oldest = |is_there: &dyn Fn(&usize) -> bool| {
+                let blocks = (self.cleaned..self.blocks.len()).filter(is_there);
+                let versions = blocks.flat_map(|block| &self.blocks[block]);
+                let allowed = versions.filter(|it| it.0 == pair && it.1 + staleness >= newest);
+                allowed.map(|it| it.1).min()
+            };
+            match oldest(&in_memory) {
+                Some(version) => (version, true),
+                None => (oldest(&|_| true).unwrap(), false),
+            }
         }
 
         fn clean(&mut self) {

@@ -188,7 +188,7 @@ mod tests {
             |millis| Needs { max_age: Some(Duration::from_millis(millis)), ..Needs::default() };
         assert_eq!(order(aged(300)), [1, 2, 0]);
         assert_eq!(order(aged(299)), [0, 1, 2]);
-        assert_eq!(order(Needs { at: Some(Version(60)), ..Needs::default() }), [1, 2, 0]);
+        assert_eq!(order(Needs { at: Some(Version(60)), ..Needs::default() }), [2, 0, 1]);
         assert_eq!(order(Needs { max_updates: Some((5, None)), ..Needs::default() }), [0, 1, 2]);
     }
 

@@ -133,7 +133,7 @@ fn remove(place: &Path, name: &str) {
     }
 }
 
-/// A volume in files whose names begin with `name`.
+/// A volume in files; their names begin with `name`.
 async fn chain(
     env: &Env,
     place: &Path,

@@ -1,4 +1,4 @@
-//! Replicas of volumes that change their size, and replicas whose files are damaged.
+//! Replicas of volumes that change their size, and replicas with damaged files.
 
 use std::path::Path;
 use std::time::Duration;

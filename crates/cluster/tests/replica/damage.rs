@@ -1,4 +1,4 @@
-//! A follower whose drives lose what is on them.
+//! A follower with drives that lose blocks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use thalweg_store::block::{BLOCK_SIZE, BlockStore, Version};
 
 use crate::cluster::{BLOCKS, Cluster, DRIVE, Role};
 
-/// A cluster with some content, whose follower has none of it in memory.
+/// A cluster with some content. The follower has none of it in memory.
 async fn cluster(env: &Env, room: Room) -> Cluster {
     let mut cluster = Cluster::new(env, room).await;
     for _ in 0..300 {

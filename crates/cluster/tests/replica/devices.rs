@@ -6,7 +6,7 @@ use thalweg_store::chain::{Link, Parts};
 use thalweg_store::device::DeviceRef;
 use uuid::Uuid;
 
-/// Devices whose damage is controlled.
+/// Devices with controlled damage.
 pub(crate) fn faulty(
     env: &Env,
     devices: impl IntoIterator<Item = DeviceRef>,

@@ -19,7 +19,7 @@ use crate::truth::{SharedTruth, Truth};
 const MACHINES: usize = 3;
 const CLIENTS: u64 = 6;
 
-/// Machines with clients, whose history has begun.
+/// Machines with clients. The history of the volume has begun.
 async fn serving(env: &Env, truth: &SharedTruth, room: Room) -> Nodes {
     let desks = (0..MACHINES).map(|_| Desk { truth: truth.clone() }).collect();
     let nodes = Nodes::serving(env, desks, 0, room).await;

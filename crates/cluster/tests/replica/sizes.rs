@@ -160,7 +160,7 @@ fn a_follower_whose_drives_are_too_small_says_so_and_goes_on_with_larger_ones() 
     });
 }
 
-/// One life of a cluster whose primary changes its size, with faults; returns how often it did.
+/// One life of a cluster with faults, in which the primary changes its size; returns how often it did.
 fn life(seed: u64) -> usize {
     run(seed, |env| async move {
         let mut rng = env.rng();

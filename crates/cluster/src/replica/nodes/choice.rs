@@ -12,7 +12,7 @@ use thalweg_store::stale::{Needs, Standing};
 const HALF_LIFE: Duration = Duration::from_secs(5);
 /// The part of an average that the newest measurement has.
 const SHARE: f64 = 0.25;
-/// Versions whose time is remembered.
+/// Maximum versions with a known time.
 const MAX_VERSIONS: usize = 1024;
 
 /// What a read takes at a node.

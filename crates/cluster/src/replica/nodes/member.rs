@@ -224,7 +224,7 @@ impl Member {
     }
 }
 
-/// A view at a node, whose reads are measured.
+/// A view at a node. Its reads are measured.
 #[derive(Debug)]
 pub(super) struct MemberView {
     member: Arc<Member>,

@@ -34,7 +34,7 @@ const PORT: u16 = 8495;
 /// Blocks that are written and read.
 const HOT: u64 = 24;
 /// Blocks that are written with each of them.
-const BESIDE: u64 = 20;
+const BESIDE: u64 = 60;
 
 /// The volume of a machine, for its clients.
 pub(crate) struct Desk {
@@ -370,6 +370,7 @@ fn is_expected(error: &TxnError) -> bool {
         TxnError::Preempted(_) | TxnError::Ended => true,
         TxnError::Store(StoreError::Fenced(_) | StoreError::Gone(_) | StoreError::NoSpace) => true,
         TxnError::Store(StoreError::Invalid(why)) => why.contains("first copy"),
+        TxnError::Store(StoreError::Corrupt { .. } | StoreError::Device(_)) => true,
         _ => false,
     }
 }

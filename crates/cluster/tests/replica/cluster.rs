@@ -83,6 +83,28 @@ fn is_short_of_room(error: &ChainError) -> bool {
     ["no space", "links hold up to"].iter().any(|why| error.contains(why))
 }
 
+/// A new volume on new drives with so many segments each.
+async fn blank(env: &Env, role: Role, count: u32) -> (Recorder, Vec<DeviceRef>, Vec<Faults>) {
+    let recorder = Recorder::with_latency(env, LATENCY);
+    let segments = u64::from(count * SEGMENT) * BLOCK_SIZE as u64;
+    // With room for another drive.
+    let map = Chain::map_bytes(SEGMENT, 3 * count);
+    let sizes = [("one", segments), ("two", segments), ("map", map)];
+    let device = |(name, size)| recorder.device(name, Geometry { size, sector: 512 });
+    let (devices, faults) = faulty(env, sizes.into_iter().map(device));
+    let create = Create {
+        volume: Uuid::from_u128(7),
+        blocks: BLOCKS,
+        segment_blocks: SEGMENT,
+        max_segments: 3 * count,
+        cleaning: Cleaning::CompactInBody,
+        placement: Default::default(),
+        follows: role == Role::Follower,
+    };
+    Chain::create(env, parts(&devices), &create).await.unwrap();
+    (recorder, devices, faults)
+}
+
 impl Machine {
     pub(crate) async fn new(env: &Env, host: Host, role: Role, room: Room) -> Machine {
         Machine::sized(env, host, role, room, SEGMENTS).await
@@ -96,24 +118,8 @@ impl Machine {
         room: Room,
         count: u32,
     ) -> Machine {
-        let recorder = Recorder::with_latency(env, LATENCY);
-        let segments = u64::from(count * SEGMENT) * BLOCK_SIZE as u64;
-        // With room for another drive.
-        let map = Chain::map_bytes(SEGMENT, 3 * count);
-        let sizes = [("one", segments), ("two", segments), ("map", map)];
-        let device = |(name, size)| recorder.device(name, Geometry { size, sector: 512 });
-        let (devices, faults) = faulty(env, sizes.into_iter().map(device));
-        let create = Create {
-            volume: Uuid::from_u128(7),
-            blocks: BLOCKS,
-            segment_blocks: SEGMENT,
-            max_segments: 3 * count,
-            cleaning: Cleaning::CompactInBody,
-            placement: Default::default(),
-            follows: role == Role::Follower,
-        };
-        Chain::create(env, parts(&devices), &create).await.unwrap();
         let env = env.clone();
+        let (recorder, devices, faults) = blank(&env, role, count).await;
         let (ack, replaces, met, process) = Default::default();
         let desk = None;
         Machine {
@@ -130,6 +136,13 @@ impl Machine {
             desk,
             process,
         }
+    }
+
+    /// Stops the process, and makes the machine a replica that has nothing yet, on new drives.
+    pub(crate) async fn start_over(&mut self) {
+        self.kill().await;
+        (self.role, self.replaces) = (Role::Follower, None);
+        (self.recorder, self.devices, self.faults) = blank(&self.env, self.role, SEGMENTS).await;
     }
 
     pub(crate) fn is_primary(&self) -> bool {
@@ -293,6 +306,11 @@ impl Machine {
         self.faults.extend(faults);
         let link = parts(&self.devices).links.pop().unwrap();
         self.process().chain.add_link(link).await.unwrap();
+    }
+
+    /// Takes all damage to the drives back.
+    pub(crate) fn mend(&self) {
+        self.faults.iter().for_each(Faults::heal);
     }
 
     /// The damage to the drives with contents.

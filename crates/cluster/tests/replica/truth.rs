@@ -30,8 +30,29 @@ pub(crate) struct Truth {
     /// The timelines up to each one, and by when it had begun.
     lineages: HashMap<Uuid, (Vec<Timeline>, Time)>,
     pub(crate) events: Vec<Event>,
-    /// Segments that cleaning went through, as far as processes that ran to the end counted them.
+    pub(crate) met: Met,
+}
+
+/// What the machines went through.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Met {
+    /// Segments that cleaning went through.
     pub(crate) cleaned: u64,
+    /// Blocks of drives that were damaged.
+    pub(crate) damaged: u64,
+    /// Blocks that were repaired.
+    pub(crate) repaired: u64,
+    /// Replicas that were made primaries.
+    pub(crate) promotions: u64,
+}
+
+impl Met {
+    pub(crate) fn add(&mut self, other: &Met) {
+        self.cleaned += other.cleaned;
+        self.damaged += other.damaged;
+        self.repaired += other.repaired;
+        self.promotions += other.promotions;
+    }
 }
 
 pub(crate) type SharedTruth = Arc<Mutex<Truth>>;

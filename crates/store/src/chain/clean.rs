@@ -6,8 +6,12 @@
 //! because of it.
 //!
 //! - [`victim`]: which segment is cleaned;
-//! - [`pace`]: when, and how fast.
+//! - [`pace`]: when, and how fast;
+//! - [`logs`]: where to;
+//! - [`damaged`]: segments that are not cleaned, until they are repaired.
 
+mod damaged;
+mod logs;
 pub(super) mod pace;
 mod victim;
 
@@ -17,12 +21,12 @@ use async_recursion::async_recursion;
 use bytes::Bytes;
 use futures::future::{Either, select};
 use futures::{StreamExt, stream};
+use parking_lot::MutexGuard;
 use zerocopy::FromBytes;
 
 use super::format::{Kind, MapEntry, MapSector, SECTOR, block_checksum};
 use super::index::Location;
 use super::read::{Pin, read_copies};
-use super::segments::SegmentState;
 use super::stages::Stage;
 use super::stream::{BODY, USERS};
 use super::{Counts, Inner, Speed, State, checkpoint};
@@ -62,7 +66,9 @@ fn end_pace(inner: &Inner) {
 }
 
 async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
+    let mut is_tight = false;
     while let Some(order) = next_step(inner)? {
+        let order = if is_tight { Order::FewestLive } else { order };
         let _cleaning = match inner.cleaning_lock.try_lock() {
             Ok(lock) => lock,
             Err(_) => {
@@ -76,21 +82,42 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             if state.segments.emptied_count() > 0 || !state.slots.is_empty() {
                 inner.hurry_checkpoint(&mut state);
             }
+            give_up(inner, state);
             return Ok(());
         };
-        {
+        let before = {
             let mut state = inner.state.lock();
             let per = state.segments.per();
             state.cleaning.begin(victim.live, per);
-        }
+            state.segments.gains()
+        };
         match clean_segment(inner, victim.id, Speed::Paced).await {
-            // Cleaning can gain nothing until blocks die or segments become free.
-            Err(StoreError::NoSpace) => return Ok(()),
-            cleaned => cleaned?,
+            // There may be room for the blocks of another one.
+            Err(StoreError::NoSpace) if order != Order::FewestLive => is_tight = true,
+            Err(StoreError::NoSpace) => {
+                let state = inner.state.lock();
+                if state.segments.gains() == before {
+                    give_up(inner, state);
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error),
+            Ok(()) => is_tight = false,
         }
         free_emptied(inner).await?;
     }
     Ok(())
+}
+
+/// Notes that cleaning gains nothing for now. Writers that wait for it hear that there is no room, unless it will gain
+/// something when what is under way has ended.
+fn give_up(inner: &Inner, mut state: MutexGuard<'_, State>) {
+    if state.gains_later() {
+        return;
+    }
+    state.note_in_vain();
+    drop(state);
+    inner.room.notify_waiters();
 }
 
 /// How the next victim is chosen; `None` when enough segments are free.
@@ -208,7 +235,7 @@ pub(super) async fn clean_segment(
         }
     }
     if inner.state.lock().segments.get(victim).live > 0 {
-        settle_rest(inner, victim);
+        damaged::settle_rest(inner, victim);
     }
     inner.bury_all();
     Ok(())
@@ -253,20 +280,6 @@ fn runs(live: &[Live], most: u32) -> Vec<Vec<Live>> {
         }
     }
     runs
-}
-
-/// Marks a segment that kept live blocks: no copy of them can be read, or the map does not name them.
-fn settle_rest(inner: &Inner, victim: u32) {
-    let mut state = inner.state.lock();
-    let damaged = state.segments.get(victim).state == SegmentState::Used;
-    if damaged {
-        state.segments.set_damaged(victim);
-    }
-    tracing::error!(
-        volume = %inner.volume,
-        segment = victim,
-        "a segment holds blocks of which no copy is readable; it is not cleaned; run a scrub"
-    );
 }
 
 /// What a segment's blocks hold: from its map, or from the index where the map is damaged.
@@ -445,56 +458,4 @@ fn move_now(state: &mut State, log: usize, group: &[(Live, Bytes)]) -> Result<u6
         moved += u64::from(there?);
     }
     Ok(moved)
-}
-
-impl State {
-    /// The log that cleaning appends to. The log of compaction leaves a link that the tail has reached; while
-    /// it cannot, cleaning appends to the users' log instead.
-    fn cleaning_log(&mut self) -> usize {
-        let Some(open) = self.body.as_ref().map(|body| body.open().id) else { return USERS };
-        if self.fits(BODY, open) {
-            return BODY;
-        }
-        if self.choose(BODY, true).is_none() {
-            return USERS;
-        }
-        self.close_segment(BODY);
-        match self.roll(BODY, true) {
-            Ok(()) => BODY,
-            Err(_) => USERS,
-        }
-    }
-
-    /// Whether the log of compaction can take `blocks` blocks without a new checkpoint.
-    fn body_has_room(&self, blocks: usize) -> bool {
-        let Some(body) = &self.body else { return false };
-        let next = body.open().next;
-        body.room() as usize >= blocks
-            || (next != super::format::NO_SEGMENT && self.fits(BODY, next))
-            || self.choose(BODY, true).is_some()
-    }
-
-    /// Moves the tail to another link, so that its present link can be cleaned.
-    pub(super) fn move_tail(&mut self) -> Result<(), StoreError> {
-        let tail = self.tail_link();
-        let links = self.segments.links.len();
-        let mut others = (1..links).map(|step| (tail + step) % links);
-        let next = others.find_map(|link| self.segments.next_on(link, 0, 0));
-        let next = next.ok_or(StoreError::NoSpace)?;
-        // Slots may count on the rest of the open segment.
-        if self.owed() > 0 && self.appendable() < u64::from(self.users.room()) + self.owed() {
-            return Err(StoreError::NoSpace);
-        }
-        self.seal_mini(true)?;
-        if self.segments.get(next).state != SegmentState::Free {
-            return Err(StoreError::NoSpace);
-        }
-        self.close_segment(USERS);
-        if let Some(reserved) = self.users.forget_next() {
-            self.segments.unreserve(reserved);
-        }
-        self.segments.open(next);
-        self.users.set_next(next);
-        self.roll(USERS, true)
-    }
 }

@@ -126,20 +126,6 @@ impl Chain {
         self.inner.change_label(adopt).await
     }
 
-    /// Of a follower: the version from which on it has a state of the volume that it follows.
-    pub fn whole_from(&self) -> Version {
-        self.inner.state.lock().label.whole_from
-    }
-
-    /// Notes durably that a follower has a state of the other volume only from `version` on.
-    ///
-    /// # Errors
-    /// Device errors.
-    pub async fn set_whole_from(&self, version: Version) -> Result<(), ChainError> {
-        let _label = self.inner.label_lock.lock().await;
-        self.inner.change_label(|label| label.whole_from = version).await
-    }
-
     /// [`BlockStore::discard`] as a given version, for a chain that follows another one. It is one version, whatever
     /// the number of blocks.
     ///

@@ -29,10 +29,10 @@ impl Followed {
 
     /// The newest version that is a state of the other volume.
     fn whole(&self) -> Option<Version> {
-        let now = self.chain.now();
-        match now >= self.chain.whole_from() {
+        let (now, whole) = (self.chain.now(), self.chain.whole_states());
+        match now >= whole.from {
             true => Some(now),
-            false => self.chain.snapshot(BEFORE_COPY).map(|snapshot| snapshot.version),
+            false => whole.before.map(|before| before.up),
         }
     }
 
@@ -52,8 +52,7 @@ impl Followed {
 
     /// Whether a version that is held is a state of the other volume.
     fn is_whole(&self, version: Version) -> bool {
-        let before = self.chain.snapshot(BEFORE_COPY).map(|snapshot| snapshot.version);
-        version >= self.chain.whole_from() || before.is_some_and(|before| version <= before)
+        self.chain.whole_states().contains(version)
     }
 }
 
@@ -142,7 +141,12 @@ impl BlockStore for Followed {
 
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         let mut all = self.chain.versions(lba).await?;
-        all.retain(|version| self.is_whole(version.newest));
+        let whole = self.chain.whole_states();
+        all.retain_mut(|version| {
+            let last = whole.last(version.oldest, version.newest);
+            version.newest = last.unwrap_or(version.newest);
+            last.is_some()
+        });
         Ok(all)
     }
 
@@ -159,7 +163,12 @@ impl BlockStore for Followed {
 
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         let mut located = self.chain.locate(lba, oldest, newest)?;
-        located.retain(|content| self.is_whole(content.newest));
+        let whole = self.chain.whole_states();
+        located.retain(|content| {
+            let last = whole.last(content.oldest, content.newest);
+            content.newest = last.unwrap_or(content.newest);
+            last.is_some()
+        });
         Ok(located)
     }
 

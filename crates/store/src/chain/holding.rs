@@ -9,12 +9,13 @@ const AGE_AT_ONCE: usize = 64;
 impl State {
     /// Whether a reader may still ask for `version`.
     pub(super) fn can_hold(&self, version: Version) -> bool {
-        version == self.version || self.holds.contains(version)
+        version == self.version || (version < self.version && self.holds.contains(version))
     }
 
     /// Whether a reader may ask for `version` and all that are newer.
     pub(super) fn can_hold_since(&self, version: Version) -> bool {
-        version == self.version || self.holds.floor().is_some_and(|floor| floor <= version)
+        let is_kept = |floor| (floor..self.version).contains(&version);
+        version == self.version || self.holds.floor().is_some_and(is_kept)
     }
 
     /// Ends a short hold. The versions that it kept are dropped little by little: some now, the rest when

@@ -51,6 +51,7 @@ mod checkpoint;
 mod clean;
 mod commit;
 mod contract;
+mod copies;
 mod counts;
 pub mod dump;
 mod fence;
@@ -222,6 +223,8 @@ struct Inner {
     cleaning_lock: tokio::sync::Mutex<()>,
     /// Where contents of damaged blocks are asked for.
     rescue: Mutex<Option<Arc<dyn Rescue>>>,
+    /// Of a follower: from which version on it had states of its primary before the newest copy began.
+    whole_before_from: Mutex<Version>,
     tail_cache: Arc<Cache>,
     body_cache: Option<Arc<Cache>>,
     /// Room became free: the first writer in the queue and the cleaner look again.

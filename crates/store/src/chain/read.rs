@@ -426,7 +426,7 @@ pub(super) async fn read_copies(
     let right = |content: &[u8]| block_checksum(lba, content) == location.check;
     let failure = match read_verified(&device, offset, BLOCK_SIZE, Purpose::UserData, right).await {
         Ok(Verified::Whole { content, mended }) => {
-            Counts::add(&inner.counts.repaired, mended as u64);
+            inner.note_repaired(location.block, mended as u64);
             return Ok(content);
         }
         Ok(Verified::Damaged) => StoreError::Corrupt {

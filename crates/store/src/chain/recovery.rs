@@ -246,6 +246,7 @@ pub(super) fn build(
         label_lock: tokio::sync::Mutex::new(()),
         cleaning_lock: tokio::sync::Mutex::new(()),
         rescue: parking_lot::Mutex::default(),
+        whole_before_from: parking_lot::Mutex::new(Version(u64::MAX)),
         tail_cache,
         body_cache,
         room: Notify::new(),

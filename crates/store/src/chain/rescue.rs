@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 
 use super::format::block_checksum;
 use super::index::Location;
-use super::{Chain, Counts, Inner};
+use super::{Chain, Inner};
 use crate::block::{BLOCK_SIZE, Lba};
 use crate::device::{DeviceRef, FrameBuf};
 
@@ -48,6 +48,6 @@ pub(super) async fn fetch(
     }
     let (volume, block) = (inner.volume, lba.0);
     tracing::warn!(%volume, block, repaired, "a damaged block was fetched from another machine");
-    Counts::add(&inner.counts.repaired, repaired);
+    inner.note_repaired(location.block, repaired);
     Some(content)
 }

@@ -76,6 +76,7 @@ impl Chain {
         }
         progress(total, total);
         scrub_maps(inner, &mut report).await?;
+        inner.clean_repaired();
         Ok(report)
     }
 }

@@ -90,6 +90,8 @@ pub(super) struct Segments {
     emptied: usize,
     /// Segments that are kept because some of their blocks cannot be read.
     damaged: u32,
+    /// See [`Segments::gains`].
+    gains: u64,
 }
 
 impl Segments {
@@ -103,6 +105,7 @@ impl Segments {
             live: 0,
             emptied: 0,
             damaged: 0,
+            gains: 0,
         }
     }
 
@@ -128,6 +131,7 @@ impl Segments {
             free: (base..base + count).collect(),
             last: base,
         });
+        self.gains += 1;
     }
 
     /// Removes a link without live blocks.
@@ -204,6 +208,7 @@ impl Segments {
         let segment = &mut self.table[id as usize];
         segment.live -= 1;
         self.live -= 1;
+        self.gains += 1;
         if segment.live == 0 && segment.state == SegmentState::Used {
             self.damaged -= u32::from(std::mem::take(&mut segment.damaged));
             self.set_state(id, SegmentState::Emptied);
@@ -214,6 +219,20 @@ impl Segments {
     pub(super) fn set_damaged(&mut self, id: u32) {
         let segment = &mut self.table[id as usize];
         self.damaged += u32::from(!std::mem::replace(&mut segment.damaged, true));
+    }
+
+    /// Lets a segment be cleaned whose damage may be repaired.
+    pub(super) fn set_repaired(&mut self, id: u32) {
+        if let Some(segment) = self.table.get_mut(id as usize) {
+            let was_damaged = std::mem::take(&mut segment.damaged);
+            self.damaged -= u32::from(was_damaged);
+            self.gains += u64::from(was_damaged);
+        }
+    }
+
+    /// Grows with everything that may let cleaning gain more than before: blocks that die, segments that become free, repairs.
+    pub(super) fn gains(&self) -> u64 {
+        self.gains
     }
 
     /// Segments that are kept because some of their blocks cannot be read.
@@ -305,6 +324,7 @@ impl Segments {
             if segment.state == SegmentState::Emptied && segment.pins == 0 {
                 self.set_state(id, SegmentState::Free);
                 self.links[usize::from(segment.link)].free.insert(id);
+                self.gains += 1;
             }
         }
     }

@@ -138,6 +138,7 @@ impl State {
         let taken = u64::from(need.blocks + need.slots) + mark + self.owed();
         match self.appendable() >= taken + kept {
             true => Room::Yes,
+            false if self.is_cleaned_in_vain() => Room::Full,
             false => Room::Wait,
         }
     }

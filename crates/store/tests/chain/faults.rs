@@ -20,17 +20,17 @@ use crate::support::{
     some_parts,
 };
 
-fn shape(cleaning: Cleaning) -> Shape {
+pub(crate) fn shape(cleaning: Cleaning) -> Shape {
     Shape { blocks: 260, segments_per_link: 4, ..Shape::small(cleaning) }
 }
 
 /// A chain on faulty devices: links 0 to 2, the map, a cache.
-struct Rig {
+pub(crate) struct Rig {
     env: Env,
-    shape: Shape,
+    pub(crate) shape: Shape,
     disks: Vec<Arc<RamDisk>>,
     devices: Vec<DeviceRef>,
-    faults: Vec<Faults>,
+    pub(crate) faults: Vec<Faults>,
     model: BlockModel,
     /// The newest version that `sync` acknowledged.
     acknowledged: Version,
@@ -43,7 +43,7 @@ const MAP: usize = 3;
 const CACHE: usize = 4;
 
 impl Rig {
-    async fn new(env: &Env, shape: Shape) -> Rig {
+    pub(crate) async fn new(env: &Env, shape: Shape) -> Rig {
         let mut rig = Rig {
             env: env.clone(),
             shape,
@@ -78,13 +78,13 @@ impl Rig {
         Options { tail_cache_blocks: 8, ..options() }
     }
 
-    async fn open(&self) -> Result<Chain, ChainError> {
+    pub(crate) async fn open(&self) -> Result<Chain, ChainError> {
         let opened = Chain::open(&self.env, self.parts(), self.options()).await;
         opened.map(|(chain, _)| chain)
     }
 
     /// Runs steps until one fails.
-    async fn write(&mut self, chain: &Chain, steps: usize) -> Result<(), StoreError> {
+    pub(crate) async fn write(&mut self, chain: &Chain, steps: usize) -> Result<(), StoreError> {
         for _ in 0..steps {
             let step = match self.parts {
                 true => random_step_in_parts(&mut self.rng, self.shape.blocks),
@@ -125,7 +125,7 @@ impl Rig {
     }
 
     /// Every block is right, or an error; returns the number of errors.
-    async fn check_reads(&self, chain: &Chain) -> usize {
+    pub(crate) async fn check_reads(&self, chain: &Chain) -> usize {
         let now = chain.now();
         let mut damaged = 0;
         for lba in (0..self.shape.blocks).map(Lba) {

@@ -14,7 +14,8 @@ use thalweg_store::block::{
     BLOCK_SIZE, BlockStore, Lba, Retention, StoreError, Version, Write, WriteList,
 };
 use thalweg_store::chain::{
-    Chain, ChainError, Change, Changed, Cleaning, Options, Rebuild, Relation, Tap,
+    BEFORE_COPY, Chain, ChainError, Change, Changed, Cleaning, Followed, Options, Rebuild,
+    Relation, Tap,
 };
 use thalweg_store::device::{DeviceRef, Purpose};
 use thalweg_store::stale::{Guarantee, Session};
@@ -215,6 +216,57 @@ fn a_roll_back_begins_a_timeline_at_the_version_that_it_restores() {
         let changed =
             chain.changed_since(Version(1), hold.version(), chain.blocks()).await.unwrap();
         assert_eq!(changed.iter().map(|changed| changed.lba).collect::<Vec<_>>(), [2]);
+    });
+}
+
+/// Makes a copy begin that lasts until a version.
+async fn begin_copy(chain: &Chain, until: u64) {
+    if chain.snapshot(BEFORE_COPY).is_some() {
+        chain.delete_snapshot(BEFORE_COPY).await.unwrap();
+    }
+    chain.create_snapshot(BEFORE_COPY).await.unwrap();
+    chain.set_whole_from(Version(until)).await.unwrap();
+}
+
+#[test]
+fn versions_of_a_copy_are_no_states_of_the_primary_before_and_after_the_next_one() {
+    run(5, |env| async move {
+        let devices = devices(&env, true).await;
+        let chain = Arc::new(open(&env, &devices, true).await.unwrap());
+        let followed = Followed::new(chain.clone());
+        submit(&chain, 1, 1).await.unwrap();
+        submit(&chain, 2, 2).await.unwrap();
+        // Everything from here on is held.
+        let _held = followed.hold_since(Version(2)).unwrap();
+        let check = |states: &[u64], last: u64| {
+            let is_state = |version: &u64| followed.hold(Version(*version)).is_some();
+            assert_eq!((2..=15).filter(is_state).collect::<Vec<_>>(), states);
+            // Block 2 has another content from some version of the first copy on.
+            let located = followed.locate(Lba(2), Version(2), Version(15)).unwrap();
+            let first = located.first().map(|content| (content.oldest, content.newest));
+            assert_eq!(
+                first.filter(|first| first.0 == Version(2)).map(|first| first.1.0),
+                match last {
+                    0 => None,
+                    last => Some(last),
+                }
+            );
+        };
+        begin_copy(&chain, 7).await;
+        submit(&chain, 5, 1).await.unwrap();
+        submit(&chain, 6, 2).await.unwrap();
+        check(&[2], 2);
+        submit(&chain, 7, 3).await.unwrap();
+        check(&[2, 7], 2);
+        submit(&chain, 8, 1).await.unwrap();
+        begin_copy(&chain, 14).await;
+        check(&[7, 8], 0);
+        submit(&chain, 12, 1).await.unwrap();
+        check(&[7, 8], 0);
+        submit(&chain, 14, 2).await.unwrap();
+        check(&[7, 8, 14], 0);
+        chain.delete_snapshot(BEFORE_COPY).await.unwrap();
+        check(&[14], 0);
     });
 }
 

@@ -6,6 +6,7 @@ mod admin;
 mod admin_crash;
 mod common;
 mod crash;
+mod damaged;
 mod determinism;
 mod devices;
 mod dump;

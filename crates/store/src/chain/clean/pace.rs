@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use super::super::State;
+use super::super::segments::SegmentState;
 
 /// Free segments that a users' write leaves to the cleaner, on each link.
 pub(in super::super) const KEEP_PER_LINK: usize = 1;
@@ -55,6 +56,8 @@ pub(in super::super) struct Pace {
     live_share: f64,
     /// Writers that wait for free segments.
     pub(in super::super) waiting: usize,
+    /// What had been gained when cleaning found nothing more to gain.
+    in_vain: Option<u64>,
 }
 
 impl Pace {
@@ -145,6 +148,31 @@ impl State {
     /// Whether free segments have become few, or too few for a writer.
     pub(in super::super) fn wants_cleaning(&self) -> bool {
         self.free_segments() < self.clean_marks().high as f64 || self.cleaning.waiting > 0
+    }
+
+    /// Whether cleaning may gain something as soon as a checkpoint frees emptied segments, slots are settled, or the map of a
+    /// segment is durable.
+    pub(super) fn gains_later(&self) -> bool {
+        let is_to_come = |id: u32| {
+            let segment = self.segments.get(id);
+            let is_used = segment.state == SegmentState::Used && !segment.damaged;
+            is_used && !self.is_closed_for_good(id)
+        };
+        self.segments.emptied_count() > 0
+            || !self.slots.is_empty()
+            || (0..self.segments.len()).any(is_to_come)
+    }
+
+    /// Notes that cleaning found nothing to gain: every segment is full of live blocks or damaged, or has more live blocks
+    /// than there is room for.
+    pub(super) fn note_in_vain(&mut self) {
+        self.cleaning.in_vain = Some(self.segments.gains());
+    }
+
+    /// Whether cleaning found nothing to gain, and since then no block has died, no segment has become free, and nothing was
+    /// repaired.
+    pub(in super::super) fn is_cleaned_in_vain(&self) -> bool {
+        self.cleaning.in_vain == Some(self.segments.gains()) && !self.gains_later()
     }
 
     /// Whether so few segments are free that victims are chosen by fewest live blocks.

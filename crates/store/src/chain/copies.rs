@@ -1,0 +1,70 @@
+//! Copies of what changed at a primary, and the states of it that a follower has before, and afterwards.
+//!
+//! While a copy is under way, blocks are of several versions. Versions of that time are no states of the primary, and
+//! stay none when the copy has ended, as long as they can be read.
+
+use super::followed::BEFORE_COPY;
+use super::{Chain, ChainError};
+use crate::block::Version;
+use crate::stale::VersionRange;
+
+/// The versions of a follower that are states of its primary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WholeStates {
+    /// All that are not older.
+    pub(super) from: Version,
+    /// Those from before the copy that is under way.
+    pub(super) before: Option<VersionRange>,
+}
+
+impl WholeStates {
+    pub(super) fn contains(&self, version: Version) -> bool {
+        let is_before = |before: VersionRange| (before.low..=before.up).contains(&version);
+        version >= self.from || self.before.is_some_and(is_before)
+    }
+
+    /// The last version in which a block certainly has the content that it has from `oldest` to `newest` here: its next
+    /// content, which a copy brought, has a later version than at the primary. `None` when that is not known.
+    pub(super) fn last(&self, oldest: Version, newest: Version) -> Option<Version> {
+        if self.contains(newest) {
+            return Some(newest);
+        }
+        self.before.map(|before| before.up).filter(|up| (oldest..newest).contains(up))
+    }
+}
+
+impl Chain {
+    /// Of a follower: the version from which on it has a state of the volume that it follows.
+    pub fn whole_from(&self) -> Version {
+        self.inner.state.lock().label.whole_from
+    }
+
+    /// Notes durably that a follower has a state of the other volume only from `version` on.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub async fn set_whole_from(&self, version: Version) -> Result<(), ChainError> {
+        let _label = self.inner.label_lock.lock().await;
+        {
+            let state = self.inner.state.lock();
+            if state.version >= state.label.whole_from {
+                *self.inner.whole_before_from.lock() = state.label.whole_from;
+            }
+        }
+        self.inner.change_label(|label| label.whole_from = version).await
+    }
+
+    /// The versions of a follower that are states of its primary.
+    pub(super) fn whole_states(&self) -> WholeStates {
+        let state = self.inner.state.lock();
+        let from = state.label.whole_from;
+        // It is made before the copy begins.
+        let before = state.label.snapshot(BEFORE_COPY).filter(|it| it.version < from);
+        let before = before.map(|snapshot| {
+            // Of the versions from before this process, the snapshot alone can be read.
+            let low = (*self.inner.whole_before_from.lock()).min(snapshot.version);
+            VersionRange { low, up: snapshot.version }
+        });
+        WholeStates { from, before }
+    }
+}

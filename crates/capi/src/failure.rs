@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use thalweg_ipc::blocking::OpenError;
+use thalweg_client::OpenError;
 use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
 use thalweg_store::chain::ChainError;

@@ -1,4 +1,4 @@
-//! Thalweg for C: `thalweg.h`. Each function is one call of [`thalweg_ipc::blocking::Volume`].
+//! Thalweg for C: `thalweg.h`. Each function is one call of [`thalweg_client::Volume`].
 //!
 //! C callers must pass valid pointers, and each `unsafe` block relies on that: a volume is null or came from
 //! [`tw_open`] and was not closed; a buffer is null or has as many bytes as the call says; a string is null
@@ -21,7 +21,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use bytes::Bytes;
-use thalweg_ipc::blocking::{Outcome, Volume};
+use thalweg_client::{Outcome, Volume};
 use thalweg_store::block::{BLOCK_SIZE, EpochVersion, Lba};
 use thalweg_store::open::Options;
 use thalweg_store::txn::{Begin, Handle};
@@ -116,7 +116,9 @@ unsafe fn path<'a>(text: *const c_char) -> Option<&'a Path> {
 
 /// Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in
 /// place: through the process that serves it, or in this one; or by the address of one on another machine,
-/// thalweg://HOST:PORT/NAME. Null when that fails; tw_errno() and tw_error() say why: EACCES when keys are
+/// thalweg://HOST:PORT/NAME; or by the addresses of several nodes of one, a primary and replicas of it, with commas
+/// between them, each such an address or the folder of a volume that is served: reads for a session then go to the
+/// cheapest node that may serve them. Null when that fails; tw_errno() and tw_error() say why: EACCES when keys are
 /// missing or refused, ENOTCONN when the server cannot be reached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_open(path: *const c_char) -> *mut tw_volume {

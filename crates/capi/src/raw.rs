@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use thalweg_ipc::blocking::Volume;
+use thalweg_client::Volume;
 use thalweg_store::tree::{Kind, Raw};
 
 use super::stores::text;

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write;
 
 use bytes::Bytes;
-use thalweg_ipc::blocking::{SessionCell, SessionError, Volume};
+use thalweg_client::{SessionCell, SessionError, Volume};
 use thalweg_store::block::{Lba, Version};
 use thalweg_store::stale::{Got, Session};
 

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use bytes::Bytes;
-use thalweg_ipc::blocking::Volume;
+use thalweg_client::Volume;
 use thalweg_store::tree::{Iter, Kind, Pair, Store};
 
 use super::versions::{place, tw_version};

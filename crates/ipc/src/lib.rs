@@ -4,18 +4,15 @@
 //! - `failure`: errors in messages;
 //! - [`server`]: answers requests with a transaction manager; it takes each connection for a process;
 //! - [`client`]: a volume behind a socket, with the traits that a volume in this process has;
-//! - [`remote`]: the address of a volume on another machine;
-//! - [`blocking`]: a volume for threads, behind a socket or in this process.
+//! - [`remote`]: the address of a volume on another machine.
 //!
 //! Frames, calls and sockets are those of [`thalweg_net`].
 //!
 //! # Lock order
 //!
-//! In a client: the list of a [`blocking::Volume`]'s threads, then the state of a thread, which is held while its calls
-//! wait, then what a remote transaction has seen, then the locks of [`thalweg_net`]. At the server the list of
+//! In a client: what a remote transaction has seen, then the locks of [`thalweg_net`]. At the server the list of
 //! a connection's transactions and the state of each are never held together.
 
-pub mod blocking;
 pub mod client;
 mod failure;
 #[doc(hidden)]

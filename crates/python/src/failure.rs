@@ -3,7 +3,7 @@
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use thalweg_ipc::blocking::OpenError;
+use thalweg_client::OpenError;
 use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
 use thalweg_store::tree::TreeError;

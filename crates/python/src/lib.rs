@@ -1,13 +1,13 @@
 //! Thalweg for Python: the module `thalweg._thalweg`, which the package `thalweg` re-exports.
 //!
-//! Each method is one call of [`thalweg_ipc::blocking::Volume`], without the interpreter's lock.
+//! Each method is one call of [`thalweg_client::Volume`], without the interpreter's lock.
 //!
 //! # Lock order
 //!
 //! 1. the state of a transaction, or the handle of a store, a raw partition or a scan, which is held during a call;
 //! 2. the volume of a `Shared`;
 //! 3. the list of its handles;
-//! 4. the locks of `thalweg_ipc`.
+//! 4. the locks of `thalweg_client`.
 //!
 //! The interpreter's lock may be held while one of these is taken, so no holder of one waits for the interpreter's.
 
@@ -28,7 +28,6 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use thalweg_ipc::blocking;
 use thalweg_store::block::{BLOCK_SIZE, Lba, Version as VersionNumber};
 use thalweg_store::open::Options;
 use thalweg_store::stale::VersionRange;
@@ -51,13 +50,15 @@ struct Volume {
 
 /// Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in place:
 /// through the process that serves it, or in this one; or by the address of one on another machine,
-/// `thalweg://HOST:PORT/NAME`. `journal_dev`: the device of the journal, if a volume that is updated in place
+/// `thalweg://HOST:PORT/NAME`; or by the addresses of several nodes of one, a primary and replicas of it, with commas
+/// between them, each such an address or the folder of a volume that is served: reads for a session then go to the
+/// cheapest node that may serve them. `journal_dev`: the device of the journal, if a volume that is updated in place
 /// has an external journal.
 #[pyfunction]
 #[pyo3(signature = (path, journal_dev = None))]
 fn open(py: Python<'_>, path: PathBuf, journal_dev: Option<PathBuf>) -> PyResult<Volume> {
     let options = Options { journal: journal_dev, ..Options::default() };
-    let opened = py.detach(|| blocking::Volume::open_with(&path, &options));
+    let opened = py.detach(|| thalweg_client::Volume::open_with(&path, &options));
     let volume = opened.map_err(open_error)?;
     Ok(Volume { shared: Shared::new(volume) })
 }
@@ -77,7 +78,7 @@ pub(crate) type Versioned<'py> = (Bound<'py, PyBytes>, Version);
 /// Reads blocks, as one piece.
 pub(crate) fn read<'py>(
     py: Python<'py>,
-    volume: &blocking::Volume,
+    volume: &thalweg_client::Volume,
     lba: u64,
     count: u64,
 ) -> PyResult<Versioned<'py>> {

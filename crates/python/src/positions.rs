@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use thalweg_ipc::blocking::Volume;
+use thalweg_client::Volume;
 use thalweg_store::block::Position;
 
 use crate::failure::{invalid, txn_error};

@@ -1,7 +1,7 @@
 //! Sessions: reads that may be old, with guarantees.
 
 use pyo3::prelude::*;
-use thalweg_ipc::blocking::{SessionCell, SessionError};
+use thalweg_client::{SessionCell, SessionError};
 use thalweg_store::stale::{self, VersionRange};
 
 use crate::Volume;
@@ -28,6 +28,8 @@ pub(crate) struct Got {
     age: Option<f64>,
     /// The guarantee that it meets.
     guarantee: String,
+    /// The node that had it, of a volume that was opened at several nodes; `None` otherwise.
+    node: Option<String>,
 }
 
 #[pymethods]
@@ -63,7 +65,8 @@ impl Session {
     /// What a read has got, with the value as Python sees it.
     pub(crate) fn got<T>(&self, got: stale::Got<T>, value: Option<Py<PyAny>>) -> Got {
         let (versions, age) = (ends(got.range), got.age.map(|age| age.as_secs_f64()));
-        Got { value, versions, age, guarantee: self.guarantee.clone() }
+        let node = got.node.map(|node| node.to_string());
+        Got { value, versions, age, guarantee: self.guarantee.clone(), node }
     }
 }
 

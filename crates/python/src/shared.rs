@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::prelude::*;
-use thalweg_ipc::blocking;
+use thalweg_client::Volume;
 
 use crate::failure::invalid;
 
@@ -13,7 +13,7 @@ use crate::failure::invalid;
 pub(crate) struct Shared(Arc<Inner>);
 
 struct Inner {
-    volume: RwLock<Option<Arc<blocking::Volume>>>,
+    volume: RwLock<Option<Arc<Volume>>>,
     handles: Mutex<Vec<Weak<dyn Release>>>,
 }
 
@@ -57,7 +57,7 @@ fn closed() -> PyErr {
 }
 
 impl Shared {
-    pub(crate) fn new(volume: blocking::Volume) -> Shared {
+    pub(crate) fn new(volume: Volume) -> Shared {
         let volume = RwLock::new(Some(Arc::new(volume)));
         Shared(Arc::new(Inner { volume, handles: Mutex::default() }))
     }
@@ -66,7 +66,7 @@ impl Shared {
     ///
     /// # Errors
     /// `thalweg.Error` when it was closed.
-    pub(crate) fn get(&self) -> PyResult<Arc<blocking::Volume>> {
+    pub(crate) fn get(&self) -> PyResult<Arc<Volume>> {
         self.0.volume.read().clone().ok_or_else(closed)
     }
 
@@ -89,7 +89,7 @@ impl Shared {
     }
 
     /// Takes the volume out and releases its handles; `None` when it was closed before.
-    pub(crate) fn take(&self) -> Option<Arc<blocking::Volume>> {
+    pub(crate) fn take(&self) -> Option<Arc<Volume>> {
         let taken = self.0.volume.write().take();
         let handles = std::mem::take(&mut *self.0.handles.lock());
         handles.iter().filter_map(Weak::upgrade).for_each(|handle| handle.release());

@@ -5,7 +5,7 @@ use std::thread::{self, ThreadId};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use thalweg_ipc::blocking::{Outcome, Volume};
+use thalweg_client::{Outcome, Volume};
 use thalweg_store::block::{Lba, Version as VersionNumber};
 use thalweg_store::txn::{Begin, TxnError};
 

@@ -1,7 +1,7 @@
 //! Versions: the names of a volume's states.
 
 use pyo3::prelude::*;
-use thalweg_ipc::blocking::Volume;
+use thalweg_client::Volume;
 use thalweg_store::block::{Epoch, EpochVersion, Lba, Version as VersionNumber};
 use thalweg_store::stale::VersionRange;
 use thalweg_store::txn::TxnError;

@@ -352,6 +352,11 @@ pub trait Transaction: Send + Sync + fmt::Debug {
     /// The version that the transaction reads.
     fn version(&self) -> EpochVersion;
 
+    /// The node that serves it, of a volume on several; `None` of any other volume.
+    fn node(&self) -> Option<Arc<str>> {
+        None
+    }
+
     /// The versions whose state all reads so far are of: more than one only in a view ([`Transact::view`]).
     ///
     /// # Errors

@@ -12,6 +12,7 @@ const CRATES: &[&[&str]] = &[
     &["fs", "rados"],
     &["ipc"],
     &["cluster"],
+    &["client"],
     &["nbd", "fuse", "capi", "python"],
     &["cli"],
 ];

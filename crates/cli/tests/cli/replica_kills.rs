@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
+use thalweg_client::Volume;
 use thalweg_env::{Env, Rng};
-use thalweg_ipc::blocking::Volume;
 use thalweg_sim::campaign;
 use thalweg_store::tree::{Batch, Pair, Store, TreeError};
 

@@ -22,10 +22,10 @@ use thalweg_store::stale::{Cost, Needs, Standing, Unserved, VersionRange};
 use thalweg_store::txn::{Begin, Contention, Handle, Reading, Transact, Transaction, TxnError};
 use uuid::Uuid;
 
-pub use self::address::node_at;
+pub use self::address::{node_at, several};
 use self::choice::{Candidate, Progress};
 use self::member::Member;
-pub use self::member::{NodeStatus, Reach};
+pub use self::member::Reach;
 
 /// How a client deals with the nodes of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,11 +197,6 @@ impl Nodes {
         let keepers = shared.members.iter().map(keep).collect();
         let (contention, blocks) = (Contention::new(env), AtomicU64::new(blocks.unwrap_or(0)));
         Ok(Nodes { shared, contention, blocks, _keepers: keepers })
-    }
-
-    /// What is known of each node, in the order in which they were named.
-    pub fn status(&self) -> Vec<NodeStatus> {
-        self.shared.members.iter().map(|member| member.status()).collect()
     }
 }
 

@@ -202,12 +202,15 @@ type Reads = BTreeMap<String, u64>;
 /// Lives with these seeds, each checked, up to one after which every guarantee has `enough` reads.
 fn lives(seeds: impl Iterator<Item = u64>, enough: u64) -> (Reads, Met) {
     let (mut reads, mut met) = (Reads::new(), Met::default());
-    for seed in seeds {
+    for (nth, seed) in seeds.enumerate() {
         let truth = life(seed, 40, None);
         truth.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
         met.add(&truth.met);
         for (guarantee, count) in truth.reads() {
             *reads.entry(guarantee).or_default() += count;
+        }
+        if nth % 100 == 99 {
+            println!("{} lives; reads for a guarantee: {:?}", nth + 1, reads.values().min());
         }
         if reads.values().all(|count| *count >= enough) {
             break;

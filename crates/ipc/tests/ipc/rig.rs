@@ -1,47 +1,17 @@
-//! A server over a store in memory, and clients.
+//! Clients of a server over a store in memory.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tempfile::TempDir;
-use thalweg_env::Env;
+use bytes::BytesMut;
 use thalweg_ipc::protocol::{self, Answer, Frame, MAX_ANSWER_PAYLOAD, Request, Welcome};
-use thalweg_ipc::{Config, Connection, SOCKET, Server, socket};
-use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
-use thalweg_store::txn::{Options, TransactionManager};
+use thalweg_ipc::{Connection, SOCKET, socket};
+use thalweg_store::block::{BlockStore, Lba};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-pub(crate) const BLOCKS: u64 = 2048;
-
-pub(crate) fn block(byte: u8) -> Bytes {
-    Bytes::from(vec![byte; BLOCK_SIZE])
-}
-
-pub(crate) struct Rig {
-    pub(crate) env: Env,
-    pub(crate) store: Arc<VersionedMemory>,
-    pub(crate) manager: TransactionManager,
-    pub(crate) folder: TempDir,
-    pub(crate) server: Option<Server>,
-}
+pub(crate) use crate::served::{BLOCKS, Rig, block};
 
 impl Rig {
-    pub(crate) fn new() -> Rig {
-        Rig::with(Options::default(), Config::default())
-    }
-
-    pub(crate) fn with(options: Options, config: Config) -> Rig {
-        let env = Env::real();
-        let store = Arc::new(VersionedMemory::new(BLOCKS));
-        let manager = TransactionManager::new(&env, store.clone(), options);
-        let folder = tempfile::tempdir().unwrap();
-        let server = Some(Server::start(&env, &manager, folder.path(), config).unwrap());
-        Rig { env, store, manager, folder, server }
-    }
-
     pub(crate) async fn connect(&self) -> Connection {
         Connection::open(&self.env, self.folder.path()).await.unwrap().unwrap()
     }

@@ -80,6 +80,6 @@ impl Versioned {
         let value = view.read(lba).await?;
         let range = view.range();
         session.has_read(&item, range, self.position_of(range.low));
-        Ok(Got { value, range, age: self.age(range.up) })
+        Ok(Got { value, range, age: self.age(range.up), node: None })
     }
 }

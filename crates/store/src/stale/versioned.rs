@@ -28,6 +28,8 @@ pub struct Got<T> {
     pub range: VersionRange,
     /// How long ago it was replaced, at most; `None` when that is not known.
     pub age: Option<Duration>,
+    /// The node that had it, of a volume on several nodes.
+    pub node: Option<Arc<str>>,
 }
 
 /// A block store whose versions are read by what they cost. Clones share what they have learned of the devices.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -42,6 +43,11 @@ pub trait Reader: fmt::Debug + Send + Sync {
 
     /// See [`Transaction::version`].
     fn version(&self) -> EpochVersion;
+
+    /// See [`Transaction::node`].
+    fn node(&self) -> Option<Arc<str>> {
+        None
+    }
 
     /// See [`Transaction::seen`].
     ///
@@ -101,6 +107,10 @@ impl<R: Reader> Transaction for Reading<R> {
 
     fn version(&self) -> EpochVersion {
         self.0.version()
+    }
+
+    fn node(&self) -> Option<Arc<str>> {
+        self.0.node()
     }
 
     async fn seen(&self) -> Result<Seen, TxnError> {

@@ -42,7 +42,7 @@ where
         match done {
             Ok((value, seen)) => {
                 session.has_read(item, seen.range, seen.position);
-                return Ok(Got { value, range: seen.range, age: seen.age });
+                return Ok(Got { value, range: seen.range, age: seen.age, node: view.node() });
             }
             Err(error) if attempts > 0 && (error.is_disconnected() || error.is_retryable()) => {}
             Err(error) => return Err(error),
@@ -98,7 +98,8 @@ pub async fn read_block_for(
 }
 
 /// Writes a block for a session: [`BLOCK_SIZE`](crate::block::BLOCK_SIZE) bytes, or `None` to discard it. Durable when it
-/// returns; returns the version.
+/// returns; returns the version. As any transaction, it may write each block of the volume: for one with partitions there is
+/// [`Raw::write_for`](crate::tree::Raw::write_for).
 ///
 /// # Errors
 /// As [`write_for`].

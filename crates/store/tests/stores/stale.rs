@@ -260,7 +260,12 @@ impl Clients {
             34..40 => self.env.sleep(Duration::from_millis(rng.random_range(0..700))).await,
             _ => {
                 let got = self.versions.read(&mut self.sessions[number], Lba(lba)).await.unwrap();
-                let got = Got { value: value(got.value.as_ref()), range: got.range, age: got.age };
+                let got = Got {
+                    value: value(got.value.as_ref()),
+                    range: got.range,
+                    age: got.age,
+                    node: None,
+                };
                 let read = self.read_of(number, lba, got, began);
                 self.checker.check(&read).unwrap_or_else(|why| panic!("{why}"));
             }

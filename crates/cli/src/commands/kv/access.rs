@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use thalweg_cluster::replica::nodes::{Nodes, NodesOptions, Reach, node_at};
+use thalweg_cluster::replica::nodes::{Nodes, NodesOptions, Reach, node_at, several};
 use thalweg_env::Env;
 use thalweg_ipc::{Connection, Remote};
 use thalweg_net::keys::Home;
@@ -17,12 +17,6 @@ use crate::progress::Silent;
 use crate::request::{Answer, Request};
 use crate::target::Target;
 use crate::volume::opened::Opened;
-
-/// The nodes of a volume, if several are named, with commas between them.
-fn several(volume: &str) -> Option<Vec<&str>> {
-    let is_one = !volume.contains(',') || Path::new(volume).exists();
-    (!is_one).then(|| volume.split(',').collect())
-}
 
 /// A volume, through its server or open in this process.
 pub(super) struct Access {

@@ -77,6 +77,7 @@ async fn get_old(
         "guarantee": guarantee.to_string(),
         "versions": [got.range.low, got.range.up],
         "age_ms": got.age.map(|age| age.as_millis() as u64),
+        "node": got.node.as_deref(),
     });
     Ok((got.value, about))
 }

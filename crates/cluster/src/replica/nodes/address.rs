@@ -64,3 +64,10 @@ pub fn node_at(env: &Env, home: &Home, address: &str) -> Result<Box<dyn Reach>, 
         None => Box::new(Near { env, folder: Path::new(address).to_owned() }),
     })
 }
+
+/// The addresses of several nodes in a text, with commas between them. `None` for one volume: without a comma, or the name
+/// of a file that exists.
+pub fn several(text: &str) -> Option<Vec<&str>> {
+    let is_one = !text.contains(',') || Path::new(text).exists();
+    (!is_one).then(|| text.split(',').collect())
+}

@@ -29,19 +29,6 @@ pub trait Reach: fmt::Debug + Send + Sync + 'static {
     async fn reach(&self) -> Result<Arc<dyn Transact>, TxnError>;
 }
 
-/// What a client knows of a node, for a person.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct NodeStatus {
-    /// Its address.
-    pub name: String,
-    /// Why it is not used now; `None` while it is.
-    pub trouble: Option<String>,
-    /// What it said of itself last.
-    pub standing: Option<Standing>,
-    /// What a read is expected to take there, in microseconds.
-    pub read_us: u64,
-}
-
 #[derive(Debug)]
 struct State {
     volume: Option<Arc<dyn Transact>>,
@@ -55,6 +42,8 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Member {
     env: Env,
+    /// Its address, for a person.
+    name: Arc<str>,
     reach: Box<dyn Reach>,
     /// A node that does not answer within so long is taken for lost.
     patience: Duration,
@@ -80,7 +69,15 @@ impl Member {
             behind_until: Time::default(),
         };
         let (env, lost) = (env.clone(), Notify::new());
-        Member { env, reach, patience, beat, state: Mutex::new(state), lost }
+        Member {
+            env,
+            name: reach.name().into(),
+            reach,
+            patience,
+            beat,
+            state: Mutex::new(state),
+            lost,
+        }
     }
 
     /// The connection, if there is one.
@@ -105,16 +102,6 @@ impl Member {
         Some(Candidate { expense: *expense, standing: *standing, behind_until: *behind_until })
     }
 
-    pub(super) fn status(&self) -> NodeStatus {
-        let state = self.state.lock();
-        NodeStatus {
-            name: self.reach.name(),
-            trouble: state.trouble.clone(),
-            standing: state.standing,
-            read_us: (state.expense.of_read(self.env.now()) * 1e6) as u64,
-        }
-    }
-
     /// The answer of a call, if it comes in time; the connection is given up otherwise.
     pub(super) async fn call<T>(
         &self,
@@ -129,7 +116,7 @@ impl Member {
     }
 
     fn late(&self) -> String {
-        format!("{} did not answer within {:?}", self.reach.name(), self.patience)
+        format!("{} did not answer within {:?}", self.name, self.patience)
     }
 
     fn lose(&self, why: String) {
@@ -153,7 +140,7 @@ impl Member {
     /// The error while there is no connection.
     pub(super) fn unreached(&self) -> TxnError {
         let trouble = self.state.lock().trouble.clone().unwrap_or_default();
-        TxnError::Disconnected(format!("{}: {trouble}", self.reach.name()))
+        TxnError::Disconnected(format!("{}: {trouble}", self.name))
     }
 
     /// Connects, and checks that the node has a replica of `volume`, if that is known.
@@ -170,7 +157,7 @@ impl Member {
         let standing = self.ask().await?;
         let found = standing.position.map(|position| position.volume);
         if found.is_some_and(|found| volume.is_some_and(|volume| found != volume)) {
-            let why = format!("{} has another volume", self.reach.name());
+            let why = format!("{} has another volume", self.name);
             self.lose(why.clone());
             return Err(TxnError::Invalid(why));
         }
@@ -187,7 +174,7 @@ impl Member {
             };
             match asked {
                 Ok(standing) => news(&standing),
-                Err(error) => tracing::debug!(node = self.reach.name(), %error, "not reached"),
+                Err(error) => tracing::debug!(node = &*self.name, %error, "not reached"),
             }
             if self.volume().is_some() {
                 // A connection that is lost is made again at once.
@@ -251,6 +238,10 @@ impl Reader for MemberView {
 
     fn version(&self) -> EpochVersion {
         self.view.version()
+    }
+
+    fn node(&self) -> Option<Arc<str>> {
+        Some(self.member.name.clone())
     }
 
     async fn seen(&self) -> Result<Seen, TxnError> {

@@ -1,5 +1,4 @@
-//! A volume for programs without async tasks: calls block, and a transaction belongs to the thread that began
-//! it (Isotope 4.1). The libraries for C and Python wrap this module.
+//! An open volume, and what each thread is in the middle of.
 
 mod blocks;
 mod positions;
@@ -15,7 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use thalweg_cluster::replica::nodes::{self, Nodes, NodesOptions};
 use thalweg_env::{Env, HashMap, server_threads};
+use thalweg_ipc::remote::RemoteError;
+use thalweg_ipc::{Connection, Remote};
 use thalweg_net::keys::Home;
 use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba};
 use thalweg_store::open::{self, AnyVolume, Options, VolumePath};
@@ -27,8 +29,6 @@ use thalweg_store::txn::{
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
 
-use crate::Connection;
-use crate::remote::{Remote, RemoteError};
 pub use sessions::{SessionCell, SessionError};
 
 /// Why a volume cannot be opened.
@@ -145,17 +145,26 @@ impl Drop for Volume {
     }
 }
 
-/// Connects to the process that serves a volume, if any.
-async fn connect(env: &Env, path: &Path) -> Result<Option<Connection>, OpenError> {
+/// Connects to the process that serves a volume, if any, or to the nodes of a volume.
+async fn connect(env: &Env, path: &Path) -> Result<Option<Arc<dyn Transact>>, OpenError> {
+    if let Some(addresses) = path.to_str().and_then(nodes::several) {
+        let home = Home::of_user();
+        let reach = |address| nodes::node_at(env, &home, address);
+        let reached = addresses.into_iter().map(reach).collect::<Result<Vec<_>, _>>()?;
+        return Ok(Some(Arc::new(Nodes::connect(env, reached, NodesOptions::default()).await?)));
+    }
     if let Some(remote) = path.to_str().and_then(Remote::of) {
-        return Ok(Some(remote?.connect(env, &Home::of_user()).await?));
+        return Ok(Some(Arc::new(remote?.connect(env, &Home::of_user()).await?)));
     }
-    if path.is_dir() {
-        return Ok(Connection::open(env, path).await?);
-    }
-    for folder in VolumePath::find(path)?.sockets().iter().filter(|folder| folder.is_dir()) {
-        if let Some(connection) = Connection::open(env, folder).await? {
-            return Ok(Some(connection));
+    let folders = match path.is_dir() {
+        true => vec![path.to_owned()],
+        false => {
+            VolumePath::find(path)?.sockets().iter().filter(|it| it.is_dir()).cloned().collect()
+        }
+    };
+    for folder in folders {
+        if let Some(connection) = Connection::open(env, &folder).await? {
+            return Ok(Some(Arc::new(connection)));
         }
     }
     Ok(None)
@@ -164,7 +173,8 @@ async fn connect(env: &Env, path: &Path) -> Result<Option<Connection>, OpenError
 impl Volume {
     /// Opens the volume at a path, the folder of a chained one or the device or file of one that is updated
     /// in place: through its server, or in this process when no server runs. A path may be the address of a volume
-    /// on another machine ([`Remote`]).
+    /// on another machine ([`Remote`]); or those of several nodes of a volume ([`Nodes`]), with commas between them, each
+    /// the address of a server or the folder of a volume that is served.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -184,7 +194,7 @@ impl Volume {
             (env, connection)
         });
         if let Some(connection) = connection? {
-            return Ok(Volume::new(env, Arc::new(connection), None, runtime));
+            return Ok(Volume::new(env, connection, None, runtime));
         }
         let place = VolumePath::find(path)?;
         let threads = server_threads();

@@ -1,7 +1,7 @@
 //! Threads with blocking calls and conflicts.
 
+use thalweg_client::{Outcome, Volume};
 use thalweg_ipc::Config;
-use thalweg_ipc::blocking::{Outcome, Volume};
 use thalweg_store::block::Lba;
 use thalweg_store::txn::{Begin, Options, TxnError};
 

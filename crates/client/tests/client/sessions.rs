@@ -1,6 +1,6 @@
 //! Sessions and snapshots with blocking calls, over a socket.
 
-use thalweg_ipc::blocking::{SessionCell, SessionError, Volume};
+use thalweg_client::{SessionCell, SessionError, Volume};
 use thalweg_store::block::{BlockStore, Hold, Lba, Version};
 use thalweg_store::stale::{Cost, Unserved, VersionRange};
 use thalweg_store::tree::{Kind, TreeError};

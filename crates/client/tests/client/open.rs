@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use thalweg_client::{OpenError, Volume};
 use thalweg_env::Env;
-use thalweg_ipc::blocking::{OpenError, Volume};
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::Lba;
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_ipc::blocking::{Outcome, Volume};
+use thalweg_client::{Outcome, Volume};
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::tree::{Kind, NewPartition, Raw, TreeError, catalogue};
 use thalweg_store::txn::{Begin, Transact, Transaction, TxnError};

@@ -21,7 +21,6 @@ use async_recursion::async_recursion;
 use bytes::Bytes;
 use futures::future::{Either, select};
 use futures::{StreamExt, stream};
-use parking_lot::MutexGuard;
 use zerocopy::FromBytes;
 
 use super::format::{Kind, MapEntry, MapSector, SECTOR, block_checksum};
@@ -78,11 +77,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             }
         };
         let Some(victim) = victim::choose(inner, order) else {
-            let mut state = inner.state.lock();
-            if state.segments.emptied_count() > 0 || !state.slots.is_empty() {
-                inner.hurry_checkpoint(&mut state);
-            }
-            give_up(inner, state);
+            give_up(inner);
             return Ok(());
         };
         let before = {
@@ -95,9 +90,8 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
             // There may be room for the blocks of another one.
             Err(StoreError::NoSpace) if order != Order::FewestLive => is_tight = true,
             Err(StoreError::NoSpace) => {
-                let state = inner.state.lock();
-                if state.segments.gains() == before {
-                    give_up(inner, state);
+                if inner.state.lock().segments.gains() == before {
+                    give_up(inner);
                     return Ok(());
                 }
             }
@@ -109,10 +103,12 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Notes that cleaning gains nothing for now. Writers that wait for it hear that there is no room, unless it will gain
-/// something when what is under way has ended.
-fn give_up(inner: &Inner, mut state: MutexGuard<'_, State>) {
+/// Ends cleaning that gains nothing. A checkpoint wakes it again if it will gain something then; else writers that wait for
+/// it hear that there is no room.
+fn give_up(inner: &Inner) {
+    let mut state = inner.state.lock();
     if state.gains_later() {
+        inner.hurry_checkpoint(&mut state);
         return;
     }
     state.note_in_vain();

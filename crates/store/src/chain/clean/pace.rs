@@ -150,8 +150,8 @@ impl State {
         self.free_segments() < self.clean_marks().high as f64 || self.cleaning.waiting > 0
     }
 
-    /// Whether cleaning may gain something as soon as a checkpoint frees emptied segments, slots are settled, or the map of a
-    /// segment is durable.
+    /// Whether cleaning may gain something after a checkpoint: that frees emptied segments, settles slots, and makes the maps
+    /// of segments durable.
     pub(super) fn gains_later(&self) -> bool {
         let is_to_come = |id: u32| {
             let segment = self.segments.get(id);

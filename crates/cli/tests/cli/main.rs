@@ -20,6 +20,7 @@ mod raw_devices;
 mod read_only;
 mod replica;
 mod replica_changes;
+mod replica_clients;
 mod replica_follow;
 mod replica_kills;
 mod resize;

@@ -371,60 +371,6 @@ fn flushes_wait_for_replicas_and_the_server_ends_all_the_same() {
 }
 
 #[test]
-fn sessions_read_at_the_nodes_of_a_volume() {
-    let scene = Scene::new();
-    let volume = scene.home.volume().display().to_string();
-    good(&mut scene.kv(&volume, &["create", "names"]));
-    scene.create();
-    let running = scene.run();
-    scene.put("alice", "1");
-    scene.catch_up();
-    let nodes = format!("{},{}", scene.address(), scene.replica());
-    let session = scene.home.path("session").display().to_string();
-    let at_nodes = |args: &[&str]| {
-        let mut all = vec!["kv", &*nodes];
-        all.extend(args);
-        scene.command("client", &all)
-    };
-    let get = |read: &str| {
-        at_nodes(&["get", "names", "alice", "--read", read, "--session", &session, "--json"])
-    };
-    good(&mut at_nodes(&["put", "names", "alice", "2", "--session", &session]));
-    // Whether the replica has it already or not.
-    assert_eq!(json(&mut get("read-my-writes"))["value"], "2");
-    assert_eq!(json(&mut get("strong"))["value"], "2");
-    let text = std::fs::read_to_string(&session).unwrap();
-    assert!(text.contains('@'), "{text}");
-    scene.catch_up();
-    // The same session at each node alone.
-    let alone = |node: &str| {
-        let read = ["kv", node, "get", "names", "alice", "--read", "causal", "--session", &session];
-        good(&mut scene.command("client", &read))
-    };
-    assert_eq!((alone(&scene.replica()), alone(&scene.address())), ("2".into(), "2".into()));
-    // Without its primary the volume is read.
-    let Scene { home, primary } = scene;
-    primary.end();
-    let scene = |args: &[&str]| {
-        let mut command = thalweg(args.iter().copied());
-        command.env("THALWEG_KEYS", home.path("client"));
-        command
-    };
-    let get = |read: &str| {
-        let read = ["kv", &*nodes, "get", "names", "alice", "--read", read, "--session", &session];
-        scene(&read)
-    };
-    assert_eq!(good(&mut get("monotonic-reads")), "2");
-    let said = bad(&mut get("strong"), 1);
-    assert!(said.contains("only the primary"), "{said}");
-    let said = bad(&mut scene(&["kv", &*nodes, "put", "names", "alice", "3"]), 1);
-    assert!(said.contains("only the primary"), "{said}");
-    running.end();
-    let said = bad(&mut get("eventual"), 1);
-    assert!(said.contains("no process serves") || said.contains("refused"), "{said}");
-}
-
-#[test]
 fn a_program_waits_for_a_position_at_a_replica() {
     let scene = Scene::new();
     let volume = scene.home.volume().display().to_string();

@@ -115,18 +115,21 @@ impl Shared {
     where
         Work: Future<Output = Result<T, TxnError>>,
     {
-        let primary = self.primary().await?;
-        let volume = primary.volume().ok_or_else(|| primary.unreached())?;
-        match primary.call(call(volume)).await {
+        let first = self.primary().await?;
+        let volume = first.volume().ok_or_else(|| first.unreached())?;
+        let refused = match first.call(call(volume)).await {
             Err(
-                TxnError::Disconnected(_)
+                error @ (TxnError::Disconnected(_)
                 | TxnError::Store(StoreError::Fenced(_))
-                | TxnError::Unserved(_),
-            ) => {}
+                | TxnError::Unserved(_)),
+            ) => error,
             answer => return answer,
-        }
+        };
         self.ask_all().await;
         let primary = self.primary().await?;
+        if Arc::ptr_eq(&primary, &first) && !matches!(refused, TxnError::Disconnected(_)) {
+            return Err(refused);
+        }
         let volume = primary.volume().ok_or_else(|| primary.unreached())?;
         primary.call(call(volume)).await
     }

@@ -237,7 +237,9 @@ extern "C" {
 /*
  Opens a volume, by the folder of a chained one, or by the device or file of one that is updated in
  place: through the process that serves it, or in this one; or by the address of one on another machine,
- thalweg://HOST:PORT/NAME. Null when that fails; tw_errno() and tw_error() say why: EACCES when keys are
+ thalweg://HOST:PORT/NAME; or by the addresses of several nodes of one, a primary and replicas of it, with commas
+ between them, each such an address or the folder of a volume that is served: reads for a session then go to the
+ cheapest node that may serve them. Null when that fails; tw_errno() and tw_error() say why: EACCES when keys are
  missing or refused, ENOTCONN when the server cannot be reached.
  */
 struct tw_volume *tw_open(const char *path);

@@ -39,6 +39,8 @@ class Volume(unittest.TestCase):
         self.assertGreater(self.volume.blocks, 0)
         with self.assertRaises(thalweg.Error):
             thalweg.open("/nonexistent")
+        with self.assertRaisesRegex(thalweg.Error, "no process serves /nonexistent"):
+            thalweg.open("/nonexistent,/neither")
 
     def test_outside_of_a_transaction(self):
         self.volume.write(1, block(1) + block(2))
@@ -259,6 +261,7 @@ class Kept(unittest.TestCase):
         self.assertGreaterEqual(got.versions[1], first)
         self.assertGreaterEqual(got.age, 0)
         self.assertEqual(got.guarantee, "read-my-writes,bounded=60s")
+        self.assertIsNone(got.node)
         strong = thalweg.Session("strong")
         got = volume.read_for(strong, 7)
         self.assertEqual((got.value, got.age), (block(2), 0))

@@ -352,6 +352,9 @@ static void bad_input(void)
     uint64_t blocks = tw_blocks(volume);
     CHECK(tw_open(NULL) == NULL, 1);
     CHECK(tw_errno(), EINVAL);
+    CHECK(tw_open("/nonexistent,/neither") == NULL, 1);
+    CHECK(tw_errno(), ENOTCONN);
+    CHECK(strstr(tw_error(), "no process serves /nonexistent") != NULL, 1);
     CHECK(tw_open("/nonexistent") == NULL, 1);
     CHECK(tw_errno(), ENOENT);
     CHECK(strlen(tw_error()) > 0, 1);

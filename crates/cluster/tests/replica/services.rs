@@ -188,7 +188,7 @@ fn life(seed: u64, turns: u64, mistake: Option<Mistake>) -> Truth {
         fleet.resume();
         (0..MACHINES).for_each(|number| fleet.count(number));
         for working in working {
-            assert_eq!(working.await, Some(()), "a client failed");
+            assert_eq!(working.await, Some(()), "seed {seed}: a client failed");
         }
         let mut truth = std::mem::take(&mut *truth.lock());
         truth.met = fleet.met;

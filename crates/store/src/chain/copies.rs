@@ -12,7 +12,10 @@ use crate::stale::VersionRange;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WholeStates {
     /// All that are not older.
-    pub(super) from: Version,
+    from: Version,
+    /// Version 0, the empty volume, is one of those: the primary's history has it. A follower that has heard nothing yet
+    /// is empty, too.
+    has_empty: bool,
     /// Those from before the copy that is under way.
     pub(super) before: Option<VersionRange>,
 }
@@ -20,7 +23,8 @@ pub(super) struct WholeStates {
 impl WholeStates {
     pub(super) fn contains(&self, version: Version) -> bool {
         let is_before = |before: VersionRange| (before.low..=before.up).contains(&version);
-        version >= self.from || self.before.is_some_and(is_before)
+        let is_after = version >= self.from && (version > Version(0) || self.has_empty);
+        is_after || self.before.is_some_and(is_before)
     }
 
     /// The last version in which a block certainly has the content that it has from `oldest` to `newest` here: its next
@@ -65,6 +69,7 @@ impl Chain {
             let low = (*self.inner.whole_before_from.lock()).min(snapshot.version);
             VersionRange { low, up: snapshot.version }
         });
-        WholeStates { from, before }
+        let has_empty = state.label.history.timeline(Version(0)).is_some();
+        WholeStates { from, has_empty, before }
     }
 }

@@ -30,7 +30,7 @@ impl Followed {
     /// The newest version that is a state of the other volume.
     fn whole(&self) -> Option<Version> {
         let (now, whole) = (self.chain.now(), self.chain.whole_states());
-        match now >= whole.from {
+        match whole.contains(now) {
             true => Some(now),
             false => whole.before.map(|before| before.up),
         }

@@ -116,12 +116,19 @@ pub struct Begin {
     pub at: Option<EpochVersion>,
     /// A volume that has gone another way than this state will not do.
     pub after: Option<Position>,
+    /// Only the primary of the volume will do: a replica may have an older state.
+    pub at_primary: bool,
 }
 
 impl Begin {
     /// With snapshot isolation.
-    pub const SNAPSHOT: Begin =
-        Begin { isolation: Isolation::Snapshot, read_only: false, at: None, after: None };
+    pub const SNAPSHOT: Begin = Begin {
+        isolation: Isolation::Snapshot,
+        read_only: false,
+        at: None,
+        after: None,
+        at_primary: false,
+    };
     /// With strict serializability.
     pub const STRICT: Begin = Begin { isolation: Isolation::StrictSerializable, ..Begin::SNAPSHOT };
     /// Read-only.
@@ -159,7 +166,7 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`TxnError::TooMany`]: this process runs as many as it may. [`TxnError::Gone`]: the version is not kept.
     /// [`TxnError::Invalid`]: a transaction on a given version that is not read-only. [`TxnError::Unserved`]: the volume is
-    /// not on the way of [`Begin::after`].
+    /// not on the way of [`Begin::after`], or not the primary that [`Begin::at_primary`] asks for.
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError>;
 
     /// Continues a transaction that its former owner released, perhaps in another process.

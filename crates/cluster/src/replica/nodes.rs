@@ -136,8 +136,11 @@ impl Shared {
 
     /// The primary, for a call that may take longer than a node's patience.
     async fn slow(&self) -> Result<Arc<dyn Transact>, TxnError> {
-        let primary = self.primary().await?;
-        primary.volume().ok_or_else(|| primary.unreached())
+        let check = |volume: Arc<dyn Transact>| async move {
+            let is_primary = volume.standing().await?.is_primary;
+            is_primary.then_some(volume).ok_or_else(|| Unserved::NotPrimary.into())
+        };
+        self.at_primary(check).await
     }
 
     /// The nodes that are connected, in the order in which a read asks them.
@@ -210,6 +213,8 @@ impl Transact for Nodes {
     }
 
     async fn begin(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
+        // The node checks it: what is known of it here may be old.
+        let begin = Begin { at_primary: true, ..begin };
         let begun =
             self.shared.at_primary(move |volume| async move { volume.begin(begin).await }).await?;
         self.blocks.store(begun.blocks(), Ordering::Relaxed);

@@ -229,7 +229,7 @@ fn sessions_on_several_machines_get_what_they_were_promised() {
 
 #[test]
 fn seeds_that_failed_once() {
-    lives([3_479_275_831_312, 201_326_855].into_iter(), u64::MAX);
+    lives([3_479_275_831_312, 201_326_855, 218_104_005].into_iter(), u64::MAX);
 }
 
 #[test]

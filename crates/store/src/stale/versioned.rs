@@ -96,7 +96,8 @@ impl Versioned {
         self.store.synced().unwrap_or_else(|| self.store.oldest())
     }
 
-    fn is_primary(&self) -> bool {
+    /// Whether it has the newest state: it follows no other volume, and none has replaced it.
+    pub fn is_primary(&self) -> bool {
         self.upstream.is_none() && !self.is_fenced()
     }
 

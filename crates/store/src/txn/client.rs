@@ -15,7 +15,7 @@ use super::{
     Begin, Contention, Handle, Preempted, Reading, Transact, Transaction, TxnError, no_replicas,
 };
 use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Version};
-use crate::stale::{Cost, Needs, Standing, VersionRange};
+use crate::stale::{Cost, Needs, Standing, Unserved, VersionRange};
 
 /// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
 /// transactions are aborted except for those that it released.
@@ -48,6 +48,9 @@ impl Client {
     /// See [`Transact::begin`].
     pub(super) async fn start(&self, begin: Begin) -> Result<Arc<dyn Transaction>, TxnError> {
         let (inner, owner) = (&self.shared.inner, self.shared.owner);
+        if begin.at_primary && !inner.versions.is_primary() {
+            return Err(Unserved::NotPrimary.into());
+        }
         if let Some(after) = begin.after {
             inner.versions.check_way(after)?;
         }

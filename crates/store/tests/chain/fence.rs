@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Lineage, Position, StoreError, Version};
-use thalweg_store::chain::{Chain, ChainError, Fence};
+use thalweg_store::chain::{Chain, ChainError, Fence, Followed};
+use thalweg_store::stale::{Unserved, Upstream, Versioned};
+use thalweg_store::txn::{Begin, Transact, TransactionManager, TxnError};
 use uuid::Uuid;
 
 use crate::follow::{devices, holds, list, open, submit};
@@ -162,5 +164,36 @@ fn a_hold_that_yields_makes_room_for_writers() {
         }
         assert!(yielded > 0);
         holds(&chain, 0, Some(39)).await;
+    });
+}
+
+/// Whether a transaction begins, and whether one that only the primary may serve does.
+async fn begins(manager: &TransactionManager) -> (bool, bool) {
+    let anywhere = Transact::begin(manager, Begin::READ_ONLY).await;
+    let at_primary = Begin { at_primary: true, ..Begin::STRICT };
+    let begun = match Transact::begin(manager, at_primary).await {
+        Ok(_) => true,
+        Err(TxnError::Unserved(Unserved::NotPrimary)) => false,
+        Err(error) => panic!("{error}"),
+    };
+    (anywhere.is_ok(), begun)
+}
+
+#[test]
+fn a_transaction_for_the_primary_begins_at_no_replica_and_no_fenced_volume() {
+    run(2, |env| async move {
+        let (theirs, own) = (devices(&env, true).await, devices(&env, false).await);
+        let follower = Arc::new(open(&env, &theirs, true).await.unwrap());
+        submit(&follower, 1, 1).await.unwrap();
+        let versions = Versioned::new(&env, Arc::new(Followed::new(follower.clone())));
+        let versions = versions.following(Arc::new(Upstream::default()));
+        let replica = TransactionManager::of(&env, versions, Default::default());
+        assert_eq!(begins(&replica).await, (true, false));
+        let chain = Arc::new(open(&env, &own, false).await.unwrap());
+        chain.begin_history().await.unwrap();
+        let primary = TransactionManager::new(&env, chain.clone(), Default::default());
+        assert_eq!(begins(&primary).await, (true, true));
+        chain.fence_off(Fence { term: 3, from: Version(0) }).await.unwrap();
+        assert_eq!(begins(&primary).await, (true, false));
     });
 }

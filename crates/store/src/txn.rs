@@ -43,6 +43,7 @@ mod fenced;
 mod fragments;
 mod inner;
 mod intent;
+mod isolation;
 mod manager;
 pub mod nest;
 mod options;
@@ -72,25 +73,13 @@ pub use counts::TxnStatus;
 pub use error::{Preempted, TxnError};
 pub use fenced::{Fenced, Occupation};
 pub use fragments::FRAGMENT;
+pub use isolation::{Begin, Isolation};
 pub use manager::TransactionManager;
 #[cfg(feature = "seeded-bugs")]
 pub use options::Bug;
 pub use options::Options;
 pub use reading::{Reader, Reading, Seen};
 pub use sessions::{newest, read_block_for, read_for, write_block_for, write_for};
-
-/// What concurrent transactions may see of each other (B.1).
-#[derive(
-    Clone, Copy, PartialEq, Eq, Hash, Debug, Default, serde::Serialize, serde::Deserialize,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Isolation {
-    /// Reads see one snapshot; of two transactions that write the same bytes one commits. Permits write skew.
-    Snapshot,
-    /// As if transactions ran one after the other, in an order that agrees with real time.
-    #[default]
-    StrictSerializable,
-}
 
 /// When a commit is acknowledged.
 #[derive(
@@ -103,46 +92,6 @@ pub enum Durability {
     Synced,
     /// When other transactions see it. A crash may lose the latest of such commits, and those that followed.
     Visible,
-}
-
-/// How a transaction begins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
-pub struct Begin {
-    /// Its isolation.
-    pub isolation: Isolation,
-    /// It will not write: it sees the newest state that survives a crash, and always commits, at once.
-    pub read_only: bool,
-    /// It sees this version, which must be kept. Only for a read-only transaction.
-    pub at: Option<EpochVersion>,
-    /// A volume that has gone another way than this state will not do.
-    pub after: Option<Position>,
-    /// Only the primary of the volume will do: a replica may have an older state.
-    pub at_primary: bool,
-}
-
-impl Begin {
-    /// With snapshot isolation.
-    pub const SNAPSHOT: Begin = Begin {
-        isolation: Isolation::Snapshot,
-        read_only: false,
-        at: None,
-        after: None,
-        at_primary: false,
-    };
-    /// With strict serializability.
-    pub const STRICT: Begin = Begin { isolation: Isolation::StrictSerializable, ..Begin::SNAPSHOT };
-    /// Read-only.
-    pub const READ_ONLY: Begin = Begin { read_only: true, ..Begin::SNAPSHOT };
-
-    /// Read-only, at a version that is kept.
-    pub const fn at(version: EpochVersion) -> Begin {
-        Begin { at: Some(version), ..Begin::READ_ONLY }
-    }
-
-    /// Whether the commit decision ignores what was read.
-    fn is_untracked(self) -> bool {
-        self.read_only || self.isolation == Isolation::Snapshot
-    }
 }
 
 /// Names a released transaction until it is taken over; cannot be guessed.

@@ -1,10 +1,12 @@
 //! Clients of a volume on several nodes.
 
+use std::cell::RefCell;
 use std::path::Path;
 
 use thalweg_client::{SessionCell, Volume};
 use thalweg_store::block::Version;
 
+use crate::files::wait_until;
 use crate::replica::Scene;
 use crate::run::{Home, bad, good, json, thalweg};
 
@@ -63,20 +65,18 @@ fn sessions_read_at_the_nodes_of_a_volume() {
     assert!(said.contains("no process serves") || said.contains("refused"), "{said}");
 }
 
-/// Reads a key for a session until the replica answers, which its client tries again after a while.
+/// What a read for a new session gets as soon as the replica answers it: its value, and the newest version that has it.
 fn get_at_the_replica(volume: &Volume, scene: &Scene, guarantee: &str) -> (String, Version) {
     let store = volume.open_store("names").unwrap();
     let session = SessionCell::new(guarantee).unwrap();
-    let mut session = session.lock().unwrap();
-    for _ in 0..600 {
-        let got = volume.get_for(&mut session, &store, b"alice").unwrap();
-        if got.node.as_deref() == Some(&*scene.replica()) {
-            let value = String::from_utf8(got.value.unwrap().to_vec()).unwrap();
-            return (value, got.range.up);
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
-    panic!("no read went to the replica");
+    let found = RefCell::default();
+    wait_until(|| {
+        let got = volume.get_for(&mut session.lock().unwrap(), &store, b"alice").unwrap();
+        let value = String::from_utf8(got.value.unwrap().to_vec()).unwrap();
+        found.replace((value, got.range.up));
+        got.node.as_deref() == Some(&*scene.replica())
+    });
+    found.into_inner()
 }
 
 #[test]

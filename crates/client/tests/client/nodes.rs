@@ -8,7 +8,7 @@ use thalweg_client::{OpenError, SessionCell, Volume};
 use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
 use thalweg_store::block::Keep;
-use thalweg_store::block::{BlockStore, Lba, Retained};
+use thalweg_store::block::{Lba, Retained};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
 use thalweg_store::stale::Versioned;

@@ -3,26 +3,51 @@
 //! While a copy is under way, blocks are of several versions. Versions of that time are no states of the primary, and
 //! stay none when the copy has ended, as long as they can be read.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
 use super::followed::BEFORE_COPY;
-use super::{Chain, ChainError};
+use super::{Chain, ChainError, Rescue};
 use crate::block::Version;
-use crate::stale::VersionRange;
+
+/// What a follower knows of its primary while it is open.
+#[derive(Debug)]
+pub(super) struct OfPrimary {
+    /// Where contents of damaged blocks are asked for.
+    pub(super) rescue: Mutex<Option<Arc<dyn Rescue>>>,
+    /// The version from which on the follower had states of it before the newest copy began.
+    whole_before_from: Mutex<Version>,
+}
+
+impl Default for OfPrimary {
+    fn default() -> OfPrimary {
+        OfPrimary { rescue: Mutex::default(), whole_before_from: Mutex::new(Version(u64::MAX)) }
+    }
+}
+
+/// Versions that follow each other, from `low` to `up`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    low: Version,
+    pub(super) up: Version,
+}
 
 /// The versions of a follower that are states of its primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WholeStates {
-    /// All that are not older.
+    /// The first of those after all copies that have ended.
     from: Version,
     /// Version 0, the empty volume, is one of those: the primary's history has it. A follower that has heard nothing yet
     /// is empty, too.
     has_empty: bool,
     /// Those from before the copy that is under way.
-    pub(super) before: Option<VersionRange>,
+    pub(super) before: Option<Run>,
 }
 
 impl WholeStates {
     pub(super) fn contains(&self, version: Version) -> bool {
-        let is_before = |before: VersionRange| (before.low..=before.up).contains(&version);
+        let is_before = |before: Run| (before.low..=before.up).contains(&version);
         let is_after = version >= self.from && (version > Version(0) || self.has_empty);
         is_after || self.before.is_some_and(is_before)
     }
@@ -52,7 +77,7 @@ impl Chain {
         {
             let state = self.inner.state.lock();
             if state.version >= state.label.whole_from {
-                *self.inner.whole_before_from.lock() = state.label.whole_from;
+                *self.inner.of_primary.whole_before_from.lock() = state.label.whole_from;
             }
         }
         self.inner.change_label(|label| label.whole_from = version).await
@@ -66,8 +91,8 @@ impl Chain {
         let before = state.label.snapshot(BEFORE_COPY).filter(|it| it.version < from);
         let before = before.map(|snapshot| {
             // Of the versions from before this process, the snapshot alone can be read.
-            let low = (*self.inner.whole_before_from.lock()).min(snapshot.version);
-            VersionRange { low, up: snapshot.version }
+            let low = (*self.inner.of_primary.whole_before_from.lock()).min(snapshot.version);
+            Run { low, up: snapshot.version }
         });
         let has_empty = state.label.history.timeline(Version(0)).is_some();
         WholeStates { from, has_empty, before }

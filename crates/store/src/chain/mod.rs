@@ -221,10 +221,8 @@ struct Inner {
     label_lock: tokio::sync::Mutex<()>,
     /// Serializes moves of live blocks.
     cleaning_lock: tokio::sync::Mutex<()>,
-    /// Where contents of damaged blocks are asked for.
-    rescue: Mutex<Option<Arc<dyn Rescue>>>,
-    /// Of a follower: from which version on it had states of its primary before the newest copy began.
-    whole_before_from: Mutex<Version>,
+    /// Of a follower.
+    of_primary: copies::OfPrimary,
     tail_cache: Arc<Cache>,
     body_cache: Option<Arc<Cache>>,
     /// Room became free: the first writer in the queue and the cleaner look again.

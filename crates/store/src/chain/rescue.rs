@@ -24,7 +24,7 @@ impl Chain {
     /// content is taken only if it has the checksum that the index has for the block: it is that of the version that is
     /// read, and no newer one.
     pub fn rescue_from(&self, rescue: Option<Arc<dyn Rescue>>) {
-        *self.inner.rescue.lock() = rescue;
+        *self.inner.of_primary.rescue.lock() = rescue;
     }
 }
 
@@ -35,7 +35,7 @@ pub(super) async fn fetch(
     location: Location,
     (device, offset): (&DeviceRef, u64),
 ) -> Option<Bytes> {
-    let rescue = inner.rescue.lock().clone()?;
+    let rescue = inner.of_primary.rescue.lock().clone()?;
     let content = rescue.content(lba, location.check).await?;
     if content.len() != BLOCK_SIZE || block_checksum(lba, &content) != location.check {
         return None;

@@ -114,8 +114,7 @@ impl State {
         }
     }
 
-    /// Maximum live physical blocks before writes are refused: all but the reserve for cleaning and for the
-    /// logs.
+    /// Maximum live physical blocks before writes are refused: all but the reserve for cleaning and the logs.
     pub(super) fn capacity(&self) -> u64 {
         let links = self.segments.links.iter().filter(|link| !link.leaving).count() as u32;
         let reserve = reserved_segments(links, self.body.is_some());

@@ -191,7 +191,12 @@ impl HardDisk {
     /// When a read of `len` bytes that came now would end, if nothing came after it: the disk knows where its head is and
     /// what waits. Without what is in the write cache.
     pub fn forecast(&self, offset: u64, len: u64) -> Time {
-        self.shared.forecast(offset, len)
+        self.shared.forecast(offset, len, true)
+    }
+
+    /// The same for one that does not know the angle of the platter: it takes half a turn for the wait for it.
+    pub fn expect(&self, offset: u64, len: u64) -> Time {
+        self.shared.forecast(offset, len, false)
     }
 
     /// The disk's busy time.

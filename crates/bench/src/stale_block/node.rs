@@ -46,6 +46,8 @@ pub(crate) enum Reader {
     Cheapest(Guarantee),
     /// The one that arrives first, which the drives themselves say.
     Oracle(Guarantee),
+    /// The one that is expected first by all that the drives know but the angles of their platters.
+    Blind(Guarantee),
 }
 
 /// What comes from the primary.
@@ -90,6 +92,8 @@ enum Drive {
 struct Foreseen {
     env: Env,
     drives: Vec<Drive>,
+    /// Whether the angles of platters are known.
+    angle: bool,
 }
 
 impl Costs for Foreseen {
@@ -103,7 +107,10 @@ impl Costs for Foreseen {
                 Cost(rig::TAIL_READ_WAIT.as_nanos() as i64 / 2)
             }
             Some(Drive::Disk(disk)) => {
-                let done = disk.forecast(*offset, BLOCK_SIZE as u64);
+                let done = match self.angle {
+                    true => disk.forecast(*offset, BLOCK_SIZE as u64),
+                    false => disk.expect(*offset, BLOCK_SIZE as u64),
+                };
                 Cost(done.since(self.env.now()).as_nanos() as i64)
             }
             // They serve many requests at a time.
@@ -213,9 +220,10 @@ impl Node {
     fn versions(&self, reader: Reader) -> Versioned {
         let versions = Versioned::of(&self.env, self.retained.clone());
         match reader {
-            Reader::Oracle(_) => {
-                let foreseen = Foreseen { env: self.env.clone(), drives: self.drives.clone() };
-                versions.with_costs(Arc::new(foreseen))
+            Reader::Oracle(_) | Reader::Blind(_) => {
+                let (env, drives) = (self.env.clone(), self.drives.clone());
+                let angle = matches!(reader, Reader::Oracle(_));
+                versions.with_costs(Arc::new(Foreseen { env, drives, angle }))
             }
             _ => versions,
         }
@@ -240,7 +248,9 @@ async fn client(
     let mut rng = node.env.rng();
     let guarantee = match case.reader {
         Reader::Newest => Guarantee::updates(0),
-        Reader::Cheapest(guarantee) | Reader::Oracle(guarantee) => guarantee,
+        Reader::Cheapest(guarantee) | Reader::Oracle(guarantee) | Reader::Blind(guarantee) => {
+            guarantee
+        }
     };
     let mut session = Session::new(guarantee);
     let (begun, mut reads) = (node.env.now(), Reads::default());

@@ -263,13 +263,13 @@ impl Shared {
         (&self.spec, &self.mechanics)
     }
 
-    /// When a read that comes now ends, if nothing comes after it.
-    pub(super) fn forecast(&self, offset: u64, len: u64) -> Time {
+    /// When a read that comes now ends, if nothing comes after it; see [`super::head::Head::forecast`].
+    pub(super) fn forecast(&self, offset: u64, len: u64, angle: bool) -> Time {
         let now = self.env.now().as_nanos();
         let state = self.state.lock();
         let access = Access { kind: Kind::Read, offset, len };
         let waiting = state.waiting().collect();
-        Time::from_nanos(state.head.forecast(self.of(), waiting, access, now))
+        Time::from_nanos(state.head.forecast(self.of(), waiting, (access, angle), now))
     }
 
     /// Starts the next job, and returns when it ends and the epoch in which it started.

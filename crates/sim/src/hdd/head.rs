@@ -154,12 +154,13 @@ impl Head {
         }
     }
 
-    /// When an access that comes now ends, after those that wait, if nothing else comes.
+    /// When an access that comes now ends, after those that wait, if nothing else comes. Without the `angle` of the platter it
+    /// waits half a turn.
     pub(super) fn forecast(
         mut self,
         of: (&HardDiskSpec, &Mechanics),
         mut waiting: Vec<Waiting>,
-        access: Access,
+        (access, angle): (Access, bool),
         now: u64,
     ) -> u64 {
         waiting.push((access, Some(now)));
@@ -171,7 +172,12 @@ impl Head {
             let plan = self.plan(of, served, at);
             self.follow(&plan, served);
             match next.cmp(&last) {
-                std::cmp::Ordering::Equal => return self.free_at,
+                std::cmp::Ordering::Equal if angle || plan.positioning.rotation == 0 => {
+                    return self.free_at;
+                }
+                std::cmp::Ordering::Equal => {
+                    return self.free_at - plan.positioning.rotation + of.1.revolution / 2;
+                }
                 std::cmp::Ordering::Less => last -= 1,
                 std::cmp::Ordering::Greater => {}
             }

@@ -96,7 +96,7 @@ pub(super) struct Positioning {
 pub(super) struct Mechanics {
     zones: Vec<Zone>,
     tracks: u64,
-    revolution: u64,
+    pub(super) revolution: u64,
     read_curve: SeekCurve,
     write_curve: SeekCurve,
 }

@@ -38,9 +38,6 @@ pub(super) struct Run {
 pub(super) struct WholeStates {
     /// The first of those after all copies that have ended.
     from: Version,
-    /// Version 0, the empty volume, is one of those: the primary's history has it. A follower that has heard nothing yet
-    /// is empty, too.
-    has_empty: bool,
     /// Those from before the copy that is under way.
     pub(super) before: Option<Run>,
 }
@@ -48,8 +45,7 @@ pub(super) struct WholeStates {
 impl WholeStates {
     pub(super) fn contains(&self, version: Version) -> bool {
         let is_before = |before: Run| (before.low..=before.up).contains(&version);
-        let is_after = version >= self.from && (version > Version(0) || self.has_empty);
-        is_after || self.before.is_some_and(is_before)
+        version >= self.from || self.before.is_some_and(is_before)
     }
 
     /// The last version in which a block certainly has the content that it has from `oldest` to `newest` here: its next
@@ -94,7 +90,6 @@ impl Chain {
             let low = (*self.inner.of_primary.whole_before_from.lock()).min(snapshot.version);
             Run { low, up: snapshot.version }
         });
-        let has_empty = state.label.history.timeline(Version(0)).is_some();
-        WholeStates { from, has_empty, before }
+        WholeStates { from, before }
     }
 }

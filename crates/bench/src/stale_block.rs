@@ -70,6 +70,8 @@ fn own_writes(back: u64) -> Guarantee {
     Guarantee { max_updates: Some(back), ..Guarantee::READ_MY_WRITES }
 }
 
+/// A reader with a guarantee.
+type Choice = fn(Guarantee) -> Reader;
 /// Latencies by versions back.
 type Curve = Vec<(f64, f64)>;
 
@@ -128,7 +130,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
                 let ms = random(Reader::Cheapest(monotonic(back)))?;
                 report.figure(&format!("random_stream_mr_{back}_back"), rounded(ms));
             }
-            let choosers: [(&str, fn(Guarantee) -> Reader); 2] =
+            let choosers: [(&str, Choice); 2] =
                 [("oracle", Reader::Oracle), ("blind", Reader::Blind)];
             for (chooser, reader) in choosers {
                 let mut worst: f64 = 0.0;

@@ -48,13 +48,15 @@ impl WholeStates {
         version >= self.from || self.before.is_some_and(is_before)
     }
 
-    /// The last version in which a block certainly has the content that it has from `oldest` to `newest` here: its next
-    /// content, which a copy brought, has a later version than at the primary. `None` when that is not known.
-    pub(super) fn last(&self, oldest: Version, newest: Version) -> Option<Version> {
-        if self.contains(newest) {
-            return Some(newest);
+    /// Limits the versions in which a block has a content, from `oldest` to `newest`, to those that are certain: the next
+    /// content, which a copy brought, has a later version here than at the primary. False when none is.
+    pub(super) fn limit(&self, oldest: Version, newest: &mut Version) -> bool {
+        if self.contains(*newest) {
+            return true;
         }
-        self.before.map(|before| before.up).filter(|up| (oldest..newest).contains(up))
+        let up = self.before.map(|before| before.up).filter(|up| (oldest..*newest).contains(up));
+        *newest = up.unwrap_or(*newest);
+        up.is_some()
     }
 }
 

@@ -142,11 +142,7 @@ impl BlockStore for Followed {
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         let mut all = self.chain.versions(lba).await?;
         let whole = self.chain.whole_states();
-        all.retain_mut(|version| {
-            let last = whole.last(version.oldest, version.newest);
-            version.newest = last.unwrap_or(version.newest);
-            last.is_some()
-        });
+        all.retain_mut(|version| whole.limit(version.oldest, &mut version.newest));
         Ok(all)
     }
 
@@ -164,11 +160,7 @@ impl BlockStore for Followed {
     fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
         let mut located = self.chain.locate(lba, oldest, newest)?;
         let whole = self.chain.whole_states();
-        located.retain(|content| {
-            let last = whole.last(content.oldest, content.newest);
-            content.newest = last.unwrap_or(content.newest);
-            last.is_some()
-        });
+        located.retain(|content| whole.limit(content.oldest, &mut content.newest));
         Ok(located)
     }
 

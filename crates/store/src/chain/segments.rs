@@ -221,7 +221,7 @@ impl Segments {
         self.damaged += u32::from(!std::mem::replace(&mut segment.damaged, true));
     }
 
-    /// Lets a segment be cleaned whose damage may be repaired.
+    /// Cleaning may choose a segment again: its damage may be repaired.
     pub(super) fn set_repaired(&mut self, id: u32) {
         if let Some(segment) = self.table.get_mut(id as usize) {
             let was_damaged = std::mem::take(&mut segment.damaged);

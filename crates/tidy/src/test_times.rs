@@ -71,6 +71,33 @@ fn output_passes_through_as_it_comes_and_the_exit_status_is_kept() {
 }
 
 #[test]
+fn the_failed_tests_stand_at_the_end_with_what_they_said() {
+    let budget = BudgetFile::new("failed", "");
+    let cargo = "sh -c '\
+        echo \"     Running tests/t/main.rs (target/debug/deps/none-2)\" >&2; \
+        echo \"test a::b ... FAILED\"; \
+        echo \"test c ... ok\"; \
+        echo; echo failures:; echo; \
+        echo \"---- a::b stdout ----\"; \
+        for i in 1 2 3 4 5 6 7; do echo \"line $i\"; done; \
+        echo; echo failures:; echo \"    a::b\"; \
+        echo \"     Running tests/u/main.rs (target/debug/deps/none-3)\" >&2; \
+        echo \"test a::b ... ok\"; \
+        echo \"test d ... FAILED\"; \
+        echo \"error: 2 targets failed:\" >&2; \
+        exit 101'";
+    let output = start(&budget, &[cargo]).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(101));
+    let output = String::from_utf8(output.stdout).unwrap();
+    let (_, end) = output.rsplit_once("2 failed:\n").unwrap_or_else(|| panic!("{output}"));
+    let said: String = (1..7).map(|line| format!("      line {line}\n")).collect();
+    assert_eq!(
+        end,
+        format!("  tests/t/main.rs: a::b\n{said}  tests/u/main.rs: d\nerror: 2 targets failed:\n")
+    );
+}
+
+#[test]
 fn times_stand_beside_their_budgets() {
     let text =
         "# A comment.\n1000 2.5 2026-01-02 src/lib.rs\n0 - - tests/t/main.rs\n500 - - total\n";

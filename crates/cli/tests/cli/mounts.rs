@@ -42,11 +42,12 @@ fn copy_of(mount: &Mount) -> Ended {
     Ended(child)
 }
 
-/// A script that unmounts the copies of all mounts of volumes but one.
+/// A script that unmounts the copies of all mounts of volumes but one. A copy goes by itself when the directory of its
+/// original is removed, which may happen at any moment here.
 fn alone(mount: &Mount) -> String {
     format!(
         "grep fuse.thalweg /proc/self/mountinfo | cut -d ' ' -f 5 | grep -vx {} | \
-         while read -r place; do umount -l $place; done\n",
+         while read -r place; do umount -l $place || ! mountpoint -q $place; done\n",
         mount.root.display()
     )
 }

@@ -32,7 +32,7 @@
  *
  * of reads and writes for sessions, and of old versions:
  *
- *   -ENODATA    the volume does not have the version yet: ask another node, or wait
+ *   -ENODATA    the volume does not have the version yet, or no state at all: ask another node, or wait
  *   -EREMOTE    only the primary can give the guarantee: ask it
  *   -ETIME      the volume, a replica, may be older than the bound: ask another node
  *   -EREMCHG    the volume has gone another way than the session saw it: begin a new session

@@ -43,7 +43,7 @@ impl From<TxnError> for Failure {
             TxnError::TooMany(_) => libc::EMFILE,
             TxnError::UnknownHandle => libc::ENOENT,
             TxnError::Gone(_) => libc::ESTALE,
-            TxnError::Unserved(Unserved::Behind(_)) => libc::ENODATA,
+            TxnError::Unserved(Unserved::Behind(_) | Unserved::NoState) => libc::ENODATA,
             TxnError::Unserved(Unserved::NotPrimary) => libc::EREMOTE,
             TxnError::Unserved(Unserved::TooOld) => libc::ETIME,
             TxnError::Unserved(Unserved::Apart(_)) => libc::EREMCHG,

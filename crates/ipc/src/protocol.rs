@@ -22,7 +22,7 @@ pub use thalweg_net::frame::{Frame, MAX_HEAD, decode, encode};
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 9 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-txn", version: 10 };
 /// Maximum number of blocks in a read.
 pub const MAX_RUN: u64 = 256;
 /// Longest payload of a request in bytes: the block that it writes.

@@ -32,7 +32,7 @@ create_exception!(
     thalweg,
     Behind,
     Unserved,
-    "The volume does not have the version yet: ask another node, or wait."
+    "The volume does not have the version yet, or no state at all: ask another node, or wait."
 );
 create_exception!(
     thalweg,
@@ -87,7 +87,9 @@ pub(crate) fn txn_error(error: TxnError) -> PyErr {
         TxnError::Ended | TxnError::Invalid(_) | TxnError::UnknownHandle => Invalid::new_err(text),
         TxnError::TooLarge(_) | TxnError::TooMany(_) => TooLarge::new_err(text),
         TxnError::Gone(_) | TxnError::Store(StoreError::Gone(_)) => Gone::new_err(text),
-        TxnError::Unserved(stale::Unserved::Behind(_)) => Behind::new_err(text),
+        TxnError::Unserved(stale::Unserved::Behind(_) | stale::Unserved::NoState) => {
+            Behind::new_err(text)
+        }
         TxnError::Unserved(stale::Unserved::NotPrimary) => NotPrimary::new_err(text),
         TxnError::Unserved(stale::Unserved::TooOld) => TooOld::new_err(text),
         TxnError::Unserved(stale::Unserved::Apart(_)) => Apart::new_err(text),

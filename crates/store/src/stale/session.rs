@@ -118,6 +118,9 @@ pub enum Unserved {
          back, or written at another primary; begin a new session"
     )]
     Apart(Version),
+    /// Ask another node, or wait: this one has no state of the volume yet.
+    #[error("the replica has no whole state yet: its first copy is under way")]
+    NoState,
 }
 
 /// What a read needs of the versions of a node.

@@ -25,9 +25,9 @@ struct Floor<'a> {
 }
 
 impl<'a> Floor<'a> {
-    async fn take(inner: &'a Inner) -> Floor<'a> {
-        let snapshot = begin::begin(inner, |snapshot| snapshot).await;
-        Floor { inner, snapshot: Some(snapshot) }
+    async fn take(inner: &'a Inner) -> Result<Floor<'a>, TxnError> {
+        let snapshot = begin::begin(inner, |snapshot| snapshot).await?;
+        Ok(Floor { inner, snapshot: Some(snapshot) })
     }
 }
 
@@ -46,7 +46,7 @@ impl LocalTransaction {
     async fn apply_aside(&self, writes: Vec<Write>) -> Result<(), TxnError> {
         let writes = WriteList::new(writes)?;
         let applied = {
-            let _floor = Floor::take(&self.inner).await;
+            let _floor = Floor::take(&self.inner).await?;
             self.check_active()?;
             self.inner.store.submit(writes, Retention::Unversioned).await?
         };

@@ -7,10 +7,17 @@ use super::inner::Inner;
 use super::order::Snapshot;
 use super::{Preempted, TxnError};
 use crate::block::EpochVersion;
+use crate::stale::Unserved;
 
 /// Begins a transaction on the newest snapshot. `enter` registers the transaction under the lock of the
 /// order, so that a barrier raised afterwards finds every transaction that has a snapshot.
-pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
+///
+/// # Errors
+/// [`Unserved::NoState`].
+pub(super) async fn begin<T>(
+    inner: &Inner,
+    enter: impl FnOnce(Snapshot) -> T,
+) -> Result<T, Unserved> {
     let closed = inner.gate.close().await;
     let mut waited = None;
     loop {
@@ -19,7 +26,7 @@ pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -
             if inner.passed.swap(false, Ordering::SeqCst) {
                 order.refresh();
             }
-            if let Some(snapshot) = order.begin(&*inner.store) {
+            if let Some(snapshot) = order.begin(&*inner.store)? {
                 closed.keep();
                 #[cfg(feature = "seeded-bugs")]
                 let snapshot = stale(inner, &mut order, snapshot);
@@ -31,7 +38,7 @@ pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -
                 if remembered > inner.options.max_window {
                     inner.preempt_oldest(Preempted::Stuck);
                 }
-                return entered;
+                return Ok(entered);
             }
         }
         // Registered before the next look, so that no wake-up is lost.
@@ -43,11 +50,17 @@ pub(super) async fn begin<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -
 
 /// [`begin`] on the newest snapshot that survives a crash, for a read-only transaction; on the newest of all
 /// when the store has not kept one.
-pub(super) async fn begin_synced<T>(inner: &Inner, enter: impl FnOnce(Snapshot) -> T) -> T {
+///
+/// # Errors
+/// [`Unserved::NoState`].
+pub(super) async fn begin_synced<T>(
+    inner: &Inner,
+    enter: impl FnOnce(Snapshot) -> T,
+) -> Result<T, Unserved> {
     {
         let order = inner.order.lock();
         if let Some(snapshot) = order.begin_synced(&*inner.store) {
-            return enter(snapshot);
+            return Ok(enter(snapshot));
         }
     }
     begin(inner, enter).await

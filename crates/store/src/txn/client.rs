@@ -64,8 +64,8 @@ impl Client {
                 let why = "a transaction on a given version is read-only";
                 return Err(TxnError::Invalid(why.to_owned()));
             }
-            (None, true) => begin::begin_synced(inner, enter).await,
-            (None, false) => begin::begin(inner, enter).await,
+            (None, true) => begin::begin_synced(inner, enter).await?,
+            (None, false) => begin::begin(inner, enter).await?,
         };
         let running = entered.map_err(|(error, snapshot)| {
             inner.let_go(snapshot);

@@ -8,6 +8,7 @@ use super::window::{Forgotten, Stream, Window};
 use crate::block::{BlockStore, Hold};
 use crate::gate::Gate;
 use crate::refcounts::RefCounts;
+use crate::stale::Unserved;
 
 /// The state of the store with all commits before a timestamp, and none after.
 #[derive(Clone, Debug)]
@@ -46,6 +47,21 @@ pub(super) enum Step {
     Apply(Arc<Intent>, Window),
     /// Nothing for now.
     Rest,
+}
+
+/// Holds the newest version of a store. A follower may have a newer one before that is held.
+fn hold_newest(store: &dyn BlockStore) -> Result<Hold, Unserved> {
+    let mut newest = store.now();
+    loop {
+        if let Some(hold) = store.hold(newest) {
+            return Ok(hold);
+        }
+        let newer = store.now();
+        if newer == newest {
+            return Err(Unserved::NoState);
+        }
+        newest = newer;
+    }
 }
 
 impl Order {
@@ -89,21 +105,25 @@ impl Order {
     /// A snapshot for a new transaction, whose window is kept from now on; the caller has closed the gate for
     /// it. `None` while a barrier is up, or while a commit is being applied and there is no snapshot to
     /// share.
-    pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Option<Snapshot> {
+    ///
+    /// # Errors
+    /// [`Unserved::NoState`].
+    pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Result<Option<Snapshot>, Unserved> {
         if self.is_barred() {
-            return None;
+            return Ok(None);
         }
         let hold = match &self.newest {
             Some(hold) => hold.clone(),
-            None if self.applying => return None,
+            None if self.applying => return Ok(None),
             None => {
-                let hold = Arc::new(store.hold(store.now())?);
-                self.newest = Some(hold.clone());
+                let hold = Arc::new(hold_newest(store)?);
+                // What others write to the store gives no notice.
+                self.newest = (!store.is_read_only()).then(|| hold.clone());
                 hold
             }
         };
         self.floors.take(self.applied);
-        Some(Snapshot { until: Some(self.applied), hold })
+        Ok(Some(Snapshot { until: Some(self.applied), hold }))
     }
 
     /// The newest snapshot that survives a crash; `None` while a barrier is up, or when the store has not

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -18,8 +19,10 @@ use thalweg_store::chain::{
     Relation, Tap,
 };
 use thalweg_store::device::{DeviceRef, Purpose};
-use thalweg_store::stale::{Guarantee, Session};
-use thalweg_store::txn::{TransactionManager, read_block_for, write_block_for};
+use thalweg_store::stale::{Guarantee, Session, Unserved};
+use thalweg_store::txn::{
+    Begin, Transact, TransactionManager, TxnError, read_block_for, write_block_for,
+};
 
 use crate::support::{Shape, content, lose_checkpoints, options, some_parts};
 
@@ -267,6 +270,32 @@ fn versions_of_a_copy_are_no_states_of_the_primary_before_and_after_the_next_one
         check(&[7, 8, 14], 0);
         chain.delete_snapshot(BEFORE_COPY).await.unwrap();
         check(&[14], 0);
+    });
+}
+
+#[test]
+fn readers_of_a_follower_without_a_whole_state_are_told_and_see_each_newer_one() {
+    run(5, |env| async move {
+        let devices = devices(&env, true).await;
+        let chain = Arc::new(open(&env, &devices, true).await.unwrap());
+        let followed = Arc::new(Followed::new(chain.clone()));
+        let volume = TransactionManager::new(&env, followed, Default::default());
+        let client = volume.client();
+        chain.set_whole_from(Version(3)).await.unwrap();
+        submit(&chain, 2, 1).await.unwrap();
+        for begin in [Begin::READ_ONLY, Begin::default()] {
+            let begun = env.timeout(Duration::from_secs(9), client.begin(begin)).await;
+            let refused = begun.expect("it waits").err();
+            assert!(matches!(refused, Some(TxnError::Unserved(Unserved::NoState))), "{refused:?}");
+        }
+        for version in 3..6 {
+            submit(&chain, version, 1).await.unwrap();
+            for begin in [Begin::READ_ONLY, Begin::default()] {
+                let transaction = client.begin(begin).await.unwrap();
+                let newest = content(1, version);
+                assert_eq!(transaction.read(Lba(1)).await.unwrap(), newest);
+            }
+        }
     });
 }
 

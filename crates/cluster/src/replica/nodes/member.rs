@@ -202,7 +202,10 @@ impl Member {
                 Ok(MemberView { member: self.clone(), view })
             }
             Err(error) => {
-                if matches!(error, TxnError::Unserved(Unserved::Behind(_) | Unserved::TooOld)) {
+                if let TxnError::Unserved(
+                    Unserved::Behind(_) | Unserved::TooOld | Unserved::NoState,
+                ) = error
+                {
                     state.behind_until = self.env.now() + self.beat;
                 }
                 Err(error)

@@ -15,6 +15,7 @@
 //! Which versions there are is decided below, by [`Retained`](crate::block::Retained); a version that is gone is no error
 //! for a reader with a guarantee: it gets a newer one.
 
+mod arm;
 pub mod choose;
 mod cost;
 mod error;
@@ -28,7 +29,7 @@ mod upstream;
 mod versioned;
 mod view;
 
-pub use cost::{Constants, Cost, CostList, CostModel, Costs};
+pub use cost::{Constants, Cost, CostList, CostModel, Costs, Load};
 pub use error::StaleError;
 pub use guarantee::{Guarantee, GuaranteeError};
 pub use session::{Item, Needs, Node, Session, Unserved, VersionRange};

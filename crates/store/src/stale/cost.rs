@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use smallvec::SmallVec;
+use thalweg_env::{Env, Time};
 
+use super::arm::{Arm, Way};
 use crate::block::{Located, Residence};
 use crate::device::QueueDepth;
 
@@ -38,16 +40,30 @@ pub struct Constants {
 }
 
 /// What the cost of a read depends on, as the factors of its constants.
-#[derive(Clone, Copy, Debug)]
-struct Load {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Load {
     reads: f64,
     writes: f64,
-    way: f64,
+    /// The roots of the ways of the arm.
+    ways: f64,
+    /// Nanoseconds for which another read has been served already.
+    served: f64,
 }
 
 impl Load {
-    fn new(queue: QueueDepth, way: f64) -> Load {
-        Load { reads: (queue.reads + 1) as f64, writes: queue.writes as f64, way }
+    /// Of a device that serves requests in their order.
+    fn in_order(queue: QueueDepth) -> Load {
+        let reads = (queue.reads + 1) as f64;
+        Load { reads, writes: queue.writes as f64, ..Load::default() }
+    }
+
+    /// Of a disk. It serves what it reaches first: some of the reads that wait come before this one, and take the less the more
+    /// there are to choose from. The others are later by the way to this one, which counts, too: otherwise readers would send
+    /// each other's arms over longer ways than they need.
+    fn of_disk(queue: QueueDepth, way: Way) -> Load {
+        let waiting = queue.reads as f64;
+        let (reads, ways) = (1.0 + BEFORE * waiting, way.root * (1.0 + waiting));
+        Load { reads, writes: queue.writes as f64, ways, served: way.served }
     }
 }
 
@@ -61,13 +77,14 @@ impl Constants {
         if is_rotational { Constants::DISK } else { Constants::SSD }
     }
 
-    fn cost(&self, load: Load) -> f64 {
-        self.read * load.reads + self.write * load.writes + self.seek * load.way
+    fn cost(&self, load: &Load) -> f64 {
+        let queue = self.read * load.reads + self.write * load.writes;
+        queue - load.served.min(self.read) + self.seek * load.ways
     }
 
-    /// Follows what a read has taken (normalised least mean squares), but for the way. The constants stay within what devices of
+    /// Follows what a read has taken (normalised least mean squares), but for the ways. The constants stay within what devices of
     /// their kind may be.
-    fn learn(&mut self, initial: Constants, load: Load, took: f64) {
+    fn learn(&mut self, initial: Constants, load: &Load, took: f64) {
         let error = took - self.cost(load);
         let norm = load.reads * load.reads + load.writes * load.writes;
         let step = RATE * error / norm;
@@ -77,6 +94,8 @@ impl Constants {
     }
 }
 
+/// The time of the reads that a disk serves before another one, as a share of what those that wait would take alone.
+const BEFORE: f64 = 0.3;
 /// The weight of the newest measurement.
 const RATE: f64 = 0.02;
 /// How far constants may be from their initial values, as a factor.
@@ -95,45 +114,67 @@ pub trait Costs: Send + Sync + fmt::Debug {
         contents.iter().map(|content| self.cost(&content.residence)).collect()
     }
 
-    /// Notes that a content is read from `residence`.
-    fn begin(&self, _residence: &Residence) {}
+    /// Notes that a read from `residence` begins; returns what its cost depends on.
+    fn begin(&self, _residence: &Residence) -> Load {
+        Load::default()
+    }
 
     /// Learns from a read that was to be from `residence`, and took so long.
-    fn learn(&self, _residence: &Residence, _took: Duration) {}
+    fn learn(&self, _residence: &Residence, _load: &Load, _took: Duration) {}
+
+    /// Notes that a read has ended, in whatever way.
+    fn end(&self, _residence: &Residence) {}
+}
+
+/// A read that has begun. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Reading<'a> {
+    costs: &'a dyn Costs,
+    residence: Residence,
+    load: Load,
+}
+
+impl<'a> Reading<'a> {
+    /// Begins a read.
+    pub(super) fn begin(costs: &'a dyn Costs, residence: Residence) -> Reading<'a> {
+        Reading { costs, residence, load: costs.begin(&residence) }
+    }
+
+    /// Has it end after so long.
+    pub(super) fn learn(self, took: Duration) {
+        self.costs.learn(&self.residence, &self.load, took);
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.costs.end(&self.residence);
+    }
 }
 
 /// What is known of a device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Known {
     device: u16,
     constants: Constants,
-    /// Where the last read went, near which the arm of a disk is.
-    arm: Option<u64>,
-}
-
-/// The cost of reading a content, by what is known of all devices.
-fn cost(devices: &[Known], residence: &Residence) -> Cost {
-    let Residence::Device { device, offset, size, is_rotational, queue } = residence else {
-        return Cost::MEMORY;
-    };
-    let known = devices.iter().find(|known| known.device == *device);
-    let constants = known.map_or(Constants::of(*is_rotational), |known| known.constants);
-    let way = match known.and_then(|known| known.arm) {
-        Some(arm) => (offset.abs_diff(arm) as f64 / (*size).max(1) as f64).sqrt(),
-        None => 0.0,
-    };
-    Cost(constants.cost(Load::new(*queue, way)) as i64)
+    arm: Arm,
 }
 
 /// The costs of reads from the devices of a store. The constants begin as those of the devices' kinds, and follow
 /// what reads take.
 #[derive(Debug, Default)]
 pub struct CostModel {
+    env: Option<Env>,
     devices: RwLock<SmallVec<[Known; 8]>>,
     is_fixed: bool,
 }
 
 impl CostModel {
+    /// A model without any measurement yet.
+    pub fn new(env: &Env) -> CostModel {
+        CostModel { env: Some(env.clone()), ..CostModel::default() }
+    }
+
     /// A model that keeps its constants, whatever reads take.
     pub fn fixed() -> CostModel {
         CostModel { is_fixed: true, ..CostModel::default() }
@@ -146,45 +187,77 @@ impl CostModel {
         known.map_or(Constants::of(is_rotational), |known| known.constants)
     }
 
-    fn change(&self, device: u16, initial: Constants, change: impl FnOnce(&mut Known)) {
+    fn now(&self) -> Time {
+        self.env.as_ref().map_or(Time::ZERO, Env::now)
+    }
+
+    fn change(&self, device: u16, is_rotational: bool, change: impl FnOnce(&mut Known)) {
         let mut devices = self.devices.write();
         match devices.iter_mut().find(|known| known.device == device) {
             Some(known) => change(known),
             None => {
-                let mut known = Known { device, constants: initial, arm: None };
+                let constants = Constants::of(is_rotational);
+                let mut known = Known { device, constants, arm: Arm::default() };
                 change(&mut known);
                 devices.push(known);
             }
         }
     }
+
+    /// What the cost of a read depends on, and the constants of its device; `None` for memory.
+    fn load(&self, devices: &[Known], residence: &Residence) -> Option<(Load, Constants)> {
+        let Residence::Device { device, offset, size, is_rotational, queue } = residence else {
+            return None;
+        };
+        let known = devices.iter().find(|known| known.device == *device);
+        let constants = known.map_or(Constants::of(*is_rotational), |known| known.constants);
+        let load = match known {
+            _ if !is_rotational => Load::in_order(*queue),
+            Some(known) => Load::of_disk(*queue, known.arm.way_to(*offset, *size, self.now())),
+            None => Load::of_disk(*queue, Way::default()),
+        };
+        Some((load, constants))
+    }
+
+    fn cost_at(&self, devices: &[Known], residence: &Residence) -> Cost {
+        let load = self.load(devices, residence);
+        load.map_or(Cost::MEMORY, |(load, constants)| Cost(constants.cost(&load) as i64))
+    }
 }
 
 impl Costs for CostModel {
     fn cost(&self, residence: &Residence) -> Cost {
-        cost(&self.devices.read(), residence)
+        self.cost_at(&self.devices.read(), residence)
     }
 
     fn costs(&self, contents: &[&Located]) -> CostList {
         let devices = self.devices.read();
-        contents.iter().map(|content| cost(&devices, &content.residence)).collect()
+        contents.iter().map(|content| self.cost_at(&devices, &content.residence)).collect()
     }
 
-    fn begin(&self, residence: &Residence) {
+    fn begin(&self, residence: &Residence) -> Load {
+        let load = self.load(&self.devices.read(), residence);
         if let Residence::Device { device, offset, is_rotational: true, .. } = residence {
-            self.change(*device, Constants::DISK, |known| known.arm = Some(*offset));
+            let now = self.now();
+            self.change(*device, true, |known| known.arm.begin(*offset, now));
         }
+        load.map_or_else(Load::default, |(load, _)| load)
     }
 
-    fn learn(&self, residence: &Residence, took: Duration) {
-        let Residence::Device { device, is_rotational, queue, .. } = residence else { return };
+    fn learn(&self, residence: &Residence, load: &Load, took: Duration) {
+        let Residence::Device { device, is_rotational, .. } = residence else { return };
         if self.is_fixed {
             return;
         }
-        let initial = Constants::of(*is_rotational);
-        let took = took.as_nanos() as f64;
-        self.change(*device, initial, |known| {
-            known.constants.learn(initial, Load::new(*queue, 0.0), took);
-        });
+        let (initial, took) = (Constants::of(*is_rotational), took.as_nanos() as f64);
+        self.change(*device, *is_rotational, |known| known.constants.learn(initial, load, took));
+    }
+
+    fn end(&self, residence: &Residence) {
+        if let Residence::Device { device, offset, is_rotational: true, .. } = residence {
+            let now = self.now();
+            self.change(*device, true, |known| known.arm.end(*offset, now));
+        }
     }
 }
 
@@ -218,32 +291,61 @@ mod tests {
         }
     }
 
+    fn learn(model: &CostModel, residence: Residence, took: Duration) {
+        Reading::begin(model, residence).learn(took);
+    }
+
     #[test]
     fn constants_follow_what_reads_take() {
         let model = CostModel::default();
-        // A disk of which a read takes 5 ms, and a queued write 30 ms.
-        let took = |reads: usize, writes: usize| 5 * (reads as u32 + 1) + 30 * writes as u32;
+        // A drive of which a read takes 50 us, and a queued write 200 us.
+        let took = |reads: usize, writes: usize| 50 * (reads as u32 + 1) + 200 * writes as u32;
         for step in 0..2000 {
             let (reads, writes) = (step % 4, step / 4 % 3);
-            let took = Duration::from_millis(took(reads, writes).into());
-            model.learn(&on(3, true, reads, writes), took);
+            let took = Duration::from_micros(took(reads, writes).into());
+            learn(&model, on(3, false, reads, writes), took);
         }
-        let Constants { read, write, .. } = model.constants(3, true);
-        assert!((read - 5e6).abs() < 5e4 && (write - 30e6).abs() < 3e5, "{read} {write}");
+        let Constants { read, write, .. } = model.constants(3, false);
+        assert!((read - 5e4).abs() < 5e2 && (write - 2e5).abs() < 2e3, "{read} {write}");
         // Other devices are not concerned, and a fixed model learns nothing.
-        assert_eq!(model.constants(4, true), Constants::DISK);
+        assert_eq!(model.constants(4, false), Constants::SSD);
         let fixed = CostModel::fixed();
-        fixed.learn(&on(3, true, 0, 0), Duration::from_secs(1));
+        learn(&fixed, on(3, true, 0, 0), Duration::from_secs(1));
         assert_eq!(fixed.constants(3, true), Constants::DISK);
+    }
+
+    #[test]
+    fn a_disk_costs_what_its_queue_and_the_way_of_its_arm_make_of_it() {
+        let model = CostModel::fixed();
+        let at = |offset: u64, reads: usize| Residence::Device {
+            device: 5,
+            offset,
+            size: 100,
+            is_rotational: true,
+            queue: QueueDepth { reads, writes: 0 },
+        };
+        let Constants { read, seek, .. } = Constants::DISK;
+        let is = |residence: Residence, cost: f64| {
+            assert_eq!(model.cost(&residence), Cost(cost as i64), "{residence:?}");
+        };
+        // Nothing is known of the arm.
+        is(at(64, 0), read);
+        is(at(64, 2), (1.0 + 2.0 * BEFORE) * read);
+        let reading = Reading::begin(&model, at(0, 0));
+        // Before or behind that read.
+        is(at(64, 1), (1.0 + BEFORE) * read + 2.0 * 0.8 * seek);
+        drop(reading);
+        is(at(64, 0), read + 0.8 * seek);
+        is(at(1, 0), read + 0.1 * seek);
     }
 
     #[test]
     fn one_wild_measurement_does_not_make_a_device_free_or_unusable() {
         let model = CostModel::default();
-        model.learn(&on(0, false, 0, 0), Duration::from_secs(1000));
+        learn(&model, on(0, false, 0, 0), Duration::from_secs(1000));
         let slow = model.constants(0, false).read;
         assert_eq!(slow, Constants::SSD.read * RANGE);
-        (0..1000).for_each(|_| model.learn(&on(0, false, 0, 0), Duration::ZERO));
+        (0..1000).for_each(|_| learn(&model, on(0, false, 0, 0), Duration::ZERO));
         assert!(model.constants(0, false).read >= Constants::SSD.read / RANGE);
     }
 }

@@ -10,6 +10,7 @@ use thalweg_env::Env;
 use uuid::Uuid;
 
 use super::choose::{self, BUDGET};
+use super::cost::Reading;
 use super::{
     Cost, CostModel, Costs, Item, Needs, Node, Session, StaleError, Standing, Unserved, Upstream,
     VersionRange,
@@ -46,7 +47,7 @@ pub struct Versioned {
 impl Versioned {
     /// The versions of `store`: those that it keeps anyway.
     pub fn new(env: &Env, store: Arc<dyn BlockStore>) -> Versioned {
-        let (env, costs) = (env.clone(), Arc::new(CostModel::default()));
+        let (env, costs) = (env.clone(), Arc::new(CostModel::new(env)));
         Versioned { env, store, retained: None, upstream: None, costs, budget: BUDGET }
     }
 
@@ -241,9 +242,9 @@ impl Versioned {
         from: Residence,
     ) -> Result<Vec<Option<Bytes>>, StoreError> {
         let since = self.env.now();
-        self.costs.begin(&from);
+        let reading = Reading::begin(&*self.costs, from);
         let contents = self.store.read(lba, count, version).await?;
-        self.costs.learn(&from, self.env.now().since(since));
+        reading.learn(self.env.now().since(since));
         Ok(contents)
     }
 

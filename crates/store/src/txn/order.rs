@@ -117,7 +117,7 @@ impl Order {
             None if self.applying => return Ok(None),
             None => {
                 let hold = Arc::new(hold_newest(store)?);
-                // What others write to the store gives no notice.
+                // Versions of a read-only store come without a notice.
                 self.newest = (!store.is_read_only()).then(|| hold.clone());
                 hold
             }

@@ -19,6 +19,7 @@ mod claim;
 mod follower;
 mod following;
 pub mod nodes;
+mod pace;
 mod primary;
 pub mod protocol;
 pub mod record;

@@ -205,11 +205,20 @@ fn print(status: &Value) {
     for replica in status["followers"].as_array().into_iter().flatten() {
         let name = text(&replica["name"]).unwrap_or_default();
         println!(
-            "follower   {name}: sent up to {}, durable there up to {}; behind {}",
+            "follower   {name}: sent up to {}, durable there up to {}; behind {}{}",
             replica["sent"],
             replica["durable"],
-            behind(replica)
+            behind(replica),
+            copying(&replica["copy"])
         );
+    }
+}
+
+/// How far a copy has come, if one is under way.
+fn copying(copy: &Value) -> String {
+    match (copy[0].as_u64(), copy[1].as_u64()) {
+        (Some(sent), Some(all)) => format!("; a copy has {sent} of {all} blocks"),
+        _ => String::new(),
     }
 }
 

@@ -1,11 +1,13 @@
 //! `thalweg serve`: serves volumes over NBD and over the transaction sockets.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use thalweg_cluster::replica::PrimaryOptions;
 use thalweg_env::Env;
 use thalweg_fuse::state;
 use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
@@ -18,6 +20,7 @@ use crate::daemon::session::{Purpose, Session};
 use crate::failure::{Failure, Outcome};
 use crate::listen::{ListenAddress, is_absent};
 use crate::output;
+use crate::size::Size;
 use crate::target::{JournalDev, Target};
 use crate::volume::opened::Opened;
 
@@ -45,6 +48,14 @@ pub(crate) struct Serve {
         hide_default_value = true
     )]
     ack: usize,
+    /// Send at most SIZE in a second to all replicas that need a copy; what is written meanwhile is not limited
+    #[arg(long, value_name = "SIZE", requires = "listen", value_parser = rate)]
+    copy_rate: Option<NonZeroU64>,
+}
+
+fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let Size(bytes) = text.parse()?;
+    NonZeroU64::new(bytes).ok_or_else(|| "a copy would never end".to_owned())
 }
 
 /// What is served, and where.
@@ -106,7 +117,7 @@ async fn open_all(env: &Env, targets: &[Target], role: Role) -> Outcome<Vec<Open
         }
         let whole = Target { snapshot: None, ..target.clone() };
         opened.push(match role {
-            Role::Alone { .. } => Opened::open(env, &whole).await?,
+            Role::Alone(_) => Opened::open(env, &whole).await?,
             Role::Following => Opened::open_to_follow(env, &whole).await?,
         });
     }
@@ -114,16 +125,18 @@ async fn open_all(env: &Env, targets: &[Target], role: Role) -> Outcome<Vec<Open
 }
 
 /// What becomes of the volumes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Role {
-    /// They are written here, and a flush is answered when so many replicas have the change.
-    Alone { ack: usize },
+    /// They are written here, and may have replicas.
+    Alone(PrimaryOptions),
     /// They follow others.
     Following,
 }
 
 pub(crate) async fn run(env: &Env, args: Serve) -> Outcome<()> {
-    serve(env, args.options, args.keys, Role::Alone { ack: args.ack }).await
+    let Serve { options, keys, ack, copy_rate } = args;
+    let treated = PrimaryOptions { ack, copy_rate, ..PrimaryOptions::default() };
+    serve(env, options, keys, Role::Alone(treated)).await
 }
 
 /// Serves volumes that follow others.
@@ -151,16 +164,16 @@ async fn serve(env: &Env, args: Options, keys: Option<PathBuf>, role: Role) -> O
     }
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = async {
-        if let Role::Alone { ack } = role {
+        if let Role::Alone(options) = role {
             // Before anything is served.
-            session.replicas.acknowledge(env, &session.volumes, ack).await?;
+            session.replicas.treat(env, &session.volumes, options).await?;
         }
         let served = start(&session, &args, home.clone(), &targets).await?;
-        for volume in session.volumes.iter().filter(|_| role == Role::Following) {
-            session.replicas.follow(env, volume, home.clone()).await?;
-        }
-        for volume in session.volumes.iter().filter(|_| role != Role::Following) {
-            session.replicas.tell_replaced(env, volume, home.clone()).await;
+        for volume in &session.volumes {
+            match role {
+                Role::Following => session.replicas.follow(env, volume, home.clone()).await?,
+                Role::Alone(_) => session.replicas.tell_replaced(env, volume, home.clone()).await,
+            }
         }
         Ok(served)
     };

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -25,8 +24,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The primaries and followers of a session, by the names of their volumes.
 #[derive(Debug, Default)]
 pub(crate) struct Replicas {
-    /// Replicas that acknowledge a flush.
-    ack: AtomicUsize,
+    /// How primaries treat their followers.
+    options: parking_lot::Mutex<PrimaryOptions>,
     /// Tasks that tell old primaries that they are replaced.
     telling: parking_lot::Mutex<Vec<Task<()>>>,
     primaries: tokio::sync::Mutex<BTreeMap<String, Arc<Primary>>>,
@@ -63,22 +62,21 @@ impl Replicas {
             return Ok(primary.clone());
         }
         let pool = volume.chained().ok_or_else(|| volume.target.refused())?;
-        let ack = self.ack.load(Ordering::Acquire);
-        let options = PrimaryOptions { ack, ..PrimaryOptions::default() };
+        let options = *self.options.lock();
         let primary = Arc::new(Primary::new(env, pool.chain().clone(), options).await?);
         primaries.insert(volume.target.name.clone(), primary.clone());
         Ok(primary)
     }
 
-    /// From now on a flush of one of these volumes is answered when `ack` replicas have the change.
-    pub(crate) async fn acknowledge(
+    /// From now on these volumes treat their followers so, also while they have none: flushes wait for them.
+    pub(crate) async fn treat(
         &self,
         env: &Env,
         volumes: &[Arc<Opened>],
-        ack: usize,
+        options: PrimaryOptions,
     ) -> Outcome<()> {
-        self.ack.store(ack, Ordering::Release);
-        if ack > 0 {
+        *self.options.lock() = options;
+        if options.ack > 0 {
             for volume in volumes {
                 self.primary(env, volume).await?;
             }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::files::wait_until;
 use crate::replica::{Scene, wait};
 use crate::run::{bad, good, json, thalweg};
 
@@ -21,6 +22,41 @@ fn wait_for_size(scene: &Scene, size: u64) {
         wait(Duration::from_millis(50));
     }
     panic!("the replica has {found} bytes, not {size}: {}", scene.status());
+}
+
+#[test]
+fn a_copy_takes_its_time_says_how_far_it_is_and_is_not_read() {
+    let scene = Scene::with(&["--copy-rate", "500k"]);
+    let volume = scene.home.volume().display().to_string();
+    good(&mut scene.kv(&volume, &["create", "names"]));
+    for number in 0..20 {
+        scene.put(&format!("name{number}"), &number.to_string().repeat(40_000));
+    }
+    scene.create();
+    let running = scene.run();
+    let copying = || {
+        let status = good(&mut thalweg(["replica", "status", &volume]));
+        status.contains("; a copy has ")
+    };
+    let told = || {
+        let output = scene.kv(&scene.replica(), &["get", "names", "name1"]).output().unwrap();
+        String::from_utf8_lossy(&output.stderr).contains("its first copy is under way")
+    };
+    // Asked between two looks at a copy that is under way.
+    wait_until(|| copying() && told() && copying());
+    scene.catch_up();
+    assert!(!copying());
+    assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "name1"])).len(), 40_000);
+    running.end();
+    scene.primary.end();
+    for (args, why) in [
+        (&["--copy-rate", "0", "--listen", "127.0.0.1:0"][..], "a copy would never end"),
+        (&["--copy-rate", "fast", "--listen", "127.0.0.1:0"], "is not a size"),
+        (&["--copy-rate", "1M"], "--listen"),
+    ] {
+        let said = bad(thalweg(["serve", &volume]).args(args), 2);
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use thalweg_store::chain::{Chain, ChainError, Label};
 use tokio::sync::mpsc;
 
 use super::backlog::{Backlog, Newest};
+use super::pace::Pace;
 use super::protocol::{Answer, FromFollower, FromPrimary, HELLO, State};
 use super::roster::{AckStatus, Roster};
 use super::sender::Sender;
@@ -48,7 +49,8 @@ impl Primary {
         let encoding = backlog.clone();
         let _encoder = env.spawn(async move { encoding.run().await });
         let env = env.clone();
-        let shared = Arc::new(Shared { env, chain, options, backlog, roster });
+        let pace = Pace::new(&env, options.copy_rate);
+        let shared = Arc::new(Shared { env, chain, options, backlog, roster, pace });
         Ok(Primary { shared, _encoder })
     }
 

@@ -135,6 +135,7 @@ impl Sender<'_> {
             let Some(chunk) = ahead.next().await else { break };
             let (chunk, count) = chunk.map_err(io::Error::other)?;
             done += count;
+            self.shared.pace.take(chunk.payload.len()).await;
             sent = self.chunk(Chunk { total: (done == blocks).then_some(total), ..chunk })?;
             self.shared.roster.note(self.number, |known| known.copy = Some((done, blocks)));
             self.channel.flush_soon();

@@ -1,5 +1,6 @@
 //! What the connections of a primary share, and which volumes may follow it.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use thalweg_store::chain::{Chain, Relation};
 
 use super::backlog::{Backlog, Newest, Room};
 use super::claim::{self, GiveWayError};
+use super::pace::Pace;
 use super::protocol::{Described, Refusal, State};
 use super::roster::{Known, Roster};
 
@@ -23,11 +25,15 @@ pub struct PrimaryOptions {
     pub patience: Duration,
     /// Followers at which a change is durable before a user's sync of it returns. Syncs wait while there are fewer.
     pub ack: usize,
+    /// The most bytes that all copies together send in a second. Followers that have a state get what is written without
+    /// this limit.
+    pub copy_rate: Option<NonZeroU64>,
 }
 
 impl Default for PrimaryOptions {
     fn default() -> PrimaryOptions {
-        PrimaryOptions { room: Room::default(), patience: Duration::from_secs(10), ack: 0 }
+        let (room, patience) = (Room::default(), Duration::from_secs(10));
+        PrimaryOptions { room, patience, ack: 0, copy_rate: None }
     }
 }
 
@@ -59,6 +65,7 @@ pub(super) struct Shared {
     pub(super) options: PrimaryOptions,
     pub(super) backlog: Arc<Backlog>,
     pub(super) roster: Arc<Roster>,
+    pub(super) pace: Pace,
 }
 
 impl Shared {

@@ -53,9 +53,8 @@ pub(crate) struct Machine {
     devices: Vec<DeviceRef>,
     /// Damage to them.
     pub(crate) faults: Vec<Faults>,
-    room: Room,
-    /// Followers that acknowledge a user's sync.
-    pub(crate) ack: usize,
+    /// How it treats its followers as a primary.
+    pub(crate) options: PrimaryOptions,
     /// The machine of the primary that this one has replaced.
     replaces: Option<Host>,
     /// Answers that nodes of this cluster got: from which machine, and the term of the node that had asked.
@@ -120,8 +119,9 @@ impl Machine {
     ) -> Machine {
         let env = env.clone();
         let (recorder, devices, faults) = blank(&env, role, count).await;
-        let (ack, replaces, met, process) = Default::default();
-        let desk = None;
+        let (replaces, met, desk, process) = Default::default();
+        let patience = Duration::from_secs(1);
+        let options = PrimaryOptions { room, patience, ..PrimaryOptions::default() };
         Machine {
             env,
             host,
@@ -129,8 +129,7 @@ impl Machine {
             recorder,
             devices,
             faults,
-            room,
-            ack,
+            options,
             replaces,
             met,
             desk,
@@ -191,9 +190,7 @@ impl Machine {
         };
         match self.role {
             Role::Primary => {
-                let patience = Duration::from_secs(1);
-                let options = PrimaryOptions { room: self.room, patience, ack: self.ack };
-                let serving = Arc::new(Primary::new(&env, chain, options).await.unwrap());
+                let serving = Arc::new(Primary::new(&env, chain, self.options).await.unwrap());
                 process.primary = Some(serving.clone());
                 let listener = self.host.listen(PORT).unwrap();
                 let on = env.clone();

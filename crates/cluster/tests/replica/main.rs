@@ -11,6 +11,7 @@ mod devices;
 mod faults;
 mod full;
 mod nodes;
+mod pace;
 mod primary_lies;
 mod records;
 mod services;

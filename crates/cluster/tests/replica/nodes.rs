@@ -60,7 +60,9 @@ impl Nodes {
             machines.push(machine);
         }
         let met = machines[0].met.clone();
-        machines.iter_mut().for_each(|machine| (machine.ack, machine.met) = (ack, met.clone()));
+        machines
+            .iter_mut()
+            .for_each(|machine| (machine.options.ack, machine.met) = (ack, met.clone()));
         let mut nodes = Nodes {
             network,
             machines,

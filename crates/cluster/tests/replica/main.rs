@@ -14,6 +14,7 @@ mod nodes;
 mod pace;
 mod primary_lies;
 mod records;
+mod releases;
 mod services;
 mod sizes;
 mod split;

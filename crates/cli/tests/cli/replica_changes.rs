@@ -137,3 +137,59 @@ fn a_damaged_block_of_a_replica_comes_from_the_primary() {
     assert_eq!(good(&mut scene.kv(&scene.replica(), &["get", "names", "alice"])), value);
     scene.primary.end();
 }
+
+/// The state of a device of the replica, by the end of its path.
+fn state(scene: &Scene, path: &str) -> Value {
+    let status = json(&mut thalweg(["status", &scene.replica(), "--json"]));
+    fn find<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
+        match value {
+            Value::Object(fields) => match fields.get("path").and_then(Value::as_str) {
+                Some(own) if own.ends_with(path) => fields.get("state"),
+                _ => fields.values().find_map(|value| find(value, path)),
+            },
+            Value::Array(values) => values.iter().find_map(|value| find(value, path)),
+            _ => None,
+        }
+    }
+    find(&status, path).unwrap_or_else(|| panic!("no {path} in {status}")).clone()
+}
+
+#[test]
+fn a_side_of_a_running_replica_is_rebuilt_replaced_and_scrubbed() {
+    let scene = Scene::new();
+    let volume = scene.home.volume().display().to_string();
+    good(&mut scene.kv(&volume, &["create", "names"]));
+    scene.put("alice", &"1".repeat(50_000));
+    let (replica, address) = (scene.replica(), scene.address());
+    let of = |name: &str| format!("{replica}/{name}");
+    let mirror = format!("mirror:{}:100M,{}:100M", of("a"), of("b"));
+    let args = ["replica", "create", &replica, "--of", &address, "--link", &mirror];
+    good(scene.command("client", &args).args(["--map", &of("map"), "--preallocation", "falloc"]));
+    std::fs::rename(of("b"), of("aside")).unwrap();
+    let running = scene.run();
+    scene.catch_up();
+    running.end();
+    std::fs::rename(of("aside"), of("b")).unwrap();
+    let running = scene.run();
+    scene.put("bob", &"2".repeat(50_000));
+    good(&mut thalweg(["volume", "rebuild", &replica]));
+    assert_eq!(state(&scene, "/b"), "online");
+    scene.put("carol", &"3".repeat(50_000));
+    good(&mut thalweg(["volume", "replace", &replica, &of("a"), &format!("{}:100M", of("new"))]));
+    assert_eq!(state(&scene, "/new"), "online");
+    scene.put("dave", &"4".repeat(50_000));
+    scene.catch_up();
+    good(&mut thalweg(["volume", "scrub", &replica]));
+    running.end();
+    // Each side has everything alone.
+    for gone in ["b", "new"] {
+        let aside = of("aside");
+        std::fs::rename(of(gone), &aside).unwrap();
+        for (key, value) in [("alice", "1"), ("bob", "2"), ("carol", "3"), ("dave", "4")] {
+            let found = good(&mut scene.kv(&replica, &["get", "names", key]));
+            assert!(found == value.repeat(50_000), "{key} without {gone}");
+        }
+        std::fs::rename(&aside, of(gone)).unwrap();
+    }
+    scene.primary.end();
+}

@@ -111,6 +111,8 @@ fn what_makes_no_sense_is_refused() {
     std::fs::write(home.path("wrong"), "{\"key\": \"a\", \"value\": \"b\"}\n{\"key\": 3}\n")
         .unwrap();
     says(&["import", "kv", home.path("wrong").to_str().unwrap()], "line 2");
+    good(&mut kv(&home, &["create", "rest"]));
+    says(&["create", "more"], "no block of the volume is free");
 }
 
 /// A volume that is not empty does not become one with partitions.

@@ -57,7 +57,7 @@ pub enum TreeError {
         with: String,
     },
     /// Give up: no gap between partitions is as large.
-    #[error("no {0} blocks in a row are free; the largest gap has {1}")]
+    #[error("{}", no_gap(*.0, *.1))]
     NoGap(u64, u64),
     /// Give up: the partition is of another kind.
     #[error("partition {name} is a {is}, not a {wanted}")]
@@ -121,5 +121,12 @@ impl Retry for TreeError {
 
     fn is_disconnected(&self) -> bool {
         matches!(self, TreeError::Txn(error) if error.is_disconnected())
+    }
+}
+
+fn no_gap(wanted: u64, largest: u64) -> String {
+    match largest {
+        0 => "no block of the volume is free: its partitions have them all".to_owned(),
+        _ => format!("no {wanted} blocks in a row are free; the largest gap has {largest}"),
     }
 }

@@ -146,7 +146,7 @@ impl fmt::Display for Millis {
     }
 }
 
-/// Reads `5s`, `300ms` or `2m`.
+/// Reads `5s`, `300ms`, `2m` or `1h`.
 fn time(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(digits);
@@ -155,6 +155,7 @@ fn time(text: &str) -> Option<Duration> {
         "ms" => Some(Duration::from_millis(number)),
         "s" => Some(Duration::from_secs(number)),
         "m" => Some(Duration::from_secs(number.checked_mul(60)?)),
+        "h" => Some(Duration::from_secs(number.checked_mul(60 * 60)?)),
         _ => None,
     }
 }
@@ -212,6 +213,7 @@ mod tests {
             assert_eq!(text.parse::<Guarantee>().unwrap().to_string(), text);
         }
         assert_eq!("bounded=2m".parse(), Ok(Guarantee::bounded(Duration::from_secs(120))));
+        assert_eq!("bounded=1h".parse(), Ok(Guarantee::bounded(Duration::from_secs(3600))));
         assert_eq!("updates=0".parse(), Ok(Guarantee::updates(0)));
     }
 

@@ -108,6 +108,7 @@ async fn clean_until_enough(inner: &Arc<Inner>) -> Result<(), StoreError> {
 fn give_up(inner: &Inner) {
     let mut state = inner.state.lock();
     if state.gains_later() {
+        state.await_checkpoint();
         inner.hurry_checkpoint(&mut state);
         return;
     }
@@ -120,6 +121,9 @@ fn give_up(inner: &Inner) {
 fn next_step(inner: &Inner) -> Result<Option<Order>, StoreError> {
     let mut state = inner.state.lock();
     state.poison_check()?;
+    if state.awaits_checkpoint() {
+        return Ok(None);
+    }
     state.settle_some(AGE_BLOCKS);
     state.reap();
     if state.wants_cleaning() {

@@ -58,6 +58,8 @@ pub(in super::super) struct Pace {
     pub(in super::super) waiting: usize,
     /// What had been gained when cleaning found nothing more to gain.
     in_vain: Option<u64>,
+    /// What had been gained when cleaning found that it has to wait for a checkpoint.
+    until_checkpoint: Option<u64>,
 }
 
 impl Pace {
@@ -161,6 +163,22 @@ impl State {
         self.segments.emptied_count() > 0
             || !self.slots.is_empty()
             || (0..self.segments.len()).any(is_to_come)
+    }
+
+    /// Notes that cleaning can gain nothing before a checkpoint. Writers that wait for it would wake it for nothing, and it
+    /// them.
+    pub(super) fn await_checkpoint(&mut self) {
+        self.cleaning.until_checkpoint = Some(self.segments.gains());
+    }
+
+    /// Whether cleaning waits for a checkpoint, and nothing else has changed what it may gain.
+    pub(super) fn awaits_checkpoint(&self) -> bool {
+        self.cleaning.until_checkpoint == Some(self.segments.gains())
+    }
+
+    /// A checkpoint has ended.
+    pub(in super::super) fn has_checkpoint(&mut self) {
+        self.cleaning.until_checkpoint = None;
     }
 
     /// Notes that cleaning found nothing to gain: every segment is full of live blocks or damaged, or has more live blocks

@@ -6,7 +6,8 @@
 //! cancel out and the fewest live blocks decide.
 //!
 //! Cleaning keeps off the drive of the tail (Gecko 3.1), which is possible only where another link has a
-//! drive of its own. There the tail moves to another link when most dead blocks lie on its own drive.
+//! drive of its own. There the tail moves to another link when most dead blocks lie on its own drive. Where it cannot move and
+//! the others' live blocks find no room, its own drive is cleaned all the same: no write fails while there are dead blocks.
 
 use std::cmp::Reverse;
 
@@ -50,6 +51,10 @@ pub(super) fn choose(inner: &Inner, order: Order) -> Option<Victim> {
             let tail = state.tail_link();
             let kept = state.segments.kept_for_tail(tail);
             return best(&state, order, |link| !kept[link]);
+        }
+        let fits = |victim: &Victim| state.cleaning_room() >= u64::from(victim.live);
+        if !in_body.as_ref().is_some_and(fits) && !state.segments.can_free() {
+            return at_tail.filter(fits).or(in_body);
         }
     }
     in_body

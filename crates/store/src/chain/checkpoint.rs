@@ -174,7 +174,6 @@ async fn write_next(inner: &Arc<Inner>, area: &mut Area, speed: Speed) -> Result
     *area = next;
     inner.stage(Stage::Checkpoint, settled);
     let mut state = inner.state.lock();
-    state.checkpoint_hurry = false;
     state.has_checkpoint();
     state.entries_since -= record.entries;
     state.segments.free(&record.emptied);

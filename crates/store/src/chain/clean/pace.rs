@@ -176,8 +176,9 @@ impl State {
         self.cleaning.until_checkpoint == Some(self.segments.gains())
     }
 
-    /// A checkpoint has ended.
+    /// A checkpoint has ended: nobody waits for it any more.
     pub(in super::super) fn has_checkpoint(&mut self) {
+        self.checkpoint_hurry = false;
         self.cleaning.until_checkpoint = None;
     }
 

@@ -176,7 +176,7 @@ impl State {
         self.cleaning.until_checkpoint == Some(self.segments.gains())
     }
 
-    /// A checkpoint has ended: nobody waits for it any more.
+    /// A checkpoint has ended: no task waits for it any more.
     pub(in super::super) fn has_checkpoint(&mut self) {
         self.checkpoint_hurry = false;
         self.cleaning.until_checkpoint = None;

@@ -7,7 +7,7 @@
 //!
 //! Cleaning keeps off the drive of the tail (Gecko 3.1), which is possible only where another link has a
 //! drive of its own. There the tail moves to another link when most dead blocks lie on its own drive. Where it cannot move and
-//! the others' live blocks find no room, its own drive is cleaned all the same: no write fails while there are dead blocks.
+//! the others' live blocks find no room, its own drive is cleaned all the same, before writes are refused.
 
 use std::cmp::Reverse;
 
@@ -52,12 +52,12 @@ pub(super) fn choose(inner: &Inner, order: Order) -> Option<Victim> {
             let kept = state.segments.kept_for_tail(tail);
             return best(&state, order, |link| !kept[link]);
         }
-        let fits = |victim: &Victim| state.cleaning_room() >= u64::from(victim.live);
-        if !in_body.as_ref().is_some_and(fits) && !state.segments.can_free() {
-            return at_tail.filter(fits).or(in_body);
-        }
     }
-    in_body
+    let fits = |victim: &Victim| state.cleaning_room() >= u64::from(victim.live);
+    if !kept[tail] || in_body.as_ref().is_some_and(fits) || state.segments.can_free() {
+        return in_body;
+    }
+    best(&state, Order::FewestLive, |link| kept[link]).filter(fits).or(in_body)
 }
 
 /// The best segment of those links.

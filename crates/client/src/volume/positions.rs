@@ -14,7 +14,7 @@ impl Volume {
     ///
     /// ```no_run
     /// use std::path::Path;
-    /// use thalweg_ipc::blocking::Volume;
+    /// use thalweg_client::Volume;
     ///
     /// let primary = Volume::open(Path::new("/srv/vol"))?;
     /// let replica = Volume::open(Path::new("thalweg://standby/copy"))?;

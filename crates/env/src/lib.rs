@@ -13,6 +13,7 @@
 //! - [`connection`]: byte streams between processes: [`Connector`](connection::Connector),
 //!   [`Listener`](connection::Listener);
 //! - [`memory`]: how much memory the machine has left;
+//! - [`watch`]: a value that tasks watch for changes;
 //! - `blocking`: threads that may block; `hash`: maps and sets with a fixed order.
 //!
 //! # Lock order
@@ -31,6 +32,7 @@ mod node;
 mod push;
 mod task;
 mod time;
+pub mod watch;
 
 pub use rand_xoshiro::Xoshiro256PlusPlus as Rng;
 

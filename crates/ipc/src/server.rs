@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
-use thalweg_env::{Env, HashMap, Task};
+use thalweg_env::{Env, HashMap, Task, watch};
 use thalweg_net::accept::signalled;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_net::keys::Access;
@@ -25,7 +25,7 @@ use thalweg_store::device::FrameBuf;
 use thalweg_store::txn::{Client, Handle, Transact, Transaction, TransactionManager, TxnError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::protocol::{Answer, HELLO, MAX_REQUEST_PAYLOAD, MAX_RUN, Request, UNANSWERED, Welcome};
 use crate::{SOCKET, socket};

@@ -4,10 +4,10 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use thalweg_env::watch;
 
 use parking_lot::Mutex;
 use thalweg_store::volume::{Volume, VolumeRef};
-use tokio::sync::watch;
 
 use crate::error::ServerError;
 use crate::protocol::{Limits, MAX_NAME, MAX_PAYLOAD, transmission_flag as flag};

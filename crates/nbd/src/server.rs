@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::connection::{Listener, Stream};
-use thalweg_env::{Env, Task};
+use thalweg_env::{Env, Task, watch};
 use thalweg_net::accept::signalled;
 use thalweg_net::named::{self, UnixSocketOptions};
 use thalweg_store::volume::VolumeRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio_rustls::server::TlsStream;
 
 use crate::connection::{Backpressure, Connection};

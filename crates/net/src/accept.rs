@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use thalweg_env::connection::Listener;
-use thalweg_env::{Env, Task};
-use tokio::sync::watch;
+use thalweg_env::{Env, Task, watch};
 
 /// Pause after a failed accept: a cause such as the limit of open files rarely passes at once.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_env::{Env, Rng, Time};
-use tokio::sync::{mpsc, watch};
+use thalweg_env::{Env, Rng, Time, watch};
+use tokio::sync::mpsc;
 
 use pipe::Pipe;
 pub use stream::{SimConnector, SimListener, SimStream};

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_env::{Env, Task};
+use thalweg_env::{Env, Task, watch};
 use thalweg_ipc::socket;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::watch;
 
 use super::leftover;
 use crate::control::frame::{Frame, receive, send};

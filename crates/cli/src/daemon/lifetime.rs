@@ -1,9 +1,9 @@
 //! When a session ends: at a signal, or, if it serves block devices and mounts only, with the last of them.
 
 use std::sync::Arc;
+use thalweg_env::watch;
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 /// When a session ends.
 #[derive(Debug)]

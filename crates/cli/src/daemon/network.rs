@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use thalweg_env::Task;
 use thalweg_env::connection::Stream;
+use thalweg_env::{Task, watch};
 use thalweg_net::entry::Service;
 use thalweg_net::gate::{Gate, Guest};
 use thalweg_net::keys::{Client, Home};
 use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::session::Session;
 use crate::failure::Outcome;

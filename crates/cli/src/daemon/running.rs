@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use thalweg_env::{Env, Task};
+use thalweg_env::{Env, Task, watch};
 use thalweg_fuse::state;
-use tokio::sync::watch;
 
 use super::answers::Administered;
 use super::control::{self, Control, Owned};

@@ -1,8 +1,7 @@
 //! Ends a server on a signal: the first one cleanly, the second one at once.
 
-use thalweg_env::{Env, Task};
+use thalweg_env::{Env, Task, watch};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
 
 /// The exit code that a shell reports for a process ended by SIGINT.
 const INTERRUPTED: i32 = 130;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use thalweg_env::watch;
 
 use bytes::Bytes;
 use thalweg_store::block::{
@@ -9,7 +10,7 @@ use thalweg_store::block::{
 };
 use thalweg_store::chain::{BEFORE_COPY, Chain};
 use thalweg_store::checksum::crc32c;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::following::{Following, Stopped, lost};
 use super::protocol::FromPrimary;

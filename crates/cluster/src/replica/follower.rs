@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::connection::Stream;
-use thalweg_env::{Env, Time};
+use thalweg_env::{Env, Time, watch};
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, NoCalls, Side};
 use thalweg_store::block::{BlockStore, Version};
 use thalweg_store::chain::{BEFORE_COPY, Chain, Position};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 
 use super::applier::{Applied, Applier};
 use super::following::{FollowerOptions, Following, PATIENCE, Stopped, lost};

@@ -274,6 +274,24 @@ fn seeds_that_failed_once() {
 }
 
 #[test]
+fn a_life_is_a_function_of_its_seed() {
+    for seed in campaign::seeds(1).chain([234_884_836]) {
+        let history = || {
+            let truth = life(seed, 40, None);
+            let events = truth.events.iter().map(|event| format!("{event:?}"));
+            (events.collect::<Vec<_>>(), format!("{:?}", truth.met))
+        };
+        let [(one, met), (other, also_met)] = std::thread::scope(|scope| {
+            [scope.spawn(history), scope.spawn(history)].map(|it| it.join().unwrap())
+        });
+        let differs = one.iter().zip(&other).position(|(one, other)| one != other);
+        let at = differs.map(|at| (at, &one[at], &other[at]));
+        assert_eq!(at, None, "seed {seed}: the first difference");
+        assert_eq!((one.len(), met), (other.len(), also_met), "seed {seed}");
+    }
+}
+
+#[test]
 #[ignore = "an hour of a core"]
 fn a_million_reads_for_each_guarantee_get_what_they_were_promised() {
     let Sum { lives, reads, met } = lives_until(campaign::seeds_from(0), 1_000_000);

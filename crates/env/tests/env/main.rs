@@ -1,3 +1,4 @@
 //! The environment under the simulator.
 
 mod node;
+mod watch;

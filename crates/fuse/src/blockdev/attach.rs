@@ -17,9 +17,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use thalweg_env::Env;
+use thalweg_env::{Env, watch};
 use thalweg_store::volume::VolumeRef;
-use tokio::sync::watch;
 
 use super::disk::{self, FILE_NAME, MountOptions, Mounted};
 pub use super::error::AttachError;

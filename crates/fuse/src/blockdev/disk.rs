@@ -21,11 +21,10 @@ use fuser::{
     ReplyWrite, Request, Session, WriteFlags,
 };
 use parking_lot::Mutex;
-use thalweg_env::{Env, Time};
+use thalweg_env::{Env, Time, watch};
 use thalweg_store::block::StoreError;
 use thalweg_store::device::FrameBuf;
 use thalweg_store::volume::VolumeRef;
-use tokio::sync::watch;
 
 use super::bytes::{ByteVolume, Seek};
 use crate::errno::of_store;

@@ -9,9 +9,8 @@ use fuser::{
     Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
     ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
-use thalweg_env::{Env, allow_blocking};
+use thalweg_env::{Env, allow_blocking, watch};
 use thalweg_fs::{Filesystem, FsError, Invalidation};
-use tokio::sync::watch;
 
 use super::options::{Locks, MountOptions};
 use super::served::Served;

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fuser::{BackgroundSession, Session};
-use thalweg_env::Env;
+use thalweg_env::{Env, watch};
 use thalweg_fs::{Filesystem, Watcher};
 use thalweg_store::latency::StageStatus;
-use tokio::sync::watch;
 
 use super::adapter::Adapter;
 use super::coherence::Coherence;

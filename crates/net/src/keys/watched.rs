@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use thalweg_env::{Env, Task};
-use tokio::sync::watch;
+use thalweg_env::{Env, Task, watch};
 
 use super::{Authorized, Client, KeyError, PublicKey};
 

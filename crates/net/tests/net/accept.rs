@@ -3,12 +3,13 @@
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use thalweg_env::watch;
 
 use parking_lot::Mutex;
 use thalweg_env::connection::Listener;
 use thalweg_sim::runtime;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 struct Queue(tokio::sync::Mutex<mpsc::UnboundedReceiver<io::Result<DuplexStream>>>);
 

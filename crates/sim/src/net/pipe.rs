@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
-use thalweg_env::{Env, Time};
+use thalweg_env::{Env, Time, watch};
 use tokio::io::ReadBuf;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 /// One direction of a stream: what was written and not yet read.
 pub(super) struct Pipe {

@@ -24,8 +24,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::join_all;
 use parking_lot::Mutex;
-use thalweg_env::Env;
-use tokio::sync::{oneshot, watch};
+use thalweg_env::{Env, watch};
+use tokio::sync::oneshot;
 
 use self::range_lock::RangeLocks;
 use self::sides::{Outcome, Sides};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use thalweg_env::watch;
 use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{Lba, StoreError};
-use tokio::sync::watch;
 
 /// Blocks the reads of chosen blocks.
 #[derive(Debug)]

@@ -268,9 +268,10 @@ fn sessions_on_several_machines_get_what_they_were_promised() {
     assert!(reads.values().all(|count| *count > 500), "{reads:?}");
 }
 
+/// In the life of the last one a writer and the cleaner once woke each other for ever, while both waited for a checkpoint.
 #[test]
 fn seeds_that_failed_once() {
-    lives([3_479_275_831_312, 201_326_855, 218_104_005].into_iter());
+    lives([3_479_275_831_312, 201_326_855, 218_104_005, 251_659_918].into_iter());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json as value};
 
 use crate::files::wait_until;
 use crate::replica::{Scene, wait};
@@ -179,7 +179,12 @@ fn a_side_of_a_running_replica_is_rebuilt_replaced_and_scrubbed() {
     assert_eq!(state(&scene, "/new"), "online");
     scene.put("dave", &"4".repeat(50_000));
     scene.catch_up();
-    good(&mut thalweg(["volume", "scrub", &replica]));
+    let scrubbed = json(&mut thalweg(["volume", "scrub", "--json", &replica]));
+    assert_eq!(
+        (&scrubbed["repaired"], &scrubbed["damaged"]),
+        (&value!(0), &value!(0)),
+        "{scrubbed}"
+    );
     running.end();
     // Each side has everything alone.
     for gone in ["b", "new"] {

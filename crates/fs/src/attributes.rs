@@ -71,7 +71,8 @@ pub struct Attributes {
     pub accessed: Timestamp,
     /// Last change of the content.
     pub modified: Timestamp,
-    /// Last change of content or attributes.
+    /// Last change of content or attributes. Each one is later than the one before, also while the clock stands still or was
+    /// set back: whether the inode was changed can be told by it.
     pub changed: Timestamp,
     /// When it was made.
     pub created: Timestamp,

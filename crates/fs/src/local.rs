@@ -453,7 +453,7 @@ impl Op<'_> {
         if let Some(modified) = change.modified {
             record.modified = time(modified).into();
         }
-        record.changed = self.now.into();
+        self.touch(ino, &mut record);
         self.set_inode(ino, record);
         attributes_of(ino, &record)
     }

@@ -299,7 +299,7 @@ impl Op<'_> {
 
     /// The content of a file has changed: its record becomes that of now.
     fn touch_file(&mut self, ino: u64, mut record: InodeRecord) {
-        (record.modified, record.changed) = (self.now.into(), self.now.into());
+        self.touch_content(ino, &mut record);
         self.set_inode(ino, record);
         self.note_content(ino);
     }

@@ -201,7 +201,7 @@ impl Op<'_> {
             return Err(FsError::CrossQuota);
         }
         record.links = (record.links.get() + 1).into();
-        record.changed = self.now.into();
+        self.touch(ino, &mut record);
         self.set_inode(ino, record);
         self.add_name(parent, name, slot, (ino, kind)).await?;
         attributes_of(ino, &record)
@@ -223,7 +223,7 @@ impl Op<'_> {
     async fn drop_link(&mut self, ino: u64) -> Result<(), FsError> {
         let mut record = self.named_inode(ino).await?;
         record.links = record.links.get().saturating_sub(1).into();
-        record.changed = self.now.into();
+        self.touch(ino, &mut record);
         if record.links.get() > 0 && record.quota.get() != 0 {
             record.flags |= LOST_NAME;
         }
@@ -262,7 +262,7 @@ impl Op<'_> {
             return Err(FsError::NotEmpty);
         }
         record.links = 0.into();
-        record.changed = self.now.into();
+        self.touch(ino, &mut record);
         self.set_inode(ino, record);
         self.abandon(ino).await
     }
@@ -372,7 +372,7 @@ impl Op<'_> {
     /// Something got another name, perhaps in another directory.
     async fn moved(&mut self, (ino, kind): (u64, Kind), from: u64, to: u64) -> Result<(), FsError> {
         let mut record = self.named_inode(ino).await?;
-        record.changed = self.now.into();
+        self.touch(ino, &mut record);
         if from != to {
             record.parent = to.into();
         }

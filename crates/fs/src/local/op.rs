@@ -22,7 +22,7 @@ use super::extents::Run;
 use super::format::{InodeRecord, Tag, decode, key, key_behind};
 use super::holdings::{Claim, Reservation};
 use super::inner::Inner;
-use super::records::{kind_of, stored_time};
+use super::records::{kind_of, later, stored_time};
 use crate::attributes::Kind;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
@@ -43,6 +43,8 @@ struct BlockWrite {
 struct Staged {
     record: Option<InodeRecord>,
     changed: bool,
+    /// Its last change before this call; `None` of a new inode.
+    touched: Option<u64>,
 }
 
 /// One call.
@@ -192,7 +194,8 @@ impl<'a> Op<'a> {
         let value = self.tree.get(&key(ino, Tag::Inode, &[])).await?;
         let what = || format!("inode {ino} has a record of another size");
         let record = value.map(|value| decode(&value, what)).transpose()?;
-        self.inodes.insert(ino, Staged { record, changed: false });
+        let touched = record.map(|record: InodeRecord| record.changed.get());
+        self.inodes.insert(ino, Staged { record, changed: false, touched });
         Ok(record)
     }
 
@@ -247,15 +250,33 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// Notes a change of an inode. Its time is later than that of the last call that changed it, also while the clock stands
+    /// still or was set back.
+    pub(super) fn touch(&self, ino: u64, record: &mut InodeRecord) {
+        let before = self.inodes.get(&ino).and_then(|staged| staged.touched);
+        record.changed = before.map_or(self.now, |before| later(self.now, before)).into();
+    }
+
+    /// [`Op::touch`] of an inode whose content changes.
+    pub(super) fn touch_content(&self, ino: u64, record: &mut InodeRecord) {
+        record.modified = self.now.into();
+        self.touch(ino, record);
+    }
+
     /// Gives an inode another record.
     pub(super) fn set_inode(&mut self, ino: u64, record: InodeRecord) {
-        self.inodes.insert(ino, Staged { record: Some(record), changed: true });
+        self.stage(ino, Some(record));
         self.effects.inodes.entry(ino).or_default();
+    }
+
+    fn stage(&mut self, ino: u64, record: Option<InodeRecord>) {
+        let touched = self.inodes.get(&ino).and_then(|staged| staged.touched);
+        self.inodes.insert(ino, Staged { record, changed: true, touched });
     }
 
     /// Takes an inode's record out.
     pub(super) fn remove_inode(&mut self, ino: u64) {
-        self.inodes.insert(ino, Staged { record: None, changed: true });
+        self.stage(ino, None);
         self.effects.inodes.entry(ino).or_default();
         self.effects.count -= 1;
     }

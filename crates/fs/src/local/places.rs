@@ -194,7 +194,7 @@ impl Op<'_> {
     }
 
     fn touch_directory(&mut self, directory: u64, mut record: InodeRecord) {
-        (record.modified, record.changed) = (self.now.into(), self.now.into());
+        self.touch_content(directory, &mut record);
         self.set_inode(directory, record);
     }
 }

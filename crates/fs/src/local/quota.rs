@@ -196,7 +196,7 @@ impl Op<'_> {
             *charged = (charged.0 + by * blocks, charged.1 + by);
         }
         record.quota = root.into();
-        record.changed = self.now.into();
+        self.touch(ino, record);
         self.set_inode(ino, *record);
         Ok(())
     }

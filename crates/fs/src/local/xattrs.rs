@@ -98,7 +98,7 @@ impl Op<'_> {
             ACCESS_ACL | DEFAULT_ACL => self.take_acl(&mut record, kind, name, &value)?,
             _ => Some(value),
         };
-        record.changed = self.now.into();
+        self.touch(ino, &mut record);
         match value {
             Some(value) => {
                 if !there {
@@ -163,7 +163,7 @@ impl Op<'_> {
             DEFAULT_ACL => record.flags &= !HAS_DEFAULT_ACL,
             _ => {}
         }
-        record.changed = self.now.into();
+        self.touch(ino, &mut record);
         self.set_inode(ino, record);
         Ok(())
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod calls;
+mod changes;
 mod check;
 mod concurrent;
 mod cost;

@@ -55,6 +55,7 @@ pub use growth::{Growth, room, size};
 use holdings::Reservation;
 use inner::Inner;
 pub use make::{make, remove};
+pub use numbers::Creation;
 use op::Op;
 pub use options::{Atime, Format, Options};
 pub use quota::Quota;

@@ -78,6 +78,8 @@ pub(super) struct Numbers {
     pub(super) lanes: [Range<u64>; NUMBER_LANES],
     /// For lanes that run out.
     pub(super) spare: Range<u64>,
+    /// Returned by callers that had reserved them.
+    pub(super) returned: Vec<Range<u64>>,
 }
 
 /// Which changes may not survive a crash yet. Times are counted in changes.

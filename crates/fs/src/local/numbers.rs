@@ -1,14 +1,144 @@
 //! Numbers for new inodes, and how many there are.
 
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use super::Local;
 use super::format::{Tag, key};
 use super::inner::{Inner, NUMBER_LANES};
 use super::op::Op;
+use crate::answer::Answer;
+use crate::attributes::Ino;
 use crate::error::FsError;
+use crate::filesystem::NewNode;
 
 /// Inode numbers that a lane gets at a time.
 const NUMBERS: u64 = 256;
 /// Numbers that are reserved before a transaction begins which may make many inodes.
 const PREPARED: u64 = 1 << 16;
+/// Most numbers that are reserved at a time, and in all.
+const MOST: u64 = 1 << 62;
+/// Ranges of numbers that callers have returned. Further ones stay unused.
+const MAX_RETURNED: usize = 1024;
+
+/// An inode that [`Local::create_all`] makes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Creation {
+    /// The directory.
+    pub parent: Ino,
+    /// Its name there.
+    pub name: Bytes,
+    /// What it is.
+    pub new: NewNode,
+    /// Its number, which was reserved.
+    pub number: Ino,
+}
+
+impl Local {
+    /// Reserves inode numbers for the caller: no inode gets them but by [`Local::create_as`]. Within a transaction they are
+    /// reserved when it commits.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] for none; those of the transaction.
+    pub async fn reserve_numbers(&self, count: u64) -> Result<Range<u64>, FsError> {
+        if count == 0 {
+            return Err(FsError::Invalid("no inode numbers"));
+        }
+        let first = self
+            .change(async |txn| {
+                let mut op = self.op(&txn);
+                let first = op.take_numbers(count).await?;
+                Ok((first, op.finish().await?))
+            })
+            .await?;
+        Ok(first..first + count)
+    }
+
+    /// Returns numbers that were reserved, and that no inode ever had. This handle uses them for new inodes; what it has
+    /// not used by its end stays unused.
+    pub async fn return_numbers(&self, numbers: Range<u64>) {
+        let mut known = self.inner.numbers.lock().await;
+        if !numbers.is_empty() && known.returned.len() < MAX_RETURNED {
+            known.returned.push(numbers);
+        }
+    }
+
+    /// [`Filesystem::create`](crate::Filesystem::create) of an inode with a number that was reserved, and that no inode had
+    /// before.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] for a number that was never reserved, or that an inode has.
+    pub async fn create_as(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new: &NewNode,
+        number: Ino,
+    ) -> Result<Answer, FsError> {
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            let next = op.next_number().await?;
+            op.check_number(number.0, next).await?;
+            let attributes = op.create(parent.0, name, new, number.0).await?;
+            Ok((Answer::until_changed(attributes), op.finish().await?))
+        })
+        .await
+    }
+
+    /// [`Local::create_as`] of many inodes at once: all of them or none. They are made in their order, so that a directory may
+    /// come before what is in it.
+    ///
+    /// # Errors
+    /// The first one of [`Local::create_as`].
+    pub async fn create_all(&self, creations: &[Creation]) -> Result<(), FsError> {
+        self.change(async |txn| {
+            if let Some(aside) = txn.aside() {
+                aside.make_large();
+            }
+            let mut op = self.op(&txn);
+            let next = op.next_number().await?;
+            for Creation { parent, name, new, number } in creations {
+                op.check_number(number.0, next).await?;
+                op.create(parent.0, name, new, number.0).await?;
+            }
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+}
+
+impl Op<'_> {
+    /// The lowest number that was never reserved.
+    async fn next_number(&mut self) -> Result<u64, FsError> {
+        let stored = self.get(&key(0, Tag::Numbers, &[])).await?;
+        let next = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
+        let next = next.filter(|next| *next < MOST);
+        next.ok_or_else(|| FsError::Damaged("there is no next inode number".to_owned()))
+    }
+
+    /// Reserves so many numbers; the first.
+    async fn take_numbers(&mut self, count: u64) -> Result<u64, FsError> {
+        let first = self.next_number().await?;
+        if count > MOST {
+            return Err(FsError::Invalid("there are not as many inode numbers"));
+        }
+        let next = first + count;
+        self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
+        Ok(first)
+    }
+
+    /// Whether an inode may get this number, as far as can be told. `next` is the lowest that was never reserved.
+    async fn check_number(&mut self, number: u64, next: u64) -> Result<(), FsError> {
+        if number >= next {
+            return Err(FsError::Invalid("the inode number was not reserved"));
+        }
+        match self.find_inode(number).await? {
+            None if number > 0 => Ok(()),
+            _ => Err(FsError::Invalid("an inode has the number")),
+        }
+    }
+}
 
 impl Inner {
     /// An inode number that was never used, near those of other inodes in the directory.
@@ -19,13 +149,19 @@ impl Inner {
             return Ok(number);
         }
         if numbers.spare.is_empty() {
-            let count = NUMBERS * NUMBER_LANES as u64;
-            let first = self.reserve_numbers(count).await?;
-            numbers.spare = first..first + count;
+            numbers.spare = match numbers.returned.pop() {
+                Some(returned) => returned,
+                None => {
+                    let count = NUMBERS * NUMBER_LANES as u64;
+                    let first = self.reserve_numbers(count).await?;
+                    first..first + count
+                }
+            };
         }
         let first = numbers.spare.start;
-        numbers.spare.start += NUMBERS;
-        numbers.lanes[lane] = first + 1..first + NUMBERS;
+        let end = numbers.spare.end.min(first + NUMBERS);
+        numbers.spare.start = end;
+        numbers.lanes[lane] = first + 1..end;
         Ok(first)
     }
 
@@ -44,12 +180,7 @@ impl Inner {
         let inodes = (*self.inodes.lock()).max(1);
         self.change(async |txn| {
             let mut op = Op::new(self, &txn, false);
-            let stored = op.get(&key(0, Tag::Numbers, &[])).await?;
-            let first = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
-            let first = first.filter(|first| *first < u64::MAX - count);
-            let first = first
-                .ok_or_else(|| FsError::Damaged("there is no next inode number".to_owned()))?;
-            op.put(key(0, Tag::Numbers, &[]), (first + count).to_le_bytes().to_vec());
+            let first = op.take_numbers(count).await?;
             op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
             Ok((first, op.finish().await?))
         })

@@ -15,6 +15,7 @@ mod in_place;
 mod locks;
 mod lost;
 mod model;
+mod numbers;
 mod quota;
 mod salvage;
 mod support;

@@ -132,7 +132,7 @@ fn what_is_too_large_for_a_transaction_ends_it() {
 }
 
 /// Checks a filesystem that has nothing left to be done.
-async fn assert_clean(env: &thalweg_env::Env, volume: &Arc<dyn Transact>) {
+pub(crate) async fn assert_clean(env: &thalweg_env::Env, volume: &Arc<dyn Transact>) {
     let how = check::How { repair: false, salvage: false, data: true };
     let report = check::check(env, volume.clone(), "fs", how).await.unwrap();
     assert!(report.is_clean(), "{:?}", report.findings);

@@ -20,6 +20,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::frame::{self, FrameError, RawFrame};
 use crate::output::Output;
+use crate::traffic::{Traffic, name_of};
 
 /// The number of a call that is not answered.
 pub const UNANSWERED: u64 = 0;
@@ -159,6 +160,8 @@ struct Shared {
     calls: Mutex<Calls>,
     /// A call was answered.
     answered: Notify,
+    /// Counts what is sent.
+    traffic: Option<Traffic>,
     _writer: Task<()>,
 }
 
@@ -176,11 +179,38 @@ impl Channel {
         limits: Limits,
         writer: impl AsyncWrite + Send + Unpin + 'static,
     ) -> Channel {
+        Channel::counted(env, side, limits, writer, None)
+    }
+
+    /// A channel that counts what it sends.
+    pub fn counted(
+        env: &Env,
+        side: Side,
+        limits: Limits,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+        traffic: impl Into<Option<Traffic>>,
+    ) -> Channel {
+        let traffic = traffic.into();
         let output = Arc::new(Output::new(Box::new(writer)));
         let writing = output.clone();
         let _writer = env.spawn(async move { writing.run().await });
         let (calls, answered) = Default::default();
-        Channel { shared: Arc::new(Shared { side, limits, output, calls, answered, _writer }) }
+        let shared = Shared { side, limits, output, calls, answered, traffic, _writer };
+        Channel { shared: Arc::new(shared) }
+    }
+
+    /// Queues a frame and counts it.
+    fn push<T: Serialize>(
+        &self,
+        id: u64,
+        purpose: Option<&'static str>,
+        message: &T,
+        payload: &[Bytes],
+    ) {
+        let bytes = self.shared.output.push(id, message, payload);
+        if let Some(traffic) = self.shared.traffic.as_ref().filter(|_| bytes > 0) {
+            traffic.count(purpose.unwrap_or_else(|| name_of(message)), bytes);
+        }
     }
 
     /// Makes a call and waits for the answer. Dropping the future does not stop the peer.
@@ -204,7 +234,7 @@ impl Channel {
             let id = shared.side.numbers() | calls.last;
             calls.waiting.insert(id, sender);
             // Under the lock, so that calls leave in the order of their numbers.
-            shared.output.push(id, call, payload);
+            self.push(id, None, call, payload);
             calls.waiting.len() == 1
         };
         match is_alone {
@@ -244,8 +274,21 @@ impl Channel {
     /// # Errors
     /// [`CallError::Lost`], [`CallError::Overloaded`].
     pub fn tell<C: Serialize>(&self, call: &C, payload: &[Bytes]) -> Result<(), CallError> {
+        self.tell_for(None, call, payload)
+    }
+
+    /// [`Channel::tell`], counted for another purpose than the call's name.
+    ///
+    /// # Errors
+    /// As [`Channel::tell`].
+    pub fn tell_for<C: Serialize>(
+        &self,
+        purpose: impl Into<Option<&'static str>>,
+        call: &C,
+        payload: &[Bytes],
+    ) -> Result<(), CallError> {
         self.check(&self.shared.calls.lock())?;
-        self.shared.output.push(UNANSWERED, call, payload);
+        self.push(UNANSWERED, purpose.into(), call, payload);
         if self.shared.output.pending() > self.shared.limits.cork {
             self.flush_soon();
         }
@@ -265,7 +308,7 @@ impl Channel {
     /// Queues the answer to the peer's call `id`; nothing for one that is not answered.
     pub fn answer<A: Serialize>(&self, id: u64, answer: &A, payload: &[Bytes]) {
         if id != UNANSWERED {
-            self.shared.output.push(id, answer, payload);
+            self.push(id, None, answer, payload);
         }
     }
 

@@ -10,13 +10,13 @@
 //! - [`hello`]: both sides name their protocol and its version;
 //! - [`frame`]: the layout of a frame, with its limits;
 //! - [`channel`]: calls and answers; [`serving`] limits the calls that run at a time;
-//! - `output`: the send queue, many frames in one write.
+//! - `output`: the send queue, many frames in one write; [`traffic`]: what was sent, by what it was for.
 //!
 //! A protocol on top defines its messages, in postcard, and nothing else: `thalweg-ipc` is one.
 //!
 //! # Lock order
 //!
-//! A channel's `calls`, then its output's `writer`, then the output's `queue`.
+//! A channel's `calls`, then its output's `writer`, then the output's `queue`, or a traffic's `sent`.
 
 pub mod accept;
 pub mod channel;
@@ -30,8 +30,10 @@ mod output;
 pub mod serving;
 pub mod socket;
 pub mod tls;
+pub mod traffic;
 pub mod visit;
 
 pub use accept::accept;
 pub use channel::{CallError, Channel, Incoming, Side};
 pub use serving::Serving;
+pub use traffic::Traffic;

@@ -95,21 +95,23 @@ impl Output {
         Output { queue, writer: Mutex::new(Some(writer)), ready, drained }
     }
 
-    /// Queues a frame.
-    pub(crate) fn push<T: Serialize>(&self, id: u64, message: &T, payload: &[Bytes]) {
+    /// Queues a frame; returns its bytes, none when the connection is broken.
+    pub(crate) fn push<T: Serialize>(&self, id: u64, message: &T, payload: &[Bytes]) -> usize {
         let len = payload.iter().map(Bytes::len).sum();
         let mut queue = self.queue.lock();
         if queue.broken {
-            return;
+            return 0;
         }
         let before = queue.tail.len();
         frame::encode(id, message, len, &mut queue.tail);
-        queue.bytes += queue.tail.len() - before + len;
+        let bytes = queue.tail.len() - before + len;
+        queue.bytes += bytes;
         if len > 0 {
             let head = queue.tail.split().freeze();
             queue.chunks.push_back(head);
             queue.chunks.extend(payload.iter().cloned());
         }
+        bytes
     }
 
     /// The number of bytes that have not been written.

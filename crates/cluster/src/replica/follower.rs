@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Time, watch};
+use thalweg_net::Traffic;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, NoCalls, Side};
 use thalweg_store::block::{BlockStore, Version};
 use thalweg_store::chain::{BEFORE_COPY, Chain, Position};
@@ -97,12 +98,13 @@ impl Follower {
         let rescuer = Arc::new(Rescuer::new(&env));
         chain.rescue_from(Some(rescuer.clone()));
         let size = AtomicU64::new(chain.blocks());
-        let (seen, wants_copy, resizing, before_copy) = Default::default();
+        let (seen, traffic, wants_copy, resizing, before_copy) = Default::default();
         let own = Following {
             env,
             chain,
             options,
             seen,
+            traffic,
             rescuer,
             wants_copy,
             size,
@@ -121,6 +123,11 @@ impl Follower {
     /// one; `None` while that is not known. A version that was visible at the primary by then is in that state.
     pub fn current_as_of(&self) -> Option<Time> {
         self.own.seen.lock().staleness.current_as_of()
+    }
+
+    /// What it has sent to its primaries, by purpose: the names of [messages](super::protocol::FromFollower).
+    pub fn traffic(&self) -> &Traffic {
+        &self.own.traffic
     }
 
     /// Asks the primary how far it is, now and not only with the next beat.
@@ -163,7 +170,8 @@ impl Follower {
         HELLO.exchange(&mut stream).await?;
         let (reader, writer) = tokio::io::split(stream);
         let limits = Limits { payload: LONGEST, ..Limits::default() };
-        let channel = Channel::new(&self.own.env, Side::Connecting, limits, writer);
+        let traffic = self.own.traffic.clone();
+        let channel = Channel::counted(&self.own.env, Side::Connecting, limits, writer, traffic);
         let (queue, messages) = mpsc::channel(QUEUE);
         let input = Input { follower: &self.own, queue };
         let following = async {

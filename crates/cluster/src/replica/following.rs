@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::Env;
+use thalweg_net::Traffic;
 use thalweg_net::channel::CallError;
 use thalweg_store::block::{BlockStore, StoreError};
 use thalweg_store::chain::{Chain, ChainError};
@@ -77,6 +78,8 @@ pub(super) struct Following {
     pub(super) chain: Arc<Chain>,
     pub(super) options: FollowerOptions,
     pub(super) seen: Mutex<Seen>,
+    /// What it has sent to primaries.
+    pub(super) traffic: Traffic,
     /// Asks the primary for the contents of damaged blocks.
     pub(super) rescuer: Arc<Rescuer>,
     /// A block is damaged that the next change keeps in part: the next connection begins with a copy of what has changed,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Task, Time};
+use thalweg_net::Traffic;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_store::block::Version;
 use thalweg_store::chain::{Chain, ChainError, Label};
@@ -50,7 +51,15 @@ impl Primary {
         let _encoder = env.spawn(async move { encoding.run().await });
         let env = env.clone();
         let pace = Pace::new(&env, options.copy_rate);
-        let shared = Arc::new(Shared { env, chain, options, backlog, roster, pace });
+        let shared = Arc::new(Shared {
+            env,
+            chain,
+            options,
+            backlog,
+            roster,
+            pace,
+            traffic: Traffic::default(),
+        });
         Ok(Primary { shared, _encoder })
     }
 
@@ -63,7 +72,8 @@ impl Primary {
         let shared = self.shared.clone();
         let (reader, writer) = tokio::io::split(stream);
         let limits = Limits { payload: 0, ..Limits::default() };
-        let channel = Channel::new(&shared.env, Side::Accepting, limits, writer);
+        let (env, traffic) = (&shared.env, shared.traffic.clone());
+        let channel = Channel::counted(env, Side::Accepting, limits, writer, traffic);
         let seat = Seat::new(&self.shared, name);
         let (begin, mut begun) = mpsc::channel(1);
         let heard = Mutex::new(shared.env.now());
@@ -89,6 +99,12 @@ impl Primary {
     pub fn followers(&self) -> Vec<ReplicaStatus> {
         let followers = self.shared.roster.followers();
         followers.iter().map(|known| self.shared.status_of(known)).collect()
+    }
+
+    /// What it has sent to all its followers, by purpose: the names of [messages](super::protocol::FromPrimary), with the
+    /// contents of copies under `Copy`.
+    pub fn traffic(&self) -> &Traffic {
+        &self.shared.traffic
     }
 
     /// The acknowledgements that users' syncs wait for; `None` if they wait for none.

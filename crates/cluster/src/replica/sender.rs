@@ -16,6 +16,8 @@ use super::protocol::{FromPrimary, State};
 use super::record;
 use super::shared::Shared;
 
+/// What contents of copies are counted for: as the message that begins a copy.
+const COPY: &str = "Copy";
 /// Blocks of a copy in one record, unless one version has more.
 const COPY_BLOCKS: usize = 64;
 /// Reads of a record at a time.
@@ -56,7 +58,7 @@ impl Sender<'_> {
             }
             let idle = matches!(next, Next::Nothing);
             match next {
-                Next::Chunk(chunk) => sent = self.chunk(chunk)?,
+                Next::Chunk(chunk) => sent = self.chunk(None, chunk)?,
                 Next::Missing => {
                     sent = self.copy(sent, from.blocks).await?;
                     partial = false;
@@ -79,13 +81,15 @@ impl Sender<'_> {
         self.channel.tell(message, payload).map_err(io::Error::other)
     }
 
-    fn chunk(&self, chunk: Chunk) -> io::Result<Version> {
+    /// Sends changes; `purpose` says what for, if it is not that the follower is behind.
+    fn chunk(&self, purpose: Option<&'static str>, chunk: Chunk) -> io::Result<Version> {
         let Chunk { after, last, payload, checksum, total } = chunk;
         self.shared.roster.note(self.number, |known| {
             known.sent = last;
             known.bytes += payload.len() as u64;
         });
-        self.tell(&FromPrimary::Changes { after, checksum, total }, &[payload])?;
+        let changes = FromPrimary::Changes { after, checksum, total };
+        self.channel.tell_for(purpose, &changes, &[payload]).map_err(io::Error::other)?;
         Ok(last)
     }
 
@@ -136,7 +140,8 @@ impl Sender<'_> {
             let (chunk, count) = chunk.map_err(io::Error::other)?;
             done += count;
             self.shared.pace.take(chunk.payload.len()).await;
-            sent = self.chunk(Chunk { total: (done == blocks).then_some(total), ..chunk })?;
+            let total = (done == blocks).then_some(total);
+            sent = self.chunk(Some(COPY), Chunk { total, ..chunk })?;
             self.shared.roster.note(self.number, |known| known.copy = Some((done, blocks)));
             self.channel.flush_soon();
             self.channel.drained(WINDOW).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::Env;
+use thalweg_net::Traffic;
 use thalweg_store::block::{BlockStore, Lba, Version};
 use thalweg_store::chain::format::block_checksum;
 use thalweg_store::chain::{Chain, Relation};
@@ -66,6 +67,8 @@ pub(super) struct Shared {
     pub(super) backlog: Arc<Backlog>,
     pub(super) roster: Arc<Roster>,
     pub(super) pace: Pace,
+    /// What was sent to all followers.
+    pub(super) traffic: Traffic,
 }
 
 impl Shared {

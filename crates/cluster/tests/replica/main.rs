@@ -19,4 +19,5 @@ mod services;
 mod sizes;
 mod split;
 mod staleness;
+mod traffic;
 mod truth;

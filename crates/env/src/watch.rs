@@ -233,9 +233,3 @@ impl<T: fmt::Debug> fmt::Debug for Receiver<T> {
         f.debug_tuple("Receiver").field(&*self.borrow()).finish()
     }
 }
-
-impl<T: Default> Default for Sender<T> {
-    fn default() -> Sender<T> {
-        Sender::new(T::default())
-    }
-}

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::Local;
 use super::format::{Tag, key};
-use super::inner::{Inner, NUMBER_LANES};
+use super::inner::{Inner, NUMBER_LANES, Numbers};
 use super::op::Op;
 use crate::answer::Answer;
 use crate::attributes::Ino;
@@ -55,13 +55,34 @@ impl Local {
         Ok(first..first + count)
     }
 
-    /// Returns numbers that were reserved, and that no inode ever had. This handle uses them for new inodes; what it has
-    /// not used by its end stays unused.
-    pub async fn return_numbers(&self, numbers: Range<u64>) {
-        let mut known = self.inner.numbers.lock().await;
-        if !numbers.is_empty() && known.returned.len() < MAX_RETURNED {
-            known.returned.push(numbers);
+    /// Returns numbers that were reserved, after the commit, and that no inode ever had. This handle uses them for new inodes;
+    /// what it has not used by its end stays unused.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when some were never reserved, were returned before, or an inode has one.
+    pub async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError> {
+        if numbers.is_empty() {
+            return Ok(());
         }
+        let mut known = self.inner.numbers.lock().await;
+        let meets = |of: &Range<u64>| of.start < numbers.end && numbers.start < of.end;
+        let Numbers { lanes, spare, returned } = &mut *known;
+        if lanes.iter().chain([&*spare]).chain(&*returned).any(meets) {
+            return Err(FsError::Invalid("the inode numbers were returned before"));
+        }
+        let txn = self.inner.look().await?;
+        let mut op = Op::new(&self.inner, &txn, false);
+        if numbers.end > op.next_number().await? {
+            return Err(FsError::Invalid("the inode numbers were not reserved"));
+        }
+        let [first, end] = [numbers.start, numbers.end].map(|it| key(it, Tag::Inode, &[]));
+        if numbers.start == 0 || !op.range(first..end, 1).await?.is_empty() {
+            return Err(FsError::Invalid("an inode has the number"));
+        }
+        if returned.len() < MAX_RETURNED {
+            returned.push(numbers);
+        }
+        Ok(())
     }
 
     /// [`Filesystem::create`](crate::Filesystem::create) of an inode with a number that was reserved, and that no inode had

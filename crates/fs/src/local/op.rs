@@ -257,7 +257,7 @@ impl<'a> Op<'a> {
         record.changed = before.map_or(self.now, |before| later(self.now, before)).into();
     }
 
-    /// [`Op::touch`] of an inode whose content changes.
+    /// [`Op::touch`] for a change of the content.
     pub(super) fn touch_content(&self, ino: u64, record: &mut InodeRecord) {
         record.modified = self.now.into();
         self.touch(ino, record);

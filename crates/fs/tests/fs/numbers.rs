@@ -68,7 +68,9 @@ fn numbers_and_what_gets_them_are_one_transaction() {
                 true => view.commit(Durability::Synced).await.unwrap(),
                 false => view.abort().await,
             }
-            // Without the commit they are not reserved.
+            // Without the commit they are not reserved, and cannot be returned.
+            let returned = fs.return_numbers(numbers.start + 5..numbers.end).await;
+            assert_eq!(returned.is_ok(), commits, "{returned:?}");
             let made = create_as(&fs, "b", numbers.start + 1).await;
             assert_eq!(made.is_ok(), commits, "{made:?}");
             assert_eq!(fs.find(ROOT, b"a").await.is_ok(), commits);
@@ -83,8 +85,13 @@ fn returned_numbers_are_used_once() {
         let ours = fs.reserve_numbers(700).await.unwrap();
         create_as(&fs, "a", ours.start).await.unwrap();
         let rest = ours.start + 1..ours.end;
-        fs.return_numbers(rest.clone()).await;
-        fs.return_numbers(5..5).await;
+        fs.return_numbers(rest.clone()).await.unwrap();
+        fs.return_numbers(5..5).await.unwrap();
+        // Once more, in part; one that an inode has; some that were never reserved; none.
+        for wrong in [rest.end - 1..rest.end, ours.start..ours.start + 1, 1 << 40..1 << 41, 0..1] {
+            let refused = fs.return_numbers(wrong.clone()).await;
+            assert!(matches!(refused, Err(FsError::Invalid(_))), "{wrong:?}: {refused:?}");
+        }
         let mut seen = BTreeSet::from([ours.start]);
         // As many that the numbers reserved before are used up.
         for nth in 0..8000 {
